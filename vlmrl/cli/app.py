@@ -1,0 +1,59 @@
+"""The `vlmrl` command: its subcommands, and the one place where errors are printed and exit codes are set."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+
+import typer
+
+from vlmrl import __version__
+from vlmrl.errors import VlmrlError, format_error
+
+COMMANDS = (
+    "prep", "check", "try_", "sft", "train", "merge", "eval", "generate", "compare", "reward_check", "report",
+    "runs", "recipe", "data", "init", "demo",
+)  # fmt: skip
+"""Modules of this package, in the order of a project's life; each has a `register(app)`."""
+
+app = typer.Typer(
+    name="vlmrl",
+    help="Reinforcement learning of vision-language models: from a dataset to a model, with a record you can trust.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and leave.", is_eager=True)) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+for _name in COMMANDS:
+    importlib.import_module(f"vlmrl.cli.{_name}").register(app)
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 done, 2 the user's mistake, 1 our bug, 130 interrupted."""
+    try:
+        app(standalone_mode=True)
+    except VlmrlError as error:
+        print(str(error), file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except Exception as error:
+        traceback.print_exc()
+        hint = "this is a bug in vlmrl, not your mistake; please report it with the lines above"
+        print("\n" + format_error(f"internal error: {type(error).__name__}: {error}", None, hint), file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,93 @@
+"""The errors a user may meet. Each says what is wrong, where, and what to do next; only `cli/app.py` prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+class VlmrlError(Exception):
+    """A mistake of the user or of the world, told in words. Exit code 2, no traceback.
+
+    Args:
+        message: what is wrong, with the value. One sentence, lower case, no full stop.
+        where: `file:line`, a path, or a place such as `row 17`; None when there is none.
+        hint: the next command or edit; None when there is nothing useful to say.
+    """
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.where, self.hint = message, where, hint
+
+    def __reduce__(self):
+        return (_rebuild, (type(self), self.message, self.where, self.hint))
+
+    def __str__(self) -> str:
+        return format_error(self.message, self.where, self.hint)
+
+
+def _rebuild(kind: type[VlmrlError], message: str, where: str | None, hint: str | None) -> VlmrlError:
+    return kind(message, where=where, hint=hint)
+
+
+class RecipeError(VlmrlError):
+    """A recipe that cannot be read or does not make sense."""
+
+
+class DataError(VlmrlError):
+    """A dataset, a row or an image that cannot be used."""
+
+
+class RewardError(VlmrlError):
+    """A bug in a reward: it raised, hung, or returned what is not a score. Never a score of 0."""
+
+
+class StoreError(VlmrlError):
+    """A run folder that is missing, locked, damaged or ambiguous."""
+
+
+class CheckpointError(VlmrlError):
+    """A checkpoint or model folder that is missing, incomplete or of another shape."""
+
+
+class EngineError(VlmrlError):
+    """A rollout engine that cannot do what was asked."""
+
+
+class TrainError(VlmrlError):
+    """Training that had to stop: non-finite numbers, too many failed rewards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One finding of a check. `level` "error" stops; "warning" is shown and goes on."""
+
+    message: str
+    where: str | None = None
+    hint: str | None = None
+    level: Literal["error", "warning"] = "error"
+
+
+class ProblemsError(VlmrlError):
+    """Several problems at once: everything that is wrong, in one message."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n\n".join(format_error(p.message, p.where, p.hint) for p in self.problems))
+
+    def __reduce__(self):
+        return (type(self), (self.problems,))
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def format_error(message: str, where: str | None = None, hint: str | None = None, level: str = "error") -> str:
+    """`error: what` / `  --> where` / blank / `hint: next step`."""
+    lines = [f"{level}: {message}"]
+    if where:
+        lines.append(f"  --> {where}")
+    if hint:
+        lines += ["", f"hint: {hint}"]
+    return "\n".join(lines)

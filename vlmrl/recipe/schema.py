@@ -1,0 +1,240 @@
+"""What a user may write in a recipe: one class a TOML table, strict. The string under a key is its help.
+
+`vlmrl recipe explain KEY` prints that help with type, default and range; `vlmrl recipe schema` prints it all as JSON Schema.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Share = Annotated[float, Field(gt=0)]
+PositiveInt = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Table(BaseModel):
+    """Base of every recipe table: unknown keys are errors, no silent conversion between types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+
+
+class Model(Table):
+    """Which model is trained and how its inputs are made."""
+
+    path: str = Field(min_length=1)
+    """A local Hugging Face folder, a hub name, or a run (`runs/<id>`, a run's name or `last`): its best or last checkpoint."""
+    revision: str | None = None
+    """Hub revision (branch, tag or commit) when `path` is a hub name."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Type of the forward and backward arithmetic; master weights and optimizer state are always float32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to run; auto = a GPU when there is one."""
+    min_pixels: PositiveInt = 3136
+    """Smallest image area after resizing, in pixels; smaller images are enlarged. Never silent: `check` counts them."""
+    max_pixels: PositiveInt = 1_003_520
+    """Largest image area after resizing, in pixels (about one megapixel); larger images are shrunk and counted by `check`."""
+    freeze: list[Literal["vision", "language", "embeddings"]] = []
+    """Parts that are not trained."""
+    thinking: Literal["off", "on", "template"] = "template"
+    """The chat template's `enable_thinking`: off, on, or not passed to it (template)."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    trust_remote_code: bool = False
+    """Run Python code that the model's repository ships. Only for repositories you trust."""
+
+
+class Data(Table):
+    """One source of rows. A recipe lists one or more `[[data]]` entries; a run mixes them by `share`."""
+
+    path: str = Field(min_length=1)
+    """A dataset folder made by `vlmrl prep`; a .parquet, .jsonl, .json or .csv file; or `hub:<name>` (with `#config` if any)."""
+    name: str | None = None
+    """Short name in metrics and rollouts; default: the last part of `path`."""
+    task: str = "table"
+    """Which task bundle renders and scores the rows (`vlmrl recipe list --tasks`)."""
+    share: Share = 1.0
+    """Relative share of the prompts of each step that come from this source."""
+    split: str = "train"
+    """Split that training draws from."""
+    validation: str | None = None
+    """Where validation rows are: a split name, or a file; default: the split `validation` when the source has one."""
+    prompt: str | None = None
+    """Jinja template file for the user message (columns are its variables, `<image>` marks an image); default: the task's own."""
+    system: str | None = None
+    """System message, as text."""
+    reward: str | None = None
+    """Reward for this source: a built-in name or `path/to/file.py:function`; default: `[reward] name`, else the task's own."""
+    images_root: str | None = None
+    """Folder that relative image paths are looked up in; paths that leave it are refused. Default: the table's own folder."""
+    columns: dict[str, str] = {}
+    """Names of this table's columns when they are not recognised: keys prompt, images, answer, response; values as in the file."""
+    max_rows: PositiveInt | None = None
+    """Use only the first rows of the split."""
+
+
+class Reward(Table):
+    """How a response becomes a number."""
+
+    name: str | None = None
+    """A built-in reward or `path/to/file.py:function`; default: the task's own."""
+    style: Literal["auto", "vlmrl", "trl", "verl", "easyr1"] = "auto"
+    """Calling convention of a `file.py:function`; auto reads it from the parameter names."""
+    args: dict[str, Any] = {}
+    """Keyword arguments bound to the reward once, so that a misspelt one fails at load."""
+    weights: dict[str, float] = {}
+    """Weight of each part, used as given (not normalised); default: the reward's own."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    """Wall clock for one call of a user's reward; it runs in a worker process that is ended when the time is over."""
+    memory_mb: Annotated[int, Field(ge=128)] = 4096
+    """Address-space limit of one reward worker, in MiB."""
+    workers: PositiveInt = 1
+    """Worker processes for a user's reward."""
+
+
+class Algo(Table):
+    """The member of the GRPO family. `name` is a row of the table in algo/family.py; keys below override single cells."""
+
+    name: str = "grpo"
+    """Row of the family table: `vlmrl recipe list --algos`."""
+    advantage: str | None = None
+    """Advantage estimator, overriding the row's."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Lower clip of the probability ratio: the ratio counts down to 1 - clip_low."""
+    clip_high: Annotated[float, Field(gt=0)] | None = None
+    """Upper clip of the probability ratio: the ratio counts up to 1 + clip_high."""
+    aggregation: str | None = None
+    """How token losses become one number, overriding the row's."""
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL term to the reference model (k3 estimator); 0 = off, and no reference model is loaded."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus; 0 = off."""
+    truncated: Literal["keep", "mask", "drop"] = "keep"
+    """Responses cut by the token limit: scored and trained on (keep), scored but not trained on (mask), left out of their group (drop)."""
+
+
+class Rollout(Table):
+    """How responses are sampled."""
+
+    engine: Literal["torch"] = "torch"
+    """Which engine generates."""
+    prompts_per_step: PositiveInt = 32
+    """Different prompts in one step."""
+    samples_per_prompt: PositiveInt = 8
+    """Responses per prompt (the group size n)."""
+    max_new_tokens: PositiveInt = 512
+    """Token limit of one response, end token included."""
+    max_prompt_tokens: PositiveInt = 4096
+    """Rows whose prompt is longer (image tokens counted) are an error in `check`; nothing is cut."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature; it is part of the policy: log-probs are those of softmax(logits / temperature)."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; below 1 the importance correction does not hold, so `allow_filtered_sampling` must be set."""
+    top_k: Count = 0
+    """Sample among the k most likely tokens; 0 = off; see `top_p`."""
+    allow_filtered_sampling: bool = False
+    """Allow training with top_p < 1 or top_k > 0."""
+    batch_tokens: PositiveInt = 65_536
+    """Most tokens (prompt and response) the built-in engine holds in its key-value cache at once."""
+    stop: list[str] = []
+    """Strings that end a response when they appear; kept in the text."""
+
+
+class Train(Table):
+    """The length and the batching of a run."""
+
+    steps: PositiveInt = 100
+    """Training steps; one step = one new policy version."""
+    seed: Count = 0
+    """Seed of everything random: data order, sampling, initialisation."""
+    rows_per_step: PositiveInt = 32
+    """Rows in one step of `vlmrl sft`."""
+    updates_per_step: PositiveInt = 1
+    """Optimizer updates made from one batch of rollouts."""
+    tokens_per_row: PositiveInt = 4096
+    """Token budget of one packed row of a microbatch; memory grows with it, results do not depend on it."""
+    stop_above: float | None = None
+    """Stop early when the validation metric (`eval.metric`) reaches this value."""
+    max_seconds: PositiveInt | None = None
+    """Stop after this many seconds of training (a last checkpoint is saved)."""
+
+
+class Optim(Table):
+    """AdamW."""
+
+    lr: Annotated[float, Field(gt=0)] = 1e-6
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up; linear and cosine fall to `min_lr_ratio` at the last step."""
+    warmup_steps: Count = 0
+    """Steps of linear warm-up; the first step already has lr / warmup_steps, never 0."""
+    min_lr_ratio: Fraction = 0.0
+    """Final learning rate as a share of `lr`."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay, on matrices only."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW beta1."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """AdamW beta2."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients are scaled down to this norm."""
+
+
+class Eval(Table):
+    """Validation during training. Greedy."""
+
+    every_steps: Count = 10
+    """Steps between validations; 0 = only at step 0 and at the end."""
+    max_rows: PositiveInt | None = None
+    """Use the first rows of the validation split only."""
+    metric: str = "reward"
+    """Metric that names the best checkpoint: reward, accuracy, or any key of the evaluation summary."""
+    goal: Literal["max", "min"] = "max"
+    """Whether the metric should rise or fall."""
+    patience: PositiveInt | None = None
+    """Stop when the metric has not improved for this many validations."""
+    max_new_tokens: PositiveInt | None = None
+    """Token limit in validation; default: rollout.max_new_tokens."""
+    allow_test_split: bool = False
+    """Validate on a split called test. The run is then labelled so in its manifest and in every report."""
+
+
+class Checkpoint(Table):
+    """When to save and what to keep."""
+
+    every_steps: Count = 50
+    """Steps between checkpoints; 0 = only the last (and one when interrupted)."""
+    keep_last: PositiveInt = 2
+    """Newest checkpoints to keep; the best one is kept besides. Old ones go only after the new one is complete."""
+    keep_best: bool = True
+    """Keep the checkpoint of the best validation."""
+
+
+class Log(Table):
+    """What is shown and where it is sent."""
+
+    sample_every_steps: Count = 10
+    """Print one sampled rollout every so many steps; 0 = never."""
+    sinks: list[Literal["tensorboard"]] = []
+    """Further places for metrics, besides metrics.jsonl which is always written."""
+
+
+class Recipe(Table):
+    """A whole recipe: the arguments of one run."""
+
+    kind: Literal["rl", "sft"] = "rl"
+    """What the recipe is for: `vlmrl train` (rl) or `vlmrl sft` (sft)."""
+    model: Model
+    data: list[Data] = Field(min_length=1)
+    reward: Reward = Reward()
+    algo: Algo = Algo()
+    rollout: Rollout = Rollout()
+    train: Train = Train()
+    optim: Optim = Optim()
+    eval: Eval = Eval()
+    checkpoint: Checkpoint = Checkpoint()
+    log: Log = Log()
+    paper: dict[str, Any] = {}
+    """Published numbers (`[paper.numbers]`) and their `source`, shown beside yours by eval and report."""

@@ -1,0 +1,93 @@
+"""What a reward is, and the one function that turns its parts into the value the advantage sees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vlmrl.errors import RewardError
+from vlmrl.types import RewardInput
+
+Parts = Mapping[str, float | None]
+RewardFn = Callable[..., "Parts | float"]
+
+
+@dataclass(frozen=True)
+class RewardSpec:
+    """A reward with its arguments bound.
+
+    Args:
+        name: built-in name or `file.py:function`.
+        fn: RewardInput -> parts.
+        ranges: part -> (low, high), checked after every call; a part that is not listed may be any finite number.
+        weights: default weight of each part; a part without a weight (here and in the recipe) is reported, not counted.
+        pure: may run in this process (built-ins only); a user's reward always runs in a worker.
+        needs_images: whether `RewardInput.images` is filled.
+        source_sha256: hash of the source file (user rewards) or of the package's module, for the manifest.
+    """
+
+    name: str
+    fn: RewardFn
+    ranges: Mapping[str, tuple[float, float]]
+    weights: Mapping[str, float]
+    pure: bool = False
+    needs_images: bool = False
+    source_sha256: str = ""
+
+    def __call__(self, x: RewardInput) -> Parts:
+        result = self.fn(x)
+        return result if isinstance(result, Mapping) else {"reward": result}
+
+
+def combine(parts: Parts, weights: Mapping[str, float]) -> tuple[float, dict[str, float]]:
+    """Weighted sum of the parts that apply, and the effective weight of each.
+
+    The weight of a part that is None is spread over the others in proportion to their weights, so the largest possible
+    value does not depend on which parts apply. Parts without a weight are reported but not counted.
+
+    Args:
+        parts: part -> number or None (not applicable).
+        weights: part -> weight, used as given: value = sum of weight * part when every part applies.
+    Returns: (value, part -> effective weight; the effective weights add up to the sum of all weights).
+    Raises: RewardError when every weighted part is None, or the weighted parts that remain have total weight 0.
+    Example: parts {a: 1, b: None}, weights {a: 0.5, b: 0.5} -> 1.0, {a: 1.0}.
+    """
+    weighted = [name for name in weights if name in parts]
+    present = [name for name in weighted if parts[name] is not None]
+    total = math.fsum(weights[name] for name in weighted)
+    remaining = math.fsum(weights[name] for name in present)
+    if not present or (remaining == 0 and total != 0):
+        raise RewardError(
+            f"no part of the reward applies: {', '.join(sorted(parts)) or 'it returned no part'}",
+            hint="return a number for at least one weighted part, or leave the row out of the dataset",
+        )
+    scale = total / remaining if remaining else 1.0
+    shares = {name: weights[name] * scale if len(present) < len(weighted) else weights[name] for name in present}
+    return math.fsum(shares[name] * float(parts[name] or 0.0) for name in present), shares
+
+
+def check_parts(parts: Any, ranges: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
+    """The parts as a dict of floats, or a RewardError that says which one is not a number, not finite or out of range."""
+    if not isinstance(parts, Mapping):
+        parts = {"reward": parts}
+    checked: dict[str, float | None] = {}
+    for name, value in parts.items():
+        if value is None:
+            checked[str(name)] = None
+            continue
+        try:
+            number = float(value) if not isinstance(value, (str, bytes)) else math.nan
+        except (TypeError, ValueError):
+            number = math.nan
+        if isinstance(value, (str, bytes)) or not math.isfinite(number):
+            raise RewardError(
+                f"reward part `{name}` is {value!r:.80}, not a finite number",
+                hint="return a float, a mapping of floats, or None for a part that does not apply",
+            )
+        low, high = ranges.get(str(name), (-math.inf, math.inf))
+        if not low <= number <= high:
+            raise RewardError(f"reward part `{name}` is {number}, outside its declared range [{low}, {high}]")
+        checked[str(name)] = number
+    return checked

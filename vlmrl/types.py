@@ -1,0 +1,207 @@
+"""The data types everything is made of. Frozen, picklable, no torch.
+
+Life of a prompt: a dataset gives a `Row`; its task renders `Message`s; the encoder makes an `EncodedPrompt` (data/encode.py,
+it holds tensors); the engine returns `Sample`s; a reward turns each into a `Score`; a `Trajectory` is what is trained on,
+a `Group` all trajectories of one prompt in one step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Finish = Literal["stop", "length"]
+"""Why a response ended: its end token (or a stop string), or the token limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A reference to one image: its content and its size in pixels as stored. Bytes are resolved by whoever owns them."""
+
+    sha256: str
+    width: int
+    height: int
+    kind: Literal["image"] = "image"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat turn. `content` is text in which each `<image>` stands for the next of the row's images."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a dataset, whatever it came from.
+
+    Args:
+        prompt_id: stable name of the row: the same row has the same id in every run (from its content and source).
+        source: name of the `[[data]]` entry it came from.
+        task: name of its task.
+        truth: what the task's truth schema made of the row; a plain mapping of JSON values.
+        media: images in the order of the `<image>` slots.
+        columns: every other column of the dataset, as JSON values; given to rewards and templates.
+    """
+
+    prompt_id: str
+    source: str
+    task: str
+    truth: Mapping[str, Any]
+    media: tuple[Media, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample. The policy is log-softmax(logits / temperature) with `banned_ids` at -inf.
+
+    Args:
+        temperature: > 0, or 0 for greedy (the arg-max; log-probs are then those at temperature 1).
+        top_p: in (0, 1]; 1 = off.    top_k: 0 = off.
+        max_new_tokens: the end token counts.
+        stop_ids: token ids that end a response; the one sampled is kept as the last token.
+        banned_ids: never sampled (image, video and padding tokens).
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 256
+    stop_ids: tuple[int, ...] = ()
+    banned_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One response as an engine made it. `sampler_logp` in nats, one per token of `token_ids`."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    sampler_logp: tuple[float, ...]
+    finish: Finish
+    version: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of tokens after the prompt by one speaker. `sampler_logp` is None where nobody sampled (tool output)."""
+
+    role: str
+    ids: tuple[int, ...]
+    trained: bool
+    sampler_logp: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a reward said of one response.
+
+    Args:
+        value: the number the advantage sees: the weighted sum of the parts.
+        parts: every part by name; None = not applicable to this row (its weight went to the others).
+        note: one line for people, such as "no <answer> tag".
+        error: what went wrong when the reward failed; such a sample is masked out, it is never a 0.
+    """
+
+    value: float
+    parts: Mapping[str, float | None]
+    note: str = ""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RewardInput:
+    """All a reward may look at.
+
+    Args:
+        response: the text the model wrote, special tokens removed.
+        truth: the row's truth fields.
+        columns: every other dataset column.
+        images: PIL images (RGB, as stored), in prompt order; empty unless the reward asks for them (`needs_images`).
+        finish: "stop" or "length".
+        num_tokens: length of the response in tokens, end token included.
+        prompt: the rendered prompt as text.
+    """
+
+    response: str
+    truth: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    images: Sequence[Any] = ()
+    finish: Finish = "stop"
+    num_tokens: int = 0
+    prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One response to one prompt, with all that is needed to train on it and to replay it.
+
+    Args:
+        occurrence: how often the prompt had been drawn before in this run (0 the first time).
+        sample: index within its group.      version: policy version that sampled it (= training step).
+        seed: the seed it was sampled with: `sample_seed(run seed, step, prompt id, occurrence) + sample`.
+        prompt_ids: token ids of the prompt with image tokens expanded.
+        segments: what follows the prompt; one trained segment for a plain response.
+        media: images of the prompt, then those that tools added.
+    """
+
+    task: str
+    prompt_id: str
+    occurrence: int
+    sample: int
+    version: int
+    seed: int
+    prompt_ids: tuple[int, ...]
+    segments: tuple[Segment, ...]
+    media: tuple[Media, ...]
+    finish: Finish
+
+    @property
+    def response_ids(self) -> tuple[int, ...]:
+        return tuple(i for s in self.segments for i in s.ids)
+
+    @property
+    def num_trained_tokens(self) -> int:
+        return sum(len(s.ids) for s in self.segments if s.trained)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSample:
+    """A trajectory with its text, score and advantage. `masked` = excluded from the update (failed reward, truncated)."""
+
+    trajectory: Trajectory
+    text: str
+    score: Score
+    advantage: float = 0.0
+    masked: bool = False
+    generate_seconds: float = 0.0
+    reward_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All samples of one prompt in one step. `prompt_text` is the prompt as rendered, special tokens included."""
+
+    row: Row
+    prompt_text: str
+    samples: tuple[ScoredSample, ...]
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        return tuple(s.trajectory for s in self.samples)
+
+
+def hash64(*parts: object) -> int:
+    """A stable 63-bit hash of the parts' text: the same on every machine, Python and run. Range [0, 2**63)."""
+    text = "\x1f".join(str(p) for p in parts).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def sample_seed(run_seed: int, step: int, prompt_id: str, occurrence: int) -> int:
+    """Seed of sample 0 of a prompt; sample k uses this + k. Room is left so that + k never overflows 63 bits."""
+    return hash64(run_seed, step, prompt_id, occurrence) >> 1
