@@ -1,6 +1,6 @@
 """What a user may write in a recipe: one class a TOML table, strict. The string under a key is its help.
 
-`vlmrl recipe explain KEY` prints that help with type, default and range; `vlmrl recipe schema` prints it all as JSON Schema.
+`vlmrl recipe explain KEY` prints that help with type, default and range; `vlmrl recipe schema` prints JSON Schema.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class Table(BaseModel):
     """Base of every recipe table: unknown keys are errors, no silent conversion between types."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, protected_namespaces=()
+    )
 
 
 class Model(Table):
     """Which model is trained and how its inputs are made."""
 
     path: str = Field(min_length=1)
-    """A local Hugging Face folder, a hub name, or a run (`runs/<id>`, a run's name or `last`): its best or last checkpoint."""
+    """A local Hugging Face folder, a hub name, or a run (`runs/<id>`, its name or `last`): its best or last
+    checkpoint."""
     revision: str | None = None
     """Hub revision (branch, tag or commit) when `path` is a hub name."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -35,7 +38,8 @@ class Model(Table):
     min_pixels: PositiveInt = 3136
     """Smallest image area after resizing, in pixels; smaller images are enlarged. Never silent: `check` counts them."""
     max_pixels: PositiveInt = 1_003_520
-    """Largest image area after resizing, in pixels (about one megapixel); larger images are shrunk and counted by `check`."""
+    """Largest image area after resizing, in pixels (about one megapixel); larger ones are shrunk and counted
+    by `check`."""
     freeze: list[Literal["vision", "language", "embeddings"]] = []
     """Parts that are not trained."""
     thinking: Literal["off", "on", "template"] = "template"
@@ -50,7 +54,8 @@ class Data(Table):
     """One source of rows. A recipe lists one or more `[[data]]` entries; a run mixes them by `share`."""
 
     path: str = Field(min_length=1)
-    """A dataset folder made by `vlmrl prep`; a .parquet, .jsonl, .json or .csv file; or `hub:<name>` (with `#config` if any)."""
+    """A dataset folder made by `vlmrl prep`; a .parquet, .jsonl, .json or .csv file; or `hub:<name>`
+    (`#config` if any)."""
     name: str | None = None
     """Short name in metrics and rollouts; default: the last part of `path`."""
     task: str = "table"
@@ -62,15 +67,19 @@ class Data(Table):
     validation: str | None = None
     """Where validation rows are: a split name, or a file; default: the split `validation` when the source has one."""
     prompt: str | None = None
-    """Jinja template file for the user message (columns are its variables, `<image>` marks an image); default: the task's own."""
+    """Jinja template file of the user message (columns are its variables, `<image>` marks an image); default:
+    the task's."""
     system: str | None = None
     """System message, as text."""
     reward: str | None = None
-    """Reward for this source: a built-in name or `path/to/file.py:function`; default: `[reward] name`, else the task's own."""
+    """Reward of this source: a built-in name or `path/to/file.py:function`; default: `[reward] name`, else the
+    task's."""
     images_root: str | None = None
-    """Folder that relative image paths are looked up in; paths that leave it are refused. Default: the table's own folder."""
+    """Folder that relative image paths are looked up in; paths that leave it are refused. Default: the table's
+    folder."""
     columns: dict[str, str] = {}
-    """Names of this table's columns when they are not recognised: keys prompt, images, answer, response; values as in the file."""
+    """Names of this table's columns when not recognised: keys prompt, images, answer, response; values as in
+    the file."""
     max_rows: PositiveInt | None = None
     """Use only the first rows of the split."""
 
@@ -95,7 +104,7 @@ class Reward(Table):
 
 
 class Algo(Table):
-    """The member of the GRPO family. `name` is a row of the table in algo/family.py; keys below override single cells."""
+    """The member of the GRPO family. `name` is a row of the table in algo/family.py; the other keys override cells."""
 
     name: str = "grpo"
     """Row of the family table: `vlmrl recipe list --algos`."""
@@ -112,7 +121,8 @@ class Algo(Table):
     entropy_coef: float = 0.0
     """Weight of the entropy bonus; 0 = off."""
     truncated: Literal["keep", "mask", "drop"] = "keep"
-    """Responses cut by the token limit: scored and trained on (keep), scored but not trained on (mask), left out of their group (drop)."""
+    """Responses cut by the token limit: trained on (keep), scored but not trained on (mask), left out of the
+    group (drop)."""
 
 
 class Rollout(Table):

@@ -1,0 +1,284 @@
+"""From a TOML file to a checked `Recipe` that knows where each value came from. No torch.
+
+A recipe may name one parent (`extends`), whose keys it overrides one by one; a table with names of the user's own
+(`reward.weights`, `reward.args`, `data.columns`, `paper`) or a list (`[[data]]`, `stop`) replaces the parent's.
+Then `--set` overrides both. Every problem is reported at once, with file and line.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from vlmrl.errors import Problem, ProblemsError, RecipeError
+from vlmrl.recipe.files import Layer, find_recipe, parent_layer, read_layer
+from vlmrl.recipe.lines import Key, dotted
+from vlmrl.recipe.messages import problems_of, table_class
+from vlmrl.recipe.overrides import Override, apply_override, parse_override
+from vlmrl.recipe.schema import Recipe
+
+MAX_TABLE_DEPTH = 2
+RESOLVED_SCHEMA = 1
+PATH_KEYS = (
+    "model.path",
+    "data.path",
+    "data.prompt",
+    "data.images_root",
+    "data.validation",
+    "data.reward",
+    "reward.name",
+)
+"""Keys whose value may name a file or folder; list positions left out."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value was written: a line of a file, or a `--set`."""
+
+    file: Path | None
+    line: int = 0
+    override: str = ""
+
+    @property
+    def origin(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else "--set"
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else f"--set {self.override}"
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A valid recipe and its history.
+
+    Args:
+        recipe: the values, defaults filled in, paths found.
+        text: the file as given.
+        path: the file.
+        origins: dotted key of every leaf -> "default", "file.toml:12" or "--set".
+        resolved: what `resolved.json` holds: {"schema", "recipe": every value, "origins"}.
+        parent: the file named by `extends`, or None.
+        places: place -> where it was written; keys that were not written are absent.
+    """
+
+    recipe: Recipe
+    text: str
+    path: Path
+    origins: Mapping[str, str]
+    resolved: Mapping[str, Any]
+    parent: Path | None = None
+    places: Mapping[Key, Place] = field(default_factory=dict, repr=False)
+
+    def is_set(self, key: Key) -> bool:
+        """Whether somebody wrote this key (file, parent or `--set`)."""
+        return key in self.places
+
+    def where(self, *keys: Key) -> str:
+        """`file:line` of the first of the keys that was written, else of the nearest table around it, else the file."""
+        found = next((self.places[k] for k in keys if k in self.places), None) or (
+            _nearest_place(self.places, keys[0]) if keys else None
+        )
+        return found.where if found else str(self.path)
+
+    def paths_tried(self, key: Key, value: str) -> list[Path]:
+        """Where a relative path of the recipe is looked for: the current directory, then its recipe file's folder."""
+        return _candidates(value, self.places.get(key), self.path.parent)
+
+
+def load_recipe(
+    path: str | Path, *, overrides: Sequence[str] = (), kind: Literal["rl", "sft"] | None = None
+) -> LoadedRecipe:
+    """Read, merge, override and validate a recipe. Opens no dataset and no model; see `recipe.checks` for those rules.
+
+    Args:
+        path: a TOML file, or the bare name of a shipped recipe.
+        overrides: `key=value` texts in the order of the command line; the last one of a key wins.
+        kind: what the caller runs; another kind of recipe is an error.
+    Raises: RecipeError when the file cannot be read; ProblemsError with everything wrong in it.
+    """
+    file = find_recipe(path)
+    own = read_layer(file)
+    layers = [*parent_layer(own), own]
+    problems: list[Problem] = []
+    raw: dict[str, Any] = {}
+    places: dict[Key, Place] = {}
+    for layer in layers:
+        _merge(raw, places, layer, ())
+        places.update({key: Place(layer.file, line) for key, line in layer.lines.items()})
+    for text in overrides:
+        _override(raw, places, text, problems)
+    problems += _odd_values(raw, places, file)
+    _find_paths(raw, places, file.parent)
+    recipe = _validated(raw, places, file, problems)
+    if recipe and kind and recipe.kind != kind:
+        problems.append(_wrong_kind(recipe.kind, kind, places, file))
+    if problems or recipe is None:
+        raise ProblemsError(sorted(problems, key=_line_order))
+    dump = recipe.model_dump(mode="json")
+    origins = {dotted(key): _origin(key, raw, places) for key, _ in leaves(dump)}
+    resolved = {"schema": RESOLVED_SCHEMA, "recipe": dump, "origins": origins}
+    parent = layers[0].file if len(layers) > 1 else None
+    return LoadedRecipe(recipe, own.text, file, origins, resolved, parent, places)
+
+
+def recipe_from_resolved(resolved: Mapping[str, Any], *, where: str) -> Recipe:
+    """The recipe inside a `resolved.json`.
+
+    Raises: RecipeError when it was written by another version of the format or does not fit the schema.
+    """
+    if resolved.get("schema") != RESOLVED_SCHEMA:
+        raise RecipeError(
+            f"this resolved recipe has schema {resolved.get('schema')!r}; this version reads {RESOLVED_SCHEMA}",
+            where=where,
+        )
+    try:
+        return Recipe.model_validate(resolved.get("recipe"))
+    except ValidationError as error:
+        raise ProblemsError(problems_of(error.errors(), Recipe, lambda key: where)) from None
+
+
+def leaves(value: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """Every leaf of a recipe's values: scalars, lists of scalars and empty tables, with their places."""
+    for name, inner in value.items():
+        key = (*prefix, name)
+        if isinstance(inner, Mapping) and inner:
+            yield from leaves(inner, key)
+        elif isinstance(inner, list) and inner and all(isinstance(i, Mapping) for i in inner):
+            for number, element in enumerate(inner):
+                yield from leaves(element, (*key, number))
+        else:
+            yield key, inner
+
+
+def _merge(raw: dict[str, Any], places: dict[Key, Place], layer: Layer, prefix: Key) -> None:
+    """Lay one layer's values over `raw` and forget the places of what it replaces."""
+    target, source = _at(raw, prefix), _at(layer.raw, prefix)
+    for name, value in source.items():
+        key = (*prefix, name)
+        if isinstance(value, dict) and isinstance(target.get(name), dict) and table_class(Recipe, key):
+            _merge(raw, places, layer, key)
+            continue
+        target[name] = _copy(value)
+        _forget(places, key)
+
+
+def _override(raw: dict[str, Any], places: dict[Key, Place], text: str, problems: list[Problem]) -> None:
+    parsed = parse_override(text)
+    problem = parsed if isinstance(parsed, Problem) else None
+    if isinstance(parsed, Override):
+        applied = apply_override(raw, parsed)
+        if isinstance(applied, Problem):
+            problem = applied
+        else:
+            _forget(places, applied)
+            places.update(
+                {applied[:n]: Place(None, 0, text) for n in range(1, len(applied)) if applied[:n] not in places}
+            )
+            places[applied] = Place(None, 0, text)
+    if problem:
+        problems.append(problem)
+
+
+def _forget(places: dict[Key, Place], key: Key) -> None:
+    for gone in [k for k in places if k[: len(key)] == key]:
+        del places[gone]
+
+
+def _at(raw: dict[str, Any], prefix: Key) -> dict[str, Any]:
+    value: Any = raw
+    for part in prefix:
+        value = value[part]
+    return value
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _copy(inner) for name, inner in value.items()}
+    return [_copy(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _odd_values(value: Any, places: Mapping[Key, Place], file: Path, key: Key = ()) -> list[Problem]:
+    """What TOML can write and a recipe cannot hold: dates, nan, inf, numbers beyond 64 bits, tables in tables."""
+    where = (_nearest_place(places, key) or Place(file, 1)).where
+    if isinstance(value, dict):
+        tables = sum(isinstance(part, str) for part in key)
+        if tables > MAX_TABLE_DEPTH:
+            hint = "tables nest at most two deep; use a flat key, or a string that your function parses"
+            return [Problem(f"`{dotted(key)}` is a table inside a table inside a table", where, hint)]
+        return [p for name, inner in value.items() for p in _odd_values(inner, places, file, (*key, name))]
+    if isinstance(value, list):
+        return [p for number, inner in enumerate(value) for p in _odd_values(inner, places, file, (*key, number))]
+    if isinstance(value, (datetime.date, datetime.time, datetime.datetime)):
+        return [Problem(f"`{dotted(key)}` is a date; recipes hold no dates", where, f'write it as a string: "{value}"')]
+    if isinstance(value, float) and not math.isfinite(value):
+        return [Problem(f"`{dotted(key)}` is {value}; it must be a finite number", where)]
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return [Problem(f"`{dotted(key)}` is {str(value)[:24]}..., which does not fit in 64 bits", where)]
+    return []
+
+
+def _find_paths(raw: dict[str, Any], places: Mapping[Key, Place], folder: Path) -> None:
+    """Relative paths that do not exist here but do beside their recipe become paths that do."""
+    for key, value in list(leaves(raw)):
+        if dotted(tuple(p for p in key if isinstance(p, str))) not in PATH_KEYS or not isinstance(value, str):
+            continue
+        name, colon, function = value.rpartition(":") if ".py:" in value else (value, "", "")
+        here, *others = _candidates(name, places.get(key), folder)
+        found = next((p for p in others if p.exists()), None)
+        if found and not here.exists():
+            _at(raw, key[:-1])[str(key[-1])] = f"{found}{colon}{function}"
+
+
+def _candidates(value: str, place: Place | None, folder: Path) -> list[Path]:
+    path = Path(value).expanduser()
+    if path.is_absolute():
+        return [path]
+    beside = (place.file.parent if place and place.file else folder) / path
+    return [path] if beside == path else [path, beside]
+
+
+def _validated(raw: dict[str, Any], places: Mapping[Key, Place], file: Path, problems: list[Problem]) -> Recipe | None:
+    try:
+        return Recipe.model_validate(raw)
+    except ValidationError as error:
+        where = lambda key: (_nearest_place(places, key) or Place(file, 1)).where  # noqa: E731
+        told = {p.where for p in problems}
+        problems += [p for p in problems_of(error.errors(), Recipe, where) if p.where not in told]
+    return None
+
+
+def _nearest_place(places: Mapping[Key, Place], key: Key) -> Place | None:
+    return next((places[key[:n]] for n in range(len(key), 0, -1) if key[:n] in places), None)
+
+
+def _wrong_kind(is_kind: str, wanted: str, places: Mapping[Key, Place], file: Path) -> Problem:
+    command = {"rl": "train", "sft": "sft"}
+    where = places[("kind",)].where if ("kind",) in places else str(file)
+    return Problem(
+        f'this recipe is for `vlmrl {command[is_kind]}` (kind = "{is_kind}"), not for `vlmrl {command[wanted]}`',
+        where,
+        f"run `vlmrl {command[is_kind]} {file}`, or add `--set kind={wanted}` if you mean it",
+    )
+
+
+def _origin(key: Key, raw: Mapping[str, Any], places: Mapping[Key, Place]) -> str:
+    value: Any = raw
+    for part in key:
+        try:
+            value = value[part]
+        except (KeyError, IndexError):
+            return "default"
+    place = _nearest_place(places, key)
+    return place.origin if place else "default"
+
+
+def _line_order(problem: Problem) -> tuple[str, int]:
+    name, _, line = (problem.where or "").rpartition(":")
+    return (name, int(line)) if line.isdigit() else (problem.where or "", 0)

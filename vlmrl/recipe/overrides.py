@@ -1,0 +1,92 @@
+"""`--set key=value`: one key of a recipe from the command line. TOML's own values; a bare word is a string."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Any
+
+from vlmrl.errors import Problem
+from vlmrl.recipe.files import parse_toml
+from vlmrl.recipe.lines import Key, dotted, parse_dotted
+
+LISTS_OF_TABLES = ("data",)
+"""Top-level names that are lists: `data.0.path` reaches into the first element."""
+
+
+@dataclass(frozen=True)
+class Override:
+    """One parsed `--set`: the parts of its key, its value, and the text it came from."""
+
+    parts: tuple[str, ...]
+    value: Any
+    text: str
+
+
+def parse_override(text: str) -> Override | Problem:
+    """Parse `algo.clip_high=0.3`.
+
+    The value is read as TOML (`0.3`, `true`, `[1, 2]`, `"quoted"`); what is not TOML and does not begin like a string,
+    list or table is taken as a string, so that `model.path=demo/model` needs no quotes.
+    """
+    where = f"--set {text}"
+    name, equals, value = text.partition("=")
+    if not equals:
+        return Problem("`--set` needs a key and a value", where, "write --set algo.clip_high=0.3")
+    parts = parse_dotted(name.strip())
+    if not parts:
+        return Problem(
+            f"`{name.strip()}` is not a key", where, "write --set table.key=value, such as algo.clip_high=0.3"
+        )
+    parsed = _value(value.strip())
+    if parsed is None:
+        hint = """quote for the shell as well: --set 'rollout.stop=["a", "b"]'"""
+        return Problem(f"the value {value.strip()!r} is not a whole TOML string, list or table", where, hint)
+    return Override(parts, parsed[0], text)
+
+
+def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
+    """Put the value into `raw`, making the tables on the way. Returns the place it went to."""
+    where = f"--set {override.text}"
+    container: Any = raw
+    key: Key = ()
+    for i, part in enumerate(override.parts):
+        last = i == len(override.parts) - 1
+        if isinstance(container, list):
+            index = _list_index(part, len(container))
+            if index is None:
+                hint = f"positions count from 0; {dotted(key)} has {len(container)}: --set {dotted(key)}.0.path=..."
+                return Problem(f"`{part}` is not a position in the list `{dotted(key)}`", where, hint)
+            key = (*key, index)
+            if last:
+                container[index : index + 1] = [override.value]
+                return key
+            if index == len(container):
+                container.append({})
+            container = container[index]
+        elif isinstance(container, dict):
+            key = (*key, part)
+            if last:
+                container[part] = override.value
+                return key
+            container = container.setdefault(part, [] if key in ((n,) for n in LISTS_OF_TABLES) else {})
+        else:
+            return Problem(f"`{dotted(key)}` is a single value, not a table", where)
+    return Problem("`--set` needs a key", where)
+
+
+def _list_index(part: str, length: int) -> int | None:
+    """The position that `part` names; `length` itself means a new element at the end."""
+    return int(part) if part.isascii() and part.isdigit() and len(part) < 6 and int(part) <= length else None
+
+
+def _value(text: str) -> tuple[Any] | None:
+    """The value as a 1-tuple, or None when the text begins like a TOML string, list or table but is not one."""
+    try:
+        table = parse_toml(f"value = {text}")
+    except (ValueError, RecursionError):
+        table = {}
+    dates = (datetime.date, datetime.time, datetime.datetime)
+    if set(table) == {"value"} and not isinstance(table["value"], dates):
+        return (table["value"],)
+    return None if text[:1] in ('"', "'", "[", "{") else (text,)
