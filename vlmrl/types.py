@@ -10,7 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Finish = Literal["stop", "length"]
 """Why a response ended: its end token (or a stop string), or the token limit."""
@@ -64,6 +67,7 @@ class SamplingParams:
         top_p: in (0, 1]; 1 = off.    top_k: 0 = off.
         max_new_tokens: the end token counts.
         stop_ids: token ids that end a response; the one sampled is kept as the last token.
+        stop: strings that end a response as soon as its text contains one; kept in the text.
         banned_ids: never sampled (image, video and padding tokens).
     """
 
@@ -72,6 +76,7 @@ class SamplingParams:
     top_k: int = 0
     max_new_tokens: int = 256
     stop_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
     banned_ids: tuple[int, ...] = ()
 
 
@@ -194,6 +199,50 @@ class Group:
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
         return tuple(s.trajectory for s in self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens [start, end) of a packed row. `response` is -1 for the prompt of a group, else 0, 1, ... within the group."""
+
+    group: int
+    response: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """One row of a microbatch: whole groups `[prompt][response 1]...[response n]`, one after another.
+
+    Letters: N tokens of the row, K trained tokens.
+    Args:
+        input_ids_N: token ids, int64.      kinds_N: 0 text, 1 image, as the processor says, int64.
+        layout: the spans that make up the row, in order and without gaps.
+        num_images: images of each group's prompt, in order.
+        images: what the processor made of the row's images (`pixel_values`, `image_grid_thw`, ...), in token order.
+        predict_at_K: index of the token whose hidden state predicts each trained token.    target_K: the trained tokens.
+        span_K: index into `layout` of the response each trained token belongs to.
+        trajectories: for each span, which trajectory of the step it is; -1 for prompts.
+    """
+
+    input_ids_N: Tensor
+    kinds_N: Tensor
+    layout: tuple[Span, ...]
+    num_images: tuple[int, ...]
+    images: Mapping[str, Tensor]
+    predict_at_K: Tensor
+    target_K: Tensor
+    span_K: Tensor
+    trajectories: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStats:
+    """What a policy says of a row's trained tokens. float32; logp in nats with gradient, entropy in nats without."""
+
+    logp: Tensor
+    entropy: Tensor
 
 
 def hash64(*parts: object) -> int:

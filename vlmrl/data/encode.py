@@ -1,0 +1,158 @@
+"""From messages and images to token ids and pixels: the only place, with batch.py, that knows image tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from vlmrl.errors import DataError
+from vlmrl.types import Media, Message, Row
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE_SLOT = "<image>"
+NOT_MODEL_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
+CACHED_PIXELS = 1024
+"""Processed images kept in memory, by content: pairs repeat images."""
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt ready for a model.
+
+    Letters: P prompt tokens, image placeholders expanded.
+    Args:
+        text: the rendered prompt, special tokens included, one image token an image (what an engine is given).
+        prompt_ids: P token ids.       kinds: P values, 0 text, 1 image.
+        images: processor tensors of its images (`pixel_values`, `image_grid_thw`, ...); empty without images.
+        num_images, num_image_tokens: counts.
+        image_sizes: (width, height) in pixels as the model sees each image.
+    """
+
+    row: Row
+    text: str
+    prompt_ids: tuple[int, ...]
+    kinds: tuple[int, ...]
+    images: Mapping[str, Tensor]
+    num_images: int
+    num_image_tokens: int
+    image_sizes: tuple[tuple[int, int], ...]
+
+
+class Encoder:
+    """Renders chat messages with the model's chat template and runs its processor.
+
+    Args:
+        processor: a transformers processor (tokenizer, image processor, chat template).
+        min_pixels, max_pixels: bounds of an image's area after resizing, in pixels; None leaves the processor's own.
+        thinking: "on" or "off" is passed to the chat template as `enable_thinking`; "template" passes nothing.
+    """
+
+    def __init__(
+        self, processor: Any, *, min_pixels: int | None = None, max_pixels: int | None = None, thinking: str = "template"
+    ) -> None:
+        self.processor, self.tokenizer = processor, processor.tokenizer
+        self._size = _size_argument(processor.image_processor, min_pixels, max_pixels)
+        self._template = {} if thinking == "template" else {"enable_thinking": thinking == "on"}
+        self._process = lru_cache(maxsize=CACHED_PIXELS)(self._process_image)
+        self._pending: dict[str, Image] = {}
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt as text: each `<image>` becomes an image entry of the chat template; generation prompt added.
+
+        Raises: DataError when the model has no chat template.
+        """
+        turns = [{"role": m.role, "content": _content(m.content)} for m in messages]
+        if not getattr(self.processor, "chat_template", None):
+            raise DataError("the model has no chat template", hint="use an instruction-tuned model, or add chat_template.jinja")
+        return self.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, **self._template)
+
+    def encode(self, row: Row, messages: Sequence[Message], images: Sequence[Image]) -> EncodedPrompt:
+        """Token ids and pixels of one row.
+
+        Args: images: RGB, in the order of the slots; one for each of `row.media`.
+        Raises: DataError when the number of `<image>` slots and of images differ.
+        """
+        slots = sum(m.content.count(IMAGE_SLOT) for m in messages)
+        if slots != len(images):
+            raise DataError(
+                f"the prompt has {slots} {IMAGE_SLOT} slots and the row {len(images)} images",
+                where=f"{row.source} row {row.prompt_id}",
+                hint=f"write {IMAGE_SLOT} once for each image, in order",
+            )
+        text = self.render(messages)
+        if not images:
+            ids = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            return EncodedPrompt(row, text, ids, (0,) * len(ids), {}, 0, 0, ())
+        features = [self._image_features(media, image) for media, image in zip(row.media, images, strict=True)]
+        joined = {k: torch.cat([f[k] for f in features]) for k in features[0]}
+        ids, kinds = self._expand(text, joined, images)
+        sizes = tuple(self._model_size(f, image) for f, image in zip(features, images, strict=True))
+        return EncodedPrompt(row, text, ids, kinds, joined, len(images), sum(kinds), sizes)
+
+    def _expand(self, text: str, joined: Mapping[str, Tensor], images: Sequence[Image]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids with image placeholders expanded. Grid families: from the grids; the others: by the processor itself."""
+        grids = joined.get("image_grid_thw")
+        token = getattr(self.processor, "image_token", None)
+        if grids is None or token is None:
+            made = self.processor(text=[text], images=list(images), return_tensors="pt")
+            ids = made["input_ids"][0].tolist()
+            kinds = made.get("mm_token_type_ids", made.get("token_type_ids"))
+            if kinds is None:
+                image_id = self.processor.image_token_id
+                return tuple(ids), tuple(int(i == image_id) for i in ids)
+            return tuple(ids), tuple(kinds[0].tolist())
+        merge = self.processor.image_processor.merge_size**2
+        pieces = text.split(token)
+        counts = [int(g.prod()) // merge for g in grids]
+        expanded = pieces[0] + "".join(token * n + piece for n, piece in zip(counts, pieces[1:], strict=True))
+        ids = tuple(self.tokenizer(expanded, add_special_tokens=False)["input_ids"])
+        image_id = self.tokenizer.convert_tokens_to_ids(token)
+        return ids, tuple(int(i == image_id) for i in ids)
+
+    def _image_features(self, media: Media, image: Image) -> dict[str, Tensor]:
+        self._pending[media.sha256] = image
+        try:
+            return self._process(media.sha256)
+        finally:
+            del self._pending[media.sha256]
+
+    def _process_image(self, sha256: str) -> dict[str, Tensor]:
+        image = self._pending[sha256]
+        made = self.processor.image_processor(images=[image], return_tensors="pt", **self._size)
+        return {k: v for k, v in made.items() if isinstance(v, Tensor) and k not in NOT_MODEL_INPUTS}
+
+    def _model_size(self, features: Mapping[str, Tensor], image: Image) -> tuple[int, int]:
+        grid = features.get("image_grid_thw")
+        if grid is None:
+            height, width = features["pixel_values"].shape[-2:]
+            return int(width), int(height)
+        patch = self.processor.image_processor.patch_size
+        return int(grid[0, 2]) * patch, int(grid[0, 1]) * patch
+
+
+def _content(text: str) -> list[dict[str, str]]:
+    """Text with `<image>` slots as the content list of a chat template."""
+    parts: list[dict[str, str]] = []
+    for index, piece in enumerate(text.split(IMAGE_SLOT)):
+        if index:
+            parts.append({"type": "image"})
+        if piece:
+            parts.append({"type": "text", "text": piece})
+    return parts
+
+
+def _size_argument(image_processor: Any, min_pixels: int | None, max_pixels: int | None) -> dict[str, Any]:
+    """How this image processor is told its bounds; empty when it has none of its own (fixed-size towers)."""
+    size = getattr(image_processor, "size", None)
+    edges = dict(size) if size is not None else {}
+    if min_pixels is None and max_pixels is None or "shortest_edge" not in edges or "longest_edge" not in edges:
+        return {}
+    # In this family of processors the two "edges" are areas in pixels.
+    return {"size": {"shortest_edge": min_pixels or edges["shortest_edge"], "longest_edge": max_pixels or edges["longest_edge"]}}

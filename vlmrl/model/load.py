@@ -1,0 +1,122 @@
+"""Loading a Hugging Face model and its processor, ready to be trained or sampled."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlmrl.errors import CheckpointError
+from vlmrl.model.families import family_of, part_of
+from vlmrl.model.prefix_attention import NAME as SHARED_PREFIX
+from vlmrl.recipe.schema import Model
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+IMAGE_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "audio_token_id",
+                "image_token_index", "video_token_index", "boi_token_id", "eoi_token_id")  # fmt: skip
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device of a recipe's `model.device`. Raises: CheckpointError when cuda is asked for and not there."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise CheckpointError("model.device is cuda, but torch sees no CUDA device", hint="--set model.device=cpu")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def load_model(settings: Model, *, path: str | None = None) -> Any:
+    """The model in eval-free training form: dropout off, on its device, shared-prefix attention where its family allows.
+
+    Args: path: overrides `settings.path` (a resolved folder).
+    Raises: CheckpointError when nothing loadable is there.
+    """
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    with quiet_transformers():
+        source, kwargs = path or settings.path, _hub_arguments(settings, path)
+        try:
+            config = AutoConfig.from_pretrained(source, **kwargs)
+            _no_dropout(config)
+            model = AutoModelForImageTextToText.from_pretrained(source, config=config, dtype=DTYPES[settings.dtype], **kwargs)
+        except (OSError, ValueError, KeyError) as error:
+            raise _not_loadable(source, error) from error
+    if family_of(model).shared_prefix:
+        model.set_attn_implementation({"text_config": SHARED_PREFIX, "vision_config": "sdpa"})
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(part_of(name) not in settings.freeze)
+    # RL needs the same function in sampling and training: no dropout anywhere, so eval mode throughout.
+    return model.to(pick_device(settings.device)).eval()
+
+
+def load_processor(settings: Model, *, path: str | None = None) -> Any:
+    """The model's processor (tokenizer, image processor, chat template). Raises: CheckpointError."""
+    from transformers import AutoProcessor
+
+    source = path or settings.path
+    with quiet_transformers():
+        try:
+            processor = AutoProcessor.from_pretrained(source, **_hub_arguments(settings, path))
+        except (OSError, ValueError, KeyError) as error:
+            raise _not_loadable(source, error) from error
+    if not hasattr(processor, "image_processor"):
+        raise CheckpointError(f"{source} has no image processor: it is not a vision-language model")
+    return processor
+
+
+def stop_ids_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Ids that end a response: the generation config's and the tokenizer's end token."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    found = configured if isinstance(configured, list) else [configured]
+    return tuple(sorted({int(i) for i in [*found, tokenizer.eos_token_id] if i is not None}))
+
+
+def banned_ids_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Ids that must never be sampled: image, video and padding tokens (never the end token)."""
+    ids = {getattr(model.config, name, None) for name in IMAGE_TOKENS} | {tokenizer.pad_token_id}
+    return tuple(sorted({int(i) for i in ids if isinstance(i, int)} - set(stop_ids_of(model, tokenizer))))
+
+
+def _hub_arguments(settings: Model, path: str | None) -> dict[str, Any]:
+    local = Path(path or settings.path).exists()
+    return {"trust_remote_code": settings.trust_remote_code} | ({} if local else {"revision": settings.revision})
+
+
+def _no_dropout(config: Any) -> None:
+    for part in (config, *(getattr(config, n, None) for n in ("text_config", "vision_config"))):
+        for name in ("attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
+            if part is not None and hasattr(part, name):
+                setattr(part, name, 0.0)
+
+
+def _not_loadable(source: str, error: Exception) -> CheckpointError:
+    first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    exists = Path(source).exists()
+    hint = (
+        "the folder must hold config.json, *.safetensors and the processor files, as `save_pretrained` writes them"
+        if exists
+        else "name a local folder, or a hub model that is in the cache or can be downloaded"
+    )
+    return CheckpointError(f"no model can be loaded from `{source}`: {first}", hint=hint)
+
+
+class quiet_transformers:
+    """Keeps transformers' progress bars and info lines away; warnings and errors still come."""
+
+    def __enter__(self) -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        from transformers.utils import logging
+
+        self._level = logging.get_verbosity()
+        self._bars = logging.is_progress_bar_enabled()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        from transformers.utils import logging
+
+        logging.set_verbosity(self._level)
+        if self._bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,80 @@
+"""Token log-probs from hidden states, chunk by chunk: `[T, V]` logits never exist at once.
+
+The policy is log-softmax(logits / temperature) with banned ids at -inf; float32 from the logits on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+CHUNK_ELEMENTS = 2**25
+"""Logits held at once: 32 Mi numbers (128 MiB in float32)."""
+
+
+def policy_logits(logits: Tensor, temperature: float, banned: Tensor | None) -> Tensor:
+    """Logits of the policy: float32, divided by the temperature, banned ids at -inf. Shape unchanged, `[..., V]`.
+
+    Args:
+        temperature: > 0. banned: bool [V], True = never sampled; None = nothing is banned.
+    """
+    logits = logits.float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    return logits if banned is None else logits.masked_fill(banned, float("-inf"))
+
+
+def banned_mask(banned_ids: Sequence[int], vocabulary: int, device: torch.device) -> Tensor | None:
+    """bool [V], True at `banned_ids`; None when there are none. Ids past the vocabulary are ignored."""
+    ids = [i for i in banned_ids if 0 <= i < vocabulary]
+    if not ids:
+        return None
+    mask = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+    mask[ids] = True
+    return mask
+
+
+def token_logprobs(
+    hidden_KD: Tensor,
+    target_K: Tensor,
+    head: Callable[[Tensor], Tensor],
+    *,
+    temperature: float,
+    banned_ids: Sequence[int] = (),
+) -> tuple[Tensor, Tensor]:
+    """log pi(target) and the policy's entropy at each position.
+
+    Letters: K positions, D hidden width, V vocabulary.
+    Args:
+        hidden_KD: the hidden state that predicts each target.      target_K: int64.
+        head: hidden -> logits [.., V]; everything after the last norm, soft caps included.
+    Returns: (logp_K with gradient, entropy_K without), float32, nats.
+    """
+
+    def chunk(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        logits = head(hidden)
+        banned = banned_mask(banned_ids, logits.shape[-1], logits.device)
+        logp_all = torch.log_softmax(policy_logits(logits, temperature, banned), dim=-1)
+        with torch.no_grad():
+            p = logp_all.exp()
+            entropy = -(p * logp_all.masked_fill(p == 0, 0.0)).sum(-1)
+        return logp_all.gather(-1, target[:, None])[:, 0], entropy
+
+    if len(target_K) == 0:
+        return hidden_KD.sum(-1).float(), hidden_KD.detach().sum(-1).float()
+    vocabulary = head(hidden_KD[:1].detach()).shape[-1]
+    size = max(1, CHUNK_ELEMENTS // vocabulary)
+    if len(target_K) <= size:
+        return chunk(hidden_KD, target_K)
+    logps, entropies = [], []
+    for hidden, target in zip(hidden_KD.split(size), target_K.split(size), strict=True):
+        if torch.is_grad_enabled():
+            logp, entropy = checkpoint(chunk, hidden, target, use_reentrant=False)  # pyright: ignore[reportGeneralTypeIssues]
+        else:
+            logp, entropy = chunk(hidden, target)
+        logps.append(logp)
+        entropies.append(entropy)
+    return torch.cat(logps), torch.cat(entropies)
