@@ -249,8 +249,9 @@ def _validated(raw: dict[str, Any], places: Mapping[Key, Place], file: Path, pro
         return Recipe.model_validate(raw)
     except ValidationError as error:
         where = lambda key: (_nearest_place(places, key) or Place(file, 1)).where  # noqa: E731
-        told = {p.where for p in problems}
-        problems += [p for p in problems_of(error.errors(), Recipe, where) if p.where not in told]
+        told = {(p.where, p.message.split(" ")[0]) for p in problems}
+        found = problems_of(error.errors(), Recipe, where)
+        problems += [p for p in found if (p.where, p.message.split(" ")[0]) not in told]
     return None
 
 

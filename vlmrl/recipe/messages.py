@@ -112,7 +112,7 @@ def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple
         return f"`{name}` is {show(value)}; it must be one of {finding['ctx']['expected']}", hint
     if kind in _LIMITS:
         bound, words = _LIMITS[kind]
-        return f"`{name}` is {show(value)}; it must be {words} {finding['ctx'][bound]}", _help_hint(root, key)
+        return f"`{name}` is {show(value)}; it must be {words} {finding['ctx'][bound]:g}", _help_hint(root, key)
     if kind in ("string_too_short", "too_short"):
         return f"`{name}` is empty", _help_hint(root, key)
     if kind in _WANTED:
@@ -124,10 +124,8 @@ def _unknown(key: Key, value: Any, root: type[BaseModel]) -> tuple[str, str]:
     table, name = key[:-1], str(key[-1])
     here = fields_at(root, table)
     message = f"unknown table `[{dotted(key)}]`" if isinstance(value, dict) else f"unknown key `{dotted(key)}`"
-    title = (
-        f"known keys in [{dotted(tuple(p for p in table if isinstance(p, str)))}]" if table else "known tables and keys"
-    )
-    listing = f"{title}: {', '.join(here)}"
+    shown = f"[[{table[0]}]]" if table and table[0] == "data" else f"[{dotted(table)}]"
+    listing = f"known keys in {shown}: {', '.join(here)}" if table else f"known: extends, {', '.join(here)}"
     elsewhere = [f"{t}.{name}" for t in fields_at(root, ()) if name in fields_at(root, (t,)) and t not in table]
     near = nearest(name, here)
     if elsewhere:

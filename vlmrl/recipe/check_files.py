@@ -1,0 +1,207 @@
+"""Rules about the files a recipe names: do they exist, and are they what they should be. Nothing is imported or run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from vlmrl.errors import Problem
+from vlmrl.recipe.lines import Key, dotted
+from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.messages import nearest
+
+TABLE_ENDINGS = (".parquet", ".jsonl", ".json", ".csv")
+MAX_SOURCE_BYTES = 4 << 20
+
+_HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+
+
+def is_file_reward(name: str) -> bool:
+    """Whether a reward's name means `path/to/file.py:function` and not a built-in."""
+    return ".py" in name or "/" in name or ":" in name
+
+
+def _data_paths(loaded: LoadedRecipe) -> Iterator[Problem]:
+    for i, data in enumerate(loaded.recipe.data):
+        key: Key = ("data", i, "path")
+        if data.path.startswith("hub:"):
+            if not data.path.removeprefix("hub:").partition("#")[0].strip("/"):
+                yield Problem(
+                    f"`{dotted(key)}` names no dataset after `hub:`", loaded.where(key), 'path = "hub:org/name"'
+                )
+            continue
+        path = Path(data.path)
+        if not path.exists():
+            yield _missing(
+                loaded, key, data.path, f"make it first: `vlmrl prep {data.task}`" if data.task != "table" else None
+            )
+        elif path.is_dir() and not (path / "dataset.json").is_file():
+            inside = sorted(p.name for p in path.iterdir() if p.suffix in TABLE_ENDINGS)[:5]
+            hint = "its preparation did not finish: run `vlmrl prep` again"
+            hint = f"name one of its files: {', '.join(inside)}" if inside else hint
+            yield Problem(f"the folder {path} has no dataset.json, so it is no dataset", loaded.where(key), hint)
+        elif path.is_file() and path.suffix.lower() not in TABLE_ENDINGS:
+            hint = f"a table ends in {', '.join(TABLE_ENDINGS)}"
+            yield Problem(f"`{dotted(key)}` is {path}: not a kind of table that can be read", loaded.where(key), hint)
+
+
+def _validation_files(loaded: LoadedRecipe) -> Iterator[Problem]:
+    for i, data in enumerate(loaded.recipe.data):
+        value = data.validation
+        if value and (Path(value).suffix.lower() in TABLE_ENDINGS or "/" in value) and not Path(value).exists():
+            yield _missing(loaded, ("data", i, "validation"), value)
+
+
+def _images_roots(loaded: LoadedRecipe) -> Iterator[Problem]:
+    for i, data in enumerate(loaded.recipe.data):
+        key: Key = ("data", i, "images_root")
+        if data.images_root and not Path(data.images_root).exists():
+            yield _missing(loaded, key, data.images_root)
+        elif data.images_root and not Path(data.images_root).is_dir():
+            yield Problem(f"`{dotted(key)}` is {data.images_root}, which is not a folder", loaded.where(key))
+
+
+def _prompts(loaded: LoadedRecipe) -> Iterator[Problem]:
+    for i, data in enumerate(loaded.recipe.data):
+        key: Key = ("data", i, "prompt")
+        if not data.prompt:
+            continue
+        path = Path(data.prompt)
+        if not path.is_file():
+            yield _missing(loaded, key, data.prompt, "`data.prompt` is a Jinja file; the text itself goes into one")
+            continue
+        problem = _template_problem(path)
+        if problem:
+            yield problem
+
+
+def _template_problem(path: Path) -> Problem | None:
+    from jinja2 import TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        ImmutableSandboxedEnvironment().parse(text)
+    except TemplateSyntaxError as error:
+        return Problem(f"the prompt template is not valid Jinja: {error.message}", f"{path}:{error.lineno}")
+    except (OSError, UnicodeDecodeError) as error:
+        return Problem(f"cannot read the prompt template: {error}", str(path))
+    return None if text.strip() else Problem("the prompt template is empty", str(path))
+
+
+def _rewards(loaded: LoadedRecipe) -> Iterator[Problem]:
+    named = [(("data", i, "reward"), data.reward) for i, data in enumerate(loaded.recipe.data)]
+    for key, name in [*named, (("reward", "name"), loaded.recipe.reward.name)]:
+        if name and is_file_reward(name):
+            problem = _reward_problem(loaded, key, name)
+            if problem:
+                yield problem
+
+
+def _reward_problem(loaded: LoadedRecipe, key: Key, name: str) -> Problem | None:
+    where = loaded.where(key)
+    file, _, function = name.rpartition(":") if ".py:" in name else (name, "", "")
+    path = Path(file)
+    if path.suffix != ".py":
+        hint = "a reward is a built-in name (`vlmrl recipe list --rewards`) or path/to/file.py:function"
+        return Problem(f"`{dotted(key)}` is `{name}`, which is neither a built-in nor file.py:function", where, hint)
+    if not path.is_file():
+        return _missing(loaded, key, file, what="reward file")
+    tree = _parse_python(path)
+    if isinstance(tree, Problem):
+        return tree
+    functions = _top_level_names(tree)
+    listing = f"{path} defines: {', '.join(n for n in functions if not n.startswith('_')) or 'no function'}"
+    if not function:
+        return Problem(
+            f"`{dotted(key)}` names the file {path} but no function in it", where, f"add :function; {listing}"
+        )
+    if "*" not in functions and function not in functions:
+        near = nearest(function, functions)
+        hint = f"did you mean `{near}`?  {listing}" if near else listing
+        return Problem(f"{path} has no function `{function}`", where, hint)
+    return _args_problem(loaded, functions.get(function), path, function)
+
+
+def _parse_python(path: Path) -> ast.Module | Problem:
+    try:
+        if path.stat().st_size > MAX_SOURCE_BYTES:
+            return Problem(f"the reward file has more than {MAX_SOURCE_BYTES:,} bytes", str(path))
+        return ast.parse(path.read_bytes(), filename=str(path))
+    except SyntaxError as error:
+        return Problem(f"the reward file is not valid Python: {error.msg}", f"{path}:{error.lineno or 1}")
+    except (OSError, ValueError, RecursionError) as error:
+        return Problem(f"cannot read the reward file: {error}", str(path))
+
+
+def _top_level_names(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef | None]:
+    """Names a module defines at its top level -> the function, None for classes, assignments and imports."""
+    names: dict[str, ast.FunctionDef | ast.AsyncFunctionDef | None] = {}
+    blocks = (ast.If, ast.Try, ast.With)
+    nodes = [inner for node in tree.body for inner in (ast.walk(node) if isinstance(node, blocks) else (node,))]
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            names[node.name] = node
+        elif isinstance(node, ast.ClassDef):
+            names[node.name] = None
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.update(dict.fromkeys(alias.asname or alias.name.partition(".")[0] for alias in node.names))
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names.update(dict.fromkeys(t.id for top in targets for t in ast.walk(top) if isinstance(t, ast.Name)))
+    return names
+
+
+def _args_problem(
+    loaded: LoadedRecipe, node: ast.FunctionDef | ast.AsyncFunctionDef | None, path: Path, function: str
+) -> Problem | None:
+    """A key of `[reward.args]` that the function does not take."""
+    if node is None or node.args.kwarg or node.decorator_list:
+        return None
+    known = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    for name in loaded.recipe.reward.args:
+        if name not in known:
+            near = nearest(name, known)
+            hint = (f"did you mean `{near}`?  " if near else "") + f"{path}:{node.lineno} takes: {', '.join(known)}"
+            return Problem(f"`{function}` has no argument `{name}`", loaded.where(("reward", "args", name)), hint)
+    return None
+
+
+def _model(loaded: LoadedRecipe) -> Iterator[Problem]:
+    """A local model folder that is missing or holds no model. Hub names and runs are looked up in `vlmrl check`."""
+    key: Key = ("model", "path")
+    value = loaded.recipe.model.path
+    path = Path(value).expanduser()
+    first = Path(value).parts[0] if Path(value).parts else ""
+    if path.is_dir():
+        if not any((path / name).exists() for name in ("config.json", "manifest.json", "meta.json")):
+            hint = "a model folder holds config.json, weights in .safetensors and the processor's files"
+            yield Problem(f"{path} holds no model: there is no config.json", loaded.where(key), hint)
+    elif path.is_file():
+        hint = f'path = "{path.parent}"' if path.parent.name else None
+        yield Problem(f"`model.path` is the file {path}; it must be a folder", loaded.where(key), hint)
+    elif value.count("/") > 1 or value.startswith((".", "/", "~")) or ("/" in value and Path(first).is_dir()):
+        yield _missing(loaded, key, value)
+    elif "/" in value and not _HUB_NAME.fullmatch(value):
+        yield Problem(f"`model.path` is `{value}`: neither a folder here nor a hub name", loaded.where(key))
+
+
+def _missing(loaded: LoadedRecipe, key: Key, value: str, hint: str | None = None, what: str = "") -> Problem:
+    """A path that does not exist: where it was looked for, and what is there that is like it."""
+    tried = loaded.paths_tried(key, value)
+    beside = [str(p) for path in tried if path.parent.is_dir() for p in _listing(path.parent)]
+    near = nearest(value, beside, cutoff=0.75)
+    message = f"`{dotted(key)}` names a {what or 'path'} that does not exist: {' and '.join(str(p) for p in tried)}"
+    return Problem(message, loaded.where(key), f"did you mean {near}?" if near else hint)
+
+
+def _listing(folder: Path, most: int = 500) -> list[Path]:
+    try:
+        return [p for p, _ in zip(folder.iterdir(), range(most), strict=False)]
+    except OSError:
+        return []
+
+
+FILE_RULES = (_model, _data_paths, _validation_files, _images_roots, _prompts, _rewards)

@@ -1,0 +1,323 @@
+"""Rules across keys: what each value allows alone but together makes no sense, and names that must exist somewhere.
+
+One small function a rule; each yields what is wrong and `check_recipe` runs them all. Nothing is opened here except
+small text files (prompt templates, reward sources), and no reward is imported. Rules about rows, tokens and memory
+are in check/preflight.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from vlmrl.errors import Problem
+from vlmrl.recipe.check_files import FILE_RULES, is_file_reward
+from vlmrl.recipe.lines import Key, dotted
+from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.messages import nearest
+from vlmrl.recipe.schema import Data
+
+COLUMN_ROLES = ("prompt", "images", "answer", "response")
+TEST_SPLITS = ("test", "testing")
+FALLING_METRICS = ("brier", "parse_failure", "parse_failures", "parse_failure_rate")
+RISING_METRICS = ("reward", "accuracy", "auc")
+RL_ONLY = (
+    "algo.", "rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.temperature", "rollout.top_p",
+    "rollout.top_k", "train.updates_per_step",
+)  # fmt: skip
+"""Keys (or their beginnings) that `vlmrl sft` does not read."""
+
+
+@dataclass(frozen=True)
+class Catalogs:
+    """The names a recipe may use, handed in by the layers that own them. An empty one is not checked.
+
+    Args:
+        tasks, algos, rewards: name -> one line about it.
+        advantages, aggregations: names of the cells that `algo.advantage` and `algo.aggregation` may name.
+        no_baseline_algos: rows that do not compare the samples of a prompt, so that one sample is enough.
+        tasks_without_reward: tasks that bring no reward of their own.
+    """
+
+    tasks: Mapping[str, str] = field(default_factory=dict)
+    algos: Mapping[str, str] = field(default_factory=dict)
+    rewards: Mapping[str, str] = field(default_factory=dict)
+    advantages: tuple[str, ...] = ()
+    aggregations: tuple[str, ...] = ()
+    no_baseline_algos: tuple[str, ...] = ()
+    tasks_without_reward: tuple[str, ...] = ("table",)
+
+
+Rule = Callable[[LoadedRecipe, Catalogs], Iterator[Problem]]
+
+
+def check_recipe(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
+    """Every rule's findings, in the order of the rules."""
+    return [problem for rule in RULES for problem in rule(loaded, catalogs)]
+
+
+def data_name(data: Data) -> str:
+    """Name of a source in metrics and rollouts: its `name`, else the last part of its path without ending."""
+    if data.name:
+        return data.name
+    last = data.path.partition("#")[0].rstrip("/").rpartition("/")[2].removeprefix("hub:")
+    stem, dot, ending = last.rpartition(".")
+    return stem if dot and ending in ("parquet", "jsonl", "json", "csv") else last
+
+
+def _filtered_sampling(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    rollout = loaded.recipe.rollout
+    if rollout.allow_filtered_sampling or loaded.recipe.kind != "rl":
+        return
+    for name, value, off in (("top_p", rollout.top_p, 1.0), ("top_k", rollout.top_k, 0)):
+        if value != off:
+            yield Problem(
+                f"`rollout.{name}` is {value}: tokens are then not sampled from the policy that is trained",
+                loaded.where(("rollout", name)),
+                f"leave {name} out (= {off}), or set rollout.allow_filtered_sampling = true and train without "
+                "importance correction",
+            )
+
+
+def _clip_bounds(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    low, high = loaded.recipe.algo.clip_low, loaded.recipe.algo.clip_high
+    if low is not None and high is not None and high < low:
+        message = (
+            f"`algo.clip_high` ({high}) is below `algo.clip_low` ({low}): good tokens are held back more than bad ones"
+        )
+        hint = "0.2 and 0.28 are the usual pair; swap them if that was meant"
+        yield Problem(message, loaded.where(("algo", "clip_high"), ("algo", "clip_low")), hint, "warning")
+
+
+def _pixels(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    model = loaded.recipe.model
+    if model.min_pixels > model.max_pixels:
+        message = f"`model.min_pixels` ({model.min_pixels}) is above `model.max_pixels` ({model.max_pixels})"
+        where = loaded.where(("model", "min_pixels"), ("model", "max_pixels"))
+        yield Problem(message, where, "images are enlarged to min_pixels and shrunk to max_pixels; set min <= max")
+
+
+def _frozen(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    if {"vision", "language", "embeddings"} <= set(loaded.recipe.model.freeze):
+        message = "`model.freeze` names every part: nothing is left to train"
+        yield Problem(
+            message, loaded.where(("model", "freeze")), "leave out at least one of vision, language, embeddings"
+        )
+
+
+def _schedule(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    optim, steps = loaded.recipe.optim, loaded.recipe.train.steps
+    if optim.warmup_steps >= steps:
+        message = (
+            f"`optim.warmup_steps` ({optim.warmup_steps}) leaves no step of `train.steps` ({steps}) at the full rate"
+        )
+        where = loaded.where(("optim", "warmup_steps"), ("train", "steps"))
+        yield Problem(message, where, "set optim.warmup_steps below train.steps")
+    if optim.schedule == "constant" and optim.min_lr_ratio > 0:
+        message = f"`optim.min_lr_ratio` ({optim.min_lr_ratio}) does nothing with a constant schedule"
+        yield Problem(message, loaded.where(("optim", "min_lr_ratio")), 'set optim.schedule = "cosine"', "warning")
+    if optim.lr > 0.05:
+        message = f"`optim.lr` is {optim.lr}; AdamW on a transformer diverges there"
+        yield Problem(message, loaded.where(("optim", "lr")), "1e-6 is usual for all weights", "warning")
+
+
+def _group_size(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    recipe = loaded.recipe
+    if recipe.kind != "rl" or recipe.rollout.samples_per_prompt > 1 or recipe.algo.name in catalogs.no_baseline_algos:
+        return
+    yield Problem(
+        f"`rollout.samples_per_prompt` is 1, but `{recipe.algo.name}` compares the samples of one prompt: "
+        "every advantage is 0",
+        loaded.where(("rollout", "samples_per_prompt")),
+        "set rollout.samples_per_prompt to 2 or more; 8 is the default",
+    )
+
+
+def _updates(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    updates, prompts = loaded.recipe.train.updates_per_step, loaded.recipe.rollout.prompts_per_step
+    if loaded.recipe.kind == "rl" and updates > prompts:
+        message = (
+            f"`train.updates_per_step` ({updates}) is more than `rollout.prompts_per_step` ({prompts}): "
+            "an update needs at least one prompt"
+        )
+        where = loaded.where(("train", "updates_per_step"), ("rollout", "prompts_per_step"))
+        yield Problem(message, where, f"set train.updates_per_step to at most {prompts}")
+
+
+def _token_budgets(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    rollout, train = loaded.recipe.rollout, loaded.recipe.train
+    if loaded.recipe.kind == "rl" and rollout.max_new_tokens > train.tokens_per_row:
+        message = (
+            f"a response may have {rollout.max_new_tokens} tokens (`rollout.max_new_tokens`), more than "
+            f"`train.tokens_per_row` ({train.tokens_per_row}): such a response gets a row of its own"
+        )
+        where = loaded.where(("train", "tokens_per_row"), ("rollout", "max_new_tokens"))
+        yield Problem(message, where, "memory is then set by the longest response, not by the budget", "warning")
+    if rollout.max_new_tokens >= rollout.batch_tokens:
+        message = (
+            f"`rollout.batch_tokens` ({rollout.batch_tokens}) cannot hold one prompt and a response of "
+            f"`rollout.max_new_tokens` ({rollout.max_new_tokens})"
+        )
+        where = loaded.where(("rollout", "batch_tokens"), ("rollout", "max_new_tokens"))
+        yield Problem(message, where, "raise batch_tokens or lower max_new_tokens")
+
+
+def _stop_strings(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    if any(not text for text in loaded.recipe.rollout.stop):
+        message = "`rollout.stop` holds an empty string, which would end every response at once"
+        yield Problem(message, loaded.where(("rollout", "stop")), "remove it")
+
+
+def _validation(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    settings = loaded.recipe.eval
+    where = loaded.where(("eval", "goal"), ("eval", "metric"))
+    if settings.metric in FALLING_METRICS and settings.goal == "max":
+        hint = 'set eval.goal = "min"'
+        yield Problem(f"`eval.metric` {settings.metric} is better when lower, but `eval.goal` is max", where, hint)
+    if settings.metric in RISING_METRICS and settings.goal == "min":
+        hint = 'set eval.goal = "max"'
+        yield Problem(f"`eval.metric` {settings.metric} is better when higher, but `eval.goal` is min", where, hint)
+    if settings.patience and not settings.every_steps:
+        message = f"`eval.patience` is {settings.patience}, but `eval.every_steps` is 0: there is nothing to wait for"
+        where = loaded.where(("eval", "patience"))
+        yield Problem(message, where, "set eval.every_steps, or leave eval.patience out")
+    if loaded.recipe.train.stop_above is not None and settings.goal == "min":
+        message = "`train.stop_above` waits for a rising metric, but `eval.goal` is min"
+        yield Problem(message, loaded.where(("train", "stop_above")), "use eval.patience instead")
+
+
+def _test_split(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    for i, data in enumerate(loaded.recipe.data):
+        if data.split in TEST_SPLITS and not loaded.recipe.eval.allow_test_split:
+            hint = "train on another split; eval.allow_test_split = true forces it and labels the run"
+            yield Problem(f"`data.{i}.split` trains on the test split", loaded.where(("data", i, "split")), hint)
+        if data.validation in TEST_SPLITS and not loaded.recipe.eval.allow_test_split:
+            hint = "validate on another split; eval.allow_test_split = true forces it and labels the run"
+            message = f"`data.{i}.validation` chooses checkpoints on the test split"
+            yield Problem(message, loaded.where(("data", i, "validation")), hint)
+        if data.validation == data.split:
+            message = f"`data.{i}` validates on the split it trains on (`{data.split}`)"
+            yield Problem(
+                message, loaded.where(("data", i, "validation")), "name another split or file, or leave it out"
+            )
+
+
+def _data_names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    names = [data_name(data) for data in loaded.recipe.data]
+    for name, count in Counter(names).items():
+        if count > 1:
+            last = max(i for i, n in enumerate(names) if n == name)
+            hint = "metrics and rollouts are kept apart by this name: give each [[data]] a `name` of its own"
+            where = loaded.where(("data", last, "name"), ("data", last, "path"))
+            yield Problem(f"{count} data sources are called `{name}`", where, hint)
+    for i, name in enumerate(names):
+        if not name or any(c in name for c in "/\\ \t\n"):
+            where = loaded.where(("data", i, "name"), ("data", i, "path"))
+            yield Problem(f"`{name}` cannot name a data source", where, "a name has no spaces and no slashes")
+
+
+def _shares(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    recipe = loaded.recipe
+    rows = recipe.rollout.prompts_per_step if recipe.kind == "rl" else recipe.train.rows_per_step
+    total = sum(data.share for data in recipe.data)
+    for i, data in enumerate(recipe.data):
+        if len(recipe.data) > 1 and rows * data.share / total < 0.5:
+            message = (
+                f"`{data_name(data)}` gets {data.share / total:.1%} of {rows} prompts: less than one every second step"
+            )
+            yield Problem(
+                message, loaded.where(("data", i, "share")), "raise its share or the prompts of a step", "warning"
+            )
+
+
+def _columns(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    for i, data in enumerate(loaded.recipe.data):
+        for role in data.columns:
+            if role not in COLUMN_ROLES:
+                near = nearest(role, COLUMN_ROLES)
+                hint = (f"did you mean `{near}`?  " if near else "") + f"known: {', '.join(COLUMN_ROLES)}"
+                yield Problem(
+                    f"unknown key `data.{i}.columns.{role}`", loaded.where(("data", i, "columns", role)), hint
+                )
+
+
+def _weights(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    weights = loaded.recipe.reward.weights
+    if weights and not any(weights.values()):
+        yield Problem(
+            "every weight in `reward.weights` is 0: all scores are equal", loaded.where(("reward", "weights"))
+        )
+
+
+def _reward_used(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    recipe = loaded.recipe
+    if recipe.reward.name and all(data.reward for data in recipe.data):
+        message = f"`reward.name` ({recipe.reward.name}) is never used: every [[data]] names a reward of its own"
+        yield Problem(message, loaded.where(("reward", "name")), "remove one of the two", "warning")
+    for i, data in enumerate(recipe.data):
+        name = data.reward or recipe.reward.name
+        if name is None and data.task in catalogs.tasks_without_reward and recipe.kind == "rl":
+            hint = 'set [reward] name = "path/to/file.py:function", or a built-in (`vlmrl recipe list --rewards`)'
+            message = f"the task `{data.task}` has no reward of its own and the recipe names none"
+            yield Problem(message, loaded.where(("data", i, "task"), ("data", i)), hint)
+        if name and recipe.reward.style != "auto" and not is_file_reward(name):
+            message = f"`reward.style` does nothing: `{name}` is a built-in reward"
+            yield Problem(message, loaded.where(("reward", "style")), None, "warning")
+
+
+def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    recipe = loaded.recipe
+    asked: list[tuple[str, Key, str | None, tuple[str, ...] | Mapping[str, str], str]] = [
+        ("algorithm", ("algo", "name"), recipe.algo.name, catalogs.algos, "vlmrl recipe list --algos"),
+        ("advantage", ("algo", "advantage"), recipe.algo.advantage, catalogs.advantages, ""),
+        ("aggregation", ("algo", "aggregation"), recipe.algo.aggregation, catalogs.aggregations, ""),
+    ]
+    for i, data in enumerate(recipe.data):
+        asked.append(("task", ("data", i, "task"), data.task, catalogs.tasks, "vlmrl recipe list --tasks"))
+    rewards = [(("data", i, "reward"), data.reward) for i, data in enumerate(recipe.data)]
+    for key, name in [*rewards, (("reward", "name"), recipe.reward.name)]:
+        if name and not is_file_reward(name):
+            asked.append(("reward", key, name, catalogs.rewards, "vlmrl recipe list --rewards"))
+    for what, key, name, known, command in asked:
+        if name is None or not known or name in known:
+            continue
+        near = nearest(name, known)
+        also = "; a reward of your own is path/to/file.py:function" if what == "reward" else ""
+        listing = f"known: {', '.join(known)}" + (f" (`{command}`)" if command else "") + also
+        hint = f"did you mean `{near}`?  {listing}" if near else listing
+        yield Problem(f"unknown {what} `{name}` in `{dotted(key)}`", loaded.where(key), hint)
+
+
+def _other_kind(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    """Keys that this kind of run does not read, where the recipe itself (not its parent) sets them."""
+    unread = RL_ONLY if loaded.recipe.kind == "sft" else ("train.rows_per_step",)
+    for key, origin in loaded.origins.items():
+        own = origin == "--set" or origin.rpartition(":")[0] == str(loaded.path)
+        if own and key.startswith(unread):
+            command = "sft" if loaded.recipe.kind == "sft" else "train"
+            where = loaded.where(tuple(key.split(".")))
+            yield Problem(f"`{key}` does nothing in `vlmrl {command}`", where, "remove it", "warning")
+
+
+def _odd_coefficients(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    algo = loaded.recipe.algo
+    if algo.kl_coef > 1:
+        message = f"`algo.kl_coef` is {algo.kl_coef}: the KL term outweighs the reward"
+        yield Problem(message, loaded.where(("algo", "kl_coef")), "0 to 0.04 is usual", "warning")
+    if algo.entropy_coef < 0:
+        message = f"`algo.entropy_coef` is {algo.entropy_coef}: a negative bonus makes the policy collapse"
+        yield Problem(message, loaded.where(("algo", "entropy_coef")), "0 is the default", "warning")
+
+
+def _paper(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    if loaded.recipe.paper.get("numbers") and not loaded.recipe.paper.get("source"):
+        message = "`[paper.numbers]` has numbers but `paper.source` does not say whose they are"
+        yield Problem(message, loaded.where(("paper", "numbers")), 'source = "arXiv:..., Table 2"', "warning")
+
+
+RULES: tuple[Rule, ...] = (
+    _filtered_sampling, _clip_bounds, _pixels, _frozen, _schedule, _group_size, _updates, _token_budgets, _stop_strings,
+    _validation, _test_split, _data_names, _shares, _columns, _weights, _reward_used, _names, _other_kind,
+    _odd_coefficients, _paper, *(lambda loaded, catalogs, rule=rule: rule(loaded) for rule in FILE_RULES),
+)  # fmt: skip
