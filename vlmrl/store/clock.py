@@ -1,0 +1,44 @@
+"""Times as the store writes them (ISO 8601, UTC) and as people read them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+
+def now() -> str:
+    """The time as text, UTC, milliseconds: `2026-01-31T12:00:00.000+00:00`."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def parse(text: str | None) -> datetime | None:
+    """The time that `now` wrote; None when the text is not one."""
+    try:
+        value = datetime.fromisoformat(text or "")
+    except (TypeError, ValueError):
+        return None
+    return value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+
+
+def seconds_between(start: str | None, end: str | None = None) -> float | None:
+    """Seconds from `start` to `end` (default: now); None when a time is missing. Never below 0: clocks are set back."""
+    begin, finish = parse(start), parse(end) if end else datetime.now(timezone.utc)
+    return max(0.0, (finish - begin).total_seconds()) if begin and finish else None
+
+
+def span(seconds: float | None) -> str:
+    """`45 s`, `12 min`, `3 h 05 min`, `4 d 02 h`; `-` for None."""
+    if seconds is None:
+        return "-"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600:02d} h"
+
+
+def ago(text: str | None) -> str:
+    """How long ago that was: `12 min`."""
+    return span(seconds_between(text))

@@ -1,0 +1,118 @@
+"""Writing a file so that a kill at any instant leaves the old one or the new one, never a part."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import StoreError
+from vlmrl.store.faults import crash_point
+
+TEMP_PREFIX = ".tmp-"
+TRASH_PREFIX = ".trash-"
+
+
+def temp_path(path: Path) -> Path:
+    """A name beside `path` that no reader takes for the real thing, and no other process uses."""
+    return path.with_name(f"{TEMP_PREFIX}{path.name}-{os.getpid()}-{secrets.token_hex(3)}")
+
+
+def write_atomic(path: Path, content: bytes, *, crash: str | None = None) -> None:
+    """Write a whole file: temp name, fsync, rename, fsync of the folder. `crash` names the fault point half-way.
+
+    Raises: StoreError when the disk refuses (full, read-only, no such folder); nothing is left behind then.
+    """
+    temp = temp_path(path)
+    half = len(content) // 2
+    try:
+        with open(temp, "wb") as file:
+            file.write(content[:half])
+            if crash is not None:
+                file.flush()
+                crash_point(crash)
+            file.write(content[half:])
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temp, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temp.unlink()
+        raise StoreError(f"cannot write: {error.strerror or error}", where=str(path)) from error
+
+
+def write_json(path: Path, value: Any, *, crash: str | None = None) -> None:
+    """Write a JSON value atomically, indented for people. NaN and infinities are refused: they are not JSON."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomic(path, (text + "\n").encode("utf-8", "backslashreplace"), crash=crash)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside the folder durable; a file system that cannot do it is left alone."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a folder so that a kill half-way never leaves something that looks whole: renamed first, then removed."""
+    if not path.name.startswith(TRASH_PREFIX):
+        trash = path.with_name(f"{TRASH_PREFIX}{path.name}-{secrets.token_hex(3)}")
+        os.replace(path, trash)
+        sync_folder(path.parent)
+        path = trash
+    crash_point("mid-prune")
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Temporary and half-deleted files and folders under `folder`, left by a process that was killed."""
+    found: list[Path] = []
+    for base, folders, files in os.walk(folder):
+        for name in [*folders, *files]:
+            if name.startswith((TEMP_PREFIX, TRASH_PREFIX)):
+                found.append(Path(base, name))
+        folders[:] = [name for name in folders if not name.startswith((TEMP_PREFIX, TRASH_PREFIX))]
+    return sorted(found)
+
+
+def sweep(folder: Path) -> list[Path]:
+    """Remove the leftovers under `folder`. Only the owner of the run may do this. Returns what was removed."""
+    found = leftovers(folder)
+    for path in found:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
+    return found
+
+
+@contextlib.contextmanager
+def folder_guard(folder: Path) -> Iterator[None]:
+    """Hold the folder while a small file in it is read, changed and written, so that two writers do not lose a change.
+
+    An advisory lock on the folder itself; where the file system has none, the change goes on without it.
+    """
+    handle = None
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    except (ImportError, OSError):
+        pass
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)

@@ -1,0 +1,108 @@
+"""Every file name of a run folder. Nobody else writes these names.
+
+    <runs root>/<yyyymmdd-hhmmss>-<recipe>-<4 hex>/          time in UTC
+      manifest.json  recipe.toml  resolved.json  code.diff  run.lock (only while someone writes)
+      metrics.jsonl  rollouts/step-000010.parquet, step-000021-a2.parquet (by attempt 2)
+      eval/<name>/rows.parquet, summary.json
+      checkpoints/step-000010/ meta.json ... COMPLETE (last)
+      logs/attempt-1/rank-0.log          media/*.arrow          report.html
+
+Names that begin with `.tmp-` are being written, names that begin with `.trash-` are being deleted: no reader sees them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from datetime import datetime, timezone
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+RECIPE = "recipe.toml"
+RESOLVED = "resolved.json"
+CODE_DIFF = "code.diff"
+METRICS = "metrics.jsonl"
+LOCK = "run.lock"
+REPORT = "report.html"
+ROLLOUTS = "rollouts"
+EVAL = "eval"
+EVAL_ROWS = "rows.parquet"
+EVAL_SUMMARY = "summary.json"
+CHECKPOINTS = "checkpoints"
+META = "meta.json"
+COMPLETE = "COMPLETE"
+LOGS = "logs"
+MEDIA = "media"
+PACKED = "packed.json"
+
+RUN_ID = re.compile(r"\d{8}-\d{6}-[A-Za-z0-9._-]+-[0-9a-f]{4}")
+RUNS_VARIABLE = "VLMRL_RUNS"
+_ROLLOUT = re.compile(r"step-(\d{6,})(?:-a(\d+))?\.parquet")
+_CHECKPOINT = re.compile(r"step-(\d{6,})")
+
+
+def runs_root(option: str | os.PathLike[str] | None = None) -> Path:
+    """Where runs live: the `--runs` option, else the environment variable VLMRL_RUNS, else `./runs`."""
+    return Path(option or os.environ.get(RUNS_VARIABLE) or "runs")
+
+
+def new_run_id(recipe_name: str, now: datetime | None = None) -> str:
+    """`<yyyymmdd-hhmmss>-<recipe>-<4 hex>`, UTC; characters that do not belong into a folder name become `-`."""
+    slug = re.sub(r"[^A-Za-z0-9._]+", "-", recipe_name).strip("-._")[:40] or "run"
+    return f"{(now or datetime.now(timezone.utc)):%Y%m%d-%H%M%S}-{slug}-{secrets.token_hex(2)}"
+
+
+def rollout_path(run_dir: Path, step: int, attempt: int = 1) -> Path:
+    """`rollouts/step-000010.parquet`; attempts after the first add `-a2`, so that nothing is ever overwritten."""
+    suffix = "" if attempt == 1 else f"-a{attempt}"
+    return run_dir / ROLLOUTS / f"step-{step:06d}{suffix}.parquet"
+
+
+def parse_rollout_name(name: str) -> tuple[int, int] | None:
+    """(step, attempt) of a rollout file's name; None when it is not one."""
+    match = _ROLLOUT.fullmatch(name)
+    return (int(match[1]), int(match[2] or 1)) if match else None
+
+
+def checkpoint_dir(run_dir: Path, step: int) -> Path:
+    return run_dir / CHECKPOINTS / f"step-{step:06d}"
+
+
+def parse_checkpoint_name(name: str) -> int | None:
+    """Step of a checkpoint folder's name; None when it is not one."""
+    match = _CHECKPOINT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def complete_checkpoints(run_dir: Path) -> list[Path]:
+    """Checkpoint folders that hold COMPLETE, oldest first. One without it does not exist for anyone."""
+    return [path for path in _checkpoint_folders(run_dir) if (path / COMPLETE).is_file()]
+
+
+def incomplete_checkpoints(run_dir: Path) -> list[Path]:
+    """Checkpoint folders without COMPLETE: what a kill left. For `verify` and for the sweep at resume only."""
+    return [path for path in _checkpoint_folders(run_dir) if not (path / COMPLETE).is_file()]
+
+
+def _checkpoint_folders(run_dir: Path) -> list[Path]:
+    try:
+        entries = [Path(e.path) for e in os.scandir(run_dir / CHECKPOINTS) if e.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = [(step, path) for path in entries if (step := parse_checkpoint_name(path.name)) is not None]
+    return [path for _, path in sorted(found)]
+
+
+def log_path(run_dir: Path, attempt: int, rank: int = 0) -> Path:
+    return run_dir / LOGS / f"attempt-{attempt}" / f"rank-{rank}.log"
+
+
+def eval_dir(run_dir: Path, name: str) -> Path:
+    return run_dir / EVAL / name
+
+
+def eval_dirs(run_dir: Path) -> list[Path]:
+    """Finished evaluations (they hold summary.json, written last), by name."""
+    folder = run_dir / EVAL
+    return sorted(p.parent for p in folder.glob(f"*/{EVAL_SUMMARY}")) if folder.is_dir() else []

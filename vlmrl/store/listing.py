@@ -1,0 +1,162 @@
+"""Finding runs: by prefix, name, `last` or path, and listing them, fast with 10,000 of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import StoreError
+from vlmrl.store import layout
+from vlmrl.store.lock import owner_state, read_owner
+from vlmrl.store.manifest import Status, read_raw
+
+MOST_CANDIDATES = 10
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One run in a listing. `problem` is set, and `raw` empty, when its manifest cannot be read."""
+
+    id: str
+    dir: Path
+    status: str
+    raw: dict[str, Any] = field(default_factory=dict)
+    problem: str | None = None
+
+    @property
+    def name(self) -> str | None:
+        return self.raw.get("name")
+
+
+def status_of(run_dir: Path, stored: Status) -> Status:
+    """The stored status, or "killed" when it says running but the owner is certainly dead or the lock is gone."""
+    if stored != "running":
+        return stored
+    owner = read_owner(run_dir)
+    return "killed" if owner is None or owner_state(owner) == "dead" else "running"
+
+
+def run_ids(root: Path) -> list[str]:
+    """Folder names of all runs under the root, newest first. Folders that are not runs are left out."""
+    ids: list[str] = []
+    try:
+        with os.scandir(root) as entries:
+            for entry in entries:
+                is_run = layout.RUN_ID.fullmatch(entry.name) or (
+                    not entry.name.startswith(".") and os.path.isfile(os.path.join(entry.path, layout.MANIFEST))
+                )
+                if is_run and entry.is_dir():
+                    ids.append(entry.name)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreError(f"cannot read the runs folder: {error.strerror}", where=str(root)) from error
+    return sorted(ids, reverse=True)
+
+
+def read_listed(root: Path, run_id: str) -> Listed:
+    """One run for a listing; a damaged one is told, not raised."""
+    run_dir = root / run_id
+    try:
+        raw = read_raw(run_dir)
+    except StoreError as error:
+        return Listed(run_id, run_dir, "damaged", problem=error.message)
+    return Listed(run_id, run_dir, status_of(run_dir, raw["status"]), raw)
+
+
+def list_runs(
+    root: Path | str, *, kind: str | None = None, tag: str | None = None, status: str | None = None, limit: int = 0
+) -> list[Listed]:
+    """Runs under the root, newest first. Without a filter only the manifests that are shown are read.
+
+    Args: kind, tag, status: only those ("damaged" is a status too); limit: at most so many, 0 = all.
+    """
+    root = Path(root)
+    found: list[Listed] = []
+    for run_id in run_ids(root):
+        run = read_listed(root, run_id)
+        if kind is not None and run.raw.get("kind") != kind:
+            continue
+        if tag is not None and tag not in run.raw.get("tags", ()):
+            continue
+        if status is not None and run.status != status:
+            continue
+        found.append(run)
+        if limit and len(found) == limit:
+            break
+    return found
+
+
+def find(root: Path | str, ref: str) -> Path:
+    """The folder of the run that `ref` names: path, `last`, id, name, unique prefix of the id, or its last 4 letters.
+
+    Raises: StoreError with the candidates when it is ambiguous, with the newest runs when there is none.
+    """
+    root = Path(root)
+    given = Path(ref)
+    if (given / layout.MANIFEST).is_file():
+        return given.resolve() if given.name in ("", "..") else given
+    if given.is_dir() and os.sep in ref and layout.RUN_ID.fullmatch(given.name):
+        return given
+    if os.sep in ref and not given.is_absolute() | given.is_dir() and given.parent.is_dir():
+        root, ref = given.parent, given.name
+    ids = run_ids(root)
+    if not ids:
+        raise StoreError(
+            f"no run `{ref}`: there are no runs in {root}", where=str(root), hint="say where they are: --runs DIR"
+        )
+    if ref == "last":
+        return root / _latest(root, ids)
+    if ref in ids:
+        return root / ref
+    matches = [run_id for run_id in ids if run_id.startswith(ref)] if ref else []
+    named = list(_named(root, ids, ref))
+    if len(named) == 1:
+        return root / named[0]
+    if not named and len(matches) == 1:
+        return root / matches[0]
+    if not named and not matches and len(ref) == 4:
+        matches = [run_id for run_id in ids if run_id.endswith(f"-{ref}")]
+        if len(matches) == 1:
+            return root / matches[0]
+    if named or matches:
+        what = "runs have the name" if named else "runs begin with"
+        candidates = _show(root, named or matches)
+        raise StoreError(f"{len(named or matches)} {what} `{ref}`", where=str(root), hint=f"say which:\n{candidates}")
+    newest = _show(root, ids)
+    raise StoreError(f"no run `{ref}`", where=str(root), hint=f"runs here, newest first:\n{newest}")
+
+
+def _named(root: Path, ids: list[str], name: str) -> Iterator[str]:
+    # Names are rare and manifests are many: a run is read only when its bytes hold the name at all.
+    needle = name.encode()
+    for run_id in ids:
+        try:
+            with open(f"{root}/{run_id}/{layout.MANIFEST}", "rb") as file:
+                if needle not in file.read():
+                    continue
+        except OSError:
+            continue
+        if read_listed(root, run_id).name == name:
+            yield run_id
+
+
+def _latest(root: Path, ids: list[str]) -> str:
+    """The run that started last. Ids tell the second; manifests tell between runs of one second."""
+    second = ids[0][:15]
+    same = [run_id for run_id in ids if run_id[:15] == second]
+    return max(same, key=lambda run_id: (read_listed(root, run_id).raw.get("start", ""), run_id))
+
+
+def _show(root: Path, ids: list[str]) -> str:
+    lines = []
+    for run_id in ids[:MOST_CANDIDATES]:
+        run = read_listed(root, run_id)
+        name = f"  ({run.name})" if run.name else ""
+        lines.append(f"  {run_id}{name}  {run.status}")
+    if len(ids) > MOST_CANDIDATES:
+        lines.append(f"  ... and {len(ids) - MOST_CANDIDATES} more: vlmrl runs list")
+    return "\n".join(lines)

@@ -1,0 +1,210 @@
+"""Who writes a run. Two processes never write one run; an owner that is dead is recognised.
+
+`run.lock` is JSON about the owner, and the owner holds an advisory file lock on it. On one machine the file lock or
+the process id with its start time tells whether the owner lives (a process id that was given to somebody else does not
+count); after a reboot the boot id differs. An owner on another machine cannot be asked: it counts as alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from vlmrl.errors import StoreError
+from vlmrl.store import layout
+from vlmrl.store.clock import ago, now
+
+try:
+    import fcntl
+except ImportError:  # not on every platform; process ids decide alone there
+    fcntl = None
+
+State = Literal["alive", "dead", "elsewhere"]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that writes a run. `process_start`: clock ticks since boot; "" where the system does not tell."""
+
+    host: str
+    boot_id: str
+    pid_namespace: str
+    pid: int
+    process_start: str
+    since: str
+
+
+def this_process() -> Owner:
+    return Owner(
+        host=socket.gethostname(),
+        boot_id=_read("/proc/sys/kernel/random/boot_id"),
+        pid_namespace=_pid_namespace(),
+        pid=os.getpid(),
+        process_start=_process_start(os.getpid()) or "",
+        since=now(),
+    )
+
+
+def owner_state(owner: Owner) -> State:
+    """Whether the owner lives: "dead" only when that is certain."""
+    here = this_process()
+    if owner.boot_id != here.boot_id or not here.boot_id:
+        if owner.host != here.host:
+            return "elsewhere"
+        if owner.boot_id != here.boot_id:
+            return "dead"
+    if owner.pid_namespace != here.pid_namespace:
+        return "elsewhere"
+    start = _process_start(owner.pid)
+    return "alive" if start is not None and start == owner.process_start else "dead"
+
+
+def read_owner(run_dir: Path) -> Owner | None:
+    """The owner named in the run's lock; None when there is no lock, or it was torn by a kill while being made."""
+    try:
+        value = json.loads((run_dir / layout.LOCK).read_bytes())
+        return Owner(**{field.name: value[field.name] for field in fields(Owner)})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+class RunLock:
+    """The right to write a run, from `acquire` to `release` or the end of the process."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / layout.LOCK
+        self.run_dir = run_dir
+        self._handle: int | None = None
+
+    def acquire(self) -> None:
+        """Take the run. Raises: StoreError that names the owner when it lives, or cannot be asked from here."""
+        for _ in range(20):
+            handle = self._open()
+            exclusive = _try_flock(handle)
+            if not self._is_current(handle):
+                os.close(handle)
+                continue
+            owner = read_owner(self.run_dir)
+            if owner is not None and (state := owner_state(owner)) != "dead":
+                # The kernel gave us the file lock of an owner on this very machine: whatever its process id says from
+                # here (another container, say), it no longer runs.
+                freed = (
+                    exclusive
+                    and state == "elsewhere"
+                    and owner.boot_id == _read("/proc/sys/kernel/random/boot_id") != ""
+                )
+                if not freed:
+                    os.close(handle)
+                    raise self._taken(owner, state)
+            elif not exclusive and owner is None:
+                os.close(handle)
+                raise StoreError(
+                    "this run is being opened by another process", where=str(self.run_dir), hint="try again"
+                )
+            if exclusive:
+                self._claim(handle)
+                return
+            # The owner is dead but a process it left behind still holds the file: set the file aside and start afresh.
+            os.close(handle)
+            with contextlib.suppress(FileNotFoundError):
+                aside = self.path.with_name(f".tmp-{layout.LOCK}-{secrets.token_hex(3)}")
+                os.replace(self.path, aside)
+                aside.unlink()
+        raise StoreError("cannot lock this run: others keep taking it", where=str(self.run_dir), hint="try again")
+
+    def moved(self, run_dir: Path) -> None:
+        """Follow the run folder after it was renamed; the lock itself is on the file and goes with it."""
+        self.run_dir, self.path = run_dir, run_dir / layout.LOCK
+
+    def release(self) -> None:
+        """Give the run back. Safe to call twice."""
+        if self._handle is None:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            if self._is_current(self._handle):
+                self.path.unlink()
+        os.close(self._handle)
+        self._handle = None
+
+    def _open(self) -> int:
+        try:
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreError(f"cannot lock this run: {error.strerror}", where=str(self.path)) from error
+
+    def _is_current(self, handle: int) -> bool:
+        """Whether the open file is still the one under the lock's name (another process may have replaced it)."""
+        try:
+            return os.path.samestat(os.fstat(handle), os.stat(self.path))
+        except FileNotFoundError:
+            return False
+
+    def _claim(self, handle: int) -> None:
+        content = json.dumps(asdict(this_process()), indent=1).encode() + b"\n"
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, content, 0)
+        os.fsync(handle)
+        self._handle = handle
+
+    def _taken(self, owner: Owner, state: State) -> StoreError:
+        place = f"process {owner.pid} on {owner.host}"
+        if state == "alive":
+            message = f"run {self.run_dir.name} is being written by {place}, for {ago(owner.since)}"
+            hint = "wait for it to end, or stop it with Ctrl-C; two processes never write one run"
+        else:
+            message = (
+                f"run {self.run_dir.name} was taken {ago(owner.since)} ago by {place}, which cannot be asked from here"
+            )
+            hint = f"if that process is gone for certain: vlmrl runs unlock {self.run_dir.name}"
+        return StoreError(message, where=str(self.path), hint=hint)
+
+
+def _try_flock(handle: int) -> bool:
+    """True when this process now holds the file lock, or the file system has none."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _process_start(pid: int) -> str | None:
+    """Start time of a living process; None when there is none. A zombie is dead: it writes nothing any more."""
+    stat = _read(f"/proc/{pid}/stat")
+    if stat:
+        # The name in parentheses may hold spaces: count from behind it. Field 3 is the state, field 22 the start time.
+        after = stat.rpartition(")")[2].split()
+        return None if after[0] in "ZXx" else after[19]
+    if os.path.isdir("/proc/self"):
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        return ""
+    return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,203 @@
+"""The manifest of a run: what it is, what it was made with, and how it ended. One JSON file, written atomically."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from vlmrl.errors import StoreError
+from vlmrl.store import layout
+from vlmrl.store.files import folder_guard, write_json
+
+SCHEMA = 1
+
+Status = Literal["running", "done", "failed", "interrupted", "killed"]
+"""As stored: running, done, failed, interrupted. "killed" is derived: it says running, but its owner is dead."""
+
+STATUSES: tuple[Status, ...] = ("running", "done", "failed", "interrupted", "killed")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One process's turn at writing the run. The first is 1; every `--resume` adds one.
+
+    Args:
+        from_step: the step it began at: 0, or the step S of the checkpoint it loaded. It samples with policy version S,
+            so its first rollouts and its first `train` line carry step S.
+        from_checkpoint: path of that checkpoint relative to the run, None at the start.
+        end: when it ended; None while it runs, or when it was killed.
+    """
+
+    number: int
+    start: str
+    host: str
+    pid: int
+    from_step: int = 0
+    from_checkpoint: str | None = None
+    end: str | None = None
+    status: Status = "running"
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best validation so far. `metric` as in the recipe's eval.metric."""
+
+    step: int
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that is known of a run. Times are ISO 8601 in UTC.
+
+    Args:
+        kind: rl, sft, eval, try, merge ...: the command that made it.
+        recipe: name of the recipe (its file name without `.toml`).
+        labels: what every report must say beside the numbers, e.g. "validated on the test split".
+        parent: {"run": id, "checkpoint": relative path} when it started from another run.
+        datasets: one mapping a source: name, path, fingerprint, task, split, rows ...
+        rewards, prompts: one mapping a source: source, name, sha256.
+        recipe_sha256: of recipe.toml as written.       source_sha256: of the vlmrl code itself.
+        best: best validation.      error: how it ended when it failed, one line.
+    """
+
+    id: str
+    kind: str
+    recipe: str
+    start: str
+    schema: int = SCHEMA
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    status: Status = "running"
+    end: str | None = None
+    error: str | None = None
+    labels: tuple[str, ...] = ()
+    best: Best | None = None
+    argv: tuple[str, ...] = ()
+    cwd: str = ""
+    parent: Mapping[str, Any] | None = None
+    seeds: Mapping[str, int] = field(default_factory=dict)
+    threads: int | None = None
+    datasets: tuple[Mapping[str, Any], ...] = ()
+    rewards: tuple[Mapping[str, Any], ...] = ()
+    prompts: tuple[Mapping[str, Any], ...] = ()
+    recipe_sha256: str = ""
+    source_sha256: str = ""
+    git: Mapping[str, Any] | None = None
+    vlmrl: str = ""
+    python: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    attempts: tuple[Attempt, ...] = ()
+
+    @property
+    def attempt_starts(self) -> dict[int, int]:
+        """Attempt -> the step it began at."""
+        return {a.number: a.from_step for a in self.attempts}
+
+
+def read_manifest(run_dir: Path) -> Manifest:
+    """The manifest of a run folder.
+
+    Raises: StoreError when it is missing, cut off, not a manifest, or written by a newer vlmrl.
+    """
+    return _from_json(read_raw(run_dir), run_dir / layout.MANIFEST)
+
+
+def read_raw(run_dir: Path) -> dict[str, Any]:
+    """The manifest as plain JSON, checked only as far as a listing needs it. Fast: `runs list` reads 10,000 of them."""
+    path = f"{run_dir}/{layout.MANIFEST}"
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except FileNotFoundError:
+        raise StoreError("this folder is not a run: it has no manifest.json", where=str(run_dir)) from None
+    except OSError as error:
+        raise StoreError(f"cannot read the manifest: {error.strerror}", where=path) from error
+    try:
+        value = json.loads(content)
+    except ValueError:
+        what = "is empty" if not content.strip() else f"is cut off or damaged ({len(content)} bytes)"
+        hint = "metrics, rollouts and checkpoints beside it are still readable; restore manifest.json from a copy"
+        raise StoreError(f"the manifest of this run {what}", where=path, hint=hint) from None
+    if not isinstance(value, dict) or not isinstance(value.get("schema"), int):
+        raise StoreError("manifest.json does not hold a run's manifest", where=path)
+    if value["schema"] > SCHEMA:
+        made_by = f"vlmrl {value.get('vlmrl', '?')}"
+        message = f"this run was written by {made_by} (manifest schema {value['schema']}); this one reads {SCHEMA}"
+        raise StoreError(message, where=path, hint="upgrade vlmrl")
+    wrong = [k for k in ("id", "kind", "recipe", "start", "status") if not isinstance(value.get(k), str)]
+    if wrong:
+        raise StoreError(f"the manifest lacks {', '.join(f'`{k}`' for k in wrong)}", where=path)
+    return value
+
+
+def write_manifest(run_dir: Path, manifest: Manifest) -> None:
+    """Write the manifest atomically: readers see the old one or the new one."""
+    write_json(run_dir / layout.MANIFEST, asdict(manifest), crash="mid-manifest")
+
+
+def update_manifest(run_dir: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
+    """Read, change, write, while no other process does the same. Returns the new manifest."""
+    with folder_guard(run_dir):
+        manifest = change(read_manifest(run_dir))
+        write_manifest(run_dir, manifest)
+    return manifest
+
+
+def edit(
+    run_dir: Path,
+    *,
+    name: str | None = None,
+    note: str | None = None,
+    add: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> Manifest:
+    """Change what belongs to the person: name ("" removes it), note, tags. Allowed while the run is being written."""
+    for tag in add:
+        check_tag(tag)
+    if name:
+        check_name(name)
+
+    def change(m: Manifest) -> Manifest:
+        tags = [t for t in m.tags if t not in drop]
+        tags += [t for t in dict.fromkeys(add) if t not in tags]
+        new_name = m.name if name is None else name or None
+        return replace(m, name=new_name, note=m.note if note is None else note, tags=tuple(tags))
+
+    return update_manifest(run_dir, change)
+
+
+def check_name(name: str) -> None:
+    """A name must be usable as one word on a command line and not mean something else there."""
+    allowed = name.isprintable() and not any(c in name for c in "/\\ ") and not name.startswith(("-", "."))
+    if not name or len(name) > 80 or not allowed or name == "last":
+        message = f"`{name}` cannot be the name of a run"
+        raise StoreError(message, hint="use up to 80 letters, digits, `.`, `_`, `-`, and not `last`")
+
+
+def check_tag(tag: str) -> None:
+    if not tag or len(tag) > 80 or not tag.isprintable() or "," in tag or tag != tag.strip():
+        raise StoreError(f"`{tag}` cannot be a tag", hint="use up to 80 printable characters without commas")
+
+
+def _from_json(value: dict[str, Any], path: Path | str) -> Manifest:
+    known = {f.name for f in fields(Manifest)}
+    data = {k: v for k, v in value.items() if k in known}
+    attempt_fields = {f.name for f in fields(Attempt)}
+    try:
+        attempts = [{k: v for k, v in a.items() if k in attempt_fields} for a in data.get("attempts", ())]
+        data["attempts"] = tuple(Attempt(**{**a, "argv": tuple(a.get("argv", ()))}) for a in attempts)
+        data["best"] = Best(**data["best"]) if data.get("best") else None
+        for key in ("tags", "labels", "argv", "datasets", "rewards", "prompts"):
+            data[key] = tuple(data.get(key, ()))
+        return Manifest(**data)
+    except (TypeError, AttributeError, ValueError) as error:
+        raise StoreError(f"the manifest has a value of the wrong kind: {error}", where=str(path)) from error

@@ -1,0 +1,167 @@
+"""metrics.jsonl: one JSON object a line; appended, never truncated. And the rule of which attempt counts.
+
+Step = policy version. An attempt that resumed from the checkpoint of step S holds policy version S: it samples with it,
+so its first rollouts file and its first `train` line are those of step S, and S + 1 is the version that this line's
+update makes. A `validation` line of step S measures version S. From that follows what a resume from S makes void:
+
+- rollouts and `train` lines of older attempts with step >= S,
+- `validation` lines of older attempts with step > S (that of S measured the very weights the checkpoint holds),
+- `event` lines never: they are history.
+
+Where two attempts that count have the same step and kind, the newer attempt wins.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import StoreError
+from vlmrl.store import layout
+
+KINDS = ("train", "validation", "event")
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def counts(step: int, attempt: int, starts: Mapping[int, int], kind: str = "train") -> bool:
+    """Whether something an attempt made at a step still belongs to the run, by the rule above.
+
+    Args:
+        starts: attempt -> the step it began at (`Manifest.attempt_starts`).
+        kind: "train" (rollouts too), "validation" or "event".
+    """
+    if kind == "event":
+        return True
+    slack = 1 if kind == "validation" else 0
+    return all(step < start + slack for number, start in starts.items() if number > attempt)
+
+
+def newest(found: Iterable[tuple[int, int, Any]], starts: Mapping[int, int], kind: str = "train") -> dict[int, Any]:
+    """Of (step, attempt, thing), the thing that counts for each step, in order of steps."""
+    best: dict[int, tuple[int, Any]] = {}
+    for step, attempt, thing in found:
+        if counts(step, attempt, starts, kind) and (step not in best or attempt >= best[step][0]):
+            best[step] = (attempt, thing)
+    return {step: best[step][1] for step in sorted(best)}
+
+
+class MetricsWriter:
+    """Appends lines to one metrics.jsonl. Each line reaches the disk whole, in one write, before `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._handle).st_size
+        if size and os.pread(self._handle, 1, size - 1) != b"\n":
+            # A kill tore the last line. It is kept, closed off, so that the next line stands alone.
+            os.write(self._handle, b"\n")
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        content = json.dumps(encode(line), ensure_ascii=False, allow_nan=False) + "\n"
+        data = content.encode("utf-8", "backslashreplace")
+        try:
+            written = os.write(self._handle, data)
+            os.fsync(self._handle)
+        except OSError as error:
+            raise StoreError(f"cannot write metrics: {error.strerror}", where=str(self.path)) from error
+        if written != len(data):
+            raise StoreError("cannot write metrics: the disk is full", where=str(self.path))
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def encode(value: Any) -> Any:
+    """Plain JSON of a value. NaN and infinities become the strings "NaN", "Infinity", "-Infinity"; arrays of one
+    element (NumPy or torch scalars) become numbers. Raises: TypeError for anything else that JSON has not."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(k): encode(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(v) for v in value]
+    if hasattr(value, "item"):
+        return encode(value.item())
+    raise TypeError(f"a metric cannot be {type(value).__name__}: {value!r:.80}")
+
+
+def decode(value: Any) -> Any:
+    """The inverse of `encode` for the values of one line."""
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class MetricsFile:
+    """What metrics.jsonl holds. `lines` in file order; `torn` = numbers (from 1) of lines that are not whole."""
+
+    lines: tuple[dict[str, Any], ...] = ()
+    torn: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = field(default=(), repr=False)
+
+
+def read_file(run_dir: Path) -> MetricsFile:
+    """Every whole line of every attempt. A torn line (a kill in mid-write) is skipped and its number kept."""
+    path = run_dir / layout.METRICS
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return MetricsFile()
+    except OSError as error:
+        raise StoreError(f"cannot read metrics: {error.strerror}", where=str(path)) from error
+    lines: list[dict[str, Any]] = []
+    numbers: list[int] = []
+    torn: list[int] = []
+    for number, raw in enumerate(content.split(b"\n"), start=1):
+        if not raw.strip():
+            continue
+        line = _parse(raw)
+        if line is None:
+            torn.append(number)
+        else:
+            lines.append(line)
+            numbers.append(number)
+    return MetricsFile(tuple(lines), tuple(torn), tuple(numbers))
+
+
+def current(lines: Iterable[dict[str, Any]], starts: Mapping[int, int], kind: str) -> list[dict[str, Any]]:
+    """The lines of one kind that count, one a step, by step. Events: all, in the order they were written."""
+    chosen = [line for line in lines if line["kind"] == kind]
+    if kind == "event":
+        return chosen
+    return list(newest(((n["step"], n["attempt"], n) for n in chosen), starts, kind).values())
+
+
+def read_tail(run_dir: Path, max_bytes: int = 16_384) -> dict[str, Any] | None:
+    """The last whole `train` line, or any last line, from the end of the file alone: for listings."""
+    try:
+        with open(run_dir / layout.METRICS, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - max_bytes))
+            rows = file.read().split(b"\n")
+    except OSError:
+        return None
+    lines = [line for raw in reversed(rows) if (line := _parse(raw)) is not None]
+    return next((line for line in lines if line["kind"] == "train"), lines[0] if lines else None)
+
+
+def _parse(raw: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw)
+    except ValueError:
+        return None
+    if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
+        return None
+    if type(line.get("step")) is not int or type(line.get("attempt")) is not int:
+        return None
+    return {key: decode(value) for key, value in line.items()}

@@ -1,0 +1,228 @@
+"""Rollouts in Parquet: every sample of a step, enough to replay the reward and the update. One row a sample.
+
+`write_rollouts` and `read_rollouts` round-trip `types.Group` exactly, with two limits: sampler log-probs are kept as
+float32 (what engines return), and a group without samples leaves no row. The files are plain Parquet (zstd); the file
+metadata holds `vlmrl.schema`, `vlmrl.step` and `vlmrl.attempt`. JSON columns (truth, columns, parts) hold what Python's
+`json` writes.
+
+Columns beside the obvious: `group` is the index of the row's group in the step; `token_ids` are all tokens after the
+prompt; `segments` says who wrote which span of them (start and end index into `token_ids`), whether it is trained, and
+whether it was sampled; `sampler_logp` is NaN where nobody sampled; the first `num_row_images` of `images` are the
+prompt's, the rest came from tools.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.errors import StoreError
+from vlmrl.store.files import write_atomic
+from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCHEMA = 1
+
+
+def arrow_schema() -> pa.Schema:
+    """The columns of a rollout file and their types."""
+    import pyarrow as pa
+
+    segment = pa.struct(
+        [
+            ("role", pa.string()),
+            ("start", pa.int32()),
+            ("end", pa.int32()),
+            ("trained", pa.bool_()),
+            ("sampled", pa.bool_()),
+        ]
+    )
+    image = pa.struct([("sha256", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("kind", pa.string())])
+    required = [
+        ("step", pa.int32()), ("attempt", pa.int32()), ("group", pa.int32()), ("version", pa.int64()),
+        ("source", pa.string()), ("task", pa.string()), ("prompt_id", pa.string()), ("occurrence", pa.int32()),
+        ("sample", pa.int32()), ("seed", pa.int64()), ("truth", pa.string()), ("columns", pa.string()),
+        ("prompt_text", pa.string()), ("text", pa.string()), ("prompt_ids", pa.list_(pa.int32())),
+        ("token_ids", pa.list_(pa.int32())), ("sampler_logp", pa.list_(pa.float32())), ("segments", pa.list_(segment)),
+        ("finish", pa.string()), ("parts", pa.string()), ("score", pa.float64()), ("note", pa.string()),
+        ("advantage", pa.float64()), ("masked", pa.bool_()), ("images", pa.list_(image)),
+        ("num_row_images", pa.int32()), ("generate_seconds", pa.float64()), ("reward_seconds", pa.float64()),
+    ]  # fmt: skip
+    return pa.schema([*(pa.field(n, t, nullable=False) for n, t in required), pa.field("error", pa.string())])
+
+
+def write_rollouts(path: Path, groups: Sequence[Group], *, step: int, attempt: int = 1) -> None:
+    """Write one step's groups, atomically. The folder is made.
+
+    Raises: ValueError when a trajectory does not belong to its group's row; StoreError when the disk refuses.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = arrow_schema()
+    columns: dict[str, list[Any]] = {name: [] for name in schema.names}
+    for index, group in enumerate(groups):
+        shared = _group_columns(group)
+        for sample in group.samples:
+            row = {"step": step, "attempt": attempt, "group": index, **shared, **_sample_columns(group.row, sample)}
+            for name, values in columns.items():
+                values.append(row[name])
+    metadata = {"vlmrl.schema": str(SCHEMA), "vlmrl.step": str(step), "vlmrl.attempt": str(attempt)}
+    table = pa.table(columns, schema=schema.with_metadata(metadata))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, sink.getvalue().to_pybytes(), crash="mid-rollout")
+
+
+def read_rollouts(path: Path) -> list[Group]:
+    """The groups of one rollout file, as they were written.
+
+    Raises: StoreError when the file is missing, damaged, not a rollout file, or of a newer schema.
+    """
+    table = read_table(path)
+    groups: list[Group] = []
+    samples: list[ScoredSample] = []
+    rows: list[dict[str, Any]] = table.to_pylist()
+    try:
+        for position, row in enumerate(rows):
+            samples.append(_sample(row))
+            if position + 1 == len(rows) or rows[position + 1]["group"] != row["group"]:
+                groups.append(Group(_row(row), row["prompt_text"], tuple(samples)))
+                samples = []
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StoreError(f"rollouts have a value of the wrong kind: {error}", where=str(path)) from error
+    return groups
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """A rollout file as an Arrow table, its schema number and columns checked. For readers that need a few columns.
+
+    Raises: StoreError as `read_rollouts`.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            number = (schema.metadata or {}).get(b"vlmrl.schema", b"").decode()
+            if not number.isdigit():
+                raise StoreError("this Parquet file does not hold rollouts of vlmrl", where=str(path))
+            if int(number) > SCHEMA:
+                message = f"these rollouts have schema {number}, this vlmrl reads {SCHEMA}"
+                raise StoreError(message, where=str(path), hint="upgrade vlmrl")
+            missing = [name for name in (columns or arrow_schema().names) if name not in schema.names]
+            if missing:
+                raise StoreError(f"the rollouts lack the column(s) {', '.join(missing)}", where=str(path))
+            return file.read(columns=list(columns) if columns is not None else None)
+    except FileNotFoundError:
+        raise StoreError("no such rollout file", where=str(path)) from None
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StoreError(f"the rollout file is damaged: {reason}", where=str(path)) from error
+
+
+def _group_columns(group: Group) -> dict[str, Any]:
+    row = group.row
+    return {
+        "source": row.source,
+        "task": row.task,
+        "prompt_id": row.prompt_id,
+        "truth": _json(row.truth),
+        "columns": _json(row.columns),
+        "prompt_text": _text(group.prompt_text),
+        "num_row_images": len(row.media),
+    }
+
+
+def _sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
+    t = scored.trajectory
+    if (t.task, t.prompt_id) != (row.task, row.prompt_id) or t.media[: len(row.media)] != row.media:
+        raise ValueError(f"the trajectory of {t.task}/{t.prompt_id} is in the group of {row.task}/{row.prompt_id}")
+    segments, logp, start = [], [], 0
+    for s in t.segments:
+        end = start + len(s.ids)
+        sampled = s.sampler_logp is not None
+        if s.sampler_logp is not None and len(s.sampler_logp) != len(s.ids):
+            raise ValueError(f"{len(s.ids)} tokens but {len(s.sampler_logp)} log-probs in a segment of {t.prompt_id}")
+        segments.append({"role": s.role, "start": start, "end": end, "trained": s.trained, "sampled": sampled})
+        logp.extend([math.nan] * len(s.ids) if s.sampler_logp is None else s.sampler_logp)
+        start = end
+    return {
+        "version": t.version,
+        "occurrence": t.occurrence,
+        "sample": t.sample,
+        "seed": t.seed,
+        "text": _text(scored.text),
+        "prompt_ids": t.prompt_ids,
+        "token_ids": t.response_ids,
+        "sampler_logp": logp,
+        "segments": segments,
+        "finish": t.finish,
+        "parts": _json(scored.score.parts),
+        "score": scored.score.value,
+        "note": _text(scored.score.note),
+        "error": None if scored.score.error is None else _text(scored.score.error),
+        "advantage": scored.advantage,
+        "masked": scored.masked,
+        "images": [{"sha256": m.sha256, "width": m.width, "height": m.height, "kind": m.kind} for m in t.media],
+        "generate_seconds": scored.generate_seconds,
+        "reward_seconds": scored.reward_seconds,
+    }
+
+
+def _row(row: dict[str, Any]) -> Row:
+    media = tuple(Media(**m) for m in row["images"][: row["num_row_images"]])
+    truth, columns = json.loads(row["truth"]), json.loads(row["columns"])
+    return Row(row["prompt_id"], row["source"], row["task"], truth, media, columns)
+
+
+def _sample(row: dict[str, Any]) -> ScoredSample:
+    ids, logp = tuple(row["token_ids"]), tuple(row["sampler_logp"])
+    segments = tuple(
+        Segment(
+            s["role"], ids[s["start"] : s["end"]], s["trained"], logp[s["start"] : s["end"]] if s["sampled"] else None
+        )
+        for s in row["segments"]
+    )
+    trajectory = Trajectory(
+        task=row["task"],
+        prompt_id=row["prompt_id"],
+        occurrence=row["occurrence"],
+        sample=row["sample"],
+        version=row["version"],
+        seed=row["seed"],
+        prompt_ids=tuple(row["prompt_ids"]),
+        segments=segments,
+        media=tuple(Media(**m) for m in row["images"]),
+        finish=row["finish"],
+    )
+    score = Score(row["score"], json.loads(row["parts"]), row["note"], row["error"])
+    return ScoredSample(
+        trajectory, row["text"], score, row["advantage"], row["masked"], row["generate_seconds"], row["reward_seconds"]
+    )
+
+
+def _json(value: Any) -> str:
+    """JSON text that Parquet can hold: readable, and escaped where a string has half a surrogate pair."""
+    text = json.dumps(dict(value), ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(dict(value))
+    return text
+
+
+def _text(text: str) -> str:
+    """UTF-8 cannot hold half a surrogate pair; such a character (in a reward's note, say) is written as its escape."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-8", "backslashreplace").decode()
+    return text

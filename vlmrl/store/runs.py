@@ -1,0 +1,338 @@
+"""Runs: making one, finding one, opening it, resuming it, and writing to it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from vlmrl import __version__
+from vlmrl.errors import StoreError
+from vlmrl.store import layout, provenance
+from vlmrl.store import manifest as manifests
+from vlmrl.store import metrics as metrics_
+from vlmrl.store import rollouts as rollouts_
+from vlmrl.store.clock import now
+from vlmrl.store.files import remove_tree, sweep, sync_folder, temp_path, write_atomic, write_json
+from vlmrl.store.listing import find, status_of
+from vlmrl.store.lock import RunLock, this_process
+from vlmrl.store.manifest import Attempt, Best, Manifest, Status
+from vlmrl.types import Group
+
+MAX_ERROR_CHARS = 2000
+
+
+class Run:
+    """One run folder. Made by `create_run` or `resume_run` it may be written, made by `open_run` it is for reading.
+
+    Attributes:
+        dir: the folder.     id: its name.     manifest: as last read or written.
+        attempt: number of the attempt that writes now; for a reader, of the last one.
+    As a context manager it ends the run: "done", "interrupted" (Ctrl-C) or "failed" with the error.
+    """
+
+    def __init__(self, run_dir: Path, manifest: Manifest, lock: RunLock | None = None) -> None:
+        self.dir = run_dir
+        self.id = manifest.id
+        self.manifest = manifest
+        self.attempt = manifest.attempts[-1].number if manifest.attempts else 1
+        self._lock = lock
+        self._metrics: metrics_.MetricsWriter | None = None
+
+    @property
+    def writable(self) -> bool:
+        return self._lock is not None
+
+    @property
+    def status(self) -> Status:
+        """How it is now; "killed" when it says running but its owner is dead."""
+        return "running" if self.writable else status_of(self.dir, self.manifest.status)
+
+    @property
+    def start_step(self) -> int:
+        """The step the current attempt began at: 0, or that of the checkpoint it resumed from."""
+        return self.manifest.attempts[-1].from_step if self.manifest.attempts else 0
+
+    # What the owner writes
+
+    def log(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
+        """Append one line to metrics.jsonl: on disk, whole, when this returns. `kind`: train, validation or event."""
+        if kind not in metrics_.KINDS:
+            raise ValueError(f"kind of a metrics line must be one of {metrics_.KINDS}, not {kind!r}")
+        if self._metrics is None:
+            self._own()
+            self._metrics = metrics_.MetricsWriter(self.dir / layout.METRICS)
+        self._metrics.write({"step": int(step), "attempt": self.attempt, "kind": kind, "time": now(), **metrics})
+
+    def event(self, step: int, event: str, **details: Any) -> None:
+        """Note that something happened (saved, resumed, early stop ...): an `event` line, and a line in the log."""
+        self.log(step, "event", {"event": event, **details})
+        told = " ".join(f"{k}={v}" for k, v in details.items())
+        self.write_log(f"step {step}: {event}" + (f" ({told})" if told else ""))
+
+    def write_log(self, text: str, rank: int = 0) -> None:
+        """Append a line with the time to logs/attempt-N/rank-R.log. Secrets are hidden."""
+        path = self.log_path(rank)
+        with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{now()} {provenance.redact_text(text)}\n")
+
+    def write_rollouts(self, step: int, groups: Sequence[Group]) -> Path:
+        """Write all groups of a step, atomically. Returns the path."""
+        self._own()
+        path = layout.rollout_path(self.dir, step, self.attempt)
+        rollouts_.write_rollouts(path, groups, step=step, attempt=self.attempt)
+        return path
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the manifest, atomically. Name, note and tags that a person edited meanwhile stay."""
+        self._own()
+        try:
+            self.manifest = manifests.update_manifest(self.dir, lambda m: replace(m, **changes))
+        except StoreError:
+            # Somebody damaged manifest.json under us: the copy in memory is the better one. The disk is tried again.
+            self.manifest = replace(self.manifest, **changes)
+            manifests.write_manifest(self.dir, self.manifest)
+
+    def set_best(self, step: int, metric: str, value: float) -> None:
+        """Record the best validation so far; `prune_checkpoints` callers keep its checkpoint."""
+        self.update(best=Best(int(step), metric, float(value)))
+
+    def add_label(self, label: str) -> None:
+        """A label is shown beside the run's numbers wherever they appear."""
+        if label not in self.manifest.labels:
+            self.update(labels=(*self.manifest.labels, label))
+
+    def prune_checkpoints(self, keep_last: int, keep_steps: Iterable[int] = ()) -> list[Path]:
+        """Delete complete checkpoints but the newest `keep_last` and those of `keep_steps`. Returns what was deleted.
+
+        Each is renamed before it is deleted: a kill in between leaves no half checkpoint under a checkpoint's name.
+        """
+        self._own()
+        doomed = prunable(self.dir, keep_last, keep_steps)
+        for path in doomed:
+            remove_tree(path)
+        return doomed
+
+    def finish(self, status: Status = "done", error: str | None = None) -> None:
+        """End the attempt and the run: write how it ended, give the lock back. Safe to call twice."""
+        if self._lock is None:
+            return
+        end = now()
+        last = replace(self.manifest.attempts[-1], end=end, status=status)
+        if error is not None:
+            error = provenance.redact_text(error)[:MAX_ERROR_CHARS]
+        try:
+            self.update(status=status, end=end, error=error, attempts=(*self.manifest.attempts[:-1], last))
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the run without saying how it ended: readers then see it as killed."""
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    # What anybody reads
+
+    def metrics(self, kind: str = "train") -> list[dict[str, Any]]:
+        """The metrics lines of one kind that count, one a step, by step (store/metrics.py says what a resume voids)."""
+        return metrics_.current(metrics_.read_file(self.dir).lines, self.manifest.attempt_starts, kind)
+
+    def rollout_files(self) -> dict[int, Path]:
+        """Step -> the rollout file that counts, in order of steps."""
+        return rollout_files(self.dir, self.manifest.attempt_starts)
+
+    def read_rollouts(self, step: int) -> list[Group]:
+        """The groups of a step. Raises: StoreError when there are none."""
+        files = self.rollout_files()
+        if step not in files:
+            steps = f"steps {min(files)} to {max(files)}" if files else "none"
+            raise StoreError(
+                f"run {self.id} has no rollouts of step {step}", where=str(self.dir), hint=f"it has: {steps}"
+            )
+        return rollouts_.read_rollouts(files[step])
+
+    def checkpoint_dirs(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        return layout.complete_checkpoints(self.dir)
+
+    def checkpoint(self, which: str | int = "best") -> Path:
+        """The checkpoint of a step, the "last", or the "best" (the last when no best is recorded or kept).
+
+        Raises: StoreError when there is none.
+        """
+        found = self.checkpoint_dirs()
+        wanted = self.manifest.best.step if which == "best" and self.manifest.best else which
+        exact = layout.checkpoint_dir(self.dir, wanted) if isinstance(wanted, int) else None
+        if exact in found:
+            return exact
+        if found and not isinstance(which, int):
+            return found[-1]
+        have = ", ".join(p.name for p in found) or "none"
+        raise StoreError(f"run {self.id} has no checkpoint {which}", where=str(self.dir), hint=f"complete ones: {have}")
+
+    def log_path(self, rank: int = 0) -> Path:
+        """logs/attempt-N/rank-R.log; its folder is made."""
+        path = layout.log_path(self.dir, self.attempt, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _own(self) -> None:
+        if self._lock is None:
+            raise StoreError(f"run {self.id} was opened for reading", where=str(self.dir))
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None or (isinstance(error, SystemExit) and not error.code):
+            self.finish("done")
+        elif issubclass(kind, KeyboardInterrupt):
+            self.finish("interrupted")
+        else:
+            self.finish("failed", getattr(error, "message", None) or f"{kind.__name__}: {error}")
+
+
+def create_run(
+    root: Path | str,
+    *,
+    kind: str,
+    recipe_name: str,
+    recipe_text: str | None = None,
+    resolved: Mapping[str, Any] | None = None,
+    argv: Sequence[str] = (),
+    seeds: Mapping[str, int] | None = None,
+    name: str | None = None,
+    tags: Sequence[str] = (),
+    note: str = "",
+    parent: Mapping[str, Any] | None = None,
+    datasets: Sequence[Mapping[str, Any]] = (),
+    rewards: Sequence[Mapping[str, Any]] = (),
+    prompts: Sequence[Mapping[str, Any]] = (),
+    labels: Sequence[str] = (),
+    threads: int | None = None,
+) -> Run:
+    """Make a run folder and take it. The folder appears under its name whole, with manifest, recipe and lock.
+
+    Args: as the fields of `Manifest`; `recipe_text` is written to recipe.toml, `resolved` to resolved.json.
+    Raises: StoreError for an unusable name or tag, or when the runs root cannot be written.
+    """
+    if name is not None:
+        manifests.check_name(name)
+    for tag in tags:
+        manifests.check_tag(tag)
+    root = Path(root)
+    run_dir = root / layout.new_run_id(recipe_name)
+    making = temp_path(run_dir)
+    try:
+        making.mkdir(parents=True)
+    except OSError as error:
+        raise StoreError(f"cannot make a run folder: {error.strerror}", where=str(root)) from error
+    git, diff = provenance.git_state()
+    recipe = provenance.redact_text(recipe_text or "").encode("utf-8", "backslashreplace")
+    start = now()
+    manifest = Manifest(
+        id=run_dir.name, kind=kind, recipe=recipe_name, start=start, name=name, tags=tuple(dict.fromkeys(tags)),
+        note=note, labels=tuple(labels), argv=tuple(provenance.redact_argv(argv)), cwd=os.getcwd(), parent=parent,
+        seeds=dict(seeds or {}), threads=threads, datasets=tuple(datasets), rewards=tuple(rewards),
+        prompts=tuple(prompts),
+        recipe_sha256=hashlib.sha256(recipe).hexdigest() if recipe_text is not None else "",
+        source_sha256=provenance.source_sha256(), git=git, vlmrl=__version__, python=platform.python_version(),
+        packages=provenance.packages(), environment=provenance.environment(), hardware=provenance.hardware(),
+        attempts=(_attempt(1, start, argv),),
+    )  # fmt: skip
+    if recipe_text is not None:
+        write_atomic(making / layout.RECIPE, recipe)
+    if resolved is not None:
+        write_json(making / layout.RESOLVED, provenance.redact_value(metrics_.encode(resolved)))
+    if diff:
+        write_atomic(making / layout.CODE_DIFF, diff.encode())
+    manifests.write_manifest(making, manifest)
+    lock = RunLock(making)
+    lock.acquire()
+    os.rename(making, run_dir)
+    sync_folder(root)
+    lock.moved(run_dir)
+    return Run(run_dir, manifests.read_manifest(run_dir), lock)
+
+
+def open_run(root: Path | str, ref: str) -> Run:
+    """Open a run for reading. `ref`: a unique prefix of its id, its last four characters, `last`, its name, or a path.
+
+    Raises: StoreError when no run or more than one answers to `ref` (candidates are listed), or its manifest is bad.
+    """
+    run_dir = find(root, ref)
+    return Run(run_dir, manifests.read_manifest(run_dir))
+
+
+def resume_run(
+    root: Path | str, ref: str, *, argv: Sequence[str] = (), from_step: int | None = None, threads: int | None = None
+) -> Run:
+    """Take an existing run for a new attempt.
+
+    Leftovers of a kill are removed (they never counted), a torn last line of metrics.jsonl is closed off, and the
+    attempt before, if it did not end by itself, is marked killed.
+
+    Args:
+        from_step: step of the complete checkpoint it continues from; default: the newest; 0 when there is none.
+    Raises: StoreError when another process writes the run, or `from_step` has no complete checkpoint.
+    """
+    reader = open_run(root, ref)
+    lock = RunLock(reader.dir)
+    lock.acquire()
+    try:
+        sweep(reader.dir)
+        for path in layout.incomplete_checkpoints(reader.dir):
+            remove_tree(path)
+        found = {int(path.name.rpartition("-")[2]): path for path in reader.checkpoint_dirs()}
+        step = max(found, default=0) if from_step is None else from_step
+        if step and step not in found:
+            have = ", ".join(map(str, found)) or "none"
+            raise StoreError(f"run {reader.id} has no complete checkpoint of step {step}", hint=f"steps it has: {have}")
+        checkpoint = f"{layout.CHECKPOINTS}/{found[step].name}" if step in found else None
+        before = tuple(replace(a, status="killed") if a.status == "running" else a for a in reader.manifest.attempts)
+        attempt = _attempt(max((a.number for a in before), default=0) + 1, now(), argv, step, checkpoint)
+        changes: dict[str, Any] = {"status": "running", "end": None, "error": None, "attempts": (*before, attempt)}
+        if threads is not None:
+            changes["threads"] = threads
+        manifest = manifests.update_manifest(reader.dir, lambda m: replace(m, **changes))
+    except BaseException:
+        lock.release()
+        raise
+    return Run(reader.dir, manifest, lock)
+
+
+def rollout_files(run_dir: Path, starts: Mapping[int, int]) -> dict[int, Path]:
+    """Step -> the rollout file that counts. `starts`: attempt -> the step it began at."""
+    found: list[tuple[int, int, Path]] = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(run_dir / layout.ROLLOUTS) as entries:
+        for entry in entries:
+            if (parsed := layout.parse_rollout_name(entry.name)) is not None:
+                found.append((*parsed, Path(entry.path)))
+    return metrics_.newest(found, starts)
+
+
+def prunable(run_dir: Path, keep_last: int, keep_steps: Iterable[int] = ()) -> list[Path]:
+    """Complete checkpoints that `prune_checkpoints` would delete, oldest first. `keep_last` >= 1."""
+    if keep_last < 1:
+        raise ValueError(f"keep_last must be at least 1, not {keep_last}")
+    kept = set(keep_steps)
+    older = layout.complete_checkpoints(run_dir)[:-keep_last]
+    return [path for path in older if layout.parse_checkpoint_name(path.name) not in kept]
+
+
+def _attempt(number: int, start: str, argv: Sequence[str], step: int = 0, checkpoint: str | None = None) -> Attempt:
+    owner = this_process()
+    words = tuple(provenance.redact_argv(argv))
+    return Attempt(number, start, owner.host, owner.pid, step, checkpoint, argv=words)
