@@ -1,0 +1,205 @@
+"""The built-in engine: plain PyTorch generation with the trainer's own weights, exact and reproducible.
+
+Every prompt is prefilled once and its key-value cache is copied to its samples; finished rows are retired as it goes.
+Each sample has its own stream of uniform numbers (a function of its seed alone), turned into tokens by inverting the
+cumulative distribution: what it draws does not depend on its neighbours in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from vlmrl.model.families import head_of
+from vlmrl.model.logprobs import banned_mask, policy_logits
+from vlmrl.model.policy import Policy
+from vlmrl.rollout.engine import Request, finish_reason
+from vlmrl.types import Sample, SamplingParams
+
+RETIRE_SHARE = 0.75
+"""The batch is compacted when fewer than this share of its rows are still running."""
+
+
+@dataclass
+class _Running:
+    """One response being written."""
+
+    request: int
+    sample: int
+    seed: int
+    uniform: np.ndarray
+    ids: list[int] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)
+
+
+class TorchEngine:
+    """Generates with a `Policy` in this process.
+
+    Args:
+        policy: shared with the trainer; `load_weights` therefore only sets the version.
+        tokenizer: decodes responses.
+        batch_tokens: most tokens (prompts and responses) in the key-value cache at once.
+    """
+
+    def __init__(self, policy: Policy, tokenizer: Any, *, batch_tokens: int = 65_536) -> None:
+        self.policy, self.tokenizer, self.batch_tokens = policy, tokenizer, batch_tokens
+        self.version = 0
+
+    def sleep(self) -> None:
+        """Nothing is kept between calls."""
+
+    def wake(self) -> None:
+        """Nothing was given back."""
+
+    def load_weights(self, version: int) -> None:
+        """The weights are the trainer's own: only the version changes."""
+        self.version = version
+
+    @torch.inference_mode()
+    def generate(
+        self, requests: Sequence[Request], params: SamplingParams, progress: Callable[[int], Any] | None = None
+    ) -> list[list[Sample]]:
+        """See `Generator.generate`. Requests are batched by the token budget, longest prompts first."""
+        results: list[list[Sample | None]] = [[None] * r.num_samples for r in requests]
+        for batch in self._batches(requests, params.max_new_tokens):
+            self._generate_batch(requests, batch, params, results, progress or (lambda n: None))
+        return [[s for s in samples if s is not None] for samples in results]
+
+    def _batches(self, requests: Sequence[Request], max_new_tokens: int) -> list[list[tuple[int, int]]]:
+        """(request, sample) pairs in batches whose cache fits the budget; samples of a prompt stay next to each other."""
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt.prompt_ids))
+        batches: list[list[tuple[int, int]]] = []
+        longest = 0
+        for index in order:
+            for sample in range(requests[index].num_samples):
+                if not batches or (len(batches[-1]) + 1) * longest > self.batch_tokens:
+                    batches.append([])
+                    longest = len(requests[index].prompt.prompt_ids) + max_new_tokens
+                batches[-1].append((index, sample))
+        return batches
+
+    def _generate_batch(
+        self, requests: Sequence[Request], batch: list[tuple[int, int]], params: SamplingParams,
+        results: list[list[Sample | None]], progress: Callable[[int], Any],
+    ) -> None:  # fmt: skip
+        prompts = list(dict.fromkeys(index for index, _ in batch))
+        copies = [sum(1 for index, _ in batch if index == p) for p in prompts]
+        running = [_running(requests[i], i, s, params.max_new_tokens) for i, s in batch]
+        hidden, cache, mask, positions = self._prefill([requests[p] for p in prompts])
+        repeats = torch.tensor(copies, device=hidden.device)
+        hidden, mask, positions = (x.repeat_interleave(repeats, 0) for x in (hidden, mask, positions))
+        _select(cache, torch.arange(len(prompts), device=hidden.device).repeat_interleave(repeats))
+        alive = list(range(len(running)))  # indices into `running` of the rows that are in the cache
+        while True:
+            tokens = self._sample([running[i] for i in alive], hidden, params)
+            keep = []
+            for row, i in enumerate(alive):
+                reason = finish_reason(running[i].ids, params, self._decode)
+                if reason is None:
+                    keep.append(row)
+                elif results[running[i].request][running[i].sample] is None:
+                    results[running[i].request][running[i].sample] = self._finished(running[i], reason)
+                    progress(1)
+            if not keep:
+                return
+            # Rows that are done keep their place until enough of them are: compacting the cache copies it.
+            if len(keep) < RETIRE_SHARE * len(alive):
+                rows = torch.tensor(keep, device=hidden.device)
+                _select(cache, rows)
+                mask, positions, tokens = mask[rows], positions[rows], tokens[rows]
+                alive = [alive[row] for row in keep]
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+            hidden = self._step(tokens, mask, positions, cache)
+            positions = positions + 1
+
+    def _prefill(self, requests: Sequence[Request]) -> tuple[Tensor, Any, Tensor, Tensor]:
+        """Run the prompts once, left padded.
+
+        Returns: last hidden state [P, D], cache, mask [P, T], next position [P].
+        """
+        policy, device = self.policy, self.policy.device
+        longest = max(len(r.prompt.prompt_ids) for r in requests)
+        pad = self.tokenizer.pad_token_id or 0
+        ids = torch.full((len(requests), longest), pad, dtype=torch.long, device=device)
+        kinds, mask = torch.zeros_like(ids), torch.zeros_like(ids)
+        axes = 3 if policy.family.rope_index else 1
+        positions = torch.zeros(axes, len(requests), longest, dtype=torch.long, device=device)
+        for i, r in enumerate(requests):
+            n = len(r.prompt.prompt_ids)
+            ids[i, -n:] = torch.tensor(r.prompt.prompt_ids, device=device)
+            kinds[i, -n:] = torch.tensor(r.prompt.kinds, device=device)
+            mask[i, -n:] = 1
+            grids = r.prompt.images.get("image_grid_thw")
+            positions[:, i, -n:] = policy.prompt_positions(ids[i, -n:], kinds[i, -n:], grids)
+        images = [r.prompt.images for r in requests if r.prompt.images]
+        pixels = {k: torch.cat([x[k] for x in images]).to(device) for k in images[0]} if images else {}
+        cache = DynamicCache(config=policy.model.config.get_text_config())
+        out = policy.model.model(
+            input_ids=ids, attention_mask=mask, use_cache=True, past_key_values=cache, **pixels,
+            **({"position_ids": positions, "mm_token_type_ids": kinds} if axes == 3 else {"position_ids": positions[0]}),
+        )  # fmt: skip
+        return out.last_hidden_state[:, -1], cache, mask, positions.amax(dim=(0, 2)) + 1
+
+    def _step(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        """One more token for every row in the cache. Returns its hidden state [B, D]."""
+        at = positions[:, None]
+        out = self.policy.model.model(
+            input_ids=tokens[:, None], attention_mask=mask, use_cache=True, past_key_values=cache,
+            position_ids=at.expand(3, -1, -1) if self.policy.family.rope_index else at,
+        )  # fmt: skip
+        return out.last_hidden_state[:, -1]
+
+    def _sample(self, running: list[_Running], hidden: Tensor, params: SamplingParams) -> Tensor:
+        """Draw the next token of every row and note it with its log-prob. Returns the tokens [B]."""
+        logits = head_of(self.policy.model)(hidden)
+        banned = banned_mask(params.banned_ids, logits.shape[-1], logits.device)
+        logp_BV = torch.log_softmax(policy_logits(logits, params.temperature or 1.0, banned), -1)
+        if params.temperature == 0:
+            tokens = logp_BV.argmax(-1)
+        else:
+            logp_BV = _filtered(logp_BV, params.top_p, params.top_k)
+            cumulative = logp_BV.double().exp().cumsum(-1)
+            drawn = [r.uniform[len(r.ids)] if len(r.ids) < len(r.uniform) else 0.0 for r in running]
+            point = torch.tensor(drawn, dtype=torch.float64, device=hidden.device)[:, None] * cumulative[:, -1:]
+            tokens = (cumulative <= point).sum(-1).clamp(max=logits.shape[-1] - 1)
+        chosen = logp_BV.gather(-1, tokens[:, None])[:, 0].tolist()
+        for r, token, logp in zip(running, tokens.tolist(), chosen, strict=True):
+            if len(r.ids) < params.max_new_tokens:
+                r.ids.append(token)
+                r.logp.append(logp)
+        return tokens
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def _finished(self, r: _Running, reason: Any) -> Sample:
+        return Sample(tuple(r.ids), self._decode(r.ids), tuple(r.logp), reason, self.version, r.seed)
+
+
+def _running(request: Request, index: int, sample: int, max_new_tokens: int) -> _Running:
+    seed = request.seed + sample
+    return _Running(index, sample, seed, np.random.Generator(np.random.Philox(key=seed)).random(max_new_tokens))
+
+
+def _select(cache: Any, rows: Tensor) -> None:
+    """Keep (or repeat) these rows of a cache, in this order."""
+    cache.reorder_cache(rows)
+
+
+def _filtered(logp_BV: Tensor, top_p: float, top_k: int) -> Tensor:
+    """Log-probs renormalised over the top-k and then the smallest set of mass top_p; unchanged when both are off."""
+    if top_k > 0 and top_k < logp_BV.shape[-1]:
+        floor = logp_BV.topk(top_k, -1).values[:, -1:]
+        logp_BV = logp_BV.masked_fill(logp_BV < floor, float("-inf"))
+    if top_p < 1.0:
+        ordered, index = logp_BV.sort(-1, descending=True)
+        before = ordered.exp().cumsum(-1) - ordered.exp()
+        drop = torch.zeros_like(before, dtype=torch.bool).scatter(-1, index, before >= top_p)
+        logp_BV = logp_BV.masked_fill(drop, float("-inf"))
+    return logp_BV.log_softmax(-1)

@@ -1,0 +1,115 @@
+"""AdamW over float32 master weights, its learning-rate schedule, and the one place where weights change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlmrl.errors import TrainError
+from vlmrl.recipe.schema import Optim
+
+
+def learning_rate(settings: Optim, step: int, total_steps: int) -> float:
+    """Learning rate of step `step` (0-based): linear warm-up that never gives 0, then the schedule. A pure function.
+
+    Example: lr 1.0, warmup_steps 4 -> 0.25, 0.5, 0.75, 1.0, then constant, or falling to lr * min_lr_ratio at the last step.
+    """
+    if step < settings.warmup_steps:
+        return settings.lr * (step + 1) / settings.warmup_steps
+    if settings.schedule == "constant":
+        return settings.lr
+    span = max(1, total_steps - 1 - settings.warmup_steps)
+    progress = min(1.0, (step - settings.warmup_steps) / span)
+    shape = 1.0 - progress if settings.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return settings.lr * (settings.min_lr_ratio + (1.0 - settings.min_lr_ratio) * shape)
+
+
+class Optimizer:
+    """AdamW on the trainable parameters of a policy.
+
+    Parameters in bfloat16 get float32 masters, and float32 gradient sums over the microbatches: the small updates of
+    reinforcement learning would vanish in bfloat16's 8 bits. float32 parameters are their own masters.
+    """
+
+    def __init__(self, policy: nn.Module, settings: Optim) -> None:
+        self.settings = settings
+        self.parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            raise TrainError("nothing is trained: every part of the model is frozen", hint="shorten model.freeze")
+        self.masters = {
+            n: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for n, p in self.parameters.items()
+        }
+        for name, p in self.parameters.items():
+            if self.masters[name] is not p:
+                p.register_post_accumulate_grad_hook(_add_to_master(self.masters[name]))
+        decayed = [m for m in self.masters.values() if m.ndim >= 2]
+        others = [m for m in self.masters.values() if m.ndim < 2]
+        groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        self.adamw = torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=settings.lr, betas=(settings.beta1, settings.beta2)
+        )
+        self.updates = 0
+
+    def clip(self) -> float:
+        """Scale the gradients down to `max_grad_norm`. Returns their norm before that (may be non-finite)."""
+        return float(nn.utils.clip_grad_norm_(list(self.masters.values()), self.settings.max_grad_norm))
+
+    def step(self, lr: float) -> None:
+        """One update with this learning rate; gradients are cleared."""
+        for group in self.adamw.param_groups:
+            group["lr"] = lr
+        self.adamw.step()
+        self.clear()
+        self.updates += 1
+        with torch.no_grad():
+            for name, p in self.parameters.items():
+                if self.masters[name] is not p:
+                    p.copy_(self.masters[name])
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        self.adamw.zero_grad(set_to_none=True)
+        for p in self.parameters.values():
+            p.grad = None
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Moments (and masters, where they are not the weights) as `<kind>.<parameter name>`, for a checkpoint."""
+        return dict(self._tensors())
+
+    def load_state_tensors(self, tensors: dict[str, Tensor], updates: int) -> None:
+        """Put back what `state_tensors` gave. Moments that are missing are taken as never updated."""
+        self.updates = updates
+        for name, p in self.parameters.items():
+            master = self.masters[name]
+            if f"exp_avg.{name}" in tensors:
+                self.adamw.state[master] = {
+                    "step": tensors[f"step.{name}"].clone(),
+                    "exp_avg": tensors[f"exp_avg.{name}"].to(master.device).clone(),
+                    "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(master.device).clone(),
+                }
+            if master is not p and f"master.{name}" in tensors:
+                with torch.no_grad():
+                    master.copy_(tensors[f"master.{name}"])
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, p in self.parameters.items():
+            state: dict[str, Any] = self.adamw.state.get(self.masters[name], {})
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                if key in state:
+                    yield f"{key}.{name}", state[key]
+            if self.masters[name] is not p:
+                yield f"master.{name}", self.masters[name].detach()
+
+
+def _add_to_master(master: nn.Parameter):
+    def hook(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        gradient = parameter.grad.float()
+        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+        parameter.grad = None
+
+    return hook

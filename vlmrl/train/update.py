@@ -1,0 +1,199 @@
+"""One optimizer step from a batch of trajectories: the same function for reinforcement and for supervised learning.
+
+Letters: K trained tokens of a row, S trajectories of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from vlmrl.algo.aggregate import Denominator, aggregate, global_mean
+from vlmrl.algo.family import Algorithm
+from vlmrl.algo.kl import k3
+from vlmrl.algo.losses import clipped_share, clipped_surrogate, cross_entropy, log_ratio
+from vlmrl.data.batch import TrainItem, make_row, pack
+from vlmrl.errors import TrainError
+from vlmrl.model.policy import Policy
+from vlmrl.train.optim import Optimizer
+from vlmrl.types import PackedRow, TokenStats
+
+
+@dataclass(frozen=True)
+class TokenData:
+    """What an objective knows of a row's trained tokens besides the policy's own log-probs. All [K].
+
+    Args:
+        advantage: float32.      sampler_logp: what the engine said, NaN where nobody sampled.
+        old_logp, ref_logp: None when the objective does not need them.
+        trajectory: index in the step.      response: the same, dense within the row.
+        response_tokens: trained tokens of the response each token belongs to.
+    """
+
+    advantage: Tensor
+    sampler_logp: Tensor
+    old_logp: Tensor | None
+    ref_logp: Tensor | None
+    trajectory: Tensor
+    response: Tensor
+    response_tokens: Tensor
+
+
+class Objective(Protocol):
+    """What is minimised: per-token losses, and per-token numbers worth logging."""
+
+    aggregation: str
+
+    def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
+        """(loss_K with gradient, metric name -> values_K averaged over the step's tokens)."""
+        ...
+
+
+@dataclass(frozen=True)
+class PolicyGradient:
+    """The GRPO family: clipped surrogate of the row's algorithm, and a KL term to the reference when kl_coef > 0."""
+
+    algorithm: Algorithm
+    kl_coef: float = 0.0
+
+    @property
+    def aggregation(self) -> str:
+        return self.algorithm.aggregation
+
+    def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
+        # With one update a batch the policy that sampled IS this one: its old log-prob is the detached new one.
+        old = stats.logp.detach() if data.old_logp is None else data.old_logp
+        ratio = log_ratio(stats.logp, old, data.response, self.algorithm.ratio)
+        bounds = {"clip_low": self.algorithm.clip_low, "clip_high": self.algorithm.clip_high}
+        loss = clipped_surrogate(ratio, data.advantage, **bounds)
+        shown = {
+            "loss/policy": loss.detach(),
+            "policy/clip_share": clipped_share(ratio, data.advantage, **bounds),
+            "policy/entropy": stats.entropy,
+        }
+        if self.kl_coef > 0:
+            assert data.ref_logp is not None
+            kl = k3(stats.logp, data.ref_logp)
+            loss = loss + self.kl_coef * kl
+            shown["loss/kl"] = kl.detach()
+        return loss, shown
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Supervised learning: negative log-likelihood of the target tokens."""
+
+    aggregation: str = "token_mean"
+
+    def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = cross_entropy(stats.logp)
+        return loss, {"loss/cross_entropy": loss.detach(), "policy/entropy": stats.entropy}
+
+
+@dataclass
+class StepBatch:
+    """All that one step trains on.
+
+    Args:
+        items: trajectories to train on; `item.trajectory` indexes the lists below.
+        advantage_S: one number a trajectory.
+        names_S: how to call a trajectory in an error ("digits row 17 sample 3").
+        old_logp, ref_logp: per trajectory, one value a trained token; filled by `fill_logps` when needed.
+    """
+
+    items: list[TrainItem]
+    advantage_S: list[float]
+    names_S: list[str]
+    old_logp: dict[int, Tensor] = field(default_factory=dict)
+    ref_logp: dict[int, Tensor] = field(default_factory=dict)
+
+    def num_trained(self, item: TrainItem) -> int:
+        return sum(len(s.ids) for s in item.segments if s.trained)
+
+
+def update(
+    policy: Policy, optimizer: Optimizer, batch: StepBatch, objective: Objective, *, lr: float, tokens_per_row: int,
+    max_tokens: int,
+) -> dict[str, float]:  # fmt: skip
+    """One optimizer step. The denominator is ONE number, fixed before the first backward.
+
+    Args: lr: this update's learning rate. tokens_per_row: packing budget. max_tokens: for aggregation "constant".
+    Returns: metrics, token means over the step.
+    Raises: TrainError when loss or gradient are not finite; nothing was changed then.
+    """
+    total = Denominator.of(objective.aggregation, [batch.num_trained(i) for i in batch.items], max_tokens)
+    sums: dict[str, float] = {"loss/total": 0.0}
+    gap = 0.0
+    for items in pack(batch.items, tokens_per_row):
+        row = make_row(items, policy.device)
+        stats = policy(row)
+        data = _token_data(row, items, batch)
+        loss_K, shown = objective.loss(stats, data)
+        if not bool(torch.isfinite(loss_K).all()):
+            _stop_at(loss_K, data, batch, optimizer)
+        loss = aggregate(loss_K, data.response_tokens, total)
+        loss.backward()
+        sums["loss/total"] += float(loss.detach())
+        for name, values in shown.items():
+            sums[name] = sums.get(name, 0.0) + float(global_mean(values, total))
+        gap = max(gap, _sampler_gap(stats, data))
+    norm = optimizer.clip()
+    if not norm < float("inf"):
+        optimizer.clear()
+        raise TrainError(
+            f"the gradient is not finite ({norm}) although the loss is; the weights were not changed",
+            hint="lower optim.lr, or use model.dtype = float32; the last checkpoint is unharmed",
+        )
+    optimizer.step(lr)
+    return sums | {"optim/grad_norm": norm, "optim/lr": lr, "policy/sampler_gap_max": gap}
+
+
+@torch.no_grad()
+def fill_logps(policy: Policy, batch: StepBatch, into: dict[int, Tensor], tokens_per_row: int) -> None:
+    """Log-probs of every trajectory under `policy` as it is now, with the batching that `update` uses."""
+    for items in pack(batch.items, tokens_per_row):
+        row = make_row(items, policy.device)
+        logp = policy(row).logp
+        owner = torch.tensor(row.trajectories, device=logp.device)[row.span_K]
+        for item in items:
+            into[item.trajectory] = logp[owner == item.trajectory]
+
+
+def _token_data(row: PackedRow, items: Sequence[TrainItem], batch: StepBatch) -> TokenData:
+    device = row.target_K.device
+    trajectory = torch.tensor(row.trajectories, device=device)[row.span_K]
+    counts = torch.tensor([batch.num_trained(i) for i in items], device=device)
+    response = torch.repeat_interleave(torch.arange(len(items), device=device), counts)
+    sampled = [x for i in items for s in i.segments if s.trained for x in (s.sampler_logp or [float("nan")] * len(s.ids))]
+    advantage = torch.tensor([batch.advantage_S[i.trajectory] for i in items], device=device, dtype=torch.float32)
+    join = lambda by: torch.cat([by[i.trajectory] for i in items]) if by else None  # noqa: E731
+    return TokenData(
+        advantage=advantage[response],
+        sampler_logp=torch.tensor(sampled, device=device, dtype=torch.float32),
+        old_logp=join(batch.old_logp),
+        ref_logp=join(batch.ref_logp),
+        trajectory=trajectory,
+        response=response,
+        response_tokens=counts[response],
+    )
+
+
+def _sampler_gap(stats: TokenStats, data: TokenData) -> float:
+    """Largest |trainer - engine| log-prob of the row, over tokens that were sampled. Nats."""
+    difference = (stats.logp.detach() - data.sampler_logp).abs()
+    difference = difference[~torch.isnan(difference)]
+    return float(difference.max()) if len(difference) else 0.0
+
+
+def _stop_at(loss_K: Tensor, data: TokenData, batch: StepBatch, optimizer: Optimizer) -> None:
+    optimizer.clear()
+    bad = sorted(set(data.trajectory[~torch.isfinite(loss_K)].tolist()))
+    names = ", ".join(batch.names_S[i] for i in bad[:5])
+    raise TrainError(
+        f"the loss is not finite for {len(bad)} response(s): {names}; the weights were not changed",
+        hint="look at these rows with `vlmrl report`; a lower optim.lr or model.dtype = float32 often helps",
+    )
