@@ -1,7 +1,169 @@
+"""`vlmrl recipe`: show, explain, list, schema, diff."""
+
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from vlmrl.cli.output import JSON_HELP, console, emit
+
+Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="Override one key: --set algo.clip_high=0.3 (repeatable).")
+]
+
+group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show, explain, list and compare recipes.")
+
 
 def register(app: typer.Typer) -> None:
-    pass
+    app.add_typer(group, name="recipe")
+
+
+@group.command()
+def show(
+    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped recipe.")],
+    origin: Annotated[
+        bool, typer.Option("--origin", help="Say where each value came from, defaults included.")
+    ] = False,
+    overrides: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Print a recipe with its parent and overrides applied.
+
+    Example: vlmrl recipe show recipes/digits_im.toml --origin --set optim.lr=1e-4
+    """
+    from vlmrl.recipe.explain import toml_lines
+    from vlmrl.recipe.load import load_recipe
+
+    loaded = load_recipe(recipe, overrides=overrides or [])
+    if as_json:
+        emit(loaded.resolved, True)
+        return
+    typer.echo("\n".join(toml_lines(loaded, origin=origin)))
+
+
+@group.command()
+def explain(
+    key: Annotated[str, typer.Argument(help="A key (algo.clip_high), a table (algo), or just clip_high.")],
+    as_json: Json = False,
+) -> None:
+    """Say what a key means: type, default, range, and where shipped recipes set it.
+
+    Example: vlmrl recipe explain rollout.samples_per_prompt
+    """
+    from dataclasses import asdict
+
+    from vlmrl.recipe.explain import explain as look_up
+
+    found = look_up(key)
+    emit(asdict(found), as_json)
+    if as_json:
+        return
+    if found.keys:
+        _explain_table(found)
+        return
+    default = "required" if found.required else ("not set" if found.default is None else _toml(found.default))
+    facts = [("type", found.type), ("default", default), ("range", found.range)]
+    facts += [("choices", ", ".join(map(_toml, found.choices)))]
+    lines = [found.key, f"  {found.help}", ""] + [f"  {name:8} {value}" for name, value in facts if value]
+    lines += ["  used in  " + f"{use.where}  {_toml(use.value)}" for use in found.uses]
+    typer.echo("\n".join(lines))
+
+
+@group.command("list")
+def list_(
+    tasks: Annotated[bool, typer.Option("--tasks", help="List the tasks instead.")] = False,
+    algos: Annotated[bool, typer.Option("--algos", help="List the algorithms instead.")] = False,
+    rewards: Annotated[bool, typer.Option("--rewards", help="List the built-in rewards instead.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List recipes (shipped and in this folder), or the names that a recipe may use.
+
+    Example: vlmrl recipe list --algos
+    """
+    if tasks or algos or rewards:
+        _list_names(tasks, algos, rewards, as_json)
+        return
+    from vlmrl.recipe.explain import list_recipes
+
+    found = list_recipes(Path.cwd())
+    rows = [{"name": r.name, "path": str(r.path), "kind": r.kind, "about": r.error or r.comment} for r in found]
+    emit({"recipes": rows}, as_json)
+    if not as_json:
+        _table("recipes", ("name", "kind", "about"), [(r["name"], r["kind"], r["about"]) for r in rows])
+
+
+@group.command()
+def schema(as_json: Json = False) -> None:
+    """Print the JSON Schema of a recipe, for editors that complete and check TOML.
+
+    Example: vlmrl recipe schema > recipe.schema.json
+    """
+    import json
+
+    from vlmrl.recipe.explain import json_schema
+
+    result = json_schema()
+    emit(result, as_json)
+    if not as_json:
+        typer.echo(json.dumps(result, indent=2))
+
+
+@group.command()
+def diff(
+    left: Annotated[str, typer.Argument(help="A recipe.")],
+    right: Annotated[str, typer.Argument(help="Another recipe.")],
+    as_json: Json = False,
+) -> None:
+    """Show the keys in which two recipes differ, defaults included.
+
+    Example: vlmrl recipe diff digits_baseline digits_im
+    """
+    from vlmrl.recipe.explain import diff_recipes
+    from vlmrl.recipe.load import load_recipe
+
+    rows = diff_recipes(load_recipe(left), load_recipe(right))
+    emit({"left": left, "right": right, "differences": rows}, as_json)
+    if not as_json:
+        cells = [(r["key"], _toml(r["left"]), _toml(r["right"])) for r in rows]
+        _table(f"{len(rows)} differences", ("key", left, right), cells)
+
+
+def _explain_table(found: Any) -> None:
+    from vlmrl.recipe.explain import explain as look_up
+
+    typer.echo(f"[{found.key}]\n  {found.help}\n")
+    for name in found.keys:
+        inner = look_up(f"{found.key}.{name}")
+        default = "required" if inner.required else ("not set" if inner.default is None else _toml(inner.default))
+        typer.echo(f"  {name:24} {default:14} {inner.help}")
+
+
+def _list_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
+    from vlmrl.check.catalogs import catalogs
+
+    known = catalogs()
+    wanted = {"tasks": tasks, "algos": algos, "rewards": rewards}
+    chosen = {name: dict(getattr(known, name)) for name, on in wanted.items() if on}
+    emit(chosen, as_json)
+    if not as_json:
+        for name, entries in chosen.items():
+            _table(name, ("name", "about"), list(entries.items()))
+
+
+def _toml(value: Any) -> str:
+    import json
+
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console().print(table)

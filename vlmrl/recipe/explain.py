@@ -1,0 +1,290 @@
+"""What can be written in a recipe and what others wrote: help of a key, the JSON Schema, the list of recipes."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from vlmrl.errors import RecipeError
+from vlmrl.recipe.files import read_layer, shipped_folder
+from vlmrl.recipe.lines import Key, dotted, parse_dotted
+from vlmrl.recipe.load import LoadedRecipe, leaves
+from vlmrl.recipe.messages import FOREIGN_KEYS, literal_choices, nearest, table_class
+from vlmrl.recipe.schema import Recipe
+
+TYPE_WORDS = {int: "whole number", float: "number", str: "string", bool: "true or false"}
+BOUND_WORDS = (("gt", "> {}"), ("ge", ">= {}"), ("lt", "< {}"), ("le", "<= {}"))
+FREE_TABLE = "table with names of your own"
+
+
+@dataclass(frozen=True)
+class Use:
+    """One place in a shipped recipe where a key is set."""
+
+    where: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A key of a recipe, or a table of them.
+
+    Args:
+        key: dotted name without list positions.    help: its documentation, one paragraph.
+        type: in words.    default: its default as JSON, None when it has none or it is "not set".
+        required: whether it must be written.    range: bounds in words, empty when there are none.
+        choices: the only values allowed; empty = any.    keys: for a table, its keys.    uses: in shipped recipes.
+    """
+
+    key: str
+    help: str
+    type: str
+    default: Any
+    required: bool
+    range: str
+    choices: tuple[Any, ...]
+    keys: tuple[str, ...]
+    uses: tuple[Use, ...]
+
+
+def explain(key: str) -> Explained:
+    """Help of one key (`algo.clip_high`), of a whole table (`algo`), or of a key whose table is left out (`clip_high`).
+
+    Raises: RecipeError when there is no such key, or several tables have it; the hint names the nearest ones.
+    """
+    parts = parse_dotted(key)
+    names = [p for p in parts or () if not p.isdigit()]
+    if len(names) == 1 and names[0] not in Recipe.model_fields:
+        names = _full_name(names[0])
+    if not names:
+        raise _unknown(key)
+    model = table_class(Recipe, tuple(names[:-1]))
+    field = model.model_fields.get(names[-1]) if model else None
+    if field is None and len(names) > 1:
+        outer = table_class(Recipe, tuple(names[:-2]))
+        field = outer.model_fields.get(names[-2]) if outer else None
+        if field is None or not _is_free(field):
+            raise _unknown(key)
+        names = names[:-1]
+    if field is None:
+        raise _unknown(key)
+    return _explained(tuple(names), field)
+
+
+def all_keys() -> list[str]:
+    """Every key that a recipe may set, dotted, in the order of the schema."""
+    return [dotted(key) for key, _ in _fields(Recipe, ())]
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of a recipe file (`extends` included), for editors."""
+    schema = Recipe.model_json_schema()
+    extends = {"type": "string", "description": "One parent recipe, relative to this file's folder."}
+    schema["properties"] = {"extends": extends, **schema["properties"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A recipe in a list: the name to type, its file, what it is for, its first comment, or why it cannot be read."""
+
+    name: str
+    path: Path
+    kind: str
+    comment: str
+    error: str = ""
+
+
+def list_recipes(folder: Path | None = None) -> list[Listed]:
+    """The shipped recipes, then those of `folder` and its `recipes` folder that are not shipped ones."""
+    shipped = shipped_folder()
+    files = {path.resolve(): str(path.relative_to(shipped).with_suffix("")) for path in sorted(shipped.rglob("*.toml"))}
+    if folder is not None:
+        for path in [*sorted(folder.glob("*.toml")), *sorted((folder / "recipes").glob("*.toml"))]:
+            if path.name != "pyproject.toml":
+                files.setdefault(path.resolve(), str(path.relative_to(folder)))
+    return [_listed(name, path, path.parent == (shipped / "base").resolve()) for path, name in files.items()]
+
+
+def first_comment(text: str) -> str:
+    """The comment block at the top of a recipe, as one paragraph; empty when there is none."""
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("#").strip())
+    return " ".join(line for line in lines if line)
+
+
+def _listed(name: str, path: Path, is_base: bool) -> Listed:
+    try:
+        layer = read_layer(path)
+    except RecipeError as error:
+        return Listed(name, path, "?", "", error.message)
+    kind = "base" if is_base else str(layer.raw.get("kind", "rl"))
+    return Listed(name, path, kind, first_comment(layer.text))
+
+
+def _explained(names: tuple[str, ...], field: FieldInfo) -> Explained:
+    model = table_class(Recipe, names)
+    default = None if field.default is PydanticUndefined else field.default
+    if isinstance(default, BaseModel):
+        default = None
+    return Explained(
+        key=".".join(names),
+        help=" ".join((field.description or (model.__doc__ if model else "") or "").split()),
+        type=_type_words(field.annotation),
+        default=default,
+        required=field.is_required(),
+        range=" and ".join(dict.fromkeys(_bounds(field))),
+        choices=tuple(literal_choices(field.annotation)),
+        keys=tuple(model.model_fields) if model else (),
+        uses=() if model else tuple(_uses(names)),
+    )
+
+
+def _uses(names: tuple[str, ...]) -> Iterator[Use]:
+    """Where the shipped recipes set a key."""
+    shipped = shipped_folder()
+    for path in sorted(shipped.rglob("*.toml")):
+        try:
+            layer = read_layer(path)
+        except RecipeError:
+            continue  # `vlmrl recipe list` shows it with its error
+        for key, line in sorted(layer.lines.items(), key=lambda item: item[1]):
+            if tuple(p for p in key if isinstance(p, str)) == names and isinstance(key[-1], str):
+                yield Use(f"{path.relative_to(shipped.parent)}:{line}", _value_at(layer.raw, key))
+
+
+def _value_at(raw: Any, key: Key) -> Any:
+    for part in key:
+        raw = raw[part]
+    return raw
+
+
+def _fields(model: type[BaseModel], prefix: Key) -> Iterator[tuple[Key, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        inner = table_class(Recipe, (*prefix, name))
+        if inner:
+            yield from _fields(inner, (*prefix, name))
+        else:
+            yield (*prefix, name), field
+
+
+def _full_name(name: str) -> list[str]:
+    found = [key for key in all_keys() if key.rpartition(".")[2] == name]
+    if len(found) > 1:
+        raise RecipeError(f"`{name}` is a key of several tables", hint=f"name one: {', '.join(found)}")
+    return found[0].split(".") if found else []
+
+
+def _unknown(key: str) -> RecipeError:
+    if key in FOREIGN_KEYS:
+        return RecipeError(f"there is no key `{key}`", hint=f"here this is `{FOREIGN_KEYS[key]}`")
+    known = all_keys()
+    near = nearest(key, known) or nearest(key.rpartition(".")[2], (k.rpartition(".")[2] for k in known))
+    tables = ", ".join(Recipe.model_fields)
+    hint = f"did you mean `{near}`?  tables: {tables}" if near else f"tables: {tables}; `vlmrl recipe explain TABLE`"
+    return RecipeError(f"there is no key `{key}` in a recipe", hint=hint)
+
+
+def _is_free(field: FieldInfo) -> bool:
+    return typing.get_origin(field.annotation) is dict
+
+
+def _type_words(annotation: Any) -> str:
+    if literal_choices(annotation) and typing.get_origin(annotation) is not list:
+        return "one of the choices"
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _type_words(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type_words(a) for a in arguments if a is not type(None)) + ", or left out"
+    if origin is list:
+        inner = arguments[0]
+        is_table = isinstance(inner, type) and issubclass(inner, BaseModel)
+        return (
+            "list of tables"
+            if is_table
+            else f"list of {_type_words(inner)}s".replace("one of the choicess", "the choices")
+        )
+    if origin is dict:
+        return FREE_TABLE
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "table"
+    return TYPE_WORDS.get(annotation, "any value")
+
+
+def _bounds(field: FieldInfo) -> Iterator[str]:
+    for item in (*field.metadata, *_metadata(field.annotation)):
+        for attribute, words in BOUND_WORDS:
+            bound = getattr(item, attribute, None)
+            if bound is not None:
+                yield words.format(f"{bound:g}")
+
+
+def _metadata(annotation: Any) -> Iterable[Any]:
+    """Constraints inside `Annotated`, however deep in unions."""
+    for item in getattr(annotation, "__metadata__", ()):
+        yield item
+        yield from getattr(item, "metadata", ())
+    for inner in typing.get_args(annotation):
+        if typing.get_args(inner):
+            yield from _metadata(inner)
+
+
+def toml_lines(loaded: LoadedRecipe, *, origin: bool) -> list[str]:
+    """A loaded recipe as TOML that loads to the same values; with `origin`, defaults too and where each came from."""
+    lines: list[str] = []
+    table: Key = ()
+    for key, value in sorted(leaves(loaded.resolved["recipe"]), key=lambda leaf: len(leaf[0]) > 1):
+        source = loaded.origins[dotted(key)]
+        if value is None or (source == "default" and not origin):
+            if value is None and origin and key[:-1] == table:
+                lines.append(f"# {_bare(key[-1])} is not set")
+            continue
+        if key[:-1] != table:
+            table = key[:-1]
+            lines += ["", _header(table)]
+        text = f"{_bare(key[-1])} = {_toml_value(value)}"
+        lines.append(f"{text:<48}  # {source}" if origin else text)
+    return lines[1:] if lines and not lines[0] else lines
+
+
+def diff_recipes(left: LoadedRecipe, right: LoadedRecipe) -> list[dict[str, Any]]:
+    """Keys whose values differ: `{"key", "left", "right"}` each, None where a side has no such key."""
+    values = [{dotted(key): value for key, value in leaves(side.resolved["recipe"])} for side in (left, right)]
+    keys = [*values[0], *(key for key in values[1] if key not in values[0])]
+    rows = [{"key": key, "left": values[0].get(key), "right": values[1].get(key)} for key in keys]
+    return [row for row in rows if row["left"] != row["right"]]
+
+
+def _header(table: Key) -> str:
+    if len(table) == 2 and isinstance(table[1], int):
+        return f"[[{table[0]}]]"
+    return f"[{'.'.join(_bare(p) for p in table if isinstance(p, str))}]"
+
+
+def _bare(part: str | int) -> str:
+    return dotted((part,))
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+    if isinstance(value, list):
+        return f"[{', '.join(_toml_value(v) for v in value)}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_bare(k)} = {_toml_value(v)}" for k, v in value.items()) + "}"
+    return repr(value)
