@@ -1,0 +1,226 @@
+"""Saving and loading checkpoints: all or nothing, and exact."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+from vlmrl import __version__
+from vlmrl.checkpoint.format import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, SCHEMA, read_meta
+from vlmrl.errors import CheckpointError
+from vlmrl.store.faults import crash_point
+from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_json
+from vlmrl.store.layout import COMPLETE, META, checkpoint_dir
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What goes into a checkpoint besides tensors.
+
+    Args:
+        step: policy version of the weights.
+        meta: base model, dtype and so on (JSON values).
+        data: data position and training state (JSON values).
+        proof: tensors of `proof.safetensors`.
+    """
+
+    step: int
+    meta: Mapping[str, Any]
+    data: Mapping[str, Any]
+    proof: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The weights by name, each storage once: a tied weight is saved under the first of its names."""
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        key = (tensor.data_ptr(), tuple(tensor.shape))
+        if tensor.numel() and key in seen:
+            continue
+        seen.add(key)
+        tensors[name] = tensor
+    return tensors
+
+
+def save_checkpoint(
+    run_dir: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor]
+) -> Path:
+    """Write `checkpoints/step-<step>/`. Killed at any instant, the folder is either complete or not there for any reader.
+
+    Returns: the folder. Raises: CheckpointError when the disk refuses; older checkpoints are untouched.
+    """
+    final = checkpoint_dir(run_dir, saved.step)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    temp = temp_path(final)
+    try:
+        temp.mkdir()
+        _write_tensors(temp / MODEL, model_tensors(model))
+        crash_point("mid-save")
+        if optimizer_tensors:
+            _write_tensors(temp / OPTIMIZER, dict(optimizer_tensors))
+        _write_hf_files(temp / HF, model, processor)
+        (temp / RNG).parent.mkdir()
+        save_file({"torch": torch.random.get_rng_state()}, temp / RNG)
+        save_file({k: v.contiguous().cpu() for k, v in saved.proof.items()}, temp / PROOF)
+        write_json(temp / DATA, dict(saved.data))
+        meta = {"schema": SCHEMA, "vlmrl": __version__, "step": saved.step, **saved.meta, "files": _file_table(temp)}
+        write_json(temp / META, meta)
+        _sync_tree(temp)
+        if final.exists():
+            remove_tree(final)
+        os.replace(temp, final)
+        sync_folder(final.parent)
+        crash_point("before-complete")
+        with open(final / COMPLETE, "w") as marker:
+            os.fsync(marker.fileno())
+        sync_folder(final)
+    except OSError as error:
+        if temp.exists():
+            remove_tree(temp)
+        raise CheckpointError(f"the checkpoint of step {saved.step} could not be saved: {error}", where=str(final),
+                              hint="free disk space; older checkpoints are untouched") from error  # fmt: skip
+    return final
+
+
+def load_weights(folder: Path, model: nn.Module) -> None:
+    """Put a checkpoint's weights into a model of the same architecture, in place. Ties stay ties.
+
+    Raises: CheckpointError when a tensor is missing, has another shape, or a file was changed since it was saved.
+    """
+    check_files(folder, MODEL)
+    own = model_tensors(model)
+    stored = _stored_names(folder / MODEL)
+    if own.keys() != stored:
+        missing, extra = sorted(own.keys() - stored), sorted(stored - own.keys())
+        raise CheckpointError(
+            f"the checkpoint does not fit the model: {len(missing)} tensors missing, {len(extra)} unknown",
+            where=str(folder), hint=f"first of them: {(missing + extra)[0]}; was the base model changed?",
+        )  # fmt: skip
+    with torch.no_grad():
+        for name, tensor in _read_tensors(folder / MODEL, own).items():
+            own[name].copy_(tensor)
+
+
+def load_optimizer_tensors(folder: Path) -> dict[str, Tensor]:
+    """What the optimizer saved, by name. Empty when nothing was (no step had been taken)."""
+    if not (folder / OPTIMIZER).is_dir():
+        return {}
+    check_files(folder, OPTIMIZER)
+    tensors: dict[str, Tensor] = {}
+    for path in sorted((folder / OPTIMIZER).glob("*.safetensors")):
+        tensors |= load_file(path)
+    return tensors
+
+
+def load_data(folder: Path) -> dict[str, Any]:
+    """data.json: data position and training state."""
+    try:
+        return json.loads((folder / DATA).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{DATA} cannot be read: {error}", where=str(folder)) from error
+
+
+def load_rng(folder: Path) -> None:
+    """Put back torch's random state."""
+    torch.random.set_rng_state(load_file(folder / RNG)["torch"])
+
+
+def load_proof(folder: Path) -> dict[str, Tensor]:
+    """Tensors of the proof; empty when the checkpoint has none."""
+    return load_file(folder / PROOF)
+
+
+def check_files(folder: Path, under: str = "") -> list[str]:
+    """Compare the files under `folder/under` with the table in meta.json: names, sizes and sha256.
+
+    Returns: the names checked. Raises: CheckpointError naming the first file that is missing or differs.
+    """
+    table = {n: f for n, f in read_meta(folder)["files"].items() if n.startswith(under)}
+    for name, wanted in table.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != wanted["bytes"] or _sha256(path) != wanted["sha256"]:
+            state = "was changed since it was saved" if path.is_file() else "is missing"
+            raise CheckpointError(f"{name} {state}", where=str(folder), hint="use another checkpoint of the run")
+    return sorted(table)
+
+
+def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    with _single_process():
+        writer = HuggingFaceStorageWriter(str(folder))
+        dcp.save({k: v.detach().contiguous() for k, v in tensors.items()}, storage_writer=writer, no_dist=True)
+
+
+def _read_tensors(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    target = {k: torch.empty_like(v, memory_format=torch.contiguous_format) for k, v in like.items()}
+    with _single_process():
+        try:
+            dcp.load(target, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        except (ValueError, RuntimeError, OSError) as error:
+            raise CheckpointError(f"the weights cannot be read: {str(error).splitlines()[0]}", where=str(folder)) from error
+    return target
+
+
+def _stored_names(folder: Path) -> set[str]:
+    from safetensors import safe_open
+
+    names: set[str] = set()
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            names |= set(file.keys())
+    return names
+
+
+@contextmanager
+def _single_process() -> Iterator[None]:
+    """torch warns that no process group exists, which is what a single process means."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
+
+
+def _write_hf_files(folder: Path, model: Any, processor: Any) -> None:
+    folder.mkdir()
+    model.config.save_pretrained(folder)
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def _file_table(folder: Path) -> dict[str, dict[str, Any]]:
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in files}
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+
+
+def _digest(file: Any) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
