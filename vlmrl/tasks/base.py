@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlmrl.types import Row
+from vlmrl.types import Message, Row
 
 Outcome = Mapping[str, float | None]
 
@@ -25,7 +25,9 @@ class Task:
         reward: name in REWARDS of the task's own reward; None when the user must bring one.
         reward_args: arguments of that reward that come from the dataset.
         outcome: (truth, response) -> measured numbers of one answer, e.g. accuracy 0/1, brier, confidence, label,
-            parse_failure 0/1; None = does not apply. A response that cannot be parsed counts as wrong, never as missing.
+            parse_failure 0/1; None = does not apply. A response that cannot be parsed counts as wrong, never as
+            missing.
+        messages: row -> the prompt when the rows bring their own (task `table`); None = `template` is rendered.
         trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None when there is none.
     """
 
@@ -37,4 +39,5 @@ class Task:
     reward: str | None = None
     reward_args: Mapping[str, Any] = field(default_factory=dict)
     outcome: Callable[[Mapping[str, Any], str], Outcome] = lambda truth, response: {}
+    messages: Callable[[Row], tuple[Message, ...]] | None = None
     trace: Callable[[Row, random.Random], str] | None = None

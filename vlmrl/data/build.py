@@ -1,0 +1,234 @@
+"""Writing a dataset folder whole or not at all.
+
+The folder is made under a hidden name beside its target, made durable, and renamed at the end: a reader sees the old
+one or the new one. A writer holds a lock on its hidden folder, which the system lets go when the process dies, so
+leftovers are told from another running writer and removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from vlmrl.data.dataset import INFO_FILE, SCHEMA
+from vlmrl.data.images import ShardWriter
+from vlmrl.errors import DataError
+from vlmrl.types import Media
+
+Outcome = Literal["created", "replaced", "up to date"]
+
+
+class Build:
+    """A dataset folder in the making. Made by `building`.
+
+    Args:
+        target: where it will be.
+        folder: the hidden folder that is being filled.
+        found: what an earlier, interrupted writer left behind, in words.
+    """
+
+    def __init__(self, target: Path, folder: Path, found: Sequence[str]) -> None:
+        self.target, self.folder, self.found = target, folder, tuple(found)
+        self.images = ShardWriter(folder)
+        self._rows: dict[str, Sequence[Mapping[str, Any]]] = {}
+
+    def write_rows(self, split: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write a split. Each row: prompt_id, truth (mapping), images (Media), and further columns; all rows alike."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        plain = [{**row, "images": [media_fields(media) for media in row["images"]]} for row in rows]
+        self._rows[split] = plain
+        path = self.folder / f"{split}.parquet"
+        pq.write_table(pa.Table.from_pylist(plain), path, compression="zstd", row_group_size=10_000)
+        _sync(path)
+
+    def finish(self, info: Mapping[str, Any], *, force: bool = False) -> Outcome:
+        """Write dataset.json, the last file, and put the folder in its place.
+
+        Args:
+            info: everything but schema, splits, files and fingerprint, which are added here. No clock, host or path.
+            force: replace a folder that differs.
+        Returns: "created", "replaced" or "up to date" (the same dataset was there; nothing was written).
+        Raises: DataError when another dataset is there and `force` is not set; it is left as it was.
+        """
+        self.images.close()
+        splits = {split: {"rows": len(rows)} for split, rows in self._rows.items()}
+        for split, extra in (info.get("splits") or {}).items():
+            splits[split].update(extra)
+        files = {path.name: file_fields(path) for path in sorted(self.folder.iterdir())}
+        full = {"schema": SCHEMA, **info, "splits": splits, "files": files, "fingerprint": self._fingerprint(info)}
+        text = json.dumps(full, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        (self.folder / INFO_FILE).write_text(text, encoding="utf-8")
+        _sync(self.folder / INFO_FILE)
+        _sync(self.folder)
+        return self._publish(text, force)
+
+    def _fingerprint(self, info: Mapping[str, Any]) -> str:
+        """Hash of names, rows and images: it does not change with the version of the library that wrote the files."""
+        digest = hashlib.sha256()
+        for part in (info.get("name"), info.get("task"), info.get("levels")):
+            digest.update(canonical_json(part))
+        for split in sorted(self._rows):
+            digest.update(canonical_json(split))
+            for row in self._rows[split]:
+                digest.update(canonical_json(row))
+        return digest.hexdigest()
+
+    def _publish(self, text: str, force: bool) -> Outcome:
+        target = self.target
+        if not target.exists():
+            os.rename(self.folder, target)
+            _sync(target.parent)
+            return "created"
+        if damage_of(target, text) is None:
+            return "up to date"
+        if not force:
+            raise DataError(
+                f"{target} holds something else: {_difference(target, text)}; nothing was written",
+                hint="give another --out, or --force to replace it",
+            )
+        if not _is_dataset(target):
+            raise DataError(
+                f"{target} is not a dataset folder and is not replaced, not even with --force; nothing was written",
+                hint="give another --out, or remove it yourself",
+            )
+        old = old_folder(target)
+        os.rename(target, old)
+        os.rename(self.folder, target)
+        _sync(target.parent)
+        shutil.rmtree(old)
+        return "replaced"
+
+
+@contextmanager
+def building(target: Path | str) -> Iterator[Build]:
+    """A `Build` for this target; the hidden folder is gone at the end, whatever happens.
+
+    Raises: DataError when another process is writing the same dataset.
+    """
+    target = Path(target).absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = target.parent / f".{target.name}.building"
+    lock = _lock_folder(folder, target)
+    try:
+        found = _clear_leftovers(folder, target)
+        yield Build(target, folder, found)
+    finally:
+        if folder.exists() and os.fstat(lock).st_ino == folder.stat().st_ino:
+            shutil.rmtree(folder)
+        os.close(lock)
+
+
+def _lock_folder(folder: Path, target: Path) -> int:
+    for _ in range(5):
+        folder.mkdir(exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise DataError(
+                f"another process is making {target} right now", hint="wait for it, or give another --out"
+            ) from None
+        if folder.exists() and os.fstat(lock).st_ino == folder.stat().st_ino:
+            return lock
+        os.close(lock)  # its owner renamed or removed it between our two calls
+    raise DataError(f"another process keeps making {target}", hint="give another --out")
+
+
+def _clear_leftovers(folder: Path, target: Path) -> list[str]:
+    found = []
+    leftovers = sorted(folder.iterdir())
+    for path in leftovers:
+        path.unlink() if path.is_file() or path.is_symlink() else shutil.rmtree(path)
+    if leftovers:
+        found.append(f"removed {len(leftovers)} files of an interrupted run ({folder.name})")
+    old = old_folder(target)
+    if old.exists() and not target.exists():
+        os.rename(old, target)
+        found.append(f"put back {target.name}, which an interrupted --force had moved away")
+    elif old.exists():
+        shutil.rmtree(old)
+        found.append(f"removed the replaced copy that an interrupted --force had left ({old.name})")
+    return found
+
+
+def old_folder(target: Path) -> Path:
+    """Where a dataset is for the instant in which its replacement takes its name."""
+    return target.parent / f".{target.name}.replaced"
+
+
+def damage_of(target: Path, text: str | None = None) -> str | None:
+    """None when the folder is whole (and has this dataset.json, if given), else what is wrong with it."""
+    info_path = target / INFO_FILE
+    try:
+        stored = info_path.read_text(encoding="utf-8")
+        files = json.loads(stored)["files"]
+        for name, fields in files.items():
+            if file_fields(target / name) != fields:
+                return f"{name} has other bytes than dataset.json says"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"dataset.json or a file it names cannot be read ({error})"
+    return None if text is None or stored == text else "dataset.json differs"
+
+
+def _difference(target: Path, text: str) -> str:
+    """Which arguments or what content differ, for the message."""
+    try:
+        stored, new = json.loads((target / INFO_FILE).read_text(encoding="utf-8")), json.loads(text)
+        old_args, new_args = dict(stored["args"]), dict(new["args"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "no readable dataset.json in it"
+    changed = [
+        f"{key} was {old_args.get(key)!r}, now {new_args.get(key)!r}"
+        for key in sorted({*old_args, *new_args})
+        if old_args.get(key) != new_args.get(key)
+    ]
+    if changed:
+        return f"a dataset made with other arguments ({'; '.join(changed)})"
+    if stored.get("fingerprint") != new.get("fingerprint"):
+        return "a dataset made with the same arguments from other source data"
+    return damage_of(target) or "the same rows, written by another version"
+
+
+def _is_dataset(target: Path) -> bool:
+    """Only a folder that this program could have made is ever removed."""
+    names = {path.name for path in target.iterdir()} if target.is_dir() and not target.is_symlink() else {""}
+    return all(
+        n == INFO_FILE or n.endswith(".parquet") or (n.startswith("media-") and n.endswith(".arrow")) for n in names
+    )
+
+
+def media_fields(media: Media) -> dict[str, Any]:
+    """A Media as the struct that Parquet columns hold."""
+    return {"sha256": media.sha256, "width": media.width, "height": media.height, "kind": media.kind}
+
+
+def file_fields(path: Path) -> dict[str, Any]:
+    """Size and hash of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def canonical_json(value: Any) -> bytes:
+    """One spelling of a JSON value, for hashing."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,198 @@
+"""Opening a dataset: a folder made by `vlmrl prep`, or a table of one's own. Rows and images are read when asked
+for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, overload
+
+from vlmrl.data.images import ImageStore, decode_image
+from vlmrl.errors import DataError
+from vlmrl.recipe.schema import Data
+from vlmrl.types import Media, Row
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
+
+INFO_FILE = "dataset.json"
+SCHEMA = 1
+
+
+class Dataset(Protocol):
+    """What every source of rows offers.
+
+    Attributes:
+        name: short name of the source, as in metrics and rollouts.
+        path: the folder, the file or the hub name, as text.
+        info: dataset.json, or its counterpart for a table (task, splits, how columns were read).
+        splits: split -> number of rows.
+        notes: what a person should know about how the data was read; one sentence each.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def info(self) -> Mapping[str, Any]: ...
+    @property
+    def splits(self) -> Mapping[str, int]: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the content; for a table it is computed when first asked for."""
+        ...
+
+    def rows(self, split: str) -> Sequence[Row]:
+        """The rows of a split; each is made when it is indexed. Raises: DataError for an unknown split."""
+        ...
+
+    def image_bytes(self, media: Media) -> bytes:
+        """The image file as stored."""
+        ...
+
+    def image(self, media: Media) -> PILImage:
+        """The image as PIL RGB, upright."""
+        ...
+
+
+class Rows(Sequence[Row]):
+    """Rows made on demand by `make(index)`; slices are lists."""
+
+    def __init__(self, length: int, make: Any) -> None:
+        self._length, self._make = length, make
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        if isinstance(index, slice):
+            return [self._make(i) for i in range(*index.indices(self._length))]
+        number = index + self._length if index < 0 else index
+        if not 0 <= number < self._length:
+            raise IndexError(f"row {index} of {self._length}")
+        return self._make(number)
+
+
+class PreparedDataset:
+    """A folder made by `vlmrl prep`."""
+
+    def __init__(self, path: Path, *, name: str | None = None, task: str | None = None) -> None:
+        self._folder, self.path = path, str(path)
+        self.info = read_info(path)
+        self.name = name or str(self.info["name"])
+        self.task = task or str(self.info["task"])
+        self.notes: Sequence[str] = ()
+        self.splits = {split: int(fields["rows"]) for split, fields in self.info["splits"].items()}
+        self._tables: dict[str, Any] = {}
+        self._store: ImageStore | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self.info["fingerprint"])
+
+    def rows(self, split: str) -> Sequence[Row]:
+        table = self._table(split)
+
+        def make(index: int) -> Row:
+            fields = table.slice(index, 1).to_pylist()[0]
+            prompt_id, truth, images = fields.pop("prompt_id"), fields.pop("truth"), fields.pop("images")
+            media = tuple(Media(**image) for image in images)
+            return Row(prompt_id, self.name, self.task, truth, media, fields)
+
+        return Rows(self.splits[split], make)
+
+    def image_bytes(self, media: Media) -> bytes:
+        if self._store is None:
+            self._store = ImageStore(self._folder)
+        return self._store.read(media.sha256)
+
+    def image(self, media: Media) -> PILImage:
+        return decode_image(self.image_bytes(media))
+
+    def __reduce__(self):
+        return (_reopen, (self._folder, self.name, self.task))
+
+    def _table(self, split: str) -> Any:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        require_split(self, split)
+        if split not in self._tables:
+            path = self._folder / f"{split}.parquet"
+            try:
+                table = pq.read_table(path)
+            except (OSError, pa.ArrowInvalid) as error:
+                raise DataError(f"split `{split}` cannot be read: {error}", where=str(path), hint=_REMAKE) from error
+            missing = {"prompt_id", "truth", "images"} - set(table.column_names)
+            if missing or table.num_rows != self.info["splits"][split]["rows"]:
+                what = (
+                    f"lacks the column {sorted(missing)[0]}"
+                    if missing
+                    else f"has {table.num_rows} rows, not those of dataset.json"
+                )
+                raise DataError(f"split `{split}` {what}", where=str(path), hint=_REMAKE)
+            self._tables[split] = table
+        return self._tables[split]
+
+
+_REMAKE = "make the dataset again with `vlmrl prep ... --force`"
+
+
+def _reopen(path: Path, name: str, task: str) -> PreparedDataset:
+    return PreparedDataset(path, name=name, task=task)
+
+
+def open_dataset(data: Data) -> Dataset:
+    """Open a `[[data]]` entry. Nothing is decoded and no row is read yet.
+
+    Raises: DataError when there is nothing at `path`, or what is there cannot be read.
+    """
+    path = Path(data.path)
+    if not data.path.startswith("hub:") and (path / INFO_FILE).is_file():
+        # `table` is the recipe's default: a prepared folder knows its task better
+        task = None if data.task == "table" else data.task
+        return PreparedDataset(path, name=data.name, task=task)
+    from vlmrl.data.sources import open_table
+
+    return open_table(data)
+
+
+def read_info(path: Path) -> dict[str, Any]:
+    """dataset.json of a prepared folder, checked for what readers rely on."""
+    file = path / INFO_FILE
+    try:
+        info = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"{path} is no prepared dataset: {error.strerror or error}", where=str(file), hint="vlmrl prep --help"
+        ) from error
+    except ValueError as error:
+        raise DataError(f"dataset.json is damaged: {error}", where=str(file), hint=_REMAKE) from error
+    if not isinstance(info, dict) or info.get("schema") != SCHEMA:
+        found = info.get("schema") if isinstance(info, dict) else None
+        raise DataError(f"dataset.json has schema {found!r}; this vlmrl reads {SCHEMA}", where=str(file), hint=_REMAKE)
+    kinds = {"name": str, "task": str, "fingerprint": str, "splits": dict}
+    for key, kind in kinds.items():
+        if not isinstance(info.get(key), kind):
+            raise DataError(f"dataset.json has no `{key}`", where=str(file), hint=_REMAKE)
+    for split, fields in info["splits"].items():
+        if not isinstance(fields, dict) or not isinstance(fields.get("rows"), int):
+            raise DataError(f"dataset.json gives no row count for split `{split}`", where=str(file), hint=_REMAKE)
+    return info
+
+
+def require_split(dataset: Dataset, split: str) -> None:
+    """Raise a DataError that names the splits there are, unless `split` is one of them."""
+    if split not in dataset.splits:
+        there = ", ".join(f"{name} ({rows} rows)" for name, rows in dataset.splits.items()) or "none"
+        raise DataError(f"no split `{split}` in {dataset.path}", hint=f"splits there: {there}")

@@ -1,0 +1,279 @@
+"""Pairs of images for "same class or not": half the same, the others balanced over how far apart their classes are.
+
+The distance of a pair is how many levels, from the leaf up, have different classes: 0 = the same class, 1 = the same
+parent, ..., n = different at the coarsest of n levels. Work is bounded: pairs are drawn by rank from a space whose size
+is known, so a small class or a leaf without a sibling is reported, never looped on.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from vlmrl.data.splits import LabelledImage
+from vlmrl.errors import DataError
+from vlmrl.types import hash64
+
+Labels = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two images; `distance` as in the module's text."""
+
+    first: LabelledImage
+    second: LabelledImage
+    distance: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        a, b = self.first.media.sha256, self.second.media.sha256
+        return (a, b) if a < b else (b, a)
+
+
+@dataclass
+class PairSet:
+    """The pairs of one split, and what could not be made: `reports` are rows for dataset.json."""
+
+    pairs: list[Pair]
+    reports: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class _Node:
+    """Images below one name, to be paired across its children. `distance` = levels from here down to the leaf."""
+
+    path: Labels
+    classes: list[list[LabelledImage]]
+    child_spans: list[tuple[int, int]]
+
+    @property
+    def capacity(self) -> int:
+        sizes = [sum(len(c) for c in self.classes[start:end]) for start, end in self.child_spans]
+        return (sum(sizes) ** 2 - sum(size * size for size in sizes)) // 2
+
+
+def pair_distance(first: Labels, second: Labels) -> int:
+    """0 for the same class, else the number of levels from the first that differs down to the leaf."""
+    for level, (a, b) in enumerate(zip(first, second, strict=True)):
+        if a != b:
+            return len(first) - level
+    return 0
+
+
+def build_pairs(
+    images: Sequence[LabelledImage], num_pairs: int, *, seed: int, distance_shares: Mapping[int, float] | None = None
+) -> PairSet:
+    """Draw pairs: half of the same class, half different with the given share of each distance; no pair twice.
+
+    Args:
+        images: one split; contents differ. Classes with one image are left out and reported: being in no same pair,
+            they would give the answer away.
+        num_pairs: how many to make; an odd one is made even. Fewer are made, and reported, when there are not enough.
+        seed: the result depends on it and on the images' contents and labels, not on their order.
+        distance_shares: distance -> relative share of the different pairs; default: equal over the distances that
+            exist.
+    Returns: PairSet; pairs in random order.
+    Raises: DataError when no same or no different pair can be made at all, or a share names a distance that cannot be.
+    """
+    depth = len(images[0].labels) if images else 0
+    shares = _check_shares(distance_shares, depth)
+    rng = random.Random(hash64(seed, "pairs"))
+    classes, reports = _usable_classes(images)
+    nodes = {distance: _nodes(classes, depth - distance) for distance in range(1, depth + 1)}
+    reports += _report_lonely(classes, nodes, depth)
+    room = {distance: sum(node.capacity for node in nodes[distance]) for distance in nodes}
+    same_room = sum(len(c) * (len(c) - 1) // 2 for c in classes.values())
+    asked = [distance for distance in shares if shares[distance] > 0]
+    different_room = sum(room[distance] for distance in asked)
+    half = min((num_pairs + 1) // 2, same_room, different_room)
+    if half == 0:
+        lacking = "same-class" if same_room == 0 else "different-class"
+        raise DataError(
+            f"no {lacking} pair can be made from {len(images)} images; {len(classes)} classes have two or more",
+            hint="check the levels, and that classes have several images in each split",
+        )
+    if half < (num_pairs + 1) // 2:
+        reports.append({"reason": "fewer pairs than asked", "wanted": num_pairs, "made": 2 * half})
+    quota = fill(half, {d: shares[d] for d in asked}, {d: room[d] for d in asked})
+    reports += _report_shares(half, {d: shares[d] for d in asked}, room, quota)
+    pairs = _same_pairs(classes, half, rng)
+    for distance in sorted(quota):
+        pairs += _different_pairs(nodes[distance], quota[distance], distance, rng)
+    rng.shuffle(pairs)
+    return PairSet([Pair(p.second, p.first, p.distance) if rng.random() < 0.5 else p for p in pairs], reports)
+
+
+def fill(total: int, weights: Mapping[Any, float], room: Mapping[Any, int]) -> dict[Any, int]:
+    """Share `total` over the keys by weight, none above its room; what one cannot take goes to the others.
+
+    Whole numbers that add up to min(total, sum of room); ties go to the earlier key. At most one pass per key.
+    """
+    given = dict.fromkeys(weights, 0)
+    open_keys = [key for key in weights if room[key] > 0 and weights[key] > 0]
+    left = min(total, sum(room[key] for key in open_keys))
+    while left > 0:
+        weight = sum(weights[key] for key in open_keys)
+        wanted = {key: left * weights[key] / weight for key in open_keys}
+        full = [key for key in open_keys if given[key] + wanted[key] >= room[key]]
+        if full:
+            for key in full:
+                left -= room[key] - given[key]
+                given[key] = room[key]
+            open_keys = [key for key in open_keys if key not in set(full)]
+            continue
+        whole = {key: int(wanted[key]) for key in open_keys}
+        by_rest = sorted(open_keys, key=lambda key: whole[key] - wanted[key])
+        for key in by_rest[: left - sum(whole.values())]:
+            whole[key] += 1
+        for key in open_keys:
+            given[key] += whole[key]
+        left = 0
+    return given
+
+
+def _check_shares(shares: Mapping[int, float] | None, depth: int) -> dict[int, float]:
+    if shares is None:
+        return dict.fromkeys(range(1, depth + 1), 1.0)
+    for distance, share in shares.items():
+        if not 1 <= distance <= depth or share < 0:
+            raise DataError(
+                f"distance share {distance}={share:g}: distances go from 1 to {depth}, shares are not negative",
+                hint="for two levels: --distance-shares 1=0.5,2=0.5",
+            )
+    if not sum(shares.values()) > 0:
+        raise DataError("the distance shares add up to 0", hint="for two levels: --distance-shares 1=0.5,2=0.5")
+    return {distance: float(shares.get(distance, 0.0)) for distance in range(1, depth + 1)}
+
+
+def _usable_classes(images: Sequence[LabelledImage]) -> tuple[dict[Labels, list[LabelledImage]], list[dict[str, Any]]]:
+    by_class: dict[Labels, list[LabelledImage]] = defaultdict(list)
+    for image in images:
+        by_class[image.labels].append(image)
+    usable = {
+        labels: sorted(by_class[labels], key=lambda image: image.media.sha256)
+        for labels in sorted(by_class)
+        if len(by_class[labels]) > 1
+    }
+    lonely = [labels for labels in sorted(by_class) if labels not in usable]
+    return usable, [{"reason": "class with one image left out", "class": "/".join(labels)} for labels in lonely]
+
+
+def _nodes(classes: Mapping[Labels, list[LabelledImage]], prefix: int) -> list[_Node]:
+    """Every name path of length `prefix` that has two children or more."""
+    grouped: dict[Labels, list[Labels]] = defaultdict(list)
+    for labels in classes:
+        grouped[labels[:prefix]].append(labels)
+    nodes = []
+    for path, members in grouped.items():
+        spans, start = [], 0
+        for index in range(1, len(members) + 1):
+            if index == len(members) or members[index][: prefix + 1] != members[start][: prefix + 1]:
+                spans.append((start, index))
+                start = index
+        if len(spans) > 1:
+            nodes.append(_Node(path, [classes[labels] for labels in members], spans))
+    return nodes
+
+
+def _report_lonely(classes: Mapping[Labels, Any], nodes: Mapping[int, list[_Node]], depth: int) -> list[dict[str, Any]]:
+    """Classes that have no sibling at some distance: they are in no pair of that distance."""
+    reports = []
+    for distance in sorted(nodes):
+        paired = {node.path for node in nodes[distance]}
+        for path in sorted({labels[: depth - distance] for labels in classes} - paired):
+            only = sorted({labels[: depth - distance + 1] for labels in classes if labels[: depth - distance] == path})
+            reports.append({"reason": "no sibling", "class": "/".join(only[0]), "distance": distance})
+    return reports
+
+
+def _report_shares(
+    half: int, shares: Mapping[int, float], room: Mapping[int, int], quota: Mapping[int, int]
+) -> list[dict[str, Any]]:
+    unlimited, reason = fill(half, shares, dict.fromkeys(shares, half)), "not enough pairs at this distance"
+    return [
+        {"reason": reason, "distance": d, "wanted": unlimited[d], "made": quota[d], "possible": room[d]}
+        for d in sorted(shares)
+        if quota[d] < unlimited[d]
+    ]  # fmt: skip
+
+
+def _same_pairs(classes: Mapping[Labels, list[LabelledImage]], total: int, rng: random.Random) -> list[Pair]:
+    """Equally many from each class, as far as it has them."""
+    room = {labels: len(members) * (len(members) - 1) // 2 for labels, members in classes.items()}
+    order = list(classes)
+    rng.shuffle(order)  # which classes get the odd one must not depend on the alphabet
+    quota = fill(total, dict.fromkeys(order, 1.0), room)
+    pairs = []
+    for labels, members in classes.items():
+        for rank in rng.sample(range(room[labels]), quota[labels]):
+            i, j = _unrank_two(rank)
+            pairs.append(Pair(members[i], members[j], 0))
+    return pairs
+
+
+def _unrank_two(rank: int) -> tuple[int, int]:
+    """The rank-th pair (i, j) with i < j in the order (0,1), (0,2), (1,2), (0,3), ..."""
+    from math import isqrt
+
+    j = (1 + isqrt(1 + 8 * rank)) // 2
+    return rank - j * (j - 1) // 2, j
+
+
+def _different_pairs(nodes: Sequence[_Node], total: int, distance: int, rng: random.Random) -> list[Pair]:
+    """By number of classes from each node, so that a name says as little as possible about whether a pair is the
+    same.
+    """
+    keys = list(range(len(nodes)))
+    rng.shuffle(keys)
+    weights = {key: float(len(nodes[key].classes)) for key in keys}
+    quota = fill(total, weights, {key: nodes[key].capacity for key in keys})
+    pairs: list[Pair] = []
+    for key, node in enumerate(nodes):
+        pairs += _cross_pairs(node, quota[key], distance, rng)
+    return pairs
+
+
+def _cross_pairs(node: _Node, quota: int, distance: int, rng: random.Random) -> list[Pair]:
+    """`quota` different pairs across the node's children: classes drawn evenly first, the rest by rank."""
+    child_of = [span for span in node.child_spans for _ in range(*span)]
+    num_classes = len(node.classes)
+    found: dict[tuple[str, str], Pair] = {}
+    for _ in range(4 * quota):
+        if len(found) == quota:
+            break
+        a = rng.randrange(num_classes)
+        start, end = child_of[a]
+        b = rng.randrange(num_classes - (end - start))
+        b = b if b < start else b + end - start
+        pair = Pair(rng.choice(node.classes[a]), rng.choice(node.classes[b]), distance)
+        found.setdefault(pair.key, pair)
+    if len(found) < quota:
+        for pair in _ranked_cross_pairs(node, quota, distance, rng):
+            if len(found) == quota:
+                break
+            found.setdefault(pair.key, pair)
+    return list(found.values())
+
+
+def _ranked_cross_pairs(node: _Node, count: int, distance: int, rng: random.Random) -> list[Pair]:
+    """`count` distinct pairs, all equally likely: enough to complete any smaller set of distinct pairs to `count`."""
+    items = [image for members in node.classes for image in members]
+    child_end, position = [], 0
+    for start, end in node.child_spans:
+        size = sum(len(members) for members in node.classes[start:end])
+        position += size
+        child_end += [position] * size
+    partners = [len(items) - end for end in child_end]
+    ends = list(accumulate(partners))
+    pairs = []
+    for rank in rng.sample(range(ends[-1]), count):
+        i = bisect_right(ends, rank)
+        offset = rank - (ends[i] - partners[i])
+        pairs.append(Pair(items[i], items[child_end[i] + offset], distance))
+    return pairs

@@ -1,0 +1,129 @@
+"""Splitting a labelled image collection so that no image, and if asked no class, is in two splits."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vlmrl.errors import DataError
+from vlmrl.types import Media, hash64
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledImage:
+    """One image of a collection with a hierarchy of names.
+
+    Args:
+        media: its content and size.
+        labels: one name per level, coarse to fine; the whole tuple is the class (two groups may use the same leaf
+            name).
+        origin: where it came from, for messages (`Balinese/character01/0108_01.png`, `scan 17`).
+    """
+
+    media: Media
+    labels: tuple[str, ...]
+    origin: str
+
+
+@dataclass
+class Splits:
+    """The images of each split, the classes kept out of training, and what was left out with its reason."""
+
+    images: dict[str, list[LabelledImage]]
+    unseen: list[tuple[str, ...]] = field(default_factory=list)
+    dropped: list[dict[str, Any]] = field(default_factory=list)
+
+
+def drop_repeats(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], list[dict[str, Any]]]:
+    """Each content once. A repeat within a class loses its copies; one under two classes is dropped whole: its label is
+    unknown.
+
+    Returns: (images in order, dropped rows as {"origin", "reason"}).
+    """
+    by_content: dict[str, list[LabelledImage]] = defaultdict(list)
+    for image in images:
+        by_content[image.media.sha256].append(image)
+    kept, dropped = [], []
+    for copies in by_content.values():
+        classes = sorted({copy.labels for copy in copies})
+        if len(classes) > 1:
+            names = " and ".join("/".join(labels) for labels in classes)
+            dropped += [
+                {"origin": copy.origin, "reason": f"same image under several classes: {names}"} for copy in copies
+            ]
+            continue
+        kept.append(copies[0])
+        dropped += [{"origin": copy.origin, "reason": f"same image as {copies[0].origin}"} for copy in copies[1:]]
+    return kept, dropped
+
+
+def split_images(
+    images: Sequence[LabelledImage], shares: Mapping[str, float], *, seed: int, unseen_classes: int = 0
+) -> Splits:
+    """Deal the images of each class to the splits by share; the same images and seed give the same splits in any order.
+
+    Args:
+        images: no content twice (see `drop_repeats`).
+        shares: split -> share, adding up to 1. The first split (train) takes what rounding leaves.
+        seed: which image goes where depends on it and on the image's content alone.
+        unseen_classes: so many whole classes go to the split `test` alone; they are drawn with a sibling where
+            possible, so that hard pairs exist among them.
+    Returns: Splits; a class too small to give every split two images gives them to the first splits and is reported by
+        `build_pairs`.
+    Raises: DataError when fewer classes would be left than are needed.
+    """
+    by_class: dict[tuple[str, ...], list[LabelledImage]] = defaultdict(list)
+    for image in images:
+        by_class[image.labels].append(image)
+    if unseen_classes and not 2 <= unseen_classes <= len(by_class) - 2:
+        raise DataError(
+            f"{unseen_classes} unseen classes of {len(by_class)}: at least 2 must be unseen and 2 seen",
+            hint="change --unseen-classes",
+        )
+    unseen = _choose_unseen(sorted(by_class), unseen_classes, seed)
+    out: dict[str, list[LabelledImage]] = {name: [] for name in shares}
+    for labels in sorted(by_class):
+        members = sorted(by_class[labels], key=lambda image: hash64(seed, "split", image.media.sha256))
+        if labels in unseen:
+            out["test"] += members
+            continue
+        start = 0
+        for name, count in _allot(len(members), shares).items():
+            out[name] += members[start : start + count]
+            start += count
+    return Splits(out, sorted(unseen))
+
+
+def _allot(count: int, shares: Mapping[str, float]) -> dict[str, int]:
+    """Whole numbers that add up to `count`; every split but the first gets its share rounded down."""
+    first, *others = shares
+    numbers = {name: int(count * shares[name] + 1e-9) for name in others}
+    return {first: count - sum(numbers.values()), **numbers}
+
+
+def _choose_unseen(classes: Sequence[tuple[str, ...]], count: int, seed: int) -> set[tuple[str, ...]]:
+    """`count` classes, drawn two siblings at a time, while at least two classes of each parent stay seen where
+    possible.
+    """
+    rng = random.Random(hash64(seed, "unseen"))
+    families: dict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
+    for labels in classes:
+        families[labels[:-1]].append(labels)
+    for family in families.values():
+        rng.shuffle(family)
+    order = list(families)
+    rng.shuffle(order)
+    chosen: list[tuple[str, ...]] = []
+    for keep_seen in (2, 1, 0):
+        progress = True
+        while len(chosen) < count and progress:
+            progress = False
+            for parent in order:
+                take = min(2, len(families[parent]) - keep_seen, count - len(chosen))
+                if take > 0:
+                    chosen += [families[parent].pop() for _ in range(take)]
+                    progress = True
+    return set(chosen[:count])

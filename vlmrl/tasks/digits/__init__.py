@@ -1,0 +1,1 @@
+"""Pairs of handwritten digits: the task of the demo."""

@@ -1,0 +1,1 @@
+"""Same class or not: two images, a hierarchy of names, a probability."""

@@ -1,0 +1,135 @@
+"""The pair task: truth schema, outcome, and correct answers to learn the format from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from vlmrl.data.pairs import pair_distance
+from vlmrl.errors import DataError
+from vlmrl.rewards.parse import LEVEL_NAME, PairResponse, normalise_name, parse_pair_response
+from vlmrl.tasks.base import Outcome, Task
+
+SUMMARY = "same class or not: two images, a hierarchy of names, a probability (made by `vlmrl prep pairs`)"
+RESERVED_LEVELS = frozenset({"think", "answer", "format", "consistency", "note", "same", "distance"})
+"""Words that the answer format, the truth or the reward's parts use already."""
+
+
+def pair_task(info: Mapping[str, Any], *, name: str = "pairs", summary: str = SUMMARY) -> Task:
+    """The task bound to a dataset made by `vlmrl prep`; `info` is its dataset.json (`levels`, coarse to fine).
+
+    Raises: DataError when the dataset has no levels.
+    """
+    levels = info.get("levels")
+    if not isinstance(levels, list) or not levels:
+        raise DataError(
+            f"task `{name}` needs a dataset with levels", where=str(info.get("name")),
+            hint="make one with `vlmrl prep pairs --levels a,b`, or use task `table`",
+        )  # fmt: skip
+    check_levels(levels)
+    template = files("vlmrl.tasks").joinpath(name).joinpath("prompt.jinja").read_text(encoding="utf-8")
+    return Task(
+        name=name,
+        summary=summary,
+        template=template,
+        variables={"levels": levels},
+        validate=_validator(levels),
+        reward="taxonomy",
+        reward_args={"levels": levels},
+        outcome=_outcome(levels),
+        trace=lambda row, rng: write_trace(row.truth, levels, rng),
+    )
+
+
+def check_levels(levels: Sequence[str]) -> None:
+    """Raise a DataError unless these can be the names of a hierarchy: tags, each once, none a word of the format."""
+    for level in levels:
+        if not LEVEL_NAME.fullmatch(level) or level in RESERVED_LEVELS:
+            raise DataError(
+                f"level name {level!r} cannot be used",
+                hint=f"letters, digits, - and _, a letter first; not {', '.join(sorted(RESERVED_LEVELS))}",
+            )
+    if not levels or len(set(levels)) < len(levels):
+        raise DataError(f"levels {', '.join(levels) or '(none)'}: name each level once, coarse to fine")
+
+
+def levels_due(truth: Mapping[str, Any], levels: Sequence[str]) -> list[str]:
+    """The levels an answer must name: down to the first whose two names differ, that one included."""
+    due = []
+    for level in levels:
+        due.append(level)
+        if truth[level][0] != truth[level][1]:
+            break
+    return due
+
+
+def write_trace(truth: Mapping[str, Any], levels: Sequence[str], rng: random.Random) -> str:
+    """A correct answer: the names of the levels due, and a probability on the right side, 0.55 to 0.99 or 0.01 to
+    0.45.
+    """
+    tags = "".join(f"<{level}>{truth[level][0]}; {truth[level][1]}</{level}>" for level in levels_due(truth, levels))
+    hundredths = rng.randint(55, 99)
+    confidence = hundredths if truth["same"] else 100 - hundredths
+    return f"<think>{tags}</think><answer>{confidence / 100:.2f}</answer>"
+
+
+def _validator(levels: Sequence[str]) -> Callable[[Mapping[str, Any]], list[str]]:
+    def validate(truth: Mapping[str, Any]) -> list[str]:
+        wrong = []
+        if not isinstance(truth.get("same"), bool):
+            wrong.append(f"`same` is {truth.get('same')!r}, not true or false")
+        for level in levels:
+            names = truth.get(level)
+            if not (
+                isinstance(names, (list, tuple)) and len(names) == 2 and all(isinstance(n, str) and n for n in names)
+            ):
+                wrong.append(f"`{level}` is {names!r}, not two names")
+            elif bad := [n for n in names if any(c in n for c in ";<>\n") or n != n.strip()]:
+                wrong.append(
+                    f"`{level}` has the name {bad[0]!r}, which the answer format cannot hold (; < > or outer spaces)"
+                )
+        if wrong:
+            return wrong
+        first, second = (tuple(truth[level][side] for level in levels) for side in (0, 1))
+        distance = pair_distance(first, second)
+        if truth["same"] != (distance == 0):
+            wrong.append(f"`same` is {truth['same']} but the names are {'equal' if distance == 0 else 'different'}")
+        if truth.get("distance") != distance:
+            wrong.append(f"`distance` is {truth.get('distance')!r}; the names make it {distance}")
+        return wrong
+
+    return validate
+
+
+def _outcome(levels: Sequence[str]) -> Callable[[Mapping[str, Any], str], Outcome]:
+    def outcome(truth: Mapping[str, Any], response: str) -> Outcome:
+        """Numbers of one answer.
+
+        accuracy: the probability is on the right side of 0.5 (exactly 0.5 decides nothing and is wrong).
+        accuracy/<level>: both names right; None where the level is not due. brier: (probability - label) squared, 0 is
+        best; 1 when it cannot be parsed. confidence: the probability, None when it cannot be parsed. label: 1 = same.
+        """
+        return score_answer(truth, levels, parse_pair_response(response, levels))
+
+    return outcome
+
+
+def score_answer(truth: Mapping[str, Any], levels: Sequence[str], parsed: PairResponse) -> dict[str, float | None]:
+    """The outcome of a parsed answer; see `pair_task`."""
+    label = 1.0 if truth["same"] else 0.0
+    confidence = parsed.confidence if parsed.ok else None
+    due = levels_due(truth, levels)
+    out: dict[str, float | None] = {
+        "accuracy": 0.0 if confidence is None else float((confidence > 0.5) if truth["same"] else (confidence < 0.5)),
+        "brier": 1.0 if confidence is None else (confidence - label) ** 2,
+        "confidence": confidence,
+        "label": label,
+        "parse_failure": float(confidence is None),
+    }
+    for level in levels:
+        names = parsed.names.get(level) if parsed.ok else None
+        right = tuple(normalise_name(name, level) for name in truth[level])
+        out[f"accuracy/{level}"] = float(names == right) if level in due else None
+    return out

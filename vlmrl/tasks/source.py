@@ -1,0 +1,181 @@
+"""One `[[data]]` entry made ready: its rows, its task, its prompt and its reward, wired together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlmrl.data.dataset import Dataset, Rows, open_dataset, require_split
+from vlmrl.errors import DataError, RecipeError
+from vlmrl.recipe.schema import Data, Reward
+from vlmrl.tasks import make_task
+from vlmrl.tasks.base import Task
+from vlmrl.tasks.render import compile_template, place_images, render_user
+from vlmrl.types import Finish, Message, RewardInput, Row
+
+if TYPE_CHECKING:
+    from vlmrl.rewards.base import RewardSpec
+
+TABLE_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
+
+
+@dataclass
+class Source:
+    """Rows with everything needed to ask and to score them.
+
+    Args:
+        name: in metrics and rollouts.
+        task, dataset, reward: the parts.
+        split: which split `rows` is.
+        rows: made when indexed.
+        share: relative share of the prompts of a step.
+        weights: part -> weight: the recipe's when it gives any, else the reward's own.
+        template, template_path, system: the prompt; an empty template means that the rows bring their messages.
+        prompt_sha256: hash of all that shapes the prompt besides the row.
+        notes: what a person should know, added to while rows are rendered.
+    """
+
+    name: str
+    task: Task
+    dataset: Dataset
+    split: str
+    rows: Sequence[Row]
+    share: float
+    reward: RewardSpec
+    weights: Mapping[str, float]
+    template: str
+    template_path: str
+    system: str | None
+    prompt_sha256: str
+    notes: list[str] = field(default_factory=list)
+
+    def messages(self, row: Row) -> tuple[Message, ...]:
+        """The prompt: a system message if there is one, then the user's; as many `<image>` marks as the row has images.
+
+        Raises: DataError with the row when the template or the number of images does not fit.
+        """
+        if self.template:
+            text = render_user(self.template, row, self.task.variables, where=self.template_path)
+            turns: tuple[Message, ...] = (Message("user", text),)
+        elif self.task.messages is not None:
+            turns = self.task.messages(row)
+        else:
+            raise RecipeError(
+                f"task `{self.task.name}` has no prompt", where=self.name, hint="give `prompt` in `[[data]]`"
+            )
+        if self.system is not None:
+            turns = (Message("system", self.system), *(turn for turn in turns if turn.role != "system"))
+        turns, moved = place_images(turns, row)
+        note = "prompts have no <image> mark: the images were put in front of the first user message"
+        if moved and note not in self.notes:
+            self.notes.append(note)
+        return turns
+
+    def reward_input(self, row: Row, text: str, finish: Finish, num_tokens: int, prompt: str) -> RewardInput:
+        """What the reward sees of one response; images are decoded only for a reward that asks for them."""
+        images = [self.dataset.image(media) for media in row.media] if self.reward.needs_images else []
+        return RewardInput(text, row.truth, row.columns, images, finish, num_tokens, prompt)
+
+    def with_split(self, split: str) -> Source:
+        """The same source on another of its dataset's splits."""
+        require_split(self.dataset, split)
+        return replace(self, split=split, rows=self.dataset.rows(split), notes=self.notes)
+
+
+def open_source(data: Data, reward: Reward, *, split: str | None = None) -> Source:
+    """Open a `[[data]]` entry with its task, prompt and reward; `split` default: the entry's own.
+
+    Raises: DataError, RecipeError or RewardError: nothing there, no such task, split or reward, a template that is not
+        valid.
+    """
+    dataset = open_dataset(data)
+    task = make_task(getattr(dataset, "task", data.task), dataset.info)
+    split = split or data.split
+    require_split(dataset, split)
+    rows = dataset.rows(split)
+    if data.max_rows is not None and split == data.split and data.max_rows < len(rows):
+        rows = Rows(data.max_rows, rows.__getitem__)
+    if not rows:
+        raise DataError(f"split `{split}` of {dataset.path} has no rows")
+    template, path = _template(data, task)
+    spec, weights = _reward(data, reward, task)
+    return Source(
+        name=dataset.name, task=task, dataset=dataset, split=split, rows=rows, share=data.share, reward=spec,
+        weights=weights, template=template, template_path=path, system=data.system,
+        prompt_sha256=_prompt_hash(template, data.system, task), notes=list(dataset.notes),
+    )  # fmt: skip
+
+
+def open_validation(data: Data, reward: Reward) -> Source | None:
+    """The validation rows of an entry: the split or file it names, else its split `validation`, else None.
+
+    Raises: as `open_source`; also when the split or file that it names does not exist.
+    """
+    named = data.validation
+    if named is not None and Path(named).suffix in TABLE_SUFFIXES:
+        other = data.model_copy(update={"path": named, "split": "train", "max_rows": None, "name": data.name})
+        source = open_source(other, reward)
+        return replace(source, name=data.name or open_dataset(data).name, split="validation")
+    if named is None and "validation" not in open_dataset(data).splits:
+        return None
+    return open_source(data, reward, split=named or "validation")
+
+
+def _template(data: Data, task: Task) -> tuple[str, str]:
+    """The template's text and where it is: the recipe's file, else the task's own. Compiled once, to find mistakes
+    now.
+    """
+    if data.prompt is None:
+        where = f"tasks/{task.name}/prompt.jinja"
+        template = task.template
+    else:
+        where = data.prompt
+        try:
+            template = Path(data.prompt).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(
+                f"the prompt template cannot be read: {error}", where=data.prompt, hint="check `prompt` in `[[data]]`"
+            ) from error
+        if not template.strip():
+            raise RecipeError("the prompt template is empty", where=data.prompt)
+    compile_template(template, where)
+    return template, where
+
+
+def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[str, float]]:
+    """The entry's reward, else the recipe's, else the task's; `[reward] args` and `weights` belong to the recipe's
+    choice.
+
+    They reach an entry's own reward only when `[reward]` names no other.
+    """
+    from vlmrl.rewards import load_reward
+
+    name = data.reward or reward.name or task.reward
+    if name is None:
+        raise RecipeError(
+            f"task `{task.name}` has no reward of its own", where=data.path,
+            hint='name one: [reward] name = "path/to/file.py:function" (or a built-in: `vlmrl recipe list --rewards`)',
+        )  # fmt: skip
+    meant = data.reward is None or reward.name in (None, data.reward)
+    args = dict(reward.args) if meant else {}
+    if name == task.reward:
+        args = {**task.reward_args, **args}
+    spec = load_reward(name, args=args, style=reward.style)
+    weights = dict(reward.weights) if meant and reward.weights else dict(spec.weights)
+    unknown = [part for part in weights if part not in spec.ranges] if spec.pure else []
+    if unknown:
+        raise RecipeError(
+            f"reward `{name}` has no part `{unknown[0]}`",
+            where="[reward] weights",
+            hint=f"its parts: {', '.join(spec.ranges)}",
+        )
+    return spec, weights
+
+
+def _prompt_hash(template: str, system: str | None, task: Task) -> str:
+    text = json.dumps([task.name, template, system, dict(task.variables)], sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()

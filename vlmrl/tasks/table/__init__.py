@@ -1,0 +1,1 @@
+"""A table of one's own: the rows bring the prompt, the user brings the reward."""
