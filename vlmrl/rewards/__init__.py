@@ -1,0 +1,85 @@
+"""Rewards: text and pixels in, parts out. `REWARDS` is the table of built-ins; users bring `file.py:function`."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import RewardError
+from vlmrl.rewards import taxonomy, text
+from vlmrl.rewards.base import RewardSpec
+
+
+@dataclass(frozen=True)
+class Builtin:
+    """A built-in reward: its arguments are those of `build`; `summary` is its line in `vlmrl recipe list --rewards`."""
+
+    build: Callable[..., RewardSpec]
+    summary: str
+
+
+REWARDS: dict[str, Builtin] = {
+    "taxonomy": Builtin(taxonomy.taxonomy, "pairs: format, calibrated answer, one part per level of a hierarchy"),
+    "pair_answer": Builtin(taxonomy.pair_answer, "pairs: format and calibrated answer, the baseline without levels"),
+    "exact_match": Builtin(text.exact_match, "the answer is the expected text (case and blanks aside)"),
+    "number_match": Builtin(text.number_match, "the answer is the expected number, within a tolerance"),
+    "format_tags": Builtin(text.format_tags, "the response is exactly a sequence of tags"),
+    "length": Builtin(text.length, "full reward up to a soft length, falling to zero at a hard one"),
+}
+
+
+def load_reward(
+    name: str, *, args: Mapping[str, Any] | None = None, style: str = "auto", base_dir: Path | str | None = None
+) -> RewardSpec:
+    """A built-in reward by its name, or a user's `path/to/file.py:function`, with `args` bound.
+
+    Args:
+        style: calling convention of a user's function: auto, vlmrl, trl, verl, easyr1.
+        base_dir: where a relative path starts (the recipe's folder); the current folder is tried next.
+    Raises: RewardError for an unknown name, a missing file or function, an argument that it does not take, an unclear
+        calling convention, or a file that cannot be imported (with the lines of the user's traceback).
+    """
+    args = dict(args or {})
+    if ".py:" in name or name.endswith(".py"):
+        from vlmrl.rewards.adapters import load_user_reward
+
+        return load_user_reward(name, args=args, style=style, base_dir=base_dir)
+    if name not in REWARDS:
+        raise RewardError(
+            f"unknown reward `{name}`", hint=nearest(name, REWARDS) + "; or bring your own as path/to/file.py:function"
+        )
+    build = REWARDS[name].build
+    parameters = inspect.signature(build).parameters
+    for key in args:
+        if key not in parameters:
+            raise RewardError(f"reward `{name}` takes no argument `{key}`", hint=nearest(key, parameters))
+    missing = [k for k, p in parameters.items() if p.default is inspect.Parameter.empty and k not in args]
+    if missing:
+        raise RewardError(f"reward `{name}` needs the argument `{missing[0]}`", hint=f"set [reward.args] {missing[0]}")
+    try:
+        spec = build(**args)
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"reward `{name}` cannot use its arguments {args}: {error}") from error
+    return replace(spec, source_sha256=builtin_sha256())
+
+
+@lru_cache(maxsize=1)
+def builtin_sha256() -> str:
+    """Hash of the source of all built-in rewards: the Python files of this package, names and bytes, in name order."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def nearest(name: str, known: Mapping[str, Any]) -> str:
+    """`did you mean ...?` and the known names, as a hint."""
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return (f"did you mean `{close[0]}`?  " if close else "") + f"known: {', '.join(known) or 'none'}"

@@ -20,7 +20,7 @@ class RewardSpec:
 
     Args:
         name: built-in name or `file.py:function`.
-        fn: RewardInput -> parts.
+        fn: RewardInput -> parts; a text under `note` is one line for people, not a part.
         ranges: part -> (low, high), checked after every call; a part that is not listed may be any finite number.
         weights: default weight of each part; a part without a weight (here and in the recipe) is reported, not counted.
         pure: may run in this process (built-ins only); a user's reward always runs in a worker.
@@ -37,8 +37,7 @@ class RewardSpec:
     source_sha256: str = ""
 
     def __call__(self, x: RewardInput) -> Parts:
-        result = self.fn(x)
-        return result if isinstance(result, Mapping) else {"reward": result}
+        return split_note(self.fn(x))[0]
 
 
 def combine(parts: Parts, weights: Mapping[str, float]) -> tuple[float, dict[str, float]]:
@@ -68,18 +67,28 @@ def combine(parts: Parts, weights: Mapping[str, float]) -> tuple[float, dict[str
     return math.fsum(shares[name] * float(parts[name] or 0.0) for name in present), shares
 
 
+def split_note(result: Any) -> tuple[dict[str, Any], str]:
+    """What a reward returned as (parts, note): a bare number is the part `reward`, a text under `note` is the note."""
+    if not isinstance(result, Mapping):
+        return {"reward": result}, ""
+    parts = dict(result)
+    note = parts.pop("note") if isinstance(parts.get("note"), str) else ""
+    return parts, note
+
+
 def check_parts(parts: Any, ranges: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
-    """The parts as a dict of floats, or a RewardError that says which one is not a number, not finite or out of range."""
-    if not isinstance(parts, Mapping):
-        parts = {"reward": parts}
+    """The parts as a dict of floats, note left out (see `split_note`).
+
+    Raises: RewardError that names the part which is not a number, not finite or outside its declared range.
+    """
     checked: dict[str, float | None] = {}
-    for name, value in parts.items():
+    for name, value in split_note(parts)[0].items():
         if value is None:
             checked[str(name)] = None
             continue
         try:
             number = float(value) if not isinstance(value, (str, bytes)) else math.nan
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError, RuntimeError):
             number = math.nan
         if isinstance(value, (str, bytes)) or not math.isfinite(number):
             raise RewardError(

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import pytest
+
+from vlmrl.errors import RewardError
+from vlmrl.rewards import load_reward
+from vlmrl.rewards.base import combine
+from vlmrl.rewards.taxonomy import answer_score, level_parts, read_truth
+from vlmrl.types import RewardInput
+
+TWO = ("loop", "digit")
+SAME_LOOP = {"same": False, "distance": 1, "loop": ["yes", "yes"], "digit": ["6", "8"]}
+
+
+def score(response, truth, **args):
+    spec = load_reward("taxonomy", args={"levels": list(TWO), **args})
+    parts = spec(RewardInput(response, truth))
+    return parts, combine(parts, spec.weights)[0]
+
+
+def test_a_hand_worked_score():
+    response = "<think><loop>yes; yes</loop><digit>6; 9</digit></think><answer>0.2</answer>"
+    parts, value = score(response, SAME_LOOP)
+    assert parts == {"format": 1.0, "answer": 1 - 0.2**2, "loop": 1.0, "digit": 0.5}
+    # 0.2 * 1 + 0.4 * 0.96 + 0.2 * 1 + 0.2 * 0.5 = 0.2 + 0.384 + 0.2 + 0.1
+    assert value == pytest.approx(0.884, abs=1e-12)
+
+
+def test_a_hand_worked_truncated_cross_entropy():
+    # 1 + ln 0.9 = 1 - 0.1053605 = 0.8946395;  p = 0.3678 < 1/e: the cross-entropy is above 1, so nothing
+    assert answer_score(0.9, True, "truncated_bce") == pytest.approx(0.8946394843421738, abs=1e-15)
+    assert answer_score(0.1, False, "truncated_bce") == pytest.approx(0.8946394843421738, abs=1e-15)
+    assert answer_score(0.3678, True, "truncated_bce") == 0.0
+    assert answer_score(0.0, True, "truncated_bce") == 0.0
+    assert answer_score(1.0, True, "truncated_bce") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("stated", "truth", "wanted"),
+    [
+        # all the same: every level must be named
+        ({"a": ("x", "x"), "b": ("y", "y")}, {"a": ("x", "x"), "b": ("y", "y")}, {"a": 1.0, "b": 1.0}),
+        ({"a": ("x", "x"), "b": None}, {"a": ("x", "x"), "b": ("y", "y")}, {"a": 1.0, "b": 0.0}),
+        # the pair parts at a: b must be absent, and a must be right
+        ({"a": ("x", "z"), "b": None}, {"a": ("x", "z"), "b": ("y", "w")}, {"a": 1.0, "b": 1.0}),
+        ({"a": ("x", "z"), "b": ("y", "w")}, {"a": ("x", "z"), "b": ("y", "w")}, {"a": 1.0, "b": 0.0}),
+        ({"a": ("z", "x"), "b": None}, {"a": ("x", "z"), "b": ("y", "w")}, {"a": 0.0, "b": 0.0}),
+        ({"a": ("x", "q"), "b": None}, {"a": ("x", "z"), "b": ("y", "w")}, {"a": 0.5, "b": 0.0}),
+        ({"a": ("x", "x"), "b": None}, {"a": ("x", "z"), "b": ("y", "w")}, {"a": 0.5, "b": 0.0}),
+        # unknown levels do not apply, wherever they stand
+        ({"a": None, "b": ("y", "w")}, {"a": None, "b": ("y", "w")}, {"a": None, "b": 1.0}),
+        ({"a": ("x", "z"), "b": None}, {"a": ("x", "z"), "b": None}, {"a": 1.0, "b": None}),
+    ],
+)
+def test_level_rules(stated, truth, wanted):
+    assert level_parts(stated, truth, ("a", "b"), partial=True) == wanted
+
+
+def test_credit_for_absence_goes_all_the_way_down():
+    truth = {"a": ("x", "x"), "b": ("y", "z"), "c": ("p", "q"), "d": ("r", "s")}
+    stated = {"a": ("x", "x"), "b": ("y", "z"), "c": None, "d": None}
+    assert level_parts(stated, truth, "abcd", partial=True) == {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}
+    stated["c"] = ("p", "q")
+    assert level_parts(stated, truth, "abcd", partial=True) == {"a": 1.0, "b": 1.0, "c": 0.0, "d": 1.0}
+
+
+def test_weights_add_up_to_one_for_any_number_of_levels():
+    for n in range(1, 7):
+        levels = [f"level{i}" for i in range(n)]
+        for consistency in ("gate", "part", "off"):
+            weights = load_reward("taxonomy", args={"levels": levels, "consistency": consistency}).weights
+            assert sum(weights.values()) == pytest.approx(1.0, abs=1e-12)
+            assert weights["format"] == 0.2 and weights["answer"] == 0.4
+
+
+def test_consistency_as_a_part():
+    names = "<think><loop>yes; yes</loop><digit>6; 8</digit></think>"
+    agreeing, _ = score(f"{names}<answer>0.1</answer>", SAME_LOOP, consistency="part")
+    opposite, _ = score(f"{names}<answer>0.8</answer>", SAME_LOOP, consistency="part")
+    undecided, _ = score("<think><loop>yes; yes</loop></think><answer>0.8</answer>", SAME_LOOP, consistency="part")
+    broken, _ = score("hm", SAME_LOOP, consistency="part")
+    assert [p["consistency"] for p in (agreeing, opposite, undecided, broken)] == [1.0, 0.0, None, 0.0]
+    assert opposite["format"] == 1.0 and opposite["digit"] == 1.0
+
+
+def test_an_answer_of_one_half_contradicts_nothing():
+    names = "<think><loop>yes; yes</loop><digit>6; 8</digit></think>"
+    assert score(f"{names}<answer>0.5</answer>", SAME_LOOP)[0]["format"] == 1.0
+    assert score(f"{names}<answer>0.5001</answer>", SAME_LOOP)[0]["format"] == 0.0
+
+
+def test_levels_that_do_not_decide_cannot_contradict():
+    truth = {"same": False, "age": ["adult", "adult"]}
+    response = RewardInput("<think><age>adult; adult</age></think><answer>0</answer>", truth)
+    spec = load_reward("taxonomy", args={"levels": ["age"], "levels_decide": False})
+    assert spec(response) == {"format": 1.0, "answer": 1.0, "age": 1.0}
+    with pytest.raises(RewardError, match="levels say the opposite"):
+        load_reward("taxonomy", args={"levels": ["age"]})(response)
+
+
+def test_a_truth_of_the_wrong_shape_is_an_error():
+    for value in ("a; b", ["a"], ["a", "b", "c"], 5, [["a"], "b"]):
+        with pytest.raises(RewardError, match="two names"):
+            read_truth({"same": True, "loop": value}, ("loop",))
+    with pytest.raises(RewardError, match="levels say the opposite"):
+        read_truth({"same": True, "loop": ["yes", "no"]}, ("loop",))
+
+
+def test_numbers_are_accepted_as_names():
+    assert read_truth({"same": True, "digit": [7, 7]}, ("digit",)).names == {"digit": ("7", "7")}
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({}, "needs the argument `levels`"),
+        ({"levels": []}, "cannot be used"),
+        ({"levels": ["answer"]}, "'answer' is not a usable name"),
+        ({"levels": ["a", "a"]}, "cannot be used"),
+        ({"levels": ["a b"]}, "'a b' is not a usable name"),
+        ({"levels": ["a"], "answer": "log"}, "unknown answer rule 'log'"),
+        ({"levels": ["a"], "consistency": "maybe"}, "unknown consistency rule"),
+        ({"levels": ["a"], "partal": True}, "takes no argument `partal`"),
+    ],
+)
+def test_wrong_arguments_are_named(args, words):
+    with pytest.raises(RewardError, match=words):
+        load_reward("taxonomy", args=args)
+    with pytest.raises(RewardError, match="did you mean `taxonomy`"):
+        load_reward("taxonmy", args={})
