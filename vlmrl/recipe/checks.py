@@ -7,18 +7,20 @@ are in check/preflight.py.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from vlmrl.errors import Problem
 from vlmrl.recipe.check_files import FILE_RULES, is_file_reward
 from vlmrl.recipe.lines import Key, dotted
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
-from vlmrl.recipe.schema import Data
 
 COLUMN_ROLES = ("prompt", "images", "answer", "response")
+SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 TEST_SPLITS = ("test", "testing")
 FALLING_METRICS = ("brier", "parse_failure", "parse_failures", "parse_failure_rate")
 RISING_METRICS = ("reward", "accuracy", "auc")
@@ -55,15 +57,6 @@ Rule = Callable[[LoadedRecipe, Catalogs], Iterator[Problem]]
 def check_recipe(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
     """Every rule's findings, in the order of the rules."""
     return [problem for rule in RULES for problem in rule(loaded, catalogs)]
-
-
-def data_name(data: Data) -> str:
-    """Name of a source in metrics and rollouts: its `name`, else the last part of its path without ending."""
-    if data.name:
-        return data.name
-    last = data.path.partition("#")[0].rstrip("/").rpartition("/")[2].removeprefix("hub:")
-    stem, dot, ending = last.rpartition(".")
-    return stem if dot and ending in ("parquet", "jsonl", "json", "csv") else last
 
 
 def _filtered_sampling(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -204,17 +197,18 @@ def _test_split(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 
 def _data_names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    names = [data_name(data) for data in loaded.recipe.data]
-    for name, count in Counter(names).items():
+    """Names that are given twice; those a dataset brings itself are compared when it is opened (check/data.py)."""
+    sources = [data.name or f"{data.path} ({data.split})" for data in loaded.recipe.data]
+    for name, count in Counter(sources).items():
         if count > 1:
-            last = max(i for i, n in enumerate(names) if n == name)
-            hint = "metrics and rollouts are kept apart by this name: give each [[data]] a `name` of its own"
+            last = max(i for i, n in enumerate(sources) if n == name)
+            hint = "metrics and rollouts are kept apart by name: give each [[data]] a `name` of its own"
             where = loaded.where(("data", last, "name"), ("data", last, "path"))
             yield Problem(f"{count} data sources are called `{name}`", where, hint)
-    for i, name in enumerate(names):
-        if not name or any(c in name for c in "/\\ \t\n"):
-            where = loaded.where(("data", i, "name"), ("data", i, "path"))
-            yield Problem(f"`{name}` cannot name a data source", where, "a name has no spaces and no slashes")
+    for i, data in enumerate(loaded.recipe.data):
+        if data.name is not None and not SOURCE_NAME.fullmatch(data.name):
+            where = loaded.where(("data", i, "name"))
+            yield Problem(f"`{data.name}` cannot name a data source", where, "letters, digits, - _ and . only")
 
 
 def _shares(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -223,9 +217,7 @@ def _shares(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     total = sum(data.share for data in recipe.data)
     for i, data in enumerate(recipe.data):
         if len(recipe.data) > 1 and rows * data.share / total < 0.5:
-            message = (
-                f"`{data_name(data)}` gets {data.share / total:.1%} of {rows} prompts: less than one every second step"
-            )
+            message = f"`{data.name or data.path}` gets {data.share / total:.1%} of {rows} prompts: less than one every second step"
             yield Problem(
                 message, loaded.where(("data", i, "share")), "raise its share or the prompts of a step", "warning"
             )
@@ -257,7 +249,8 @@ def _reward_used(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         yield Problem(message, loaded.where(("reward", "name")), "remove one of the two", "warning")
     for i, data in enumerate(recipe.data):
         name = data.reward or recipe.reward.name
-        if name is None and data.task in catalogs.tasks_without_reward and recipe.kind == "rl":
+        prepared = (Path(data.path) / "dataset.json").is_file()  # such a folder knows its task, and that its reward
+        if name is None and not prepared and data.task in catalogs.tasks_without_reward and recipe.kind == "rl":
             hint = 'set [reward] name = "path/to/file.py:function", or a built-in (`vlmrl recipe list --rewards`)'
             message = f"the task `{data.task}` has no reward of its own and the recipe names none"
             yield Problem(message, loaded.where(("data", i, "task"), ("data", i)), hint)
