@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,20 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def load_model(settings: Model, *, path: str | None = None) -> Any:
-    """The model in eval-free training form: dropout off, on its device, shared-prefix attention where its family allows.
+def load_model(
+    settings: Model, *, path: str | None = None, weights_from: Callable[[Model], Any] | None = None
+) -> Any:
+    """The model ready to train and sample: no dropout, on its device, shared-prefix attention where its family allows.
 
-    Args: path: overrides `settings.path` (a resolved folder).
+    Args:
+        path: overrides `settings.path` (a resolved folder).
+        weights_from: makes the model instead of reading it from `path` (a checkpoint's, say).
     Raises: CheckpointError when nothing loadable is there.
     """
+    return prepare_model(_read_model(settings, path) if weights_from is None else weights_from(settings), settings)
+
+
+def _read_model(settings: Model, path: str | None) -> Any:
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     with quiet_transformers():
@@ -38,9 +47,13 @@ def load_model(settings: Model, *, path: str | None = None) -> Any:
         try:
             config = AutoConfig.from_pretrained(source, **kwargs)
             _no_dropout(config)
-            model = AutoModelForImageTextToText.from_pretrained(source, config=config, dtype=DTYPES[settings.dtype], **kwargs)
+            return AutoModelForImageTextToText.from_pretrained(source, config=config, dtype=DTYPES[settings.dtype], **kwargs)
         except (OSError, ValueError, KeyError) as error:
             raise _not_loadable(source, error) from error
+
+
+def prepare_model(model: Any, settings: Model) -> Any:
+    """Attention, checkpointing, frozen parts, device and eval mode of a model, as the recipe says."""
     if family_of(model).shared_prefix:
         model.set_attn_implementation({"text_config": SHARED_PREFIX, "vision_config": "sdpa"})
     if settings.gradient_checkpointing:

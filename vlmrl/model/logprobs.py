@@ -44,6 +44,7 @@ def token_logprobs(
     *,
     temperature: float,
     banned_ids: Sequence[int] = (),
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """log pi(target) and the policy's entropy at each position.
 
@@ -51,14 +52,15 @@ def token_logprobs(
     Args:
         hidden_KD: the hidden state that predicts each target.      target_K: int64.
         head: hidden -> logits [.., V]; everything after the last norm, soft caps included.
-    Returns: (logp_K with gradient, entropy_K without), float32, nats.
+        entropy_gradient: whether the entropy carries a gradient (for an entropy bonus).
+    Returns: (logp_K with gradient, entropy_K), float32, nats.
     """
 
     def chunk(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(hidden)
         banned = banned_mask(banned_ids, logits.shape[-1], logits.device)
         logp_all = torch.log_softmax(policy_logits(logits, temperature, banned), dim=-1)
-        with torch.no_grad():
+        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
             p = logp_all.exp()
             entropy = -(p * logp_all.masked_fill(p == 0, 0.0)).sum(-1)
         return logp_all.gather(-1, target[:, None])[:, 0], entropy

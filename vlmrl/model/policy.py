@@ -26,15 +26,18 @@ class Policy(nn.Module):
         temperature: > 0; 1.0 for supervised training.
         banned_ids: ids that are never sampled and have probability zero.
         shared_prefix: False forces the padded path (the reference in tests, and what other families use).
+        entropy_gradient: whether entropies carry a gradient, for an entropy bonus.
     """
 
     def __init__(
-        self, model: nn.Module, *, temperature: float = 1.0, banned_ids: Sequence[int] = (), shared_prefix: bool = True
-    ) -> None:
+        self, model: nn.Module, *, temperature: float = 1.0, banned_ids: Sequence[int] = (), shared_prefix: bool = True,
+        entropy_gradient: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.model: Any = model
         self.temperature = temperature
         self.banned_ids = tuple(banned_ids)
+        self.entropy_gradient = entropy_gradient
         self.family = family_of(model)
         self.shared_prefix = shared_prefix and self.family.shared_prefix
         self._positions: dict[bytes, Tensor] = {}
@@ -44,11 +47,12 @@ class Policy(nn.Module):
         return next(self.model.parameters()).device
 
     def forward(self, row: PackedRow) -> TokenStats:
-        """Log-probs (with gradient) and entropies (without) of the row's trained tokens, in the row's order. Shape [K]."""
+        """Log-probs (with gradient) and entropies of the row's trained tokens, in the row's order. Shape [K]."""
         hidden_KD = self._shared(row) if self.shared_prefix else self._padded(row)
         logp_K, entropy_K = token_logprobs(
-            hidden_KD, row.target_K, head_of(self.model), temperature=self.temperature, banned_ids=self.banned_ids
-        )
+            hidden_KD, row.target_K, head_of(self.model), temperature=self.temperature, banned_ids=self.banned_ids,
+            entropy_gradient=self.entropy_gradient,
+        )  # fmt: skip
         return TokenStats(logp_K, entropy_K)
 
     def _shared(self, row: PackedRow) -> Tensor:

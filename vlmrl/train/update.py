@@ -55,10 +55,11 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class PolicyGradient:
-    """The GRPO family: clipped surrogate of the row's algorithm, and a KL term to the reference when kl_coef > 0."""
+    """The GRPO family: clipped surrogate, a KL term to the reference (kl_coef > 0), an entropy bonus (entropy_coef)."""
 
     algorithm: Algorithm
     kl_coef: float = 0.0
+    entropy_coef: float = 0.0
 
     @property
     def aggregation(self) -> str:
@@ -75,6 +76,8 @@ class PolicyGradient:
             "policy/clip_share": clipped_share(ratio, data.advantage, **bounds),
             "policy/entropy": stats.entropy,
         }
+        if self.entropy_coef:
+            loss = loss - self.entropy_coef * stats.entropy
         if self.kl_coef > 0:
             assert data.ref_logp is not None
             kl = k3(stats.logp, data.ref_logp)

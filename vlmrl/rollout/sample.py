@@ -1,0 +1,145 @@
+"""Prompts -> rollouts -> scored groups -> advantages: the part of a step that comes before the update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vlmrl.algo.advantages import group_advantages
+from vlmrl.data.encode import EncodedPrompt, Encoder
+from vlmrl.errors import DataError, EngineError, RewardError
+from vlmrl.rewards.scorer import Scorer
+from vlmrl.rollout.engine import Generator, Request
+from vlmrl.tasks.source import Source
+from vlmrl.types import Group, Row, Sample, SamplingParams, ScoredSample, Segment, Trajectory, sample_seed
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A drawn row, encoded. `occurrence`: how often it had been drawn before in this run."""
+
+    source: Source
+    row: Row
+    occurrence: int
+    encoded: EncodedPrompt
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A prompt with the engine's answers. `seconds`: the wall clock of the whole generate call, shared by its rollouts."""
+
+    prompt: Prompt
+    samples: tuple[Sample, ...]
+    seconds: float
+
+
+def encode_prompt(source: Source, row: Row, occurrence: int, encoder: Encoder, max_prompt_tokens: int) -> Prompt:
+    """Render and encode one row. Raises: DataError when it has more tokens than allowed; nothing is ever cut."""
+    images = [source.dataset.image(media) for media in row.media]
+    encoded = encoder.encode(row, source.messages(row), images)
+    if len(encoded.prompt_ids) > max_prompt_tokens:
+        raise DataError(
+            f"the prompt has {len(encoded.prompt_ids)} tokens ({encoded.num_image_tokens} of them image tokens), more than"
+            f" rollout.max_prompt_tokens = {max_prompt_tokens}",
+            where=f"{source.name} row {row.prompt_id}",
+            hint="raise rollout.max_prompt_tokens, or lower model.max_pixels; `vlmrl check` lists all such rows",
+        )
+    return Prompt(source, row, occurrence, encoded)
+
+
+def sample_rollouts(
+    generator: Generator, prompts: Sequence[Prompt], params: SamplingParams, *, num_samples: int, run_seed: int,
+    version: int, progress: Callable[[int], Any] | None = None,
+) -> list[Rollout]:  # fmt: skip
+    """Answer every prompt `num_samples` times with policy `version`.
+
+    Raises: EngineError when a sample was made by another version: training on stale samples is never silent.
+    """
+    requests = [
+        Request(p.encoded, num_samples, sample_seed(run_seed, version, p.row.prompt_id, p.occurrence)) for p in prompts
+    ]
+    start = time.perf_counter()
+    answers = generator.generate(requests, params, progress)
+    seconds = time.perf_counter() - start
+    stale = {s.version for samples in answers for s in samples} - {version}
+    if stale:
+        raise EngineError(f"the engine answered with policy version {min(stale)}, but the trainer is at {version}")
+    return [Rollout(p, tuple(samples), seconds) for p, samples in zip(prompts, answers, strict=True)]
+
+
+def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *, strict: bool) -> list[Group]:
+    """Score all responses, each source with its own reward. Advantages are still 0.
+
+    Args: scorers: by source name. strict: a bug in a reward stops with the row, instead of masking the sample.
+    """
+    scored: dict[tuple[int, int], tuple[Any, float]] = {}
+    by_source: dict[str, list[int]] = {}
+    for index, rollout in enumerate(rollouts):
+        by_source.setdefault(rollout.prompt.source.name, []).append(index)
+    for name, indices in by_source.items():
+        places = [(i, k) for i in indices for k in range(len(rollouts[i].samples))]
+        inputs = [_reward_input(rollouts[i], rollouts[i].samples[k]) for i, k in places]
+        start = time.perf_counter()
+        try:
+            scores = scorers[name].score(inputs, strict=strict)
+        except RewardError as error:
+            raise RewardError(error.message, where=error.where or f"source {name}", hint=error.hint) from error
+        seconds = (time.perf_counter() - start) / max(1, len(inputs))
+        scored |= {place: (score, seconds) for place, score in zip(places, scores, strict=True)}
+    return [
+        Group(
+            rollout.prompt.row,
+            rollout.prompt.encoded.text,
+            tuple(
+                ScoredSample(
+                    _trajectory(rollout.prompt, k, sample), sample.text, scored[i, k][0],
+                    masked=scored[i, k][0].error is not None, generate_seconds=rollout.seconds,
+                    reward_seconds=scored[i, k][1],
+                )
+                for k, sample in enumerate(rollout.samples)
+            ),
+        )
+        for i, rollout in enumerate(rollouts)
+    ]  # fmt: skip
+
+
+def add_advantages(groups: Sequence[Group], estimator: str, truncated: str) -> list[Group]:
+    """Advantages of every group; masks what is not trained on.
+
+    Args:
+        estimator: key of algo.advantages.ESTIMATORS.
+        truncated: "keep" = like any other; "mask" = counts for the baseline, is not trained on; "drop" = neither.
+    """
+    return [replace(g, samples=tuple(_with_advantages(g.samples, estimator, truncated))) for g in groups]
+
+
+def is_dead_group(group: Group) -> bool:
+    """Whether a group teaches nothing: all its advantages are exactly zero."""
+    return all(s.advantage == 0.0 for s in group.samples)
+
+
+def _with_advantages(samples: Sequence[ScoredSample], estimator: str, truncated: str) -> list[ScoredSample]:
+    cut = [s.trajectory.finish == "length" for s in samples]
+    failed = [s.score.error is not None for s in samples]
+    included = [not f and not (c and truncated == "drop") for f, c in zip(failed, cut, strict=True)]
+    advantages = group_advantages([s.score.value for s in samples], included, estimator)
+    masked = [not use or (c and truncated != "keep") for use, c in zip(included, cut, strict=True)]
+    return [
+        replace(s, advantage=a, masked=m) for s, a, m in zip(samples, advantages, masked, strict=True)
+    ]
+
+
+def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
+    return Trajectory(
+        task=prompt.source.task.name, prompt_id=prompt.row.prompt_id, occurrence=prompt.occurrence, sample=index,
+        version=sample.version, seed=sample.seed, prompt_ids=prompt.encoded.prompt_ids,
+        segments=(Segment("assistant", sample.token_ids, True, sample.sampler_logp),), media=prompt.row.media,
+        finish=sample.finish,
+    )  # fmt: skip
+
+
+def _reward_input(rollout: Rollout, sample: Sample):
+    prompt = rollout.prompt
+    return prompt.source.reward_input(prompt.row, sample.text, sample.finish, len(sample.token_ids), prompt.encoded.text)

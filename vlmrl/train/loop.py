@@ -1,0 +1,159 @@
+"""What the loops of `sft` and `train` share: when to validate, save and stop, and what Ctrl-C does."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from vlmrl.evaluate.metrics import metric_value
+from vlmrl.evaluate.run import evaluate, write_evaluation
+from vlmrl.rollout.engine import Generator
+from vlmrl.store.layout import eval_dir
+from vlmrl.train.state import Session, greedy_params, save
+
+
+@dataclass
+class StopRequest:
+    """Set by the first Ctrl-C (or SIGTERM): the step is finished, a checkpoint saved, the run ended as interrupted."""
+
+    asked: bool = False
+
+
+@contextmanager
+def catch_interrupt(session: Session) -> Iterator[StopRequest]:
+    """While training: the first signal asks for a stop after the step, the second stops at once."""
+    request = StopRequest()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if request.asked:
+            raise KeyboardInterrupt
+        request.asked = True
+        session.watcher.message("stopping after this step, then saving a checkpoint (again: stop at once, without saving)")
+
+    before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Clock:
+    """Seconds spent in each part of a step: `with clock("rollout"): ...`."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = time.perf_counter()
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+
+    def metrics(self) -> dict[str, float]:
+        """`time/<part>_seconds` of each part, and `time/step_seconds` of all since the clock was made."""
+        parts = {f"time/{part}_seconds": seconds for part, seconds in self.seconds.items()}
+        return parts | {"time/step_seconds": time.perf_counter() - self._start}
+
+
+def validate(session: Session, generator: Generator) -> None:
+    """Greedy validation of the current policy on every validation source; notes whether it is the best so far."""
+    s, settings, step = session, session.recipe.eval, session.progress.step
+    if not s.validation or s.progress.validated == step:
+        return
+    values, flat = [], {}
+    params = greedy_params(s.recipe, s.policy, s.processor.tokenizer)
+    for source in s.validation:
+        found = evaluate(
+            generator, s.encoder, source, s.scorers[source.name], params=params, seed=s.recipe.train.seed,
+            max_rows=settings.max_rows,
+        )  # fmt: skip
+        values.append(metric_value(found.summary, settings.metric))
+        prefix = "eval" if len(s.validation) == 1 else f"eval/{source.name}"
+        flat |= {f"{prefix}/{name}": m["value"] for name, m in found.summary["metrics"].items()}
+        flat |= {f"{prefix}/{name}_{end}": m[end] for name, m in found.summary["metrics"].items() for end in ("low", "high")}
+        name = f"{source.split}-{source.name}-step-{step:06d}"
+        meta = {"step": step, "greedy": True, "checkpoint": None, "during": "training"}
+        write_evaluation(eval_dir(s.run.dir, name), found, meta)
+    value = sum(values) / len(values)
+    best = _is_best(s, value)
+    s.progress.validated = step
+    s.progress.stale = 0 if best else s.progress.stale + 1
+    if best:
+        s.progress.best_step, s.progress.best_value = step, value
+        s.run.set_best(step, settings.metric, value)
+    s.run.log(step, "validation", flat | {"eval/metric": value, "eval/is_best": best})
+    s.watcher.validation(step, flat, best)
+
+
+def _is_best(session: Session, value: float) -> bool:
+    before = session.progress.best_value
+    if math.isnan(value):
+        return False
+    return before is None or (value > before if session.recipe.eval.goal == "max" else value < before)
+
+
+def after_step(session: Session, generator: Generator) -> None:
+    """Validation and checkpoint where the recipe wants them after this step. A new best is always saved."""
+    settings, step = session.recipe, session.progress.step
+    if settings.eval.every_steps and step % settings.eval.every_steps == 0:
+        validate(session, generator)
+    every = settings.checkpoint.every_steps
+    new_best = settings.checkpoint.keep_best and session.progress.best_step == step
+    if (every and step % every == 0) or new_best:
+        save(session)
+
+
+def stop_reason(session: Session, request: StopRequest) -> str | None:
+    """Why the loop ends now; None = it goes on."""
+    s, settings = session, session.recipe
+    if s.progress.step >= settings.train.steps:
+        return "all steps done"
+    if request.asked:
+        return "interrupted"
+    if settings.train.max_seconds and s.seconds >= settings.train.max_seconds:
+        return f"train.max_seconds = {settings.train.max_seconds} is over"
+    above, best = settings.train.stop_above, s.progress.best_value
+    if above is not None and best is not None and s.progress.best_step == s.progress.step and _reached(s, best, above):
+        return f"{settings.eval.metric} reached {best:.4g} (train.stop_above = {above})"
+    if settings.eval.patience and s.progress.stale >= settings.eval.patience:
+        return f"{settings.eval.metric} has not improved for {s.progress.stale} validations (eval.patience)"
+    return None
+
+
+def _reached(session: Session, best: float, target: float) -> bool:
+    return best >= target if session.recipe.eval.goal == "max" else best <= target
+
+
+def end(session: Session, generator: Generator, reason: str) -> str:
+    """Last validation and last checkpoint. Returns the run's status."""
+    interrupted = reason == "interrupted"
+    if not interrupted:
+        validate(session, generator)
+    last = session.run.checkpoint_dirs()
+    if not last or last[-1].name != f"step-{session.progress.step:06d}":
+        save(session)
+    session.run.event(session.progress.step, "ended", reason=reason)
+    return "interrupted" if interrupted else "done"
+
+
+def memory_metrics(policy: Any) -> dict[str, float]:
+    """`memory/peak_bytes`: of the device on CUDA (allocated), else of this process (resident)."""
+    if policy.device.type == "cuda":
+        import torch
+
+        return {"memory/peak_bytes": float(torch.cuda.max_memory_allocated())}
+    import resource
+    import sys
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {"memory/peak_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)}

@@ -1,0 +1,203 @@
+"""Reinforcement learning: the step loop of the GRPO family. One pass of the loop makes one new policy version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from vlmrl.algo.family import resolve
+from vlmrl.data.batch import TrainItem
+from vlmrl.errors import RewardError
+from vlmrl.evaluate.stats import bootstrap_mean
+from vlmrl.rollout.sample import (
+    Rollout,
+    add_advantages,
+    encode_prompt,
+    is_dead_group,
+    sample_rollouts,
+    score_rollouts,
+)
+from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate
+from vlmrl.train.optim import learning_rate
+from vlmrl.train.sft import prompt_tokens
+from vlmrl.train.state import Session, draw_rows, sampling_params, save
+from vlmrl.train.update import PolicyGradient, StepBatch, fill_logps, update
+from vlmrl.types import Group
+
+STRICT_STEPS = 3
+"""Steps of an attempt in which a failing reward stops the run with the row; later the sample is masked and counted."""
+MAX_ERROR_SHARE = 0.01
+"""Share of all samples of a run whose reward may fail before the run saves and stops."""
+MIN_SAMPLES_FOR_SHARE = 200
+"""Below this many samples the share is taken of this number: one failure must not end a young run."""
+
+
+def train_rl(session: Session) -> str:
+    """Train until the recipe's end. Returns the run's status: done or interrupted."""
+    s, recipe = session, session.recipe
+    algorithm = resolve(recipe.algo.name, advantage=recipe.algo.advantage, clip_low=recipe.algo.clip_low,
+                        clip_high=recipe.algo.clip_high, aggregation=recipe.algo.aggregation)  # fmt: skip
+    objective = PolicyGradient(algorithm, recipe.algo.kl_coef, recipe.algo.entropy_coef)
+    generator = TorchEngine(s.policy, s.processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
+    generator.load_weights(s.progress.step)
+    first_step = s.progress.step
+    with catch_interrupt(s) as request:
+        if s.progress.step == 0:
+            validate(s, generator)
+        while (reason := stop_reason(s, request)) is None:
+            step, clock = s.progress.step, Clock()
+            with clock("encode"):
+                prompts = [
+                    encode_prompt(source, row, occurrence, s.encoder, recipe.rollout.max_prompt_tokens)
+                    for source, row, occurrence in draw_rows(s, recipe.rollout.prompts_per_step)
+                ]
+            with clock("rollout"):
+                total = len(prompts) * recipe.rollout.samples_per_prompt
+                rollouts = sample_rollouts(
+                    generator, prompts, sampling_params(recipe, s.policy, s.processor.tokenizer),
+                    num_samples=recipe.rollout.samples_per_prompt, run_seed=recipe.train.seed, version=step,
+                    progress=_progress(s, total),
+                )  # fmt: skip
+            with clock("reward"):
+                groups = score_rollouts(rollouts, s.scorers, strict=step < first_step + STRICT_STEPS)
+            groups = add_advantages(groups, algorithm.advantage, recipe.algo.truncated)
+            s.run.write_rollouts(step, groups)
+            with clock("update"):
+                stats = learn(s, rollouts, groups, objective)
+            s.progress.step += 1
+            generator.load_weights(s.progress.step)
+            metrics = group_metrics(groups) | stats | rollout_speed(groups, clock) | clock.metrics() | memory_metrics(s.policy)
+            s.run.log(step, "train", metrics)
+            s.watcher.step(step, recipe.train.steps, metrics)
+            if recipe.log.sample_every_steps and step % recipe.log.sample_every_steps == 0:
+                s.watcher.sample(step, groups[0])
+            count_errors(s, groups)
+            after_step(s, generator)
+        return end(s, generator, reason)
+
+
+def learn(session: Session, rollouts: Sequence[Rollout], groups: Sequence[Group], objective: PolicyGradient) -> dict[str, float]:
+    """All updates of one step. Dead groups never enter a forward pass (unless a KL or entropy term acts on them).
+
+    A step of dead groups alone makes no update. With `updates_per_step` > 1 the groups are dealt into that many
+    minibatches of whole groups, and the old log-probs are computed once, before the first.
+    """
+    s, recipe = session, session.recipe
+    acts_on_all = bool(objective.kl_coef or objective.entropy_coef)
+    batch = step_batch(rollouts, groups, keep_dead=acts_on_all)
+    s.proof_items = batch.items[:64] or step_batch(rollouts, groups, keep_dead=True).items[:64]
+    if not batch.items:
+        return {"optim/updates": s.optimizer.updates, "optim/lr": 0.0}
+    budget = recipe.train.tokens_per_row
+    if s.reference is not None:
+        fill_logps(s.reference, batch, batch.ref_logp, budget)
+    count = recipe.train.updates_per_step
+    if count > 1:
+        fill_logps(s.policy, batch, batch.old_logp, budget)
+    stats: dict[str, float] = {}
+    for minibatch in split_groups(batch, count):
+        lr = learning_rate(recipe.optim, s.progress.step, recipe.train.steps)
+        stats = update(s.policy, s.optimizer, minibatch, objective, lr=lr, tokens_per_row=budget,
+                       max_tokens=recipe.rollout.max_new_tokens)  # fmt: skip
+    return stats | {"optim/updates": s.optimizer.updates}
+
+
+def step_batch(rollouts: Sequence[Rollout], groups: Sequence[Group], *, keep_dead: bool) -> StepBatch:
+    """What a step trains on: every sample that is not masked, of every group that is not dead."""
+    items: list[TrainItem] = []
+    advantages: list[float] = []
+    names: list[str] = []
+    for index, (rollout, group) in enumerate(zip(rollouts, groups, strict=True)):
+        tokens = prompt_tokens(rollout.prompt)
+        use = keep_dead or not is_dead_group(group)
+        for sample in group.samples:
+            if use and not sample.masked:
+                items.append(TrainItem(tokens, index, sample.trajectory.segments, len(advantages)))
+            advantages.append(sample.advantage)
+            names.append(f"{group.row.source} row {group.row.prompt_id} sample {sample.trajectory.sample}")
+    return StepBatch(items, advantages, names)
+
+
+def split_groups(batch: StepBatch, count: int) -> list[StepBatch]:
+    """The batch dealt into at most `count` minibatches of whole groups, as equal as whole groups allow."""
+    if count == 1:
+        return [batch]
+    order = list(dict.fromkeys(item.group for item in batch.items))
+    parts = [set(order[i::count]) for i in range(min(count, len(order)))]
+    return [
+        StepBatch([i for i in batch.items if i.group in part], batch.advantage_S, batch.names_S, batch.old_logp, batch.ref_logp)
+        for part in parts
+    ]
+
+
+def count_errors(session: Session, groups: Sequence[Group]) -> None:
+    """Keep count of failed rewards; save and stop when they are more than a few.
+
+    Raises: RewardError, after saving a checkpoint, when over 1% of the run's samples failed.
+    """
+    progress = session.progress
+    failed = [x for g in groups for x in g.samples if x.score.error is not None]
+    progress.samples += sum(len(g.samples) for g in groups)
+    progress.reward_errors += len(failed)
+    share = progress.reward_errors / max(progress.samples, MIN_SAMPLES_FOR_SHARE)
+    if failed:
+        first = (failed[0].score.error or "").strip().splitlines()
+        session.watcher.message(f"the reward failed for {len(failed)} sample(s), which were left out: {first[-1] if first else ''}")
+    if share > MAX_ERROR_SHARE:
+        save(session)
+        raise RewardError(
+            f"the reward failed for {progress.reward_errors} of {progress.samples} samples ({share:.1%}): the run stops",
+            where=str(session.run.dir),
+            hint=f"a checkpoint was saved; mend the reward (`vlmrl reward-check {session.run.id}` shows the rows), then --resume",
+        )
+
+
+def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
+    """Numbers of a step's rollouts: reward with its 95% interval over groups, parts, shares, lengths."""
+    samples = [x for g in groups for x in g.samples]
+    scored = [x for x in samples if x.score.error is None]
+    lengths = [len(x.trajectory.response_ids) for x in samples]
+    metrics: dict[str, Any] = {
+        "reward/errors": len(samples) - len(scored),
+        "rollout/dead_group_share": fmean(float(is_dead_group(g)) for g in groups),
+        "rollout/truncated_share": fmean(float(x.trajectory.finish == "length") for x in samples),
+        "rollout/response_tokens_mean": fmean(lengths),
+        "rollout/response_tokens_max": max(lengths),
+        "rollout/prompt_tokens_mean": fmean(len(g.samples[0].trajectory.prompt_ids) for g in groups),
+        "rollout/samples": len(samples),
+    }
+    if not scored:
+        return metrics
+    means = [fmean(v) for v in ([x.score.value for x in g.samples if x.score.error is None] for g in groups) if v]
+    interval = bootstrap_mean(means, None, seed=0)
+    metrics |= {"reward/mean": fmean(x.score.value for x in scored), "reward/low": interval.low, "reward/high": interval.high}
+    for name in sorted({n for x in scored for n in x.score.parts}):
+        values = [v for x in scored if (v := x.score.parts.get(name)) is not None]
+        if values:
+            metrics[f"reward/part/{name}"] = fmean(values)
+    sources = sorted({g.row.source for g in groups})
+    if len(sources) > 1:
+        for source in sources:
+            values = [x.score.value for g in groups if g.row.source == source for x in g.samples if x.score.error is None]
+            if values:
+                metrics[f"reward/source/{source}"] = fmean(values)
+    return metrics
+
+
+def rollout_speed(groups: Sequence[Group], clock: Clock) -> dict[str, float]:
+    """`rollout/tokens_per_second`: sampled tokens over the seconds of sampling."""
+    tokens = sum(len(x.trajectory.response_ids) for g in groups for x in g.samples)
+    return {"rollout/tokens_per_second": tokens / max(clock.seconds.get("rollout", 0.0), 1e-9)}
+
+
+def _progress(session: Session, total: int):
+    done = 0
+
+    def finished(count: int) -> None:
+        nonlocal done
+        done += count
+        session.watcher.generated(done, total)
+
+    return finished

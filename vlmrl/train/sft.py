@@ -1,0 +1,93 @@
+"""Supervised fine-tuning: the same `update()` as reinforcement learning, with cross-entropy on the rows' own responses."""
+
+from __future__ import annotations
+
+import random
+
+from vlmrl.data.batch import PromptTokens, TrainItem
+from vlmrl.errors import DataError
+from vlmrl.model.load import stop_ids_of
+from vlmrl.rollout.sample import Prompt, encode_prompt
+from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.tasks.source import Source
+from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate
+from vlmrl.train.optim import learning_rate
+from vlmrl.train.state import Session, draw_rows
+from vlmrl.train.update import CrossEntropy, StepBatch, update
+from vlmrl.types import Row, Segment, hash64
+
+RESPONSE_COLUMN = "response"
+
+
+def train_sft(session: Session) -> str:
+    """Train until the recipe's end. Returns the run's status: done or interrupted. One pass = one optimizer step."""
+    s, recipe = session, session.recipe
+    generator = TorchEngine(s.policy, s.processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
+    generator.load_weights(s.progress.step)
+    with catch_interrupt(s) as request:
+        if s.progress.step == 0:
+            validate(s, generator)
+        while (reason := stop_reason(s, request)) is None:
+            step, clock = s.progress.step, Clock()
+            with clock("encode"):
+                drawn = draw_rows(s, recipe.train.rows_per_step)
+                items = [_item(s, *place, index) for index, place in enumerate(drawn)]
+            batch = StepBatch(items, [0.0] * len(items), [f"{src.name} row {row.prompt_id}" for src, row, _ in drawn])
+            with clock("update"):
+                lr = learning_rate(recipe.optim, step, recipe.train.steps)
+                stats = update(
+                    s.policy, s.optimizer, batch, CrossEntropy(), lr=lr, tokens_per_row=recipe.train.tokens_per_row,
+                    max_tokens=recipe.rollout.max_new_tokens,
+                )  # fmt: skip
+            s.proof_items = items
+            s.progress.step += 1
+            s.progress.samples += len(items)
+            generator.load_weights(s.progress.step)
+            tokens = sum(batch.num_trained(i) for i in items)
+            metrics = stats | {
+                "optim/updates": s.optimizer.updates, "data/rows": len(items), "data/trained_tokens": tokens,
+                "rollout/tokens_per_second": tokens / clock.metrics()["time/step_seconds"],
+            } | clock.metrics() | memory_metrics(s.policy)  # fmt: skip
+            s.run.log(step, "train", metrics)
+            s.watcher.step(step, recipe.train.steps, metrics)
+            after_step(s, generator)
+        return end(s, generator, reason)
+
+
+def _item(session: Session, source: Source, row: Row, occurrence: int, index: int) -> TrainItem:
+    prompt = encode_prompt(source, row, occurrence, session.encoder, session.recipe.rollout.max_prompt_tokens)
+    text = target_text(source, row, random.Random(hash64(session.recipe.train.seed, row.prompt_id, occurrence)))
+    ids = response_ids(session, text)
+    return TrainItem(prompt_tokens(prompt), index, (Segment("assistant", ids, True),), index)
+
+
+def target_text(source: Source, row: Row, rng: random.Random) -> str:
+    """The response to learn: the row's `response` column where it has one, else the task's own trace.
+
+    Raises: DataError when there is neither.
+    """
+    given = row.columns.get(RESPONSE_COLUMN)
+    if isinstance(given, str) and given:
+        return given
+    if source.task.trace is None:
+        raise DataError(
+            f"task `{source.task.name}` has no templated traces and the row has no `{RESPONSE_COLUMN}` column",
+            where=f"{source.name} row {row.prompt_id}",
+            hint=f"add a column `{RESPONSE_COLUMN}`, or name yours: columns = {{ response = \"...\" }} in [[data]]",
+        )
+    return source.task.trace(row, rng)
+
+
+def response_ids(session: Session, text: str) -> tuple[int, ...]:
+    """Token ids of a response, its end token included (it is the last trained token)."""
+    tokenizer = session.processor.tokenizer
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    end_id = tokenizer.eos_token_id
+    stops = stop_ids_of(session.policy.model, tokenizer)
+    return tuple(ids) + (end_id if end_id is not None else stops[0],)
+
+
+def prompt_tokens(prompt: Prompt) -> PromptTokens:
+    """An encoded prompt as the packer needs it."""
+    e = prompt.encoded
+    return PromptTokens(e.prompt_ids, e.kinds, e.images, e.num_images)

@@ -1,0 +1,280 @@
+"""Everything a run holds while it trains, how it is put together, and what a checkpoint keeps of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from vlmrl.checkpoint import io
+from vlmrl.checkpoint.format import HF, read_meta
+from vlmrl.checkpoint.merge import load_checkpoint_model, make_proof
+from vlmrl.data.batch import TrainItem
+from vlmrl.data.encode import Encoder
+from vlmrl.data.sampler import PromptStream
+from vlmrl.errors import CheckpointError, DataError, StoreError
+from vlmrl.model.load import banned_ids_of, load_model, load_processor, pick_device, stop_ids_of
+from vlmrl.model.policy import Policy
+from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.schema import Model, Recipe
+from vlmrl.rewards.scorer import Scorer
+from vlmrl.store.layout import COMPLETE, MANIFEST
+from vlmrl.store.runs import Run, open_run
+from vlmrl.tasks.source import Source, open_source, open_validation
+from vlmrl.train.optim import Optimizer
+from vlmrl.types import Group, SamplingParams
+
+PROOF_ROLLOUTS = 8
+"""Rollouts whose log-probs go into each checkpoint."""
+
+
+class Watcher(Protocol):
+    """Who is told what happens: the console. All methods return at once and never raise."""
+
+    def message(self, text: str) -> None: ...
+    def generated(self, done: int, total: int) -> None: ...
+    def step(self, step: int, total: int, metrics: Mapping[str, Any]) -> None: ...
+    def validation(self, step: int, summary: Mapping[str, Any], best: bool) -> None: ...
+    def sample(self, step: int, group: Group) -> None: ...
+
+
+@dataclass(frozen=True)
+class ModelOrigin:
+    """Where a run's first weights come from: a Hugging Face folder or name, or a checkpoint of another run."""
+
+    path: str
+    checkpoint: Path | None = None
+    parent: Mapping[str, Any] | None = None
+
+    @property
+    def files(self) -> str:
+        """Where config and processor are loaded from."""
+        return str(self.checkpoint / HF) if self.checkpoint else self.path
+
+
+def find_model(path: str, runs_root: Path) -> ModelOrigin:
+    """What `model.path` names: a local folder, a checkpoint folder, a run (its best or last checkpoint), else a hub name.
+
+    Raises: StoreError or CheckpointError when it names a run that has no complete checkpoint.
+    """
+    folder = Path(path)
+    if (folder / "config.json").is_file():
+        return ModelOrigin(path)
+    if (folder / COMPLETE).is_file():
+        return ModelOrigin(path, folder, {"checkpoint": folder.name, "run": folder.parent.parent.name})
+    run = _run_named(path, runs_root)
+    if run is not None:
+        checkpoint = run.checkpoint("best")
+        return ModelOrigin(path, checkpoint, {"run": run.id, "checkpoint": checkpoint.name})
+    if folder.is_dir():
+        raise CheckpointError(f"{path} holds no model: there is no config.json, and it is no run", where=path)
+    return ModelOrigin(path)
+
+
+def _run_named(path: str, runs_root: Path) -> Run | None:
+    """The run that `path` names, or None: then it is taken for a hub name, and the hub says whether it is one."""
+    try:
+        return open_run(runs_root, path)
+    except StoreError as error:
+        if (Path(path) / MANIFEST).exists() or "more than one" in error.message:
+            raise
+        return None
+
+
+def load_origin(settings: Model, origin: ModelOrigin) -> tuple[Any, Any]:
+    """(model, processor) of an origin, on the device and in the dtype of the settings."""
+    processor = load_processor(settings, path=origin.files)
+    if origin.checkpoint is None:
+        return load_model(settings, path=origin.path), processor
+    model = load_model(settings, path=origin.files, weights_from=lambda s: load_checkpoint_model(origin.checkpoint, s))  # type: ignore[arg-type]
+    return model, processor
+
+
+def make_policy(settings: Model, model: Any, processor: Any, temperature: float, entropy_gradient: bool = False) -> Policy:
+    """The policy of a recipe: this model at this temperature, with image, video and padding ids banned."""
+    banned = banned_ids_of(model, processor.tokenizer)
+    return Policy(model, temperature=temperature, banned_ids=banned, entropy_gradient=entropy_gradient)
+
+
+def make_encoder(settings: Model, processor: Any) -> Encoder:
+    return Encoder(
+        processor, min_pixels=settings.min_pixels, max_pixels=settings.max_pixels, thinking=settings.thinking
+    )
+
+
+def sampling_params(recipe: Recipe, policy: Policy, tokenizer: Any) -> SamplingParams:
+    """How training samples."""
+    r = recipe.rollout
+    return SamplingParams(
+        temperature=r.temperature, top_p=r.top_p, top_k=r.top_k, max_new_tokens=r.max_new_tokens,
+        stop_ids=stop_ids_of(policy.model, tokenizer), stop=tuple(r.stop), banned_ids=policy.banned_ids,
+    )  # fmt: skip
+
+
+def greedy_params(recipe: Recipe, policy: Policy, tokenizer: Any) -> SamplingParams:
+    """How validation and `eval` sample by default."""
+    limit = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
+    params = sampling_params(recipe, policy, tokenizer)
+    return replace(params, temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=limit)
+
+
+@dataclass
+class Progress:
+    """What a run has to remember besides weights: all of it goes into a checkpoint's data.json.
+
+    Args:
+        step: policy version = steps taken.
+        best_step, best_value: of the validation metric; None before the first validation.
+        stale: validations since the best.
+        validated: step of the last validation; -1 before the first.
+        samples, reward_errors: since the run began.
+        seconds: of training, over all attempts.
+    """
+
+    step: int = 0
+    best_step: int | None = None
+    best_value: float | None = None
+    stale: int = 0
+    validated: int = -1
+    samples: int = 0
+    reward_errors: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Session:
+    """A run that trains. Made by `open_session`; `close` ends its reward workers."""
+
+    loaded: LoadedRecipe
+    run: Run
+    policy: Policy
+    optimizer: Optimizer
+    processor: Any
+    encoder: Encoder
+    sources: list[Source]
+    validation: list[Source]
+    stream: PromptStream
+    scorers: dict[str, Scorer]
+    origin: ModelOrigin
+    watcher: Watcher
+    progress: Progress = field(default_factory=Progress)
+    reference: Policy | None = None
+    proof_items: list[TrainItem] = field(default_factory=list)
+    stack: ExitStack = field(default_factory=ExitStack)
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.loaded.recipe
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training over all attempts."""
+        return self.progress.seconds + time.perf_counter() - self.started
+
+    def close(self) -> None:
+        self.stack.close()
+
+
+def open_sources(recipe: Recipe) -> tuple[list[Source], list[Source]]:
+    """(training sources, validation sources) of a recipe.
+
+    Raises: DataError and others as `open_source`; DataError when validation is on the test split without permission.
+    """
+    sources = [open_source(d, recipe.reward) for d in recipe.data]
+    found = [v for v in (open_validation(d, recipe.reward) for d in recipe.data) if v is not None]
+    for v in found:
+        if v.split == "test" and not recipe.eval.allow_test_split:
+            raise DataError(
+                f"source `{v.name}` validates on its test split: choosing a checkpoint by it would spoil the test",
+                hint="use a validation split, or set eval.allow_test_split = true (the run is then labelled)",
+            )
+    return sources, found
+
+
+def open_session(loaded: LoadedRecipe, run: Run, runs_root: Path, watcher: Watcher, *, resume: Path | None = None) -> Session:
+    """Load everything a run needs; with `resume`, continue exactly where that checkpoint was saved.
+
+    Raises: the errors of data, rewards, model and checkpoint.
+    """
+    recipe = loaded.recipe
+    torch.manual_seed(recipe.train.seed)
+    if pick_device(recipe.model.device).type == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1)))
+    sources, validation = open_sources(recipe)
+    if any(v.split == "test" for v in validation):
+        run.add_label("validated on the test split")
+    origin = find_model(recipe.model.path, runs_root)
+    model, processor = load_origin(recipe.model, origin)
+    temperature = recipe.rollout.temperature if recipe.kind == "rl" else 1.0
+    policy = make_policy(recipe.model, model, processor, temperature, recipe.algo.entropy_coef != 0)
+    session = Session(
+        loaded=loaded, run=run, policy=policy, optimizer=Optimizer(policy.model, recipe.optim), processor=processor,
+        encoder=make_encoder(recipe.model, processor), sources=sources, validation=validation,
+        stream=PromptStream([len(s.rows) for s in sources], [s.share for s in sources], recipe.train.seed),
+        scorers={}, origin=origin, watcher=watcher,
+    )  # fmt: skip
+    for source in [*sources, *validation]:
+        if source.name not in session.scorers:
+            session.scorers[source.name] = session.stack.enter_context(make_scorer(source, recipe))
+    if recipe.kind == "rl" and recipe.algo.kl_coef > 0:
+        session.reference = _reference(recipe, origin, temperature)
+    if resume is not None:
+        restore(session, resume)
+    return session
+
+
+def make_scorer(source: Source, recipe: Recipe) -> Scorer:
+    """The scorer of a source, with the recipe's limits."""
+    r = recipe.reward
+    return Scorer(
+        source.reward, source.weights, timeout_seconds=r.timeout_seconds, memory_mb=r.memory_mb, workers=r.workers
+    )
+
+
+def _reference(recipe: Recipe, origin: ModelOrigin, temperature: float) -> Policy:
+    """A frozen copy of the first weights, for the KL term."""
+    model, processor = load_origin(recipe.model, origin)
+    return make_policy(recipe.model, model.requires_grad_(False), processor, temperature)
+
+
+def save(session: Session) -> Path:
+    """Save a checkpoint of the session as it is, then remove the old ones that the recipe does not keep."""
+    s, recipe = session, session.recipe
+    meta = {
+        "kind": recipe.kind, "dtype": recipe.model.dtype, "model_type": s.policy.model.config.model_type,
+        "base": {"path": s.origin.path, "revision": recipe.model.revision},
+        "policy": {"temperature": s.policy.temperature, "banned_ids": list(s.policy.banned_ids)},
+        "encoder": {k: getattr(recipe.model, k) for k in ("min_pixels", "max_pixels", "thinking")},
+        "optimizer_updates": s.optimizer.updates,
+    }  # fmt: skip
+    data = {"progress": asdict(replace(s.progress, seconds=s.seconds)), "stream": s.stream.state_dict()}
+    proof = make_proof(s.policy, s.proof_items[:PROOF_ROLLOUTS]) if s.proof_items else {}
+    saved = io.Saved(s.progress.step, meta, data, proof)
+    folder = io.save_checkpoint(s.run.dir, saved, s.policy.model, s.processor, s.optimizer.state_tensors())
+    keep = [s.progress.best_step] if recipe.checkpoint.keep_best and s.progress.best_step is not None else []
+    s.run.prune_checkpoints(recipe.checkpoint.keep_last, keep)
+    s.run.event(s.progress.step, "checkpoint saved", folder=folder.name)
+    return folder
+
+
+def restore(session: Session, folder: Path) -> None:
+    """Put a checkpoint's weights, optimizer, data position, counters and random state into the session."""
+    meta = read_meta(folder)
+    io.load_weights(folder, session.policy.model)
+    session.optimizer.load_state_tensors(io.load_optimizer_tensors(folder), meta["optimizer_updates"])
+    data = io.load_data(folder)
+    session.progress = Progress(**data["progress"])
+    session.stream.load_state_dict(data["stream"])
+    io.load_rng(folder)
+
+
+def draw_rows(session: Session, count: int) -> Sequence[tuple[Source, Any, int]]:
+    """The next rows of the mixed stream: (source, row, occurrence)."""
+    return [(session.sources[s], session.sources[s].rows[r], occurrence) for s, r, occurrence in session.stream.next(count)]
