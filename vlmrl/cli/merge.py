@@ -1,7 +1,47 @@
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import typer
+
+from vlmrl.cli.output import JSON_HELP, emit
 
 
 def register(app: typer.Typer) -> None:
-    pass
+    app.command("merge")(merge)
+
+
+def merge(
+    run: str = typer.Argument(..., help="Run (id, prefix, name, `last`) or a checkpoint folder."),
+    out: Path | None = typer.Option(None, "--out", "-o", help="Folder to write. Default: <run>/merged-<step>.", show_default=False),
+    checkpoint: str = typer.Option("best", "--checkpoint", help="best, last, or a step."),
+    dtype: str | None = typer.Option(None, "--dtype", help="float32 or bfloat16. Default: as trained.", show_default=False),
+    force: bool = typer.Option(False, "--force", help="Replace the folder if it exists."),
+    runs: Path | None = typer.Option(None, "--runs", help="Folder of the runs.", show_default=False),
+    json: bool = typer.Option(False, "--json", help=JSON_HELP),
+) -> None:
+    """Turn a checkpoint into a Hugging Face folder, reload it, and prove that it is the same model.
+
+    Example: vlmrl merge last --out models/digits
+    """
+    from vlmrl.checkpoint.merge import merge as merge_checkpoint
+    from vlmrl.errors import CheckpointError
+    from vlmrl.model.load import DTYPES
+    from vlmrl.store.layout import COMPLETE, runs_root
+    from vlmrl.store.runs import open_run
+
+    if dtype is not None and dtype not in DTYPES:
+        raise CheckpointError(f"unknown dtype `{dtype}`", hint=f"one of: {', '.join(DTYPES)}")
+    if (Path(run) / COMPLETE).is_file():
+        folder = Path(run)
+    else:
+        which = int(checkpoint) if checkpoint.isdigit() else checkpoint
+        folder = open_run(runs_root(runs), run).checkpoint(which)
+    target = out or folder.parent.parent / f"merged-{folder.name}"
+    done = merge_checkpoint(folder, target, dtype=dtype, force=force)
+    emit({"folder": str(done.folder), "checkpoint": str(folder), "step": done.step, "parameters": done.parameters,
+          "bytes": done.bytes, "logp_gap": done.logp_gap}, json)  # fmt: skip
+    proof = "no rollouts were saved with it to compare" if done.logp_gap is None else f"largest log-prob difference after reload {done.logp_gap:.1e} nats"
+    print(f"{folder.name} -> {done.folder}: {done.parameters:,} parameters, {done.bytes / 2**20:.1f} MiB; {proof}", file=sys.stderr)
+    print(f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {done.folder}", file=sys.stderr)

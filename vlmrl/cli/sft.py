@@ -1,7 +1,119 @@
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import typer
+
+from vlmrl.cli.output import JSON_HELP, emit
+from vlmrl.errors import RecipeError
+
+RECIPE = typer.Argument(None, help="Recipe file (TOML). Not needed with --resume.", show_default=False)
+SET = typer.Option([], "--set", help="Override a key: --set optim.lr=1e-5. May be repeated.", show_default=False)
+RUNS = typer.Option(None, "--runs", help="Folder of the runs. Default: $VLMRL_RUNS, else ./runs.", show_default=False)
+NAME = typer.Option(None, "--name", help="A name for the run; commands accept it instead of the id.", show_default=False)
+TAG = typer.Option([], "--tag", help="A tag for `vlmrl runs list --tag`. May be repeated.", show_default=False)
+NOTE = typer.Option("", "--note", help="A sentence for yourself, kept in the manifest.", show_default=False)
+RESUME = typer.Option(None, "--resume", help="Go on with this run from its last complete checkpoint.", show_default=False)
+QUIET = typer.Option(False, "--quiet", help="No line a step.")
+JSON = typer.Option(False, "--json", help=JSON_HELP)
 
 
 def register(app: typer.Typer) -> None:
-    pass
+    app.command("sft")(sft)
+
+
+def sft(
+    recipe: Path | None = RECIPE, overrides: list[str] = SET, resume: str | None = RESUME, name: str | None = NAME,
+    tag: list[str] = TAG, note: str = NOTE, runs: Path | None = RUNS, quiet: bool = QUIET, json: bool = JSON,
+) -> None:  # fmt: skip
+    """Supervised start: learn the rows' own responses, or the task's templated traces.
+
+    Example: vlmrl sft recipes/digits_sft.toml --name digits-sft
+    """
+    train_command("sft", recipe, overrides, resume, (name, tag, note), runs, quiet, json)
+
+
+def train_command(
+    kind: str, recipe: Path | None, overrides: list[str], resume: str | None, labels: tuple[str | None, list[str], str],
+    runs: Path | None, quiet: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """What `sft` and `train` share: check, make or reopen the run, train, say what to do next."""
+    from vlmrl.cli.progress import ConsoleWatcher
+    from vlmrl.launch import Labels, reopen_run, run_session, start_run
+    from vlmrl.store.layout import runs_root
+    from vlmrl.store.runs import open_run
+
+    command = "train" if kind == "rl" else "sft"
+    root, argv = runs_root(runs), ["vlmrl", *sys.argv[1:]]
+    if (recipe is None) == (resume is None):
+        raise RecipeError(
+            "give a recipe, or --resume RUN" if recipe is None else "--resume takes the run's own recipe: leave the file out",
+            hint=f"vlmrl {command} recipes/digits_im.toml   or   vlmrl {command} --resume last",
+        )
+    watcher = ConsoleWatcher(open("/dev/null", "w") if quiet else sys.stderr)  # noqa: SIM115
+    if resume is not None:
+        if overrides:
+            raise RecipeError("--set cannot change a run that is resumed", hint="start a new run from its weights instead")
+        run, settings, checkpoint = reopen_run(root, resume, argv, kind)
+        at = f"checkpoint {checkpoint.name}" if checkpoint else "the start: it had no complete checkpoint"
+        say(f"resuming {run.id} (attempt {run.attempt}) from {at}")
+    else:
+        assert recipe is not None
+        loaded = load_checked(recipe, overrides, kind)
+        run, settings, checkpoint = start_run(loaded, root, argv, Labels(labels[0], tuple(labels[1]), labels[2])), loaded.recipe, None
+        say(f"run {run.id}\n{arithmetic(settings)}")
+    try:
+        status = run_session(run, settings, root, watcher, checkpoint)
+    except KeyboardInterrupt:
+        say(f"interrupted; go on from the last checkpoint with: vlmrl {command} --resume {run.id}")
+        raise
+    done = open_run(root, run.id)
+    emit(_result(done), as_json)
+    if status == "interrupted":
+        say(f"saved {done.checkpoint_dirs()[-1].name}; go on with: vlmrl {command} --resume {run.id}")
+        raise typer.Exit(130)
+    best = done.manifest.best
+    told = f"; best {best.metric} {best.value:.4f} at step {best.step}" if best else ""
+    say(f"done: {done.dir}{told}\nnext: vlmrl eval {run.id}   vlmrl merge {run.id}   vlmrl report {run.id}")
+
+
+def load_checked(recipe: Path, overrides: list[str], kind: str):
+    """The recipe, after the quick part of `vlmrl check`: errors end here, warnings are shown."""
+    from vlmrl.check.preflight import run_quick_checks
+    from vlmrl.errors import ProblemsError, format_error
+    from vlmrl.recipe.load import load_recipe
+
+    loaded = load_recipe(recipe, overrides=overrides, kind=kind)
+    problems = run_quick_checks(loaded)
+    errors = [p for p in problems if p.level == "error"]
+    if errors:
+        raise ProblemsError(errors)
+    for p in problems:
+        say(format_error(p.message, p.where, p.hint, "warning"))
+    return loaded
+
+
+def arithmetic(recipe) -> str:
+    """What the numbers of a recipe add up to, in one line."""
+    t, r = recipe.train, recipe.rollout
+    if recipe.kind == "sft":
+        return f"{t.steps} steps x {t.rows_per_step} rows = {t.steps * t.rows_per_step:,} examples"
+    each = r.prompts_per_step * r.samples_per_prompt
+    updates = f", {t.updates_per_step} update{'s' if t.updates_per_step > 1 else ''} a step"
+    return f"{t.steps} steps x {r.prompts_per_step} prompts x {r.samples_per_prompt} samples = {t.steps * each:,} responses{updates}"
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _result(run) -> dict:
+    best = run.manifest.best
+    train = run.metrics("train")
+    return {
+        "run": run.id, "dir": str(run.dir), "status": run.status, "steps": len(train),
+        "best": {"step": best.step, "metric": best.metric, "value": best.value} if best else None,
+        "checkpoints": [p.name for p in run.checkpoint_dirs()],
+        "last": train[-1] if train else None,
+    }  # fmt: skip

@@ -5,22 +5,42 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from vlmrl.algo.advantages import group_advantages
 from vlmrl.data.encode import EncodedPrompt, Encoder
 from vlmrl.errors import DataError, EngineError, RewardError
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator, Request
-from vlmrl.tasks.source import Source
-from vlmrl.types import Group, Row, Sample, SamplingParams, ScoredSample, Segment, Trajectory, sample_seed
+from vlmrl.types import Finish, Group, Media, Message, RewardInput, Row, Sample, SamplingParams, ScoredSample, Segment, Trajectory, sample_seed
+
+
+class Images(Protocol):
+    """Where a row's images are."""
+
+    def image(self, media: Media) -> Any:
+        """The image as PIL RGB."""
+        ...
+
+
+class PromptSource(Protocol):
+    """What sampling and scoring need of a source of rows (tasks/source.py has the real one)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def task_name(self) -> str: ...
+    @property
+    def dataset(self) -> Images: ...
+    def messages(self, row: Row) -> tuple[Message, ...]: ...
+    def reward_input(self, row: Row, text: str, finish: Finish, num_tokens: int, prompt: str) -> RewardInput: ...
 
 
 @dataclass(frozen=True)
 class Prompt:
     """A drawn row, encoded. `occurrence`: how often it had been drawn before in this run."""
 
-    source: Source
+    source: PromptSource
     row: Row
     occurrence: int
     encoded: EncodedPrompt
@@ -35,7 +55,7 @@ class Rollout:
     seconds: float
 
 
-def encode_prompt(source: Source, row: Row, occurrence: int, encoder: Encoder, max_prompt_tokens: int) -> Prompt:
+def encode_prompt(source: PromptSource, row: Row, occurrence: int, encoder: Encoder, max_prompt_tokens: int) -> Prompt:
     """Render and encode one row. Raises: DataError when it has more tokens than allowed; nothing is ever cut."""
     images = [source.dataset.image(media) for media in row.media]
     encoded = encoder.encode(row, source.messages(row), images)
@@ -133,7 +153,7 @@ def _with_advantages(samples: Sequence[ScoredSample], estimator: str, truncated:
 
 def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
     return Trajectory(
-        task=prompt.source.task.name, prompt_id=prompt.row.prompt_id, occurrence=prompt.occurrence, sample=index,
+        task=prompt.source.task_name, prompt_id=prompt.row.prompt_id, occurrence=prompt.occurrence, sample=index,
         version=sample.version, seed=sample.seed, prompt_ids=prompt.encoded.prompt_ids,
         segments=(Segment("assistant", sample.token_ids, True, sample.sampler_logp),), media=prompt.row.media,
         finish=sample.finish,

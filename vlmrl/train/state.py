@@ -21,7 +21,6 @@ from vlmrl.data.sampler import PromptStream
 from vlmrl.errors import CheckpointError, DataError, StoreError
 from vlmrl.model.load import banned_ids_of, load_model, load_processor, pick_device, stop_ids_of
 from vlmrl.model.policy import Policy
-from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Model, Recipe
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.store.layout import COMPLETE, MANIFEST
@@ -151,7 +150,7 @@ class Progress:
 class Session:
     """A run that trains. Made by `open_session`; `close` ends its reward workers."""
 
-    loaded: LoadedRecipe
+    recipe: Recipe
     run: Run
     policy: Policy
     optimizer: Optimizer
@@ -168,10 +167,6 @@ class Session:
     proof_items: list[TrainItem] = field(default_factory=list)
     stack: ExitStack = field(default_factory=ExitStack)
     started: float = field(default_factory=time.perf_counter)
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.loaded.recipe
 
     @property
     def seconds(self) -> float:
@@ -198,12 +193,11 @@ def open_sources(recipe: Recipe) -> tuple[list[Source], list[Source]]:
     return sources, found
 
 
-def open_session(loaded: LoadedRecipe, run: Run, runs_root: Path, watcher: Watcher, *, resume: Path | None = None) -> Session:
+def open_session(recipe: Recipe, run: Run, runs_root: Path, watcher: Watcher, *, resume: Path | None = None) -> Session:
     """Load everything a run needs; with `resume`, continue exactly where that checkpoint was saved.
 
     Raises: the errors of data, rewards, model and checkpoint.
     """
-    recipe = loaded.recipe
     torch.manual_seed(recipe.train.seed)
     if pick_device(recipe.model.device).type == "cpu":
         torch.set_num_threads(max(1, (os.cpu_count() or 1)))
@@ -215,7 +209,7 @@ def open_session(loaded: LoadedRecipe, run: Run, runs_root: Path, watcher: Watch
     temperature = recipe.rollout.temperature if recipe.kind == "rl" else 1.0
     policy = make_policy(recipe.model, model, processor, temperature, recipe.algo.entropy_coef != 0)
     session = Session(
-        loaded=loaded, run=run, policy=policy, optimizer=Optimizer(policy.model, recipe.optim), processor=processor,
+        recipe=recipe, run=run, policy=policy, optimizer=Optimizer(policy.model, recipe.optim), processor=processor,
         encoder=make_encoder(recipe.model, processor), sources=sources, validation=validation,
         stream=PromptStream([len(s.rows) for s in sources], [s.share for s in sources], recipe.train.seed),
         scorers={}, origin=origin, watcher=watcher,

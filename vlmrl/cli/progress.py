@@ -1,0 +1,105 @@
+"""What a person sees while a run trains: one line a step, validations, and a rollout now and then. On stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from vlmrl.types import Group
+
+WIDTH = 160
+MAX_TEXT = 400
+
+
+class ConsoleWatcher:
+    """Plain lines that read well in a terminal and in a log file; a counter of the rollouts in a terminal only."""
+
+    def __init__(self, stream: Any = None) -> None:
+        self.stream = stream or sys.stderr
+        self.live = self.stream.isatty()
+        self.started = time.perf_counter()
+        self.first_step: int | None = None
+        self._counter = ""
+
+    def message(self, text: str) -> None:
+        self._line(text)
+
+    def generated(self, done: int, total: int) -> None:
+        if self.live:
+            self._counter = f"  sampling {done}/{total}"
+            self.stream.write("\r" + self._counter)
+            self.stream.flush()
+
+    def step(self, step: int, total: int, metrics: Mapping[str, Any]) -> None:
+        if self.first_step is None:
+            self.first_step, self.started = step, time.perf_counter() - metrics.get("time/step_seconds", 0.0)
+        done = step + 1 - self.first_step
+        left = (time.perf_counter() - self.started) / done * (total - step - 1)
+        self._line(f"step {step + 1:>{len(str(total))}}/{total}  " + "  ".join(_step_parts(metrics)) + f"  left {duration(left)}")
+
+    def validation(self, step: int, summary: Mapping[str, Any], best: bool) -> None:
+        shown = ("reward", "accuracy", "brier", "auc", "parse_failure")
+        parts = [f"{n} {_with_interval(summary, f'eval/{n}')}" for n in shown if f"eval/{n}" in summary]
+        if not parts:
+            parts = [f"{n.removeprefix('eval/')} {v:.3f}" for n, v in summary.items() if n.endswith(("/reward", "/accuracy"))]
+        self._line(f"validation at step {step}: " + "  ".join(parts) + ("  (best so far)" if best else ""))
+
+    def sample(self, step: int, group: Group) -> None:
+        best = max(group.samples, key=lambda s: s.score.value if s.score.error is None else float("-inf"))
+        text = best.text if len(best.text) <= MAX_TEXT else best.text[:MAX_TEXT] + " ..."
+        parts = "  ".join(f"{n} {'-' if v is None else f'{v:.2f}'}" for n, v in best.score.parts.items())
+        self._line(f"  sample of {group.row.prompt_id}: {_printable(text)}")
+        self._line(f"  scored {best.score.value:.3f}: {parts}" + (f"  ({best.score.note})" if best.score.note else ""))
+
+    def _line(self, text: str) -> None:
+        clear = "\r" + " " * len(self._counter) + "\r" if self.live and self._counter else ""
+        self._counter = ""
+        self.stream.write(f"{clear}{text}\n")
+        self.stream.flush()
+
+
+def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
+    """The columns of a step line, for reinforcement (reward ...) and supervised (loss) learning alike."""
+    m = metrics
+    parts: list[str] = []
+    if "reward/mean" in m:
+        parts.append(f"reward {m['reward/mean']:.3f} [{m['reward/low']:.3f}, {m['reward/high']:.3f}]")
+        parts += [f"{n.rpartition('/')[2]} {v:.2f}" for n, v in m.items() if n.startswith("reward/part/")]
+        parts.append(f"dead {m['rollout/dead_group_share']:.0%}")
+        parts.append(f"cut {m['rollout/truncated_share']:.0%}")
+        parts.append(f"len {m['rollout/response_tokens_mean']:.0f}")
+    if "loss/cross_entropy" in m:
+        parts.append(f"loss {m['loss/cross_entropy']:.4f}")
+    if m.get("reward/errors"):
+        parts.append(f"reward errors {m['reward/errors']}")
+    if "policy/entropy" in m:
+        parts.append(f"entropy {m['policy/entropy']:.2f}")
+    if "optim/grad_norm" in m:
+        parts.append(f"grad {m['optim/grad_norm']:.2f}")
+    parts.append(f"{m['rollout/tokens_per_second']:,.0f} tok/s")
+    parts.append(f"{m['memory/peak_bytes'] / 2**30:.1f} GiB")
+    parts.append(f"{m['time/step_seconds']:.1f} s")
+    return parts
+
+
+def _with_interval(summary: Mapping[str, Any], name: str) -> str:
+    low, high = summary.get(f"{name}_low"), summary.get(f"{name}_high")
+    value = f"{summary[name]:.3f}"
+    return value if low is None or high is None else f"{value} [{low:.3f}, {high:.3f}]"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `3 min 20 s`, `2 h 05 min`."""
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60:02d} s"
+    return f"{total // 3600} h {total % 3600 // 60:02d} min"
+
+
+def _printable(text: str) -> str:
+    """Model text on one line, control characters escaped: it must not move the cursor or colour the terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
