@@ -53,6 +53,10 @@ class Source:
     prompt_sha256: str
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def task_name(self) -> str:
+        return self.task.name
+
     def messages(self, row: Row) -> tuple[Message, ...]:
         """The prompt: a system message if there is one, then the user's; as many `<image>` marks as the row has images.
 
