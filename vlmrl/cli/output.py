@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import unicodedata
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +20,38 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table: aligned on stderr for people; as tab-separated lines on stdout when that is a pipe or a file.
+
+    Drawn without Rich, whose import takes longer than most commands that end in a table.
+    """
+    if not sys.stdout.isatty():
+        for row in (columns, *rows):
+            print("\t".join(" ".join(str(cell).split()) for cell in row))
+        return
+    cells = [[" ".join(str(cell).split()) for cell in row] for row in (columns, *rows)]
+    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
+    left = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    room = max(16, shutil.get_terminal_size((120, 24)).columns - left)
+    if title:
+        say(title)
+    for number, row in enumerate(cells):
+        last = row[-1] if _width(row[-1]) <= room else row[-1][: room - 3] + "..."
+        start = "".join(cell + " " * (width - _width(cell) + 2) for cell, width in zip(row[:-1], widths, strict=False))
+        line = (start + last).rstrip()
+        say(f"\033[1m{line}\033[0m" if number == 0 and sys.stderr.isatty() else line)
+
+
+def say(text: str) -> None:
+    """A line for people, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _width(text: str) -> int:
+    """Columns a text takes in a terminal: two for East Asian wide characters, none for combining ones."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def emit(result: Any, as_json: bool) -> None:

@@ -11,14 +11,17 @@ from typing import Any
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.lock import owner_state, read_owner
-from vlmrl.store.manifest import Status, read_raw
+from vlmrl.store.manifest import Status, read_bytes, read_raw
 
 MOST_CANDIDATES = 10
 
 
+LISTED_KEYS = ("name", "kind", "recipe", "start", "end", "tags", "note", "labels", "best", "error", "parent")
+
+
 @dataclass(frozen=True)
 class Listed:
-    """One run in a listing. `problem` is set, and `raw` empty, when its manifest cannot be read."""
+    """One run in a listing. `raw` has the manifest's LISTED_KEYS; when it cannot be read, `problem` says why."""
 
     id: str
     dir: Path
@@ -61,10 +64,12 @@ def read_listed(root: Path, run_id: str) -> Listed:
     """One run for a listing; a damaged one is told, not raised."""
     run_dir = root / run_id
     try:
-        raw = read_raw(run_dir)
+        raw = read_raw(f"{root}/{run_id}")
     except StoreError as error:
         return Listed(run_id, run_dir, "damaged", problem=error.message)
-    return Listed(run_id, run_dir, status_of(run_dir, raw["status"]), raw)
+    status = raw["status"]
+    kept = {key: raw[key] for key in LISTED_KEYS if key in raw}
+    return Listed(run_id, run_dir, status_of(run_dir, status) if status == "running" else status, kept)
 
 
 def list_runs(
@@ -85,9 +90,11 @@ def list_runs(
         if status is not None and run.status != status:
             continue
         found.append(run)
-        if limit and len(found) == limit:
+        if limit and len(found) >= limit and run_id[:15] != found[limit - 1].id[:15]:
             break
-    return found
+    # Ids tell the second; within one, the manifests tell who came first.
+    found.sort(key=lambda run: (run.id[:15], str(run.raw.get("start", ""))), reverse=True)
+    return found[:limit] if limit else found
 
 
 def find(root: Path | str, ref: str) -> Path:
@@ -135,9 +142,8 @@ def _named(root: Path, ids: list[str], name: str) -> Iterator[str]:
     needle = name.encode()
     for run_id in ids:
         try:
-            with open(f"{root}/{run_id}/{layout.MANIFEST}", "rb") as file:
-                if needle not in file.read():
-                    continue
+            if needle not in read_bytes(f"{root}/{run_id}/{layout.MANIFEST}"):
+                continue
         except OSError:
             continue
         if read_listed(root, run_id).name == name:

@@ -74,6 +74,20 @@ def read_owner(run_dir: Path) -> Owner | None:
         return None
 
 
+def force_release(run_dir: Path) -> Owner | None:
+    """Remove the lock of an owner that cannot be asked from here. Returns who it was; None when there was no lock.
+
+    Raises: StoreError when the owner runs on this machine: that one is stopped, not robbed.
+    """
+    owner = read_owner(run_dir)
+    if owner is not None and owner_state(owner) == "alive":
+        message = f"process {owner.pid} is alive on this machine and writes this run"
+        raise StoreError(message, where=str(run_dir), hint="stop it first; nothing was changed")
+    with contextlib.suppress(FileNotFoundError):
+        (run_dir / layout.LOCK).unlink()
+    return owner
+
+
 class RunLock:
     """The right to write a run, from `acquire` to `release` or the end of the process."""
 

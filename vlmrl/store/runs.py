@@ -323,6 +323,23 @@ def rollout_files(run_dir: Path, starts: Mapping[int, int]) -> dict[int, Path]:
     return metrics_.newest(found, starts)
 
 
+def prune_run(run_dir: Path, keep_last: int, keep_steps: Iterable[int] = ()) -> list[Path]:
+    """Delete old checkpoints of a run that nobody writes. Returns what was deleted.
+
+    Raises: StoreError when a process is writing the run.
+    """
+    lock = RunLock(run_dir)
+    lock.acquire()
+    try:
+        sweep(run_dir / layout.CHECKPOINTS)
+        doomed = prunable(run_dir, keep_last, keep_steps)
+        for path in doomed:
+            remove_tree(path)
+    finally:
+        lock.release()
+    return doomed
+
+
 def prunable(run_dir: Path, keep_last: int, keep_steps: Iterable[int] = ()) -> list[Path]:
     """Complete checkpoints that `prune_checkpoints` would delete, oldest first. `keep_last` >= 1."""
     if keep_last < 1:

@@ -1,0 +1,108 @@
+"""How `vlmrl runs show` prints what is known of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vlmrl.cli.output import say
+
+LEAD = (
+    "reward/mean",
+    "loss/policy",
+    "loss/sft",
+    "policy/entropy",
+    "rollout/dead_group_share",
+    "rollout/truncated_share",
+)
+"""Numbers of a training line that are shown first, as far as it has them."""
+MOST_NUMBERS = 8
+
+
+def print_facts(about: dict[str, Any]) -> None:
+    """One fact a line, the important ones first; what is not known is left out."""
+    name = f"  ({about['name']})" if about["name"] else ""
+    say(f"{about['id']}{name}")
+    for label, text in facts(about):
+        if text:
+            say(f"  {label:12} {text}")
+
+
+def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
+    """(label, text) of every line; an empty text is not printed."""
+    from vlmrl.store.clock import ago, span
+
+    steps = about["rollout_steps"]
+    git = about["git"]
+    tags = " ".join(f"#{tag}" for tag in about["tags"])
+    parent = about["parent"] or {}
+    return [
+        ("status", about["status"] + (f": {about['error']}" if about["error"] else "")),
+        ("warning", "; ".join(about["problems"])),
+        ("label", "; ".join(about["labels"])),
+        ("what", f"{about['kind']}, recipe {about['recipe']}{', ' + tags if tags else ''}"),
+        ("note", about["note"]),
+        (
+            "started",
+            f"{_minute(about['start'])}, {ago(about['start'])} ago, ran {span(about['seconds'])} on {about['host']}",
+        ),
+        ("attempts", _attempts(about["attempts"])),
+        ("command", about["command"]),
+        ("data", "; ".join(_dataset(d) for d in about["datasets"])),
+        ("parent", " ".join(str(v) for v in parent.values() if v)),
+        ("code", f"{git['commit'][:12]}{' and code.diff' if git.get('dirty') else ''}" if git else ""),
+        ("last step", numbers(about["last_train"])),
+        ("validation", _validation(about["first_validation"], about["last_validation"])),
+        ("best", _best(about["best"], about["checkpoints"])),
+        ("checkpoints", ", ".join(about["checkpoints"]) or "none"),
+        ("rollouts", f"{len(steps)} step(s), {min(steps)} to {max(steps)}" if steps else ""),
+        ("evaluations", ", ".join(about["evaluations"])),
+        ("report", about["report"] or f"none yet: vlmrl report {about['name'] or about['id']}"),
+        ("go on", about["resume"] or ""),
+        ("folder", about["path"]),
+    ]
+
+
+def numbers(line: dict[str, Any] | None, lead: tuple[str, ...] = LEAD) -> str:
+    """`42: reward/mean 0.81, policy/entropy 0.4`: a line's step and its most telling numbers."""
+    if line is None:
+        return ""
+    values = {
+        k: v for k, v in line.items() if k not in ("step", "attempt", "kind", "time") and isinstance(v, (int, float))
+    }
+    chosen = [k for k in lead if k in values] or list(values)[:MOST_NUMBERS]
+    return f"{line['step']}: " + ", ".join(f"{k} {values[k]:.4g}" for k in chosen)
+
+
+def _validation(first: dict[str, Any] | None, last: dict[str, Any] | None) -> str:
+    if first is None or last is None:
+        return ""
+    if first["step"] == last["step"]:
+        return f"step {numbers(last)}"
+    values = [
+        f"{k} {first[k]:.4g} -> {v:.4g}"
+        for k, v in last.items()
+        if k not in ("step", "attempt") and isinstance(v, (int, float)) and isinstance(first.get(k), (int, float))
+    ]
+    return f"step {first['step']} -> {last['step']}: " + ", ".join(values[:MOST_NUMBERS])
+
+
+def _best(best: dict[str, Any] | None, checkpoints: list[str]) -> str:
+    if best is None:
+        return ""
+    kept = f"step-{best['step']:06d}" in checkpoints
+    return f"step {best['step']}: {best['metric']} {best['value']:.4g}{'' if kept else ' (no checkpoint of that step)'}"
+
+
+def _attempts(attempts: list[dict[str, Any]]) -> str:
+    if len(attempts) < 2:
+        return ""
+    return ", ".join(f"{a['number']} from step {a['from_step']} ({a['status']})" for a in attempts)
+
+
+def _dataset(entry: dict[str, Any]) -> str:
+    mark = str(entry.get("fingerprint") or "")[:12]
+    return f"{entry.get('path') or entry.get('name')}" + (f" [{mark}]" if mark else "")
+
+
+def _minute(text: str | None) -> str:
+    return (text or "?")[:16].replace("T", " ") + " UTC"

@@ -1,0 +1,66 @@
+"""The images of a run, wherever they are: its own media, the prepared datasets it used, and tables of one's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import VlmrlError
+from vlmrl.store import layout
+from vlmrl.store.manifest import read_manifest
+from vlmrl.store.media import RunImages
+from vlmrl.types import Media
+
+
+def run_images(run_dir: Path) -> RunImages:
+    """Images of a run folder, by content. A table is opened only when the run and the prepared datasets lack an image.
+
+    A damaged manifest leaves the run's own media/.
+    """
+    try:
+        manifest = read_manifest(run_dir)
+    except VlmrlError:
+        return RunImages(run_dir)
+    images = RunImages(run_dir, manifest.datasets, cwd=manifest.cwd)
+    resolvers = [_table_resolver(entry, manifest.cwd, images.notes) for entry in _data_entries(run_dir)]
+    images.add_resolvers(resolvers)
+    return images
+
+
+def _data_entries(run_dir: Path) -> list[dict[str, Any]]:
+    """The recipe's `[[data]]` entries as the run resolved them; none when resolved.json is missing or damaged."""
+    try:
+        data = json.loads((run_dir / layout.RESOLVED).read_bytes())["recipe"]["data"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
+
+
+def _table_resolver(entry: dict[str, Any], cwd: str, notes: list[str]) -> Callable[[Media], bytes | None]:
+    """Image files of one `[[data]]` entry, opened when first asked. Why it cannot be opened goes to `notes`, once."""
+    opened: list[Any] = []
+
+    def resolve(media: Media) -> bytes | None:
+        from vlmrl.data.dataset import open_dataset
+        from vlmrl.recipe.schema import Data
+
+        if not opened:
+            try:
+                path = Path(str(entry.get("path", "")))
+                if not path.exists() and not path.is_absolute() and (Path(cwd) / path).exists():
+                    path = Path(cwd) / path
+                local = not str(entry.get("path", "")).startswith("hub:")
+                opened.append(open_dataset(Data(**{**entry, **({"path": str(path)} if local else {})})))
+            except (VlmrlError, ValueError) as error:
+                notes.append(f"dataset {entry.get('path')} cannot be opened: {getattr(error, 'message', error)}")
+                opened.append(None)
+        if opened[0] is None:
+            return None
+        try:
+            return opened[0].image_bytes(media)
+        except VlmrlError:
+            return None
+
+    return resolve

@@ -1,0 +1,192 @@
+"""Images of a run, by content: from the run's own media/*.arrow, then from the datasets its manifest names.
+
+A shard is an Arrow IPC file with the columns `sha256` (hex text) and `bytes` (an image file), memory-mapped; datasets
+made by `vlmrl prep` hold their images in the same form. Other sources (a table of one's own) come as a callable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import StoreError
+from vlmrl.store import layout
+from vlmrl.store.files import write_atomic
+from vlmrl.types import Media
+
+Resolver = Callable[[Media], "bytes | None"]
+"""Image file of a reference; None when it is not there."""
+
+BATCH_BYTES = 8 * 1024 * 1024
+
+
+class ShardFolder:
+    """Image files by hash from all `*.arrow` shards of a folder. Opening reads hashes only. An absent folder is empty.
+
+    Raises: StoreError when a shard is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._batches: list[Any] = []
+        self._index: dict[str, tuple[int, int]] = {}
+        for path in sorted(folder.glob("*.arrow")) if folder.is_dir() else ():
+            self._open(path)
+
+    def __contains__(self, sha256: str) -> bool:
+        return sha256 in self._index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def hashes(self) -> list[str]:
+        return list(self._index)
+
+    def get(self, sha256: str) -> bytes | None:
+        """The image file, or None when it is not in these shards."""
+        if sha256 not in self._index:
+            return None
+        batch, row = self._index[sha256]
+        return self._batches[batch].column("bytes")[row].as_py()
+
+    def _open(self, path: Path) -> None:
+        import pyarrow as pa
+
+        try:
+            reader = pa.ipc.open_file(pa.memory_map(str(path)))
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                for row, sha256 in enumerate(batch.column("sha256").to_pylist()):
+                    self._index.setdefault(sha256, (len(self._batches), row))
+                self._batches.append(batch)
+        except (pa.ArrowException, OSError, KeyError) as error:
+            raise StoreError(f"image shard cannot be read: {error}", where=str(path)) from error
+
+
+class RunImages:
+    """Image files of one run.
+
+    Args:
+        run_dir: the run folder.     datasets: `Manifest.datasets`.
+        resolvers: asked in turn for what neither the run nor a prepared dataset has.
+    Attributes:
+        notes: why a dataset was not used (gone, changed since the run), one sentence each.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        datasets: Iterable[Mapping[str, Any]] = (),
+        resolvers: Sequence[Resolver] = (),
+        cwd: str = "",
+    ) -> None:
+        self.run_dir, self._datasets, self._cwd = run_dir, tuple(datasets), cwd
+        self._resolvers = tuple(resolvers)
+        self._folders: list[ShardFolder] | None = None
+        self.notes: list[str] = []
+
+    def add_resolvers(self, resolvers: Iterable[Resolver]) -> None:
+        """Further places to ask, last of all."""
+        self._resolvers = (*self._resolvers, *resolvers)
+
+    def find(self, media: Media) -> bytes | None:
+        """The image file, or None when nobody has it, or has other bytes under its name."""
+        for folder in self._open():
+            if (found := folder.get(media.sha256)) is not None:
+                return found if _matches(found, media) else None
+        for resolver in self._resolvers:
+            if (found := resolver(media)) is not None and _matches(found, media):
+                return found
+        return None
+
+    def read(self, media: Media) -> bytes:
+        """The image file. Raises: StoreError when it cannot be had."""
+        found = self.find(media)
+        if found is None:
+            self._open()
+            why = "; ".join(self.notes) or "neither the run's media/ nor its datasets hold it"
+            raise StoreError(f"image {media.sha256[:16]} is not there: {why}", where=str(self.run_dir))
+        return found
+
+    def _open(self) -> list[ShardFolder]:
+        if self._folders is None:
+            self._folders = [ShardFolder(self.run_dir / layout.MEDIA)]
+            for dataset in self._datasets:
+                folder = self._dataset_folder(dataset)
+                if folder is not None:
+                    self._folders.append(ShardFolder(folder))
+        return self._folders
+
+    def _dataset_folder(self, dataset: Mapping[str, Any]) -> Path | None:
+        """The dataset's folder when it is a prepared one with the fingerprint the run saw."""
+        given = Path(str(dataset.get("path", "")))
+        places = [given] if given.is_absolute() else [Path(self._cwd or ".") / given, given]
+        folder = next((p for p in places if (p / "dataset.json").is_file()), None)
+        if folder is None:
+            if not any(p.exists() for p in places) and not str(given).startswith("hub:"):
+                self.notes.append(f"dataset {given} is not there")
+            return None
+        try:
+            info = json.loads((folder / "dataset.json").read_bytes())
+            fingerprint = info.get("fingerprint")
+        except (OSError, ValueError, AttributeError):
+            self.notes.append(f"dataset {given} is damaged")
+            return None
+        if dataset.get("fingerprint") not in (None, fingerprint):
+            # Its images are still found by content: a hash cannot name other pixels.
+            self.notes.append(f"dataset {given} has changed since the run")
+        return folder
+
+
+def write_shard(path: Path, images: Iterable[tuple[str, bytes]]) -> int:
+    """Write (sha256, image file) pairs as one shard, each hash once, in the order given. Returns how many.
+
+    The bytes of the shard depend on the images and their order alone.
+    """
+    import pyarrow as pa
+
+    schema = pa.schema([("sha256", pa.string()), ("bytes", pa.binary())])
+    sink = pa.BufferOutputStream()
+    seen: set[str] = set()
+    with pa.ipc.new_file(sink, schema) as writer:
+        hashes: list[str] = []
+        files: list[bytes] = []
+        held = 0
+
+        def flush() -> None:
+            nonlocal hashes, files, held
+            if hashes:
+                writer.write_batch(pa.record_batch([pa.array(hashes), pa.array(files, pa.binary())], schema=schema))
+            hashes, files, held = [], [], 0
+
+        for sha256, content in images:
+            if sha256 in seen:
+                continue
+            seen.add(sha256)
+            hashes.append(sha256)
+            files.append(content)
+            held += len(content)
+            if held >= BATCH_BYTES:
+                flush()
+        flush()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, sink.getvalue().to_pybytes())
+    return len(seen)
+
+
+def rollout_media(paths: Iterable[Path]) -> dict[str, Media]:
+    """Every image that rollout files name, by hash, in order of first appearance. Reads one column."""
+    from vlmrl.store.rollouts import read_table
+
+    found: dict[str, Media] = {}
+    for path in paths:
+        for images in read_table(path, ["images"]).column("images").to_pylist():
+            for image in images:
+                found.setdefault(image["sha256"], Media(**image))
+    return found
+
+
+def _matches(content: bytes, media: Media) -> bool:
+    return hashlib.sha256(content).hexdigest() == media.sha256

@@ -1,0 +1,108 @@
+"""A run as one self-contained file: the record, and every image its rollouts name. Same run, same bytes."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vlmrl.errors import StoreError
+from vlmrl.store import layout
+from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, sync_folder, temp_path
+from vlmrl.store.media import RunImages, ShardFolder, rollout_media, write_shard
+
+Checkpoints = Literal["none", "last", "all"]
+SHARD = "pack-00000.arrow"
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What was packed. `missing` = hashes of images that nobody has; `left_out` = checkpoints that stayed behind."""
+
+    path: Path
+    num_files: int
+    num_images: int
+    bytes: int
+    missing: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Checkpoints = "none") -> Packed:
+    """Write the run folder as a .tar.gz that opens elsewhere: `tar xf FILE`, then it is a run folder like any other.
+
+    The run is not changed. Times, owners and order in the archive are fixed: packing twice gives the same bytes.
+    Raises: StoreError when the target is inside the run or the disk refuses.
+    """
+    if run_dir.resolve() in target.resolve().parents:
+        raise StoreError(
+            "the archive cannot be inside the run it packs", where=str(target), hint="choose another place: -o"
+        )
+    complete = layout.complete_checkpoints(run_dir)
+    kept = {"none": [], "last": complete[-1:], "all": complete}[checkpoints]
+    left_out = tuple(path.name for path in complete if path not in kept)
+    named = rollout_media(sorted((run_dir / layout.ROLLOUTS).glob("step-*.parquet")))
+    own = ShardFolder(run_dir / layout.MEDIA)
+    wanted = [named[sha256] for sha256 in sorted(named) if sha256 not in own]
+    found = {media.sha256: content for media in wanted if (content := images.find(media)) is not None}
+    missing = tuple(media.sha256 for media in wanted if media.sha256 not in found)
+    about = {"schema": 1, "images": len(own) + len(found), "missing_images": list(missing), "left_out": list(left_out)}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temp = temp_path(target)
+    try:
+        with tempfile.TemporaryDirectory() as scratch, open(temp, "wb") as raw:
+            entries = [(path.relative_to(run_dir).as_posix(), path) for path in _files(run_dir, kept)]
+            if found:
+                shard = Path(scratch, SHARD)
+                write_shard(shard, found.items())
+                entries = [e for e in entries if e[0] != f"{layout.MEDIA}/{SHARD}"] + [
+                    (f"{layout.MEDIA}/{SHARD}", shard)
+                ]
+            entries = [e for e in entries if e[0] != layout.PACKED]
+            with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0, compresslevel=6) as packed:
+                _write_tar(packed, run_dir.resolve().name, entries, json.dumps(about, indent=1).encode())
+            raw.flush()
+            os.fsync(raw.fileno())
+        os.replace(temp, target)
+        sync_folder(target.parent)
+    except OSError as error:
+        temp.unlink(missing_ok=True)
+        raise StoreError(f"cannot write the archive: {error.strerror or error}", where=str(target)) from error
+    size = target.stat().st_size
+    return Packed(target, len(entries) + 1, len(own) + len(found), size, missing, left_out)
+
+
+def _write_tar(stream: io.IOBase, top: str, entries: list[tuple[str, Path]], about: bytes) -> None:
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:  # type: ignore[arg-type]
+        for name, path in sorted(entries):
+            with open(path, "rb") as file:
+                tar.addfile(_entry(f"{top}/{name}", os.fstat(file.fileno()).st_size), file)
+        tar.addfile(_entry(f"{top}/{layout.PACKED}", len(about)), io.BytesIO(about))
+
+
+def _entry(name: str, size: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode, entry.mtime = size, 0o644, 0
+    return entry
+
+
+def _files(run_dir: Path, checkpoints: list[Path]) -> Iterator[Path]:
+    """Files of the run that belong into an archive: no lock, nothing half written, only the given checkpoints."""
+    for base, folders, files in os.walk(run_dir):
+        here = Path(base)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith((TEMP_PREFIX, TRASH_PREFIX))
+            and (here.name != layout.CHECKPOINTS or here.parent != run_dir or here / name in checkpoints)
+        )
+        for name in files:
+            path = here / name
+            if name != layout.LOCK and not name.startswith((TEMP_PREFIX, TRASH_PREFIX)) and path.is_file():
+                yield path

@@ -1,0 +1,107 @@
+"""What happened in a run, in a form that a command or a page can print."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import StoreError
+from vlmrl.store import layout
+from vlmrl.store.clock import seconds_between
+from vlmrl.store.runs import Run
+
+COMMANDS = {"rl": "train", "sft": "sft"}
+"""Kinds of runs that can be resumed, and by which command."""
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """All that `vlmrl runs show` says, as JSON values. Damaged parts are told under "problems"; the rest is there."""
+    m = run.manifest
+    problems: list[str] = []
+    train, validation, events = [], [], []
+    try:
+        train, validation, events = (run.metrics(kind) for kind in ("train", "validation", "event"))
+    except StoreError as error:
+        problems.append(error.message)
+    complete = run.checkpoint_dirs()
+    rollouts = run.rollout_files()
+    status = run.status
+    report = run.dir / layout.REPORT
+    seconds = sum(seconds_between(a.start, a.end or _last_sign(run, a.number)) or 0.0 for a in m.attempts)
+    return {
+        "id": run.id,
+        "name": m.name,
+        "path": str(run.dir),
+        "kind": m.kind,
+        "recipe": m.recipe,
+        "status": status,
+        "error": m.error,
+        "labels": list(m.labels),
+        "tags": list(m.tags),
+        "note": m.note,
+        "start": m.start,
+        "end": m.end,
+        "seconds": round(seconds, 1),
+        "command": " ".join(m.argv),
+        "parent": m.parent,
+        "datasets": [dict(d) for d in m.datasets],
+        "seeds": dict(m.seeds),
+        "git": m.git,
+        "vlmrl": m.vlmrl,
+        "hardware": dict(m.hardware),
+        "host": m.attempts[-1].host if m.attempts else None,
+        "attempts": [
+            {"number": a.number, "start": a.start, "end": a.end, "from_step": a.from_step, "status": a.status}
+            for a in m.attempts
+        ],
+        "last_train": train[-1] if train else None,
+        "last_validation": validation[-1] if validation else None,
+        "first_validation": validation[0] if validation else None,
+        "last_event": events[-1] if events else None,
+        "best": {"step": m.best.step, "metric": m.best.metric, "value": m.best.value} if m.best else None,
+        "checkpoints": [path.name for path in complete],
+        "rollout_steps": list(rollouts),
+        "evaluations": [path.name for path in layout.eval_dirs(run.dir)],
+        "report": str(report) if report.is_file() else None,
+        "resume": _resume_command(run, status, bool(complete)),
+        "problems": problems,
+    }
+
+
+def disk_usage(run_dir: Path) -> dict[str, int]:
+    """Bytes of a run: checkpoints, rollouts, media, other, total."""
+    parts = {name: tree_bytes(run_dir / name) for name in (layout.CHECKPOINTS, layout.ROLLOUTS, layout.MEDIA)}
+    total = tree_bytes(run_dir)
+    return {**parts, "other": total - sum(parts.values()), "total": total}
+
+
+def tree_bytes(folder: Path) -> int:
+    """Bytes of all files under a folder; links are not followed, files that vanish meanwhile count 0."""
+    total = 0
+    for base, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(base, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def _resume_command(run: Run, status: str, has_checkpoint: bool) -> str | None:
+    """The command that goes on with the run; None when it is done, running, or of a kind that is simply run again."""
+    command = COMMANDS.get(run.manifest.kind)
+    if command is None or status in ("done", "running"):
+        return None
+    return f"vlmrl {command} --resume {run.manifest.name or run.id}" if has_checkpoint or run.metrics() else None
+
+
+def _last_sign(run: Run, attempt: int) -> str | None:
+    """Time of the last line an attempt wrote: the best guess at the end of one that was killed."""
+    if run.status == "running" and attempt == run.attempt:
+        return None
+    from vlmrl.store.metrics import read_file
+
+    times = [line.get("time") for line in read_file(run.dir).lines if line["attempt"] == attempt]
+    last = times[-1] if times else None
+    return last if isinstance(last, str) else next(a.start for a in run.manifest.attempts if a.number == attempt)
