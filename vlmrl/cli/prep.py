@@ -37,6 +37,38 @@ def digits(
     _show(prepare_digits(out, seed=seed, num_pairs=pairs, force=force), as_json)
 
 
+@prep.command("pairs")
+def pairs(
+    source: Path = typer.Option(..., help="Folder or zip archive of images; the folders above an image are its names."),
+    levels: str = typer.Option(
+        ..., help="Names of the last folders above an image, coarse to fine: alphabet,character"
+    ),
+    name: str | None = typer.Option(None, help="Name of the dataset; default: that of the source."),
+    out: Path | None = typer.Option(None, help="Dataset folder to make; default: data/NAME."),
+    num_pairs: int = typer.Option(6000, "--pairs", min=2, help="Training pairs."),
+    validation_pairs: int = typer.Option(300, min=2, help="Validation pairs."),
+    test_pairs: int = typer.Option(1200, min=2, help="Test pairs."),
+    seed: int = typer.Option(0, help="Seed of splits and pairs."),
+    unseen_classes: int = typer.Option(0, min=0, help="Whole classes that only the test has: half of its pairs."),
+    distance_shares: str | None = typer.Option(None, help="Share of each distance of different pairs: 1=0.5,2=0.5"),
+    force: bool = typer.Option(False, "--force", help=FORCE_HELP),
+    as_json: bool = typer.Option(False, "--json", help=JSON_HELP),
+) -> None:
+    """Pairs of images, same class or not, from any labelled image folder whose path spells the hierarchy.
+
+    Example: vlmrl prep pairs --source images.zip --levels family,species --out data/birds
+    """
+    from vlmrl.tasks.pairs.collect import parse_shares, prepare_folder
+
+    counts = {"train": num_pairs, "validation": validation_pairs, "test": test_pairs}
+    with console().status(f"reading {source}"):
+        made = prepare_folder(
+            source, [level.strip() for level in levels.split(",")], name=name, out=out, num_pairs=counts, seed=seed,
+            unseen_classes=unseen_classes, distance_shares=parse_shares(distance_shares), force=force,
+        )  # fmt: skip
+    _show(made, as_json)
+
+
 def _show(made: Prepared, as_json: bool) -> None:
     from rich.table import Table
 
@@ -44,7 +76,7 @@ def _show(made: Prepared, as_json: bool) -> None:
     for line in made.found:
         err.print(f"found: {line}")
     table = Table(title=f"{made.path.name}: {made.outcome}")
-    for column in ("split", "rows", "same", "by distance", "images", "prompt tokens (estimate)"):
+    for column in ("split", "rows", "same", "by distance", "images", "~tokens"):
         table.add_column(column, justify="left" if column == "split" else "right")
     for split, fields in info["splits"].items():
         tokens = info["histograms"][split]["prompt_tokens"]

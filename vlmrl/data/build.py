@@ -91,10 +91,7 @@ class Build:
         if damage_of(target, text) is None:
             return "up to date"
         if not force:
-            raise DataError(
-                f"{target} holds something else: {_difference(target, text)}; nothing was written",
-                hint="give another --out, or --force to replace it",
-            )
+            raise _other_dataset(target, _difference(target, text))
         if not _is_dataset(target):
             raise DataError(
                 f"{target} is not a dataset folder and is not replaced, not even with --force; nothing was written",
@@ -180,6 +177,27 @@ def damage_of(target: Path, text: str | None = None) -> str | None:
     return None if text is None or stored == text else "dataset.json differs"
 
 
+def refuse_other(target: Path, args: Mapping[str, Any], *, force: bool) -> None:
+    """Raise a DataError at once, before any work, when a dataset made with other arguments is there (and not
+    `force`).
+    """
+    if force or not (target / INFO_FILE).is_file():
+        return
+    difference = _difference(target, json.dumps({"args": dict(args)}))
+    if difference.startswith(_OTHER_ARGUMENTS):
+        raise _other_dataset(target, difference)
+
+
+def _other_dataset(target: Path, difference: str) -> DataError:
+    return DataError(
+        f"{target} holds something else: {difference}; nothing was written",
+        hint="give another --out, or --force to replace it",
+    )
+
+
+_OTHER_ARGUMENTS = "a dataset made with other arguments"
+
+
 def _difference(target: Path, text: str) -> str:
     """Which arguments or what content differ, for the message."""
     try:
@@ -193,7 +211,7 @@ def _difference(target: Path, text: str) -> str:
         if old_args.get(key) != new_args.get(key)
     ]
     if changed:
-        return f"a dataset made with other arguments ({'; '.join(changed)})"
+        return f"{_OTHER_ARGUMENTS} ({'; '.join(changed)})"
     if stored.get("fingerprint") != new.get("fingerprint"):
         return "a dataset made with the same arguments from other source data"
     return damage_of(target) or "the same rows, written by another version"

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vlmrl.data.build import refuse_other
 from vlmrl.data.images import encode_png, probe_image
 from vlmrl.data.splits import LabelledImage
 from vlmrl.errors import DataError
@@ -24,6 +25,7 @@ LEVELS = ["loop", "digit"]
 CLOSED = frozenset({0, 6, 8, 9})
 SCALE = 7
 """8 x 8 scans become 56 x 56 pixels: four image tokens."""
+SPLIT_SHARES = {"train": 0.7, "validation": 0.1, "test": 0.2}
 NUM_PAIRS = {"train": 6000, "validation": 300, "test": 1200}
 
 
@@ -48,6 +50,8 @@ def render_scan(scan: Any) -> bytes:
 
 def prepare_digits(out: Path, *, seed: int = 0, num_pairs: int = NUM_PAIRS["train"], force: bool = False) -> Prepared:
     """Make the dataset: `num_pairs` training pairs, 300 for validation, 1,200 for the test; no scan in two splits."""
+    args = {"seed": seed, "pairs": num_pairs}
+    refuse_other(out, args, force=force)
     from sklearn.datasets import load_digits
 
     bunch: Any = load_digits()
@@ -66,7 +70,8 @@ def prepare_digits(out: Path, *, seed: int = 0, num_pairs: int = NUM_PAIRS["trai
         levels=LEVELS,
         num_pairs={**NUM_PAIRS, "train": num_pairs},
         seed=seed,
-        args={"seed": seed, "pairs": num_pairs},
+        split_shares=SPLIT_SHARES,
+        args=args,
         source={
             "name": "scikit-learn load_digits (UCI Optical Recognition of Handwritten Digits)",
             "images": len(images),

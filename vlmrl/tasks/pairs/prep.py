@@ -19,7 +19,8 @@ from vlmrl.tasks.base import Task
 from vlmrl.tasks.render import place_images, render_user
 from vlmrl.types import Message, Row, hash64
 
-SPLIT_SHARES = {"train": 0.7, "validation": 0.1, "test": 0.2}
+SPLIT_SHARES = {"train": 0.65, "validation": 0.15, "test": 0.2}
+"""Of each class. With 20 images in a class, validation gets 3 of them: three same pairs; two would make one."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class PairPlan:
         unseen_classes: whole classes that only the test split has.
         distance_shares: distance -> relative share of the different pairs; None = equal.
         args: the arguments as given, for dataset.json.
+        split_shares: split -> share of each class's images.
         source: what the images are and where they came from, for dataset.json.
     """
 
@@ -45,6 +47,7 @@ class PairPlan:
     source: Mapping[str, Any]
     unseen_classes: int = 0
     distance_shares: Mapping[int, float] | None = None
+    split_shares: Mapping[str, float] = field(default_factory=lambda: SPLIT_SHARES)
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def prepare_pairs(
         unique, repeats = drop_repeats(images)
         if not unique:
             raise DataError(f"no usable image in {plan.source.get('name')}", hint=_first_reason(dropped))
-        splits = split_images(unique, SPLIT_SHARES, seed=plan.seed, unseen_classes=plan.unseen_classes)
+        splits = split_images(unique, plan.split_shares, seed=plan.seed, unseen_classes=plan.unseen_classes)
         rows_by_split: dict[str, list[dict[str, Any]]] = {}
         extra: dict[str, dict[str, Any]] = {}
         lost: list[Mapping[str, Any]] = [*dropped, *repeats]

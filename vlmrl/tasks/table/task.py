@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from vlmrl.data.columns import missing_prompt, read_messages
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
 from vlmrl.types import Message, Row
@@ -14,32 +15,35 @@ SUMMARY = "a table of one's own: Parquet, JSONL, JSON, CSV or a hub dataset, wit
 
 
 def table_task(info: Mapping[str, Any]) -> Task:
-    """The task bound to a table; `info` is what the reader found out (`prompt_column`, `response_column`)."""
-    has_response = bool(info.get("response_column"))
+    """The task bound to a table; `info` is what its reader found: `columns` (role -> column) and `response_column`."""
+    columns: Mapping[str, str] = info.get("columns") or {}
+    prompt, response = columns.get("prompt"), info.get("response_column")
+
+    def messages(row: Row) -> tuple[Message, ...]:
+        if prompt is None:
+            raise missing_prompt(list(row.columns), row.source)
+        return read_messages(row.columns.get(prompt), f"row {row.prompt_id}, column `{prompt}`")[0]
+
+    def trace(row: Row, rng: random.Random) -> str:
+        value = row.columns.get(str(response))
+        if response == prompt:
+            value = read_messages(value, f"row {row.prompt_id}, column `{prompt}`")[1]
+        if not isinstance(value, str) or not value.strip():
+            raise DataError(
+                f"row {row.prompt_id} has no response to learn from", where=f"{row.source}, column `{response}`"
+            )
+        return value
+
     return Task(
         name="table",
         summary=SUMMARY,
         template="",
-        validate=lambda truth: [],
-        messages=_messages,
-        trace=_trace if has_response else None,
+        validate=_validate,
+        messages=messages,
+        trace=trace if response else None,
     )
 
 
-def _messages(row: Row) -> tuple[Message, ...]:
-    """The messages the reader made of the prompt column."""
-    turns = row.columns.get("messages")
-    if not isinstance(turns, list) or not turns:
-        raise DataError(
-            f"row {row.prompt_id} has no prompt", where=row.source,
-            hint="name the prompt's column in `[[data]] columns = {prompt = ...}`, or give a template in `prompt`",
-        )  # fmt: skip
-    return tuple(Message(turn["role"], turn["content"]) for turn in turns)
-
-
-def _trace(row: Row, rng: random.Random) -> str:
-    """The answer the table gives for supervised training; a row without one is an error there."""
-    response = row.columns.get("response")
-    if not isinstance(response, str) or not response:
-        raise DataError(f"row {row.prompt_id} has no response to learn from", where=row.source)
-    return response
+def _validate(truth: Mapping[str, Any]) -> list[str]:
+    """An empty answer cell would make every response wrong; a table without answers has no such field."""
+    return ["the answer is empty"] if "answer" in truth and truth["answer"] in (None, "", [], {}) else []

@@ -1,0 +1,137 @@
+"""Which rows come next: several sources mixed by share, each shuffled anew every epoch, resumable to the row."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from vlmrl.errors import DataError
+from vlmrl.types import hash64
+
+
+class Draw(NamedTuple):
+    """One drawn row: which source, which of its rows, and how often that row had been drawn before."""
+
+    source: int
+    row: int
+    occurrence: int
+
+
+class PromptStream:
+    """An endless, deterministic stream of rows.
+
+    Each source deals its rows in a new order every epoch, each row once. After any number of draws a source has had its
+    exact share, rounded up or down. A step never holds a row twice, unless a source has fewer rows than its part of the
+    step: at the seam of two epochs a row that is in the step already waits for the next one.
+
+    Args:
+        lengths_by_source: rows of each source, all > 0.
+        shares: relative share of each source, all > 0; 0.1 means one tenth, not its binary neighbour.
+        seed: of the orders.
+    """
+
+    def __init__(self, lengths_by_source: Sequence[int], shares: Sequence[float], seed: int) -> None:
+        if not lengths_by_source or len(shares) != len(lengths_by_source):
+            raise DataError(f"{len(lengths_by_source)} sources with {len(shares)} shares")
+        for index, (length, share) in enumerate(zip(lengths_by_source, shares, strict=True)):
+            if length <= 0:
+                raise DataError(f"source {index} has no rows")
+            if not share > 0:
+                raise DataError(f"source {index} has the share {share}; shares are positive")
+        self._lengths = tuple(int(length) for length in lengths_by_source)
+        self._given = tuple(float(share) for share in shares)
+        exact = [Fraction(str(share)) for share in self._given]
+        self._shares = [share / sum(exact) for share in exact]
+        self._seed = seed
+        self._drawn = [0] * len(self._lengths)
+        self._decks = [_Deck(length, hash64(seed, "order", i)) for i, length in enumerate(self._lengths)]
+
+    def next(self, count: int) -> list[Draw]:
+        """The rows of the next step."""
+        used: list[set[int]] = [set() for _ in self._lengths]
+        draws = []
+        for _ in range(count):
+            source = self._next_source()
+            self._drawn[source] += 1
+            row, occurrence = self._decks[source].draw(used[source])
+            draws.append(Draw(source, row, occurrence))
+        return draws
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream is, as JSON values. Between steps only."""
+        return {
+            "schema": 1,
+            "seed": self._seed,
+            "lengths": list(self._lengths),
+            "shares": list(self._given),
+            "drawn": list(self._drawn),
+            "decks": [
+                {"epoch": d.epoch, "position": d.position, "waiting": [list(w) for w in d.waiting]} for d in self._decks
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken. Raises: DataError when it belongs to other sources, shares or another seed."""
+        mine = {"schema": 1, "seed": self._seed, "lengths": list(self._lengths), "shares": list(self._given)}
+        for key, value in mine.items():
+            if state.get(key) != value:
+                raise DataError(
+                    f"the saved data order has {key} {state.get(key)}, this run has {value}",
+                    hint="resume with the data, shares and seed of the run, or start a new run from its checkpoint",
+                )
+        self._drawn = [int(count) for count in state["drawn"]]
+        for deck, saved in zip(self._decks, state["decks"], strict=True):
+            deck.restore(int(saved["epoch"]), int(saved["position"]), [(int(r), int(e)) for r, e in saved["waiting"]])
+
+    def _next_source(self) -> int:
+        """The quota method: of the sources that may have one more, the one whose next row is due first.
+
+        It keeps every source's count within one of its exact share at every moment (Balinski and Young 1975; Tijdeman
+        1980).
+        """
+        total = sum(self._drawn) + 1
+        due = [i for i, share in enumerate(self._shares) if self._drawn[i] < share * total]
+        return min(due, key=lambda i: (Fraction(self._drawn[i] + 1) / self._shares[i], i))
+
+
+class _Deck:
+    """The rows of one source. `waiting` holds (row, epoch) that were passed over because the step had the row
+    already.
+    """
+
+    def __init__(self, length: int, seed: int) -> None:
+        self._length, self._seed = length, seed
+        self.restore(0, 0, [])
+
+    def restore(self, epoch: int, position: int, waiting: list[tuple[int, int]]) -> None:
+        self.epoch, self.position, self.waiting = epoch, position, waiting
+        self._order = self._shuffled(epoch)
+
+    def draw(self, used: set[int]) -> tuple[int, int]:
+        """The next row that is not in `used`, and its epoch; adds it to `used`, which is emptied once it holds all
+        rows.
+        """
+        if len(used) == self._length:
+            used.clear()
+        for index, (row, epoch) in enumerate(self.waiting):
+            if row not in used:
+                del self.waiting[index]
+                used.add(row)
+                return row, epoch
+        while True:
+            if self.position == self._length:
+                self.epoch, self.position = self.epoch + 1, 0
+                self._order = self._shuffled(self.epoch)
+            row = self._order[self.position]
+            self.position += 1
+            if row not in used:
+                used.add(row)
+                return row, self.epoch
+            self.waiting.append((row, self.epoch))
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        order = list(range(self._length))
+        random.Random(hash64(self._seed, epoch)).shuffle(order)
+        return order

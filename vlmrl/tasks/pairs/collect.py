@@ -1,0 +1,86 @@
+"""`vlmrl prep pairs`: from a folder or archive of labelled images to a pair dataset."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vlmrl.data.build import refuse_other
+from vlmrl.data.labelled import read_labelled
+from vlmrl.errors import DataError
+from vlmrl.tasks.pairs.prep import PairPlan, Prepared, prepare_pairs
+from vlmrl.tasks.pairs.task import check_levels, pair_task
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def prepare_folder(
+    source: Path,
+    levels: Sequence[str],
+    *,
+    name: str | None = None,
+    out: Path | None = None,
+    num_pairs: Mapping[str, int],
+    seed: int = 0,
+    unseen_classes: int = 0,
+    distance_shares: Mapping[int, float] | None = None,
+    force: bool = False,
+) -> Prepared:
+    """Read the images, then split, pair and write them.
+
+    Args:
+        source: a folder or a zip archive; the last len(levels) folders above an image are its names.
+        levels: coarse to fine.
+        name: of the dataset; default: the source's name without its ending.
+        out: default `data/<name>`.
+        num_pairs: split -> pairs.
+    Raises: DataError for a source, level or name that cannot be used, or too few images.
+    """
+    check_levels(levels)
+    name = name or (source.stem if source.is_file() else source.resolve().name)
+    if not NAME.fullmatch(name):
+        raise DataError(f"the dataset name {name!r} cannot be used", hint="give --name with letters, digits, . _ and -")
+    shares = {str(d): share for d, share in sorted(distance_shares.items())} if distance_shares else None
+    args = {
+        "levels": list(levels),
+        "pairs": dict(num_pairs),
+        "seed": seed,
+        "unseen_classes": unseen_classes,
+        "distance_shares": shares,
+    }
+    target = out or Path("data") / name
+    refuse_other(target, args, force=force)
+    read = read_labelled(source, levels)
+    plan = PairPlan(
+        name=name,
+        levels=levels,
+        num_pairs=num_pairs,
+        seed=seed,
+        args=args,
+        source={
+            "name": read.name,
+            "images": len(read.images),
+            "ignored_files": read.ignored,
+            "fingerprint": read.fingerprint,
+        },
+        unseen_classes=unseen_classes,
+        distance_shares=distance_shares,
+    )
+    task = pair_task({"name": name, "levels": list(levels)})
+    return prepare_pairs(target, plan, task, read.images, read.read, dropped=read.dropped, force=force)
+
+
+def parse_shares(text: str | None) -> dict[int, float] | None:
+    """`1=0.5,2=0.5` as {1: 0.5, 2: 0.5}; None stays None. Raises: DataError when it is not of that form."""
+    if text is None:
+        return None
+    shares: dict[int, float] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]+)\s*=\s*([0-9]*\.?[0-9]+)\s*", part)
+        if match is None or int(match.group(1)) in shares:
+            raise DataError(
+                f"--distance-shares {text!r} is not of the form 1=0.5,2=0.5", hint="distance=share, comma between"
+            )
+        shares[int(match.group(1))] = float(match.group(2))
+    return shares
