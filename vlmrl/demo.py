@@ -1,0 +1,163 @@
+"""The demo: the whole chain on this machine, as the commands a person would type, on a model made on the spot.
+
+Nothing is downloaded. Every command runs as its own process through the command line; this file only puts them in order,
+makes the tiny model and compares the two evaluations at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import VlmrlError
+
+TEXTS_FOR_TOKENIZER = 2000
+MIN_PIXELS, MAX_PIXELS = 56 * 56, 224 * 224
+SHOWN = ("reward", "accuracy", "brier", "auc", "parse_failure")
+"""Metrics of the closing table, besides the accuracy of each level."""
+
+
+class DemoError(VlmrlError):
+    """A command of the demo failed."""
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where the demo puts things, under one folder."""
+
+    out: Path
+    seed: int
+
+    @property
+    def data(self) -> Path:
+        return self.out / "data" / "digits"
+
+    @property
+    def model(self) -> Path:
+        return self.out / f"model-{self.seed}"
+
+    @property
+    def runs(self) -> Path:
+        return self.out / "runs"
+
+    @property
+    def merged(self) -> Path:
+        return self.out / f"merged-{self.seed}"
+
+    @property
+    def report(self) -> Path:
+        return self.out / f"report-{self.seed}.html"
+
+
+def make_model(data: Path, out: Path, *, seed: int, task: str = "table") -> int:
+    """A tiny Qwen2.5-VL for a prepared dataset: its tokenizer is trained on the dataset's own prompts and traces.
+
+    Returns: the number of its parameters. Raises: DataError when the dataset cannot be read, CheckpointError when `out`
+    is not empty.
+    """
+    from vlmrl.model.tiny import build_tiny
+    from vlmrl.recipe.schema import Data, Reward
+    from vlmrl.tasks.source import open_source
+
+    source = open_source(Data(path=str(data), task=task), Reward())
+    rows = [source.rows[i] for i in range(min(TEXTS_FOR_TOKENIZER, len(source.rows)))]
+    texts = [m.content for row in rows[:50] for m in source.messages(row)]
+    if source.task.trace is not None:
+        rng = random.Random(0)
+        texts += [source.task.trace(row, rng) for row in rows]
+    build_tiny(out, texts, seed=seed, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
+    return sum(_tensor_sizes(out))
+
+
+def _tensor_sizes(folder: Path) -> list[int]:
+    from safetensors import safe_open
+
+    sizes: list[int] = []
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "np") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                count = 1
+                for n in file.get_slice(name).get_shape():
+                    count *= n
+                sizes.append(count)
+    return sizes
+
+
+def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run the chain. Returns what `vlmrl demo --json` prints.
+
+    Raises: DemoError when a command fails; what it said is on the terminal.
+    """
+    start = time.perf_counter()
+    paths = Paths(out, seed)
+    shutil.rmtree(paths.model, ignore_errors=True)
+    shutil.rmtree(paths.merged, ignore_errors=True)
+    tag = f"seed{seed}"
+    say("1/8  Data: pairs of real handwritten digits")
+    vlmrl("prep", "digits", "--out", paths.data, "--force", say=say)
+    say(f"2/8  Model: a tiny Qwen2.5-VL, made on the spot in {paths.model}")
+    say(f"     {make_model(paths.data, paths.model, seed=seed):,} parameters")
+    common = ["--set", f"data.0.path={paths.data}", "--set", f"train.seed={seed}", "--runs", paths.runs, "--tag", tag]
+    say("3/8  Supervised start: until the format is there and about two pairs in three are right")
+    sft = vlmrl("sft", recipes / "digits_sft.toml", "--set", f"model.path={paths.model}", *common, "--json", say=say)["run"]
+    say("4/8  Reinforcement learning: GRPO on the model's own answers")
+    rl = vlmrl("train", recipes / "digits_im.toml", "--set", f"model.path={sft}", *common, "--json", say=say)["run"]
+    say("5/8  Evaluation of both on test pairs of scans that neither has seen")
+    for run in (sft, rl):
+        vlmrl("eval", run, "--split", "test", "--name", "test", "--runs", paths.runs, "--json", say=say)
+    say("6/8  Merge into a Hugging Face folder, reloaded and compared")
+    vlmrl("merge", rl, "--out", paths.merged, "--runs", paths.runs, say=say)
+    say("7/8  Reward check: every saved rollout scored again")
+    vlmrl("reward-check", rl, "--runs", paths.runs, say=say)
+    say("8/8  Report")
+    vlmrl("report", sft, rl, "-o", paths.report, "--runs", paths.runs, say=say)
+    found = compare(paths.runs / sft, paths.runs / rl)
+    return found | {
+        "seconds": round(time.perf_counter() - start, 1), "run": rl, "sft_run": sft, "seed": seed,
+        "report": str(paths.report), "model": str(paths.merged),
+    }  # fmt: skip
+
+
+def compare(sft_run: Path, rl_run: Path) -> dict[str, Any]:
+    """Both test evaluations side by side, and the paired difference with an interval that resamples scans."""
+    from vlmrl.evaluate.run import read_evaluation
+    from vlmrl.evaluate.stats import paired_bootstrap
+    from vlmrl.store.layout import eval_dir
+
+    sft, rl = (read_evaluation(eval_dir(run, "test")) for run in (sft_run, rl_run))
+    clusters = [tuple(image["sha256"] for image in row["images"]) for row in sft.rows]
+    differences = {}
+    for name, column in (("reward", "score"), ("accuracy", "accuracy")):
+        a, b = ([float(row[column]) for row in e.rows] for e in (rl, sft))
+        interval = paired_bootstrap(a, b, clusters, seed=0)
+        differences[name] = {"mean": interval.mean, "ci95": [interval.low, interval.high]}
+    short = lambda e: {n: e.summary["metrics"][n]["value"] for n in ("reward", "accuracy")}  # noqa: E731
+    return {
+        "sft": short(sft), "grpo": short(rl), "difference_ci95": differences["reward"]["ci95"], "difference": differences,
+        "metrics": {n: {"sft": sft.summary["metrics"][n], "grpo": rl.summary["metrics"][n]} for n in _shown(rl.summary)},
+    }  # fmt: skip
+
+
+def _shown(summary: dict[str, Any]) -> list[str]:
+    levels = [n for n in summary["metrics"] if n.startswith("accuracy/") and "distance" not in n]
+    return [n for n in (*SHOWN[:2], *levels, *SHOWN[2:]) if n in summary["metrics"]]
+
+
+def vlmrl(*arguments: Any, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run one command of the command line, as a person would, and show it. Returns its JSON where it printed one."""
+    words: Sequence[str] = [str(a) for a in arguments]
+    say("     $ vlmrl " + " ".join(words))
+    command = [sys.executable, "-c", "from vlmrl.cli.app import main; main()", *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise DemoError(f"`vlmrl {' '.join(words)}` ended with code {done.returncode}", hint="what it said is above")
+    last = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "{}"
+    return json.loads(last) if last.startswith("{") else {}
