@@ -15,6 +15,25 @@ RewardFn = Callable[..., "Parts | float"]
 
 
 @dataclass(frozen=True)
+class UserReward:
+    """A user's function as its worker needs it: the source as it was read, so that a restart runs the same code.
+
+    Args:
+        file: path as shown to people.    function: name in the file.    source: text of the file.
+        style: calling convention, see rewards/adapters.py; "auto" until the worker has looked at the function.
+        args: keyword arguments bound to every call.
+        batched: the function gets the whole list of responses in one call.
+    """
+
+    file: str
+    function: str
+    source: str
+    style: str
+    args: Mapping[str, Any]
+    batched: bool = False
+
+
+@dataclass(frozen=True)
 class RewardSpec:
     """A reward with its arguments bound.
 
@@ -23,9 +42,11 @@ class RewardSpec:
         fn: RewardInput -> parts; a text under `note` is one line for people, not a part.
         ranges: part -> (low, high), checked after every call; a part that is not listed may be any finite number.
         weights: default weight of each part; a part without a weight (here and in the recipe) is reported, not counted.
+            Empty (here and in the recipe): the part `reward` counts, or, when there is none, every part with weight 1.
         pure: may run in this process (built-ins only); a user's reward always runs in a worker.
         needs_images: whether `RewardInput.images` is filled.
-        source_sha256: hash of the source file (user rewards) or of the package's module, for the manifest.
+        source_sha256: hash of the source file (user rewards) or of the built-in rewards' source, for the manifest.
+        user: the user's function; None for a built-in. `fn` is then never called in this process.
     """
 
     name: str
@@ -35,6 +56,7 @@ class RewardSpec:
     pure: bool = False
     needs_images: bool = False
     source_sha256: str = ""
+    user: UserReward | None = None
 
     def __call__(self, x: RewardInput) -> Parts:
         return split_note(self.fn(x))[0]

@@ -1,0 +1,170 @@
+"""From inputs to scores: the one path that training, validation, `try`, `check`, `eval` and `reward-check` share."""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from vlmrl.errors import RewardError, VlmrlError
+from vlmrl.rewards.base import RewardSpec, check_parts, combine, split_note
+from vlmrl.rewards.pool import Failure, Outcome, Result, WorkerPool, as_error
+from vlmrl.types import RewardInput, Score
+
+CHUNK = 32
+"""Most inputs in one request to a worker."""
+ALONE_FAILURES = 3
+"""After a failed batch call each row is scored alone, until this many rows in a row have failed."""
+
+
+class Scorer:
+    """Scores responses with one reward. Use as a context manager: a user's reward runs in worker processes.
+
+    Args:
+        spec: the reward.
+        weights: part -> weight, used as given; None or empty: the reward's own (see `RewardSpec.weights`).
+        timeout_seconds: wall clock for one call of a user's function; then its worker is ended and another one started.
+        memory_mb: address space of one worker, in MiB.
+        workers: worker processes.
+    Attributes:
+        failures: rows without a score so far.
+        seconds: time the reward took for each row of the last call.
+    """
+
+    def __init__(
+        self,
+        spec: RewardSpec,
+        weights: Mapping[str, float] | None = None,
+        *,
+        timeout_seconds: float = 10.0,
+        memory_mb: int = 4096,
+        workers: int = 1,
+    ) -> None:
+        self.spec, self.weights = spec, dict(weights or spec.weights)
+        self.failures = 0
+        self.seconds: list[float] = []
+        self._pool = None
+        if spec.user is not None:
+            self._pool = WorkerPool(spec.user, size=workers, memory_mb=memory_mb, timeout_seconds=timeout_seconds)
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def score(
+        self, inputs: Sequence[RewardInput], *, strict: bool = False, rows: Sequence[str] | None = None
+    ) -> list[Score]:
+        """One score an input, in order.
+
+        A function that gets lists (TRL, EasyR1 batch) gets all inputs in one call. If that call fails and not strict,
+        each row is scored alone, so that one bad row does not cost the others; such scores carry a note.
+
+        Args:
+            strict: a failure raises, with the row, the exception and the user's lines of the traceback. Otherwise the
+                row's Score has value NaN, no parts, and `error`.
+            rows: names of the rows for messages; default `row 0`, `row 1`, ...
+        Raises: RewardError (strict); RewardError when the user's file cannot be loaded (always).
+        """
+        if self._pool is None:
+            outcomes = self._run_here(inputs, strict)
+        else:
+            outcomes = self._run_workers(self._pool, inputs, strict)
+        scores: list[Score] = []
+        for index in sorted(outcomes):
+            score = self._valued(outcomes[index])
+            if isinstance(score, Failure):
+                if strict:
+                    raise as_error(score, self.spec.name, rows[index] if rows else f"row {index}")
+                self.failures += 1
+                score = Score(math.nan, {}, error=str(score))
+            scores.append(score)
+        self.seconds = [o.seconds if isinstance(o, Result) else 0.0 for _, o in sorted(outcomes.items())]
+        if strict and scores:
+            self._check_weights(scores)
+        return scores
+
+    def _valued(self, outcome: Outcome) -> Score | Failure:
+        """The parts checked against their ranges and combined with the weights."""
+        if isinstance(outcome, Failure):
+            return outcome
+        try:
+            parts = check_parts(outcome.parts, self.spec.ranges)
+            weights = self.weights or ({"reward": 1.0} if "reward" in parts else dict.fromkeys(parts, 1.0))
+            value, _ = combine({**dict.fromkeys(weights), **parts}, weights)
+        except RewardError as error:
+            return Failure("", error.message, hint=error.hint)
+        return Score(value, parts, outcome.note)
+
+    def _check_weights(self, scores: Sequence[Score]) -> None:
+        known = {name for score in scores for name in score.parts} | set(self.spec.ranges)
+        unknown = [name for name in self.weights if name not in known]
+        if unknown:
+            raise RewardError(
+                f"[reward.weights] names the part `{unknown[0]}`, which reward `{self.spec.name}` does not return",
+                hint=f"its parts: {', '.join(sorted(known))}",
+            )
+
+    def _run_here(self, inputs: Sequence[RewardInput], strict: bool) -> dict[int, Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        for index, x in enumerate(inputs):
+            start = time.perf_counter()
+            try:
+                parts, note = split_note(self.spec.fn(x))
+                outcomes[index] = Result(parts, note, time.perf_counter() - start)
+            except VlmrlError as error:
+                outcomes[index] = Failure("", error.message, hint=error.hint)
+            except Exception as error:
+                last = traceback.extract_tb(error.__traceback__)[-1]
+                line = f"{Path(last.filename).name}:{last.lineno} in {last.name}: {last.line}"
+                outcomes[index] = Failure(type(error).__name__, str(error), (line,))
+            if strict and isinstance(outcomes[index], Failure):
+                break
+        return outcomes
+
+    def _run_workers(self, pool: WorkerPool, inputs: Sequence[RewardInput], strict: bool) -> dict[int, Outcome]:
+        """Outcomes by index; in strict mode those up to the first failure that was met, perhaps not all of them."""
+        if not self.spec.needs_images:
+            inputs = [replace(x, images=()) if x.images else x for x in inputs]
+        indices = range(len(inputs))
+        if pool.user.batched:
+            batches = [indices]
+        else:
+            size = max(1, min(CHUNK, -(-len(inputs) // pool.size)))
+            batches = [indices[i : i + size] for i in range(0, len(inputs), size)]
+        outcomes = pool.run(batches, inputs, lambda outcome: strict and isinstance(outcome, Failure))
+        if (
+            not strict
+            and pool.user.batched
+            and len(inputs) > 1
+            and all(isinstance(o, Failure) for o in outcomes.values())
+        ):
+            outcomes |= self._run_alone(pool, inputs)
+        return outcomes
+
+    def _run_alone(self, pool: WorkerPool, inputs: Sequence[RewardInput]) -> dict[int, Outcome]:
+        """Each row in a call of its own. Rows after too many failures on end keep the failure of the batch call."""
+        outcomes: dict[int, Outcome] = {}
+        failed = 0
+        for index in range(len(inputs)):
+            outcome = pool.run([[index]], inputs, lambda _: False)[index]
+            failed = failed + 1 if isinstance(outcome, Failure) else 0
+            if isinstance(outcome, Result):
+                note = "; ".join(filter(None, (outcome.note, "scored alone: the batch call failed")))
+                outcome = replace(outcome, note=note)
+            outcomes[index] = outcome
+            if failed == ALONE_FAILURES:
+                break
+        return outcomes
