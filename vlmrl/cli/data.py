@@ -1,7 +1,102 @@
+"""`vlmrl data`: look at a dataset, export it."""
+
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import typer
 
+from vlmrl.cli.output import JSON_HELP, console, emit
+
+data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at a dataset, or export it.")
+DATASET_HELP = "A prepared folder, a table file, a folder of tables, or hub:name."
+
 
 def register(app: typer.Typer) -> None:
-    pass
+    app.add_typer(data, name="data")
+
+
+@data.command("show")
+def show(
+    dataset: str = typer.Argument(..., help=DATASET_HELP),
+    split: str | None = typer.Option(None, help="Default: the first split."),
+    n: int = typer.Option(5, "--n", "-n", min=0, help="Rows to show."),
+    save: Path | None = typer.Option(None, help="Folder to write the images of these rows to, as PNG."),
+    as_json: bool = typer.Option(False, "--json", help=JSON_HELP),
+) -> None:
+    """What is in a dataset: splits, facts, and some rows with their prompt.
+
+    Example: vlmrl data show data/digits --split test --n 3
+    """
+    from vlmrl.data.dataset import open_dataset, require_split
+    from vlmrl.recipe.schema import Data
+
+    opened = open_dataset(Data(path=dataset))
+    split = split or next(iter(opened.splits))
+    require_split(opened, split)
+    rows = [_row_fields(opened, opened.rows(split)[index], save) for index in range(min(n, opened.splits[split]))]
+    facts = {"name": opened.name, "path": opened.path, "task": opened.info.get("task"), "splits": dict(opened.splits)}
+    facts |= {"fingerprint": opened.fingerprint, "notes": list(opened.notes)}
+    err = console()
+    err.print(f"{opened.path}: task {facts['task']}, fingerprint {opened.fingerprint[:16]}")
+    err.print("splits: " + ", ".join(f"{name} {count}" for name, count in opened.splits.items()))
+    for note in opened.notes:
+        err.print(note)
+    dropped = opened.info.get("dropped") or []
+    if dropped:
+        err.print(f"dropped when it was made: {len(dropped)} (see dataset.json)")
+    for row in rows:
+        sizes = ", ".join(f"{image['width']}x{image['height']} {image['sha256'][:8]}" for image in row["images"])
+        err.print(f"\n{row['prompt_id']}  images: {sizes or 'none'}\n  truth: {row['truth']}", markup=False)
+        err.print(f"  prompt: {row['prompt']}", markup=False)
+    emit({**facts, "split": split, "rows": rows}, as_json)
+
+
+def _row_fields(opened: Any, row: Any, save: Path | None) -> dict[str, Any]:
+    from vlmrl.tasks import make_task
+    from vlmrl.tasks.export import row_messages
+
+    turns = row_messages(make_task(row.task, opened.info), row)
+    images = []
+    for media in row.media:
+        image = opened.image(media)
+        if save is not None:
+            save.mkdir(parents=True, exist_ok=True)
+            image.save(save / f"{media.sha256[:16]}.png")
+        images.append({"sha256": media.sha256, "width": media.width, "height": media.height})
+    prompt = "\n".join(f"[{turn.role}] {turn.content}" for turn in turns)
+    return {
+        "prompt_id": row.prompt_id,
+        "truth": dict(row.truth),
+        "images": images,
+        "prompt": prompt,
+        "columns": dict(row.columns),
+    }
+
+
+@data.command("export")
+def export(
+    dataset: str = typer.Argument(..., help=DATASET_HELP),
+    out: Path = typer.Argument(..., help="Folder for the Parquet files."),
+    split: list[str] = typer.Option([], help="Only this split; may be repeated."),
+    as_json: bool = typer.Option(False, "--json", help=JSON_HELP),
+) -> None:
+    """Write a dataset as Hugging Face Parquet with an images column, for other programs.
+
+    Example: vlmrl data export data/digits digits-parquet
+    """
+    from vlmrl.data.dataset import open_dataset, require_split
+    from vlmrl.recipe.schema import Data
+    from vlmrl.tasks import make_task
+    from vlmrl.tasks.export import export_dataset
+
+    opened = open_dataset(Data(path=dataset))
+    for name in split:
+        require_split(opened, name)
+    task = make_task(getattr(opened, "task", "table"), opened.info)
+    with console().status(f"writing {out}"):
+        rows = export_dataset(opened, task, out, splits=split or None)
+    for name, count in rows.items():
+        console().print(f"{out / name}.parquet  {count} rows")
+    emit({"path": str(out), "rows": rows}, as_json)

@@ -1,7 +1,42 @@
+"""`vlmrl init`: a task folder of one's own."""
+
 from __future__ import annotations
+
+from pathlib import Path
 
 import typer
 
+from vlmrl.cli.output import JSON_HELP, console, emit
+
 
 def register(app: typer.Typer) -> None:
-    pass
+    app.command("init")(init)
+
+
+def init(
+    name: Path = typer.Argument(..., help="Folder to make."),
+    style: str = typer.Option("vlmrl", help="Signature of the reward: vlmrl, trl, verl or easyr1."),
+    model: str = typer.Option(
+        "Qwen/Qwen2.5-VL-3B-Instruct", help="Model for the recipe: a folder, a hub name or a run."
+    ),
+    as_json: bool = typer.Option(False, "--json", help=JSON_HELP),
+) -> None:
+    """Make a task folder: prompt, reward, recipe, a few rows with images, and a test that passes.
+
+    Example: vlmrl init squares --style trl
+    """
+    from vlmrl.tasks.scaffold import write_task
+
+    written = write_task(name, style=style, model=model)
+    commands = [
+        f"pytest {name}",
+        f"vlmrl check {name}/recipe.toml",
+        f"vlmrl try {name}/recipe.toml",
+        f"vlmrl train {name}/recipe.toml",
+    ]
+    err = console()
+    err.print(f"{name}: " + ", ".join(path.relative_to(name).as_posix() for path in written if path.suffix != ".png"))
+    err.print("next: put your rows into rows.jsonl, your rules into reward.py, then")
+    for command in commands:
+        err.print(f"  {command}")
+    emit({"path": str(name), "files": [str(path) for path in written], "next": commands}, as_json)

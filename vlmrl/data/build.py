@@ -88,7 +88,7 @@ class Build:
             os.rename(self.folder, target)
             _sync(target.parent)
             return "created"
-        if damage_of(target, text) is None:
+        if damage_of(target) is None and _facts(target) == _facts_of(json.loads(text)):
             return "up to date"
         if not force:
             raise _other_dataset(target, _difference(target, text))
@@ -163,18 +163,28 @@ def old_folder(target: Path) -> Path:
     return target.parent / f".{target.name}.replaced"
 
 
-def damage_of(target: Path, text: str | None = None) -> str | None:
-    """None when the folder is whole (and has this dataset.json, if given), else what is wrong with it."""
-    info_path = target / INFO_FILE
+def damage_of(target: Path) -> str | None:
+    """None when the folder has every file that its dataset.json names, byte for byte, else what is wrong with it."""
     try:
-        stored = info_path.read_text(encoding="utf-8")
-        files = json.loads(stored)["files"]
+        files = json.loads((target / INFO_FILE).read_text(encoding="utf-8"))["files"]
         for name, fields in files.items():
             if file_fields(target / name) != fields:
                 return f"{name} has other bytes than dataset.json says"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"dataset.json or a file it names cannot be read ({error})"
-    return None if text is None or stored == text else "dataset.json differs"
+    return None
+
+
+def _facts(target: Path) -> tuple[Any, ...] | None:
+    try:
+        return _facts_of(json.loads((target / INFO_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _facts_of(info: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes two folders the same dataset: arguments and content, not the version that wrote them."""
+    return info["schema"], info["name"], info["args"], info["fingerprint"]
 
 
 def refuse_other(target: Path, args: Mapping[str, Any], *, force: bool) -> None:
@@ -214,7 +224,7 @@ def _difference(target: Path, text: str) -> str:
         return f"{_OTHER_ARGUMENTS} ({'; '.join(changed)})"
     if stored.get("fingerprint") != new.get("fingerprint"):
         return "a dataset made with the same arguments from other source data"
-    return damage_of(target) or "the same rows, written by another version"
+    return damage_of(target) or "a dataset of another name or form"
 
 
 def _is_dataset(target: Path) -> bool:

@@ -1,0 +1,113 @@
+"""A dataset as Hugging Face Parquet: an images column with bytes, the prompt as messages, truth and columns beside
+them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vlmrl.data.dataset import Dataset
+from vlmrl.errors import DataError
+from vlmrl.tasks.base import Task
+from vlmrl.tasks.render import place_images, render_user
+from vlmrl.types import Message, Row
+
+BATCH_ROWS = 256
+RESERVED = ("prompt_id", "prompt", "images", "truth")
+
+
+def row_messages(task: Task, row: Row) -> tuple[Message, ...]:
+    """The task's own prompt for a row, without a recipe's template."""
+    if task.messages is not None:
+        turns = task.messages(row)
+    else:
+        text = render_user(task.template, row, task.variables, where=f"tasks/{task.name}/prompt.jinja")
+        turns = (Message("user", text),)
+    return place_images(turns, row)[0]
+
+
+def export_dataset(dataset: Dataset, task: Task, out: Path, *, splits: list[str] | None = None) -> dict[str, int]:
+    """Write `<split>.parquet` for `datasets.load_dataset(out)`: prompt_id, prompt, images, truth (JSON text), columns.
+
+    Args:
+        out: a folder; files of the same name in it are an error.
+        splits: default all.
+    Returns: split -> rows.
+    Raises: DataError when a file is there already or a row cannot be read.
+    """
+    chosen = list(dataset.splits) if splits is None else splits
+    taken = [split for split in chosen if (out / f"{split}.parquet").exists()]
+    if taken:
+        raise DataError(f"{out / taken[0]}.parquet exists; nothing was written", hint="give another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    return {split: _export_split(dataset, task, split, out / f"{split}.parquet") for split in chosen}
+
+
+def _export_split(dataset: Dataset, task: Task, split: str, path: Path) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    rows = dataset.rows(split)
+    names = sorted(
+        {name for index in range(min(len(rows), BATCH_ROWS)) for name in rows[index].columns} - set(RESERVED)
+    )
+    schema = _schema(names)
+    try:
+        with part.open("wb") as sink, pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+            for batch in _batches(dataset, task, split, names):
+                writer.write_table(pa.Table.from_pylist(batch, schema=schema))
+            writer.close()
+            sink.flush()
+            os.fsync(sink.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return len(rows)
+
+
+def _batches(dataset: Dataset, task: Task, split: str, names: list[str]) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    for row in dataset.rows(split):
+        turns = [{"role": turn.role, "content": turn.content} for turn in row_messages(task, row)]
+        images = [{"bytes": dataset.image_bytes(media), "path": None} for media in row.media]
+        columns = {name: _text(row.columns.get(name)) for name in names}
+        truth = json.dumps(dict(row.truth), ensure_ascii=False)
+        batch.append({"prompt_id": row.prompt_id, "prompt": turns, "images": images, "truth": truth, **columns})
+        if len(batch) == BATCH_ROWS:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _text(value: Any) -> str | None:
+    """Columns become text, others than text as JSON: their types may differ from row to row."""
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _schema(names: list[str]) -> Any:
+    import pyarrow as pa
+
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    turn = pa.struct([("role", pa.string()), ("content", pa.string())])
+    text = {"dtype": "string", "_type": "Value"}
+    features = {
+        "prompt_id": text,
+        "prompt": [{"role": text, "content": text}],
+        "images": {"feature": {"_type": "Image"}, "_type": "List"},
+        "truth": text,
+        **dict.fromkeys(names, text),
+    }
+    fields = [
+        ("prompt_id", pa.string()),
+        ("prompt", pa.list_(turn)),
+        ("images", pa.list_(image)),
+        ("truth", pa.string()),
+    ]
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    return pa.schema(fields + [(name, pa.string()) for name in names], metadata=metadata)

@@ -1,0 +1,108 @@
+"""A task folder of one's own: prompt, reward, recipe, a few rows with their images, and a test that passes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import shutil
+from importlib.resources import files
+from pathlib import Path
+
+from vlmrl.errors import DataError
+
+STYLES = ("vlmrl", "trl", "verl", "easyr1")
+MODEL = "Qwen/Qwen2.5-VL-3B-Instruct"
+FUNCTIONS = {"vlmrl": "score", "trl": "score", "verl": "compute_score", "easyr1": "compute_score"}
+SIDE_PIXELS, CELLS = 112, 4
+QUESTION = "How many black squares are in the image?"
+_WEIGHTS = "\n[reward.weights]\nformat = 0.2\nanswer = 0.8\n"
+_IMPORTS = {
+    "vlmrl": "from reward import score\n\nfrom vlmrl.types import RewardInput",
+    "trl": "from reward import score",
+    "verl": "from reward import compute_score",
+    "easyr1": "from reward import compute_score",
+}
+_CALLS = {
+    "vlmrl": '    parts = score(RewardInput(response, truth={"answer": answer}))\n'
+    '    return 0.2 * parts["format"] + 0.8 * parts["answer"]',
+    "trl": "    return score([response], answer=[answer])[0]",
+    "verl": '    return compute_score("squares", response, answer)["score"]',
+    "easyr1": '    inputs = [{"response": response, "response_length": 1, "ground_truth": answer}]\n'
+    '    return compute_score(inputs)[0]["overall"]',
+}
+
+
+def write_task(folder: Path, *, style: str = "vlmrl", model: str = MODEL) -> list[Path]:
+    """Write the folder whole or not at all.
+
+    Args:
+        folder: must not exist, or be empty.
+        style: calling convention of the reward: vlmrl, trl, verl or easyr1.
+        model: for the recipe.
+    Returns: the files, sorted.
+    Raises: DataError when something is there already, or the style is unknown.
+    """
+    if style not in STYLES:
+        raise DataError(f"unknown style {style!r}", hint=f"styles: {', '.join(STYLES)}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(f"{folder} exists and is not empty; nothing was written", hint="give another name")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = folder.absolute().parent / f".{folder.name}.{os.getpid()}"
+    try:
+        (part / "images").mkdir(parents=True)
+        _write_texts(part, folder, style, model)
+        _write_rows(part)
+        if folder.exists():
+            folder.rmdir()
+        os.rename(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _write_texts(part: Path, folder: Path, style: str, model: str) -> None:
+    function = FUNCTIONS[style]
+    recipe = _read("recipe.txt").replace("@MODEL@", model.replace("\\", "\\\\").replace('"', '\\"'))
+    recipe = recipe.replace("@FUNCTION@", function).replace("@WEIGHTS@", _WEIGHTS if style == "vlmrl" else "")
+    call = f"def value(response: str, answer: str) -> float:\n{_CALLS[style]}"
+    test = _read("test_reward.txt").replace("@FOLDER@", folder.name).replace("@IMPORTS@", _IMPORTS[style])
+    texts = {
+        "recipe.toml": recipe,
+        "prompt.jinja": _read("prompt.jinja"),
+        "reward.py": _read(f"reward_{style}.txt"),
+        "test_reward.py": test.replace("@CALL@", call),
+    }
+    for name, text in texts.items():
+        (part / name).write_text(text, encoding="utf-8")
+
+
+def _write_rows(part: Path) -> None:
+    rng = random.Random(0)
+    rows = []
+    for number in range(16):
+        count = 1 + number % 8
+        name = f"images/{number:02d}.png"
+        (part / name).write_bytes(draw_squares(count, rng))
+        rows.append(json.dumps({"question": QUESTION, "image": name, "answer": str(count)}))
+    (part / "rows.jsonl").write_text("\n".join(rows[:12]) + "\n", encoding="utf-8")
+    (part / "validation.jsonl").write_text("\n".join(rows[12:]) + "\n", encoding="utf-8")
+
+
+def draw_squares(count: int, rng: random.Random) -> bytes:
+    """A PNG of 112 x 112 pixels with `count` black squares in different cells of a 4 x 4 grid."""
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (SIDE_PIXELS, SIDE_PIXELS), "white")
+    draw, cell = ImageDraw.Draw(image), SIDE_PIXELS // CELLS
+    for place in rng.sample(range(CELLS * CELLS), count):
+        x, y = place % CELLS * cell, place // CELLS * cell
+        draw.rectangle((x + 7, y + 7, x + 20, y + 20), fill="black")
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _read(name: str) -> str:
+    return files("vlmrl.tasks.scaffold").joinpath(name).read_text(encoding="utf-8")
