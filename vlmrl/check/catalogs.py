@@ -10,10 +10,10 @@ def catalogs() -> Catalogs:
     from vlmrl.algo.advantages import ESTIMATORS
     from vlmrl.algo.family import AGGREGATIONS, ALGORITHMS
     from vlmrl.rewards import REWARDS
-    from vlmrl.tasks import SUMMARIES
+    from vlmrl.tasks import TASKS
 
     return Catalogs(
-        tasks=SUMMARIES,
+        tasks={name: entry.summary for name, entry in TASKS.items()},
         algos={name: row.summary for name, row in ALGORITHMS.items()},
         rewards={name: builtin.summary for name, builtin in REWARDS.items()},
         advantages=tuple(ESTIMATORS),

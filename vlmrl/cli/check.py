@@ -1,7 +1,165 @@
+"""`vlmrl check`: everything wrong with a recipe, its data and this machine, and the plan of the run."""
+
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from vlmrl.cli.output import JSON_HELP, console, emit
+from vlmrl.errors import Problem, ProblemsError, VlmrlError
+
 
 def register(app: typer.Typer) -> None:
-    pass
+    app.command("check")(check)
+
+
+def check(
+    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped recipe.")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override one key: --set optim.lr=1e-5.")] = None,
+    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Check a recipe, its data and this machine; show what a run would do and need. Exit code 2 when it cannot run.
+
+    Example: vlmrl check recipes/digits_im.toml --set train.steps=200
+    """
+    from vlmrl.check.preflight import preflight
+    from vlmrl.recipe.load import load_recipe
+    from vlmrl.store.layout import runs_root
+
+    problems: list[Problem] = []
+    plan: Mapping[str, Any] = {}
+    root = runs_root(runs)
+    try:
+        loaded = load_recipe(recipe, overrides=overrides or [])
+        model_files, problem = _find_model(loaded.recipe.model.path, root, loaded.where(("model", "path")))
+        found = preflight(loaded, runs_folder=root, model_files=model_files)
+        problems = found.problems if problem is None or _told(problem, found.problems) else [problem, *found.problems]
+        plan = found.plan
+    except ProblemsError as error:
+        problems = list(error.problems)
+    except VlmrlError as error:
+        problems = [Problem(error.message, error.where, error.hint)]
+    errors = [p for p in problems if p.level == "error"]
+    as_dicts = [{"level": p.level, "message": p.message, "where": p.where, "hint": p.hint} for p in problems]
+    emit({"ok": not errors, "recipe": recipe, "problems": as_dicts, "plan": plan}, as_json)
+    if not as_json:
+        _show_plan(plan)
+        _show_problems(problems)
+    if errors:
+        raise typer.Exit(2)
+
+
+def _find_model(path: str, root: Path, where: str) -> tuple[str | None, Problem | None]:
+    """Where the files of the recipe's model are, or what is wrong."""
+    from vlmrl.train.state import find_model
+
+    try:
+        return find_model(path, root).files, None
+    except VlmrlError as error:
+        return None, Problem(error.message, where, error.hint)
+
+
+def _told(problem: Problem, already: Sequence[Problem]) -> bool:
+    return any(p.where == problem.where and p.level == "error" for p in already)
+
+
+def _show_plan(plan: Mapping[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, value in _plan_lines(plan):
+        table.add_row(Text(name, style="bold"), Text(value))
+    if table.row_count:
+        console().print(table)
+
+
+def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, data in plan.get("data", {}).items():
+        others = "".join(f", {split} {other['rows']:,}" for split, other in data["other_splits"].items())
+        yield (
+            f"data {name}",
+            f"{data['split']} {data['rows']:,} rows{others}; {data['images']:,} images; task {data['task']}",
+        )
+    for name, prompts in plan.get("prompts", {}).items():
+        yield from _prompt_lines(name, prompts)
+    for name, reward in plan.get("reward", {}).items():
+        weights = ", ".join(f"{part} {weight:g}" for part, weight in reward["weights"].items()) or "no weights"
+        yield f"reward {name}", f"{reward['name']}: {weights}"
+        told = [f"{label} {reward[key]:.3g}" for label, key in _ANSWERS if reward[key] is not None]
+        if told:
+            yield "", f"{', '.join(told)}; the most possible is {reward['largest']:g}"
+    if "run" in plan:
+        yield "run", _run_line(plan["run"])
+        epochs = ", ".join(f"{name} {epochs:.2f}" for name, epochs in plan["run"]["epochs"].items())
+        yield "", f"passes over the data: {epochs}; {plan['run']['validations']} validations"
+    yield from _machine_lines(plan)
+
+
+_ANSWERS = (("a correct answer scores", "correct_response"), ("an empty one", "empty_response"))
+
+
+def _prompt_lines(name: str, prompts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    images = f", {prompts['image_tokens_mean']:.0f} of them image tokens" if prompts["images"] else ""
+    yield (
+        f"prompts {name}",
+        f"{prompts['tokens_mean']:.0f} tokens on average{images}; longest {prompts['tokens_max']:,}",
+    )
+    most = max(count for _, _, count in prompts["histogram"])
+    if len(prompts["histogram"]) > 1:
+        for low, high, count in prompts["histogram"]:
+            yield "", f"{low:>7,} - {high:<7,} {'#' * round(30 * count / most)} {count}"
+    if prompts["images"]:
+        sizes = " to ".join([prompts["image_sizes"][0], *prompts["image_sizes"][1:][-1:]])
+        resized = f"{prompts['images_enlarged']} enlarged, {prompts['images_shrunk']} shrunk of {prompts['images']}"
+        yield "", f"images as the model sees them: {sizes}; {resized} sampled"
+
+
+def _run_line(run: Mapping[str, Any]) -> str:
+    if "responses" not in run:
+        return f"{run['steps']:,} steps x {run['rows_per_step']} rows; {run['checkpoints']} checkpoints"
+    return (
+        f"{run['steps']:,} steps x {run['prompts_per_step']} prompts x {run['samples_per_prompt']} samples = "
+        f"{run['responses']:,} responses, {run['updates']:,} updates, {run['checkpoints']} checkpoints"
+    )
+
+
+def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if "model" not in plan:
+        return
+    from vlmrl.check.machine import gib
+
+    model, memory, device, disk = plan["model"], plan["memory"], plan["device"], plan["disk"]
+    yield (
+        "model",
+        f"{model['type']}, {model['parameters'] / 1e6:,.1f} M parameters, {model['trained'] / 1e6:,.1f} M trained",
+    )
+    yield "memory", f"about {gib(memory['peak'])} of {gib(device['memory_bytes'])} ({device['name']})"
+    parts = ("weights", "masters", "gradients", "optimizer", "activations", "logits", "kv_cache", "reference")
+    yield "", ", ".join(f"{name.replace('_', ' ')} {gib(memory[name])}" for name in parts if memory[name])
+    yield (
+        "disk",
+        (
+            f"{disk['checkpoints_at_once']} checkpoints of {gib(disk['checkpoint_bytes'])} at once, rollouts at most "
+            f"{gib(disk['rollouts_bytes_at_most'])}; {gib(disk['free_bytes'])} free in {disk['folder']}"
+        ),
+    )
+
+
+def _show_problems(problems: Sequence[Problem]) -> None:
+    from rich.text import Text
+
+    from vlmrl.errors import format_error
+
+    out = console()
+    for p in sorted(problems, key=lambda p: p.level != "error"):
+        text = Text("\n" + format_error(p.message, p.where, p.hint, p.level))
+        text.stylize("bold red" if p.level == "error" else "bold yellow", 1, 2 + len(p.level))
+        out.print(text)
+    errors = sum(p.level == "error" for p in problems)
+    counts = f"{errors} errors, {len(problems) - errors} warnings" if problems else "nothing is wrong"
+    out.print(Text(f"\n{counts}"))

@@ -11,6 +11,7 @@ import torch
 
 from vlmrl.errors import CheckpointError
 from vlmrl.model.families import family_of, part_of
+from vlmrl.model.hub import require_source
 from vlmrl.model.prefix_attention import NAME as SHARED_PREFIX
 from vlmrl.recipe.schema import Model
 
@@ -26,9 +27,7 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def load_model(
-    settings: Model, *, path: str | None = None, weights_from: Callable[[Model], Any] | None = None
-) -> Any:
+def load_model(settings: Model, *, path: str | None = None, weights_from: Callable[[Model], Any] | None = None) -> Any:
     """The model ready to train and sample: no dropout, on its device, shared-prefix attention where its family allows.
 
     Args:
@@ -42,12 +41,15 @@ def load_model(
 def _read_model(settings: Model, path: str | None) -> Any:
     from transformers import AutoConfig, AutoModelForImageTextToText
 
+    require_source(path or settings.path, settings.revision)
     with quiet_transformers():
         source, kwargs = path or settings.path, _hub_arguments(settings, path)
         try:
             config = AutoConfig.from_pretrained(source, **kwargs)
             _no_dropout(config)
-            return AutoModelForImageTextToText.from_pretrained(source, config=config, dtype=DTYPES[settings.dtype], **kwargs)
+            return AutoModelForImageTextToText.from_pretrained(
+                source, config=config, dtype=DTYPES[settings.dtype], **kwargs
+            )
         except (OSError, ValueError, KeyError) as error:
             raise _not_loadable(source, error) from error
 
@@ -69,6 +71,7 @@ def load_processor(settings: Model, *, path: str | None = None) -> Any:
     from transformers import AutoProcessor
 
     source = path or settings.path
+    require_source(source, settings.revision)
     with quiet_transformers():
         try:
             processor = AutoProcessor.from_pretrained(source, **_hub_arguments(settings, path))

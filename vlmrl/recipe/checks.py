@@ -175,9 +175,6 @@ def _validation(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         message = f"`eval.patience` is {settings.patience}, but `eval.every_steps` is 0: there is nothing to wait for"
         where = loaded.where(("eval", "patience"))
         yield Problem(message, where, "set eval.every_steps, or leave eval.patience out")
-    if loaded.recipe.train.stop_above is not None and settings.goal == "min":
-        message = "`train.stop_above` waits for a rising metric, but `eval.goal` is min"
-        yield Problem(message, loaded.where(("train", "stop_above")), "use eval.patience instead")
 
 
 def _test_split(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -217,7 +214,8 @@ def _shares(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     total = sum(data.share for data in recipe.data)
     for i, data in enumerate(recipe.data):
         if len(recipe.data) > 1 and rows * data.share / total < 0.5:
-            message = f"`{data.name or data.path}` gets {data.share / total:.1%} of {rows} prompts: less than one every second step"
+            name, part = data.name or data.path, data.share / total
+            message = f"`{name}` gets {part:.1%} of {rows} prompts: less than one every second step"
             yield Problem(
                 message, loaded.where(("data", i, "share")), "raise its share or the prompts of a step", "warning"
             )

@@ -1,0 +1,279 @@
+"""What is wrong with the rows a recipe names: every truth, images on a sample, prompts, rewards, overlap of splits."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError
+from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.types import RewardInput, Row
+
+if TYPE_CHECKING:
+    from vlmrl.tasks.source import Source
+
+QUICK_ROWS = 256
+SCAN_SECONDS = 120.0
+SAMPLE_ROWS = 48
+REWARD_ROWS = 16
+
+
+@dataclass
+class Opened:
+    """The sources of a recipe, in its order; None where one could not be opened (`problems` says why)."""
+
+    train: list[Source | None] = field(default_factory=list)
+    validation: list[Source | None] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+@dataclass
+class Scan:
+    """What a walk over a source's rows found.
+
+    Args: rows: in the split.    seen: looked at.    prompt_ids, images: of the rows seen (images by content).
+    """
+
+    rows: int
+    seen: int = 0
+    prompt_ids: set[str] = field(default_factory=set)
+    images: set[str] = field(default_factory=set)
+    repeated: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+
+def problems_in(error: VlmrlError, where: str | None = None) -> list[Problem]:
+    """An error as findings; `where` is used when it does not say itself."""
+    if isinstance(error, ProblemsError):
+        return list(error.problems)
+    return [Problem(error.message, error.where or where, error.hint)]
+
+
+def open_sources(loaded: LoadedRecipe) -> Opened:
+    """Open every `[[data]]` entry, and its validation rows; what cannot be opened becomes a problem."""
+    from vlmrl.tasks.source import open_source, open_validation
+
+    opened = Opened()
+    for i, data in enumerate(loaded.recipe.data):
+        where = loaded.where(("data", i, "path"))
+        train = validation = None
+        try:
+            train = open_source(data, loaded.recipe.reward)
+            validation = open_validation(data, loaded.recipe.reward)
+        except VlmrlError as error:
+            opened.problems += problems_in(error, where)
+        opened.train.append(train)
+        opened.validation.append(validation)
+    opened.problems += _same_names(loaded, opened)
+    return opened
+
+
+def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
+    """Whether there is anything to validate on, and whether `eval.metric` will exist."""
+    there = [source for source in opened.validation if source]
+    if not there and any(opened.train):
+        hint = "name one with data.validation, or prepare the data with one; training goes on without validation"
+        where = loaded.where(("eval", "metric"), ("data", 0))
+        return [Problem("no source has validation rows: no best checkpoint, no early stop", where, hint, "warning")]
+    known = {"reward", *(name for source in there for name in metric_names(source))}
+    metric = loaded.recipe.eval.metric
+    if not there or metric in known or metric.split("/")[0] not in {"accuracy", "brier", "reward"}:
+        return []
+    hint = f"this data has: {', '.join(sorted(known))}"
+    return [Problem(f"validation has no metric `{metric}`", loaded.where(("eval", "metric")), hint)]
+
+
+def metric_names(source: Source) -> list[str]:
+    """Names of what the task measures of one answer, taken from the first row."""
+    outcome = source.task.outcome(source.rows[0].truth, "")
+    return [name for name in outcome if name not in ("label", "confidence")]
+
+
+def scan_rows(source: Source, where: str, *, limit: int | None = None) -> Scan:
+    """Validate the truth of every row (or of `limit` rows spread evenly), and collect ids and image hashes.
+
+    Stops after SCAN_SECONDS; `Scan.seen` says how far it got.
+    """
+    scan = Scan(len(source.rows))
+    bad: list[tuple[str, str]] = []
+    start = time.monotonic()
+    for index in spread(scan.rows, limit or scan.rows):
+        if time.monotonic() - start > SCAN_SECONDS:
+            break
+        scan.seen += 1
+        try:
+            row = source.rows[index]
+        except VlmrlError as error:
+            bad.append((f"row {index}", error.message))
+            continue
+        scan.repeated += row.prompt_id in scan.prompt_ids
+        scan.prompt_ids.add(row.prompt_id)
+        scan.images.update(media.sha256 for media in row.media)
+        bad += [(row.prompt_id, words) for words in source.task.validate(row.truth)]
+    if bad:
+        rows = len({name for name, _ in bad})
+        message = f"{rows:,} of {scan.seen:,} rows of `{source.name}` ({source.split}) are not sound"
+        scan.problems.append(Problem(message, where, _examples(bad)))
+    if scan.repeated:
+        message = f"{scan.repeated:,} rows of `{source.name}` ({source.split}) repeat an earlier row exactly"
+        scan.problems.append(Problem(message, where, "they count twice in every epoch", "warning"))
+    return scan
+
+
+def check_overlap(name: str, split: str, train: Scan, other: Scan, where: str) -> list[Problem]:
+    """Rows or images of the training split that also stand in a split meant to measure what was learned."""
+    problems = []
+    rows, images = train.prompt_ids & other.prompt_ids, train.images & other.images
+    if rows:
+        message = f"{len(rows):,} of {other.seen:,} {split} rows of `{name}` are training rows too"
+        hint = f"the {split} numbers will flatter; first: {min(rows)}"
+        problems.append(Problem(message, where, hint, "warning"))
+    elif images:
+        message = f"{len(images):,} of {len(other.images):,} {split} images of `{name}` are training images too"
+        hint = f"a model can know them by heart; first: sha256 {min(images)[:12]}"
+        problems.append(Problem(message, where, hint, "warning"))
+    return problems
+
+
+def check_prompts(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list[Problem]:
+    """Render prompts and decode images of a sample of rows."""
+    bad: list[tuple[str, str]] = []
+    for row in sample_rows(source, rows):
+        try:
+            source.messages(row)
+            for media in row.media:
+                source.dataset.image(media)
+        except VlmrlError as error:
+            bad.append((row.prompt_id, error.message + (f" ({error.hint})" if error.hint else "")))
+    notes = [Problem(note, where, None, "warning") for note in source.notes]
+    if not bad:
+        return notes
+    message = (
+        f"{len(bad)} of {min(rows, len(source.rows))} sampled rows of `{source.name}` cannot be shown to the model"
+    )
+    return [Problem(message, where, _examples(bad)), *notes]
+
+
+def check_traces(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list[Problem]:
+    """For `vlmrl sft`: is there a correct response to learn from in each sampled row?"""
+    if source.task.trace is None:
+        hint = "give the table a response column ([[data]] columns = {response = ...}), or use a task with traces"
+        return [Problem(f"task `{source.task.name}` of `{source.name}` has no responses to learn from", where, hint)]
+    bad: list[tuple[str, str]] = []
+    for row in sample_rows(source, rows):
+        try:
+            source.task.trace(row, random.Random(0))
+        except VlmrlError as error:
+            bad.append((row.prompt_id, error.message))
+    if not bad:
+        return []
+    message = (
+        f"{len(bad)} of {min(rows, len(source.rows))} sampled rows of `{source.name}` have no response to learn from"
+    )
+    return [Problem(message, where, _examples(bad))]
+
+
+@dataclass
+class RewardFacts:
+    """What the reward said of correct and of empty responses. Values are means over the sampled rows.
+
+    Args: parts: names of the parts that came back.    correct: None when the task cannot write a correct response.
+    """
+
+    parts: list[str] = field(default_factory=list)
+    correct: float | None = None
+    empty: float | None = None
+    problems: list[Problem] = field(default_factory=list)
+
+
+def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFacts:
+    """Score sampled rows' own correct response (where the task can write one) and an empty one, strictly.
+
+    A bug in the reward is a problem with its row; weights that name no part are too.
+    """
+    facts = RewardFacts()
+    rows = sample_rows(source, REWARD_ROWS)
+    try:
+        if source.task.trace is not None:
+            traces = [source.task.trace(row, random.Random(i)) for i, row in enumerate(rows)]
+            facts.correct = _mean_score(loaded, source, rows, traces, facts)
+        facts.empty = _mean_score(loaded, source, rows, [""] * len(rows), facts)
+    except VlmrlError as error:
+        facts.problems += problems_in(error, where)
+        return facts
+    known = set(facts.parts) | set(source.reward.weights)
+    for name in source.weights:
+        if name not in known:
+            place = loaded.where(("reward", "weights", name))
+            hint = f"parts: {', '.join(sorted(known))}"
+            facts.problems.append(Problem(f"`reward.weights` names the part `{name}`, which never came", place, hint))
+    if not set(facts.parts) & {name for name, weight in source.weights.items() if weight}:
+        hint = f"parts that came: {', '.join(facts.parts) or 'none'}; weights: {dict(source.weights) or 'none'}"
+        facts.problems.append(
+            Problem(f"no part of the reward of `{source.name}` has a weight: all scores are 0", where, hint)
+        )
+    if facts.correct is not None and facts.empty is not None and facts.correct <= facts.empty:
+        message = (
+            f"on `{source.name}` a correct response scores {facts.correct:.3g}, an empty one {facts.empty:.3g}: "
+            "this reward does not ask for the right answer"
+        )
+        facts.problems.append(Problem(message, where, "look at the parts: `vlmrl try RECIPE`", "warning"))
+    return facts
+
+
+def spread(total: int, wanted: int) -> list[int]:
+    """Up to `wanted` of the indices 0 .. total - 1, evenly spread, the first included."""
+    count = min(total, wanted)
+    return [i * total // count for i in range(count)]
+
+
+def sample_rows(source: Source, wanted: int) -> list[Row]:
+    """Rows spread evenly over a source; those that cannot be read are left out (the scan reports them)."""
+    return list(_readable(source, spread(len(source.rows), wanted)))
+
+
+def _readable(source: Source, indices: Sequence[int]) -> Iterator[Row]:
+    for index in indices:
+        try:
+            yield source.rows[index]
+        except VlmrlError:
+            continue
+
+
+def _mean_score(
+    loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Sequence[str], facts: RewardFacts
+) -> float:
+    from vlmrl.rewards.scorer import Scorer
+
+    settings = loaded.recipe.reward
+    inputs: list[RewardInput] = []
+    for row, text in zip(rows, texts, strict=True):
+        inputs.append(source.reward_input(row, text, "stop", max(1, len(text) // 4), ""))
+    limits: dict[str, Any] = {"timeout_seconds": settings.timeout_seconds, "memory_mb": settings.memory_mb}
+    with Scorer(source.reward, source.weights, workers=1, **limits) as scorer:
+        scores = scorer.score(inputs, strict=True)
+    if not scores:
+        raise RewardError(f"the reward of `{source.name}` was given no row it could score")
+    facts.parts = sorted({*facts.parts, *(part for score in scores for part in score.parts)})
+    return sum(score.value for score in scores) / len(scores)
+
+
+def _same_names(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
+    problems, seen = [], {}
+    for i, source in enumerate(opened.train):
+        if source is None:
+            continue
+        if source.name in seen:
+            hint = "metrics and rollouts are kept apart by name: give each [[data]] a `name` of its own"
+            message = f"data sources {seen[source.name]} and {i} are both called `{source.name}`"
+            problems.append(Problem(message, loaded.where(("data", i, "name"), ("data", i, "path")), hint))
+        seen.setdefault(source.name, i)
+    return problems
+
+
+def _examples(bad: Sequence[tuple[str, str]], most: int = 3) -> str:
+    lines = [f"{name}: {words}" for name, words in bad[:most]]
+    return "first of them:\n  " + "\n  ".join(lines)

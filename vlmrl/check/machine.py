@@ -1,0 +1,185 @@
+"""Does it fit: parameters, memory, disk, and the arithmetic of a run. Estimates say that they are estimates.
+
+Memory is counted, not measured: weights, float32 masters where the weights are bfloat16, gradients, AdamW's moments,
+the activations of one packed row, and the key-value cache of the rollouts. Activations per token and layer, calibrated
+by counting what autograd keeps for two small models with and without recomputation: 10 hidden + 2 (query + key + value)
++ 4 intermediate numbers; with gradient checkpointing one hidden vector a layer, and one layer in full.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.errors import Problem
+from vlmrl.recipe.load import LoadedRecipe
+
+if TYPE_CHECKING:
+    from vlmrl.model.facts import ModelFacts
+
+LOGIT_BYTES = 2**25 * 4 * 3
+"""A chunk of logits, its softmax and their gradient, at most (model/logprobs.py)."""
+BYTES_PER_ROLLOUT_TOKEN = 12
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the training device, estimated."""
+
+    weights: int
+    masters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    kv_cache: int
+    reference: int
+
+    @property
+    def peak(self) -> int:
+        """Weights and optimizer are always there; gradients and activations never meet the rollouts' cache."""
+        always = self.weights + self.masters + self.optimizer + self.reference
+        return always + max(self.gradients + self.activations + self.logits, self.kv_cache)
+
+
+def estimate_memory(loaded: LoadedRecipe, facts: ModelFacts, *, prompt_tokens: int, image_tokens: int) -> Memory:
+    """Memory of the recipe's run. `prompt_tokens`, `image_tokens`: of the longest prompt known."""
+    recipe = loaded.recipe
+    size = 4 if recipe.model.dtype == "float32" else 2
+    total, trained = facts.total, facts.trained(recipe.model.freeze)
+    longest = prompt_tokens + recipe.rollout.max_new_tokens
+    row_tokens = max(recipe.train.tokens_per_row, longest)
+    responses = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+    cache_tokens = min(max(recipe.rollout.batch_tokens, longest), responses * longest) if recipe.kind == "rl" else 0
+    merge = int(facts.vision.get("spatial_merge_size", 2)) ** 2
+    prompts_in_row = max(1, row_tokens // longest)
+    text = _activations(facts.text, row_tokens, recipe.model.gradient_checkpointing)
+    vision = _activations(facts.vision, prompts_in_row * image_tokens * merge, recipe.model.gradient_checkpointing)
+    vocabulary = int(facts.text.get("vocab_size", 0))
+    return Memory(
+        weights=total * size,
+        masters=0 if size == 4 else trained * 4,
+        gradients=trained * 4,
+        optimizer=trained * 8,
+        activations=(text + vision) * size,
+        logits=min(LOGIT_BYTES, row_tokens * vocabulary * 12),
+        kv_cache=2 * _layers(facts.text) * _kv_width(facts.text) * size * cache_tokens,
+        reference=total * size if recipe.algo.kl_coef > 0 and recipe.kind == "rl" else 0,
+    )
+
+
+def checkpoint_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
+    """Size of one checkpoint: all weights, the moments, and the masters where they differ from the weights."""
+    size = 4 if loaded.recipe.model.dtype == "float32" else 2
+    return facts.total * size + facts.trained(loaded.recipe.model.freeze) * (8 if size == 4 else 12)
+
+
+def check_memory(loaded: LoadedRecipe, memory: Memory) -> tuple[list[Problem], dict[str, Any]]:
+    """Compare the estimate with the device. Returns (problems, what the device is)."""
+    from vlmrl.model.facts import device_facts
+
+    device, problems = device_facts(loaded.recipe.model.device)
+    where = loaded.where(("model", "device"), ("model", "path"))
+    if problems:
+        return [Problem(p, where, 'set model.device = "auto"') for p in problems], device
+    need, have = memory.peak, int(device["memory_bytes"])
+    if need > have:
+        level = "error" if need > 1.5 * have else "warning"
+        message = f"the run needs about {gib(need)} of memory; {device['name']} has {gib(have)}"
+        biggest = "train.tokens_per_row" if memory.activations > memory.optimizer else "a smaller model or model.freeze"
+        hint = f"try {biggest}, model.gradient_checkpointing = true, or rollout.batch_tokens"
+        return [Problem(message, loaded.where(("train", "tokens_per_row"), ("model", "path")), hint, level)], device
+    if device["kind"] == "cpu" and loaded.recipe.model.dtype == "bfloat16":
+        message = "bfloat16 on a CPU is slower than float32 on most machines"
+        problem = Problem(
+            message, loaded.where(("model", "dtype"), ("model", "device")), 'dtype = "float32"', "warning"
+        )
+        return [problem], device
+    return [], device
+
+
+def check_disk(loaded: LoadedRecipe, folder: Path, checkpoint: int) -> tuple[list[Problem], dict[str, Any]]:
+    """Room for the checkpoints kept (one more while the next is written) and the rollouts."""
+    recipe = loaded.recipe
+    kept = min(recipe.checkpoint.keep_last + recipe.checkpoint.keep_best, checkpoints_written(loaded)) + 1
+    tokens = recipe.train.steps * recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+    rollouts = tokens * recipe.rollout.max_new_tokens * BYTES_PER_ROLLOUT_TOKEN if recipe.kind == "rl" else 0
+    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    free = shutil.disk_usage(there).free
+    facts = {"folder": str(folder), "free_bytes": free, "checkpoint_bytes": checkpoint, "checkpoints_at_once": kept,
+             "rollouts_bytes_at_most": rollouts}  # fmt: skip
+    need = kept * checkpoint + rollouts
+    if not os.access(there, os.W_OK):
+        return [Problem(f"{there} cannot be written: no run can be kept there", str(folder), "--runs DIR")], facts
+    if need > free:
+        level = "error" if kept * checkpoint > free else "warning"
+        message = f"the run may write {gib(need)} to {there}; {gib(free)} are free"
+        hint = "free some space, lower checkpoint.keep_last, or keep runs elsewhere with --runs DIR"
+        return [Problem(message, loaded.where(("checkpoint", "keep_last")), hint, level)], facts
+    return [], facts
+
+
+def checkpoints_written(loaded: LoadedRecipe) -> int:
+    """How many checkpoints a whole run writes: one every so many steps and the last."""
+    steps, every = loaded.recipe.train.steps, loaded.recipe.checkpoint.every_steps
+    return -(-steps // every) if every else 1
+
+
+def arithmetic(loaded: LoadedRecipe, sources: Sequence[tuple[str, float, int]], validation_rows: int) -> dict[str, Any]:
+    """The numbers of the whole run. `sources`: name, share and number of training rows of each."""
+    recipe = loaded.recipe
+    is_rl = recipe.kind == "rl"
+    per_step = recipe.rollout.prompts_per_step if is_rl else recipe.train.rows_per_step
+    total = recipe.train.steps * per_step
+    shares = sum(share for _, share, _ in sources)
+    every = recipe.eval.every_steps
+    validations = (1 + -(-recipe.train.steps // every) if every else 2) if validation_rows else 0
+    facts: dict[str, Any] = {
+        "steps": recipe.train.steps,
+        "rows_per_step" if not is_rl else "prompts_per_step": per_step,
+    }
+    if is_rl:
+        facts |= {
+            "samples_per_prompt": recipe.rollout.samples_per_prompt,
+            "responses": total * recipe.rollout.samples_per_prompt,
+            "updates": recipe.train.steps * recipe.train.updates_per_step,
+            "response_tokens_at_most": total * recipe.rollout.samples_per_prompt * recipe.rollout.max_new_tokens,
+        }
+    facts["epochs"] = {name: total * share / shares / count for name, share, count in sources}
+    facts |= {"validations": validations, "validation_answers": validations * validation_rows}
+    return facts | {"checkpoints": checkpoints_written(loaded)}
+
+
+def gib(size: int) -> str:
+    """Bytes as people read them."""
+    return f"{size / GIB:,.1f} GiB" if size >= GIB else f"{size / (1 << 20):,.0f} MiB"
+
+
+def _activations(config: Mapping[str, Any], tokens: int, recomputed: bool) -> int:
+    """Numbers kept for the backward pass of `tokens` positions in one tower."""
+    hidden = int(config.get("hidden_size", 0) or 0)
+    inner = int(config.get("intermediate_size", 4 * hidden) or 4 * hidden)
+    layer = 10 * hidden + 2 * (_query_width(config) + 2 * _kv_width(config)) + 4 * inner
+    return tokens * (_layers(config) * hidden + layer if recomputed else _layers(config) * layer)
+
+
+def _layers(config: Mapping[str, Any]) -> int:
+    return int(config.get("num_hidden_layers") or config.get("depth") or 0)
+
+
+def _heads(config: Mapping[str, Any]) -> int:
+    return int(config.get("num_attention_heads") or config.get("num_heads") or 1)
+
+
+def _query_width(config: Mapping[str, Any]) -> int:
+    head = config.get("head_dim") or int(config.get("hidden_size", 0) or 0) // _heads(config)
+    return int(head) * _heads(config)
+
+
+def _kv_width(config: Mapping[str, Any]) -> int:
+    return _query_width(config) // _heads(config) * int(config.get("num_key_value_heads") or _heads(config))

@@ -1,0 +1,194 @@
+"""`vlmrl check`: everything wrong with recipe, data and machine at once, and the plan of a run.
+
+`run_quick_checks` is the part that `vlmrl train` and `vlmrl sft` run before they begin; `preflight` is all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.check import data as rows
+from vlmrl.check import machine, tokens
+from vlmrl.check.catalogs import catalogs
+from vlmrl.errors import Problem, VlmrlError
+from vlmrl.recipe.checks import check_recipe
+from vlmrl.recipe.load import LoadedRecipe
+
+if TYPE_CHECKING:
+    from vlmrl.tasks.source import Source
+
+QUICK_PROMPTS = 4
+
+
+@dataclass
+class Preflight:
+    """What a check found.
+
+    Args:
+        problems: errors and warnings, in the order they were found.
+        plan: section -> name -> value (JSON): what the run would do and need. A section that could not be worked out is
+            absent; a problem says why.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    plan: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> list[Problem]:
+        return [p for p in self.problems if p.level == "error"]
+
+
+def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
+    """The checks that take a second or two: rules, names, files, opening the data, some rows and prompts of each.
+
+    Returns: errors and warnings; with errors in the recipe itself nothing is opened.
+    """
+    problems = check_recipe(loaded, catalogs())
+    if any(p.level == "error" for p in problems):
+        return problems
+    opened = rows.open_sources(loaded)
+    problems += opened.problems
+    for where, source in _with_places(loaded, opened.train):
+        problems += rows.scan_rows(source, where, limit=rows.QUICK_ROWS).problems
+        problems += rows.check_prompts(source, where, rows=QUICK_PROMPTS)
+        if loaded.recipe.kind == "sft":
+            problems += rows.check_traces(source, where, rows=QUICK_PROMPTS)
+    return problems + rows.check_validation(loaded, opened)
+
+
+def preflight(loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | None = None) -> Preflight:
+    """Check everything. Takes from seconds to minutes: every row is read once, and the model's processor is loaded.
+
+    Args: model_files: where the model's configuration and processor are, when `model.path` names a run or checkpoint.
+    """
+    found = Preflight(check_recipe(loaded, catalogs()))
+    opened = rows.open_sources(loaded)
+    found.problems += [p for p in opened.problems if not _told(p, found.problems)]
+    found.problems += rows.check_validation(loaded, opened)
+    for where, source in _with_places(loaded, opened.train):
+        _check_source(found, loaded, source, where)
+    longest = _check_tokens(found, loaded, opened, model_files)
+    sources = [(s.name, s.share, len(s.rows)) for s in opened.train if s]
+    limit = loaded.recipe.eval.max_rows
+    validation = sum(min(len(s.rows), limit or len(s.rows)) for s in opened.validation if s)
+    found.plan["run"] = machine.arithmetic(loaded, sources, validation)
+    _check_machine(found, loaded, runs_folder, model_files, longest)
+    return found
+
+
+def _check_source(found: Preflight, loaded: LoadedRecipe, source: Source, where: str) -> None:
+    scan = rows.scan_rows(source, where)
+    found.problems += scan.problems
+    splits: dict[str, Any] = {}
+    for split in source.dataset.splits:
+        if split == source.split:
+            continue
+        other = rows.scan_rows(source.with_split(split), where)
+        found.problems += other.problems
+        found.problems += rows.check_overlap(source.name, split, scan, other, where)
+        splits[split] = {"rows": other.rows, "images": len(other.images)}
+    found.problems += rows.check_prompts(source, where)
+    if loaded.recipe.kind == "sft":
+        found.problems += rows.check_traces(source, where)
+    reward = rows.check_reward(loaded, source, where) if not scan.problems else rows.RewardFacts()
+    found.problems += reward.problems
+    found.plan.setdefault("data", {})[source.name] = {
+        "path": source.dataset.path,
+        "task": source.task.name,
+        "split": source.split,
+        "rows": scan.rows,
+        "rows_read": scan.seen,
+        "images": len(scan.images),
+        "other_splits": splits,
+        "prompt": source.template_path if source.template else "the table's own messages",
+    }
+    found.plan.setdefault("reward", {})[source.name] = {
+        "name": source.reward.name,
+        "weights": dict(source.weights),
+        "parts": reward.parts,
+        "largest": sum(weight for weight in source.weights.values() if weight > 0),
+        "correct_response": reward.correct,
+        "empty_response": reward.empty,
+    }
+
+
+def _check_tokens(
+    found: Preflight, loaded: LoadedRecipe, opened: rows.Opened, model_files: str | None
+) -> tuple[int, int]:
+    """Measure prompts with the model's processor. Returns (tokens, image tokens) of the longest prompt."""
+    try:
+        encoder = tokens.make_encoder(loaded, model_files)
+    except VlmrlError as error:
+        where = loaded.where(("model", "path"))
+        found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
+        return loaded.recipe.rollout.max_prompt_tokens, 0
+    longest = images = 0
+    for where, source in _with_places(loaded, opened.train):
+        facts = tokens.measure_tokens(loaded, source, encoder, where)
+        found.problems += facts.problems
+        if facts.prompt_tokens:
+            longest, images = max(longest, *facts.prompt_tokens), max(images, *facts.image_tokens)
+            found.plan.setdefault("prompts", {})[source.name] = _token_plan(facts)
+    return longest or loaded.recipe.rollout.max_prompt_tokens, images
+
+
+def _token_plan(facts: tokens.TokenFacts) -> Mapping[str, Any]:
+    n = len(facts.prompt_tokens)
+    sizes = sorted({seen for _, seen in facts.images})
+    return {
+        "sampled_rows": n,
+        "tokens_mean": sum(facts.prompt_tokens) / n,
+        "tokens_max": max(facts.prompt_tokens),
+        "image_tokens_mean": sum(facts.image_tokens) / n,
+        "histogram": tokens.histogram(facts.prompt_tokens),
+        "correct_response_tokens_max": max(facts.trace_tokens, default=None),
+        "images": len(facts.images),
+        "images_enlarged": facts.enlarged,
+        "images_shrunk": facts.shrunk,
+        "image_sizes": [f"{w} x {h}" for w, h in (sizes if len(sizes) <= 4 else [sizes[0], sizes[-1]])],
+    }
+
+
+def _check_machine(
+    found: Preflight, loaded: LoadedRecipe, runs_folder: Path, model_files: str | None, longest: tuple[int, int]
+) -> None:
+    from vlmrl.model.facts import model_facts
+
+    try:
+        facts = model_facts(loaded.recipe.model, path=model_files)
+    except VlmrlError as error:
+        where = loaded.where(("model", "path"))
+        found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
+        return
+    trained = facts.trained(loaded.recipe.model.freeze)
+    parts = dict(facts.parameters)
+    found.plan["model"] = {"type": facts.model_type, "parameters": facts.total, "trained": trained, "parts": parts}
+    memory = machine.estimate_memory(loaded, facts, prompt_tokens=longest[0], image_tokens=longest[1])
+    problems, device = machine.check_memory(loaded, memory)
+    found.problems += problems
+    found.plan["device"] = device
+    found.plan["memory"] = {**vars(memory), "peak": memory.peak}
+    checkpoint = machine.checkpoint_bytes(loaded, facts)
+    problems, disk = machine.check_disk(loaded, runs_folder, checkpoint)
+    found.problems += problems
+    found.plan["disk"] = disk
+    limit = int(facts.text.get("max_position_embeddings") or 0)
+    asked = longest[0] + loaded.recipe.rollout.max_new_tokens
+    if limit and asked > limit:
+        message = f"prompt and response may have {asked} tokens; this model takes {limit}"
+        where = loaded.where(("rollout", "max_new_tokens"), ("model", "path"))
+        found.problems.append(Problem(message, where, "lower rollout.max_new_tokens or model.max_pixels"))
+
+
+def _with_places(loaded: LoadedRecipe, sources: list[Source | None]) -> Iterator[tuple[str, Source]]:
+    for i, source in enumerate(sources):
+        if source is not None:
+            yield loaded.where(("data", i, "path")), source
+
+
+def _told(problem: Problem, already: list[Problem]) -> bool:
+    """Whether an error at the same place was reported before: the rules have already said what opening runs into."""
+    return any(p.level == "error" and p.where == problem.where for p in already)

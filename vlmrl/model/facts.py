@@ -1,0 +1,151 @@
+"""How big a model is and what machine it would run on, without loading a weight."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlmrl.errors import CheckpointError
+from vlmrl.model.families import part_of
+from vlmrl.model.hub import require_source
+from vlmrl.model.load import quiet_transformers
+from vlmrl.recipe.schema import Model
+
+MAX_HEADER_BYTES = 100 << 20
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model's size, from its weights' headers where they are here, else from its configuration.
+
+    Args: parameters: by part ("vision", "language", "embeddings", "other").    text, vision: their config values.
+    """
+
+    model_type: str
+    parameters: Mapping[str, int]
+    text: Mapping[str, Any]
+    vision: Mapping[str, Any]
+
+    @property
+    def total(self) -> int:
+        return sum(self.parameters.values())
+
+    def trained(self, frozen: list[Any]) -> int:
+        return sum(count for part, count in self.parameters.items() if part not in frozen)
+
+
+def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
+    """Read a model's configuration and count its parameters without loading a weight.
+
+    Args: path: overrides `settings.path` (a resolved folder).
+    Raises: CheckpointError when there is no such model.
+    """
+    from transformers import AutoConfig
+
+    source = path or settings.path
+    require_source(source, settings.revision)
+    with quiet_transformers():
+        try:
+            revision = None if Path(source).exists() else settings.revision
+            kwargs = {"trust_remote_code": settings.trust_remote_code, "revision": revision}
+            config = AutoConfig.from_pretrained(source, **kwargs)
+        except (OSError, ValueError, KeyError) as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            hint = "name a local folder, a run, or a hub model that is in the cache or can be downloaded"
+            raise CheckpointError(f"no model can be loaded from `{source}`: {first}", hint=hint) from error
+    shapes = _header_shapes(Path(source)) or _meta_shapes(config, settings)
+    return ModelFacts(config.model_type, _by_part(shapes), _text_config(config), _vision_config(config))
+
+
+def device_facts(wanted: str) -> tuple[dict[str, Any], list[str]]:
+    """The training device: kind, name, memory in bytes; and what is wrong with it."""
+    if wanted != "cpu" and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        facts = {"kind": "cuda", "name": properties.name, "memory_bytes": properties.total_memory}
+        return facts | {"gpus": torch.cuda.device_count()}, []
+    facts = {
+        "kind": "cpu",
+        "name": f"this machine ({os.cpu_count()} cores)",
+        "memory_bytes": usable_memory(),
+        "gpus": 0,
+    }
+    return facts, ["model.device is cuda, but torch sees no CUDA device"] if wanted == "cuda" else []
+
+
+def usable_memory() -> int:
+    """Main memory this process may have: what the system calls available, or less under a container's limit."""
+    found = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit.isdigit():
+            found.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    except (OSError, ValueError):
+        pass
+    if found:
+        return max(0, min(found))
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _text_config(config: Any) -> dict[str, Any]:
+    return dict(config.get_text_config().to_dict())
+
+
+def _vision_config(config: Any) -> dict[str, Any]:
+    found = getattr(config, "vision_config", None)
+    return dict(found.to_dict()) if found is not None and hasattr(found, "to_dict") else {}
+
+
+def _by_part(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for name, shape in shapes.items():
+        size = 1
+        for length in shape:
+            size *= length
+        part = part_of(name) or "other"
+        counts[part] = counts.get(part, 0) + size
+    return counts
+
+
+def _header_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Tensor name -> shape from the headers of a folder's safetensors files; empty when there are none."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    if folder.is_dir():
+        for path in sorted(folder.glob("*.safetensors")):
+            shapes.update(_one_header(path))
+    return shapes
+
+
+def _one_header(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Format: 8 bytes of little-endian header length, then that much JSON."""
+    try:
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > MAX_HEADER_BYTES:
+                raise ValueError("the header is too long")
+            header = json.loads(file.read(length))
+        found = [(name, tuple(entry["shape"])) for name, entry in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, struct.error, KeyError, TypeError) as error:
+        raise CheckpointError(f"the weights are damaged: {error}", where=str(path)) from error
+    yield from found
+
+
+def _meta_shapes(config: Any, settings: Model) -> dict[str, tuple[int, ...]]:
+    """Shapes of a model made without memory from its configuration; tied weights are counted once."""
+    from transformers import AutoModelForImageTextToText
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForImageTextToText.from_config(config, trust_remote_code=settings.trust_remote_code)
+    except ValueError as error:
+        raise CheckpointError(f"`{settings.path}` is not a vision-language model: {str(error)[:160]}") from error
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
