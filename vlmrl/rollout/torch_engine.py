@@ -100,10 +100,12 @@ class TorchEngine:
             tokens = self._sample([running[i] for i in alive], hidden, params)
             keep = []
             for row, i in enumerate(alive):
+                if results[running[i].request][running[i].sample] is not None:
+                    continue  # done earlier; its place is in the cache until the next compaction
                 reason = finish_reason(running[i].ids, params, self._decode)
                 if reason is None:
                     keep.append(row)
-                elif results[running[i].request][running[i].sample] is None:
+                else:
                     results[running[i].request][running[i].sample] = self._finished(running[i], reason)
                     progress(1)
             if not keep:
