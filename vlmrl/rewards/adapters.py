@@ -13,7 +13,6 @@ Everything below except `load_user_reward` runs in the worker process.
 from __future__ import annotations
 
 import ast
-import asyncio
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -151,6 +150,8 @@ def detect_style(parameters: Mapping[str, inspect.Parameter], user: UserReward) 
 def _run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     result = function(*args, **kwargs)
     if inspect.iscoroutine(result):
+        import asyncio
+
         result = asyncio.run(result)
     return {**result.parts, "note": result.note} if isinstance(result, Score) else result
 

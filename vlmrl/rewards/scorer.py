@@ -12,6 +12,7 @@ from types import TracebackType
 
 from vlmrl.errors import RewardError, VlmrlError
 from vlmrl.rewards.base import RewardSpec, check_parts, combine, split_note
+from vlmrl.rewards.frames import CONTRACT
 from vlmrl.rewards.pool import Failure, Outcome, Result, WorkerPool, as_error
 from vlmrl.types import RewardInput, Score
 
@@ -69,8 +70,8 @@ class Scorer:
     ) -> list[Score]:
         """One score an input, in order.
 
-        A function that gets lists (TRL, EasyR1 batch) gets all inputs in one call. If that call fails and not strict,
-        each row is scored alone, so that one bad row does not cost the others; such scores carry a note.
+        A function that gets lists (TRL, EasyR1 batch) gets all inputs in one call. If that call raises or hangs and
+        not strict, each row is scored alone, so that one bad row does not cost the others; its score carries a note.
 
         Args:
             strict: a failure raises, with the row, the exception and the user's lines of the traceback. Otherwise the
@@ -105,7 +106,7 @@ class Scorer:
             weights = self.weights or ({"reward": 1.0} if "reward" in parts else dict.fromkeys(parts, 1.0))
             value, _ = combine({**dict.fromkeys(weights), **parts}, weights)
         except RewardError as error:
-            return Failure("", error.message, hint=error.hint)
+            return Failure(CONTRACT, error.message, hint=error.hint)
         return Score(value, parts, outcome.note)
 
     def _check_weights(self, scores: Sequence[Score]) -> None:
@@ -125,7 +126,7 @@ class Scorer:
                 parts, note = split_note(self.spec.fn(x))
                 outcomes[index] = Result(parts, note, time.perf_counter() - start)
             except VlmrlError as error:
-                outcomes[index] = Failure("", error.message, hint=error.hint)
+                outcomes[index] = Failure(CONTRACT, error.message, hint=error.hint)
             except Exception as error:
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 line = f"{Path(last.filename).name}:{last.lineno} in {last.name}: {last.line}"
@@ -145,12 +146,8 @@ class Scorer:
             size = max(1, min(CHUNK, -(-len(inputs) // pool.size)))
             batches = [indices[i : i + size] for i in range(0, len(inputs), size)]
         outcomes = pool.run(batches, inputs, lambda outcome: strict and isinstance(outcome, Failure))
-        if (
-            not strict
-            and pool.user.batched
-            and len(inputs) > 1
-            and all(isinstance(o, Failure) for o in outcomes.values())
-        ):
+        lost = [o for o in outcomes.values() if isinstance(o, Failure) and o.kind != CONTRACT]
+        if not strict and pool.user.batched and len(inputs) > 1 and len(lost) == len(inputs):
             outcomes |= self._run_alone(pool, inputs)
         return outcomes
 

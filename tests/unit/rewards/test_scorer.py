@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vlmrl.errors import RewardError
+from vlmrl.rewards import load_reward
+from vlmrl.rewards.scorer import Scorer
+from vlmrl.types import RewardInput
+
+ON_B = "def reward(x):\n    if x.response == 'b':\n        {body}\n    return 1.0\n"
+"""A reward that goes wrong on the second of the three inputs."""
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("raise KeyError('colour')", "KeyError: 'colour' (mine.py:3)"),
+        ("return float('nan')", "`reward` is nan, not a finite number"),
+        ("return float('inf')", "`reward` is inf, not a finite number"),
+        ("return 10 ** 400", "not a finite number"),
+        ("return '1.0'", "`reward` is '1.0', not a finite number"),
+        ("return [1.0]", "`reward` is [1.0], not a finite number"),
+        ("return None", "no part of the reward applies: reward"),
+        ("return {'a': None, 'b': None}", "no part of the reward applies: a, b"),
+        ("return {}", "no part of the reward applies: it returned no part"),
+        ("return {'a': 'high'}", "`a` is 'high', not a finite number"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("import os; os._exit(7)", "exit code 7"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+        ("return len(bytearray(10 ** 12))", "MemoryError"),
+        ("class E(Exception):\n            __str__ = None\n        raise E", "E: (its text cannot be made"),
+    ],
+)
+def test_a_bad_reward_costs_only_its_own_row(scorer, inputs, body, words):
+    with scorer(ON_B.format(body=body)) as s:
+        good, bad, after = s.score(inputs, strict=False)
+        assert (good.value, after.value, good.error) == (1.0, 1.0, None)
+        assert math.isnan(bad.value) and bad.parts == {}
+        assert words in (bad.error or "")
+        assert s.failures == 1
+        with pytest.raises(RewardError) as error:
+            s.score(inputs, strict=True, rows=["p0", "p1", "p2"])
+        assert error.value.where == "p1"
+        assert words.partition(" (mine")[0] in error.value.message
+
+
+@pytest.mark.parametrize("body", ["import time; time.sleep(60)", "while True: pass", "pow(3, 10 ** 9)"])
+def test_a_reward_that_hangs_is_ended_by_the_clock(scorer, inputs, body):
+    with scorer(ON_B.format(body=body), options={"timeout_seconds": 0.4}) as s:
+        start = time.monotonic()
+        values = s.score(inputs, strict=False)
+        assert time.monotonic() - start < 5
+        assert [v.value for v in (values[0], values[2])] == [1.0, 1.0]
+        assert values[1].error == "no answer within 0.4 s; its worker was ended"
+        with pytest.raises(RewardError, match="no answer within"):
+            s.score(inputs, strict=True)
+
+
+def test_an_error_shows_the_users_lines_and_prints_and_nothing_of_ours(scorer, inputs):
+    source = """
+    import json
+    def parse(text):
+        return json.loads(text)
+
+    def reward(x):
+        print("parsing", x.response)
+        return parse(x.response)
+    """
+    with scorer(source) as s, pytest.raises(RewardError) as error:
+        s.score(inputs[:1], strict=True)
+    text = str(error.value)
+    assert "mine.py:8 in reward: return parse(x.response)" in text
+    assert "mine.py:4 in parse: return json.loads(text)" in text
+    assert "JSONDecodeError" in text and "parsing a" in text
+    assert "worker.py" not in text and "decoder.py" not in text
+
+
+def test_what_a_reward_prints_does_not_disturb_the_answers(scorer, inputs):
+    source = """
+    import os, sys
+    def reward(x):
+        print("x" * 300_000)
+        print("warn", file=sys.stderr)
+        os.write(1, b"raw \\xff bytes\\n")
+        os.close(0)
+        return 0.5
+    """
+    with scorer(source) as s:
+        assert s.score(inputs[:1], strict=False)[0].value == 0.5
+
+
+def test_closing_every_stream_is_survived(scorer, inputs):
+    source = "import os\nos.close(1); os.close(2)\ndef reward(x): return 0.5\n"
+    with scorer(source) as s:
+        assert {r.value for r in s.score(inputs, strict=False)} == {0.5}
+
+
+def test_parts_notes_and_weights(scorer, inputs):
+    source = "def reward(x): return {'a': 1.0, 'b': None, 'c': 3, 'note': 'fine'}"
+    with scorer(source, weights={"a": 0.25, "b": 0.75}) as s:
+        (score,) = s.score(inputs[:1], strict=True)
+        assert (score.value, score.parts, score.note) == (1.0, {"a": 1.0, "b": None, "c": 3.0}, "fine")
+    with scorer(source) as s:  # no weights anywhere: every part counts 1, the share of b goes to the others
+        assert s.score(inputs[:1], strict=True)[0].value == pytest.approx(6.0, abs=1e-12)
+    with scorer("def reward(x): return {'reward': 0.5, 'extra': 9.0}") as s:
+        assert s.score(inputs[:1], strict=True)[0].value == 0.5
+
+
+def test_weights_and_ranges_may_stand_in_the_file(scorer, inputs):
+    source = """
+    WEIGHTS = {'a': 2}
+    RANGES = {'a': (0, 1)}
+    def reward(x): return {'a': 5 if x.response == 'b' else 0}
+    """
+    with scorer(source) as s:
+        good, bad, _ = s.score(inputs, strict=False)
+        assert good.value == 0.0
+        assert bad.error == "reward part `a` is 5.0, outside its declared range [0.0, 1.0]"
+
+
+def test_a_weight_for_a_part_that_never_comes_is_an_error(scorer, inputs):
+    with scorer("def reward(x): return {'a': 1.0}", weights={"a": 1.0, "b": 1.0}) as s:
+        with pytest.raises(RewardError, match=r"part `b`, which reward .* does not return"):
+            s.score(inputs, strict=True)
+        assert s.score(inputs, strict=False)[0].value == 2.0
+
+
+def test_numbers_of_other_libraries_are_numbers(scorer, inputs):
+    source = """
+    from decimal import Decimal
+    from fractions import Fraction
+    import numpy as np
+    def reward(x):
+        return {"a": np.float32(0.5), "b": np.array(1), "c": True, "d": Decimal("0.25"), "e": Fraction(1, 4)}
+    """
+    with scorer(source) as s:
+        assert s.score(inputs[:1], strict=True)[0].parts == {"a": 0.5, "b": 1.0, "c": 1.0, "d": 0.25, "e": 0.25}
+
+
+def test_many_rows_keep_their_order_over_several_workers(scorer):
+    rows = [RewardInput(response="x" * n) for n in range(200)]
+    source = """
+    import os, time
+    def reward(x):
+        time.sleep(0.02)
+        return {'reward': len(x.response), 'pid': os.getpid()}
+    """
+    with scorer(source, options={"workers": 3}) as s:
+        scores = s.score(rows, strict=True)
+        assert [r.value for r in scores] == list(range(200))
+        assert len({r.parts["pid"] for r in scores}) == 3
+        assert len(s.seconds) == 200 and all(t >= 0 for t in s.seconds)
+        again = s.score(rows, strict=True)
+        assert {r.parts["pid"] for r in again} == {r.parts["pid"] for r in scores}
+
+
+def test_no_rows_need_no_worker(scorer):
+    with scorer("def reward(x): return 1.0") as s:
+        assert s.score([], strict=True) == []
+
+
+def test_images_reach_a_reward_that_reads_them_pixel_by_pixel(scorer):
+    from PIL import Image
+
+    image = Image.new("RGB", (3, 2), (10, 20, 30))
+    image.putpixel((2, 1), (200, 0, 7))
+    x = RewardInput("a", images=[image, Image.new("RGB", (1, 1), (5, 5, 5))])
+    source = "def reward(x): return float(sum(x.images[0].getpixel((2, 1))) + x.images[1].getpixel((0, 0))[0])"
+    with scorer(source) as s:
+        assert s.spec.needs_images
+        assert s.score([x, x], strict=True)[1].value == 212.0
+    with scorer("def reward(x): return float(len(list(vars(type(x)))) > 0)") as s:
+        assert not s.spec.needs_images
+        assert s.score([x], strict=True)[0].value == 1.0
+
+
+def test_hashes_of_text_are_the_same_in_every_worker(scorer, inputs):
+    with scorer("def reward(x): return float(hash('colour') % 1000)", options={"workers": 2}) as s:
+        first = {r.value for r in s.score(inputs * 20, strict=True)}
+        s.close()
+        assert {r.value for r in s.score(inputs, strict=True)} == first and len(first) == 1
+
+
+def test_a_changed_file_does_not_change_a_running_reward(scorer, inputs, tmp_path):
+    with scorer("def reward(x):\n    if x.response == 'b': raise SystemExit\n    return 1.0") as s:
+        (tmp_path / "mine.py").write_text("def reward(x): return 99.0")
+        s.close()
+        assert s.score(inputs[:1], strict=True)[0].value == 1.0
+
+
+def test_a_builtin_runs_in_this_process_and_its_errors_name_the_row():
+    spec = load_reward("pair_answer", args={})
+    good = RewardInput("<think>x</think><answer>1</answer>", truth={"same": True})
+    bad = RewardInput("<think>x</think><answer>1</answer>", truth={})
+    with Scorer(spec) as s:
+        scores = s.score([good, bad], strict=False)
+        assert scores[0].value == 1.0 and scores[0].note == ""
+        assert "truth field `same` is None" in (scores[1].error or "")
+        with pytest.raises(RewardError) as error:
+            s.score([good, bad], strict=True)
+        assert error.value.where == "row 1"
+        assert s.score([RewardInput("hm", truth={"same": True})], strict=True)[0].note == "no <think>"
+
+
+BATCH = """
+def reward(completions, **kwargs):
+    if "b" in completions:
+        {body}
+    return [float(c == "a") for c in completions]
+"""
+
+
+@pytest.mark.parametrize("body", ["raise ValueError('b')", "import os; os._exit(1)"])
+def test_one_bad_row_of_a_batch_is_isolated(scorer, inputs, body):
+    with scorer(BATCH.format(body=body)) as s:
+        scores = s.score(inputs, strict=False)
+        assert [r.error is None for r in scores] == [True, False, True]
+        assert scores[0].note == "scored alone: the batch call failed"
+        with pytest.raises(RewardError):
+            s.score(inputs, strict=True)
+
+
+def test_a_batch_reward_that_is_down_is_not_asked_for_every_row(scorer, tmp_path):
+    source = f"""
+    def reward(completions, **kwargs):
+        with open({str(tmp_path / "calls")!r}, "a") as f: f.write("x")
+        raise ConnectionError("down")
+    """
+    with scorer(source) as s:
+        scores = s.score([RewardInput("a")] * 20, strict=False)
+    assert all("down" in (r.error or "") for r in scores)
+    assert (tmp_path / "calls").read_text() == "x" * 4  # the batch, then three rows alone
+
+
+def test_a_batch_of_the_wrong_length_is_an_error_for_all(scorer, inputs):
+    with scorer("def reward(completions, **kwargs): return [1.0]") as s:
+        assert all(
+            r.error == "reward `reward` returned 1 scores for 3 responses" for r in s.score(inputs, strict=False)
+        )
+    with scorer("def reward(completions, **kwargs): return 1.0") as s:
+        assert "not a list" in (s.score(inputs, strict=False)[0].error or "")
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    (tmp_path / "r.py").write_text(f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+                                   "def reward(x): time.sleep(60)\n")  # fmt: skip
+    code = (
+        "from vlmrl.rewards import load_reward\n"
+        "from vlmrl.rewards.scorer import Scorer\n"
+        "from vlmrl.types import RewardInput\n"
+        f"s = Scorer(load_reward({str(tmp_path / 'r.py')!r} + ':reward'))\n"
+        f"open({str(tmp_path / 'go')!r}, 'w').close()\n"
+        "s.score([RewardInput('a')])"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    _wait_for(lambda: (tmp_path / "go").exists())
+    (tmp_path / "pid").unlink()  # the one of the look at load time, which has ended
+    _wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+    worker = int((tmp_path / "pid").read_text())
+    os.kill(worker, 0)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    _wait_for(lambda: _has_ended(worker))
+
+
+def test_what_a_reward_started_ends_with_its_worker(scorer, inputs, tmp_path):
+    source = f"""
+    import subprocess, time
+    def reward(x):
+        child = subprocess.Popen(["sleep", "60"])
+        open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
+        time.sleep(60)
+    """
+    with scorer(source, options={"timeout_seconds": 1.0}) as s:
+        s.score(inputs[:1], strict=False)
+    child = int((tmp_path / "child").read_text())
+    _wait_for(lambda: _has_ended(child))
+
+
+def _has_ended(pid: int) -> bool:
+    """Gone, or dead and not yet collected by whoever inherited it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def _wait_for(done, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
