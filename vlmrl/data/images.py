@@ -25,9 +25,9 @@ MAX_PIXELS = 100_000_000
 """Largest image that is decoded, in pixels: a file may claim any size, and decoding it would fill the memory."""
 MAX_FILE_BYTES = 128 * 1024 * 1024
 """Largest image file, in bytes."""
-KEPT_FORMATS = ("PNG", "JPEG", "WEBP")
-"""Formats stored as they are; others are re-encoded as PNG."""
-READ_FORMATS = (*KEPT_FORMATS, "MPO", "GIF", "BMP", "TIFF", "PPM")
+KEPT_FORMATS = ("PNG", "JPEG", "MPO", "WEBP")
+"""Formats stored as they are (MPO is a JPEG with more pictures behind the first); others are re-encoded as PNG."""
+READ_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Formats that are read. Others (EPS, PSD, ...) bring decoders that a stranger's file should not reach."""
 SHARD_BYTES = 512 * 1024 * 1024
 BATCH_BYTES = 8 * 1024 * 1024
