@@ -1,0 +1,100 @@
+"""Fixtures shared by all tests: a tiny model folder, made once a session, and policies over it."""
+
+from __future__ import annotations
+
+import copy
+import os
+
+# Before torch is loaded anywhere: see vlmrl/cli/app.py.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "vlmrl", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("vlmrl")
+
+TINY_TEXTS = [
+    "Are these two images the same digit? Answer with a number.",
+    "<think><loop>no; yes</loop><digit>3; 8</digit></think><answer>0.25</answer>",
+    "0 1 2 3 4 5 6 7 8 9 yes no same different",
+]
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's own runs folder, or a crash point left in the shell, must not reach a test."""
+    for name in ("VLMRL_RUNS", "VLMRL_CRASH_AT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory):
+    """A Hugging Face folder of a small Qwen2.5-VL whose weights are large enough for clear preferences.
+
+    As initialised (std 0.02) every token is about equally likely, and a wrong mask would hide in the rounding.
+    """
+    import torch
+
+    from vlmrl.model.load import quiet_transformers
+    from vlmrl.model.tiny import build_tiny
+
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    with quiet_transformers():
+        build_tiny(folder, TINY_TEXTS, vocabulary=300, hidden=64, layers=2)
+        from transformers import Qwen2_5_VLForConditionalGeneration
+
+        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if p.ndim >= 2:
+                    p.mul_(8.0 if "embed_tokens" in name else 4.0)
+        model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_processor(tiny_folder):
+    from vlmrl.model.load import load_processor
+    from vlmrl.recipe.schema import Model
+
+    return load_processor(Model(path=str(tiny_folder)))
+
+
+@pytest.fixture(scope="session")
+def _tiny_model(tiny_folder):
+    from vlmrl.model.load import load_model
+    from vlmrl.recipe.schema import Model
+
+    return load_model(Model(path=str(tiny_folder), dtype="float32", device="cpu"))
+
+
+@pytest.fixture
+def tiny_model(_tiny_model):
+    """A copy of the tiny model, float32, on the CPU, ready for the shared-prefix path; the test may train it."""
+    return copy.deepcopy(_tiny_model)
+
+
+@pytest.fixture
+def frozen_tiny_model(_tiny_model):
+    """The session's one tiny model, not copied: for tests that only read it."""
+    return _tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_banned(_tiny_model, tiny_processor):
+    from vlmrl.model.load import banned_ids_of
+
+    return banned_ids_of(_tiny_model, tiny_processor.tokenizer)
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder(tiny_processor):
+    from vlmrl.data.encode import Encoder
+
+    return Encoder(tiny_processor, min_pixels=56 * 56, max_pixels=112 * 112)
