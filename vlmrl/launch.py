@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.errors import StoreError
 from vlmrl.recipe.load import LoadedRecipe, recipe_from_resolved
 from vlmrl.recipe.schema import Recipe
+from vlmrl.rewards import reward_record
 from vlmrl.store import layout
 from vlmrl.store.runs import Run, create_run, open_run, resume_run
 
@@ -42,8 +43,7 @@ def start_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Lab
         parent=origin.parent, threads=os.cpu_count(),
         datasets=[{"name": s.name, "path": s.dataset.path, "split": s.split, "task": s.task.name,
                    "rows": len(s.rows), "fingerprint": s.dataset.fingerprint} for s in sources],
-        rewards=[{"source": s.name, "name": s.reward.name, "weights": dict(s.weights),
-                  "sha256": s.reward.source_sha256} for s in sources],
+        rewards=[{"source": s.name, **reward_record(s.reward, s.weights)} for s in sources],
         prompts=[{"source": s.name, "sha256": s.prompt_sha256} for s in sources],
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -65,7 +66,31 @@ def load_reward(
         spec = build(**args)
     except (TypeError, ValueError) as error:
         raise RewardError(f"reward `{name}` cannot use its arguments {args}: {error}") from error
-    return replace(spec, source_sha256=builtin_sha256())
+    return replace(spec, source_sha256=builtin_sha256(), args=args)
+
+
+def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, Any]:
+    """What a run's manifest keeps of a reward, enough to load it again: name, style, args, weights, sha256."""
+    style = spec.user.style if spec.user else "auto"
+    args = json.loads(json.dumps(dict(spec.args), default=str))
+    return {
+        "name": spec.name,
+        "style": style,
+        "args": args,
+        "weights": dict(weights),
+        "sha256": spec.source_sha256,
+    }
+
+
+def load_recorded(record: Mapping[str, Any], base_dir: Path | str | None = None) -> RewardSpec:
+    """The reward of a `reward_record`, as it is now; compare `source_sha256` with the record's to see if it changed.
+
+    Raises: RewardError as `load_reward`, also for a record that lacks its name or arguments.
+    """
+    if not isinstance(record.get("name"), str) or not isinstance(record.get("args"), Mapping):
+        raise RewardError("the run's manifest does not say which reward with which arguments scored its rollouts")
+    style = str(record.get("style", "auto"))
+    return load_reward(record["name"], args=record["args"], style=style, base_dir=base_dir)
 
 
 @lru_cache(maxsize=1)

@@ -58,7 +58,8 @@ def load_user_reward(name: str, *, args: dict[str, Any], style: str, base_dir: P
     user = UserReward(str(path), function, text, found["style"], args, found["batched"])
     ranges = {part: (float(low), float(high)) for part, (low, high) in found["ranges"].items()}
     sha256 = hashlib.sha256(source).hexdigest()
-    return RewardSpec(name, _worker_only, ranges, found["weights"], False, found["needs_images"], sha256, user)
+    needs = found["needs_images"]
+    return RewardSpec(name, _worker_only, ranges, found["weights"], False, needs, sha256, user, args)
 
 
 def _find(path_text: str, base_dir: Path | str | None) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vlmrl.errors import RewardError
@@ -47,6 +47,7 @@ class RewardSpec:
         needs_images: whether `RewardInput.images` is filled.
         source_sha256: hash of the source file (user rewards) or of the built-in rewards' source, for the manifest.
         user: the user's function; None for a built-in. `fn` is then never called in this process.
+        args: the arguments that were bound, as JSON values.
     """
 
     name: str
@@ -57,6 +58,7 @@ class RewardSpec:
     needs_images: bool = False
     source_sha256: str = ""
     user: UserReward | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, x: RewardInput) -> Parts:
         return split_note(self.fn(x))[0]

@@ -101,9 +101,10 @@ def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *
     for name, indices in by_source.items():
         places = [(i, k) for i in indices for k in range(len(rollouts[i].samples))]
         inputs = [_reward_input(rollouts[i], rollouts[i].samples[k]) for i, k in places]
+        names = [f"{name} row {rollouts[i].prompt.row.prompt_id} sample {k}" for i, k in places]
         start = time.perf_counter()
         try:
-            scores = scorers[name].score(inputs, strict=strict)
+            scores = scorers[name].score(inputs, strict=strict, rows=names)
         except RewardError as error:
             raise RewardError(error.message, where=error.where or f"source {name}", hint=error.hint) from error
         seconds = (time.perf_counter() - start) / max(1, len(inputs))
