@@ -29,8 +29,13 @@ class Labels:
     note: str = ""
 
 
-def start_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Labels) -> Run:
-    """A new run folder for this recipe, taken by this process. Its parent is the run that the model comes from."""
+def start_run(
+    loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Labels, *, kind: str | None = None
+) -> Run:
+    """A new run folder for this recipe, taken by this process. Its parent is the run that the model comes from.
+
+    Args: kind: what the run is, when it is not what the recipe is for (a trial).
+    """
     from vlmrl.tasks.source import open_source
     from vlmrl.train.state import find_model
 
@@ -38,7 +43,7 @@ def start_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Lab
     sources = [open_source(d, recipe.reward) for d in recipe.data]
     origin = find_model(recipe.model.path, root)
     return create_run(
-        root, kind=recipe.kind, recipe_name=loaded.path.stem, recipe_text=loaded.text, resolved=loaded.resolved,
+        root, kind=kind or recipe.kind, recipe_name=loaded.path.stem, recipe_text=loaded.text, resolved=loaded.resolved,
         argv=argv, seeds={"run": recipe.train.seed}, name=labels.name, tags=labels.tags, note=labels.note,
         parent=origin.parent, threads=os.cpu_count(),
         datasets=[{"name": s.name, "path": s.dataset.path, "split": s.split, "task": s.task.name,

@@ -78,7 +78,7 @@ def train_command(
     say(f"done: {done.dir}{told}\nnext: vlmrl eval {run.id}   vlmrl merge {run.id}   vlmrl report {run.id}")
 
 
-def load_checked(recipe: Path, overrides: list[str], kind: str):
+def load_checked(recipe: Path, overrides: list[str], kind: str | None):
     """The recipe, after the quick part of `vlmrl check`: errors end here, warnings are shown."""
     from vlmrl.check.preflight import run_quick_checks
     from vlmrl.errors import ProblemsError, format_error

@@ -1,7 +1,192 @@
+"""`vlmrl try`: some prompts, n samples each, scored; nothing is trained."""
+
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from vlmrl.cli.output import JSON_HELP, console, emit
+from vlmrl.errors import RecipeError
+
+BAR_WIDTH = 30
+
 
 def register(app: typer.Typer) -> None:
-    pass
+    app.command("try")(try_)
+
+
+def try_(
+    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped recipe.")],
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Prompts to try; default 20, with --filter every row.", show_default=False)
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Responses for each; default rollout.samples_per_prompt.", show_default=False),
+    ] = None,
+    filter_: Annotated[
+        str | None,
+        typer.Option(
+            "--filter", help="Keep rows by solve rate, such as 0.1:0.9; write them to --out.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where --filter writes: a folder, or a .parquet for a table.", show_default=False),
+    ] = None,
+    show: Annotated[int, typer.Option(min=0, help="How many prompts to show with their responses.")] = 3,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="Override one key: --set model.path=last.")
+    ] = None,
+    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Sample prompts as training would and score them: the prompt verbatim, the images, rewards, dead groups.
+
+    Example: vlmrl try recipes/digits_im.toml --prompts 20 --set model.path=last
+
+    With --filter 0.1:0.9 --out DIR the rows worth training on are written: those that are neither always right nor
+    always wrong. The solve rate of a row is the mean reward of its samples on a scale from the least (0) to the
+    largest (1) value that the reward can have.
+    """
+    from vlmrl.cli.sft import load_checked
+    from vlmrl.launch import Labels, start_run
+    from vlmrl.store.layout import runs_root
+    from vlmrl.tasks.source import open_source
+    from vlmrl.train.keep import check_target
+    from vlmrl.train.trial import Keep, parse_filter, run_trial
+
+    if (filter_ is None) != (out is None):
+        missing = "--out: where to write the rows" if out is None else "--filter: which rows to write"
+        raise RecipeError(f"{missing} is missing", hint="vlmrl try RECIPE --filter 0.1:0.9 --out data/worth-it")
+    bounds = parse_filter(filter_) if filter_ is not None else None
+    loaded = load_checked(Path(recipe), overrides or [], None)
+    keep = None
+    if bounds is not None and out is not None:
+        sources = [open_source(data, loaded.recipe.reward) for data in loaded.recipe.data]
+        keep = Keep(*bounds, check_target(sources, out))
+    wanted = prompts if prompts is not None or keep else 20
+    root = runs_root(runs)
+    run = start_run(loaded, root, ["vlmrl", *sys.argv[1:]], Labels(), kind="try")
+    with run:
+        n = samples or loaded.recipe.rollout.samples_per_prompt
+        trial = run_trial(loaded.recipe, run, root, prompts=wanted, samples=n, keep=keep, progress=_progress())
+    result = _result(run, trial)
+    emit(result, as_json)
+    if not as_json:
+        _show(trial, result, show)
+        _show_kept(result)
+        console().print(f"rollouts: {run.dir}   report: vlmrl report {run.id}", markup=False)
+
+
+def _progress() -> Any:
+    if not sys.stderr.isatty():
+        return lambda done, total: None
+
+    def tell(done: int, total: int) -> None:
+        sys.stderr.write(f"\r  sampling {done}/{total}" + ("\n" if done == total else ""))
+        sys.stderr.flush()
+
+    return tell
+
+
+def _result(run: Any, trial: Any) -> dict[str, Any]:
+    from vlmrl.train.trial import summary
+
+    first = trial.first
+    groups = [
+        {
+            "prompt_id": group.row.prompt_id,
+            "source": group.row.source,
+            "solve_rate": rate,
+            "samples": [
+                {"text": s.text, "score": s.score.value, "parts": dict(s.score.parts), "note": s.score.note,
+                 "finish": s.trajectory.finish, "tokens": s.trajectory.num_trained_tokens, "advantage": s.advantage}
+                for s in group.samples
+            ],
+        }
+        for group, rate in zip(trial.groups, trial.solve_rates, strict=True)
+    ]  # fmt: skip
+    return {
+        "run": run.id,
+        "dir": str(run.dir),
+        "prompt": first.text,
+        "prompt_tokens": len(first.prompt_ids),
+        "image_tokens": first.num_image_tokens,
+        "images": [
+            {"stored": [m.width, m.height], "seen": list(seen), "png": str(path)}
+            for m, seen, path in zip(first.row.media, first.image_sizes, trial.pictures, strict=True)
+        ],
+        "summary": summary(trial),
+        "kept": {
+            name: {"path": str(path) if path else None, "rows": rows} for name, (path, rows) in trial.kept.items()
+        },
+        "groups": groups,
+    }
+
+
+def _show(trial: Any, result: dict[str, Any], show: int) -> None:
+    from rich.rule import Rule
+    from rich.text import Text
+
+    out = console()
+    out.print(Rule("the first prompt, verbatim"))
+    out.print(Text(result["prompt"]))
+    out.print(Rule())
+    out.print(Text(f"{result['prompt_tokens']} tokens, {result['image_tokens']} of them image tokens"))
+    for image in result["images"]:
+        stored, seen = ("{} x {}".format(*image[key]) for key in ("stored", "seen"))
+        out.print(Text(f"image {stored} pixels, seen as {seen}: {image['png']}"))
+    for group in result["groups"][:show]:
+        out.print(Text(f"\n{group['prompt_id']}  solve rate {group['solve_rate']:.2f}", style="bold"))
+        for sample in group["samples"]:
+            out.print(Text(_sample_line(sample)))
+    _show_summary(result["summary"])
+
+
+def _sample_line(sample: dict[str, Any]) -> str:
+    from vlmrl.cli.progress import MAX_TEXT
+
+    parts = " ".join(f"{name} {'-' if v is None else f'{v:.2f}'}" for name, v in sample["parts"].items())
+    text = sample["text"].replace("\n", "\\n")
+    text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+    cut = " (cut)" if sample["finish"] == "length" else ""
+    note = f"  [{sample['note']}]" if sample["note"] else ""
+    return f"  {sample['score']:6.3f}  {parts}{cut}{note}\n          {text[:MAX_TEXT]}"
+
+
+def _show_summary(summary: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    out = console()
+    counts = summary["solve_rate/histogram"]
+    out.print(
+        Text(f"\nsolve rate of {summary['prompts']} prompts (mean {summary['solve_rate/mean']:.2f})", style="bold")
+    )
+    for i, count in enumerate(counts):
+        bar = "#" * round(BAR_WIDTH * count / max(counts))
+        out.print(Text(f"  {i / len(counts):.1f} - {(i + 1) / len(counts):.1f}  {bar} {count}"))
+    parts = [(name.rpartition("/")[2], value) for name, value in summary.items() if name.startswith("reward/part/")]
+    longest = summary["rollout/response_tokens_max"]
+    rows = [
+        ("reward", f"{summary['reward/mean']:.3f}   " + "  ".join(f"{name} {value:.3f}" for name, value in parts)),
+        ("dead groups", f"{summary['rollout/dead_group_share']:.0%} would teach nothing: all samples scored alike"),
+        ("cut responses", f"{summary['rollout/truncated_share']:.0%} reached rollout.max_new_tokens"),
+        ("response tokens", f"{summary['rollout/response_tokens_mean']:.0f} on average, longest {longest}"),
+        ("speed", f"{summary['rollout/tokens_per_second']:,.0f} tokens/s"),
+    ]  # fmt: skip
+    for name, value in rows:
+        out.print(Text(f"{name:16} {value}"))
+
+
+def _show_kept(result: dict[str, Any]) -> None:
+    out = console()
+    for index, (name, kept) in enumerate(result["kept"].items()):
+        if kept["path"] is None:
+            out.print(f"{name}: no row has a solve rate in that range; nothing was written", markup=False)
+            continue
+        out.print(f"{name}: {kept['rows']} rows kept in {kept['path']}", markup=False)
+        out.print(f"use them: --set data.{index}.path={kept['path']}", markup=False)

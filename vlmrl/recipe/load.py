@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -92,15 +92,13 @@ class LoadedRecipe:
         return _candidates(value, self.places.get(key), self.path.parent)
 
 
-def load_recipe(
-    path: str | Path, *, overrides: Sequence[str] = (), kind: Literal["rl", "sft"] | None = None
-) -> LoadedRecipe:
+def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | None = None) -> LoadedRecipe:
     """Read, merge, override and validate a recipe. Opens no dataset and no model; see `recipe.checks` for those rules.
 
     Args:
         path: a TOML file, or the bare name of a shipped recipe.
         overrides: `key=value` texts in the order of the command line; the last one of a key wins.
-        kind: what the caller runs; another kind of recipe is an error.
+        kind: what the caller runs ("rl" or "sft"); another kind of recipe is an error. None = any.
     Raises: RecipeError when the file cannot be read; ProblemsError with everything wrong in it.
     """
     file = find_recipe(path)
