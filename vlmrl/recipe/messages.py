@@ -128,6 +128,8 @@ def _unknown(key: Key, value: Any, root: type[BaseModel]) -> tuple[str, str]:
     listing = f"known keys in {shown}: {', '.join(here)}" if table else f"known: extends, {', '.join(here)}"
     elsewhere = [f"{t}.{name}" for t in fields_at(root, ()) if name in fields_at(root, (t,)) and t not in table]
     near = nearest(name, here)
+    if table and isinstance(value, dict) and name in fields_at(root, ()):
+        return message, f"what stands below {shown} belongs to it: write [{name}] on a line of its own\n{listing}"
     if elsewhere:
         return message, f"it belongs in another table: `{elsewhere[0]}`\n{listing}"
     if near:

@@ -1,0 +1,436 @@
+"""Recipes as new users break them: each is told what is wrong, on which line, and what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vlmrl.check.catalogs import catalogs
+from vlmrl.errors import Problem, ProblemsError, RecipeError
+from vlmrl.recipe.checks import check_recipe
+from vlmrl.recipe.load import load_recipe
+
+REST = '\n[[data]]\npath = "rows.jsonl"\n[reward]\nname = "reward.py:score"\n'
+SECOND = '[[data]]\npath = "rows.jsonl"\nname = "b"\n'
+SOUND = """\
+[model]
+path = "model"
+
+[[data]]
+path = "rows.jsonl"
+
+[reward]
+name = "reward.py:score"
+"""
+
+
+def problems_of(
+    folder: Path, text: str | bytes, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...] = ()
+) -> list[Problem]:
+    """Everything that loading and checking this recipe reports, in a folder with a model, a table and a reward."""
+    monkeypatch.chdir(folder)
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    (folder / "rows.jsonl").write_text(json.dumps({"prompt": "hi", "answer": "1"}) + "\n")
+    (folder / "reward.py").write_text("import math\n\ndef score(response, truth, *, weight=1.0):\n    return 0.0\n")
+    (folder / "broken.py").write_text("def score(:\n")
+    (folder / "broken.jinja").write_text("one\n{% if %}\n")
+    (folder / "prompts").mkdir()
+    file = folder / "recipe.toml"
+    file.write_bytes(text) if isinstance(text, bytes) else file.write_text(text)
+    try:
+        loaded = load_recipe("recipe.toml", overrides=overrides)
+    except ProblemsError as error:
+        return list(error.problems)
+    except RecipeError as error:
+        return [Problem(error.message, error.where, error.hint)]
+    return check_recipe(loaded, catalogs())
+
+
+def test_the_sound_recipe_has_no_problem(tmp_path, monkeypatch):
+    assert problems_of(tmp_path, SOUND, monkeypatch) == []
+
+
+# name; what follows the sound recipe, from its line 9 on (or, behind "=", a whole recipe); message; line or place; hint
+BROKEN = [
+    # Syntax
+    ("a value without quotes", "[algo]\nname = grpo\n", "not valid TOML", 10, "strings need quotes"),
+    ("Python's True", "[rollout]\nallow_filtered_sampling = True\n", "not valid TOML", 10, "write true"),
+    ("a null", "[algo]\nclip_low = None\n", "not valid TOML", 10, "leave the key out"),
+    ("a table twice", '[model]\ndtype = "float32"\n', "not valid TOML: cannot declare", 9, "[model]"),
+    ("a key twice", "[train]\nsteps = 1\nsteps = 2\n", "not valid TOML: cannot overwrite", 11, "steps = 2"),
+    ("an open bracket", "[train\nsteps = 1\n", "not valid TOML", 9, "[train"),
+    ("an open string", '[eval]\nmetric = "reward\n', "not valid TOML", 10, "metric"),
+    ("nothing", "=", "the recipe is empty", "recipe.toml", "vlmrl recipe list"),
+    ("only blanks", "= \n\n", "the recipe is empty", "recipe.toml", "vlmrl recipe list"),
+    # Missing tables
+    ("no model", '=[[data]]\npath = "rows.jsonl"\n', "the recipe has no [model] table", "recipe.toml:1", "[model]"),
+    ("no data", '=[model]\npath = "model"\n', "the recipe has no [[data]] table", "recipe.toml:1", "[[data]]"),
+    (
+        "no model path",
+        '=[model]\ndtype = "float32"\n[[data]]\npath = "rows.jsonl"\n',
+        "`model.path` is missing",
+        1,
+        "Hugging Face",
+    ),
+    (
+        "one bracket too few",
+        '=[model]\npath = "model"\n[data]\npath = "rows.jsonl"\n',
+        "`data` is one table",
+        3,
+        "[[data]]",
+    ),
+    ("an empty path", '=[model]\npath = ""\n[[data]]\npath = "rows.jsonl"\n', "`model.path` is empty", 2, "folder"),
+    # Unknown keys
+    (
+        "a misspelt key",
+        "[rollout]\nsample_per_prompt = 4\n",
+        "unknown key `rollout.sample_per_prompt`",
+        10,
+        "samples_per_prompt",
+    ),
+    ("a misspelt table", "[optimm]\nlr = 1e-5\n", "unknown table `[optimm]`", 9, "did you mean `optim`?"),
+    ("a key of another table", "[train]\nlr = 1e-5\n", "unknown key `train.lr`", 10, "`optim.lr`"),
+    (
+        "a key of another system",
+        "[rollout]\nnum_generations = 8\n",
+        "unknown key `rollout.num_generations`",
+        10,
+        "`rollout.samples_per_prompt`",
+    ),
+    (
+        "a key in a data table",
+        '[[data]]\npath = "rows.jsonl"\ntsak = "table"\n',
+        "unknown key `data.1.tsak`",
+        11,
+        "did you mean `task`?",
+    ),
+    ("a dotted key", "train.stepz = 3\n", "unknown table `[reward.train]`", 9, "write [train] on a line"),
+    (
+        "a misspelt column role",
+        SECOND + 'columns = {promt = "q"}\n',
+        "unknown key `data.1.columns.promt`",
+        12,
+        "did you mean `prompt`?",
+    ),
+    # Wrong types and ranges
+    (
+        "a number in quotes",
+        '[train]\nsteps = "100"\n',
+        '`train.steps` is the string "100"; it must be a whole number',
+        10,
+        "train.steps = 100",
+    ),
+    (
+        "a whole number with a point",
+        "[train]\nsteps = 1.5\n",
+        "`train.steps` is 1.5; it must be a whole number",
+        10,
+        None,
+    ),
+    ("true for a number", "[train]\nsteps = true\n", "`train.steps` is true; it must be a whole number", 10, None),
+    ("true for a rate", "[optim]\nlr = true\n", "`optim.lr` is true; it must be a number", 10, None),
+    (
+        "a number for a switch",
+        "[checkpoint]\nkeep_best = 1\n",
+        "`checkpoint.keep_best` is 1; it must be true or false",
+        10,
+        "= true",
+    ),
+    ("a string for a list", '[rollout]\nstop = "###"\n', "it must be a list", 10, 'rollout.stop = ["###"]'),
+    ("a number for a string", "[eval]\nmetric = 3\n", "`eval.metric` is 3; it must be a string", 10, '"3"'),
+    (
+        "a value for a table",
+        '=train = 3\n[model]\npath = "model"\n[[data]]\npath = "rows.jsonl"\n',
+        "`train` is 3; it must be a table",
+        1,
+        "[train]",
+    ),
+    (
+        "a negative count",
+        "[train]\nsteps = -1\n",
+        "`train.steps` is -1; it must be greater than 0",
+        10,
+        "one new policy version",
+    ),
+    ("a share above one", "[rollout]\ntop_p = 1.5\n", "`rollout.top_p` is 1.5; it must be at most 1", 10, "Nucleus"),
+    ("not a number", "[optim]\nlr = nan\n", "`optim.lr` is nan; it must be a finite number", 10, None),
+    ("without end", "[optim]\nlr = inf\n", "`optim.lr` is inf; it must be a finite number", 10, None),
+    ("a date", "[paper]\nsource = 2024-01-01\n", "`paper.source` is a date", 10, '"2024-01-01"'),
+    ("a huge number", "[train]\nseed = 99999999999999999999999999\n", "does not fit in 64 bits", 10, None),
+    (
+        "an unknown choice",
+        '[algo]\ntruncated = "maks"\n',
+        "must be one of 'keep', 'mask' or 'drop'",
+        10,
+        "did you mean `mask`?",
+    ),
+    (
+        "a weight that is no number",
+        '[reward.weights]\nformat = "high"\n',
+        '`reward.weights.format` is the string "high"',
+        10,
+        None,
+    ),
+    (
+        "tables in tables",
+        "[reward.args.deep]\nx = 1\n",
+        "`reward.args.deep` is a table inside a table",
+        9,
+        "at most two deep",
+    ),
+    ("thirds of lists", '[rollout]\nstop = ["a", 3]\n', "`rollout.stop.1` is 3; it must be a string", 10, None),
+    # Names that do not exist
+    ("an unknown task", SECOND + 'task = "digit"\n', "unknown task `digit`", 12, "did you mean `digits`?"),
+    ("an unknown algorithm", '[algo]\nname = "gprp"\n', "unknown algorithm `gprp`", 10, "did you mean `grpo`?"),
+    ("an unknown advantage", '[algo]\nadvantage = "group_men"\n', "unknown advantage `group_men`", 10, "group_mean"),
+    ("an unknown aggregation", '[algo]\naggregation = "mean"\n', "unknown aggregation `mean`", 10, "token_mean"),
+    (
+        "an unknown reward",
+        SECOND + 'reward = "exact_mach"\n',
+        "unknown reward `exact_mach`",
+        12,
+        "did you mean `exact_match`?",
+    ),
+    # Files that do not exist
+    (
+        "no such data",
+        '[[data]]\npath = "row.jsonl"\n',
+        "`data.1.path` names a path that does not exist: row.jsonl",
+        10,
+        "did you mean rows.jsonl?",
+    ),
+    (
+        "no such prompt",
+        SECOND + 'prompt = "ask.jinja"\n',
+        "`data.1.prompt` names a path that does not exist",
+        12,
+        "Jinja",
+    ),
+    ("a prompt that is no Jinja", SECOND + 'prompt = "broken.jinja"\n', "not valid Jinja", "broken.jinja:2", None),
+    (
+        "no such reward file",
+        SECOND + 'reward = "rewards/mine.py:score"\n',
+        "a reward file that does not exist",
+        12,
+        None,
+    ),
+    (
+        "no such function",
+        SECOND + 'reward = "reward.py:scor"\n',
+        "reward.py has no function `scor`",
+        12,
+        "did you mean `score`?",
+    ),
+    (
+        "a reward without a function",
+        SECOND + 'reward = "reward.py"\n',
+        "no function in it",
+        12,
+        "reward.py defines: math, score",
+    ),
+    ("a reward that is not Python", SECOND + 'reward = "broken.py:score"\n', "not valid Python", "broken.py:1", None),
+    (
+        "a misspelt argument",
+        "[reward.args]\nwieght = 2.0\n",
+        "`score` has no argument `wieght`",
+        10,
+        "did you mean `weight`?",
+    ),
+    (
+        "a model that is not there",
+        '=[model]\npath = "./modle"\n' + REST,
+        "`model.path` names a path that does not exist",
+        2,
+        "did you mean",
+    ),
+    ("a folder without a model", '=[model]\npath = "prompts"\n' + REST, "prompts holds no model", 2, "config.json"),
+    ("a file as a model", '=[model]\npath = "model/config.json"\n' + REST, "must be a folder", 2, 'path = "model"'),
+    ("a folder that is no dataset", '[[data]]\npath = "prompts"\n', "has no dataset.json", 10, "vlmrl prep"),
+    ("a picture as data", '[[data]]\npath = "reward.py"\n', "not a kind of table", 10, ".parquet"),
+    (
+        "no reward",
+        '=[model]\npath = "model"\n[[data]]\npath = "rows.jsonl"\n',
+        "has no reward of its own",
+        3,
+        "file.py:function",
+    ),
+    # Contradictions
+    (
+        "filtered sampling",
+        "[rollout]\ntop_p = 0.9\n",
+        "`rollout.top_p` is 0.9: tokens are then not sampled from the policy",
+        10,
+        "allow_filtered_sampling",
+    ),
+    ("a filtered vocabulary", "[rollout]\ntop_k = 50\n", "`rollout.top_k` is 50", 10, "allow_filtered_sampling"),
+    (
+        "bounds crossed",
+        "[algo]\nclip_low = 0.3\nclip_high = 0.2\n",
+        "`algo.clip_high` (0.2) is below `algo.clip_low` (0.3)",
+        11,
+        "0.28",
+    ),
+    (
+        "pixels crossed",
+        '=[model]\npath = "model"\nmin_pixels = 5000\nmax_pixels = 4000\n' + REST,
+        "is above `model.max_pixels`",
+        3,
+        "min <= max",
+    ),
+    (
+        "nothing to train",
+        '=[model]\npath = "model"\nfreeze = ["vision", "language", "embeddings"]\n' + REST,
+        "nothing is left to train",
+        3,
+        "leave out",
+    ),
+    ("one sample", "[rollout]\nsamples_per_prompt = 1\n", "every advantage is 0", 10, "8 is the default"),
+    (
+        "more updates than prompts",
+        "[rollout]\nprompts_per_step = 2\n[train]\nupdates_per_step = 4\n",
+        "an update needs at least one prompt",
+        12,
+        "at most 2",
+    ),
+    (
+        "a warm-up without end",
+        "[train]\nsteps = 5\n[optim]\nwarmup_steps = 10\n",
+        "leaves no step",
+        12,
+        "below train.steps",
+    ),
+    (
+        "a validation on the test split",
+        SECOND + 'validation = "test"\n',
+        "chooses checkpoints on the test split",
+        12,
+        "allow_test_split",
+    ),
+    ("training on the test split", SECOND + 'split = "test"\n', "trains on the test split", 12, "allow_test_split"),
+    ("validation on training rows", SECOND + 'validation = "train"\n', "validates on the split it trains on", 12, None),
+    ("the same source twice", '[[data]]\npath = "rows.jsonl"\n', "2 data sources are called", 10, "`name` of its own"),
+    (
+        "a name with blanks",
+        '[[data]]\npath = "rows.jsonl"\nname = "my data"\n',
+        "`my data` cannot name a data source",
+        11,
+        "letters",
+    ),
+    ("weights of nothing", "weights = {format = 0.0, answer = 0}\n", "every weight in `reward.weights` is 0", 9, None),
+    ("a metric upside down", '[eval]\nmetric = "brier"\n', "better when lower", 10, 'eval.goal = "min"'),
+    (
+        "patience without validation",
+        "[eval]\nevery_steps = 0\npatience = 3\n",
+        "there is nothing to wait for",
+        11,
+        "eval.every_steps",
+    ),
+    ("an empty stop string", '[rollout]\nstop = [""]\n', "end every response at once", 10, None),
+    ("a cache too small", "[rollout]\nbatch_tokens = 256\n", "cannot hold one prompt", 10, "batch_tokens"),
+    (
+        "a schedule that does nothing",
+        "[optim]\nmin_lr_ratio = 0.1\n",
+        "does nothing with a constant schedule",
+        10,
+        "cosine",
+    ),
+    (
+        "a key of the other kind",
+        "[train]\nrows_per_step = 8\n",
+        "`train.rows_per_step` does nothing in `vlmrl train`",
+        10,
+        "remove it",
+    ),
+    ("numbers without a source", "[paper.numbers]\naccuracy = 0.9\n", "does not say whose they are", 9, "source"),
+    # Parents
+    (
+        "a parent that is not there",
+        '=extends = "bass.toml"\n' + SOUND,
+        "`extends` names bass.toml",
+        1,
+        "relative to the folder",
+    ),
+    (
+        "a parent that is no path",
+        "=extends = 3\n" + SOUND,
+        "`extends` must be the path of one recipe",
+        1,
+        "base/tiny.toml",
+    ),
+    ("a recipe that is its own parent", '=extends = "recipe.toml"\n' + SOUND, "extends itself", 1, None),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "where", "hint"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN]
+)
+def test_a_broken_recipe_is_told_what_is_wrong_where_and_what_to_do(tmp_path, monkeypatch, text, message, where, hint):
+    found = problems_of(tmp_path, text[1:] if text.startswith("=") else SOUND + text, monkeypatch)
+    assert any(message in p.message for p in found), found
+    problem = next(p for p in found if message in p.message)
+    assert problem.where == (f"recipe.toml:{where}" if isinstance(where, int) else where)
+    if hint is not None:
+        assert problem.hint is not None and hint in problem.hint
+    assert (
+        problem.message[0].islower()
+        or problem.message[0] in "`0123456789"
+        or problem.message.startswith(("broken", "reward"))
+    )
+
+
+def test_forty_kinds_of_broken_recipe_are_covered():
+    assert len({case[0] for case in BROKEN}) >= 40
+
+
+def test_all_problems_come_at_once_in_the_order_of_the_lines(tmp_path, monkeypatch):
+    text = SOUND + '[train]\nsteps = "a"\nsede = 3\n[rollout]\ntop_p = 2\ntemperature = nan\n[trian]\n'
+    found = problems_of(tmp_path, text, monkeypatch)
+    assert [p.where for p in found] == [f"recipe.toml:{n}" for n in (10, 11, 13, 14, 15)]
+
+
+def test_binary_and_foreign_encodings_are_refused_with_the_line(tmp_path, monkeypatch):
+    (found,) = problems_of(tmp_path, b"\x00\x01", monkeypatch)
+    assert "binary" in found.message
+    (tmp_path / "latin").mkdir()
+    (found,) = problems_of(tmp_path / "latin", SOUND.encode() + b"# caf\xe9\n", monkeypatch)
+    assert (found.message, found.where) == ("byte 0xe9 is not UTF-8", "recipe.toml:9")
+
+
+def test_a_file_of_two_megabytes_is_not_read(tmp_path, monkeypatch):
+    (found,) = problems_of(tmp_path, b"#" * (2 << 20), monkeypatch)
+    assert "a recipe has at most 1,048,576" in found.message
+
+
+def test_nesting_without_end_is_an_error_not_a_crash(tmp_path, monkeypatch):
+    (found,) = problems_of(tmp_path, "x = " + "[" * 100_000, monkeypatch)
+    assert "nested too deeply" in found.message
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_fine(tmp_path, monkeypatch):
+    text = b"\xef\xbb\xbf" + (SOUND + "[train]\nsteps = 0\n").replace("\n", "\r\n").encode()
+    (found,) = problems_of(tmp_path, text, monkeypatch)
+    assert found.where == "recipe.toml:10"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algo.clip_hgh=0.3", "unknown key `algo.clip_hgh`"),
+        ("train.steps", "needs a key and a value"),
+        ("=3", "`` is not a key"),
+        ("train..steps=3", "`train..steps` is not a key"),
+        ("train.steps=many", "`train.steps` is the string \"many\"; it must be a whole number"),
+        ("data.7.path=x", "`7` is not a position in the list `data`"),
+        ("data.path=x", "`path` is not a position in the list `data`"),
+        ("model.path.x=1", "`model.path` is a single value, not a table"),
+        ("rollout.stop=[\"a\"", "is not a whole TOML string, list or table"),
+        ("train.steps=1\ntrain.seed=2", "it must be a whole number"),
+    ],
+)  # fmt: skip
+def test_a_broken_override_names_itself(tmp_path, monkeypatch, override, message):
+    (found,) = problems_of(tmp_path, SOUND, monkeypatch, (override,))
+    assert message in found.message
+    assert found.where == f"--set {override}"
