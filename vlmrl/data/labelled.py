@@ -76,7 +76,7 @@ def read_labelled(source: Path, levels: Sequence[str]) -> Labelled:
     digest = hashlib.sha256()
     for path, problem in collection.paths():
         place = PurePosixPath(path)
-        if any(part.startswith(".") or part == "__MACOSX" for part in place.parts):
+        if problem is None and any(part.startswith(".") or part == "__MACOSX" for part in place.parts):
             ignored["hidden"] += 1
             continue
         if problem is None and place.suffix.lower() not in IMAGE_SUFFIXES:

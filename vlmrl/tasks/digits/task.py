@@ -34,6 +34,28 @@ def digits_task(info: Mapping[str, Any]) -> Task:
     return pair_task(info, name="digits", summary=SUMMARY)
 
 
+def read_scans() -> tuple[Any, list[int]]:
+    """The scans of scikit-learn's `load_digits`: (ink, array [1797, 8, 8] from 0 to 16; digits).
+
+    Its data file is read directly, for importing scikit-learn takes seconds; `load_digits` is the way if it has moved.
+    """
+    from importlib.util import find_spec
+
+    import numpy as np
+
+    spec = find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError("scikit-learn, which carries the scans, is not installed", hint="pip install scikit-learn")
+    file = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    if file.is_file():
+        table = np.loadtxt(file, delimiter=",")
+        return table[:, :-1].reshape(-1, 8, 8), [int(digit) for digit in table[:, -1]]
+    from sklearn.datasets import load_digits
+
+    bunch: Any = load_digits()
+    return bunch.images, [int(digit) for digit in bunch.target]
+
+
 def render_scan(scan: Any) -> bytes:
     """A scan as PNG: ink 0..16 becomes grey 255..0 (dark on white), bicubic to 56 x 56, RGB.
 
@@ -52,19 +74,14 @@ def prepare_digits(out: Path, *, seed: int = 0, num_pairs: int = NUM_PAIRS["trai
     """Make the dataset: `num_pairs` training pairs, 300 for validation, 1,200 for the test; no scan in two splits."""
     args = {"seed": seed, "pairs": num_pairs}
     refuse_other(out, args, force=force)
-    from sklearn.datasets import load_digits
-
-    bunch: Any = load_digits()
     images, files = [], {}
-    for index, (scan, digit) in enumerate(zip(bunch.images, bunch.target, strict=True)):
+    for index, (scan, digit) in enumerate(zip(*read_scans(), strict=True)):
         data = render_scan(scan)
         media, _ = probe_image(data)
         files[media.sha256] = data
         images.append(
             LabelledImage(media, ("closed" if int(digit) in CLOSED else "open", str(int(digit))), f"scan {index}")
         )
-    if not images:
-        raise DataError("scikit-learn carries no digit scans", hint="reinstall scikit-learn")
     plan = PairPlan(
         name="digits",
         levels=LEVELS,
