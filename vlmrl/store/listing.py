@@ -108,7 +108,7 @@ def find(root: Path | str, ref: str) -> Path:
         return given.resolve() if given.name in ("", "..") else given
     if given.is_dir() and os.sep in ref and layout.RUN_ID.fullmatch(given.name):
         return given
-    if os.sep in ref and not given.is_absolute() | given.is_dir() and given.parent.is_dir():
+    if os.sep in ref and not given.is_dir() and given.parent.is_dir():
         root, ref = given.parent, given.name
     ids = run_ids(root)
     if not ids:
@@ -130,9 +130,9 @@ def find(root: Path | str, ref: str) -> Path:
         if len(matches) == 1:
             return root / matches[0]
     if named or matches:
-        what = "runs have the name" if named else "runs begin with"
+        what = "has the name" if named else "answers to"
         candidates = _show(root, named or matches)
-        raise StoreError(f"{len(named or matches)} {what} `{ref}`", where=str(root), hint=f"say which:\n{candidates}")
+        raise StoreError(f"more than one run {what} `{ref}`", where=str(root), hint=f"say which:\n{candidates}")
     newest = _show(root, ids)
     raise StoreError(f"no run `{ref}`", where=str(root), hint=f"runs here, newest first:\n{newest}")
 

@@ -31,12 +31,12 @@ _MAYBE = r"(?:key|token|auth)"
 _SURE_NAME = re.compile(rf"(?:^|[._-]){_SURE}$", re.IGNORECASE)
 _MAYBE_NAME = re.compile(rf"(?:^|[._-]){_MAYBE}$", re.IGNORECASE)
 _ASSIGNMENT = re.compile(
-    rf"""(?P<name>[\w.-]*(?:{_SURE}|{_MAYBE}))(?P<mid>["']?\s*[=:]\s*)(?P<value>"[^"\n]*"|'[^'\n]*'|[^\s"',;#]+)""",
+    rf"""(?<![\w.-])(?P<name>[\w.-]{{0,80}}?(?:{_SURE}|{_MAYBE}))(?P<mid>["']?\s*[=:]\s*)(?P<value>"[^"\n]*"|'[^'\n]*'|[^\s"',;#]+)""",
     re.IGNORECASE,
 )
 _SECRET_VALUE = re.compile(
-    r"hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
-    r"|AIza[\w-]{30,}|AKIA[A-Z0-9]{16}|xox[abprs]-[\w-]{10,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
+    r"hf_[A-Za-z0-9]{16,}|(?<![\w-])sk-[A-Za-z0-9_-]{16,}|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|AIza[\w-]{30,}|AKIA[A-Z0-9]{16}|xox[abprs]-[\w-]{10,}|(?<![\w-])eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
     r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)|(?<=[Bb]earer )[\w.~+/-]{16,}=*"
 )
 

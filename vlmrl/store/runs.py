@@ -72,6 +72,7 @@ class Run:
 
     def event(self, step: int, event: str, **details: Any) -> None:
         """Note that something happened (saved, resumed, early stop ...): an `event` line, and a line in the log."""
+        details = provenance.redact_value(metrics_.encode(details))
         self.log(step, "event", {"event": event, **details})
         told = " ".join(f"{k}={v}" for k, v in details.items())
         self.write_log(f"step {step}: {event}" + (f" ({told})" if told else ""))
@@ -304,6 +305,8 @@ def resume_run(
         before = tuple(replace(a, status="killed") if a.status == "running" else a for a in reader.manifest.attempts)
         attempt = _attempt(max((a.number for a in before), default=0) + 1, now(), argv, step, checkpoint)
         changes: dict[str, Any] = {"status": "running", "end": None, "error": None, "attempts": (*before, attempt)}
+        if reader.manifest.best is not None and reader.manifest.best.step > step:
+            changes["best"] = _best_until(reader, step)
         if threads is not None:
             changes["threads"] = threads
         manifest = manifests.update_manifest(reader.dir, lambda m: replace(m, **changes))
@@ -347,6 +350,15 @@ def prunable(run_dir: Path, keep_last: int, keep_steps: Iterable[int] = ()) -> l
     kept = set(keep_steps)
     older = layout.complete_checkpoints(run_dir)[:-keep_last]
     return [path for path in older if layout.parse_checkpoint_name(path.name) not in kept]
+
+
+def _best_until(run: Run, step: int) -> Best | None:
+    """The best validation up to a step: what a resume from there goes back to. From the lines marked `eval/is_best`."""
+    lines = [n for n in run.metrics("validation") if n["step"] <= step and n.get("eval/is_best") is True]
+    value = lines[-1].get("eval/metric") if lines else None
+    if run.manifest.best is None or not isinstance(value, (int, float)):
+        return None
+    return Best(lines[-1]["step"], run.manifest.best.metric, float(value))
 
 
 def _attempt(number: int, start: str, argv: Sequence[str], step: int = 0, checkpoint: str | None = None) -> Attempt:

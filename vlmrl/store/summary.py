@@ -64,7 +64,7 @@ def describe(run: Run) -> dict[str, Any]:
         "rollout_steps": list(rollouts),
         "evaluations": [path.name for path in layout.eval_dirs(run.dir)],
         "report": str(report) if report.is_file() else None,
-        "resume": _resume_command(run, status, bool(complete)),
+        "resume": _resume_command(run, status),
         "problems": problems,
     }
 
@@ -88,12 +88,12 @@ def tree_bytes(folder: Path) -> int:
     return total
 
 
-def _resume_command(run: Run, status: str, has_checkpoint: bool) -> str | None:
+def _resume_command(run: Run, status: str) -> str | None:
     """The command that goes on with the run; None when it is done, running, or of a kind that is simply run again."""
     command = COMMANDS.get(run.manifest.kind)
     if command is None or status in ("done", "running"):
         return None
-    return f"vlmrl {command} --resume {run.manifest.name or run.id}" if has_checkpoint or run.metrics() else None
+    return f"vlmrl {command} --resume {run.id}"
 
 
 def _last_sign(run: Run, attempt: int) -> str | None:
