@@ -1,0 +1,167 @@
+"""From the rows of an evaluation to its summary: every metric with a 95% interval and the rows it is made of.
+
+A row is one response (see `evaluate.run.records`). Which numbers there are is the task's business (`Task.outcome`);
+here each is averaged over the rows it applies to. Metric names: `reward`, `accuracy`, `accuracy/<level>`,
+`accuracy/distance-<d>`, `brier`, `auc`, `parse_failure`, any other outcome of the task, `part/<name>`,
+`response_tokens`, `truncated`, `pass@<k>` for several samples a prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vlmrl.evaluate.stats import Clusters, Interval, bootstrap_auc, bootstrap_mean
+
+Record = Mapping[str, Any]
+
+NOT_AVERAGED = frozenset({"label", "confidence"})
+"""Outcomes that are not a quality of the answer: they make AUC and the baselines."""
+SHARES = ("accuracy", "parse_failure", "truncated", "brier")
+"""Metrics that lie in [0, 1], with all their variants `<name>/...`."""
+FAILED_POSITIVE, FAILED_NEGATIVE = -math.inf, math.inf
+"""Score for AUC of a row without a confidence: ranked behind everything, so that a failure counts as wrong."""
+
+
+def summarise(rows: Sequence[Record], *, seed: int = 0) -> dict[str, Any]:
+    """The summary of an evaluation.
+
+    Args:
+        rows: records with `score`, `parts`, `outcome`, `truth`, `finish`, `num_tokens`, `images`, `prompt_id`.
+        seed: of the bootstrap.
+    Returns: {"rows", "prompts", "samples", "images", "reward_errors", "metrics": name -> {"value", "low", "high",
+        "n"}, "baselines": name -> {"value", "what"}}. A metric that no row has is left out.
+    """
+    metrics: dict[str, dict[str, Any]] = {}
+
+    def add(name: str, pick: Callable[[Record], float | None]) -> None:
+        chosen = [(r, v) for r in rows if (v := pick(r)) is not None and math.isfinite(v)]
+        if chosen:
+            bounds = (0.0, 1.0) if name.split("/")[0] in SHARES else None
+            picked, values = [r for r, _ in chosen], [v for _, v in chosen]
+            metrics[name] = as_json(bootstrap_mean(values, clusters_of(picked), seed, bounds=bounds))
+
+    add("reward", lambda r: r["score"])
+    for name in _names(rows, "outcome"):
+        if name not in NOT_AVERAGED:
+            add(name, lambda r, name=name: r["outcome"].get(name))
+    for distance in _distances(rows):
+        add(
+            f"accuracy/distance-{distance}",
+            lambda r, d=distance: r["outcome"].get("accuracy") if r["truth"].get("distance") == d else None,
+        )
+    auc = _auc(rows, seed)
+    if auc.n:
+        metrics["auc"] = as_json(auc)
+    for name in _names(rows, "parts"):
+        add(f"part/{name}", lambda r, name=name: r["parts"].get(name))
+    add("response_tokens", lambda r: float(r["num_tokens"]))
+    add("truncated", lambda r: float(r["finish"] == "length"))
+    metrics |= _pass_at_k(rows, seed)
+    prompts = {r["prompt_id"] for r in rows}
+    return {
+        "rows": len(rows),
+        "prompts": len(prompts),
+        "samples": max((r["sample"] for r in rows), default=-1) + 1,
+        "images": len({key for r in rows for key in image_ids(r)}),
+        "reward_errors": sum(r.get("error") is not None for r in rows),
+        "metrics": metrics,
+        "baselines": baselines(rows),
+    }
+
+
+def metric_value(summary: Mapping[str, Any], name: str) -> float:
+    """The value of a metric of a summary; NaN when the rows do not have it."""
+    found = summary["metrics"].get(name)
+    return math.nan if found is None or found["value"] is None else float(found["value"])
+
+
+def clusters_of(rows: Sequence[Record]) -> Clusters:
+    """What makes rows dependent: the images they show; for rows without images, the prompt."""
+    return [image_ids(r) or (str(r["prompt_id"]),) for r in rows]
+
+
+def image_ids(row: Record) -> tuple[str, ...]:
+    """Content hashes of a row's images."""
+    return tuple(image["sha256"] for image in row["images"])
+
+
+def as_json(interval: Interval) -> dict[str, Any]:
+    """{"value", "low", "high", "n"}; NaN becomes None, which JSON has."""
+    value, low, high = (x if math.isfinite(x) else None for x in (interval.mean, interval.low, interval.high))
+    return {"value": value, "low": low, "high": high, "n": interval.n}
+
+
+def baselines(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """What one gets without looking: always the commoner label, always the base rate. Empty without labels.
+
+    Example: labels 1, 1, 1, 0 -> accuracy 0.75, brier 0.1875.
+    """
+    labels = [v for r in rows if (v := r["outcome"].get("label")) is not None]
+    if not labels:
+        return {}
+    rate = math.fsum(labels) / len(labels)
+    return {
+        "accuracy": {"value": max(rate, 1 - rate), "what": "always the commoner answer"},
+        "brier": {"value": rate * (1 - rate), "what": "always the base rate"},
+        "auc": {"value": 0.5, "what": "any answer that ignores the images"},
+    }
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Chance that at least one of k samples drawn without replacement from n is correct: 1 - C(n - c, k) / C(n, k).
+
+    Unbiased for the chance with k fresh samples (Chen et al. 2021, eq. 1).
+    Raises: ValueError unless 1 <= k <= n and 0 <= c <= n.
+    Example: n = 4, c = 1, k = 2 -> 1 - 3/6 = 0.5.
+    """
+    n, c = num_samples, num_correct
+    if not (1 <= k <= n and 0 <= c <= n):
+        raise ValueError(f"pass@{k} of {c} correct among {n} samples")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def _pass_at_k(rows: Sequence[Record], seed: int) -> dict[str, dict[str, Any]]:
+    """pass@1, 2, 4, ... and n over prompts, when there are several samples of each and the task says what is right."""
+    groups: dict[str, list[Record]] = {}
+    for r in rows:
+        if r["outcome"].get("accuracy") is not None:
+            groups.setdefault(str(r["prompt_id"]), []).append(r)
+    smallest = min((len(g) for g in groups.values()), default=0)
+    if smallest < 2:
+        return {}
+    found = {}
+    for k in sorted({2**i for i in range(smallest.bit_length()) if 2**i <= smallest} | {smallest}):
+        values = [pass_at_k(len(g), sum(r["outcome"]["accuracy"] == 1.0 for r in g), k) for g in groups.values()]
+        clusters = clusters_of([g[0] for g in groups.values()])
+        found[f"pass@{k}"] = as_json(bootstrap_mean(values, clusters, seed, bounds=(0.0, 1.0)))
+    return found
+
+
+def _auc(rows: Sequence[Record], seed: int) -> Interval:
+    labelled = [r for r in rows if r["outcome"].get("label") in (0.0, 1.0) and "confidence" in r["outcome"]]
+    labels = [float(r["outcome"]["label"]) for r in labelled]
+    scores = []
+    for r, label in zip(labelled, labels, strict=True):
+        confidence = r["outcome"]["confidence"]
+        failed = FAILED_POSITIVE if label else FAILED_NEGATIVE
+        scores.append(failed if confidence is None else float(confidence))
+    return bootstrap_auc(labels, scores, clusters_of(labelled), seed)
+
+
+def _names(rows: Sequence[Record], field: str) -> list[str]:
+    """Keys of a mapping of the rows, in order of first appearance."""
+    return list(dict.fromkeys(name for r in rows for name in r[field]))
+
+
+def _distances(rows: Sequence[Record]) -> list[int]:
+    """Hierarchy distances of the rows' truths, when there is more than one and the task knows what is right."""
+    found = {
+        d
+        for r in rows
+        if r["outcome"].get("accuracy") is not None
+        and isinstance(d := r["truth"].get("distance"), int)
+        and not isinstance(d, bool)
+    }
+    return sorted(found) if len(found) > 1 else []
