@@ -44,7 +44,8 @@ def groups(draw) -> Group:
     for _ in range(draw(st.integers(1, 3))):
         trajectory = Trajectory(
             row.task, row.prompt_id, draw(int32), draw(int32), draw(int32), draw(st.integers(0, 2**63 - 1)), draw(ids),
-            tuple(draw(st.lists(segments(), max_size=3))), row.media + draw(medias), draw(st.sampled_from(["stop", "length"])),
+            tuple(draw(st.lists(segments(), max_size=3))), row.media + draw(medias),
+            draw(st.sampled_from(["stop", "length"])),
         )  # fmt: skip
         parts = st.dictionaries(texts, st.none() | floats, max_size=3)
         score = Score(draw(floats), draw(parts), draw(texts), draw(st.none() | texts))

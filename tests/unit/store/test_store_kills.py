@@ -17,13 +17,12 @@ from vlmrl.store.manifest import read_manifest
 from vlmrl.store.runs import open_run, resume_run
 from vlmrl.store.verify import verify_run
 
-HERE = Path(__file__).parent
+BUILDERS = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom store_builders import *\n"
 
 
 def die(root: Path, ref: str, point: str, body: str) -> None:
     """Resume the run in a process of its own, run `body`, and be killed at `point`."""
-    code = f"import sys; sys.path.insert(0, {str(HERE)!r})\nfrom store_builders import *\nfrom vlmrl.store.runs import resume_run\n"
-    code += f"run = resume_run({str(root)!r}, {ref!r})\n{body}\n"
+    code = f"{BUILDERS}from vlmrl.store.runs import resume_run\nrun = resume_run({str(root)!r}, {ref!r})\n{body}\n"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, VARIABLE: point}, capture_output=True, text=True
     )
@@ -66,7 +65,7 @@ def test_killed_in_the_middle_of_the_manifest(tmp_path: Path):
 
 
 def test_killed_while_a_run_is_made_leaves_no_run(tmp_path: Path):
-    code = f"import sys; sys.path.insert(0, {str(HERE)!r})\nfrom store_builders import *\nmake_run(Path({str(tmp_path)!r}))"
+    code = f"{BUILDERS}make_run(Path({str(tmp_path)!r}))"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, VARIABLE: "mid-manifest"}, capture_output=True
     )

@@ -139,9 +139,11 @@ def test_of_many_processes_exactly_one_gets_the_run(tmp_path: Path):
     with make_run(tmp_path) as run:
         pass
     code = (
-        "import sys, time\nfrom vlmrl.store.lock import RunLock\nfrom vlmrl.errors import StoreError\nfrom pathlib import Path\n"
+        "import sys, time\nfrom pathlib import Path\n"
+        "from vlmrl.errors import StoreError\nfrom vlmrl.store.lock import RunLock\n"
         "lock = RunLock(Path(sys.argv[1]))\nsys.stdin.readline()\n"
-        "try:\n    lock.acquire(); print('got', flush=True); time.sleep(1.0)\nexcept StoreError:\n    print('no', flush=True)\n"
+        "try:\n    lock.acquire(); print('got', flush=True); time.sleep(1.0)\n"
+        "except StoreError:\n    print('no', flush=True)\n"
     )
     arguments = [sys.executable, "-c", code, str(run.dir)]
     made = [subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(6)]

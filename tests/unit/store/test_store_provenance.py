@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,8 +98,6 @@ def test_outside_of_git_and_in_an_empty_repository_there_is_no_code_state(tmp_pa
 
 
 def test_hardware_and_packages_are_told_without_importing_torch():
-    code = "import sys; from vlmrl.store import provenance as p; p.hardware(); p.packages(); sys.exit('torch' in sys.modules)"
-    import sys
-
+    code = "from vlmrl.store.provenance import *; hardware(); packages(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     assert hardware()["memory_bytes"] > 0 and packages()["numpy"]

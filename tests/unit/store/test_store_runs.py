@@ -366,7 +366,7 @@ def test_secrets_reach_no_file(tmp_path: Path):
     run = make_run(
         tmp_path,
         argv=["vlmrl", "train", "--hf-token", token, "--set", "reward.args.api_key=zzz9secret"],
-        recipe_text=f'[reward.args]\napi_key = "zzz9secret"\nother = "{token}"\nstop_token = "<|im_end|>"\nmax_tokens = 512\n',
+        recipe_text=f'api_key = "zzz9secret"\nother = "{token}"\nstop_token = "<|im_end|>"\nmax_tokens = 512\n',
         resolved={"recipe": {"api_key": "zzz9secret", "nested": [{"x": token}], "tokens": 512}},
     )
     run.event(0, "note", text=f"sent {token}")
