@@ -29,6 +29,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 }
 """Column names that are recognised, in order of preference."""
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
+MAX_DEPTH = 50
 _MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\x00", b"MM\x00*")
 _DATA_URI = re.compile(r"data:image/[A-Za-z0-9.+-]+;base64,")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -109,7 +110,7 @@ def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | No
     Raises: DataError for anything else.
     """
     if isinstance(value, str) and value.lstrip().startswith("[{"):
-        with suppress(ValueError):  # a text that only begins like JSON stays a text
+        with suppress(ValueError, RecursionError):  # a text that only begins like JSON stays a text
             value = json.loads(value)
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
@@ -127,7 +128,7 @@ def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | No
         content = turn.get("content") if turn.get("content") is not None else turn.get("value")
         text, found = _read_content(content, place)
         images += found
-        turns.append(Message(ROLES[role], text))  # type: ignore[arg-type]
+        turns.append(Message(ROLES[role], _whole(text)))  # type: ignore[arg-type]
     response = turns.pop().content if turns[-1].role == "assistant" else None
     if not any(turn.role == "user" for turn in turns):
         raise DataError("the prompt has no user message", where=where)
@@ -165,7 +166,7 @@ def split_images(value: Any) -> list[Any]:
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             parsed = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return [value]
         return [item for item in parsed if item is not None] if isinstance(parsed, list) else [value]
     if isinstance(value, (list, tuple)):
@@ -173,7 +174,7 @@ def split_images(value: Any) -> list[Any]:
     return [value]
 
 
-def read_image(value: Any, root: Path | None, where: str) -> bytes | Path:
+def read_image(value: Any, root: Path | None, where: str, depth: int = 0) -> bytes | Path:
     """One image value as file bytes, or as the path of a file inside `root`.
 
     Args:
@@ -181,12 +182,13 @@ def read_image(value: Any, root: Path | None, where: str) -> bytes | Path:
             {url: ...} (OpenAI).
         root: folder that paths must stay in, links resolved; None = paths are refused.
         where: row and column, for messages.
+        depth: how many dicts it was found in; at most 3.
     Raises: DataError for an address on the network, a path that leaves the root or is no file, or any other value.
     """
     if isinstance(value, Mapping):
         for key in ("bytes", "image", "path", "url", "image_url"):
-            if value.get(key) is not None and value.get(key) != "":
-                return read_image(value[key], root, where)
+            if depth < 3 and value.get(key) is not None and value.get(key) != "":
+                return read_image(value[key], root, where, depth + 1)
         raise DataError(f"an image is {_show(value)}: none of bytes, path, image", where=where)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
@@ -254,23 +256,38 @@ def read_answer(value: Any, where: str) -> Any:
     return plain(value)
 
 
-def plain(value: Any) -> Any:
-    """A JSON value: NaN and infinities become None, times ISO text, decimals numbers; bytes are left out (None)."""
-    if value is None or isinstance(value, (bool, int, str)):
+def plain(value: Any, depth: int = 0) -> Any:
+    """A JSON value: NaN and infinities become None, times ISO text, decimals numbers; bytes are left out (None).
+
+    Raises: DataError for a value nested more than 50 deep.
+    """
+    if depth > MAX_DEPTH:
+        raise DataError(f"a value is nested more than {MAX_DEPTH} deep")
+    if isinstance(value, str):
+        return _whole(value)
+    if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {_whole(str(key)): plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [plain(item, depth + 1) for item in value]
     if isinstance(value, (datetime, date, time)):
         return value.isoformat()
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
-    return None if isinstance(value, (bytes, bytearray, memoryview)) else str(value)
+    return None if isinstance(value, (bytes, bytearray, memoryview)) else _whole(str(value))
+
+
+def _whole(text: str) -> str:
+    """JSON can hold halves of characters, which no file or tokenizer takes; they become `?`."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _show(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a deeply nested {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -145,7 +145,10 @@ class TableDataset:
             if fields.get(mapped.prompt) is None:
                 raise DataError(f"the row has no `{mapped.prompt}`", where=where, hint=f"it has: {', '.join(fields)}")
             fields[mapped.prompt] = _without_images(fields[mapped.prompt], where)
-        columns = {name: plain(value) for name, value in fields.items() if name != mapped.images}
+        columns = {}
+        for name, value in fields.items():
+            if name != mapped.images:
+                columns[name] = _plain_cell(value, self._where(split, index, name))
         identity = canonical_json([columns, [one.sha256 for one in media]])
         prompt_id = f"{self.name}-{hash64(identity.decode()):016x}"
         return Row(prompt_id, self.name, self.task, truth, tuple(media), columns)
@@ -172,6 +175,13 @@ def open_table(data: Data) -> TableDataset:
     Raises: DataError when it cannot be read, has no rows, no prompt column, or lacks a column the recipe names.
     """
     return TableDataset(data)
+
+
+def _plain_cell(value: Any, where: str) -> Any:
+    try:
+        return plain(value)
+    except DataError as error:
+        raise DataError(error.message, where=where) from error
 
 
 def _load(found: bytes | Path) -> bytes:

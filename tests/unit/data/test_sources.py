@@ -363,3 +363,12 @@ def test_a_gif_is_read_too(tmp_path: Path) -> None:
         write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "?", "image": "data:image/gif;base64," + text}])
     )
     assert (row.media[0].width, row.media[0].height) == (3, 2)
+
+
+def test_half_characters_do_not_reach_files_or_tokenizers(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a\\ud800b", "answer": "\\udfff", "caf\\u00e9": "\\u00e9"}\n')
+    dataset, (row,) = open_rows(path)
+    assert turns(dataset, row) == [("user", "a?b")] and row.truth == {"answer": "?"}
+    assert row.columns["caf\u00e9"] == "\u00e9"
+    json.dumps(dict(row.columns), ensure_ascii=False).encode()
