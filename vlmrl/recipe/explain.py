@@ -244,20 +244,21 @@ def _metadata(annotation: Any) -> Iterable[Any]:
 
 def toml_lines(loaded: LoadedRecipe, *, origin: bool) -> list[str]:
     """A loaded recipe as TOML that loads to the same values; with `origin`, defaults too and where each came from."""
-    lines: list[str] = []
-    table: Key = ()
-    for key, value in sorted(leaves(loaded.resolved["recipe"]), key=lambda leaf: len(leaf[0]) > 1):
-        source = loaded.origins[dotted(key)]
-        if value is None or (source == "default" and not origin):
-            if value is None and origin and key[:-1] == table:
-                lines.append(f"# {_bare(key[-1])} is not set")
-            continue
-        if key[:-1] != table:
-            table = key[:-1]
-            lines += ["", _header(table)]
-        text = f"{_bare(key[-1])} = {_toml_value(value)}"
-        lines.append(f"{text:<48}  # {source}" if origin else text)
-    return lines[1:] if lines and not lines[0] else lines
+    tables: dict[Key, list[str]] = {(): []}
+    for key, value in leaves(loaded.resolved["recipe"]):
+        source, name = loaded.origins[dotted(key)], dotted((key[-1],))
+        if value is None:
+            text = f"# {name} is not set" if origin else ""
+        elif origin:
+            text = f"{name} = {_toml_value(value)}".ljust(48) + f"  # {source}"
+        else:
+            text = "" if source == "default" else f"{name} = {_toml_value(value)}"
+        if text:
+            tables.setdefault(key[:-1], []).append(text)
+    lines = list(tables.pop(()))
+    for table, texts in tables.items():
+        lines += ["", _header(table), *texts]
+    return lines if lines[0] else lines[1:]
 
 
 def diff_recipes(left: LoadedRecipe, right: LoadedRecipe) -> list[dict[str, Any]]:
@@ -271,11 +272,7 @@ def diff_recipes(left: LoadedRecipe, right: LoadedRecipe) -> list[dict[str, Any]
 def _header(table: Key) -> str:
     if len(table) == 2 and isinstance(table[1], int):
         return f"[[{table[0]}]]"
-    return f"[{'.'.join(_bare(p) for p in table if isinstance(p, str))}]"
-
-
-def _bare(part: str | int) -> str:
-    return dotted((part,))
+    return f"[{dotted(tuple(p for p in table if isinstance(p, str)))}]"
 
 
 def _toml_value(value: Any) -> str:
@@ -286,5 +283,5 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(_toml_value(v) for v in value)}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_bare(k)} = {_toml_value(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{dotted((k,))} = {_toml_value(v)}" for k, v in value.items()) + "}"
     return repr(value)

@@ -1,0 +1,51 @@
+"""Every recipe that comes with vlmrl loads, passes the rules, and is described."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vlmrl.check.catalogs import catalogs
+from vlmrl.recipe.checks import check_recipe
+from vlmrl.recipe.explain import list_recipes
+from vlmrl.recipe.files import shipped_folder
+from vlmrl.recipe.load import LoadedRecipe, load_recipe
+
+RECIPES = sorted(path for path in shipped_folder().rglob("*.toml"))
+DATA = '[[data]]\npath = "data/digits"\ntask = "digits"\n'
+
+
+def load(path: Path) -> LoadedRecipe:
+    """A shipped recipe; of a base one the smallest child, with data."""
+    if path.parent.name == "base":
+        Path("child.toml").write_text(f'extends = "{path}"\n{DATA}')
+        return load_recipe("child.toml")
+    return load_recipe(path)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(shipped_folder())))
+def test_a_shipped_recipe_loads_and_passes_every_rule_but_what_is_not_made_yet(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loaded = load(path)
+    for data in loaded.recipe.data:  # as `vlmrl prep` and `vlmrl demo` would have left them
+        (tmp_path / data.path).mkdir(parents=True)
+        (tmp_path / data.path / "dataset.json").write_text("{}")
+    if loaded.recipe.model.path == "demo/model":
+        (tmp_path / "demo" / "model").mkdir(parents=True)
+        (tmp_path / "demo" / "model" / "config.json").write_text("{}")
+    assert check_recipe(load(path), catalogs()) == []
+
+
+@pytest.mark.parametrize("listed", list_recipes(), ids=lambda r: r.name)
+def test_a_shipped_recipe_says_what_it_is_in_its_first_comment(listed):
+    assert listed.error == ""
+    assert len(listed.comment) > 40
+
+
+def test_a_shipped_recipe_is_found_by_its_bare_name():
+    assert load_recipe("digits_im").path == shipped_folder() / "digits_im.toml"
+
+
+def test_every_shipped_recipe_fits_on_a_screen():
+    assert all(len(path.read_text().splitlines()) <= 60 for path in RECIPES)
