@@ -15,8 +15,9 @@ from vlmrl.checkpoint.format import HF, read_meta
 from vlmrl.checkpoint.io import load_proof, load_weights
 from vlmrl.data.batch import PromptTokens, TrainItem, make_row
 from vlmrl.errors import CheckpointError
-from vlmrl.model.load import DTYPES, load_model, load_processor, quiet_transformers
+from vlmrl.model.load import DTYPES, load_model, load_processor
 from vlmrl.model.policy import Policy
+from vlmrl.model.quiet import quiet_transformers
 from vlmrl.recipe.schema import Model
 from vlmrl.store.files import remove_tree, temp_path
 from vlmrl.types import Segment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ import torch
 from vlmrl.errors import CheckpointError
 from vlmrl.model.families import part_of
 from vlmrl.model.hub import require_source
-from vlmrl.model.load import quiet_transformers
+from vlmrl.model.quiet import quiet_transformers
 from vlmrl.recipe.schema import Model
 
 MAX_HEADER_BYTES = 100 << 20
@@ -23,7 +24,7 @@ MAX_HEADER_BYTES = 100 << 20
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model's size, from its weights' headers where they are here, else from its configuration.
+    """A model's size, from its configuration.
 
     Args: parameters: by part ("vision", "language", "embeddings", "other").    text, vision: their config values.
     """
@@ -60,7 +61,8 @@ def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             hint = "name a local folder, a run, or a hub model that is in the cache or can be downloaded"
             raise CheckpointError(f"no model can be loaded from `{source}`: {first}", hint=hint) from error
-    shapes = _header_shapes(Path(source)) or _meta_shapes(config, settings)
+    shapes = _meta_shapes(config, settings)
+    _check_weights(Path(source), shapes)
     return ModelFacts(config.model_type, _by_part(shapes), _text_config(config), _vision_config(config))
 
 
@@ -108,21 +110,23 @@ def _vision_config(config: Any) -> dict[str, Any]:
 def _by_part(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for name, shape in shapes.items():
-        size = 1
-        for length in shape:
-            size *= length
         part = part_of(name) or "other"
-        counts[part] = counts.get(part, 0) + size
+        counts[part] = counts.get(part, 0) + math.prod(shape)
     return counts
 
 
-def _header_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Tensor name -> shape from the headers of a folder's safetensors files; empty when there are none."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    if folder.is_dir():
-        for path in sorted(folder.glob("*.safetensors")):
-            shapes.update(_one_header(path))
-    return shapes
+def _check_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise unless the safetensors of a local folder hold as many numbers as its configuration asks for.
+
+    A folder without any holds a configuration only (a checkpoint keeps its weights elsewhere). Names are not compared:
+    they differ between versions of transformers; tied weights may be stored once or twice.
+    """
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    stored = sum(math.prod(shape) for path in files for _, shape in _one_header(path))
+    wanted = sum(math.prod(shape) for shape in shapes.values())
+    if files and not 0.7 * wanted <= stored <= 1.5 * wanted:
+        message = f"the weights hold {stored:,} numbers, the configuration asks for {wanted:,}"
+        raise CheckpointError(message, where=str(folder), hint="are all shards there, and of one model?")
 
 
 def _one_header(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:

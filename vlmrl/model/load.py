@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,12 @@ from vlmrl.errors import CheckpointError
 from vlmrl.model.families import family_of, part_of
 from vlmrl.model.hub import require_source
 from vlmrl.model.prefix_attention import NAME as SHARED_PREFIX
+from vlmrl.model.quiet import quiet_transformers
 from vlmrl.recipe.schema import Model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DROPOUT_RATES = ("attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
+"""What models call their dropout, in configs and on modules."""
 IMAGE_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "audio_token_id",
                 "image_token_index", "video_token_index", "boi_token_id", "eoi_token_id")  # fmt: skip
 
@@ -62,7 +64,13 @@ def prepare_model(model: Any, settings: Model) -> Any:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(part_of(name) not in settings.freeze)
-    # RL needs the same function in sampling and training: no dropout anywhere, so eval mode throughout.
+    # RL needs the same function in sampling and training: no dropout, whatever the mode (see Policy.forward).
+    for module in model.modules():
+        for rate in DROPOUT_RATES:
+            if isinstance(getattr(module, rate, None), float):
+                setattr(module, rate, 0.0)
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
     return model.to(pick_device(settings.device)).eval()
 
 
@@ -102,7 +110,7 @@ def _hub_arguments(settings: Model, path: str | None) -> dict[str, Any]:
 
 def _no_dropout(config: Any) -> None:
     for part in (config, *(getattr(config, n, None) for n in ("text_config", "vision_config"))):
-        for name in ("attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
+        for name in DROPOUT_RATES:
             if part is not None and hasattr(part, name):
                 setattr(part, name, 0.0)
 
@@ -116,23 +124,3 @@ def _not_loadable(source: str, error: Exception) -> CheckpointError:
         else "name a local folder, or a hub model that is in the cache or can be downloaded"
     )
     return CheckpointError(f"no model can be loaded from `{source}`: {first}", hint=hint)
-
-
-class quiet_transformers:
-    """Keeps transformers' progress bars and info lines away; warnings and errors still come."""
-
-    def __enter__(self) -> None:
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        from transformers.utils import logging
-
-        self._level = logging.get_verbosity()
-        self._bars = logging.is_progress_bar_enabled()
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-
-    def __exit__(self, *_: object) -> None:
-        from transformers.utils import logging
-
-        logging.set_verbosity(self._level)
-        if self._bars:
-            logging.enable_progress_bar()

@@ -1,7 +1,7 @@
 """A real but tiny Qwen2.5-VL with a tokenizer trained on the spot, saved as an ordinary Hugging Face folder.
 
 Tests and the demo get a model from here without a download. About 1.3 M parameters; images of 56 x 56 pixels are 4 tokens.
-Run: python -m vlmrl.model.tiny OUT --texts FILE
+`vlmrl demo --model-only OUT --data DATASET` makes one for a dataset of your own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vlmrl.errors import CheckpointError
+from vlmrl.model.quiet import quiet_transformers
 
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
@@ -76,7 +77,8 @@ def build_tiny(
     generation = model.generation_config
     assert generation is not None
     generation.eos_token_id, generation.pad_token_id = ids["<|im_end|>"], ids["<|endoftext|>"]
-    model.save_pretrained(folder)
+    with quiet_transformers():
+        model.save_pretrained(folder)
     Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessor(min_pixels=min_pixels, max_pixels=max_pixels),
         tokenizer=tokenizer,
