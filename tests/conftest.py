@@ -15,7 +15,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "vlmrl", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    "vlmrl",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("vlmrl")
 

@@ -1,0 +1,99 @@
+"""Packing: every item in exactly one row, groups together, budgets kept; rows say what to predict from where."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlmrl.data.batch import PromptTokens, TrainItem, make_row, pack
+from vlmrl.model.prefix_attention import plan_row
+from vlmrl.types import Segment
+
+
+@st.composite
+def worlds(draw) -> list[TrainItem]:
+    """Items of up to five groups: prompts of 1 to 9 tokens; responses of up to three segments, some untrained, some
+    empty. Every token id is unique, so that a token in a wrong place shows.
+    """
+    items: list[TrainItem] = []
+    fresh = iter(range(10_000))
+
+    def take(n: int) -> tuple[int, ...]:
+        return tuple(next(fresh) for _ in range(n))
+
+    for group in range(draw(st.integers(1, 5))):
+        ids = take(draw(st.integers(1, 9)))
+        prompt = PromptTokens(ids, tuple(i % 2 for i in ids), {}, 0)
+        for _ in range(draw(st.integers(1, 6))):
+            lengths = draw(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=3))
+            segments = tuple(Segment("x", take(n), trained) for n, trained in lengths)
+            items.append(TrainItem(prompt, group, segments, len(items)))
+    return draw(st.permutations(items))
+
+
+@given(worlds(), st.integers(1, 60))
+def test_every_item_is_in_exactly_one_row_and_rows_keep_the_budget(items: list[TrainItem], budget: int):
+    rows = pack(items, budget)
+    assert sorted(i.trajectory for row in rows for i in row) == sorted(i.trajectory for i in items)
+    for row in rows:
+        prompts = {i.group: len(i.prompt.ids) for i in row}
+        size = sum(prompts.values()) + sum(i.num_tokens for i in row)
+        assert size <= budget or len(row) == 1
+        groups = [i.group for i in row]
+        assert groups == sorted(groups, key=groups.index), "a group is interleaved with another"
+
+
+@given(worlds(), st.integers(1, 60))
+def test_packing_is_a_function_of_the_items_alone(items: list[TrainItem], budget: int):
+    assert pack(items, budget) == pack(list(items), budget)
+
+
+@given(worlds(), st.integers(1, 200))
+def test_a_row_holds_its_prompts_and_responses_and_predicts_each_trained_token_from_the_one_before(
+    items: list[TrainItem], budget: int
+):
+    for row_items in pack(items, budget):
+        row = make_row(row_items)
+        ids = row.input_ids_N.tolist()
+        prompts = [s for s in row.layout if s.response == -1]
+        responses = [s for s in row.layout if s.response >= 0]
+        assert [s.start for s in row.layout] == [0, *(s.end for s in row.layout)][:-1] and row.layout[-1].end == len(
+            ids
+        )
+        assert len(prompts) == len({i.group for i in row_items})
+        assert [row.trajectories[row.layout.index(s)] for s in responses] == [i.trajectory for i in row_items]
+        expected_targets, expected_sources, expected_owner = [], [], []
+        for item, span in zip(row_items, responses, strict=True):
+            prompt = next(p for p in prompts if p.group == span.group)
+            assert tuple(ids[prompt.start : prompt.end]) == item.prompt.ids
+            assert row.kinds_N.tolist()[prompt.start : prompt.end] == list(item.prompt.kinds)
+            whole = [t for s in item.segments for t in s.ids]
+            assert ids[span.start : span.end] == whole and not any(row.kinds_N.tolist()[span.start : span.end])
+            trained = [s.trained for s in item.segments for _ in s.ids]
+            story = [*item.prompt.ids, *whole]
+            for place, use in enumerate(trained):
+                if use:
+                    expected_targets.append(whole[place])
+                    expected_sources.append(story[len(item.prompt.ids) + place - 1])
+                    expected_owner.append(item.trajectory)
+        assert row.target_K.tolist() == expected_targets
+        assert [ids[i] for i in row.predict_at_K.tolist()] == expected_sources
+        assert [row.trajectories[i] for i in row.span_K.tolist()] == expected_owner
+
+
+@given(worlds())
+def test_a_token_sees_its_own_story_and_nothing_else(items: list[TrainItem]):
+    row_items = pack(items, 10_000)[0]
+    row = make_row(row_items)
+    plan = plan_row(row.layout, torch.device("cpu"))
+    for group in plan.groups:
+        spans = [s for s in row.layout if group.start <= s.start and s.end <= group.end]
+        prompt = group.prompt_end - group.start
+        rows, columns = group.mask.shape
+        assert (rows, columns) == (group.end - group.prompt_end, group.end - group.start)
+        owner = {t - group.start: s.response for s in spans if s.response >= 0 for t in range(s.start, s.end)}
+        for i in range(rows):
+            for j in range(columns):
+                sees = j < prompt or (owner[j] == owner[i + prompt] and j <= i + prompt)
+                assert bool(group.mask[i, j]) == sees
