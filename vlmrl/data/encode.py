@@ -87,6 +87,7 @@ class Encoder:
                 hint=f"write {IMAGE_SLOT} once for each image, in order",
             )
         text = self.render(messages)
+        self._no_stray_placeholders(text, len(images), row)
         if not images:
             ids = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
             return EncodedPrompt(row, text, ids, (0,) * len(ids), {}, 0, 0, ())
@@ -95,6 +96,17 @@ class Encoder:
         ids, kinds = self._expand(text, joined, images)
         sizes = tuple(self._model_size(f, image) for f, image in zip(features, images, strict=True))
         return EncodedPrompt(row, text, ids, kinds, joined, len(images), sum(kinds), sizes)
+
+    def _no_stray_placeholders(self, text: str, num_images: int, row: Row) -> None:
+        """Raises: DataError when the text itself holds a placeholder: the model would take it for an image."""
+        for kind, wanted in (("image", num_images), ("video", 0)):
+            token = getattr(self.processor, f"{kind}_token", None)
+            if token and text.count(token) != wanted:
+                raise DataError(
+                    f"the prompt's text holds the model's own {kind} placeholder {token}",
+                    where=f"{row.source} row {row.prompt_id}",
+                    hint=f"write {IMAGE_SLOT} where an image belongs, and take {token} out of the text",
+                )
 
     def _expand(self, text: str, joined: Mapping[str, Tensor], images: Sequence[Image]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Ids with image placeholders expanded. Grid families: from the grids; the others: by the processor itself."""

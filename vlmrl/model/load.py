@@ -41,6 +41,7 @@ def load_model(settings: Model, *, path: str | None = None, weights_from: Callab
 
 
 def _read_model(settings: Model, path: str | None) -> Any:
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     require_source(path or settings.path, settings.revision)
@@ -52,7 +53,7 @@ def _read_model(settings: Model, path: str | None) -> Any:
             return AutoModelForImageTextToText.from_pretrained(
                 source, config=config, dtype=DTYPES[settings.dtype], **kwargs
             )
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise _not_loadable(source, error) from error
 
 
