@@ -93,14 +93,22 @@ def learn(session: Session, rollouts: Sequence[Rollout], groups: Sequence[Group]
     budget = recipe.train.tokens_per_row
     if s.reference is not None:
         fill_logps(s.reference, batch, batch.ref_logp, budget)
-    count = recipe.train.updates_per_step
-    if count > 1:
-        fill_logps(s.policy, batch, batch.old_logp, budget)
-    stats: dict[str, float] = {}
-    for minibatch in split_groups(batch, count):
-        lr = learning_rate(recipe.optim, s.progress.step, recipe.train.steps)
-        stats = update(s.policy, s.optimizer, minibatch, objective, lr=lr, tokens_per_row=budget,
-                       max_tokens=recipe.rollout.max_new_tokens)  # fmt: skip
+    minibatches = split_groups(batch, recipe.train.updates_per_step)
+    if len(minibatches) > 1:
+        # Packed as `update` will pack them: the first update then has ratios of exactly 1, in bfloat16 too.
+        for minibatch in minibatches:
+            fill_logps(s.policy, minibatch, batch.old_logp, budget)
+    lr = learning_rate(recipe.optim, s.progress.step, recipe.train.steps)
+    made = [
+        update(
+            s.policy, s.optimizer, minibatch, objective, lr=lr, tokens_per_row=budget,
+            max_tokens=recipe.rollout.max_new_tokens,
+        )
+        for minibatch in minibatches
+    ]  # fmt: skip
+    stats = {name: fmean(m[name] for m in made) for name in made[0]}
+    # Only the first update sees the weights that sampled.
+    stats["policy/sampler_gap_max"] = made[0]["policy/sampler_gap_max"]
     return stats | {"optim/updates": s.optimizer.updates}
 
 
