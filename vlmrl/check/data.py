@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError
 from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.messages import nearest
 from vlmrl.types import RewardInput, Row
 
 if TYPE_CHECKING:
@@ -78,18 +79,28 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
         hint = "name one with data.validation, or prepare the data with one; training goes on without validation"
         where = loaded.where(("eval", "metric"), ("data", 0))
         return [Problem("no source has validation rows: no best checkpoint, no early stop", where, hint, "warning")]
-    known = {"reward", *(name for source in there for name in metric_names(source))}
     metric = loaded.recipe.eval.metric
-    if not there or metric in known or metric.split("/")[0] not in {"accuracy", "brier", "reward"}:
-        return []
-    hint = f"this data has: {', '.join(sorted(known))}"
-    return [Problem(f"validation has no metric `{metric}`", loaded.where(("eval", "metric")), hint)]
+    for source in there:
+        known = metric_names(source)
+        open_ended = metric.startswith("accuracy/distance-") or (metric.startswith("part/") and not source.reward.pure)
+        if metric not in known and not open_ended:
+            near = nearest(metric, known)
+            hint = (f"did you mean `{near}`?  " if near else "") + f"there are: {', '.join(known)}"
+            message = f"validation of `{source.name}` has no metric `{metric}`"
+            return [Problem(message, loaded.where(("eval", "metric")), hint)]
+    return []
 
 
 def metric_names(source: Source) -> list[str]:
-    """Names of what the task measures of one answer, taken from the first row."""
+    """Metrics that an evaluation of this source has (evaluate/metrics.py): of the task, the reward's parts, lengths.
+
+    The parts of a user's reward are known only when it has run; those with a weight are named.
+    """
     outcome = source.task.outcome(source.rows[0].truth, "")
-    return [name for name in outcome if name not in ("label", "confidence")]
+    names = ["reward", *(name for name in outcome if name not in ("label", "confidence"))]
+    names += ["auc"] if {"label", "confidence"} <= set(outcome) else []
+    parts = dict.fromkeys([*source.reward.ranges, *source.weights])
+    return [*names, *(f"part/{part}" for part in parts), "response_tokens", "truncated"]
 
 
 def scan_rows(source: Source, where: str, *, limit: int | None = None) -> Scan:

@@ -160,6 +160,10 @@ def _show_problems(problems: Sequence[Problem]) -> None:
         text = Text("\n" + format_error(p.message, p.where, p.hint, p.level))
         text.stylize("bold red" if p.level == "error" else "bold yellow", 1, 2 + len(p.level))
         out.print(text)
-    errors = sum(p.level == "error" for p in problems)
-    counts = f"{errors} errors, {len(problems) - errors} warnings" if problems else "nothing is wrong"
+    counts = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in _counts(problems)) or "nothing is wrong"
     out.print(Text(f"\n{counts}"))
+
+
+def _counts(problems: Sequence[Problem]) -> list[tuple[int, str]]:
+    found = [(sum(p.level == level for p in problems), level) for level in ("error", "warning")]
+    return [(n, level) for n, level in found if n]
