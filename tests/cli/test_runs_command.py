@@ -1,0 +1,264 @@
+"""`vlmrl runs` and `vlmrl compare` as a user types them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlmrl.evaluate.metrics import summarise
+from vlmrl.store import layout
+from vlmrl.store.media import write_shard
+from vlmrl.store.runs import Run, create_run
+from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
+
+IMAGE = b"an image file"
+MEDIA = Media(hashlib.sha256(IMAGE).hexdigest(), 8, 6)
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def vlmrl(*arguments: str, runs: Path) -> Done:
+    """The command as its entry point runs it, in this process: exit code, stdout and stderr."""
+    from vlmrl.cli.app import main
+
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["vlmrl", *arguments])
+        patch.setenv(layout.RUNS_VARIABLE, str(runs))
+        try:
+            main()
+        except SystemExit as leave:
+            code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def as_json(*arguments: str, runs: Path, code: int = 0) -> dict[str, Any]:
+    done = vlmrl(*arguments, "--json", runs=runs)
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+def make(root: Path, steps: int = 3, **settings: Any) -> Run:
+    values: dict[str, Any] = {
+        "kind": "rl",
+        "recipe_name": "digits",
+        "resolved": {"recipe": {"train": {"steps": steps}}},
+    }
+    run = create_run(root, **{**values, **settings})
+    for step in range(steps):
+        row = Row("p", "digits", "pairs", {"same": True}, (MEDIA,))
+        t = Trajectory(
+            "pairs", "p", 0, 0, step, 1, (1,), (Segment("assistant", (2,), True, (-0.5,)),), (MEDIA,), "stop"
+        )
+        run.write_rollouts(step, [Group(row, "prompt", (ScoredSample(t, "yes", Score(1.0, {"answer": 1.0})),))])
+        run.log(step, "train", {"reward/mean": step / 10, "time/step_seconds": 1.5})
+    for step in (0, steps):
+        run.log(step, "validation", {"eval/accuracy": 0.5 + step / 10})
+    run.set_best(steps, "accuracy", 0.5 + steps / 10)
+    return run
+
+
+def add_evaluation(run: Run, name: str, correct: list[int]) -> Path:
+    from vlmrl.evaluate.records import Evaluation, write_evaluation
+
+    rows = []
+    for i, right in enumerate(correct):
+        outcome = {"accuracy": float(right), "label": 1.0}
+        images = [{"sha256": f"{i:064x}", "width": 8, "height": 8, "kind": "image"}]
+        row = {
+            "prompt_id": f"p{i}",
+            "sample": 0,
+            "seed": 1,
+            "source": "digits",
+            "task": "pairs",
+            "truth": {"same": True},
+        }
+        row |= {
+            "text": "x",
+            "finish": "stop",
+            "num_tokens": 3,
+            "score": float(right),
+            "parts": {"answer": float(right)},
+        }
+        rows.append(row | {"note": "", "error": None, "images": images, "outcome": outcome, **outcome})
+    folder = layout.eval_dir(run.dir, name)
+    write_evaluation(folder, Evaluation(rows, summarise(rows)), {"split": "test"})
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+def test_list_without_runs_says_so(root: Path):
+    done = vlmrl("runs", "list", runs=root)
+    assert (done.returncode, done.stdout) == (0, "") and "no runs in" in done.stderr
+    assert as_json("runs", "list", runs=root)["runs"] == []
+
+
+def test_list_shows_newest_first_filters_and_survives_a_damaged_manifest(root: Path):
+    with make(root, name="old", tags=["paper"]) as old:
+        pass
+    with make(root, kind="sft", recipe_name="digits_sft") as new:
+        pass
+    with make(root) as bad:
+        pass
+    (bad.dir / layout.MANIFEST).write_text('{"schema": 1, "id')
+    result = as_json("runs", "list", runs=root)
+    assert [r["id"] for r in result["runs"]][1:] != [] and result["total"] == 3
+    by_id = {r["id"]: r for r in result["runs"]}
+    assert by_id[bad.id]["status"] == "damaged" and "cut off" in by_id[bad.id]["problem"]
+    assert (by_id[old.id]["step"], by_id[old.id]["best"]["value"], by_id[old.id]["name"]) == (2, 0.8, "old")
+    for option, wanted in (("--kind=sft", new), ("--tag=paper", old), ("--status=damaged", bad)):
+        assert [r["id"] for r in as_json("runs", "list", option, runs=root)["runs"]] == [wanted.id]
+    plain = vlmrl("runs", "list", runs=root).stdout.splitlines()
+    assert plain[0].split("\t")[:4] == ["run", "name", "kind", "status"] and len(plain) == 4
+    limited = vlmrl("runs", "list", "--limit", "1", runs=root)
+    assert len(limited.stdout.splitlines()) == 2 and "the newest 1 of 3 runs" in limited.stderr
+    wrong = vlmrl("runs", "list", "--status", "dead", runs=root)
+    assert wrong.returncode == 2 and "one of: running" in wrong.stderr
+
+
+def test_show_says_how_to_go_on(root: Path):
+    run = make(root, name="night")
+    run.finish("interrupted")
+    done = vlmrl("runs", "show", "night", runs=root)
+    for text in (
+        "interrupted",
+        "2: reward/mean 0.2",
+        "accuracy 0.5 -> 0.8",
+        f"vlmrl train --resume {run.id}",
+        str(run.dir),
+    ):
+        assert text in done.stderr, done.stderr
+    about = as_json("runs", "show", "last", runs=root)
+    assert about["last_train"]["reward/mean"] == 0.2 and about["rollout_steps"] == [0, 1, 2]
+
+
+def test_show_of_a_damaged_or_unknown_run_is_a_message_and_code_2(root: Path):
+    with make(root) as run:
+        pass
+    (run.dir / layout.MANIFEST).write_text("{")
+    for arguments, text in ((("show", run.id), "cut off or damaged"), (("show", "nothing"), "no run `nothing`")):
+        done = vlmrl("runs", *arguments, runs=root)
+        assert done.returncode == 2 and text in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
+
+
+def test_verify_ends_with_2_and_names_every_problem(root: Path, tmp_path: Path):
+    write_shard(tmp_path / "data" / "media-00000.arrow", [(MEDIA.sha256, IMAGE)])
+    (tmp_path / "data" / "dataset.json").write_text('{"schema": 1, "fingerprint": "f"}')
+    with make(root, datasets=[{"name": "d", "path": str(tmp_path / "data"), "fingerprint": "f"}]) as run:
+        pass
+    assert vlmrl("runs", "verify", "last", runs=root).returncode == 0
+    (run.dir / "rollouts/step-000001.parquet").unlink()
+    (run.dir / "resolved.json").write_text("{")
+    done = vlmrl("runs", "verify", "last", runs=root)
+    assert done.returncode == 2 and "have metrics but no rollouts: 1" in done.stderr and "not whole JSON" in done.stderr
+    result = as_json("runs", "verify", "last", runs=root, code=2)
+    assert result["ok"] is False and len(result["problems"]) == 2
+
+
+def test_pack_makes_a_file_that_opens_elsewhere(root: Path, tmp_path: Path):
+    write_shard(tmp_path / "data" / "media-00000.arrow", [(MEDIA.sha256, IMAGE)])
+    (tmp_path / "data" / "dataset.json").write_text('{"schema": 1, "fingerprint": "f"}')
+    with make(root, datasets=[{"name": "d", "path": str(tmp_path / "data"), "fingerprint": "f"}]) as run:
+        pass
+    result = as_json("runs", "pack", "last", "-o", str(tmp_path / "run.tar.gz"), runs=root)
+    assert (result["images"], result["missing_images"]) == (1, [])
+    (tmp_path / "data").rename(tmp_path / "gone")
+    subprocess.run(["tar", "xf", "run.tar.gz"], cwd=tmp_path, check=True)
+    assert as_json("runs", "verify", str(tmp_path / run.id), runs=tmp_path / "none")["ok"] is True
+    lost = vlmrl("runs", "pack", "last", "-o", str(tmp_path / "b.tar.gz"), runs=root)
+    assert lost.returncode == 0 and "1 image(s) that the rollouts name could not be found" in lost.stderr
+
+
+def test_notes_names_and_tags(root: Path):
+    with make(root) as run:
+        pass
+    assert as_json("runs", "note", "last", "lr too high", "--name", "try1", runs=root)["note"] == "lr too high"
+    assert as_json("runs", "tag", "try1", "paper", "seed1", runs=root)["tags"] == ["paper", "seed1"]
+    assert as_json("runs", "tag", "try1", "--remove", "paper", runs=root)["tags"] == ["seed1"]
+    assert as_json("runs", "note", "try1", runs=root) == {"run": run.id, "name": "try1", "note": "lr too high"}
+    refused = vlmrl("runs", "note", "try1", "--name", "last", runs=root)
+    assert refused.returncode == 2 and "`last` cannot be the name" in refused.stderr
+
+
+def test_prune_asks_first_and_keeps_the_best(root: Path):
+    run = make(root)
+    for step in (1, 2, 3, 4):
+        folder = layout.checkpoint_dir(run.dir, step)
+        folder.mkdir(parents=True)
+        (folder / layout.COMPLETE).write_text("")
+    busy = vlmrl("runs", "prune", "last", "--keep-last", "1", "--yes", runs=root)
+    assert busy.returncode == 2 and "is being written by process" in busy.stderr
+    run.finish()
+    plan = as_json("runs", "prune", "last", "--keep-last", "1", runs=root)
+    assert plan["would_delete"] == ["step-000001", "step-000002"] and len(run.checkpoint_dirs()) == 4
+    told = vlmrl("runs", "prune", "last", "--keep-last", "1", "--yes", runs=root)
+    assert "kept: step-000003, step-000004" in told.stderr
+    assert [p.name for p in run.checkpoint_dirs()] == ["step-000003", "step-000004"]
+
+
+def test_du_adds_up(root: Path):
+    with make(root) as run:
+        pass
+    (found,) = as_json("runs", "du", runs=root)["runs"]
+    files = [p for p in run.dir.rglob("*") if p.is_file()]
+    assert found["total"] == sum(p.stat().st_size for p in files) and found["rollouts"] > 0
+    assert found["total"] == found["rollouts"] + found["checkpoints"] + found["media"] + found["other"]
+
+
+def test_compare_shows_what_differs_and_a_paired_difference(root: Path):
+    with make(root, name="a") as a:
+        add_evaluation(a, "test", [0, 0, 0, 1, 1, 0, 0, 1, 0, 0] * 5)
+    with make(root, name="b", steps=5) as b:
+        add_evaluation(b, "test", [1, 1, 0, 1, 1, 1, 0, 1, 1, 1] * 5)
+    result = as_json("compare", "a", "b", runs=root)
+    assert result["recipe"] == [{"key": "train.steps", "a": 3, "b": 5}]
+    assert {"key": "reward/mean", "a": 0.2, "b": 0.4} in result["train"]
+    (evaluation,) = result["evaluations"]
+    accuracy = next(m for m in evaluation["metrics"] if m["metric"] == "accuracy")
+    assert (evaluation["rows_paired"], accuracy["a"], accuracy["b"], accuracy["difference"]) == (50, 0.3, 0.8, 0.5)
+    assert 0 < accuracy["low"] < 0.5 < accuracy["high"] and accuracy["excludes_zero"] is True
+    same = as_json("compare", "a", "a", runs=root)
+    assert same["recipe"] == [] and same["made_with"] == []
+    assert all(m["difference"] == 0 and not m["excludes_zero"] for m in same["evaluations"][0]["metrics"])
+    text = vlmrl("compare", "a", "b", runs=root)
+    assert text.returncode == 0 and "train.steps\t3\t5" in text.stdout and "differs" in text.stdout
+
+
+def test_compare_takes_the_folder_of_an_evaluation(root: Path):
+    with make(root, name="a") as a:
+        first, second = add_evaluation(a, "one", [0, 1] * 10), add_evaluation(a, "two", [1, 1] * 10)
+    result = as_json("compare", str(first), str(second), runs=root)
+    assert result["evaluations"][0]["metrics"][0]["difference"] == 0.5
+
+
+def test_compare_without_rows_in_common_says_so(root: Path):
+    with make(root, name="a") as a:
+        add_evaluation(a, "test", [1])
+    with make(root, name="b"):
+        pass
+    assert "no evaluation in common: A has test; B has none" in as_json("compare", "a", "b", runs=root)["notes"]
+
+
+def test_every_command_of_the_store_has_help_with_an_example(root: Path):
+    commands = ("list", "show", "verify", "pack", "note", "tag", "du", "prune", "unlock")
+    for command in [*(("runs", c) for c in commands), ("compare",)]:
+        done = vlmrl(*command, "--help", runs=root)
+        assert done.returncode == 0 and "Example: vlmrl" in done.stdout, command
