@@ -1,6 +1,6 @@
 """From the rows of an evaluation to its summary: every metric with a 95% interval and the rows it is made of.
 
-A row is one response (see `evaluate.run.records`). Which numbers there are is the task's business (`Task.outcome`);
+A row is one response (`evaluate.run.make_records`). Which numbers there are is the task's business (`Task.outcome`);
 here each is averaged over the rows it applies to. Metric names: `reward`, `accuracy`, `accuracy/<level>`,
 `accuracy/distance-<d>`, `brier`, `auc`, `parse_failure`, any other outcome of the task, `part/<name>`,
 `response_tokens`, `truncated`, `pass@<k>` for several samples a prompt.
@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vlmrl.evaluate.stats import Clusters, Interval, bootstrap_auc, bootstrap_mean
+from vlmrl.evaluate.stats import Clusters, Interval, bootstrap_auc, bootstrap_mean, paired_bootstrap
 
 Record = Mapping[str, Any]
 
@@ -165,3 +165,26 @@ def _distances(rows: Sequence[Record]) -> list[int]:
         and not isinstance(d, bool)
     }
     return sorted(found) if len(found) > 1 else []
+
+
+def paired_differences(rows: Sequence[Record], others: Sequence[Record], *, seed: int = 0) -> dict[str, dict[str, Any]]:
+    """Mean of (rows - others) for every number that both have, on the rows they share (same prompt id and sample).
+
+    Returns: metric name -> {"value", "low", "high", "n"}; names as in `summarise`. Empty when no row is shared.
+    """
+    before = {(r["prompt_id"], r["sample"]): r for r in others}
+    pairs = [(r, o) for r in rows if (o := before.get((r["prompt_id"], r["sample"]))) is not None]
+    picks: dict[str, Callable[[Record], float | None]] = {"reward": lambda r: r["score"]}
+    for name in _names(rows, "outcome"):
+        if name not in NOT_AVERAGED:
+            picks[name] = lambda r, name=name: r["outcome"].get(name)
+    for name in _names(rows, "parts"):
+        picks[f"part/{name}"] = lambda r, name=name: r["parts"].get(name)
+    picks["response_tokens"] = lambda r: float(r["num_tokens"])
+    found = {}
+    for name, pick in picks.items():
+        both = [(r, a, b) for r, o in pairs if (a := pick(r)) is not None and (b := pick(o)) is not None]
+        if both:
+            a, b = [x for _, x, _ in both], [x for _, _, x in both]
+            found[name] = as_json(paired_bootstrap(a, b, clusters_of([r for r, _, _ in both]), seed))
+    return found

@@ -57,9 +57,10 @@ class ModelOrigin:
         return str(self.checkpoint / HF) if self.checkpoint else self.path
 
 
-def find_model(path: str, runs_root: Path) -> ModelOrigin:
+def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOrigin:
     """What `model.path` names: a local folder, a checkpoint folder, a run (its best or last checkpoint), else a hub name.
 
+    Args: which: checkpoint of a run: "best", "last", or a step.
     Raises: StoreError or CheckpointError when it names a run that has no complete checkpoint.
     """
     folder = Path(path)
@@ -69,7 +70,7 @@ def find_model(path: str, runs_root: Path) -> ModelOrigin:
         return ModelOrigin(path, folder, {"checkpoint": folder.name, "run": folder.parent.parent.name})
     run = _run_named(path, runs_root)
     if run is not None:
-        checkpoint = run.checkpoint("best")
+        checkpoint = run.checkpoint(which)
         return ModelOrigin(path, checkpoint, {"run": run.id, "checkpoint": checkpoint.name})
     if folder.is_dir():
         raise CheckpointError(f"{path} holds no model: there is no config.json, and it is no run", where=path)

@@ -1,0 +1,119 @@
+"""The files of an evaluation. No torch: whoever compares or shows evaluations reads them here.
+
+<run>/eval/<name>/rows.parquet     one row a response: text, score, parts, outcome
+                  summary.json     metrics with intervals, what was evaluated; written last
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import StoreError
+from vlmrl.store.files import remove_tree, temp_path, write_atomic, write_json
+from vlmrl.store.layout import EVAL_ROWS, EVAL_SUMMARY
+
+SCHEMA = 1
+JSON_COLUMNS = ("truth", "parts")
+OUTCOME = "outcome/"
+"""Prefix, in the Parquet file, of the columns that are the task's outcome."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Rows and summary of one evaluation.
+
+    Args:
+        rows: one mapping a response, see `evaluate.run.make_records`; each outcome is also a key of its own
+            (`row["accuracy"]`).
+        summary: see `evaluate.metrics.summarise`; as read from disk it also has "schema" and "meta".
+    """
+
+    rows: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+
+def write_evaluation(folder: Path, evaluation: Evaluation, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Write an evaluation; one that is there already is replaced as a whole. Returns the summary with `meta` in it.
+
+    Args: meta: what was evaluated (model, checkpoint, split, sampling ...); JSON values.
+    """
+    summary = {"schema": SCHEMA, "meta": dict(meta), **evaluation.summary}
+    making = temp_path(folder)
+    making.mkdir(parents=True)
+    write_atomic(making / EVAL_ROWS, _parquet(evaluation.rows))
+    write_json(making / EVAL_SUMMARY, summary)
+    if folder.exists():
+        remove_tree(folder)
+    making.rename(folder)
+    return summary
+
+
+def read_evaluation(folder: Path) -> Evaluation:
+    """What `write_evaluation` wrote. Raises: StoreError when it is missing, damaged or of a newer schema."""
+    return Evaluation(_read_rows(folder / EVAL_ROWS), read_summary(folder))
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """summary.json of an evaluation. Raises: StoreError as `read_evaluation`."""
+    path = folder / EVAL_SUMMARY
+    try:
+        summary = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise StoreError("there is no finished evaluation", where=str(folder)) from None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"the evaluation's summary is damaged: {error}", where=str(path)) from error
+    if not isinstance(summary, dict) or not isinstance(summary.get("metrics"), dict):
+        raise StoreError("this file is no summary of an evaluation", where=str(path))
+    if summary.get("schema") != SCHEMA:
+        message = f"this evaluation has schema {summary.get('schema')!r}; this vlmrl reads {SCHEMA}"
+        raise StoreError(message, where=str(path), hint="upgrade vlmrl")
+    return summary
+
+
+def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    image = pa.struct([("sha256", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("kind", pa.string())])
+    kinds = {
+        "prompt_id": pa.string(), "sample": pa.int32(), "seed": pa.int64(), "source": pa.string(), "task": pa.string(),
+        "truth": pa.string(), "text": pa.string(), "finish": pa.string(), "num_tokens": pa.int32(),
+        "score": pa.float64(), "parts": pa.string(), "note": pa.string(), "error": pa.string(),
+        "images": pa.list_(image),
+    }  # fmt: skip
+    columns = {name: pa.array([_cell(row[name]) for row in rows], kind) for name, kind in kinds.items()}
+    for name in dict.fromkeys(name for row in rows for name in row["outcome"]):
+        columns[OUTCOME + name] = pa.array([row["outcome"].get(name) for row in rows], pa.float64())
+    table = pa.table(columns).replace_schema_metadata({"vlmrl.schema": str(SCHEMA)})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue().to_pybytes()
+
+
+def _cell(value: Any) -> Any:
+    """A value as Parquet holds it: mappings as JSON text, half surrogate pairs as their escapes."""
+    if isinstance(value, Mapping):
+        return json.dumps(dict(value))
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        raw = pq.read_table(path).to_pylist()
+        rows = []
+        for row in raw:
+            outcome = {k.removeprefix(OUTCOME): v for k, v in row.items() if k.startswith(OUTCOME)}
+            plain = {k: v for k, v in row.items() if not k.startswith(OUTCOME)}
+            plain |= {k: json.loads(plain[k]) for k in JSON_COLUMNS}
+            rows.append(plain | {"outcome": outcome} | outcome)
+    except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StoreError(f"the evaluation's rows cannot be read: {reason}", where=str(path)) from error
+    return rows
