@@ -75,7 +75,8 @@ def save_checkpoint(
         _write_hf_files(temp / HF, model, processor)
         (temp / RNG).parent.mkdir()
         save_file({"torch": torch.random.get_rng_state()}, temp / RNG)
-        save_file({k: v.contiguous().cpu() for k, v in saved.proof.items()}, temp / PROOF)
+        # Rollouts of one prompt share its pixels; safetensors wants every tensor in memory of its own.
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in saved.proof.items()}, temp / PROOF)
         write_json(temp / DATA, dict(saved.data))
         meta = {"schema": SCHEMA, "vlmrl": __version__, "step": saved.step, **saved.meta, "files": _file_table(temp)}
         write_json(temp / META, meta)

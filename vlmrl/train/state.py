@@ -250,7 +250,9 @@ def save(session: Session) -> Path:
         "optimizer_updates": s.optimizer.updates,
     }  # fmt: skip
     data = {"progress": asdict(replace(s.progress, seconds=s.seconds)), "stream": s.stream.state_dict()}
-    proof = make_proof(s.policy, s.proof_items[:PROOF_ROLLOUTS]) if s.proof_items else {}
+    # One rollout a prompt: more prompts prove more.
+    items = list({item.group: item for item in s.proof_items}.values())[:PROOF_ROLLOUTS]
+    proof = make_proof(s.policy, items) if items else {}
     saved = io.Saved(s.progress.step, meta, data, proof)
     folder = io.save_checkpoint(s.run.dir, saved, s.policy.model, s.processor, s.optimizer.state_tensors())
     keep = [s.progress.best_step] if recipe.checkpoint.keep_best and s.progress.best_step is not None else []
