@@ -41,6 +41,8 @@ def show(
     err = console()
     err.print(f"{opened.path}: task {facts['task']}, fingerprint {opened.fingerprint[:16]}")
     err.print("splits: " + ", ".join(f"{name} {count}" for name, count in opened.splits.items()))
+    if opened.info.get("description"):
+        err.print(opened.info["description"])
     for note in opened.notes:
         err.print(note)
     dropped = opened.info.get("dropped") or []

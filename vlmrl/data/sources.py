@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.build import canonical_json
 from vlmrl.data.columns import (
+    SPELLINGS,
     Mapped,
     map_columns,
     missing_prompt,
@@ -54,12 +55,13 @@ class TableDataset:
         self._mapped = {split: self._map(table) for split, table in self._tables.items()}
         self.splits = {split: len(table) for split, table in self._tables.items()}
         mapped = self._mapped.get(data.split) or next(iter(self._mapped.values()))
-        self.notes: Sequence[str] = (_describe(mapped),)
+        self.notes: Sequence[str] = tuple(_doubts(mapped, self._tables, data.columns))
         self.info: Mapping[str, Any] = {
             "name": self.name,
             "task": data.task,
             "columns": mapped.named(),
             "style": mapped.style,
+            "description": _describe(mapped),
             "response_column": mapped.response or self._answers_in_messages(mapped),
             "splits": {split: {"rows": rows} for split, rows in self.splits.items()},
         }
@@ -224,6 +226,18 @@ def _images_root(data: Data) -> Path | None:
         return Path(config.HF_CACHE_HOME)
     place = Path(data.path)
     return place if place.is_dir() else place.parent
+
+
+def _doubts(mapped: Mapped, tables: Mapping[str, RawTable], named: Mapping[str, str]) -> list[str]:
+    """Roles for which several columns would do: the choice is said, it is a guess."""
+    columns = next(iter(tables.values())).columns
+    notes = []
+    for role in ("prompt", "images", "answer"):
+        chosen = getattr(mapped, role)
+        others = [name for name in SPELLINGS[role] if name in columns and name != chosen]
+        if role not in named and others:
+            notes.append(f"the {role} is read from `{chosen}`, not from `{'`, `'.join(others)}`: say so in `columns`")
+    return notes
 
 
 def _describe(mapped: Mapped) -> str:

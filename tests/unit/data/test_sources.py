@@ -372,3 +372,11 @@ def test_half_characters_do_not_reach_files_or_tokenizers(tmp_path: Path) -> Non
     assert turns(dataset, row) == [("user", "a?b")] and row.truth == {"answer": "?"}
     assert row.columns["caf\u00e9"] == "\u00e9"
     json.dumps(dict(row.columns), ensure_ascii=False).encode()
+
+
+def test_a_guess_between_two_columns_is_said_and_naming_one_settles_it(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "?", "solution": "long", "answer": "short"}])
+    dataset, (row,) = open_rows(path)
+    assert row.truth == {"answer": "long"} and "`solution`, not from `answer`" in dataset.notes[0]
+    dataset, (row,) = open_rows(path, columns={"answer": "answer"})
+    assert row.truth == {"answer": "short"} and not dataset.notes
