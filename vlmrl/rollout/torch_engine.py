@@ -198,7 +198,7 @@ def _filtered(logp_BV: Tensor, top_p: float, top_k: int) -> Tensor:
     """Log-probs renormalised over the top-k and then the smallest set of mass top_p; unchanged when both are off."""
     if top_k > 0 and top_k < logp_BV.shape[-1]:
         floor = logp_BV.topk(top_k, -1).values[:, -1:]
-        logp_BV = logp_BV.masked_fill(logp_BV < floor, float("-inf"))
+        logp_BV = logp_BV.masked_fill(logp_BV < floor, float("-inf")).log_softmax(-1)
     if top_p < 1.0:
         ordered, index = logp_BV.sort(-1, descending=True)
         before = ordered.exp().cumsum(-1) - ordered.exp()

@@ -1,0 +1,320 @@
+"""The built-in engine: the trainer's policy, independent samples, filters and stops as documented."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tinyworld import RELATIVE_TOLERANCE, encoded, prompt_tokens
+
+from vlmrl.data.batch import TrainItem, make_row
+from vlmrl.model.load import stop_ids_of
+from vlmrl.model.policy import Policy
+from vlmrl.rollout.engine import Request, finish_reason
+from vlmrl.rollout.torch_engine import TorchEngine, _filtered
+from vlmrl.types import SamplingParams, Segment
+
+
+@pytest.fixture(scope="module")
+def prompts(tiny_encoder):
+    """Prompts of five lengths; with and without images, and of different image sizes."""
+    return [
+        encoded(tiny_encoder, "same?", name="text"),
+        encoded(tiny_encoder, "same or different?", [(56, 56), (56, 56)], name="two"),
+        encoded(tiny_encoder, "yes no", [(112, 56), (84, 112)], name="sizes"),
+        encoded(tiny_encoder, "3; 8", [(56, 84)], name="one"),
+        encoded(tiny_encoder, "0 1 2 3 4 5 6 7 8 9 yes no same different " * 2, name="long"),
+    ]
+
+
+@pytest.fixture
+def policy(frozen_tiny_model, tiny_banned):
+    return Policy(frozen_tiny_model, temperature=0.7, banned_ids=tiny_banned)
+
+
+@pytest.fixture
+def params(frozen_tiny_model, tiny_processor, tiny_banned):
+    """T = 0.7, and a dozen end tokens, so that responses end at all lengths."""
+    stops = (*stop_ids_of(frozen_tiny_model, tiny_processor.tokenizer), *range(20, 32))
+    return SamplingParams(temperature=0.7, max_new_tokens=24, stop_ids=stops, banned_ids=tiny_banned)
+
+
+@pytest.fixture
+def engine(policy, tiny_processor):
+    return TorchEngine(policy, tiny_processor.tokenizer)
+
+
+def requests_of(prompts, num_samples: int = 6) -> list[Request]:
+    return [Request(p, num_samples, 1_000 * (1 + i)) for i, p in enumerate(prompts)]
+
+
+def test_log_probs_equal_the_trainers(engine, policy, prompts, params):
+    gaps = []
+    for request, samples in zip(requests_of(prompts), engine.generate(requests_of(prompts), params), strict=True):
+        tokens = prompt_tokens(request.prompt)
+        items = [TrainItem(tokens, 0, (Segment("a", s.token_ids, True),), k) for k, s in enumerate(samples)]
+        with torch.no_grad():
+            logp = policy(make_row(items)).logp
+        said = torch.tensor([x for s in samples for x in s.sampler_logp])
+        gaps.append(float((logp - said).abs().max() / logp.abs().max()))
+    assert max(gaps) <= RELATIVE_TOLERANCE
+
+
+def test_responses_end_at_all_lengths_and_at_their_first_end_token(engine, prompts, params):
+    samples = [s for g in engine.generate(requests_of(prompts), params) for s in g]
+    for s in samples:
+        assert not set(s.token_ids[:-1]) & set(params.stop_ids)
+        assert (s.finish == "stop") == (s.token_ids[-1] in params.stop_ids)
+        assert len(s.token_ids) == params.max_new_tokens if s.finish == "length" else len(s.token_ids) >= 1
+        assert len(s.sampler_logp) == len(s.token_ids)
+    assert len({len(s.token_ids) for s in samples}) > 5 and {s.finish for s in samples} == {"stop", "length"}
+
+
+def test_samples_carry_their_seed_and_the_engines_version(engine, prompts, params):
+    engine.load_weights(7)
+    samples = engine.generate([Request(prompts[0], 3, 500)], params)[0]
+    assert [s.seed for s in samples] == [500, 501, 502]
+    assert {s.version for s in samples} == {7}
+
+
+def test_samples_do_not_depend_on_the_order_of_the_prompts(engine, prompts, params):
+    requests = requests_of(prompts)
+    expected = engine.generate(requests, params)
+    order = [3, 0, 4, 1, 2]
+    found = engine.generate([requests[i] for i in order], params)
+    for place, i in enumerate(order):
+        assert [s.token_ids for s in found[place]] == [s.token_ids for s in expected[i]]
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 150, 400, 1000])
+def test_samples_do_not_depend_on_the_batching(policy, tiny_processor, engine, prompts, params, batch_tokens):
+    requests = requests_of(prompts)
+    small = TorchEngine(policy, tiny_processor.tokenizer, batch_tokens=batch_tokens)
+    expected, found = engine.generate(requests, params), small.generate(requests, params)
+    assert [[s.token_ids for s in g] for g in found] == [[s.token_ids for s in g] for g in expected]
+    for a, b in zip(expected, found, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert (x.finish, x.seed, x.text) == (y.finish, y.seed, y.text)
+            assert y.sampler_logp == pytest.approx(x.sampler_logp, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 150, 400])
+def test_batches_hold_every_sample_once_and_keep_the_budget(policy, tiny_processor, prompts, batch_tokens):
+    requests = requests_of(prompts)
+    engine = TorchEngine(policy, tiny_processor.tokenizer, batch_tokens=batch_tokens)
+    batches = engine._batches(requests, 24)
+    assert sorted(x for b in batches for x in b) == [(i, s) for i in range(5) for s in range(6)]
+    for batch in batches:
+        longest = max(len(requests[i].prompt.prompt_ids) for i, _ in batch) + 24
+        assert len(batch) == 1 or len(batch) * longest <= batch_tokens
+
+
+def test_samples_do_not_depend_on_how_many_the_others_have(engine, prompts, params):
+    expected = engine.generate(requests_of(prompts, 6), params)
+    more = [replace(r, num_samples=2 + 3 * i) for i, r in enumerate(requests_of(prompts))]
+    found = engine.generate(more, params)
+    for a, b in zip(expected, found, strict=True):
+        shared = min(len(a), len(b))
+        assert [s.token_ids for s in a[:shared]] == [s.token_ids for s in b[:shared]]
+
+
+def test_the_same_seeds_give_the_same_samples_and_other_seeds_others(engine, prompts, params):
+    requests = requests_of(prompts)
+    assert engine.generate(requests, params) == engine.generate(requests, params)
+    other = engine.generate([replace(r, seed=r.seed + 77) for r in requests], params)
+    assert other != engine.generate(requests, params)
+
+
+def test_progress_counts_every_response_once(engine, prompts, params):
+    heard: list[int] = []
+    engine.generate(requests_of(prompts), params, heard.append)
+    assert sum(heard) == 30
+
+
+def test_banned_ids_never_appear_even_when_the_model_wants_nothing_else(engine, prompts, params):
+    likely = Counter(t for g in engine.generate(requests_of(prompts), params) for s in g for t in s.token_ids)
+    banned = (*params.banned_ids, *(t for t, _ in likely.most_common(40)))
+    found = engine.generate(requests_of(prompts), replace(params, banned_ids=banned, stop_ids=()))
+    assert not {t for g in found for s in g for t in s.token_ids} & set(banned)
+    greedy = engine.generate(requests_of(prompts), replace(params, banned_ids=banned, stop_ids=(), temperature=0.0))
+    assert not {t for g in greedy for s in g for t in s.token_ids} & set(banned)
+    assert all(math.isfinite(x) for g in found + greedy for s in g for x in s.sampler_logp)
+
+
+def test_sampled_tokens_follow_the_policys_distribution(engine, policy, prompts, params):
+    """Chi-square of 6,000 first tokens against softmax(logits / 0.7) without the banned ids. Fixed seeds: no flake."""
+    from scipy.stats import chisquare
+
+    prompt, n = prompts[1], 6_000
+    samples = engine.generate([Request(prompt, n, 12_345)], replace(params, max_new_tokens=1))[0]
+    with torch.no_grad():
+        row = make_row([TrainItem(prompt_tokens(prompt), 0, (Segment("a", (9,), True),), 0)])
+        hidden = policy._shared(row)
+        logits = policy.model.lm_head(hidden)[0].double() / 0.7
+        logits[list(policy.banned_ids)] = -math.inf
+    p = logits.softmax(-1).numpy()
+    counts = np.bincount([s.token_ids[0] for s in samples], minlength=len(p))
+    assert not counts[p == 0].any()
+    common = p * n >= 5
+    assert common.sum() > 10
+    observed = [*counts[common], counts[~common].sum()]
+    expected = [*(p[common] * n), p[~common].sum() * n]
+    assert chisquare(observed, expected).pvalue > 0.01
+    flat = [*([n / len(expected)] * len(expected))]
+    assert chisquare(observed, flat).pvalue < 1e-6  # the test can fail
+
+
+def test_greedy_equals_transformers_own_generate(engine, frozen_tiny_model, prompts, params, tiny_processor):
+    for prompt in prompts:
+        ours = engine.generate([Request(prompt, 1, 0)], replace(params, temperature=0.0))[0][0]
+        theirs = frozen_tiny_model.generate(
+            input_ids=torch.tensor([prompt.prompt_ids]), attention_mask=torch.ones(1, len(prompt.prompt_ids)).long(),
+            mm_token_type_ids=torch.tensor([prompt.kinds]).int(), **prompt.images, do_sample=False,
+            max_new_tokens=params.max_new_tokens, eos_token_id=list(params.stop_ids), pad_token_id=0,
+            suppress_tokens=list(params.banned_ids),
+        )[0, len(prompt.prompt_ids) :]  # fmt: skip
+        assert ours.token_ids == tuple(theirs.tolist())
+
+
+def test_greedy_in_one_batch_equals_greedy_one_by_one(engine, prompts, params):
+    greedy = replace(params, temperature=0.0)
+    together = engine.generate([Request(p, 2, 0) for p in prompts], greedy)
+    for prompt, samples in zip(prompts, together, strict=True):
+        alone = engine.generate([Request(prompt, 1, 0)], greedy)[0][0]
+        assert samples[0].token_ids == samples[1].token_ids == alone.token_ids
+
+
+def test_greedy_log_probs_are_those_at_temperature_one(engine, frozen_tiny_model, prompts, params, tiny_banned):
+    sample = engine.generate([Request(prompts[1], 1, 0)], replace(params, temperature=0.0))[0][0]
+    plain = Policy(frozen_tiny_model, banned_ids=tiny_banned)
+    with torch.no_grad():
+        item = TrainItem(prompt_tokens(prompts[1]), 0, (Segment("a", sample.token_ids, True),), 0)
+        expected = plain(make_row([item])).logp
+    assert torch.allclose(torch.tensor(sample.sampler_logp), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k"), [(1.0, 0), (1.0, 5), (0.3, 0), (0.9, 0), (0.6, 20), (1e-6, 0), (1.0, 1), (1.0, 999)]
+)
+def test_filters_equal_transformers_logits_warpers(top_p, top_k):
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+    logits = torch.randn(50, 60, generator=torch.Generator().manual_seed(3)) * 3
+    logits[:, 7] = -math.inf
+    expected = logits
+    if top_k:
+        expected = TopKLogitsWarper(min(top_k, 60))(None, expected)
+    if top_p < 1:
+        expected = TopPLogitsWarper(top_p)(None, expected)
+    found = _filtered(logits.log_softmax(-1), top_p, top_k)
+    assert torch.equal(found == -math.inf, expected == -math.inf)
+    assert torch.allclose(found.exp(), expected.softmax(-1), atol=1e-6)
+
+
+def test_filtered_sampling_stays_inside_the_filter_and_says_its_log_prob(engine, prompts, params):
+    samples = engine.generate(
+        [Request(prompts[1], 200, 5)], replace(params, temperature=4.0, top_k=3, max_new_tokens=1)
+    )[0]
+    tokens = Counter(s.token_ids[0] for s in samples)
+    assert len(tokens) == 3
+    p = {s.token_ids[0]: math.exp(s.sampler_logp[0]) for s in samples}
+    assert sum(p.values()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_response_that_ends_exactly_at_the_limit_has_stopped(engine, prompts, params):
+    free = replace(params, stop_ids=())
+    tokens = engine.generate([Request(prompts[0], 1, 3)], free)[0][0].token_ids
+    last = next(i for i in range(5, 20) if tokens[i] not in tokens[:i])
+    at_limit = replace(params, stop_ids=(tokens[last],), max_new_tokens=last + 1)
+    sample = engine.generate([Request(prompts[0], 1, 3)], at_limit)[0][0]
+    assert (sample.finish, sample.token_ids) == ("stop", tokens[: last + 1])
+    before = engine.generate([Request(prompts[0], 1, 3)], replace(at_limit, max_new_tokens=last))[0][0]
+    assert (before.finish, before.token_ids) == ("length", tokens[:last])
+
+
+def test_a_stop_string_ends_the_response_at_the_token_that_completes_it(engine, prompts, params, tiny_processor):
+    free = replace(params, stop_ids=())
+    whole = engine.generate([Request(prompts[0], 1, 3)], free)[0][0]
+    decode = lambda ids: tiny_processor.tokenizer.decode(list(ids), skip_special_tokens=True)  # noqa: E731
+    # A string that spans a token border, and is nowhere before.
+    for at in range(3, 20):
+        wanted = decode(whole.token_ids[: at + 1])[-3:]
+        if len(wanted) == 3 and "\ufffd" not in wanted and wanted not in decode(whole.token_ids[:at]):
+            break
+    else:
+        raise AssertionError("the response has no text to stop at")
+    stopped = engine.generate([Request(prompts[0], 1, 3)], replace(free, stop=("no such text", wanted)))[0][0]
+    assert stopped.finish == "stop"
+    assert wanted in stopped.text and wanted not in decode(stopped.token_ids[:-1])
+    assert stopped.token_ids == whole.token_ids[: at + 1]
+
+
+def test_finished_rows_stop_costing_forward_passes(engine, prompts, params, monkeypatch):
+    """One row ends late, all others early: their rows leave the cache."""
+    widths: list[int] = []
+    step = engine._step
+    monkeypatch.setattr(engine, "_step", lambda tokens, *a: widths.append(len(tokens)) or step(tokens, *a))
+    samples = [s for g in engine.generate(requests_of(prompts, 20), params) for s in g]
+    lengths = [len(s.token_ids) for s in samples]
+    assert len(widths) == max(lengths) - 1
+    for at, width in enumerate(widths, start=1):
+        running = sum(n > at for n in lengths)
+        assert running <= width <= max(running / 0.75 + 1, 1)
+
+
+def test_generation_leaves_no_trace_in_training(engine, policy, prompts, params):
+    """Positions cached while sampling are used in the backward pass."""
+    policy._positions.clear()
+    samples = engine.generate([Request(prompts[1], 2, 3)], params)[0]
+    items = [
+        TrainItem(prompt_tokens(prompts[1]), 0, (Segment("a", s.token_ids, True),), k) for k, s in enumerate(samples)
+    ]
+    policy(make_row(items)).logp.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in policy.model.parameters() if p.grad is not None)
+    policy.model.zero_grad(set_to_none=True)
+    assert not policy.model.training
+
+
+def test_no_requests_give_no_samples(engine, params):
+    assert engine.generate([], params) == []
+
+
+def test_one_token_is_enough(engine, prompts, params):
+    samples = engine.generate(requests_of(prompts), replace(params, max_new_tokens=1))
+    assert {len(s.token_ids) for g in samples for s in g} == {1}
+
+
+PARAMS = SamplingParams(max_new_tokens=3, stop_ids=(9, 8), stop=("END", "fin"))
+TEXTS = {1: "E", 2: "ND", 3: "x", 4: "fin", 9: ""}
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ((), None),
+        ((3,), None),
+        ((3, 9), "stop"),  # an end token
+        ((3, 8), "stop"),  # any of them
+        ((9, 3), None),  # only the last token ends a response
+        ((1, 2), "stop"),  # a stop string over two tokens
+        ((4,), "stop"),
+        ((1, 3), None),
+        ((3, 3, 3), "length"),
+        ((3, 3, 9), "stop"),  # the end token at the limit wins
+        ((3, 1, 2), "stop"),  # the stop string at the limit wins
+        ((3, 3, 3, 3), "length"),
+    ],
+)
+def test_finish_reasons(ids, expected):
+    assert finish_reason(ids, PARAMS, lambda x: "".join(TEXTS[i] for i in x)) == expected
+
+
+def test_no_stop_string_needs_no_decoding():
+    def refuse(ids):
+        raise AssertionError("decoded for nothing")
+
+    assert finish_reason((3,), replace(PARAMS, stop=()), refuse) is None
