@@ -13,7 +13,7 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards import taxonomy, text
-from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.base import STYLES, RewardSpec
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ def load_reward(
         calling convention, or a file that cannot be imported (with the lines of the user's traceback).
     """
     args = dict(args or {})
+    if style not in ("auto", *STYLES):
+        raise RewardError(f"unknown reward style `{style}`", hint=f"use auto, {', '.join(STYLES)}")
     if ".py:" in name or name.endswith(".py"):
         from vlmrl.rewards.adapters import load_user_reward
 

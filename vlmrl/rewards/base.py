@@ -11,6 +11,8 @@ from vlmrl.errors import RewardError
 from vlmrl.types import RewardInput
 
 Parts = Mapping[str, float | None]
+STYLES = ("vlmrl", "trl", "verl", "easyr1")
+"""Calling conventions of users' rewards; see rewards/adapters.py."""
 RewardFn = Callable[..., "Parts | float"]
 
 

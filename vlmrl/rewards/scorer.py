@@ -94,7 +94,7 @@ class Scorer:
             scores.append(score)
         self.seconds = [o.seconds if isinstance(o, Result) else 0.0 for _, o in sorted(outcomes.items())]
         if strict and scores:
-            self._check_weights(scores)
+            self.check_weights(scores)
         return scores
 
     def _valued(self, outcome: Outcome) -> Score | Failure:
@@ -104,12 +104,19 @@ class Scorer:
         try:
             parts = check_parts(outcome.parts, self.spec.ranges)
             weights = self.weights or ({"reward": 1.0} if "reward" in parts else dict.fromkeys(parts, 1.0))
+            if parts and not parts.keys() & weights.keys():
+                wanted, returned = ", ".join(weights), ", ".join(parts)
+                raise RewardError(
+                    f"its weights name {wanted}, none of which is among the parts it returned: {returned}",
+                    hint="correct [reward.weights], or return a part of that name",
+                )
             value, _ = combine({**dict.fromkeys(weights), **parts}, weights)
         except RewardError as error:
             return Failure(CONTRACT, error.message, hint=error.hint)
         return Score(value, parts, outcome.note)
 
-    def _check_weights(self, scores: Sequence[Score]) -> None:
+    def check_weights(self, scores: Sequence[Score]) -> None:
+        """Raise a RewardError for a weight of a part that none of these scores has and the reward does not declare."""
         known = {name for score in scores for name in score.parts} | set(self.spec.ranges)
         unknown = [name for name in self.weights if name not in known]
         if unknown:

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlmrl.cli.app import main
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "unit" / "check"))
+from reward_runs import make_pair_run, make_table_run
+
+EXACT = "def reward(x): return float(x.response == x.truth['answer'])\n"
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def vlmrl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Run `vlmrl reward-check ...` in this process, in tmp_path."""
+
+    def call(*args: str) -> Done:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["vlmrl", "reward-check", *args])
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def report(vlmrl: Callable[..., Done]) -> Callable[..., Any]:
+    def call(*args: str) -> Any:
+        done = vlmrl(*args, "--json")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("\n") == 1
+        return json.loads(done.stdout)
+
+    return call
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    make_pair_run(tmp_path / "runs")
+    return tmp_path
+
+
+def test_a_run_is_scored_again_and_equal_and_people_get_tables(run_folder, vlmrl, report):
+    found = report("last")
+    assert found["stored"]["equal"] and found["samples"] == 48 and found["diff"] is None and found["probes"] is None
+    assert found["rewards"]["digits"]["name"] == "taxonomy" and found["rewards"]["digits"]["changed"] == ""
+    assert set(found["parts"]) == {"value", "format", "answer", "loop", "digit"}
+    shown = vlmrl("im", "--rows", "60")
+    assert shown.returncode == 0 and shown.stdout == ""
+    assert "equal to the stored ones, to the digit" in shown.stderr and "no </think>" in shown.stderr
+    assert "\x1b[31m" not in shown.stderr and "[bold]x[/bold]" in shown.stderr
+
+
+def test_torch_is_not_imported(run_folder, vlmrl, report):
+    code = (
+        "import sys\n"
+        "sys.argv = ['vlmrl', 'reward-check', 'last', '--diff', 'pair_answer', '--probe', '--json']\n"
+        "from vlmrl.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert not [m for m in ('torch', 'transformers', 'datasets') if m in sys.modules], 'heavy'\n"
+        "print('light', file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=run_folder, check=False)
+    assert "light" in done.stderr, done.stderr
+    assert json.loads(done.stdout)["diff"]["names"] == {"first": "taxonomy", "second": "pair_answer"}
+
+
+def test_a_diff_against_a_function_shows_groups_and_advantages(run_folder, vlmrl, report):
+    (run_folder / "mine.py").write_text("def score(x): return {'short': 1.0 / (1 + len(x.response)), 'other': None}\n")
+    found = report("last", "--diff", "mine.py:score")
+    assert found["stored"]["equal"]
+    diff = found["diff"]
+    assert diff["names"]["second"] == "mine.py:score" and diff["groups"]["number"] == 12
+    assert diff["parts"]["short"]["first"] is None and diff["parts"]["format"]["second"] is None
+    assert diff["changed"] and diff["changed"][0]["text"]
+    shown = vlmrl("last", "--diff", "mine.py:score")
+    assert "groups without a signal" in shown.stderr and "sign turns" in shown.stderr
+
+
+def test_weights_and_arguments_of_the_runs_own_reward(run_folder, vlmrl, report):
+    by_weights = report("last", "--weights", "answer=1")
+    assert by_weights["stored"]["equal"] and by_weights["diff"]["value"]["changed_share"] > 0
+    assert by_weights["rewards"]["digits"]["weights"] == {"answer": 1.0}
+    by_args = report("last", "--set", "partial=false", "--set", "answer=truncated_bce")
+    assert by_args["rewards"]["digits"]["args"] == {
+        "levels": ["loop", "digit"], "partial": False, "answer": "truncated_bce",
+    }  # fmt: skip
+    assert by_args["diff"]["parts"]["answer"]["changed_share"] > 0
+
+
+def test_another_reward_by_name_gets_the_levels(run_folder, vlmrl, report):
+    found = report("last", "--reward", "taxonomy", "--set", "consistency='part'")
+    assert found["stored"] is None and "consistency" in found["parts"]
+    assert found["diff"]["names"]["first"] == "as stored"
+
+
+def test_the_probe_finds_nothing_in_the_builtin_and_holes_in_a_search(run_folder, vlmrl, report):
+    assert report("last", "--probe")["probes"]["digits"]["flagged"] == 0
+    (run_folder / "mine.py").write_text("def score(x): return min(1.0, len(x.response) / 1000)\n")
+    found = report("last", "--reward", "mine.py:score", "--probe")
+    loud = {p["name"] for p in found["probes"]["digits"]["probes"] if p["flagged"]}
+    assert {"very long", "hedge at length"} <= loud
+    shown = vlmrl("last", "--reward", "mine.py:score", "--probe")
+    assert "very long (filler without an answer): earns 1" in shown.stderr
+    shown = vlmrl("last", "--probe")
+    assert "no trick earns more" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("raise ValueError('no colour')", "ValueError: no colour"),
+        ("return float('nan')", "is nan, not a finite number"),
+        ("return 'good'", "is 'good', not a finite number"),
+        ("return {'a': None}", "no part of the reward applies: a"),
+        ("import os; os._exit(5)", "exit code 5"),
+    ],
+)
+def test_a_bad_reward_is_told_with_its_row_and_without_our_traceback(run_folder, body, words, vlmrl, report):
+    (run_folder / "mine.py").write_text(f"def score(x):\n    {body}\n")
+    done = vlmrl("last", "--diff", "mine.py:score", "--json")
+    assert done.returncode == 2 and done.stdout == ""
+    assert words in done.stderr and "step 0, digits row 0-0 sample 0" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["nothing"], "no run `nothing`"),
+        (["last", "--diff", "nope.py:f"], "there is no reward file nope.py"),
+        (["last", "--diff", "taxonomi"], "did you mean `taxonomy`"),
+        (["last", "--set", "partal=true"], "takes no argument `partal`"),
+        (["last", "--set", "partial"], "not of the form name=value"),
+        (["last", "--weights", "colour=1"], "its weights name colour, none of which is among the parts"),
+        (
+            ["last", "--weights", "colour=1,answer=1"],
+            "names the part `colour`, which reward `taxonomy` does not return",
+        ),
+        (["last", "--weights", "answer:1"], "part=number"),
+        (["last", "--steps", "a"], "not a step"),
+        (["last", "--steps", "90"], "no saved rollouts"),
+        (["last", "--source", "birds"], "no saved rollouts of source `birds`"),
+        (["last", "--reward", "taxonomy", "--style", "swift"], "unknown reward style"),
+    ],
+)
+def test_mistakes_are_told(run_folder, args, words, vlmrl, report):
+    done = vlmrl(*args)
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_reward_that_is_not_deterministic_is_an_error_and_a_changed_one_a_warning(tmp_path, vlmrl, report):
+    file = tmp_path / "r.py"
+    file.write_text("import random\n" + EXACT.replace("float(", "random.random() * float("))
+    make_table_run(tmp_path / "runs", file)
+    done = vlmrl("last")
+    assert done.returncode == 2 and "is not deterministic" in done.stderr and "Traceback" not in done.stderr
+    file.write_text(EXACT)
+    done = vlmrl("last")
+    assert (
+        done.returncode == 0
+        and "has changed since the run" in done.stderr
+        and "differ from what was stored" in done.stderr
+    )

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from reward_runs import make_pair_run, make_table_run
+
+from vlmrl.check.rescore import (
+    compare_stored,
+    disagreements,
+    other_rewards,
+    own_rewards,
+    parse_weights,
+    part_table,
+    reasons,
+    score_saved,
+)
+from vlmrl.check.saved import open_saved
+from vlmrl.errors import RewardError, StoreError
+from vlmrl.types import Score
+
+EXACT = "def reward(completions, answer, **kwargs): return [float(a == c) for c, a in zip(completions, answer)]\n"
+
+
+def rescored(root: Path, ref: str = "last"):
+    saved = open_saved(ref, root)
+    own = own_rewards(saved)
+    return saved, own, score_saved(saved, own)
+
+
+def test_a_run_scored_again_says_the_same_to_the_digit(tmp_path):
+    run = make_pair_run(tmp_path)
+    saved, own, scores = rescored(tmp_path)
+    result = compare_stored(saved, scores)
+    assert (result["equal"], result["different"], result["largest_difference"]) == (True, 0, 0.0)
+    assert own["digits"].changed == ""
+    assert len(scores) == 48 and len(saved.groups) == 12
+    stored = [s for step in (0, 1) for g in run.read_rollouts(step) for s in g.samples]
+    assert [s.score for s in stored] == [s.score for s in saved.samples]
+    assert [s.text for s in stored] == [s.input.response for s in saved.samples]
+    assert {s.input.num_tokens for s in saved.samples} == {3}
+
+
+def test_one_changed_digit_is_found(tmp_path):
+    make_pair_run(tmp_path)
+    saved, _, scores = rescored(tmp_path)
+    value, parts = scores[7].value, scores[7].parts
+    scores[7] = Score(math.nextafter(value, 2), parts)
+    result = compare_stored(saved, scores)
+    assert not result["equal"] and result["different"] == 1
+    assert result["largest_difference"] == math.nextafter(value, 2) - value
+    assert result["worst"][0]["where"] == saved.samples[7].where
+    scores[7] = Score(value, {**parts, "format": 0.25})
+    assert compare_stored(saved, scores)["different"] == 1
+
+
+def test_the_places_rollouts_may_be_named_by(tmp_path):
+    run = make_pair_run(tmp_path)
+    for ref in ("last", "im", run.id, run.id[:10], str(run.dir)):
+        assert len(open_saved(ref, tmp_path).samples) == 48
+    folder = open_saved(str(run.dir / "rollouts"), tmp_path / "elsewhere")
+    assert len(folder.samples) == 48 and folder.run is not None and folder.run.id == run.id
+    one = open_saved(str(next((run.dir / "rollouts").glob("*.parquet"))), tmp_path)
+    assert len(one.samples) == 24 and one.run is not None
+    assert {s.step for s in open_saved("last", tmp_path, steps=(1, 5)).samples} == {1}
+    for bad in ({"steps": (7, 9)}, {"source": "birds"}):
+        with pytest.raises(StoreError, match="no saved rollouts"):
+            open_saved("last", tmp_path, **bad)
+    with pytest.raises(StoreError, match="no such rollout file"):
+        open_saved(str(tmp_path / "x.parquet"), tmp_path)
+
+
+def test_loose_files_and_a_damaged_manifest_are_still_read(tmp_path):
+    run = make_pair_run(tmp_path / "runs")
+    (run.dir / "manifest.json").write_text('{"schema": 1, "id"')
+    saved = open_saved(str(run.dir / "rollouts"), tmp_path)
+    assert len(saved.samples) == 48 and saved.run is None and "cannot be read" in saved.notes[0]
+    with pytest.raises(RewardError, match="nothing says which reward"):
+        own_rewards(saved)
+    again = score_saved(saved, other_rewards(saved, "taxonomy", args={}, weights=None))
+    assert compare_stored(saved, again)["equal"]  # the levels are found in the truth
+    with pytest.raises(StoreError, match=r"manifest\.json is cut off"):
+        open_saved(str(run.dir), tmp_path)
+
+
+def test_a_users_reward_is_scored_again_and_a_changed_file_is_told(tmp_path):
+    file = tmp_path / "r.py"
+    file.write_text(EXACT)
+    make_table_run(tmp_path / "runs", file)
+    saved, own, scores = rescored(tmp_path / "runs")
+    assert compare_stored(saved, scores)["equal"] and own["sums"].changed == ""
+    file.write_text(EXACT.replace("a == c", "a in c"))
+    _, own, scores = rescored(tmp_path / "runs")
+    assert own["sums"].changed == f"{file} has changed since the run"
+    assert compare_stored(saved, scores)["equal"]
+    file.unlink()
+    with pytest.raises(RewardError, match="there is no reward file"):
+        own_rewards(saved)
+
+
+def test_a_reward_over_the_batch_is_called_as_in_training(tmp_path):
+    file = tmp_path / "r.py"
+    file.write_text("def reward(completions, **kwargs): return [float(len(completions)) for c in completions]\n")
+    make_table_run(tmp_path / "runs", file)
+    saved, _, scores = rescored(tmp_path / "runs")
+    assert {s.value for s in scores} == {12.0} and compare_stored(saved, scores)["equal"]
+
+
+def test_rows_that_failed_in_training_may_fail_again_but_new_failures_stop(tmp_path):
+    file = tmp_path / "r.py"
+    file.write_text("def reward(x): return float(x.response)\n")
+    make_table_run(tmp_path / "runs", file)
+    saved, _, scores = rescored(tmp_path / "runs")
+    result = compare_stored(saved, scores)
+    assert (result["equal"], result["failed_then"], result["failed_now"]) == (True, 4, 4)
+    assert reasons(scores)[0]["count"] == 4 and "could not convert" in reasons(scores)[0]["example"]
+    file.write_text("def reward(x):\n    return 1 / int(x.response)\n")
+    with pytest.raises(RewardError, match="ZeroDivisionError") as error:
+        rescored(tmp_path / "runs")
+    assert error.value.where == "step 0, sums row r0 sample 0" and "r.py:2 in reward" in error.value.message
+
+
+def test_part_table_by_hand():
+    scores = [Score(1.0, {"a": 1.0, "b": None}), Score(0.0, {"a": 0.0, "b": 0.5}), Score(0.5, {"a": 1.0, "b": 0.5})]
+    table = part_table([*scores, Score(math.nan, {}, error="x")])
+    assert table["value"]["mean"] == 0.5 and table["value"]["share_at_max"] == pytest.approx(1 / 3, abs=1e-12)
+    assert table["a"]["mean"] == pytest.approx(2 / 3, abs=1e-12) and table["a"]["share_at_min"] == 1 / 3
+    # a = (1, 0, 1), value = (1, 0, .5): cov = 1/6, sd = sqrt(2/9), sqrt(1/6) -> (1/6) / sqrt(1/27) = 0.8660
+    assert table["a"]["correlation"] == pytest.approx(math.sqrt(0.75), abs=1e-12)
+    assert table["b"] == {
+        "mean": 0.5, "min": 0.5, "max": 0.5, "share_at_min": 1.0, "share_at_max": 1.0, "correlation": None, "none": 1,
+    }  # fmt: skip
+    assert part_table([])["value"]["mean"] is None
+
+
+def test_reasons_are_counted_by_kind():
+    notes = ["the answer '7' is not a number", "the answer 'x y' is not a number", "no <think>", ""]
+    found = reasons([Score(0.0, {}, n) for n in notes])
+    assert [(r["count"], r["share"]) for r in found] == [(2, 0.5), (1, 0.25)]
+    assert found[0]["example"] == notes[0]
+
+
+def test_disagreements_are_found_where_reward_and_accuracy_part(tmp_path):
+    make_pair_run(tmp_path)
+    saved, _, scores = rescored(tmp_path)
+    found = disagreements(saved, scores)
+    # some of the saved responses have the right answer below the wrong names: the gate gives them nothing
+    assert found is not None and 0.5 < found["agreement"] < 1 and 0 < found["accuracy"] < 1
+    assert "contradicts the names" in found["right_but_unpaid"][0]["new"]["note"]
+    by_answer = disagreements(saved, [Score(float("<answer>" in s.input.response), {}) for s in saved.samples])
+    assert by_answer is not None and by_answer["wrong_but_paid"][0]["new"]["value"] == 1.0
+    turned = disagreements(saved, [Score(-s.value, s.parts) for s in scores])
+    assert turned is not None and turned["agreement"] == pytest.approx(1 - found["agreement"], abs=1e-12)
+
+
+def test_a_task_without_a_measure_has_no_disagreements(tmp_path):
+    file = tmp_path / "r.py"
+    file.write_text(EXACT)
+    make_table_run(tmp_path / "runs", file)
+    saved, _, scores = rescored(tmp_path / "runs")
+    assert disagreements(saved, scores) is None
+
+
+def test_weights_as_text():
+    assert parse_weights("a=1, b=0.5") == {"a": 1.0, "b": 0.5}
+    for bad in ("a", "a=", "=1", "a=x", "a=1,,b=2", "a=nan"):
+        with pytest.raises(RewardError, match="part=number"):
+            parse_weights(bad)
