@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
+from vlmrl.recipe.schema import Data, Reward
 from vlmrl.types import RewardInput, Row
 
 if TYPE_CHECKING:
@@ -20,14 +22,29 @@ QUICK_ROWS = 256
 SCAN_SECONDS = 120.0
 SAMPLE_ROWS = 48
 REWARD_ROWS = 16
+STAND_IN_REWARD = "exact_match"
+
+
+@dataclass
+class Entry:
+    """One opened `[[data]]` entry.
+
+    Args:
+        where: its place in the recipe.    validation: None when it has no validation rows.
+        reward_ok: False when its reward could not be loaded; a stand-in scores then, which nobody should read.
+    """
+
+    where: str
+    train: Source
+    validation: Source | None
+    reward_ok: bool
 
 
 @dataclass
 class Opened:
-    """The sources of a recipe, in its order; None where one could not be opened (`problems` says why)."""
+    """The entries that could be opened, and what was wrong with the others."""
 
-    train: list[Source | None] = field(default_factory=list)
-    validation: list[Source | None] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -55,27 +72,49 @@ def problems_in(error: VlmrlError, where: str | None = None) -> list[Problem]:
 
 def open_sources(loaded: LoadedRecipe) -> Opened:
     """Open every `[[data]]` entry, and its validation rows; what cannot be opened becomes a problem."""
+    opened = Opened()
+    seen: dict[str, int] = {}
+    for i, data in enumerate(loaded.recipe.data):
+        entry = _open(data, loaded.recipe.reward, loaded.where(("data", i, "path")), opened.problems)
+        if entry is None:
+            continue
+        opened.entries.append(entry)
+        name = entry.train.name
+        if name in seen:
+            hint = "metrics and rollouts are kept apart by name: give each [[data]] a `name` of its own"
+            message = f"data sources {seen[name]} and {i} are both called `{name}`"
+            opened.problems.append(Problem(message, loaded.where(("data", i, "name"), ("data", i, "path")), hint))
+        seen.setdefault(name, i)
+    return opened
+
+
+def _open(data: Data, reward: Reward, where: str, problems: list[Problem]) -> Entry | None:
+    """Open one entry. A broken reward does not keep its rows closed."""
     from vlmrl.tasks.source import open_source, open_validation
 
-    opened = Opened()
-    for i, data in enumerate(loaded.recipe.data):
-        where = loaded.where(("data", i, "path"))
-        train = validation = None
-        try:
-            train = open_source(data, loaded.recipe.reward)
-            validation = open_validation(data, loaded.recipe.reward)
-        except VlmrlError as error:
-            opened.problems += problems_in(error, where)
-        opened.train.append(train)
-        opened.validation.append(validation)
-    opened.problems += _same_names(loaded, opened)
-    return opened
+    train = validation = None
+    reward_ok = True
+    try:
+        train = open_source(data, reward)
+    except VlmrlError as error:
+        problems += problems_in(error, where)
+        reward_ok = False
+        with suppress(VlmrlError):
+            data, reward = data.model_copy(update={"reward": None}), Reward(name=STAND_IN_REWARD)
+            train = open_source(data, reward)
+    if train is None:
+        return None
+    try:
+        validation = open_validation(data, reward)
+    except VlmrlError as error:
+        problems += problems_in(error, where)
+    return Entry(where, train, validation, reward_ok)
 
 
 def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
     """Whether there is anything to validate on, and whether `eval.metric` will exist."""
-    there = [source for source in opened.validation if source]
-    if not there and any(opened.train):
+    there = [e.validation for e in opened.entries if e.validation and e.reward_ok]
+    if opened.entries and not any(e.validation for e in opened.entries):
         hint = "name one with data.validation, or prepare the data with one; training goes on without validation"
         where = loaded.where(("eval", "metric"), ("data", 0))
         return [Problem("no source has validation rows: no best checkpoint, no early stop", where, hint, "warning")]
@@ -120,8 +159,9 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None) -> Scan:
         except VlmrlError as error:
             bad.append((f"row {index}", error.message))
             continue
-        scan.repeated += row.prompt_id in scan.prompt_ids
-        scan.prompt_ids.add(row.prompt_id)
+        content = row.prompt_id.rpartition("-")[2]  # without the name of its source
+        scan.repeated += content in scan.prompt_ids
+        scan.prompt_ids.add(content)
         scan.images.update(media.sha256 for media in row.media)
         bad += [(row.prompt_id, words) for words in source.task.validate(row.truth)]
     if bad:
@@ -203,7 +243,7 @@ class RewardFacts:
 def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFacts:
     """Score sampled rows' own correct response (where the task can write one) and an empty one, strictly.
 
-    A bug in the reward is a problem with its row; weights that name no part are too.
+    A bug in the reward is a problem, with its row; so is a weight that names no part.
     """
     facts = RewardFacts()
     rows = sample_rows(source, REWARD_ROWS)
@@ -213,14 +253,9 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFact
             facts.correct = _mean_score(loaded, source, rows, traces, facts)
         facts.empty = _mean_score(loaded, source, rows, [""] * len(rows), facts)
     except VlmrlError as error:
-        facts.problems += problems_in(error, where)
+        named = [("reward", "weights", name) for name in source.weights if f"part `{name}`" in error.message]
+        facts.problems += problems_in(error, loaded.where(*named) if named else where)
         return facts
-    known = set(facts.parts) | set(source.reward.weights)
-    for name in source.weights:
-        if name not in known:
-            place = loaded.where(("reward", "weights", name))
-            hint = f"parts: {', '.join(sorted(known))}"
-            facts.problems.append(Problem(f"`reward.weights` names the part `{name}`, which never came", place, hint))
     if not set(facts.parts) & {name for name, weight in source.weights.items() if weight}:
         hint = f"parts that came: {', '.join(facts.parts) or 'none'}; weights: {dict(source.weights) or 'none'}"
         facts.problems.append(
@@ -270,19 +305,6 @@ def _mean_score(
         raise RewardError(f"the reward of `{source.name}` was given no row it could score")
     facts.parts = sorted({*facts.parts, *(part for score in scores for part in score.parts)})
     return sum(score.value for score in scores) / len(scores)
-
-
-def _same_names(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
-    problems, seen = [], {}
-    for i, source in enumerate(opened.train):
-        if source is None:
-            continue
-        if source.name in seen:
-            hint = "metrics and rollouts are kept apart by name: give each [[data]] a `name` of its own"
-            message = f"data sources {seen[source.name]} and {i} are both called `{source.name}`"
-            problems.append(Problem(message, loaded.where(("data", i, "name"), ("data", i, "path")), hint))
-        seen.setdefault(source.name, i)
-    return problems
 
 
 def _examples(bad: Sequence[tuple[str, str]], most: int = 3) -> str:

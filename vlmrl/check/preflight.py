@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,7 @@ def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
         return problems
     opened = rows.open_sources(loaded)
     problems += opened.problems
-    for where, source in _with_places(loaded, opened.train):
+    for where, source in ((entry.where, entry.train) for entry in opened.entries):
         problems += rows.scan_rows(source, where, limit=rows.QUICK_ROWS).problems
         problems += rows.check_prompts(source, where, rows=QUICK_PROMPTS)
         if loaded.recipe.kind == "sft":
@@ -68,32 +68,35 @@ def preflight(loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | Non
     opened = rows.open_sources(loaded)
     found.problems += [p for p in opened.problems if not _told(p, found.problems)]
     found.problems += rows.check_validation(loaded, opened)
-    for where, source in _with_places(loaded, opened.train):
-        _check_source(found, loaded, source, where)
+    for entry in opened.entries:
+        _check_entry(found, loaded, entry)
     longest = _check_tokens(found, loaded, opened, model_files)
-    sources = [(s.name, s.share, len(s.rows)) for s in opened.train if s]
+    sources = [(e.train.name, e.train.share, len(e.train.rows)) for e in opened.entries]
+    validation = [len(e.validation.rows) for e in opened.entries if e.validation]
     limit = loaded.recipe.eval.max_rows
-    validation = sum(min(len(s.rows), limit or len(s.rows)) for s in opened.validation if s)
-    found.plan["run"] = machine.arithmetic(loaded, sources, validation)
+    found.plan["run"] = machine.arithmetic(loaded, sources, sum(min(n, limit or n) for n in validation))
     _check_machine(found, loaded, runs_folder, model_files, longest)
     return found
 
 
-def _check_source(found: Preflight, loaded: LoadedRecipe, source: Source, where: str) -> None:
+def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry) -> None:
+    source, where = entry.train, entry.where
     scan = rows.scan_rows(source, where)
     found.problems += scan.problems
+    others = {split: source.with_split(split) for split in source.dataset.splits if split != source.split}
+    if entry.validation and entry.validation.dataset.path != source.dataset.path:
+        others["validation"] = entry.validation
     splits: dict[str, Any] = {}
-    for split in source.dataset.splits:
-        if split == source.split:
-            continue
-        other = rows.scan_rows(source.with_split(split), where)
+    for split, other_source in others.items():
+        other = rows.scan_rows(other_source, where)
         found.problems += other.problems
         found.problems += rows.check_overlap(source.name, split, scan, other, where)
         splits[split] = {"rows": other.rows, "images": len(other.images)}
     found.problems += rows.check_prompts(source, where)
     if loaded.recipe.kind == "sft":
         found.problems += rows.check_traces(source, where)
-    reward = rows.check_reward(loaded, source, where) if not scan.problems else rows.RewardFacts()
+    sound = not any(p.level == "error" for p in scan.problems)
+    reward = rows.check_reward(loaded, source, where) if sound and entry.reward_ok else rows.RewardFacts()
     found.problems += reward.problems
     found.plan.setdefault("data", {})[source.name] = {
         "path": source.dataset.path,
@@ -105,7 +108,12 @@ def _check_source(found: Preflight, loaded: LoadedRecipe, source: Source, where:
         "other_splits": splits,
         "prompt": source.template_path if source.template else "the table's own messages",
     }
-    found.plan.setdefault("reward", {})[source.name] = {
+    if entry.reward_ok:
+        found.plan.setdefault("reward", {})[source.name] = _reward_plan(source, reward)
+
+
+def _reward_plan(source: Source, reward: rows.RewardFacts) -> dict[str, Any]:
+    return {
         "name": source.reward.name,
         "weights": dict(source.weights),
         "parts": reward.parts,
@@ -126,7 +134,7 @@ def _check_tokens(
         found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
         return loaded.recipe.rollout.max_prompt_tokens, 0
     longest = images = 0
-    for where, source in _with_places(loaded, opened.train):
+    for where, source in ((entry.where, entry.train) for entry in opened.entries):
         facts = tokens.measure_tokens(loaded, source, encoder, where)
         found.problems += facts.problems
         if facts.prompt_tokens:
@@ -181,12 +189,6 @@ def _check_machine(
         message = f"prompt and response may have {asked} tokens; this model takes {limit}"
         where = loaded.where(("rollout", "max_new_tokens"), ("model", "path"))
         found.problems.append(Problem(message, where, "lower rollout.max_new_tokens or model.max_pixels"))
-
-
-def _with_places(loaded: LoadedRecipe, sources: list[Source | None]) -> Iterator[tuple[str, Source]]:
-    for i, source in enumerate(sources):
-        if source is not None:
-            yield loaded.where(("data", i, "path")), source
 
 
 def _told(problem: Problem, already: list[Problem]) -> bool:

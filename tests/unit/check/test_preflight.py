@@ -1,0 +1,280 @@
+"""`vlmrl check` on small tables: what is wrong with rows, images, prompts, rewards, tokens and the machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vlmrl.check.preflight import Preflight, preflight, run_quick_checks
+from vlmrl.errors import Problem
+from vlmrl.recipe.load import load_recipe
+
+REWARDS = """
+import time
+def exact(x):
+    return {"right": float(x.truth["answer"] in x.response), "tag": None}
+def raises(x):
+    return 1 / 0
+def nan(x):
+    return float("nan")
+def text(x):
+    return "good"
+def nothing(x):
+    return {"right": None}
+def hangs(x):
+    time.sleep(60)
+def generous(x):
+    return 1.0
+"""
+
+
+def picture(folder: Path, name: str, width: int = 56, height: int = 56) -> str:
+    pixels = np.random.default_rng(sum(map(ord, name))).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / name)
+    return name
+
+
+def rows_of(folder: Path, names: str, **more) -> list[dict]:
+    return [
+        {
+            "prompt": f"<image>What is {n}?",
+            "image": picture(folder, f"{n}.png"),
+            "answer": n,
+            "response": f"it is {n}",
+            **more,
+        }
+        for n in names
+    ]
+
+
+def write(path: Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch, tiny_folder):
+    """A folder with a table of six rows, a validation table of two, rewards and a recipe; returns a checker."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "rows.jsonl", rows_of(tmp_path, "abcdef"))
+    write(tmp_path / "other.jsonl", rows_of(tmp_path, "xy"))
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    (tmp_path / "recipe.toml").write_text(
+        f"""[model]
+path = "{tiny_folder}"
+dtype = "float32"
+device = "cpu"
+
+[[data]]
+path = "rows.jsonl"
+validation = "other.jsonl"
+
+[reward]
+name = "rewards.py:exact"
+weights = {{right = 1.0}}
+timeout_seconds = 20
+[rollout]
+max_new_tokens = 16
+[checkpoint]
+keep_last = 1
+"""
+    )
+
+    def check(*overrides: str) -> Preflight:
+        return preflight(load_recipe("recipe.toml", overrides=overrides), runs_folder=tmp_path / "runs")
+
+    return check
+
+
+def the(problems: list[Problem], words: str) -> Problem:
+    found = [p for p in problems if words in p.message]
+    assert len(found) == 1, problems
+    return found[0]
+
+
+def errors(found: Preflight) -> list[str]:
+    return [p.message for p in found.errors]
+
+
+def test_a_sound_recipe_has_a_plan_and_no_error(world, tiny_encoder):
+    found = world()
+    assert errors(found) == []
+    assert found.plan["data"]["rows"] | {"prompt": ""} == {
+        "path": "rows.jsonl", "task": "table", "split": "train", "rows": 6, "rows_read": 6, "images": 6,
+        "other_splits": {"validation": {"rows": 2, "images": 2}}, "prompt": "",
+    }  # fmt: skip
+    tokens = found.plan["prompts"]["rows"]
+    # 56 x 56 pixels are 4 x 4 patches of 14, merged two by two: 4 image tokens
+    assert (tokens["sampled_rows"], tokens["image_tokens_mean"], tokens["image_sizes"]) == (6, 4.0, ["56 x 56"])
+    assert sum(count for *_, count in tokens["histogram"]) == 6
+    assert found.plan["reward"]["rows"]["correct_response"] == 1.0
+    assert found.plan["run"]["responses"] == 100 * 32 * 8
+    assert found.plan["run"]["epochs"]["rows"] == 100 * 32 / 6
+    assert json.loads(json.dumps(found.plan)) is not None
+
+
+def test_memory_is_counted_from_the_parameters(world):
+    plan = world().plan
+    count = plan["model"]["parameters"]
+    assert plan["memory"]["weights"] == plan["memory"]["gradients"] == 4 * count
+    assert plan["memory"]["optimizer"] == 8 * count
+    frozen = world('model.freeze=["language", "embeddings"]').plan
+    assert (
+        frozen["model"]["trained"]
+        == count - frozen["model"]["parts"]["language"] - frozen["model"]["parts"]["embeddings"]
+    )
+    assert frozen["memory"]["optimizer"] == 8 * frozen["model"]["trained"]
+
+
+def test_an_image_that_is_missing_and_one_that_is_none_are_found_with_their_rows(world, tmp_path):
+    (tmp_path / "b.png").unlink()
+    (tmp_path / "d.png").write_bytes(b"not an image")
+    problem = the(world().problems, "2 of 6 rows of `rows` (train) are not sound")
+    assert problem.where == "recipe.toml:7"
+    assert "row 1:" in str(problem.hint) and "row 3:" in str(problem.hint)
+
+
+def test_training_rows_in_the_validation_table_are_reported(world, tmp_path):
+    write(tmp_path / "other.jsonl", [*rows_of(tmp_path, "a"), *rows_of(tmp_path, "x")])
+    assert the(world().problems, "1 of 2 validation rows of `rows` are training rows too").level == "warning"
+
+
+def test_training_images_in_other_validation_rows_are_reported(world, tmp_path):
+    rows = rows_of(tmp_path, "ax")
+    write(tmp_path / "other.jsonl", [{**row, "prompt": "<image>Another question"} for row in rows])
+    assert the(world().problems, "1 of 2 validation images of `rows` are training images too").level == "warning"
+
+
+def test_rows_that_stand_twice_are_reported(world, tmp_path):
+    write(tmp_path / "rows.jsonl", rows_of(tmp_path, "aab"))
+    assert the(world().problems, "1 rows of `rows` (train) repeat").level == "warning"
+
+
+def test_a_prompt_over_the_limit_is_an_error_with_the_length_needed(world):
+    found = world("rollout.max_prompt_tokens=20")
+    longest = found.plan["prompts"]["rows"]["tokens_max"]
+    problem = the(found.problems, "6 of 6 sampled prompts of `rows` are longer than rollout.max_prompt_tokens (20)")
+    assert f"rollout.max_prompt_tokens = {longest} or more" in str(problem.hint)
+    assert problem.where == "--set rollout.max_prompt_tokens=20"
+
+
+def test_resized_images_are_counted(world, tmp_path):
+    rows = rows_of(tmp_path, "abc")
+    picture(tmp_path, "a.png", 560, 560)
+    picture(tmp_path, "b.png", 14, 14)
+    write(tmp_path / "rows.jsonl", rows)
+    tokens = world("model.min_pixels=3136", "model.max_pixels=12544").plan["prompts"]["rows"]
+    assert (tokens["images"], tokens["images_shrunk"], tokens["images_enlarged"]) == (3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("raises", "division by zero"),
+        ("nan", "not a finite number"),
+        ("text", "not a finite number"),
+        ("nothing", "no part of the reward applies"),
+        ("hangs", "1"),
+    ],
+)
+def test_a_broken_reward_is_an_error_with_its_words(world, function, words):
+    found = world(f"reward.name=rewards.py:{function}", "reward.timeout_seconds=1", "reward.weights={}")
+    assert any(words in message for message in errors(found)), found.problems
+
+
+def test_a_reward_that_asks_for_nothing_is_a_warning(world):
+    problem = the(
+        world("reward.name=rewards.py:generous", "reward.weights={}").problems, "does not ask for the right answer"
+    )
+    assert problem.level == "warning"
+
+
+def test_a_weight_of_a_part_that_never_comes_is_an_error(world):
+    problem = the(world("reward.weights.format=0.5").problems, "names the part `format`")
+    assert "right" in str(problem.hint)
+    assert problem.where == "--set reward.weights.format=0.5"
+
+
+def test_a_template_with_an_unknown_name_is_an_error(world, tmp_path):
+    (tmp_path / "ask.jinja").write_text("<image>{{ qestion }}")
+    problem = the(world("data.0.prompt=ask.jinja").problems, "cannot be shown to the model")
+    assert "qestion" in str(problem.hint)
+
+
+def test_supervised_learning_needs_responses(world, tmp_path):
+    rows = [{k: v for k, v in row.items() if k != "response"} for row in rows_of(tmp_path, "abc")]
+    write(tmp_path / "rows.jsonl", rows)
+    assert any("has no responses to learn from" in message for message in errors(world("kind=sft")))
+
+
+def test_a_metric_that_validation_does_not_have_is_an_error(world):
+    assert "part/right" in str(the(world("eval.metric=accuracy").problems, "has no metric `accuracy`").hint)
+    assert errors(world("eval.metric=part/right")) == []
+
+
+def test_no_validation_is_a_warning(world, tmp_path):
+    text = (tmp_path / "recipe.toml").read_text()
+    (tmp_path / "recipe.toml").write_text(text.replace('validation = "other.jsonl"\n', ""))
+    assert the(world().problems, "no source has validation rows").level == "warning"
+
+
+def test_a_missing_model_is_one_error_and_the_data_is_checked_all_the_same(world, tmp_path):
+    (tmp_path / "b.png").unlink()
+    found = world("model.path=./nowhere")
+    assert len([m for m in errors(found) if "nowhere" in m]) == 1
+    assert any("not sound" in m for m in errors(found))
+
+
+def test_a_hub_name_that_cannot_be_reached_is_said_at_once(world):
+    assert any("no folder here, it is not in the hub cache" in m for m in errors(world("model.path=some/model")))
+
+
+def test_more_memory_than_there_is_is_an_error(world):
+    problem = the(world("train.tokens_per_row=2000000000").problems, "of memory")
+    assert problem.level == "error"
+
+
+def test_a_full_disk_is_an_error(world, monkeypatch):
+    from vlmrl.check import machine
+
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    assert the(world().problems, "the run may write").level == "error"
+
+
+def test_a_response_longer_than_the_model_reads_is_an_error(world):
+    assert any(
+        "this model takes 4096" in m for m in errors(world("rollout.max_new_tokens=5000", "train.tokens_per_row=9000"))
+    )
+
+
+def test_damaged_weights_are_an_error(world, tmp_path, tiny_folder):
+    import shutil
+
+    shutil.copytree(tiny_folder, tmp_path / "model")
+    weights = next((tmp_path / "model").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert any("the weights are damaged" in m for m in errors(world("model.path=model")))
+
+
+def test_the_quick_part_finds_rows_and_prompts_without_torch(world, tmp_path):
+    (tmp_path / "b.png").unlink()
+    loaded = load_recipe("recipe.toml")
+    assert any("not sound" in p.message for p in run_quick_checks(loaded))
+    code = (
+        "import sys; from vlmrl.recipe.load import load_recipe; from vlmrl.check.preflight import run_quick_checks\n"
+        "run_quick_checks(load_recipe('recipe.toml')); sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_with_a_broken_recipe_the_quick_part_opens_nothing(world, monkeypatch):
+    from vlmrl.check import data
+
+    monkeypatch.setattr(data, "open_sources", lambda loaded: pytest.fail("the data was opened"))
+    assert run_quick_checks(load_recipe("recipe.toml", overrides=["rollout.samples_per_prompt=1"]))
