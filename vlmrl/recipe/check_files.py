@@ -37,14 +37,21 @@ def _data_paths(loaded: LoadedRecipe) -> Iterator[Problem]:
             yield _missing(
                 loaded, key, data.path, f"make it first: `vlmrl prep {data.task}`" if data.task != "table" else None
             )
-        elif path.is_dir() and not (path / "dataset.json").is_file():
-            inside = sorted(p.name for p in path.iterdir() if p.suffix in TABLE_ENDINGS)[:5]
-            hint = "its preparation did not finish: run `vlmrl prep` again"
-            hint = f"name one of its files: {', '.join(inside)}" if inside else hint
-            yield Problem(f"the folder {path} has no dataset.json, so it is no dataset", loaded.where(key), hint)
+        elif path.is_dir() and not _is_dataset_folder(path):
+            hint = "make it with `vlmrl prep`, or name a table file or a folder of them"
+            message = f"the folder {path} has no dataset.json and no table, so it is no dataset"
+            yield Problem(message, loaded.where(key), hint)
         elif path.is_file() and path.suffix.lower() not in TABLE_ENDINGS:
             hint = f"a table ends in {', '.join(TABLE_ENDINGS)}"
             yield Problem(f"`{dotted(key)}` is {path}: not a kind of table that can be read", loaded.where(key), hint)
+
+
+def _is_dataset_folder(path: Path) -> bool:
+    """Prepared by `vlmrl prep`, saved by the datasets library, or a folder of tables."""
+    marks = ("dataset.json", "dataset_info.json", "dataset_dict.json")
+    return any((path / name).is_file() for name in marks) or any(
+        file.suffix.lower() in TABLE_ENDINGS for file in path.rglob("*")
+    )
 
 
 def _validation_files(loaded: LoadedRecipe) -> Iterator[Problem]:
