@@ -114,9 +114,10 @@ def building(target: Path | str) -> Iterator[Build]:
     target = Path(target).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = target.parent / f".{target.name}.building"
+    left_over = folder.exists()
     lock = _lock_folder(folder, target)
     try:
-        found = _clear_leftovers(folder, target)
+        found = _clear_leftovers(folder, target, left_over)
         yield Build(target, folder, found)
     finally:
         if folder.exists() and os.fstat(lock).st_ino == folder.stat().st_ino:
@@ -141,13 +142,13 @@ def _lock_folder(folder: Path, target: Path) -> int:
     raise DataError(f"another process keeps making {target}", hint="give another --out")
 
 
-def _clear_leftovers(folder: Path, target: Path) -> list[str]:
+def _clear_leftovers(folder: Path, target: Path, left_over: bool) -> list[str]:
     found = []
     leftovers = sorted(folder.iterdir())
     for path in leftovers:
         path.unlink() if path.is_file() or path.is_symlink() else shutil.rmtree(path)
-    if leftovers:
-        found.append(f"removed {len(leftovers)} files of an interrupted run ({folder.name})")
+    if left_over or leftovers:
+        found.append(f"an interrupted run had left {folder.name} with {len(leftovers)} files; removed")
     old = old_folder(target)
     if old.exists() and not target.exists():
         os.rename(old, target)
