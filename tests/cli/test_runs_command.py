@@ -249,6 +249,16 @@ def test_compare_takes_the_folder_of_an_evaluation(root: Path):
     assert result["evaluations"][0]["metrics"][0]["difference"] == 0.5
 
 
+def test_compare_warns_when_the_rewards_differ(root: Path):
+    for name, weight in (("a", 1.0), ("b", 0.5), ("c", 0.5)):
+        with make(
+            root, name=name, rewards=[{"source": "digits", "name": "r", "sha256": "0", "weights": {"x": weight}}]
+        ):
+            pass
+    assert any("different rewards" in note for note in as_json("compare", "a", "b", runs=root)["notes"])
+    assert not any("different rewards" in note for note in as_json("compare", "b", "c", runs=root)["notes"])
+
+
 def test_compare_without_rows_in_common_says_so(root: Path):
     with make(root, name="a") as a:
         add_evaluation(a, "test", [1])

@@ -6,16 +6,9 @@ from typing import Any
 
 from vlmrl.cli.output import say
 
-LEAD = (
-    "reward/mean",
-    "loss/policy",
-    "loss/sft",
-    "policy/entropy",
-    "rollout/dead_group_share",
-    "rollout/truncated_share",
-)
-"""Numbers of a training line that are shown first, as far as it has them."""
-MOST_NUMBERS = 8
+LEAD = ("reward/mean", "policy/entropy", "rollout/dead_group_share", "rollout/truncated_share")
+"""Numbers of a training line that are shown, besides every `loss/`, as far as it has them."""
+MOST_NUMBERS = 6
 
 
 def print_facts(about: dict[str, Any]) -> None:
@@ -36,7 +29,7 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
     tags = " ".join(f"#{tag}" for tag in about["tags"])
     parent = about["parent"] or {}
     return [
-        ("status", about["status"] + (f": {about['error']}" if about["error"] else "")),
+        ("status", about["status"] + (f": {_short(about['error'])}" if about["error"] else "")),
         ("warning", "; ".join(about["problems"])),
         ("label", "; ".join(about["labels"])),
         ("what", f"{about['kind']}, recipe {about['recipe']}{', ' + tags if tags else ''}"),
@@ -49,13 +42,13 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("command", about["command"]),
         ("data", "; ".join(_dataset(d) for d in about["datasets"])),
         ("parent", " ".join(str(v) for v in parent.values() if v)),
-        ("code", f"{git['commit'][:12]}{' and code.diff' if git.get('dirty') else ''}" if git else ""),
+        ("code", f"{git['commit'][:12]}{', changed since: code.diff' if git.get('dirty') else ''}" if git else ""),
         ("last step", numbers(about["last_train"])),
         ("validation", _validation(about["first_validation"], about["last_validation"])),
         ("best", _best(about["best"], about["checkpoints"])),
         ("checkpoints", ", ".join(about["checkpoints"]) or "none"),
         ("rollouts", f"{len(steps)} step(s), {min(steps)} to {max(steps)}" if steps else ""),
-        ("evaluations", ", ".join(about["evaluations"])),
+        ("evaluations", _evaluations(about["evaluations"])),
         ("report", about["report"] or f"none yet: vlmrl report {about['name'] or about['id']}"),
         ("go on", about["resume"] or ""),
         ("folder", about["path"]),
@@ -69,7 +62,7 @@ def numbers(line: dict[str, Any] | None, lead: tuple[str, ...] = LEAD) -> str:
     values = {
         k: v for k, v in line.items() if k not in ("step", "attempt", "kind", "time") and isinstance(v, (int, float))
     }
-    chosen = [k for k in lead if k in values] or list(values)[:MOST_NUMBERS]
+    chosen = [k for k in values if k in lead or k.startswith("loss/")] or list(values)[:MOST_NUMBERS]
     return f"{line['step']}: " + ", ".join(f"{k} {values[k]:.4g}" for k in chosen)
 
 
@@ -102,6 +95,19 @@ def _attempts(attempts: list[dict[str, Any]]) -> str:
 def _dataset(entry: dict[str, Any]) -> str:
     mark = str(entry.get("fingerprint") or "")[:12]
     return f"{entry.get('path') or entry.get('name')}" + (f" [{mark}]" if mark else "")
+
+
+def _evaluations(names: list[str]) -> str:
+    """Names; the many validations during training as their number."""
+    own = [name for name in names if "-step-" not in name]
+    during = len(names) - len(own)
+    return ", ".join([*own, *([f"{during} during training"] if during else [])])
+
+
+def _short(text: str) -> str:
+    """One line of at most 200 characters; the whole is in --json and in the manifest."""
+    line = " ".join(text.split())
+    return line if len(line) <= 200 else line[:197] + "..."
 
 
 def _minute(text: str | None) -> str:

@@ -79,9 +79,14 @@ def compare(a: Side, b: Side, *, seed: int = 0) -> dict[str, Any]:
         "validation": _lines(runs, "validation") if both else [],
         "evaluations": [],
     }
+    if a.run and b.run and _rewards(a.run) != _rewards(b.run):
+        notes.append("A and B were scored by different rewards or weights: `reward` and `part/...` are not comparable")
     for name in [n for n in a.evaluations if n in b.evaluations]:
-        result["evaluations"].append(_paired(name, a.evaluations[name], b.evaluations[name], seed))
-    if not result["evaluations"] and (a.evaluations or b.evaluations):
+        try:
+            result["evaluations"].append(_paired(name, a.evaluations[name], b.evaluations[name], seed))
+        except StoreError as error:
+            notes.append(f"evaluation {name} is left out: {error.message}")
+    if not set(a.evaluations) & set(b.evaluations) and (a.evaluations or b.evaluations):
         names = (", ".join(s.evaluations) or "none" for s in (a, b))
         notes.append("no evaluation in common: A has {}; B has {}".format(*names))
     result["notes"] = notes
@@ -162,6 +167,12 @@ def _made_with(run: Run) -> dict[str, Any]:
     for entry in m.prompts:
         facts[f"prompt {entry.get('source')}"] = str(entry.get("sha256"))[:12]
     return facts
+
+
+def _rewards(run: Run) -> list[tuple[Any, ...]]:
+    """What scored each source: name, code, weights."""
+    keys = ("source", "name", "sha256", "weights", "args")
+    return [tuple(json.dumps(entry.get(key), sort_keys=True) for key in keys) for entry in run.manifest.rewards]
 
 
 def _rows(a: Mapping[str, Any], b: Mapping[str, Any], *, only_different: bool) -> list[dict[str, Any]]:

@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import os
 import platform
+import shutil
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from vlmrl.store import manifest as manifests
 from vlmrl.store import metrics as metrics_
 from vlmrl.store import rollouts as rollouts_
 from vlmrl.store.clock import now
-from vlmrl.store.files import remove_tree, sweep, sync_folder, temp_path, write_atomic, write_json
+from vlmrl.store.files import TEMP_PREFIX, remove_tree, sweep, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.listing import find, status_of
 from vlmrl.store.lock import RunLock, this_process
 from vlmrl.store.manifest import Attempt, Best, Manifest, Status
@@ -240,6 +242,7 @@ def create_run(
         making.mkdir(parents=True)
     except OSError as error:
         raise StoreError(f"cannot make a run folder: {error.strerror}", where=str(root)) from error
+    _sweep_root(root)
     git, diff = provenance.git_state()
     recipe = provenance.redact_text(recipe_text or "").encode("utf-8", "backslashreplace")
     start = now()
@@ -350,6 +353,14 @@ def prunable(run_dir: Path, keep_last: int, keep_steps: Iterable[int] = ()) -> l
     kept = set(keep_steps)
     older = layout.complete_checkpoints(run_dir)[:-keep_last]
     return [path for path in older if layout.parse_checkpoint_name(path.name) not in kept]
+
+
+def _sweep_root(root: Path) -> None:
+    """Remove run folders that a kill left half made. Young ones stay: another process may be making them."""
+    with os.scandir(root) as entries:
+        stale = [e.path for e in entries if e.name.startswith(TEMP_PREFIX) and e.stat().st_mtime < time.time() - 3600]
+    for path in stale:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _best_until(run: Run, step: int) -> Best | None:

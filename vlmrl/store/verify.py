@@ -66,7 +66,7 @@ def verify_run(run_dir: Path, images: RunImages | None = None) -> Verdict:
         _check_images(run_dir, rollouts, images, verdict)
     if not alive:
         for path in leftovers(run_dir):
-            verdict.warn("left by a process that was killed; ignored, removed at the next resume", path)
+            verdict.warn("half written by a process that was cut short; ignored, removed at the next resume", path)
     return verdict
 
 

@@ -13,6 +13,7 @@ from store_builders import make_checkpoint, make_group, make_run
 from vlmrl.store import layout
 from vlmrl.store.faults import EXIT_CODE, VARIABLE
 from vlmrl.store.files import leftovers
+from vlmrl.store.listing import list_runs
 from vlmrl.store.manifest import read_manifest
 from vlmrl.store.runs import open_run, resume_run
 from vlmrl.store.verify import verify_run
@@ -71,9 +72,13 @@ def test_killed_while_a_run_is_made_leaves_no_run(tmp_path: Path):
     )
     assert done.returncode == EXIT_CODE
     assert [p.name[:5] for p in tmp_path.iterdir()] == [".tmp-"]
-    from vlmrl.store.listing import list_runs
-
     assert list_runs(tmp_path) == []
+    (half,) = tmp_path.iterdir()
+    make_run(tmp_path).finish()
+    assert half.exists()
+    os.utime(half, (1, 1))
+    make_run(tmp_path).finish()
+    assert not half.exists() and len(list_runs(tmp_path)) == 2
 
 
 def test_killed_in_the_middle_of_pruning_leaves_whole_checkpoints_only(tmp_path: Path):
