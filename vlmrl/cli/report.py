@@ -1,7 +1,45 @@
+"""`vlmrl report`: one HTML page about one or several runs."""
+
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from vlmrl.cli.output import JSON_HELP, emit, say
+
 
 def register(app: typer.Typer) -> None:
-    pass
+    app.command("report")(report)
+
+
+def report(
+    run: Annotated[list[str], typer.Argument(help="Runs (id, prefix, name, `last` or path); several are overlaid.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="File to write; default: report.html in the folder of the last one.", show_default=False
+        ),
+    ] = None,
+    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Make one self-contained HTML page: curves, rollouts with their images, evaluations, recipe. It loads nothing.
+
+    Example: vlmrl report last   or   vlmrl report digits-sft digits-im -o compare.html
+    """
+    from vlmrl.errors import StoreError
+    from vlmrl.report.page import write_report
+    from vlmrl.store.layout import REPORT, runs_root
+    from vlmrl.store.runs import open_run
+
+    root = runs_root(runs)
+    found = list({r.id: r for r in (open_run(root, ref) for ref in run)}.values())
+    target = out or found[-1].dir / REPORT
+    if target.is_dir():
+        raise StoreError(f"{target} is a folder", where=str(target), hint="give a file: -o report.html")
+    write_report(found, target)
+    size = target.stat().st_size
+    emit({"report": str(target), "bytes": size, "runs": [r.id for r in found]}, as_json)
+    say(f"{target}  ({size / 2**20:.1f} MiB; open it in a browser)")

@@ -1,0 +1,275 @@
+"""From the metrics of runs to the charts and the headline numbers of a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from markupsafe import Markup
+
+from vlmrl.report.plots import HEIGHT, WIDTH, Mark, Series, line_chart
+from vlmrl.store.runs import Run
+
+Line = Mapping[str, Any]
+
+NOT_METRICS = frozenset({"step", "attempt", "kind", "time"})
+ENDS = ("_low", "_high")
+SMALL = (380, 190)
+"""Width and height of the charts of a gallery."""
+
+TITLES = {
+    "reward/mean": "Reward in training",
+    "loss/cross_entropy": "Loss (cross-entropy, nats a token)",
+    "rollout/dead_group_share": "Dead groups (share: every sample scored alike)",
+    "rollout/truncated_share": "Truncated responses (share)",
+    "rollout/response_tokens_mean": "Response length (tokens, mean)",
+    "rollout/tokens_per_second": "Sampling speed (tokens a second)",
+    "policy/entropy": "Entropy (nats a token)",
+    "policy/sampler_gap_max": "Sampler gap (largest |log-prob difference|, nats)",
+    "policy/clip_share": "Clipped tokens (share)",
+    "optim/grad_norm": "Gradient norm (before clipping)",
+    "optim/lr": "Learning rate",
+    "reward/errors": "Failed rewards (samples)",
+    "time/step_seconds": "Seconds a step",
+    "memory/peak_bytes": "Peak memory (bytes)",
+    "loss/kl": "KL to the reference (nats)",
+}
+HEALTH = (
+    "rollout/dead_group_share", "rollout/truncated_share", "rollout/response_tokens_mean", "policy/entropy",
+    "optim/grad_norm", "policy/sampler_gap_max", "policy/clip_share", "reward/errors", "loss/kl", "optim/lr",
+    "rollout/tokens_per_second", "time/step_seconds",
+)  # fmt: skip
+VALIDATION_TITLES = {
+    "reward": "Reward",
+    "accuracy": "Accuracy",
+    "brier": "Brier score (lower is better)",
+    "auc": "AUC",
+    "parse_failure": "Parse failures (share)",
+    "response_tokens": "Response length (tokens)",
+    "truncated": "Truncated (share)",
+}
+LEADING = ("reward", "accuracy")
+"""Validation metrics with a large chart and a place among the headline numbers."""
+
+
+@dataclass(frozen=True)
+class RunCurves:
+    """The lines of one run's metrics.jsonl that count.
+
+    Args:
+        label, colour: how the run is told apart.     marks: where it was resumed.
+        problem: why metrics could not be read; empty when they could.
+    """
+
+    label: str
+    colour: int
+    train: Sequence[Line] = ()
+    validation: Sequence[Line] = ()
+    events: Sequence[Line] = ()
+    marks: Sequence[Mark] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A titled chart of the page."""
+
+    title: str
+    svg: Markup
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One number of the top row: where it began and where it ended."""
+
+    title: str
+    start: Mapping[str, Any] | None
+    end: Mapping[str, Any]
+    better: str = "up"
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def change(self) -> float | None:
+        return None if self.start is None else self.end["value"] - self.start["value"]
+
+
+def read_curves(run: Run, label: str, colour: int) -> RunCurves:
+    """The curves of a run; damaged metrics are told, not raised."""
+    from vlmrl.errors import StoreError
+
+    try:
+        train, validation, events = (run.metrics(kind) for kind in ("train", "validation", "event"))
+    except StoreError as error:
+        return RunCurves(label, colour, problem=error.message)
+    marks = [
+        Mark(a.from_step, f"{label}: attempt {a.number} went on from step {a.from_step}", colour)
+        for a in run.manifest.attempts
+        if a.number > 1
+    ]
+    return RunCurves(label, colour, train, validation, events, marks)
+
+
+def main_charts(runs: Sequence[RunCurves]) -> list[Chart]:
+    """Reward and accuracy: training lines with their validation dots, all runs in one chart."""
+    charts = []
+    for metric in LEADING:
+        series = [s for r in runs for s in _leading_series(r, metric)]
+        if series:
+            title = VALIDATION_TITLES[metric]
+            charts.append(Chart(title, line_chart(title, series, marks=_marks(runs))))
+    if any(name == "loss/cross_entropy" for r in runs for name in _names(r.train)):
+        charts.append(_train_chart(runs, "loss/cross_entropy", large=True))
+    return charts
+
+
+def part_charts(runs: Sequence[RunCurves]) -> list[Chart]:
+    """Reward parts over the training steps, then the reward of each source where there are several."""
+    names = _ordered(n for r in runs for n in _names(r.train) if n.startswith(("reward/part/", "reward/source/")))
+    return [_train_chart(runs, n, title=n.removeprefix("reward/").replace("part/", "")) for n in names]
+
+
+def validation_charts(runs: Sequence[RunCurves]) -> list[Chart]:
+    """Every validation metric but the leading ones (they have large charts)."""
+    names = _ordered(n for r in runs for n in _names(r.validation) if n.startswith("eval/") and not n.endswith(ENDS))
+    charts = []
+    for name in names:
+        short = name.removeprefix("eval/")
+        if short in LEADING or short in ("metric", "is_best"):
+            continue
+        series = [s for r in runs if (s := _dots(r, name)) is not None]
+        title = VALIDATION_TITLES.get(short, short)
+        charts.append(
+            Chart(title, line_chart(title, series, marks=_marks(runs), width=SMALL[0], height=SMALL[1]), short)
+        )
+    return charts
+
+
+def health_charts(runs: Sequence[RunCurves]) -> list[Chart]:
+    """What goes wrong first: dead groups, truncation, entropy, gradient, gap between sampler and trainer ..."""
+    there = {n for r in runs for n in _names(r.train)}
+    return [_train_chart(runs, n) for n in HEALTH if n in there]
+
+
+def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
+    """Every training metric that has no chart elsewhere."""
+    shown = {*HEALTH, "reward/mean", "reward/low", "reward/high", "loss/cross_entropy"}
+    names = _ordered(n for r in runs for n in _names(r.train))
+    left = [n for n in names if n not in shown and not n.startswith(("reward/part/", "reward/source/"))]
+    return [_train_chart(runs, n) for n in left]
+
+
+def headlines(run: RunCurves) -> list[Headline]:
+    """Validation reward and accuracy at the first and the last validation; else the training reward or loss."""
+    found = []
+    lines = run.validation
+    for metric in LEADING:
+        name = f"eval/{metric}"
+        measured = [n for n in lines if _finite(n.get(name))]
+        if measured:
+            first, last = measured[0], measured[-1]
+            start = _point(first, name) if len(measured) > 1 else None
+            found.append(Headline(f"Validation {metric}", start, _point(last, name)))
+    for name, title, better in (
+        ("reward/mean", "Training reward", "up"),
+        ("loss/cross_entropy", "Training loss", "down"),
+    ):
+        values = [(n["step"], n[name]) for n in run.train if _finite(n.get(name))]
+        if values:
+            found.append(_averaged(title, values, better))
+    return found
+
+
+def last_value(lines: Sequence[Line], name: str) -> float | None:
+    """The last finite value of a metric."""
+    return next((n[name] for n in reversed(lines) if _finite(n.get(name))), None)
+
+
+def mean_value(lines: Sequence[Line], name: str) -> float | None:
+    """Mean of a metric over all lines that have it."""
+    values = [n[name] for n in lines if _finite(n.get(name))]
+    return math.fsum(values) / len(values) if values else None
+
+
+def _averaged(title: str, values: Sequence[tuple[int, float]], better: str) -> Headline:
+    """First and last tenth of a noisy series (at least one step, at most ten)."""
+    size = min(10, max(1, len(values) // 10))
+    first, last = values[:size], values[-size:]
+
+    def mean(part: Sequence[tuple[int, float]]) -> dict[str, Any]:
+        value = math.fsum(v for _, v in part) / len(part)
+        return {"value": value, "low": None, "high": None, "step": part[-1][0]}
+
+    notes = (f"means of {size} steps",) if size > 1 else ()
+    return Headline(title, mean(first) if len(values) > 1 else None, mean(last), better, notes)
+
+
+def _point(line: Line, name: str) -> dict[str, Any]:
+    low, high = (line.get(f"{name}{end}") for end in ENDS)
+    whole = _finite(low) and _finite(high)
+    return {
+        "value": line[name],
+        "low": low if whole else None,
+        "high": high if whole else None,
+        "step": line["step"],
+    }
+
+
+def _leading_series(run: RunCurves, metric: str) -> list[Series]:
+    found = []
+    if metric == "reward":
+        train = _series(run, run.train, "reward/mean", f"{run.label}, training", ("reward/low", "reward/high"))
+        found += [train] if train else []
+    dots = _dots(run, f"eval/{metric}")
+    return [*found, *([dots] if dots else [])]
+
+
+def _dots(run: RunCurves, name: str) -> Series | None:
+    label = f"{run.label}, validation"
+    found = _series(run, run.validation, name, label, (f"{name}_low", f"{name}_high"))
+    if found is None:
+        return None
+    return Series(label, found.x, found.y, found.low, found.high, run.colour, dots=True)
+
+
+def _train_chart(runs: Sequence[RunCurves], name: str, *, title: str = "", large: bool = False) -> Chart:
+    series = [s for r in runs if (s := _series(r, r.train, name, r.label)) is not None]
+    title = title or TITLES.get(name, name)
+    width, height = (WIDTH, HEIGHT) if large else SMALL
+    return Chart(title, line_chart(title, series, marks=_marks(runs), width=width, height=height), name)
+
+
+def _series(
+    run: RunCurves, lines: Sequence[Line], name: str, label: str, ends: tuple[str, str] | None = None
+) -> Series | None:
+    chosen = [n for n in lines if _finite(n.get(name))]
+    if not chosen:
+        return None
+    low = high = ()
+    if ends is not None and any(_finite(n.get(ends[0])) and _finite(n.get(ends[1])) for n in chosen):
+        low, high = ([_number(n.get(end)) for n in chosen] for end in ends)
+    steps, values = [float(n["step"]) for n in chosen], [float(n[name]) for n in chosen]
+    return Series(label, steps, values, low, high, run.colour, smooth=lines is run.train)
+
+
+def _marks(runs: Sequence[RunCurves]) -> list[Mark]:
+    return [m for r in runs for m in r.marks]
+
+
+def _names(lines: Sequence[Line]) -> list[str]:
+    """Names of the numeric metrics of lines, in order of first appearance."""
+    return _ordered(k for n in lines for k, v in n.items() if k not in NOT_METRICS and _finite(v))
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _number(value: Any) -> float:
+    return float(value) if _finite(value) else math.nan

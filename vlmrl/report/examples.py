@@ -1,0 +1,264 @@
+"""Which rollouts a report shows, and how they are shown: groups with their images, texts, parts and advantages."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import random
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from vlmrl.errors import StoreError
+from vlmrl.store.media import RunImages
+from vlmrl.store.runs import Run
+from vlmrl.types import Group, Media, hash64
+
+MAX_STEPS = 4
+MAX_TEXT = 6000
+MAX_SAMPLES = 8
+MAX_SIDE = 448
+"""Images are shown at most this many pixels wide or high."""
+MAX_IMAGE_BYTES = 12 * 1024 * 1024
+"""Of all images of a page together; later ones are left out and counted."""
+HIDDEN = ("Cc", "Cf", "Cs", "Co")
+"""Unicode categories of characters that do not show: controls, formats, half surrogate pairs, private use."""
+JOINERS = "\u200c\u200d"
+"""Format characters that writing systems need."""
+TAG = re.compile(r"&lt;/?[A-Za-z][\w-]{0,40}&gt;")
+
+
+@dataclass
+class Picture:
+    """One image of the page. `uri` is empty when it was not found or did not fit; `note` then says why."""
+
+    key: str
+    width: int
+    height: int
+    uri: str = ""
+    note: str = ""
+    uses: int = 0
+
+
+@dataclass
+class Album:
+    """The images of a page: each content once, shrunk to what is looked at, as PNG data URIs, within a size budget."""
+
+    budget: int = MAX_IMAGE_BYTES
+    pictures: dict[str, Picture] = field(default_factory=dict)
+    spent: int = 0
+    left_out: int = 0
+
+    def add(self, media: Media, images: RunImages) -> Picture:
+        """The picture of a reference, made on first sight."""
+        if media.sha256 not in self.pictures:
+            self.pictures[media.sha256] = self._make(media, images)
+        picture = self.pictures[media.sha256]
+        picture.uses += 1
+        return picture
+
+    def shared(self) -> list[Picture]:
+        """Pictures that are shown more than once: the page holds them once and refers to them."""
+        return [p for p in self.pictures.values() if p.uri and p.uses > 1]
+
+    def _make(self, media: Media, images: RunImages) -> Picture:
+        key = f"i{hash64(media.sha256):x}"
+        picture = Picture(key, max(1, media.width), max(1, media.height))
+        try:
+            content = images.find(media)
+        except StoreError:
+            content = None
+        if content is None:
+            picture.note = "image not found"
+            return picture
+        try:
+            picture.uri, picture.width, picture.height = png_uri(content)
+        except (OSError, ValueError, SyntaxError) as error:
+            picture.note = f"image cannot be read: {type(error).__name__}"
+            return picture
+        if self.spent + len(picture.uri) > self.budget:
+            picture.uri, picture.note = "", "left out: the page would be too large"
+            self.left_out += 1
+            return picture
+        self.spent += len(picture.uri)
+        return picture
+
+
+@dataclass(frozen=True)
+class SampleView:
+    """One response of a group, as the page shows it."""
+
+    number: int
+    text: Markup
+    score: float
+    advantage: float | None
+    parts: Mapping[str, float | None]
+    finish: str
+    tokens: int
+    note: str = ""
+    error: str = ""
+    masked: bool = False
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """A prompt with its images and responses. `why`: what it is an example of."""
+
+    why: str
+    title: str
+    prompt: Markup
+    truth: Mapping[str, Any]
+    pictures: Sequence[Picture]
+    samples: Sequence[SampleView]
+    mean: float | None
+    spread: float | None
+    hidden: int = 0
+
+
+@dataclass(frozen=True)
+class StepView:
+    """The examples of one step."""
+
+    step: int
+    groups: Sequence[GroupView]
+    problem: str = ""
+
+
+def example_steps(run: Run, images: RunImages, album: Album, *, max_steps: int = MAX_STEPS) -> list[StepView]:
+    """Best, worst, most disagreeing and random groups of steps spread over the run, the last one first.
+
+    A damaged rollout file is told in its step's place.
+    """
+    steps = list(run.rollout_files())
+    if len(steps) > max_steps:
+        steps = [steps[round(i * (len(steps) - 1) / (max_steps - 1))] for i in range(max_steps)]
+    views = []
+    for step in reversed(steps):
+        try:
+            groups = run.read_rollouts(step)
+        except StoreError as error:
+            views.append(StepView(step, (), error.message))
+            continue
+        chosen = [view_group(g, why, images, album) for why, g in choose_groups(groups, seed=step)]
+        views.append(StepView(step, chosen))
+    return views
+
+
+def choose_groups(groups: Sequence[Group], *, seed: int) -> list[tuple[str, Group]]:
+    """(why, group): the best and the worst mean score, the widest spread within a group, and one at random.
+
+    Each group once; groups in which every reward failed come first, with their error.
+    """
+    scored = [g for g in groups if _scores(g)]
+    picks = [("the reward failed", g) for g in groups if g.samples and not _scores(g)][:1]
+    left = list(scored)
+
+    def take(why: str, key: Callable[[Group], float]) -> None:
+        if left:
+            picks.append((why, max(left, key=key)))
+            left.remove(picks[-1][1])
+
+    take("best", _mean)
+    take("worst", lambda g: -_mean(g))
+    if any(_spread(g) > 0 for g in left):
+        take("most disagreeing", _spread)
+    if left:
+        picks.append(("random", random.Random(seed).choice(left)))
+    return picks
+
+
+def view_group(group: Group, why: str, images: RunImages, album: Album) -> GroupView:
+    """A group as the page shows it: its samples from the best to the worst."""
+    ordered = sorted(group.samples, key=lambda s: -s.score.value if math.isfinite(s.score.value) else math.inf)
+    kept = ordered if len(ordered) <= MAX_SAMPLES else [*ordered[: MAX_SAMPLES - 2], *ordered[-2:]]
+    samples = [
+        SampleView(
+            number=s.trajectory.sample, text=marked_text(s.text), score=s.score.value, advantage=s.advantage,
+            parts=s.score.parts, finish=s.trajectory.finish, tokens=len(s.trajectory.response_ids),
+            note=visible(s.score.note), error=visible(s.score.error or ""), masked=s.masked,
+        )
+        for s in kept
+    ]  # fmt: skip
+    media = dict.fromkeys(m for s in group.samples for m in s.trajectory.media)
+    return GroupView(
+        why, f"{group.row.source} {group.row.prompt_id}", marked_text(group.prompt_text), group.row.truth,
+        [album.add(m, images) for m in (media or group.row.media)], samples,
+        _mean(group) if _scores(group) else None, _spread(group) if _scores(group) else None, len(ordered) - len(kept),
+    )  # fmt: skip
+
+
+def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Album, count: int = 4) -> list[GroupView]:
+    """Answers of an evaluation: those with the lowest score and some at random."""
+    scored = [r for r in rows if r["score"] is not None]
+    worst = sorted(scored, key=lambda r: (r["score"], str(r["prompt_id"])))[:count]
+    rest = [r for r in scored if not any(r is w for w in worst)]
+    picks = [("worst", r) for r in worst]
+    picks += [("random", r) for r in random.Random(0).sample(rest, min(count, len(rest)))]
+    views = []
+    for why, row in picks:
+        sample = SampleView(
+            row["sample"], marked_text(row["text"]), row["score"], None, row["parts"], row["finish"],
+            row["num_tokens"], visible(row["note"] or ""), visible(row["error"] or ""),
+        )  # fmt: skip
+        pictures = [album.add(Media(i["sha256"], i["width"], i["height"]), images) for i in row["images"]]
+        title = f"{row['source']} {row['prompt_id']}"
+        views.append(GroupView(why, title, Markup(""), row["truth"], pictures, [sample], row["score"], None))
+    return views
+
+
+def marked_text(text: str) -> Markup:
+    """Text of a model or dataset, escaped, control characters visible, cut when long; its tags are set in a `<b>`."""
+    cut = len(text) - MAX_TEXT
+    body = escape(visible(text[:MAX_TEXT]))
+    body = Markup(TAG.sub(lambda m: f"<b>{m[0]}</b>", str(body)))
+    return body if cut <= 0 else body + Markup('<span class="note"> ... {:,} more characters</span>').format(cut)
+
+
+def visible(text: str) -> str:
+    """Characters that would vanish, break the page or reorder what is read, written as escapes (newline, tab kept)."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co") else _code(c) for c in text
+    )
+
+
+def png_uri(content: bytes) -> tuple[str, int, int]:
+    """An image file as a PNG data URI, at most MAX_SIDE pixels a side, and its size. Raises: what Pillow raises."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(io.BytesIO(content)) as opened:
+            image = ImageOps.exif_transpose(opened).convert("RGB")
+    except Image.DecompressionBombError as error:
+        raise ValueError(str(error)) from error
+    image.thumbnail((MAX_SIDE, MAX_SIDE))
+    sink = io.BytesIO()
+    image.save(sink, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(sink.getvalue()).decode()}", image.width, image.height
+
+
+def _code(character: str) -> str:
+    number = ord(character)
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def _scores(group: Group) -> list[float]:
+    return [s.score.value for s in group.samples if s.score.error is None and math.isfinite(s.score.value)]
+
+
+def _mean(group: Group) -> float:
+    """Mean score of a group that has one."""
+    scores = _scores(group)
+    return math.fsum(scores) / len(scores)
+
+
+def _spread(group: Group) -> float:
+    """Standard deviation of the scores within a group that has any."""
+    scores, mean = _scores(group), _mean(group)
+    return math.sqrt(math.fsum((s - mean) ** 2 for s in scores) / len(scores))

@@ -1,0 +1,322 @@
+"""The report: one HTML file about one or several runs, with everything in it and nothing to load.
+
+The page has no script and asks for nothing: a content security policy forbids it, and everything that comes from a
+model, a dataset or a recipe is escaped (Jinja's autoescape; charts escape on their own).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from vlmrl import __version__
+from vlmrl.data.run_images import run_images
+from vlmrl.errors import StoreError
+from vlmrl.evaluate.metrics import paired_differences
+from vlmrl.evaluate.records import read_evaluation, read_summary
+from vlmrl.report import curves
+from vlmrl.report.examples import Album, GroupView, StepView, answer_views, example_steps, visible
+from vlmrl.report.plots import interval_bar
+from vlmrl.store import layout
+from vlmrl.store.clock import now, span
+from vlmrl.store.files import write_atomic
+from vlmrl.store.media import RunImages
+from vlmrl.store.runs import Run
+from vlmrl.store.summary import describe
+
+DIFFERENCES = ("reward", "accuracy", "brier", "parse_failure")
+"""Metrics whose paired difference is shown, with every `accuracy/<level>`."""
+MAX_EVENTS = 40
+
+
+@dataclass(frozen=True)
+class EvalColumn:
+    """One evaluation: a column of the table of its name."""
+
+    label: str
+    colour: int
+    summary: Mapping[str, Any]
+    folder: Path
+
+
+@dataclass
+class RunView:
+    """One run, as the page shows it."""
+
+    label: str
+    colour: int
+    about: Mapping[str, Any]
+    duration: str
+    curves: curves.RunCurves
+    headlines: Sequence[curves.Headline]
+    facts: Sequence[tuple[str, str]]
+    steps: Sequence[StepView]
+    answers: Sequence[GroupView]
+    answers_of: str
+    recipe: Sequence[tuple[str, Any, str]]
+    recipe_text: str
+    events: Sequence[Mapping[str, Any]]
+    provenance: Sequence[tuple[str, str]]
+    notes: list[str] = field(default_factory=list)
+
+
+def write_report(runs: Sequence[Run], out: Path) -> Path:
+    """Write the page, atomically. The folder of `out` is made. Raises: StoreError when it cannot be written."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out, render_report(runs).encode("utf-8", "backslashreplace"))
+    return out
+
+
+def render_report(runs: Sequence[Run]) -> str:
+    """The page as text. What is missing or damaged in a run is told in its place."""
+    album, labels = Album(), run_labels(runs)
+    views = [view_run(run, label, colour, album) for colour, (run, label) in enumerate(zip(runs, labels, strict=True))]
+    lines = [v.curves for v in views]
+    columns = [c for run, v in zip(runs, views, strict=True) for c in eval_columns(run, v)]
+    return _template().render(
+        title=" and ".join(labels) if len(labels) <= 3 else f"{len(labels)} runs",
+        runs=views,
+        charts=curves.main_charts(lines),
+        parts=curves.part_charts(lines),
+        validation=curves.validation_charts(lines),
+        health=curves.health_charts(lines),
+        others=curves.other_charts(lines),
+        evaluations=eval_tables(columns),
+        shared=album.shared(),
+        left_out=album.left_out,
+        version=__version__,
+        time=now()[:16].replace("T", " "),
+    )
+
+
+def run_labels(runs: Sequence[Run]) -> list[str]:
+    """How runs are called on the page: their names, or their ids where a name is missing or not unique."""
+    names = [run.manifest.name or run.id for run in runs]
+    return [name if names.count(name) == 1 else run.id for run, name in zip(runs, names, strict=True)]
+
+
+def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
+    """Everything about one run but its evaluations."""
+    about, images = describe(run), run_images(run.dir)
+    lines = curves.read_curves(run, label, colour)
+    notes = [*about["problems"]]
+    steps = example_steps(run, images, album)
+    answers, answers_of = _answers(run, images, album, notes) if not steps else ([], "")
+    if not lines.train and not lines.validation and run.manifest.kind in ("rl", "sft"):
+        notes.append("No metrics: the run ended before its first step, or metrics.jsonl is missing.")
+    notes += [f"Images: {note}." for note in images.notes]
+    recipe, recipe_text = _recipe(run, notes)
+    return RunView(
+        label, colour, about, span(about["seconds"]), lines, curves.headlines(lines), _facts(about, lines), steps,
+        answers, answers_of, recipe, recipe_text, lines.events[-MAX_EVENTS:], _provenance(run), notes,
+    )  # fmt: skip
+
+
+def eval_columns(run: Run, view: RunView) -> list[EvalColumn]:
+    """The run's evaluations; of those made during training only the one of the best (else the last) step."""
+    found: list[EvalColumn] = []
+    during: list[EvalColumn] = []
+    for folder in layout.eval_dirs(run.dir):
+        try:
+            column = EvalColumn(view.label, view.colour, read_summary(folder), folder)
+        except StoreError as error:
+            view.notes.append(f"Evaluation {folder.name}: {error.message}.")
+            continue
+        (during if column.summary.get("meta", {}).get("during") else found).append(column)
+    best = view.about["best"]["step"] if view.about["best"] else None
+    chosen = [c for c in during if c.summary["meta"].get("step") == best] or during[-1:]
+    return [*found, *chosen]
+
+
+def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
+    """One table a kind of evaluation (split, source, sampling): metrics down, runs across, paired differences last."""
+    groups: dict[str, list[EvalColumn]] = {}
+    for column in columns:
+        groups.setdefault(_kind_of(column.summary.get("meta", {})), []).append(column)
+    tables = []
+    for kind, group in groups.items():
+        names = list(dict.fromkeys(n for c in group for n in c.summary["metrics"]))
+        differences = _differences(group)
+        paper = next((p for c in group if (p := c.summary.get("meta", {}).get("paper"))), {})
+        baselines = next((b for c in group if (b := c.summary.get("baselines"))), {})
+        numbers = paper.get("numbers") or {}
+        rows = [_eval_row(n, group, differences, numbers, baselines) for n in names]
+        tables.append(
+            {
+                "kind": kind, "columns": group, "rows": rows, "paper": paper if numbers else {},
+                "baselines": bool(baselines), "differences": bool(differences),
+                "against": f"{group[-1].label} - {group[0].label}" if differences else "",
+            }
+        )  # fmt: skip
+    return sorted(tables, key=lambda t: "validation" in t["kind"])
+
+
+def _template():
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    source = files("vlmrl.report").joinpath("template.html").read_text(encoding="utf-8")
+    environment = ImmutableSandboxedEnvironment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"number": number, "signed": signed, "visible": _visible, "json": _json}
+    return environment.from_string(source)
+
+
+def number(value: Any) -> str:
+    """A number for people: 0.634, 18.6, 1,234, 3e-05; a dash for None and NaN."""
+    if value is None or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return "\u2013"
+    if isinstance(value, int):
+        return f"{value:,}"
+    size = abs(value)
+    if size and size < 0.001:
+        return f"{value:.1e}"
+    return f"{value:.3f}" if size < 10 else f"{value:.1f}" if size < 1000 else f"{value:,.0f}"
+
+
+def signed(value: float) -> str:
+    """`+0.021`, `-0.004` with a true minus sign."""
+    return f"{value:+.3f}".replace("-", "\u2212")
+
+
+def _visible(value: Any) -> str:
+    return visible(str(value))
+
+
+def _json(value: Any) -> str:
+    """A value of a truth, a recipe or a manifest as short JSON; strings bare."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return visible(text)
+
+
+def _answers(run: Run, images: RunImages, album: Album, notes: list[str]) -> tuple[list[GroupView], str]:
+    """For a run without rollouts (supervised, evaluation): answers of its last evaluation."""
+    found = layout.eval_dirs(run.dir)
+    if not found:
+        return [], ""
+    newest = max(found, key=lambda f: (f / layout.EVAL_SUMMARY).stat().st_mtime)
+    try:
+        return answer_views(read_evaluation(newest).rows, images, album), newest.name
+    except StoreError as error:
+        notes.append(f"Evaluation {newest.name}: {error.message}.")
+        return [], ""
+
+
+def _facts(about: Mapping[str, Any], lines: curves.RunCurves) -> list[tuple[str, str]]:
+    """Small numbers under the headline: length, responses, speed, what went wrong."""
+    train = lines.train
+    samples = sum(int(n.get("rollout/samples") or 0) for n in train)
+    pairs: list[tuple[str, str]] = [("steps", f"{len(train):,}")] if train else []
+    if samples:
+        pairs.append(("responses", f"{samples:,}"))
+    for label, name, form in (
+        ("dead groups", "rollout/dead_group_share", "{:.0%}"), ("truncated", "rollout/truncated_share", "{:.0%}"),
+        ("tokens a second", "rollout/tokens_per_second", "{:,.0f}"), ("seconds a step", "time/step_seconds", "{:.1f}"),
+    ):  # fmt: skip
+        value = curves.mean_value(train, name)
+        if value is not None:
+            pairs.append((label, form.format(value)))
+    errors = sum(int(n.get("reward/errors") or 0) for n in train)
+    if errors:
+        pairs.append(("failed rewards", f"{errors:,}"))
+    if about["best"]:
+        best = about["best"]
+        pairs.append((f"best {best['metric']}", f"{number(best['value'])} at step {best['step']}"))
+    if about["checkpoints"]:
+        pairs.append(("checkpoints", f"{len(about['checkpoints'])}"))
+    return pairs
+
+
+def _recipe(run: Run, notes: list[str]) -> tuple[list[tuple[str, Any, str]], str]:
+    """(key, value, origin) of every leaf of the resolved recipe, and the recipe's text as it was given."""
+    from vlmrl.recipe.lines import dotted
+    from vlmrl.recipe.load import leaves
+
+    try:
+        text = (run.dir / layout.RECIPE).read_text("utf-8", "replace")
+    except OSError:
+        text = ""
+    try:
+        resolved = json.loads((run.dir / layout.RESOLVED).read_bytes())
+        origins = resolved.get("origins") or {}
+        rows = [(dotted(k), v, str(origins.get(dotted(k), ""))) for k, v in leaves(resolved["recipe"])]
+    except FileNotFoundError:
+        return [], text
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        notes.append(f"The resolved recipe is damaged: {type(error).__name__}.")
+        return [], text
+    return rows, text
+
+
+def _provenance(run: Run) -> list[tuple[str, str]]:
+    """What the run was made with, one line each; what is not known is left out."""
+    m = run.manifest
+    git, gpus = m.git or {}, m.hardware.get("gpus") or ()
+    code = f"{str(git.get('commit', ''))[:12]}{' with uncommitted changes (code.diff)' if git.get('dirty') else ''}"
+    pairs = [
+        ("command", " ".join(m.argv)),
+        ("run folder", str(run.dir)),
+        ("parent", " ".join(str(v) for v in (m.parent or {}).values() if v)),
+        ("code", code),
+        ("vlmrl", f"{m.vlmrl}, Python {m.python}"),
+        ("packages", ", ".join(f"{k} {v}" for k, v in m.packages.items())),
+        ("hardware", ", ".join(str(v) for v in (m.hardware.get("cpu"), *(g.get("name") for g in gpus)) if v)),
+        ("seeds", ", ".join(f"{k} {v}" for k, v in m.seeds.items())),
+    ]
+    for d in m.datasets:
+        mark = str(d.get("fingerprint") or "")[:16]
+        pairs.append((f"data {d.get('name', '')}", f"{d.get('path')}, {d.get('rows', '?')} rows, fingerprint {mark}"))
+    for r in m.rewards:
+        pairs.append((f"reward {r.get('source', '')}", f"{r.get('name')}, source {str(r.get('sha256') or '')[:16]}"))
+    for a in m.attempts:
+        began = f"from step {a.from_step}, {a.start[:16].replace('T', ' ')} UTC on {a.host}: {a.status}"
+        pairs.append((f"attempt {a.number}", began))
+    return [(k, v) for k, v in pairs if v.strip()]
+
+
+def _kind_of(meta: Mapping[str, Any]) -> str:
+    """What evaluations have in common that stand in one table."""
+    sampling = meta.get("sampling") or {}
+    words = [str(meta.get("split") or "validation"), str(meta.get("source") or "")]
+    how = "greedy" if meta.get("greedy", True) else f"T={sampling.get('temperature')}, n={sampling.get('samples')}"
+    rows = f"first {meta['max_rows']} rows" if meta.get("max_rows") else ""
+    return ", ".join(w for w in (*words, how, rows, "during training" if meta.get("during") else "") if w)
+
+
+def _differences(group: Sequence[EvalColumn]) -> dict[str, dict[str, Any]]:
+    """Paired differences of the last evaluation to the first, when they are of two runs and share rows."""
+    if len(group) < 2 or group[0].label == group[-1].label:
+        return {}
+    try:
+        first, last = (read_evaluation(c.folder).rows for c in (group[0], group[-1]))
+    except StoreError:
+        return {}
+    found = paired_differences(last, first)
+    return {n: d for n, d in found.items() if n in DIFFERENCES or n.startswith("accuracy/")}
+
+
+def _eval_row(
+    name: str, group: Sequence[EvalColumn], differences: Mapping[str, Any], numbers: Mapping[str, Any],
+    baselines: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    found = [(c, c.summary["metrics"].get(name)) for c in group]
+    values = [v for _, m in found if m for v in (m["value"], m["low"], m["high"]) if v is not None]
+    share = bool(values) and min(values) >= 0 and max(values) <= 1
+    scale = (0.0, 1.0) if share else (min(values), max(values)) if values else (0.0, 1.0)
+    cells = [
+        None if m is None or m["value"] is None
+        else {**m, "bar": interval_bar(m["value"], m["low"], m["high"], scale, c.colour)}
+        for c, m in found
+    ]  # fmt: skip
+    difference = differences.get(name)
+    sure = bool(difference and difference["low"] is not None and (difference["low"] > 0 or difference["high"] < 0))
+    return {
+        "name": name, "cells": cells, "difference": difference, "sure": sure, "paper": numbers.get(name),
+        "baseline": baselines.get(name),
+    }  # fmt: skip

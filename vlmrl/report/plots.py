@@ -1,0 +1,275 @@
+"""Small line charts as inline SVG: axes with round ticks, interval bands, values on hover. No script, no file.
+
+Colours come from the page's CSS (`--c0`, `--c1`, ... one a run), so a chart follows the reader's light or dark theme.
+All text is escaped here; what these functions return may go into a page as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from markupsafe import Markup, escape
+
+WIDTH, HEIGHT = 560, 250
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 34
+NUM_COLOURS = 6
+MAX_POINTS = 400
+"""Points of a line that are drawn; of a longer one the least and the largest of each stretch."""
+MAX_HOVERS = 160
+SMOOTH_FROM = 30
+"""A training series of at least this many points also gets a moving mean, and its raw line is faint."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line. `low`, `high`: its 95% interval, drawn as a band (line) or as whiskers (dots); NaN leaves a gap.
+
+    Args:
+        colour: index of the run's colour.    dots: marks at the points, for sparse series such as validation.
+        smooth: add a moving mean when there are enough points.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    colour: int = 0
+    dots: bool = False
+    smooth: bool = False
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A vertical line: something happened at this step. Shown on hover."""
+
+    x: float
+    text: str
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The box that data is drawn into: value ranges, and where they are on the drawing."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    width: int = WIDTH
+    height: int = HEIGHT
+    ticks_x: Sequence[float] = field(default_factory=tuple)
+    ticks_y: Sequence[float] = field(default_factory=tuple)
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        """Position in drawing units of a data point."""
+        across = (x - self.x[0]) / (self.x[1] - self.x[0])
+        up = (y - self.y[0]) / (self.y[1] - self.y[0])
+        left, right = LEFT, self.width - RIGHT
+        return round(left + across * (right - left), 2), round(
+            self.height - BOTTOM - up * (self.height - BOTTOM - TOP), 2
+        )
+
+
+def line_chart(
+    title: str, series: Sequence[Series], *, marks: Sequence[Mark] = (), width: int = WIDTH, height: int = HEIGHT,
+    line: float | None = None, line_text: str = "",
+) -> Markup:  # fmt: skip
+    """A chart of series over the step. `line`: a horizontal reference (a baseline, a published number), dashed.
+
+    Example: line_chart("reward", [Series("train", [0, 1], [0.2, 0.4])])
+    """
+    drawn = [s for s in series if any(map(math.isfinite, s.y))]
+    if not drawn:
+        return Markup('<p class="note">no numbers</p>')
+    frame = _frame(drawn, line, width, height)
+    parts = [_axes(frame)]
+    if line is not None:
+        (x0, y), (x1, _) = frame.at(frame.x[0], line), frame.at(frame.x[1], line)
+        parts.append(
+            f'<line class="ref" x1="{x0}" x2="{x1}" y1="{y}" y2="{y}"/>'
+            f'<text class="reftext" x="{x1 - 2}" y="{y - 4}">{escape(line_text)}</text>'
+        )
+    parts += [_mark(m, frame) for m in marks if frame.x[0] <= m.x <= frame.x[1]]
+    parts += [_band(s, frame) for s in drawn if s.low and not s.dots]
+    parts += [_line(s, frame) for s in drawn]
+    parts += [_whiskers(s, frame) for s in drawn if s.low and s.dots]
+    parts += [_points(s, frame) for s in drawn]
+    label = f"{title}: {', '.join(dict.fromkeys(s.name for s in drawn))}"
+    opening = f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
+    return Markup(f"{opening}{''.join(parts)}</svg>")
+
+
+def interval_bar(value: float, low: float | None, high: float | None, span: tuple[float, float], colour: int) -> Markup:
+    """A dot with its interval on a short scale, for table cells. `span`: range of the scale."""
+    width, height, pad = 120, 14, 6
+    first, last = span if span[1] > span[0] else (span[0] - 0.5, span[0] + 0.5)
+
+    def at(number: float) -> float:
+        return round(pad + (number - first) / (last - first) * (width - 2 * pad), 1)
+
+    whisker = ""
+    if low is not None and high is not None:
+        whisker = f'<line class="s{colour % NUM_COLOURS} whisker" x1="{at(low)}" x2="{at(high)}" y1="7" y2="7"/>'
+    return Markup(
+        f'<svg class="bar" viewBox="0 0 {width} {height}" aria-hidden="true">'
+        f'<line class="grid" x1="{pad}" x2="{width - pad}" y1="7" y2="7"/>{whisker}'
+        f'<circle class="f{colour % NUM_COLOURS}" cx="{at(value)}" cy="7" r="3.2"/></svg>'
+    )
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """About `count` multiples of a round number (1, 2 or 5 times a power of ten) that cover [low, high].
+
+    Example: nice_ticks(0, 0.93) -> [0.0, 0.2, 0.4, 0.6, 0.8, 1.0].
+    """
+    rough = (high - low) / max(1, count - 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= 0.75 * rough)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    # A product of integers, not a running sum: 3 * 0.1 and not 0.1 + 0.1 + 0.1.
+    return [round(i * step, 12 - math.floor(math.log10(step))) for i in range(first, last + 1)]
+
+
+def short(value: float) -> str:
+    """A number in few characters: 0.25, 1.2k, 3e-05, 4.1M."""
+    if not math.isfinite(value):
+        return "-"
+    size = abs(value)
+    if size >= 1e15 or 0 < size < 1e-3:
+        return f"{value:.3g}"
+    for unit, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if size >= 10 * scale or (size >= scale and scale > 1e3):
+            return f"{value / scale:.3g}{unit}"
+    return f"{value:.4g}"
+
+
+def moving_mean(values: Sequence[float], width: int) -> list[float]:
+    """Mean of the finite values in a centred window of `width`; NaN where there are none."""
+    half, out = width // 2, []
+    for i in range(len(values)):
+        near = [v for v in values[max(0, i - half) : i + half + 1] if math.isfinite(v)]
+        out.append(math.fsum(near) / len(near) if near else math.nan)
+    return out
+
+
+def _frame(series: Sequence[Series], line: float | None, width: int, height: int) -> Frame:
+    xs = [x for s in series for x, y in zip(s.x, s.y, strict=True) if math.isfinite(y)]
+    ys = [v for s in series for v in (*s.y, *s.low, *s.high) if math.isfinite(v)]
+    ys += [line] if line is not None else []
+    low, high = min(ys), max(ys)
+    if high - low < 1e-12 * max(1.0, abs(high)):
+        pad = abs(high) * 0.1 or 0.5
+        low, high = low - pad, high + pad
+    ticks = nice_ticks(low, high)
+    x0, x1 = min(xs), max(xs)
+    if x1 == x0:
+        x0, x1 = x0 - 0.5, x1 + 0.5
+    steps = [t for t in nice_ticks(x0, x1, 6) if x0 <= t <= x1 and t == int(t)]
+    return Frame((x0, x1), (min(ticks[0], low), max(ticks[-1], high)), width, height, steps, ticks)
+
+
+def _axes(frame: Frame) -> str:
+    parts = []
+    for tick in frame.ticks_y:
+        x0, y = frame.at(frame.x[0], tick)
+        x1, _ = frame.at(frame.x[1], tick)
+        parts.append(f'<line class="grid" x1="{x0}" x2="{x1}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text class="tick" x="{x0 - 7}" y="{y + 4}" text-anchor="end">{short(tick)}</text>')
+    for tick in frame.ticks_x:
+        x, y = frame.at(tick, frame.y[0])
+        parts.append(f'<text class="tick" x="{x}" y="{y + 16}" text-anchor="middle">{short(tick)}</text>')
+    middle, bottom = (LEFT + frame.width - RIGHT) / 2, frame.height - 3
+    parts.append(f'<text class="axis" x="{middle}" y="{bottom}" text-anchor="middle">step</text>')
+    return "".join(parts)
+
+
+def _thin(s: Series) -> list[int]:
+    """Indices of the points to draw: all, or of each stretch the least and the largest."""
+    if len(s.y) <= MAX_POINTS:
+        return list(range(len(s.y)))
+    size = math.ceil(len(s.y) / (MAX_POINTS / 2))
+    kept: set[int] = {0, len(s.y) - 1}
+    for start in range(0, len(s.y), size):
+        stretch = [i for i in range(start, min(start + size, len(s.y))) if math.isfinite(s.y[i])]
+        if stretch:
+            kept |= {min(stretch, key=lambda i: s.y[i]), max(stretch, key=lambda i: s.y[i])}
+    return sorted(kept)
+
+
+def _path(points: Sequence[tuple[float, float]], frame: Frame) -> str:
+    """`M..L..` through the points; a point that is not finite breaks the line."""
+    words, pen_down = [], False
+    for x, y in points:
+        if not math.isfinite(y):
+            pen_down = False
+            continue
+        px, py = frame.at(x, y)
+        words.append(f"{'L' if pen_down else 'M'}{px:g} {py:g}")
+        pen_down = True
+    return "".join(words)
+
+
+def _line(s: Series, frame: Frame) -> str:
+    colour = s.colour % NUM_COLOURS
+    kept = _thin(s)
+    raw = _path([(s.x[i], s.y[i]) for i in kept], frame)
+    if not (s.smooth and len(s.y) >= SMOOTH_FROM):
+        return f'<path class="s{colour} curve" d="{raw}"/>'
+    mean = moving_mean(s.y, max(5, len(s.y) // 20))
+    smooth = _path([(s.x[i], mean[i]) for i in range(0, len(mean), max(1, len(mean) // MAX_POINTS))], frame)
+    return f'<path class="s{colour} faint" d="{raw}"/><path class="s{colour} curve" d="{smooth}"/>'
+
+
+def _band(s: Series, frame: Frame) -> str:
+    """The interval as a filled area; each run of finite points is an area of its own."""
+    stretches: list[list[int]] = [[]]
+    for i in _thin(s):
+        if math.isfinite(s.low[i]) and math.isfinite(s.high[i]):
+            stretches[-1].append(i)
+        elif stretches[-1]:
+            stretches.append([])
+    parts = []
+    for kept in stretches:
+        if len(kept) > 1:
+            there = [(s.x[i], s.high[i]) for i in kept]
+            back = [(s.x[i], s.low[i]) for i in reversed(kept)]
+            parts.append(f'<path class="f{s.colour % NUM_COLOURS} band" d="{_path([*there, *back], frame)}Z"/>')
+    return "".join(parts)
+
+
+def _whiskers(s: Series, frame: Frame) -> str:
+    parts = []
+    for x, low, high in zip(s.x, s.low, s.high, strict=True):
+        if math.isfinite(low) and math.isfinite(high):
+            (px, bottom), (_, top) = frame.at(x, low), frame.at(x, high)
+            parts.append(
+                f'<line class="s{s.colour % NUM_COLOURS} whisker" x1="{px}" x2="{px}" y1="{bottom}" y2="{top}"/>'
+            )
+    return "".join(parts)
+
+
+def _points(s: Series, frame: Frame) -> str:
+    """The dots of a sparse series, and for every series invisible ones that show a value on hover."""
+    parts, colour = [], s.colour % NUM_COLOURS
+    every = max(1, math.ceil(len(s.y) / MAX_HOVERS))
+    for i in range(0, len(s.y), 1 if s.dots else every):
+        if not math.isfinite(s.y[i]):
+            continue
+        px, py = frame.at(s.x[i], s.y[i])
+        told = f"{s.name}\nstep {s.x[i]:g}: {s.y[i]:.4g}"
+        if s.low and math.isfinite(s.low[i]):
+            told += f"  [{s.low[i]:.4g}, {s.high[i]:.4g}]"
+        shape = f'class="f{colour} dot" r="3.4"' if s.dots else 'class="hover" r="7"'
+        parts.append(f'<circle {shape} cx="{px}" cy="{py}"><title>{escape(told)}</title></circle>')
+    return "".join(parts)
+
+
+def _mark(mark: Mark, frame: Frame) -> str:
+    x, bottom = frame.at(mark.x, frame.y[0])
+    colour = mark.colour % NUM_COLOURS
+    return (
+        f'<g><line class="s{colour} resume" x1="{x}" x2="{x}" y1="{TOP}" y2="{bottom}"/>'
+        f'<rect class="hover" x="{x - 5}" y="{TOP}" width="10" height="{bottom - TOP}"/>'
+        f"<title>{escape(mark.text)}</title></g>"
+    )
