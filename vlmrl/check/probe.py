@@ -80,7 +80,7 @@ def probe_reward(
     """
     rows = list(inputs[:MAX_ROWS])
     pairs = "same" in rows[0].truth
-    honest = _honest_pairs() if pairs else _honest_texts(rows)
+    honest = _honest_pairs(rows, levels) if pairs else _honest_texts(rows)
     tricks = [*ANYWHERE, *(_pair_tricks(levels) if pairs else _text_tricks(rows))]
     with Scorer(spec, weights, **(limits or {})) as scorer:
         names = [f"row {i}" for i in range(len(rows))]
@@ -147,9 +147,22 @@ ANYWHERE = (
 )
 
 
-def _honest_pairs() -> list[Probe]:
-    texts = {p: f"<think>I cannot tell.</think><answer>{p}</answer>" for p in ("0.5", "0", "1")}
-    return [Probe(f"always {p}", "a constant, well-formed answer", _says(text)) for p, text in texts.items()]
+def _honest_pairs(rows: Sequence[RewardInput], levels: Sequence[str]) -> list[Probe]:
+    """A constant probability, without names and with the most frequent name of each image at each level."""
+    guesses = [Counter(x.truth[level][side] for x in rows if x.truth.get(level)) for level in levels for side in (0, 1)]
+    tags = ""
+    for level, first, second in zip(levels, guesses[::2], guesses[1::2], strict=True):
+        names = [counts.most_common(1)[0][0] if counts else "" for counts in (first, second)]
+        tags += f"<{level}>{names[0]}; {names[1]}</{level}>"
+        if names[0] != names[1]:
+            break
+    probes = []
+    for thought in dict.fromkeys(("I cannot tell.", tags or "I cannot tell.")):
+        for p in ("0.5", "0", "1"):
+            text = f"<think>{thought}</think><answer>{p}</answer>"
+            name = f"always {p}" + (" and the commonest names" if thought == tags else "")
+            probes.append(Probe(name, "a constant, well-formed answer", _says(text)))
+    return probes
 
 
 def _pair_tricks(levels: Sequence[str]) -> list[Probe]:

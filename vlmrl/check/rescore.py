@@ -70,9 +70,20 @@ def other_rewards(
         if name in REWARDS and "levels" not in bound and _takes_levels(name) and source in saved.levels:
             bound["levels"] = saved.levels[source]
         spec = load_reward(name, args=bound, style=style)
-        kept = dict(record.get("weights") or {}) if own and weights is None else {}
-        chosen[source] = Chosen(spec, dict(weights or kept or spec.weights))
+        chosen[source] = Chosen(spec, dict(weights or (_kept_weights(saved, record, spec) if own else spec.weights)))
     return chosen
+
+
+def _kept_weights(saved: Saved, record: Mapping[str, Any], spec: RewardSpec) -> Mapping[str, float]:
+    """The run's weights if its recipe chose them; else the reward's defaults, which depend on its arguments."""
+    kept = dict(record.get("weights") or {})
+    base_dir = saved.run.manifest.cwd if saved.run is not None else None
+    try:
+        chosen = kept != dict(load_recorded(record, base_dir=base_dir or None).weights)
+    except RewardError:
+        chosen = True
+    usable = {k: v for k, v in kept.items() if spec.user is not None or k in spec.ranges}
+    return usable if chosen and usable else spec.weights
 
 
 def parse_weights(text: str) -> dict[str, float]:

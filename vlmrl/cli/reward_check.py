@@ -162,12 +162,10 @@ def _show_reasons(reasons: Sequence[Mapping[str, Any]], out: Console) -> None:
 
 
 def _show_disagreements(found: Mapping[str, Any], out: Console) -> None:
-    agreement = "no group has both" if found["agreement"] is None else _share(found["agreement"])
-    out.print(
-        f"\naccuracy {_share(found['accuracy'])}; "
-        f"a right answer outscores a wrong one of its group in {agreement} of pairs",
-        markup=False,
-    )
+    agreement = f"a right answer outscores a wrong one of its group in {_share(found['agreement'])} of pairs"
+    if found["agreement"] is None:
+        agreement = "no group has both a right and a wrong answer"
+    out.print(f"\naccuracy {_share(found['accuracy'])}; {agreement}", markup=False)
     _show_rows("wrong, yet paid most", found["wrong_but_paid"], out)
     _show_rows("right, yet paid least", found["right_but_unpaid"], out)
 

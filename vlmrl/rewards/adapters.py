@@ -45,7 +45,10 @@ def load_user_reward(name: str, *, args: dict[str, Any], style: str, base_dir: P
     if not path_text.endswith(".py") or not function.isidentifier():
         raise RewardError(f"reward `{name}` does not name a function", hint="write it as path/to/file.py:function")
     path = _find(path_text, base_dir)
-    source = path.read_bytes()
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise RewardError(f"the reward file cannot be read: {error.strerror}", where=str(path)) from error
     try:
         text = source.decode()
     except UnicodeDecodeError as error:

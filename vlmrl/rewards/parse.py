@@ -192,6 +192,7 @@ def _two_names(text: str, level: str, aliases: Mapping[str, str] | None) -> tupl
     return (normalise_name(pieces[0], level, aliases), normalise_name(pieces[1], level, aliases)), ""
 
 
+@lru_cache(maxsize=8192)
 def _plain(name: str) -> str:
     folded = unicodedata.normalize("NFKC", name).casefold()
     spaced = re.sub(r"[-_\s]+", " ", folded).strip(" \"'`*")

@@ -18,6 +18,8 @@ from vlmrl.types import RewardInput, Score
 
 CHUNK = 32
 """Most inputs in one request to a worker."""
+CHUNK_WITH_IMAGES = 4
+"""The same where each input carries its images: a megapixel is three megabytes."""
 ALONE_FAILURES = 3
 """After a failed batch call each row is scored alone, until this many rows in a row have failed."""
 
@@ -150,7 +152,8 @@ class Scorer:
         if pool.user.batched:
             batches = [indices]
         else:
-            size = max(1, min(CHUNK, -(-len(inputs) // pool.size)))
+            most = CHUNK_WITH_IMAGES if self.spec.needs_images else CHUNK
+            size = max(1, min(most, -(-len(inputs) // pool.size)))
             batches = [indices[i : i + size] for i in range(0, len(inputs), size)]
         outcomes = pool.run(batches, inputs, lambda outcome: strict and isinstance(outcome, Failure))
         lost = [o for o in outcomes.values() if isinstance(o, Failure) and o.kind != CONTRACT]

@@ -37,12 +37,15 @@ class PairReward:
     partial: bool = True
     consistency: ConsistencyRule = "gate"
     levels_decide: bool = True
+    complete: bool = True
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, x: RewardInput) -> dict[str, Any]:
         truth = read_truth(x.truth, self.levels, self.aliases, levels_decide=self.levels_decide)
         response = parse_pair_response(x.response, self.levels, self.aliases)
         problem = "cut off at the token limit" if x.finish == "length" else response.problem
+        if not problem and self.complete:
+            problem = self._stops_early(response)
         agrees = self._agrees(response) if not problem else None
         if not problem and agrees is False and self.consistency == "gate":
             problem = f"the answer {response.confidence} contradicts the names"
@@ -54,6 +57,16 @@ class PairReward:
             return {k: 0.0 if isinstance(v, float) else v for k, v in parts.items()}
         parts["answer"] = answer_score(response.confidence or 0.0, truth.same, self.answer)
         return parts
+
+    def _stops_early(self, response: PairResponse) -> str:
+        """What is wrong with a response that leaves levels out although no stated level differs; else the empty text."""
+        for level in self.levels:
+            names = response.names.get(level)
+            if names is None:
+                return f"<{level}> is missing although no level above it differs"
+            if names[0] != names[1]:
+                return ""
+        return ""
 
     def _agrees(self, response: PairResponse) -> bool | None:
         """Whether the answer agrees with the names; None when they do not decide. An answer of 0.5 agrees with both."""
@@ -72,12 +85,14 @@ def taxonomy(
     partial: bool = True,
     consistency: ConsistencyRule = "gate",
     levels_decide: bool = True,
+    complete: bool = True,
     aliases: Mapping[str, str] | None = None,
 ) -> RewardSpec:
     """Parts `format`, `answer` and one per level (and `consistency` on request), each in [0, 1].
 
-    Nothing at all is earned by a response that breaks the format, was cut at the token limit, or (consistency "gate")
-    answers the opposite of what its own names say. Otherwise, going down the levels:
+    Nothing at all is earned by a response that breaks the format, was cut at the token limit, (complete) leaves a level
+    out although no level above it differs, or (consistency "gate") answers the opposite of what its own names say.
+    Otherwise, going down the levels:
     - the truth of the level is not known: None, its weight goes to the other parts;
     - the pair has been the same so far: 1 for both names right and in order, 0.5 for one of them (`partial`);
     - the pair truly differs at a coarser level: 1 for leaving the level out, if both names of the level where the pair
@@ -92,12 +107,14 @@ def taxonomy(
             and equal: "gate" = the response earns nothing; "part" = an extra part; "off" = it is paid all the same.
         levels_decide: two images are the same exactly when all levels are equal. False where they are not (individuals
             with an age group, say): then names and answer cannot contradict each other.
+        complete: a response must go down until two names differ or the levels end. False = as in TaxonRL: a level left
+            out costs that level only, and a model that is unsure learns to leave it out and to hedge.
         aliases: other spelling -> name.
     Raises: RewardError for levels that cannot be tags or an unknown option.
     """
     levels = tuple(levels)
     _check_options(levels, answer, consistency)
-    reward = PairReward(levels, answer, partial, consistency, levels_decide, dict(aliases or {}))
+    reward = PairReward(levels, answer, partial, consistency, levels_decide, complete, dict(aliases or {}))
     share = 0.3 if consistency == "part" else 0.4
     weights = {"format": 0.2, "answer": 0.4} | {level: share / len(levels) for level in levels}
     if consistency == "part":

@@ -34,10 +34,11 @@ def test_no_trick_pays_against_the_builtin_pair_rewards(args):
     spec = load_reward("taxonomy", args={"levels": LEVELS, **args})
     report = probe_reward(spec, spec.weights, PAIR_ROWS, levels=LEVELS)
     assert flagged(report) == set()
-    assert report["baseline"]["answer"] == "always 0.5"
-    # format 0.2 + answer 0.4 * (1 - 0.25); no names, so nothing for levels (a consistency of None spreads its weight)
+    assert report["baseline"]["answer"] == "always 0.5 and the commonest names"
     if not args:
-        assert report["baseline"]["value"] == pytest.approx(0.5, abs=1e-12)
+        # the names are loop "no; yes": format 0.2, answer 0.4 * 0.75,
+        # loop 0.2 * mean(0.5, 1, 0.5, 0.5), digit 0.2 * mean(0, 1, 0, 0)
+        assert report["baseline"]["value"] == pytest.approx(0.5 + 0.125 + 0.05, abs=1e-12)
 
 
 def test_no_trick_pays_against_the_baseline_or_the_text_rewards():
@@ -50,9 +51,11 @@ def test_no_trick_pays_against_the_baseline_or_the_text_rewards():
         assert report["baseline"]["value"] == 0.5  # "7" for every row
 
 
-def test_without_the_gate_a_contradiction_pays():
-    spec = load_reward("taxonomy", args={"levels": LEVELS, "consistency": "off"})
-    assert flagged(probe_reward(spec, spec.weights, PAIR_ROWS, levels=LEVELS)) == {"contradiction"}
+def test_without_the_gate_and_with_most_weight_on_names_a_contradiction_pays():
+    weights = {"format": 0.1, "answer": 0.1, "loop": 0.4, "digit": 0.4}  # TaxonRL's ablation of 80%
+    for rule, found in (("off", {"contradiction"}), ("gate", set())):
+        spec = load_reward("taxonomy", args={"levels": LEVELS, "consistency": rule})
+        assert flagged(probe_reward(spec, weights, PAIR_ROWS, levels=LEVELS)) == found
 
 
 def test_a_reward_that_is_paid_by_search_is_caught(tmp_path):

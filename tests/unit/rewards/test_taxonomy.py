@@ -77,10 +77,31 @@ def test_consistency_as_a_part():
     names = "<think><loop>yes; yes</loop><digit>6; 8</digit></think>"
     agreeing, _ = score(f"{names}<answer>0.1</answer>", SAME_LOOP, consistency="part")
     opposite, _ = score(f"{names}<answer>0.8</answer>", SAME_LOOP, consistency="part")
-    undecided, _ = score("<think><loop>yes; yes</loop></think><answer>0.8</answer>", SAME_LOOP, consistency="part")
+    early = "<think><loop>yes; yes</loop></think><answer>0.8</answer>"
+    undecided, _ = score(early, SAME_LOOP, consistency="part", complete=False)
     broken, _ = score("hm", SAME_LOOP, consistency="part")
     assert [p["consistency"] for p in (agreeing, opposite, undecided, broken)] == [1.0, 0.0, None, 0.0]
     assert opposite["format"] == 1.0 and opposite["digit"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("tags", "problem"),
+    [
+        ("", "<loop> is missing although no level above it differs"),
+        ("<loop>yes; yes</loop>", "<digit> is missing although no level above it differs"),
+        ("<digit>6; 8</digit>", "<loop> is missing although no level above it differs"),
+        ("<loop>yes; no</loop>", ""),
+        ("<loop>yes; yes</loop><digit>6; 8</digit>", ""),
+        ("<loop>yes; no</loop><digit>6; 8</digit>", ""),
+    ],
+)
+def test_a_response_must_go_down_until_two_names_differ(tags, problem):
+    response = f"<think>so {tags}</think><answer>0.5</answer>"
+    parts, value = score(response, SAME_LOOP)
+    assert (parts["format"], value == 0) == (float(not problem), bool(problem))
+    spec = load_reward("taxonomy", args={"levels": list(TWO)})
+    assert spec.fn(RewardInput(response, SAME_LOOP))["note"] == problem  # type: ignore[call-overload, index]
+    assert score(response, SAME_LOOP, complete=False)[0]["format"] == 1.0
 
 
 def test_an_answer_of_one_half_contradicts_nothing():

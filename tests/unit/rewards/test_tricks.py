@@ -99,7 +99,9 @@ def test_r10_no_part_is_a_per_sample_f1():
 def test_r11_silence_earns_no_credit_for_absent_levels():
     assert earned("", ORDERS_DIFFER) == 0.0
     assert earned("<think></think><answer>0.0000</answer>", ORDERS_DIFFER) == 0.0
-    parts = TASK(RewardInput("<think>they differ</think><answer>0.0000</answer>", ORDERS_DIFFER))
+    assert earned("<think>they differ</think><answer>0.0000</answer>", ORDERS_DIFFER) == 0.0
+    as_published = load_reward("taxonomy", args={"levels": LEVELS, "complete": False})
+    parts = as_published(RewardInput("<think>they differ</think><answer>0.0000</answer>", ORDERS_DIFFER))
     assert [parts[level] for level in LEVELS] == [0.0, 0.0, 0.0]
     wrong_names = "<think><order>A; B</order></think><answer>0.0000</answer>"
     assert [TASK(RewardInput(wrong_names, ORDERS_DIFFER))[level] for level in LEVELS] == [0.0, 0.0, 0.0]
@@ -122,7 +124,8 @@ def test_r13_names_are_normalised_but_a_comma_is_not_a_semicolon():
 
 def test_r14_surplus_names_earn_nothing_and_one_right_name_half():
     assert earned("<think><genus>Corvus; Corvus; Parus; Pica</genus></think><answer>1</answer>") == 0.0
-    one = RewardInput("<think><genus>Corvus; Parus</genus></think><answer>0.2</answer>", SAME)
+    written = "<order>P; P</order><family>F; F</family><genus>Corvus; Parus</genus>"
+    one = RewardInput(f"<think>{written}</think><answer>0.2</answer>", SAME)
     assert TASK(one)["genus"] == 0.5
     assert load_reward("taxonomy", args={"levels": LEVELS, "partial": False})(one)["genus"] == 0.0
 
