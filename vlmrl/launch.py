@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from vlmrl.recipe.load import LoadedRecipe, recipe_from_resolved
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards import reward_record
 from vlmrl.store import layout
+from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run, open_run, resume_run
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def start_run(
     return create_run(
         root, kind=kind or recipe.kind, recipe_name=loaded.path.stem, recipe_text=loaded.text, resolved=loaded.resolved,
         argv=argv, seeds={"run": recipe.train.seed}, name=labels.name, tags=labels.tags, note=labels.note,
-        parent=origin.parent, threads=os.cpu_count(),
+        parent=origin.parent, threads=usable_cores(),
         datasets=[{"name": s.name, "path": s.dataset.path, "split": s.split, "task": s.task.name,
                    "rows": len(s.rows), "fingerprint": s.dataset.fingerprint} for s in sources],
         rewards=[{"source": s.name, **reward_record(s.reward, s.weights)} for s in sources],
@@ -68,7 +68,7 @@ def reopen_run(root: Path, ref: str, argv: Sequence[str], kind: str) -> tuple[Ru
             f"run {found.id} is done: there is nothing to resume", where=str(found.dir),
             hint=f"start a new run from its weights: --set model.path={found.id}",
         )  # fmt: skip
-    run = resume_run(root, found.id, argv=argv, threads=os.cpu_count())
+    run = resume_run(root, found.id, argv=argv, threads=usable_cores())
     return run, recipe, checkpoints[-1] if checkpoints else None
 
 

@@ -150,6 +150,14 @@ def source_sha256() -> str:
     return total.hexdigest()
 
 
+def usable_cores() -> int:
+    """CPU cores this process may use: its affinity, where the system knows one, else all."""
+    try:
+        return max(1, len(os.sched_getaffinity(0)))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
 def hardware() -> dict[str, Any]:
     """CPU cores this process may use, memory, GPUs. Does not import torch; asks it when it is already there."""
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.store.clock import now
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, RESOLVED, eval_dir, eval_dirs
+from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run, open_run
 from vlmrl.tasks.source import Source, open_source
 from vlmrl.train.state import ModelOrigin, greedy_params, load_origin, make_encoder, make_policy, make_scorer
@@ -113,7 +113,7 @@ def create_eval_run(
     """A run of kind eval, for a model that is no run: the folder its evaluation is kept in."""
     name = Path(origin.path).name or "model"
     return create_run(
-        root, kind="eval", recipe_name=f"eval-{name}", argv=argv, threads=os.cpu_count(),
+        root, kind="eval", recipe_name=f"eval-{name}", argv=argv, threads=usable_cores(),
         resolved={"schema": 1, "recipe": recipe.model_dump(mode="json"), "origins": {}},
         datasets=[{"name": s.name, "path": s.dataset.path, "split": s.split, "task": s.task.name,
                    "rows": len(s.rows), "fingerprint": s.dataset.fingerprint} for s in sources],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model, Recipe
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.store.layout import COMPLETE, MANIFEST
+from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.source import Source, open_source, open_validation
 from vlmrl.train.optim import Optimizer
@@ -201,7 +201,7 @@ def open_session(recipe: Recipe, run: Run, runs_root: Path, watcher: Watcher, *,
     """
     torch.manual_seed(recipe.train.seed)
     if pick_device(recipe.model.device).type == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1)))
+        torch.set_num_threads(usable_cores())
     sources, validation = open_sources(recipe)
     if any(v.split == "test" for v in validation):
         run.add_label("validated on the test split")
