@@ -59,7 +59,7 @@ class PairReward:
         return parts
 
     def _stops_early(self, response: PairResponse) -> str:
-        """What is wrong with a response that leaves levels out although no stated level differs; else the empty text."""
+        """What is wrong with a response that leaves levels out although no stated level differs; "" when nothing is."""
         for level in self.levels:
             names = response.names.get(level)
             if names is None:

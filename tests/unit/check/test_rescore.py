@@ -167,3 +167,44 @@ def test_weights_as_text():
     for bad in ("a", "a=", "=1", "a=x", "a=1,,b=2", "a=nan"):
         with pytest.raises(RewardError, match="part=number"):
             parse_weights(bad)
+
+
+def test_a_reward_that_looks_at_images_gets_those_of_the_run(tmp_path):
+    import hashlib
+    import io
+
+    from PIL import Image
+
+    from vlmrl.rewards import load_reward, reward_record
+    from vlmrl.store.media import write_shard
+    from vlmrl.store.runs import create_run
+    from vlmrl.types import Group, Media, Row, ScoredSample, Segment, Trajectory
+
+    file = tmp_path / "r.py"
+    file.write_text("def reward(x): return float(x.images[0].getpixel((1, 1))[0])\n")
+    spec = load_reward(f"{file}:reward")
+    run = create_run(
+        tmp_path / "runs", kind="rl", recipe_name="i", rewards=[{"source": "s", **reward_record(spec, {})}]
+    )
+    groups, files = [], []
+    for red in (7, 200):
+        image = Image.new("RGB", (3, 2), (red, 0, 0))
+        png = io.BytesIO()
+        image.save(png, "PNG")
+        media = Media(hashlib.sha256(png.getvalue()).hexdigest(), 3, 2)
+        files.append((media.sha256, png.getvalue()))
+        t = Trajectory(
+            "table", f"r{red}", 0, 0, 0, 1, (1,), (Segment("assistant", (5,), True, (-1.0,)),), (media,), "stop"
+        )
+        score = Score(float(red), {"reward": float(red)})
+        groups.append(
+            Group(Row(f"r{red}", "s", "table", {"answer": "x"}, (media,)), "p", (ScoredSample(t, "x", score),))
+        )
+    run.write_rollouts(0, groups)
+    run.finish("done")
+    assert spec.needs_images
+    with pytest.raises(StoreError, match="is not there"):
+        rescored(tmp_path / "runs")
+    write_shard(run.dir / "media" / "images-00000.arrow", files)
+    saved, _, scores = rescored(tmp_path / "runs")
+    assert [s.value for s in scores] == [7.0, 200.0] and compare_stored(saved, scores)["equal"]

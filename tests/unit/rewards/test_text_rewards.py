@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+
+from vlmrl.errors import RewardError
+from vlmrl.rewards import REWARDS, load_recorded, load_reward, reward_record
+from vlmrl.rewards.text import ground_truth, plain_number
+from vlmrl.types import RewardInput
+
+
+def parts(name, response, truth="7", finish="stop", num_tokens=1, **args):
+    x = RewardInput(response, {"answer": truth} if truth is not None else {}, finish=finish, num_tokens=num_tokens)
+    return load_reward(name, args=args)(x)
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "answer", "form"),
+    [
+        ("<think>x</think><answer> Two  Cats</answer>", "two cats", 1, 1),
+        ("two cats", "Two cats", 1, 0),
+        ("I see two cats", "two cats", 0, 0),
+        ("<answer>two cats</answer><answer>a dog</answer>", "two cats", 0, 0),
+        ("<answer>two cats", "two cats", 0, 0),
+        ("<answer></answer>", " ", 0, 1),
+        ("", "", 0, 0),
+        ("<answer>b</answer>", ["a", "b"], 1, 1),
+        ("<answer>none</answer>", ["a", "b"], 0, 1),
+    ],
+)
+def test_exact_match(response, truth, answer, form):
+    assert parts("exact_match", response, truth) == {"answer": float(answer), "format": float(form)}
+
+
+def test_exact_match_options():
+    assert parts("exact_match", "7", require_tag=True)["answer"] == 0.0
+    assert parts("exact_match", "<box>7</box>", tag="box")["answer"] == 1.0
+    assert parts("exact_match", "<answer>7</answer>", tag=None)["answer"] == 0.0
+    assert load_reward("exact_match").weights == {"answer": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "answer"),
+    [
+        ("<answer>7.0</answer>", 7, 1), ("7", "7.00", 1), ("-1,234.5", -1234.5, 1), ("+3", 3, 1), ("7 apples", 7, 0),
+        ("1e3", 1000, 0), ("1_000", 1000, 0), ("\u0667", 7, 0), ("nan", 7, 0), ("12,34", 1234, 0),
+        ("<answer>7</answer>8", 7, 1),
+    ],
+)  # fmt: skip
+def test_number_match(response, truth, answer):
+    assert parts("number_match", response, truth)["answer"] == float(answer)
+
+
+def test_number_match_tolerance_and_bad_truth():
+    assert parts("number_match", "3.1", 3, tolerance=0.2)["answer"] == 1.0
+    assert parts("number_match", "3.3", 3, tolerance=0.2)["answer"] == 0.0
+    for truth in ("seven", float("nan"), float("inf"), {"a": 1}):
+        with pytest.raises(RewardError, match="not a number"):
+            parts("number_match", "7", truth)
+    with pytest.raises(RewardError, match="tolerance"):
+        load_reward("number_match", args={"tolerance": -1})
+    assert plain_number("1" * 400) is None
+
+
+def test_format_tags():
+    good = "<think>a</think>\n<answer>b</answer>"
+    assert parts("format_tags", good)["format"] == 1.0
+    bad = [
+        "",
+        "x" + good,
+        good + "x",
+        good + good,
+        "<think></think><answer>b</answer>",
+        "<answer>b</answer><think>a</think>",
+    ]
+    assert [parts("format_tags", text)["format"] for text in bad] == [0.0] * len(bad)
+    assert parts("format_tags", good, finish="length")["format"] == 0.0
+    assert parts("format_tags", "<a>1</a>", tags=["a"])["format"] == 1.0
+
+
+def test_length_falls_from_soft_to_max():
+    args = {"soft_tokens": 10, "max_tokens": 20}
+    values = [parts("length", "x", num_tokens=n, **args)["length"] for n in (1, 10, 15, 20, 30)]
+    assert values == [1.0, 1.0, 0.5, 0.0, 0.0]
+    assert parts("length", "x", num_tokens=5, finish="length", **args)["length"] == 0.0
+    with pytest.raises(RewardError, match="0 < soft < max"):
+        load_reward("length", args={"soft_tokens": 20, "max_tokens": 20})
+
+
+@pytest.mark.parametrize(
+    ("truth", "columns", "found"),
+    [
+        ({"answer": 1}, {"answer": 2, "solution": 3}, 1),
+        ({}, {"ground_truth": 4, "answer": 2}, 4),
+        ({}, {"reward_model": {"ground_truth": "5", "style": "rule"}}, "5"),
+        ({"count": 6}, {}, 6),
+        ({"answer": None}, {"solution": 0}, 0),
+    ],
+)
+def test_the_expected_answer_is_found_in_every_spelling(truth, columns, found):
+    assert ground_truth(RewardInput("x", truth, columns)) == found
+
+
+def test_a_missing_answer_is_an_error_that_names_the_columns():
+    with pytest.raises(RewardError, match="its columns: a, b, c") as error:
+        ground_truth(RewardInput("x", {"a": 1, "b": 2}, {"c": 3}))
+    assert "key" in (error.value.hint or "")
+    with pytest.raises(RewardError, match="under `sum`"):
+        parts("exact_match", "x", key="sum")
+
+
+def test_every_builtin_has_a_summary_a_hash_and_weights_within_its_parts():
+    args = {"taxonomy": {"levels": ["a"]}, "length": {"soft_tokens": 1, "max_tokens": 2}}
+    for name, builtin in REWARDS.items():
+        spec = load_reward(name, args=args.get(name, {}))
+        assert builtin.summary and spec.pure and spec.name == name and len(spec.source_sha256) == 64
+        assert set(spec.weights) <= set(spec.ranges)
+
+
+def test_a_reward_is_loaded_again_from_its_record():
+    spec = load_reward("taxonomy", args={"levels": ["a", "b"], "partial": False})
+    record = reward_record(spec, {"answer": 1.0})
+    again = load_recorded(record)
+    assert (again.name, again.args, again.source_sha256) == (spec.name, spec.args, record["sha256"])
+    assert again.fn == spec.fn and record["weights"] == {"answer": 1.0}
+    for broken in ({}, {"name": "taxonomy"}, {"name": 3, "args": {}}):
+        with pytest.raises(RewardError, match="manifest does not say"):
+            load_recorded(broken)
