@@ -256,11 +256,6 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFact
         named = [("reward", "weights", name) for name in source.weights if f"part `{name}`" in error.message]
         facts.problems += problems_in(error, loaded.where(*named) if named else where)
         return facts
-    if not set(facts.parts) & {name for name, weight in source.weights.items() if weight}:
-        hint = f"parts that came: {', '.join(facts.parts) or 'none'}; weights: {dict(source.weights) or 'none'}"
-        facts.problems.append(
-            Problem(f"no part of the reward of `{source.name}` has a weight: all scores are 0", where, hint)
-        )
     if facts.correct is not None and facts.empty is not None and facts.correct <= facts.empty:
         message = (
             f"on `{source.name}` a correct response scores {facts.correct:.3g}, an empty one {facts.empty:.3g}: "

@@ -113,14 +113,24 @@ def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry) -> N
 
 
 def _reward_plan(source: Source, reward: rows.RewardFacts) -> dict[str, Any]:
+    # Without weights a reward's `reward` part counts, else each of its parts does (rewards/scorer.py).
+    unweighted = {"reward": 1.0} if "reward" in reward.parts else dict.fromkeys(reward.parts, 1.0)
     return {
         "name": source.reward.name,
-        "weights": dict(source.weights),
+        "weights": dict(source.weights) or unweighted,
         "parts": reward.parts,
-        "largest": sum(weight for weight in source.weights.values() if weight > 0),
+        "largest": largest_value(source),
         "correct_response": reward.correct,
         "empty_response": reward.empty,
     }
+
+
+def largest_value(source: Source) -> float | None:
+    """The most that a response can score; None when a weighted part declares no range."""
+    ranges = [(weight, source.reward.ranges.get(part)) for part, weight in source.weights.items() if weight]
+    if not ranges or any(bounds is None for _, bounds in ranges):
+        return None
+    return sum(max(weight * bounds[0], weight * bounds[1]) for weight, bounds in ranges if bounds)
 
 
 def _check_tokens(

@@ -92,7 +92,8 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"reward {name}", f"{reward['name']}: {weights}"
         told = [f"{label} {reward[key]:.3g}" for label, key in _ANSWERS if reward[key] is not None]
         if told:
-            yield "", f"{', '.join(told)}; the most possible is {reward['largest']:g}"
+            most = "" if reward["largest"] is None else f"; the most possible is {reward['largest']:g}"
+            yield "", f"{', '.join(told)}{most}"
     if "run" in plan:
         yield "run", _run_line(plan["run"])
         epochs = ", ".join(f"{name} {epochs:.2f}" for name, epochs in plan["run"]["epochs"].items())

@@ -39,14 +39,14 @@ def try_(
     ] = None,
     show: Annotated[int, typer.Option(min=0, help="How many prompts to show with their responses.")] = 3,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="Override one key: --set model.path=last.")
+        list[str] | None, typer.Option("--set", help="Override one key: --set model.path=digits-sft.")
     ] = None,
     runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
     """Sample prompts as training would and score them: the prompt verbatim, the images, rewards, dead groups.
 
-    Example: vlmrl try recipes/digits_im.toml --prompts 20 --set model.path=last
+    Example: vlmrl try recipes/digits_im.toml --prompts 20 --set model.path=digits-sft
 
     With --filter 0.1:0.9 --out DIR the rows worth training on are written: those that are neither always right nor
     always wrong. The solve rate of a row is the mean reward of its samples on a scale from the least (0) to the

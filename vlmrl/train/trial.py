@@ -140,6 +140,8 @@ def run_trial(
 
 def value_bounds(source: Source) -> tuple[float, float]:
     """Least and largest value that a source's reward can have: the sum of weight times range; may be infinite."""
+    if not source.weights:
+        return -math.inf, math.inf
     low = high = 0.0
     for part, weight in source.weights.items():
         if weight:

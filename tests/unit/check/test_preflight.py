@@ -112,7 +112,10 @@ def test_a_sound_recipe_has_a_plan_and_no_error(world, tiny_encoder):
     # 56 x 56 pixels are 4 x 4 patches of 14, merged two by two: 4 image tokens
     assert (tokens["sampled_rows"], tokens["image_tokens_mean"], tokens["image_sizes"]) == (6, 4.0, ["56 x 56"])
     assert sum(count for *_, count in tokens["histogram"]) == 6
-    assert found.plan["reward"]["rows"]["correct_response"] == 1.0
+    assert found.plan["reward"]["rows"] | {"name": ""} == {
+        "name": "", "weights": {"right": 1.0}, "parts": ["right", "tag"], "largest": None,
+        "correct_response": 1.0, "empty_response": 0.0,
+    }  # fmt: skip
     assert found.plan["run"]["responses"] == 100 * 32 * 8
     assert found.plan["run"]["epochs"]["rows"] == 100 * 32 / 6
     assert json.loads(json.dumps(found.plan)) is not None
@@ -192,6 +195,16 @@ def test_a_reward_that_asks_for_nothing_is_a_warning(world):
         world("reward.name=rewards.py:generous", "reward.weights={}").problems, "does not ask for the right answer"
     )
     assert problem.level == "warning"
+
+
+def test_the_largest_value_and_the_weights_of_a_built_in_reward_are_shown(world):
+    plan = world("reward.name=exact_match", "reward.weights={answer = 2.0, format = 0.5}").plan["reward"]["rows"]
+    assert (plan["largest"], plan["weights"]) == (2.5, {"answer": 2.0, "format": 0.5})
+
+
+def test_without_weights_a_plain_number_counts_once(world):
+    plan = world("reward.name=rewards.py:generous", "reward.weights={}").plan["reward"]["rows"]
+    assert (plan["weights"], plan["correct_response"]) == ({"reward": 1.0}, 1.0)
 
 
 def test_a_weight_of_a_part_that_never_comes_is_an_error(world):

@@ -1,0 +1,109 @@
+"""`vlmrl recipe`, `check` and `try` as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from vlmrl.cli.app import app
+from vlmrl.errors import VlmrlError
+
+runner = CliRunner()
+
+SOUND = '[model]\npath = "some/model"\n[[data]]\npath = "rows.jsonl"\n[reward]\nname = "exact_match"\n'
+
+
+def run(*words: str):
+    return runner.invoke(app, list(words))
+
+
+@pytest.mark.parametrize(
+    "command", ["recipe show", "recipe explain", "recipe list", "recipe schema", "recipe diff", "check", "try"]
+)
+def test_help_has_an_example(command):
+    result = run(*command.split(), "--help")
+    assert result.exit_code == 0
+    assert f"vlmrl {command}" in result.output
+
+
+def test_show_prints_toml_and_json():
+    shown = run("recipe", "show", "digits_im", "--set", "train.steps=3", "--origin")
+    assert "steps = 3" in shown.stdout and "# --set" in shown.stdout
+    told = json.loads(run("recipe", "show", "digits_im", "--json").stdout)
+    assert told["recipe"]["data"][0]["task"] == "digits"
+    assert told["origins"]["optim.beta1"] == "default"
+
+
+def test_explain_prints_help_range_and_uses():
+    shown = run("recipe", "explain", "rollout.prompts_per_step").stdout
+    assert "Different prompts in one step." in shown
+    assert "> 0" in shown and "recipes/base/" in shown
+    assert json.loads(run("recipe", "explain", "clip_high", "--json").stdout)["key"] == "algo.clip_high"
+
+
+def test_lists_are_json_when_asked():
+    recipes = json.loads(run("recipe", "list", "--json").stdout)["recipes"]
+    assert "digits_im" in [r["name"] for r in recipes]
+    names = json.loads(run("recipe", "list", "--tasks", "--algos", "--rewards", "--json").stdout)
+    assert set(names) == {"tasks", "algos", "rewards"}
+    assert "table" in names["tasks"] and "grpo" in names["algos"] and "taxonomy" in names["rewards"]
+
+
+def test_schema_and_diff_are_json():
+    assert json.loads(run("recipe", "schema").stdout)["properties"]["train"]
+    differences = json.loads(run("recipe", "diff", "digits_im", "digits_baseline", "--json").stdout)["differences"]
+    assert "reward.name" in [d["key"] for d in differences]
+
+
+def test_an_unknown_recipe_is_a_users_mistake():
+    result = run("recipe", "show", "digits_imm")
+    assert isinstance(result.exception, VlmrlError)
+    assert result.exception.hint == "did you mean digits_im?"
+
+
+def test_check_lists_everything_and_leaves_with_2(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.toml").write_text(SOUND + "[train]\nstepz = 3\n[rollout]\ntop_p = 7\n")
+    result = run("check", "r.toml", "--json")
+    told = json.loads(result.stdout)
+    assert (result.exit_code, told["ok"], len(told["problems"])) == (2, False, 2)
+    assert [p["where"] for p in told["problems"]] == ["r.toml:8", "r.toml:10"]
+    shown = run("check", "r.toml")
+    assert shown.exit_code == 2
+    assert "error: unknown key `train.stepz`" in shown.stderr and "2 errors" in shown.stderr
+    assert shown.stdout == ""
+
+
+def test_check_goes_on_to_the_machine_when_the_data_is_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.toml").write_text(SOUND)
+    told = json.loads(run("check", "r.toml", "--json").stdout)
+    messages = [p["message"] for p in told["problems"]]
+    assert any("rows.jsonl" in m for m in messages) and any("some/model" in m for m in messages)
+    assert len(messages) == 2
+
+
+@pytest.mark.parametrize("words", [["--filter", "0.1:0.9"], ["--out", "x"], ["--filter", "high", "--out", "x"]])
+def test_try_refuses_half_a_filter_before_any_work(words):
+    assert isinstance(run("try", "digits_im", *words).exception, VlmrlError)
+
+
+@pytest.mark.slow
+def test_recipe_show_takes_less_than_half_a_second_of_processor_time(tmp_path):
+    """The best of five, in a process of its own, with byte code in place as after an installation."""
+    command = [sys.executable, "-c", "from vlmrl.cli.app import main; main()", "recipe", "show", "digits_im"]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
+    seconds = []
+    for _ in range(6):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, check=True, capture_output=True, env=environment)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds[1:]) < 0.5

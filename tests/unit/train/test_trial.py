@@ -1,0 +1,262 @@
+"""`vlmrl try`: what it samples, what it says about it, and the rows it keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tinyworld import encoded, image
+
+from vlmrl.data.build import building
+from vlmrl.data.images import store_form
+from vlmrl.errors import DataError
+from vlmrl.launch import Labels, start_run
+from vlmrl.recipe.load import load_recipe
+from vlmrl.rollout.sample import is_dead_group
+from vlmrl.store.runs import open_run
+from vlmrl.tasks.source import open_source
+from vlmrl.train.keep import check_target
+from vlmrl.train.seen import seen_images
+from vlmrl.train.trial import Keep, Trial, choose_rows, parse_filter, rate_histogram, run_trial, solve_rates, summary
+from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
+
+REWARD = (
+    "def score(x):\n    return {'even': float(len(x.response) % 2 == 0), 'easy': float(x.truth['answer'] == 'a')}\n"
+)
+
+
+def picture(name: str) -> Image.Image:
+    return image(sum(map(ord, name)))
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch, tiny_folder):
+    """A table of six rows, a reward that likes even lengths, and a recipe for the tiny model."""
+    monkeypatch.chdir(tmp_path)
+    rows = []
+    for name in "abcdef":
+        picture(name).save(tmp_path / f"{name}.png")
+        rows.append({"question": f"<image>What is {name}?", "image": f"{name}.png", "answer": name, "level": len(rows)})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "recipe.toml").write_text(
+        f"""[model]
+path = "{tiny_folder}"
+dtype = "float32"
+device = "cpu"
+[[data]]
+path = "rows.jsonl"
+columns = {{prompt = "question"}}
+[reward]
+name = "reward.py:score"
+weights = {{even = 0.5, easy = 0.5}}
+[rollout]
+prompts_per_step = 4
+max_new_tokens = 6
+"""
+    )
+    return tmp_path
+
+
+def tried(*, prompts: int | None, samples: int = 4, keep: Keep | None = None, overrides: tuple[str, ...] = ()):
+    loaded = load_recipe("recipe.toml", overrides=overrides)
+    root = Path("runs")
+    run = start_run(loaded, root, ["vlmrl", "try"], Labels(), kind="try")
+    with run:
+        trial = run_trial(loaded.recipe, run, root, prompts=prompts, samples=samples, keep=keep)
+    return open_run(root, run.id), trial
+
+
+def test_every_row_is_tried_and_saved_like_a_runs_rollouts(world):
+    run, trial = tried(prompts=None)
+    saved = [group for step in run.rollout_files() for group in run.read_rollouts(step)]
+    assert (run.manifest.kind, run.status, list(run.rollout_files())) == ("try", "done", [0, 1])  # batches of 4
+    assert [g.row.truth["answer"] for g in saved] == list("abcdef")
+    assert [[s.text for s in g.samples] for g in saved] == [[s.text for s in g.samples] for g in trial.groups]
+    assert all(s.trajectory.version == 0 for g in saved for s in g.samples)
+
+
+def test_a_trial_repeats_itself(world):
+    (_, first), (_, second) = tried(prompts=3), tried(prompts=3)
+    assert [s.text for g in first.groups for s in g.samples] == [s.text for g in second.groups for s in g.samples]
+    assert len(first.groups) == 3
+
+
+def test_the_rows_tried_are_those_that_training_draws_first(world):
+    from vlmrl.data.sampler import PromptStream
+
+    loaded = load_recipe("recipe.toml")
+    source = open_source(loaded.recipe.data[0], loaded.recipe.reward)
+    drawn = PromptStream([6], [1.0], seed=5).next(4)
+    assert [row for _, row in choose_rows([source], 5, 4)] == [draw.row for draw in drawn]
+    assert len(choose_rows([source], 5, 20)) == 6  # a row is tried once
+
+
+def test_the_summary_is_what_the_groups_say(world):
+    _, trial = tried(prompts=None)
+    told = summary(trial)
+    values = [s.score.value for g in trial.groups for s in g.samples]
+    assert told["reward/mean"] == pytest.approx(sum(values) / 24)
+    assert told["responses"] == 24
+    assert (
+        told["rollout/dead_group_share"] == sum(len({s.score.value for s in g.samples}) == 1 for g in trial.groups) / 6
+    )
+    assert told["rollout/dead_group_share"] == sum(map(is_dead_group, trial.groups)) / 6
+    assert (
+        told["rollout/truncated_share"]
+        == sum(s.trajectory.finish == "length" for g in trial.groups for s in g.samples) / 24
+    )
+    assert sum(told["solve_rate/histogram"]) == 6
+
+
+def test_the_pictures_are_the_images_as_the_model_sees_them(world):
+    run, trial = tried(prompts=1)
+    assert [path.parent for path in trial.pictures] == [run.dir / "media"]
+    assert trial.first is not None
+    name = trial.first.row.truth["answer"]
+    # 56 x 56 fits the patches: nothing is resized, and normalising is undone to the pixel
+    assert np.array_equal(np.asarray(Image.open(trial.pictures[0])), np.asarray(picture(name)))
+
+
+def test_patches_are_laid_back_in_order_for_images_of_any_shape(tiny_encoder, tiny_processor):
+    prompt = encoded(tiny_encoder, "two", [(112, 56), (56, 84)], name="shapes")
+    seed = sum(map(ord, "shapes")) * 100
+    seen = seen_images(prompt, tiny_processor.image_processor)
+    assert [a.shape for a in seen] == [(56, 112, 3), (84, 56, 3)]
+    for i, (pixels, size) in enumerate(zip(seen, [(112, 56), (56, 84)], strict=True)):
+        assert np.array_equal(pixels, np.asarray(image(seed + i, *size)))
+
+
+def test_a_prompt_without_images_has_no_pictures(tiny_encoder, tiny_processor):
+    assert seen_images(encoded(tiny_encoder, "none"), tiny_processor.image_processor) == []
+
+
+def test_kept_rows_of_a_table_are_a_table_for_the_same_recipe(world):
+    out = Path("kept.parquet")
+    _, trial = tried(prompts=None, keep=Keep(0.3, 1.0, {"rows": out}))
+    wanted = [g.row for g, rate in zip(trial.groups, trial.solve_rates, strict=True) if 0.3 <= rate <= 1.0]
+    assert 0 < len(wanted) < 6, "the filter must divide the rows, or this shows nothing"
+    assert trial.kept == {"rows": (out, len(wanted))}
+    recipe = load_recipe("recipe.toml", overrides=["data.0.path=kept.parquet"]).recipe
+    source = open_source(recipe.data[0], recipe.reward)
+    kept = [source.rows[i] for i in range(len(source.rows))]
+    assert [(row.truth, row.media, row.columns) for row in kept] == [
+        (row.truth, row.media, row.columns) for row in wanted
+    ]
+    assert [source.messages(row)[0].content for row in kept] == [
+        f"<image>What is {row.truth['answer']}?" for row in wanted
+    ]
+    _, again = tried(prompts=None, samples=1, overrides=("data.0.path=kept.parquet",))
+    assert len(again.groups) == len(wanted)
+
+
+def test_when_no_row_qualifies_nothing_is_written(world):
+    _, trial = tried(prompts=None, keep=Keep(0.999, 0.9999, {"rows": Path("kept.parquet")}))
+    assert trial.kept == {"rows": (None, 0)}
+    assert not Path("kept.parquet").exists()
+
+
+def make_pairs(folder: Path) -> None:
+    """A prepared dataset of pairs with one level, in three splits."""
+    with building(folder) as build:
+        for split, names in {"train": "abcd", "validation": "ef", "test": "gh"}.items():
+            rows = []
+            for left, right in [(n, m) for n in names for m in names]:
+                media = []
+                for name in (left, right):
+                    data, one = store_form(_png(picture(name)))
+                    build.images.add(one.sha256, data)
+                    media.append(one)
+                truth = {"same": left == right, "distance": int(left != right), "letter": [left, right]}
+                rows.append({"prompt_id": f"pairs-{left}{right}", "truth": truth, "images": media})
+            build.write_rows(split, rows)
+        build.finish({"name": "pairs", "task": "pairs", "levels": ["letter"], "args": {"seed": 0}, "counts": {"x": 1}})
+
+
+def _png(picture: Image.Image) -> bytes:
+    import io
+
+    sink = io.BytesIO()
+    picture.save(sink, "PNG")
+    return sink.getvalue()
+
+
+def test_kept_rows_of_a_prepared_folder_are_a_prepared_folder(world):
+    make_pairs(world / "pairs")
+    sets = ("data.0.path=pairs", "data.0.columns={}", "data.0.task=pairs", "reward.weights={}")
+    Path("reward.py").write_text("def score(x):\n    return float(x.truth['same'])\n")
+    _, trial = tried(prompts=None, samples=2, keep=Keep(0.5, 1.0, {"pairs": Path("kept")}), overrides=sets)
+    assert trial.kept == {"pairs": (Path("kept"), 4)}
+    recipe = load_recipe("recipe.toml", overrides=[*sets, "data.0.path=kept"]).recipe
+    kept, before = (
+        open_source(recipe.data[0].model_copy(update={"path": p}), recipe.reward) for p in ("kept", "pairs")
+    )
+    assert kept.dataset.splits == {"train": 4, "validation": 4, "test": 4}
+    assert [row.prompt_id for row in kept.rows] == ["pairs-aa", "pairs-bb", "pairs-cc", "pairs-dd"]
+    assert kept.dataset.fingerprint != before.dataset.fingerprint
+    assert kept.dataset.info["args"]["filter"] == [0.5, 1.0]
+    assert "counts" not in kept.dataset.info
+    for split in ("train", "validation", "test"):
+        for row in kept.with_split(split).rows:
+            for media in row.media:
+                assert kept.dataset.image_bytes(media) == before.dataset.image_bytes(media)
+
+
+def test_a_target_that_exists_or_has_the_wrong_form_is_refused_before_any_work(world):
+    make_pairs(world / "pairs")
+    recipe = load_recipe("recipe.toml").recipe
+    table = open_source(recipe.data[0], recipe.reward)
+    folder = open_source(recipe.data[0].model_copy(update={"path": "pairs", "columns": {}}), recipe.reward)
+    assert check_target([table], Path("a/kept")) == {"rows": Path("a/kept.parquet")}
+    assert check_target([folder], Path("kept")) == {"pairs": Path("kept")}
+    assert check_target([table, folder], Path("both")) == {
+        "rows": Path("both/rows.parquet"),
+        "pairs": Path("both/pairs"),
+    }
+    with pytest.raises(DataError, match="become a folder"):
+        check_target([folder], Path("kept.parquet"))
+    with pytest.raises(DataError, match="exists; nothing was sampled or written"):
+        check_target([folder], Path("pairs"))
+
+
+def group_of(values: list[float | None], source: str = "s") -> Group:
+    """A group with these scores; None = the reward failed."""
+    samples = []
+    for k, value in enumerate(values):
+        trajectory = Trajectory("t", "p", 0, k, 0, k, (1,), (Segment("assistant", (2,), True, (0.0,)),), (), "stop")
+        score = Score(float("nan"), {}, error="broke") if value is None else Score(value, {"x": value})
+        samples.append(ScoredSample(trajectory, "", score))
+    return Group(Row("p", source, "t", {}, (Media("h", 1, 1),)), "", tuple(samples))
+
+
+def test_the_solve_rate_is_the_mean_reward_between_the_least_and_the_largest_value():
+    groups = [group_of([0.0, 1.0]), group_of([0.5]), group_of([-1.0, -1.0]), group_of([None, 1.0]), group_of([None])]
+    # range [-1, 1]: (0.5 + 1) / 2, (0.5 + 1) / 2, 0, (1 + 1) / 2; a group without a score is 0
+    assert solve_rates(groups, {"s": (-1.0, 1.0)}) == [0.75, 0.75, 0.0, 1.0, 0.0]
+
+
+def test_without_a_declared_range_the_values_seen_stand_in():
+    groups = [group_of([2.0, 4.0]), group_of([1.0]), group_of([5.0, 5.0], "other")]
+    # of s the least is 0 (no value is below it) and the largest 4; of the other source the largest is 5
+    assert solve_rates(groups, {"s": (float("-inf"), float("inf")), "other": (0.0, float("inf"))}) == [0.75, 0.25, 1.0]
+
+
+def test_groups_fall_into_ten_bins_and_the_last_holds_one():
+    assert rate_histogram([0.0, 0.09, 0.1, 0.3, 0.7, 0.99, 1.0]) == [2, 1, 0, 1, 0, 0, 0, 1, 0, 2]
+
+
+@pytest.mark.parametrize("text", ["0.1", "0.9:0.1", "a:b", "-0.1:0.5", "0:1.5", "nan:nan", ":"])
+def test_a_filter_that_is_no_range_is_refused(text):
+    with pytest.raises(DataError, match="is not two numbers from 0 to 1"):
+        parse_filter(text)
+
+
+def test_a_filter_is_two_numbers():
+    assert (parse_filter("0.1:0.9"), parse_filter("0:1")) == ((0.1, 0.9), (0.0, 1.0))
+
+
+def test_an_empty_trial_has_no_pictures():
+    assert Trial().pictures == []
