@@ -8,11 +8,12 @@
       data.json           position in the data, training state (step, best validation, ...)
       rng/torch.safetensors
       proof.safetensors   token log-probs of a few rollouts under exactly these weights, to prove a reload or a merge
-      COMPLETE            written last; without it the folder does not exist for resume, eval and merge
+      COMPLETE            sha256 of meta.json, written last; without it the folder does not exist for resume, eval and merge
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,10 @@ def read_meta(folder: Path) -> dict[str, Any]:
         raise CheckpointError("this checkpoint is not complete: a save was interrupted", where=str(folder),
                               hint="use an older one; `vlmrl runs show RUN` lists those that are complete")  # fmt: skip
     try:
-        meta = json.loads((folder / META).read_text("utf-8"))
+        text, said = (folder / META).read_bytes(), (folder / COMPLETE).read_text("utf-8").strip()
+        if said and said != hashlib.sha256(text).hexdigest():
+            raise ValueError("it was changed since it was saved")
+        meta = json.loads(text)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{META} cannot be read: {error}", where=str(folder)) from error
     if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:

@@ -14,15 +14,17 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from vlmrl import __version__
 from vlmrl.checkpoint.format import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, SCHEMA, read_meta
-from vlmrl.errors import CheckpointError
+from vlmrl.errors import CheckpointError, StoreError
 from vlmrl.store.faults import crash_point
-from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_json
+from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import COMPLETE, META, checkpoint_dir
 
 
@@ -64,37 +66,43 @@ def save_checkpoint(
     Returns: the folder. Raises: CheckpointError when the disk refuses; older checkpoints are untouched.
     """
     final = checkpoint_dir(run_dir, saved.step)
-    final.parent.mkdir(parents=True, exist_ok=True)
     temp = temp_path(final)
     try:
-        temp.mkdir()
-        _write_tensors(temp / MODEL, model_tensors(model))
-        crash_point("mid-save")
-        if optimizer_tensors:
-            _write_tensors(temp / OPTIMIZER, dict(optimizer_tensors))
-        _write_hf_files(temp / HF, model, processor)
-        (temp / RNG).parent.mkdir()
-        save_file({"torch": torch.random.get_rng_state()}, temp / RNG)
-        # Rollouts of one prompt share its pixels; safetensors wants every tensor in memory of its own.
-        save_file({k: v.detach().cpu().contiguous().clone() for k, v in saved.proof.items()}, temp / PROOF)
-        write_json(temp / DATA, dict(saved.data))
-        meta = {"schema": SCHEMA, "vlmrl": __version__, "step": saved.step, **saved.meta, "files": _file_table(temp)}
-        write_json(temp / META, meta)
-        _sync_tree(temp)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _write_folder(temp, saved, model, processor, optimizer_tensors)
         if final.exists():
             remove_tree(final)
         os.replace(temp, final)
         sync_folder(final.parent)
         crash_point("before-complete")
-        with open(final / COMPLETE, "w") as marker:
-            os.fsync(marker.fileno())
-        sync_folder(final)
-    except OSError as error:
-        if temp.exists():
-            remove_tree(temp)
+        write_atomic(final / COMPLETE, _sha256(final / META).encode())
+    except (OSError, StoreError, SafetensorError) as error:
         raise CheckpointError(f"the checkpoint of step {saved.step} could not be saved: {error}", where=str(final),
                               hint="free disk space; older checkpoints are untouched") from error  # fmt: skip
+    finally:
+        if temp.exists():
+            remove_tree(temp)
     return final
+
+
+def _write_folder(
+    folder: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor]
+) -> None:
+    """Everything but COMPLETE, on the disk when this returns."""
+    folder.mkdir()
+    _write_tensors(folder / MODEL, model_tensors(model))
+    crash_point("mid-save")
+    if optimizer_tensors:
+        _write_tensors(folder / OPTIMIZER, dict(optimizer_tensors))
+    _write_hf_files(folder / HF, model, processor)
+    (folder / RNG).parent.mkdir()
+    save_file({"torch": torch.random.get_rng_state()}, folder / RNG)
+    # Rollouts of one prompt share its pixels; safetensors wants every tensor in memory of its own.
+    save_file({k: v.detach().cpu().contiguous().clone() for k, v in saved.proof.items()}, folder / PROOF)
+    write_json(folder / DATA, dict(saved.data))
+    meta = {"schema": SCHEMA, "vlmrl": __version__, "step": saved.step, **saved.meta, "files": _file_table(folder)}
+    write_json(folder / META, meta)
+    _sync_tree(folder)
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
@@ -129,6 +137,7 @@ def load_optimizer_tensors(folder: Path) -> dict[str, Tensor]:
 
 def load_data(folder: Path) -> dict[str, Any]:
     """data.json: data position and training state."""
+    check_files(folder, DATA)
     try:
         return json.loads((folder / DATA).read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -137,11 +146,13 @@ def load_data(folder: Path) -> dict[str, Any]:
 
 def load_rng(folder: Path) -> None:
     """Put back torch's random state."""
+    check_files(folder, RNG)
     torch.random.set_rng_state(load_file(folder / RNG)["torch"])
 
 
 def load_proof(folder: Path) -> dict[str, Tensor]:
     """Tensors of the proof; empty when the checkpoint has none."""
+    check_files(folder, PROOF)
     return load_file(folder / PROOF)
 
 
@@ -150,7 +161,10 @@ def check_files(folder: Path, under: str = "") -> list[str]:
 
     Returns: the names checked. Raises: CheckpointError naming the first file that is missing or differs.
     """
-    table = {n: f for n, f in read_meta(folder)["files"].items() if n.startswith(under)}
+    table = {n: f for n, f in read_meta(folder)["files"].items() if n == under or n.startswith(under and f"{under}/")}
+    if not table:
+        raise CheckpointError(f"{META} says nothing of {under or 'any file'}", where=str(folder),
+                              hint="use another checkpoint of the run")  # fmt: skip
     for name, wanted in table.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != wanted["bytes"] or _sha256(path) != wanted["sha256"]:
@@ -167,11 +181,12 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def _read_tensors(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     target = {k: torch.empty_like(v, memory_format=torch.contiguous_format) for k, v in like.items()}
-    with _single_process():
-        try:
+    try:
+        with _single_process():
             dcp.load(target, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
-        except (ValueError, RuntimeError, OSError) as error:
-            raise CheckpointError(f"the weights cannot be read: {str(error).splitlines()[0]}", where=str(folder)) from error
+    except (ValueError, RuntimeError, OSError, SafetensorError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"the weights cannot be read: {first}", where=str(folder)) from error
     return target
 
 
@@ -187,10 +202,15 @@ def _stored_names(folder: Path) -> set[str]:
 
 @contextmanager
 def _single_process() -> Iterator[None]:
-    """torch warns that no process group exists, which is what a single process means."""
+    """torch warns that no process group exists, which is what a single process means, and wraps what went wrong in an
+    exception that is no `Exception`: the first cause is raised instead."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        yield
+        try:
+            yield
+        except CheckpointException as error:
+            cause = next(iter(error.failures.values()))[0]
+            raise cause from error
 
 
 def _write_hf_files(folder: Path, model: Any, processor: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from dataclasses import dataclass
@@ -9,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from vlmrl.checkpoint.format import HF, read_meta
-from vlmrl.checkpoint.io import load_proof, load_weights
+from vlmrl.checkpoint.io import check_files, load_proof, load_weights
 from vlmrl.data.batch import PromptTokens, TrainItem, make_row
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import DTYPES, load_model, load_processor
@@ -52,8 +54,8 @@ def merge(checkpoint: Path, out: Path, *, dtype: str | None = None, force: bool 
     settings = Model(path=str(checkpoint / HF), dtype=meta["dtype"], device="cpu")
     model = load_checkpoint_model(checkpoint, settings)
     temp = temp_path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         with quiet_transformers():
             (model if dtype is None else model.to(DTYPES[dtype])).save_pretrained(temp)
             load_processor(settings).save_pretrained(temp)
@@ -67,6 +69,9 @@ def merge(checkpoint: Path, out: Path, *, dtype: str | None = None, force: bool 
         if out.exists():
             remove_tree(out)
         os.replace(temp, out)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"the merged model could not be written: {error}", where=str(out),
+                              hint="free disk space, or choose another --out; nothing was written") from error  # fmt: skip
     finally:
         if temp.exists():
             shutil.rmtree(temp, ignore_errors=True)
@@ -82,6 +87,7 @@ def load_checkpoint_model(checkpoint: Path, settings: Model) -> Any:
     from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
     hf = checkpoint / HF
+    check_files(checkpoint, HF)
     with quiet_transformers():
         config = AutoConfig.from_pretrained(hf)
         model = AutoModelForImageTextToText.from_config(config, dtype=DTYPES[settings.dtype])
@@ -124,7 +130,7 @@ def make_proof(policy: Policy, items: list[TrainItem]) -> dict[str, Tensor]:
 
 
 def proof_gap(policy: Policy, proof: dict[str, Tensor]) -> float:
-    """Largest |log-prob difference| between the policy and a proof. Nats."""
+    """Largest |log-prob difference| between the policy and a proof. Nats; NaN when any log-prob is."""
     worst = 0.0
     with torch.no_grad():
         for i in range(int(proof["count"])):
@@ -136,5 +142,8 @@ def proof_gap(policy: Policy, proof: dict[str, Tensor]) -> float:
             pairs = zip(proof[f"{i}.response_ids"].tolist(), proof[f"{i}.trained"].tolist(), strict=True)
             segments = tuple(Segment("assistant", (token,), trained) for token, trained in pairs)
             logp = policy(make_row([TrainItem(prompt, 0, segments, 0)], policy.device)).logp.cpu()
-            worst = max(worst, float((logp - proof[f"{i}.logp"]).abs().max()))
+            gap = float((logp - proof[f"{i}.logp"]).abs().max()) if len(logp) else 0.0
+            if math.isnan(gap):  # max() would pass it over
+                return gap
+            worst = max(worst, gap)
     return worst
