@@ -249,7 +249,8 @@ def create_run(
     manifest = Manifest(
         id=run_dir.name, kind=kind, recipe=recipe_name, start=start, name=name, tags=tuple(dict.fromkeys(tags)),
         note=note, labels=tuple(labels), argv=tuple(provenance.redact_argv(argv)), cwd=os.getcwd(), parent=parent,
-        seeds=dict(seeds or {}), threads=threads, datasets=tuple(datasets), rewards=tuple(rewards),
+        seeds=dict(seeds or {}), threads=threads, datasets=tuple(datasets),
+        rewards=tuple(provenance.redact_value(r) for r in rewards),
         prompts=tuple(prompts),
         recipe_sha256=hashlib.sha256(recipe).hexdigest() if recipe_text is not None else "",
         source_sha256=provenance.source_sha256(), git=git, vlmrl=__version__, python=platform.python_version(),

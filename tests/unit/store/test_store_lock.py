@@ -157,6 +157,35 @@ def test_of_many_processes_exactly_one_gets_the_run(tmp_path: Path):
     assert sorted(said) == ["got"] + ["no"] * 5
 
 
+def test_a_file_lock_that_is_held_is_respected_whatever_the_file_says(tmp_path: Path):
+    import fcntl
+
+    run = make_run(tmp_path)
+    run.close()
+    for content, message in (("", "being opened by another"), (elsewhere(), "cannot be asked from here")):
+        (run.dir / layout.LOCK).write_text(content)
+        with open(run.dir / layout.LOCK, "r+") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            with pytest.raises(StoreError, match=message):
+                resume_run(tmp_path, run.id)
+    resume_run(tmp_path, run.id).finish()
+
+
+def elsewhere() -> str:
+    return json.dumps(asdict(replace(this_process(), host="container", pid_namespace="pid:[1]")))
+
+
+def test_one_whose_lock_was_taken_away_does_not_remove_the_next_owners(tmp_path: Path):
+    run = make_run(tmp_path)
+    (run.dir / layout.LOCK).unlink()
+    second = RunLock(run.dir)
+    second.acquire()
+    run.close()
+    assert (run.dir / layout.LOCK).exists()
+    second.release()
+    assert not (run.dir / layout.LOCK).exists()
+
+
 def test_releasing_twice_does_not_take_the_lock_of_the_next_owner(tmp_path: Path):
     run = make_run(tmp_path)
     run.close()

@@ -367,6 +367,7 @@ def test_secrets_reach_no_file(tmp_path: Path):
         tmp_path,
         argv=["vlmrl", "train", "--hf-token", token, "--set", "reward.args.api_key=zzz9secret"],
         recipe_text=f'api_key = "zzz9secret"\nother = "{token}"\nstop_token = "<|im_end|>"\nmax_tokens = 512\n',
+        rewards=[{"source": "s", "args": {"api_key": "zzz9secret"}}],
         resolved={"recipe": {"api_key": "zzz9secret", "nested": [{"x": token}], "tokens": 512}},
     )
     run.event(0, "note", text=f"sent {token}")
