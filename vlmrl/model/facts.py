@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +17,9 @@ from vlmrl.errors import CheckpointError
 from vlmrl.model.families import part_of
 from vlmrl.model.hub import require_source
 from vlmrl.model.quiet import quiet_transformers
-from vlmrl.recipe.schema import Model
+
+if TYPE_CHECKING:
+    from vlmrl.recipe.schema import Model
 
 MAX_HEADER_BYTES = 100 << 20
 

@@ -1,0 +1,193 @@
+"""Who may import whom: the levels of the house, read from the source, and what may be loaded without torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "vlmrl"
+LEVELS = {
+    "__init__": 0, "__main__": 7, "errors": 0, "types": 0,
+    "recipe": 1, "rewards": 1, "algo": 1, "store": 1,
+    "data": 2, "model": 2, "dist": 2,
+    "tasks": 3, "rollout": 3, "checkpoint": 3,
+    "evaluate": 4, "check": 4,
+    "train": 5, "report": 5,
+    "launch": 6, "demo": 6,
+    "cli": 7,
+}  # fmt: skip
+"""Top-level name under vlmrl/ -> level. Imports go downward only; packages of one level do not import each other."""
+
+FENCES = {
+    "typer": ("cli/",),
+    "rich": ("cli/",),
+    "vllm": ("rollout/vllm_engine.py",),
+    "torch": ("model/", "algo/losses.py", "algo/kl.py", "algo/aggregate.py", "data/encode.py", "data/batch.py", "dist/",
+              "rollout/", "checkpoint/", "train/", "evaluate/run.py", "check/machine.py"),
+    "torch.distributed": ("dist/", "checkpoint/io.py", "rollout/weight_sync.py"),
+    "pickle": (),
+    "cloudpickle": (),
+    "dill": (),
+}  # fmt: skip
+"""Module -> files (or folders) that alone may import it, inside functions too."""
+
+FORBIDDEN_CALLS = ("eval", "exec")
+
+
+def files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def package_of(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    """(line, module) of every import, wherever it is, except what only a type checker sees. `from a import b` gives
+    both a and a.b.
+    """
+    found: list[tuple[int, str]] = []
+
+    def walk(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+                for other in child.orelse:
+                    walk(other)
+                continue
+            if isinstance(child, ast.Import):
+                found.extend((child.lineno, a.name) for a in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{name_of(path)}:{child.lineno}: relative import"
+                found.append((child.lineno, child.module or ""))
+                found.extend((child.lineno, f"{child.module}.{a.name}") for a in child.names)
+            walk(child)
+
+    walk(ast.parse(path.read_text("utf-8")))
+    return found
+
+
+def test_every_module_has_a_level():
+    assert {package_of(p) for p in files()} <= LEVELS.keys()
+
+
+def test_imports_go_downward_only():
+    wrong = []
+    for path in files():
+        here = package_of(path)
+        for line, module in imports(path):
+            parts = module.split(".")
+            if parts[0] != "vlmrl" or len(parts) < 2 or parts[1] == "__version__":
+                continue
+            there = parts[1]
+            assert there in LEVELS, f"{name_of(path)}:{line} imports {module}"
+            if there == here or LEVELS[there] < LEVELS[here]:
+                continue
+            wrong.append(f"{name_of(path)}:{line} imports {module} (level {LEVELS[here]} -> {LEVELS[there]})")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("module", FENCES)
+def test_fenced_modules_are_imported_behind_their_fence_only(module: str):
+    wrong = [
+        f"{name_of(path)}:{line} imports {found}"
+        for path in files()
+        for line, found in imports(path)
+        if (found == module or found.startswith(f"{module}."))
+        and not name_of(path).startswith(FENCES[module] or ("\0",))
+    ]
+    assert not wrong, "\n".join(sorted(set(wrong)))
+
+
+def test_cli_modules_load_nothing_heavy_at_their_top():
+    allowed = {"typer", "vlmrl.errors", "vlmrl.types", "vlmrl.cli.output", "vlmrl"}
+    wrong = []
+    for path in sorted((PACKAGE / "cli").glob("*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                top = name.split(".")[0]
+                if name not in allowed and top not in sys.stdlib_module_names and not name.startswith("vlmrl.cli."):
+                    wrong.append(f"{name_of(path)}:{node.lineno} {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_is_evaluated_and_nothing_unpickled():
+    wrong = []
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS:
+                wrong.append(f"{name_of(path)}:{node.lineno} calls {node.func.id}")
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "torch.save"):
+                wrong.append(f"{name_of(path)}:{node.lineno} calls {ast.unparse(node.func)}")
+    # A user's own reward file is code that the user asks for: compiled in its worker, nowhere else.
+    assert [w for w in wrong if not w.startswith("rewards/")] == []
+
+
+def test_files_and_functions_stay_small():
+    long_files = {name_of(p): n for p in files() if (n := len(p.read_text("utf-8").splitlines())) > 400}
+    long_functions = [
+        f"{name_of(p)}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for p in files()
+        for node in ast.walk(ast.parse(p.read_text("utf-8")))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (node.end_lineno or 0) - node.lineno + 1 > 75
+    ]
+    assert not long_files and not long_functions, f"{long_files} {long_functions}"
+
+
+def test_no_file_is_called_utils_common_or_helpers():
+    bad = {"utils", "common", "helpers", "helper", "misc", "util"}
+    everything = [*files(), *Path(__file__).parent.rglob("*.py")]
+    assert not [str(p) for p in everything if p.stem in bad]
+
+
+WITHOUT_TORCH = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers", "typer", "rich", "datasets", "vllm"):
+            raise ImportError(f"{name} was imported")
+
+sys.meta_path.insert(0, Refuse())
+import importlib, pkgutil
+import vlmrl
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    for found in pkgutil.walk_packages(getattr(module, "__path__", []), name + "."):
+        importlib.import_module(found.name)
+"""
+
+LIGHT = [
+    "vlmrl.errors", "vlmrl.types", "vlmrl.algo.advantages", "vlmrl.algo.family", "vlmrl.recipe", "vlmrl.rewards",
+    "vlmrl.store", "vlmrl.tasks", "vlmrl.check", "vlmrl.report", "vlmrl.evaluate.metrics", "vlmrl.evaluate.stats",
+]  # fmt: skip
+
+
+def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_what_needs_no_torch_is_imported_without_it():
+    done = run_python(WITHOUT_TORCH, *LIGHT)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_check_above_can_fail():
+    done = run_python(WITHOUT_TORCH, "vlmrl.algo.losses")
+    assert done.returncode != 0 and "torch was imported" in done.stderr
+
+
+def test_the_command_line_starts_without_anything_heavy():
+    heavy = "torch", "transformers", "numpy", "pydantic", "rich", "datasets", "pyarrow", "jinja2", "PIL"
+    done = run_python(f"import sys, vlmrl.cli.app; print([m for m in {heavy} if m in sys.modules])")
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr[-2000:]
