@@ -65,6 +65,12 @@ def test_lists_and_tables_with_names_of_ones_own_replace_the_parents(child):
     assert recipe.reward.weights == {"answer": 1.0}
 
 
+def test_what_a_child_replaced_counts_as_not_written(child):
+    loaded = load_recipe(child)
+    assert not loaded.is_set(("reward", "weights", "format"))
+    assert loaded.is_set(("reward", "weights", "answer"))
+
+
 def test_every_origin_names_the_file_and_line_that_won(child):
     origins = load_recipe(child, overrides=["train.steps=9", "optim.lr=1e-4"]).origins
     parent = child.parent / "base" / "parent.toml"

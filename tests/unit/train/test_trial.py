@@ -153,6 +153,13 @@ def test_kept_rows_of_a_table_are_a_table_for_the_same_recipe(world):
     assert len(again.groups) == len(wanted)
 
 
+def test_rows_above_the_filter_are_left_out(world):
+    _, trial = tried(prompts=None, keep=Keep(0.0, 0.6, {"rows": Path("kept.parquet")}))
+    low = sum(rate <= 0.6 for rate in trial.solve_rates)
+    assert 0 < low < 6, "the filter must divide the rows, or this shows nothing"
+    assert trial.kept["rows"][1] == low
+
+
 def test_when_no_row_qualifies_nothing_is_written(world):
     _, trial = tried(prompts=None, keep=Keep(0.999, 0.9999, {"rows": Path("kept.parquet")}))
     assert trial.kept == {"rows": (None, 0)}
