@@ -34,30 +34,15 @@ def summarise(rows: Sequence[Record], *, seed: int = 0) -> dict[str, Any]:
         "n"}, "baselines": name -> {"value", "what"}}. A metric that no row has is left out.
     """
     metrics: dict[str, dict[str, Any]] = {}
-
-    def add(name: str, pick: Callable[[Record], float | None]) -> None:
-        chosen = [(r, v) for r in rows if (v := pick(r)) is not None and math.isfinite(v)]
+    auc = _auc(rows, seed)
+    for name, pick in picks(rows).items():
+        if auc.n and name.startswith(("part/", "response_tokens")):
+            metrics.setdefault("auc", as_json(auc))
+        chosen = [(r, v) for r in rows if (v := pick(r)) is not None]
         if chosen:
             bounds = (0.0, 1.0) if name.split("/")[0] in SHARES else None
-            picked, values = [r for r, _ in chosen], [v for _, v in chosen]
-            metrics[name] = as_json(bootstrap_mean(values, clusters_of(picked), seed, bounds=bounds))
-
-    add("reward", lambda r: r["score"])
-    for name in _names(rows, "outcome"):
-        if name not in NOT_AVERAGED:
-            add(name, lambda r, name=name: r["outcome"].get(name))
-    for distance in _distances(rows):
-        add(
-            f"accuracy/distance-{distance}",
-            lambda r, d=distance: r["outcome"].get("accuracy") if r["truth"].get("distance") == d else None,
-        )
-    auc = _auc(rows, seed)
-    if auc.n:
-        metrics["auc"] = as_json(auc)
-    for name in _names(rows, "parts"):
-        add(f"part/{name}", lambda r, name=name: r["parts"].get(name))
-    add("response_tokens", lambda r: float(r["num_tokens"]))
-    add("truncated", lambda r: float(r["finish"] == "length"))
+            clusters, values = clusters_of([r for r, _ in chosen]), [v for _, v in chosen]
+            metrics[name] = as_json(bootstrap_mean(values, clusters, seed, bounds=bounds))
     metrics |= _pass_at_k(rows, seed)
     prompts = {r["prompt_id"] for r in rows}
     return {
@@ -69,6 +54,26 @@ def summarise(rows: Sequence[Record], *, seed: int = 0) -> dict[str, Any]:
         "metrics": metrics,
         "baselines": baselines(rows),
     }
+
+
+def picks(rows: Sequence[Record]) -> dict[str, Callable[[Record], float | None]]:
+    """Metric name -> its number of a row, or None where it does not apply: all that are a mean over rows, in order."""
+    outcomes = [n for n in _names(rows, "outcome") if n not in NOT_AVERAGED]
+    outcomes.sort(key=lambda n: (not n.startswith("accuracy"), n != "accuracy"))
+    found: dict[str, Callable[[Record], float | None]] = {"reward": lambda r: _finite(r["score"])}
+    for name in [n for n in outcomes if n.startswith("accuracy")]:
+        found[name] = lambda r, name=name: _finite(r["outcome"].get(name))
+    for distance in _distances(rows):
+        found[f"accuracy/distance-{distance}"] = lambda r, d=distance: (
+            _finite(r["outcome"].get("accuracy")) if r["truth"].get("distance") == d else None
+        )
+    for name in [n for n in outcomes if not n.startswith("accuracy")]:
+        found[name] = lambda r, name=name: _finite(r["outcome"].get(name))
+    for name in _names(rows, "parts"):
+        found[f"part/{name}"] = lambda r, name=name: _finite(r["parts"].get(name))
+    found["response_tokens"] = lambda r: float(r["num_tokens"])
+    found["truncated"] = lambda r: float(r["finish"] == "length")
+    return found
 
 
 def metric_value(summary: Mapping[str, Any], name: str) -> float:
@@ -174,17 +179,14 @@ def paired_differences(rows: Sequence[Record], others: Sequence[Record], *, seed
     """
     before = {(r["prompt_id"], r["sample"]): r for r in others}
     pairs = [(r, o) for r in rows if (o := before.get((r["prompt_id"], r["sample"]))) is not None]
-    picks: dict[str, Callable[[Record], float | None]] = {"reward": lambda r: r["score"]}
-    for name in _names(rows, "outcome"):
-        if name not in NOT_AVERAGED:
-            picks[name] = lambda r, name=name: r["outcome"].get(name)
-    for name in _names(rows, "parts"):
-        picks[f"part/{name}"] = lambda r, name=name: r["parts"].get(name)
-    picks["response_tokens"] = lambda r: float(r["num_tokens"])
     found = {}
-    for name, pick in picks.items():
+    for name, pick in picks(rows).items():
         both = [(r, a, b) for r, o in pairs if (a := pick(r)) is not None and (b := pick(o)) is not None]
         if both:
             a, b = [x for _, x, _ in both], [x for _, _, x in both]
             found[name] = as_json(paired_bootstrap(a, b, clusters_of([r for r, _, _ in both]), seed))
     return found
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None

@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.store.files import remove_tree, temp_path, write_atomic, write_json
+from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import EVAL_ROWS, EVAL_SUMMARY
 
 SCHEMA = 1
@@ -44,11 +45,16 @@ def write_evaluation(folder: Path, evaluation: Evaluation, meta: Mapping[str, An
     summary = {"schema": SCHEMA, "meta": dict(meta), **evaluation.summary}
     making = temp_path(folder)
     making.mkdir(parents=True)
-    write_atomic(making / EVAL_ROWS, _parquet(evaluation.rows))
-    write_json(making / EVAL_SUMMARY, summary)
-    if folder.exists():
-        remove_tree(folder)
-    making.rename(folder)
+    try:
+        write_atomic(making / EVAL_ROWS, _parquet(evaluation.rows))
+        write_json(making / EVAL_SUMMARY, summary)
+        if folder.exists():
+            remove_tree(folder)
+        making.rename(folder)
+        sync_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
     return summary
 
 

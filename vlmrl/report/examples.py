@@ -186,7 +186,7 @@ def view_group(group: Group, why: str, images: RunImages, album: Album) -> Group
     ]  # fmt: skip
     media = dict.fromkeys(m for s in group.samples for m in s.trajectory.media)
     return GroupView(
-        why, f"{group.row.source} {group.row.prompt_id}", marked_text(group.prompt_text), group.row.truth,
+        why, _title(group.row.source, group.row.prompt_id), marked_text(group.prompt_text), group.row.truth,
         [album.add(m, images) for m in (media or group.row.media)], samples,
         _mean(group) if _scores(group) else None, _spread(group) if _scores(group) else None, len(ordered) - len(kept),
     )  # fmt: skip
@@ -206,7 +206,7 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
             row["num_tokens"], visible(row["note"] or ""), visible(row["error"] or ""),
         )  # fmt: skip
         pictures = [album.add(Media(i["sha256"], i["width"], i["height"]), images) for i in row["images"]]
-        title = f"{row['source']} {row['prompt_id']}"
+        title = _title(row["source"], row["prompt_id"])
         views.append(GroupView(why, title, Markup(""), row["truth"], pictures, [sample], row["score"], None))
     return views
 
@@ -241,6 +241,11 @@ def png_uri(content: bytes) -> tuple[str, int, int]:
     sink = io.BytesIO()
     image.save(sink, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(sink.getvalue()).decode()}", image.width, image.height
+
+
+def _title(source: str, prompt_id: str) -> str:
+    """Source and prompt id; ids of prepared datasets begin with the source's name already."""
+    return prompt_id if prompt_id.startswith(source) else f"{source} {prompt_id}"
 
 
 def _code(character: str) -> str:

@@ -111,8 +111,10 @@ def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
         notes.append("No metrics: the run ended before its first step, or metrics.jsonl is missing.")
     notes += [f"Images: {note}." for note in images.notes]
     recipe, recipe_text = _recipe(run, notes)
+    facts = _facts(about, lines)
+    facts += [("model", str(value)) for key, value, _ in recipe if key == "model.path"]
     return RunView(
-        label, colour, about, span(about["seconds"]), lines, curves.headlines(lines), _facts(about, lines), steps,
+        label, colour, about, span(about["seconds"]), lines, curves.headlines(lines), facts, steps,
         answers, answers_of, recipe, recipe_text, lines.events[-MAX_EVENTS:], _provenance(run), notes,
     )  # fmt: skip
 
@@ -190,7 +192,9 @@ def _visible(value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    """A value of a truth, a recipe or a manifest as short JSON; strings bare."""
+    """A value of a truth, a recipe or a manifest as short JSON; texts bare, lists of texts with commas."""
+    if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
+        return visible(", ".join(value))
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return visible(text)
 
@@ -213,6 +217,11 @@ def _facts(about: Mapping[str, Any], lines: curves.RunCurves) -> list[tuple[str,
     train = lines.train
     samples = sum(int(n.get("rollout/samples") or 0) for n in train)
     pairs: list[tuple[str, str]] = [("steps", f"{len(train):,}")] if train else []
+    pairs += (
+        [("data", ", ".join(str(d.get("name") or d.get("path")) for d in about["datasets"]))]
+        if about["datasets"]
+        else []
+    )
     if samples:
         pairs.append(("responses", f"{samples:,}"))
     for label, name, form in (

@@ -159,8 +159,9 @@ def _frame(series: Sequence[Series], line: float | None, width: int, height: int
     ys += [line] if line is not None else []
     low, high = min(ys), max(ys)
     if high - low < 1e-12 * max(1.0, abs(high)):
-        pad = abs(high) * 0.1 or 0.5
-        low, high = low - pad, high + pad
+        # A flat line: around it, or above zero where numbers are never negative.
+        pad = abs(high) * 0.1
+        low, high = (low - pad, high + pad) if pad else (0.0, 1.0)
     ticks = nice_ticks(low, high)
     x0, x1 = min(xs), max(xs)
     if x1 == x0:

@@ -1,0 +1,152 @@
+"""Summaries of rows: every number by hand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import pytest
+from evaluation_builders import row
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlmrl.evaluate.metrics import baselines, metric_value, paired_differences, pass_at_k, summarise
+
+FOUR = [
+    row("p0", score=1.0, label=1.0, confidence=0.9, images=("a", "b"), distance=0),
+    row("p1", score=0.0, label=0.0, confidence=0.8, images=("b", "c"), distance=1, level=0.0),
+    row("p2", score=0.5, label=0.0, confidence=0.1, images=("c", "d"), distance=2, level=None),
+    row("p3", score=0.1, label=1.0, confidence=None, images=("d", "a"), distance=0, finish="length"),
+]
+
+
+def values(summary: dict) -> dict[str, float]:
+    return {name: round(m["value"], 12) for name, m in summary["metrics"].items()}
+
+
+def test_every_metric_of_four_rows_by_hand():
+    # accuracy: right, wrong, right, failed. brier: 0.01, 0.64, 0.01, 1. The level is not due in row 2.
+    # auc: positives 0.9 and a failure (last), negatives 0.8 and 0.1: (1 + 1 + 0 + 0) / 4.
+    assert values(summarise(FOUR)) == {
+        "reward": 0.4,
+        "accuracy": 0.5,
+        "accuracy/digit": round(2 / 3, 12),
+        "accuracy/distance-0": 0.5,
+        "accuracy/distance-1": 0.0,
+        "accuracy/distance-2": 1.0,
+        "brier": 0.415,
+        "parse_failure": 0.25,
+        "auc": 0.5,
+        "part/format": 1.0,
+        "response_tokens": 5.0,
+        "truncated": 0.25,
+    }
+
+
+def test_each_metric_says_how_many_rows_it_is_made_of():
+    metrics = summarise(FOUR)["metrics"]
+    assert metrics["accuracy"]["n"] == 4
+    assert metrics["accuracy/digit"]["n"] == 3
+    assert metrics["accuracy/distance-0"]["n"] == 2
+
+
+def test_counts_of_rows_prompts_samples_and_images():
+    summary = summarise([*FOUR, row("p0", sample=1)])
+    assert [summary[k] for k in ("rows", "prompts", "samples", "images")] == [5, 4, 2, 4]
+
+
+def test_a_failed_reward_is_counted_and_never_a_zero():
+    summary = summarise([row("p0", score=0.8), row("p1", score=None, error="ZeroDivisionError")])
+    assert summary["reward_errors"] == 1
+    assert summary["metrics"]["reward"]["value"] == 0.8
+    assert summary["metrics"]["reward"]["n"] == 1
+
+
+def test_a_failed_answer_of_a_negative_pair_is_ranked_wrong_too():
+    rows = [row("p0", label=1.0, confidence=0.2), row("p1", label=0.0, confidence=None)]
+    assert summarise(rows)["metrics"]["auc"]["value"] == 0.0
+
+
+def test_auc_is_left_out_when_all_pairs_are_of_one_kind():
+    assert "auc" not in summarise([row("p0"), row("p1")])["metrics"]
+
+
+def test_a_summary_is_json_even_for_one_row():
+    text = json.dumps(summarise(FOUR[:1]), allow_nan=False)
+    assert json.loads(text)["metrics"]["reward"] == {
+        "value": 1.0,
+        "low": pytest.approx(0.2065, abs=1e-4),
+        "high": 1.0,
+        "n": 1,
+    }
+
+
+def test_rows_without_outcomes_still_have_reward_parts_and_length():
+    plain = row("p0", outcome={}, truth={})
+    assert list(summarise([plain])["metrics"]) == ["reward", "part/format", "response_tokens", "truncated"]
+
+
+def test_the_baselines_are_what_one_gets_without_looking():
+    rows = [row(f"p{i}", label=float(i != 3)) for i in range(4)]
+    found = baselines(rows)
+    assert found["accuracy"]["value"] == 0.75
+    assert found["brier"]["value"] == 0.1875
+    assert baselines([row("p", outcome={})]) == {}
+
+
+def test_the_value_of_a_metric_that_is_not_there_is_nan():
+    summary = summarise(FOUR)
+    assert metric_value(summary, "accuracy") == 0.5
+    assert math.isnan(metric_value(summary, "accuracy/species"))
+
+
+def test_pass_at_k_by_hand():
+    # 4 samples, 1 right, 2 drawn: 3 of the 6 pairs hold the right one.
+    assert pass_at_k(4, 1, 2) == 0.5
+    assert pass_at_k(5, 0, 3) == 0.0
+    assert pass_at_k(5, 3, 3) == 1.0
+
+
+@given(st.integers(1, 7), st.data())
+def test_pass_at_k_counts_all_draws(n: int, data: st.DataObject):
+    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    draws = list(itertools.combinations([1] * c + [0] * (n - c), k))
+    assert pass_at_k(n, c, k) == pytest.approx(sum(any(d) for d in draws) / len(draws), abs=1e-12)
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 5), (4, 5, 1), (4, 1, 0), (4, -1, 1)])
+def test_pass_at_k_refuses_what_makes_no_sense(n: int, c: int, k: int):
+    with pytest.raises(ValueError, match="pass@"):
+        pass_at_k(n, c, k)
+
+
+def test_several_samples_a_prompt_give_pass_at_1_2_4_and_n():
+    rows = [row("p0", sample=k, confidence=0.9 if k == 0 else 0.1) for k in range(5)]
+    rows += [row("p1", sample=k, confidence=0.9, images=("c",)) for k in range(5)]
+    found = {k: v["value"] for k, v in summarise(rows)["metrics"].items() if k.startswith("pass@")}
+    # p0 has 1 of 5 right: pass@1 0.2, pass@2 0.4, pass@4 0.8, pass@5 1; p1 always 1.
+    assert found == pytest.approx({"pass@1": 0.6, "pass@2": 0.7, "pass@4": 0.9, "pass@5": 1.0})
+
+
+def test_greedy_answers_have_no_pass_at_k():
+    assert not any(name.startswith("pass@") for name in summarise(FOUR)["metrics"])
+
+
+def test_paired_differences_use_the_rows_that_both_have():
+    after = [row("p0", score=0.9), row("p1", score=0.7), row("new", score=0.0)]
+    before = [row("p1", score=0.2), row("p0", score=0.5), row("gone", score=1.0)]
+    found = paired_differences(after, before)
+    assert found["reward"]["value"] == pytest.approx(0.45, abs=1e-12)
+    assert found["reward"]["n"] == 2
+    assert found["accuracy"]["value"] == 0.0
+
+
+def test_rows_in_which_one_side_has_no_number_are_not_compared():
+    found = paired_differences([row("p0", level=None), row("p1", level=1.0)], [row("p0"), row("p1", level=0.0)])
+    assert found["accuracy/digit"] == {"value": 1.0, "low": None, "high": None, "n": 1}
+    assert found["accuracy"]["n"] == 2
+
+
+def test_without_common_rows_there_is_no_difference():
+    assert paired_differences([row("p0")], [row("p1")]) == {}

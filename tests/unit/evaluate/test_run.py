@@ -1,0 +1,169 @@
+"""Evaluating with a scripted engine: what is asked, what is scored, what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from vlmrl.data.encode import EncodedPrompt
+from vlmrl.errors import DataError, RewardError
+from vlmrl.evaluate import run as evaluating
+from vlmrl.evaluate.run import evaluate
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.scorer import Scorer
+from vlmrl.rollout.engine import Request
+from vlmrl.tasks.base import Task
+from vlmrl.types import Media, Message, RewardInput, Row, Sample, SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=4)
+
+
+class ScriptedEngine:
+    """Answers each prompt with its own id; remembers what it was asked."""
+
+    version = 3
+
+    def __init__(self, finish: str = "stop") -> None:
+        self.finish: Any = finish
+        self.asked: list[list[Request]] = []
+        self.params: list[SamplingParams] = []
+
+    def generate(
+        self, requests: Sequence[Request], params: SamplingParams, progress: Callable[[int], Any] | None = None
+    ) -> list[list[Sample]]:
+        self.asked.append(list(requests))
+        self.params.append(params)
+        answers = []
+        for r in requests:
+            texts = [f"{r.prompt.row.prompt_id} {k}" for k in range(r.num_samples)]
+            answers.append(
+                [Sample((1, 2, 3), t, (-0.1, -0.2, -0.3), self.finish, 3, r.seed + k) for k, t in enumerate(texts)]
+            )
+            if progress:
+                progress(r.num_samples)
+        return answers
+
+    def sleep(self) -> None: ...
+    def wake(self) -> None: ...
+    def load_weights(self, version: int) -> None: ...
+
+
+class PlainEncoder:
+    def encode(self, row: Row, messages: Sequence[Message], images: Sequence[Any]) -> EncodedPrompt:
+        return EncodedPrompt(row, messages[0].content, (1, 2), (0, 0), {}, len(images), 0, ())
+
+
+@dataclass
+class ListSource:
+    """Rows held in a list, of a task whose answer is right when it names the row."""
+
+    rows: list[Row]
+    name: str = "list"
+    split: str = "test"
+    dataset: Any = None
+    seen: list[RewardInput] = field(default_factory=list)
+    task: Task = field(
+        default_factory=lambda: Task(
+            "echo", "", "", lambda truth: [], outcome=lambda truth, text: {"accuracy": float(truth["id"] in text)}
+        )
+    )
+
+    @property
+    def task_name(self) -> str:
+        return self.task.name
+
+    def __post_init__(self) -> None:
+        self.dataset = self
+
+    def image(self, media: Media) -> str:
+        return media.sha256
+
+    def messages(self, row: Row) -> tuple[Message, ...]:
+        return (Message("user", f"name {row.prompt_id}"),)
+
+    def reward_input(self, row: Row, text: str, finish: Any, num_tokens: int, prompt: str) -> RewardInput:
+        self.seen.append(RewardInput(text, row.truth, row.columns, (), finish, num_tokens, prompt))
+        return self.seen[-1]
+
+
+def rows(count: int) -> list[Row]:
+    return [Row(f"p{i}", "list", "echo", {"id": f"p{i}"}, (Media(f"m{i}", 8, 8),)) for i in range(count)]
+
+
+def scorer(fn: Callable[[RewardInput], Any]) -> Scorer:
+    return Scorer(RewardSpec("test", fn, {"reward": (0.0, 1.0)}, {"reward": 1.0}, pure=True))
+
+
+def run(source: Any, engine: Any, fn: Callable[[RewardInput], Any] = lambda x: 0.5, **changes: Any):
+    return evaluate(engine, PlainEncoder(), source, scorer(fn), params=GREEDY, **changes)  # type: ignore[arg-type]
+
+
+def test_every_row_is_answered_scored_and_kept_in_order():
+    found = run(ListSource(rows(3)), ScriptedEngine())
+    assert [r["prompt_id"] for r in found.rows] == ["p0", "p1", "p2"]
+    assert [r["accuracy"] for r in found.rows] == [1.0, 1.0, 1.0]
+    assert found.rows[0]["text"] == "p0 0"
+    assert found.rows[0]["images"] == [{"sha256": "m0", "width": 8, "height": 8, "kind": "image"}]
+    assert found.summary["metrics"]["reward"]["value"] == 0.5
+
+
+def test_the_engine_is_asked_with_the_parameters_given():
+    engine = ScriptedEngine()
+    run(ListSource(rows(2)), engine)
+    assert engine.params == [GREEDY]
+
+
+def test_the_reward_sees_the_prompt_the_length_and_how_it_ended():
+    source = ListSource(rows(1))
+    run(source, ScriptedEngine("length"))
+    assert (source.seen[0].prompt, source.seen[0].num_tokens, source.seen[0].finish) == ("name p0", 3, "length")
+
+
+def test_max_rows_takes_the_first_rows():
+    assert [r["prompt_id"] for r in run(ListSource(rows(5)), ScriptedEngine(), max_rows=2).rows] == ["p0", "p1"]
+
+
+def test_several_samples_have_seeds_of_their_own():
+    found = run(ListSource(rows(2)), ScriptedEngine(), samples=3)
+    assert [(r["prompt_id"], r["sample"]) for r in found.rows] == [(f"p{i}", k) for i in range(2) for k in range(3)]
+    assert len({r["seed"] for r in found.rows}) == 6
+
+
+def test_large_splits_are_encoded_in_chunks_and_come_out_whole(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(evaluating, "CHUNK_PROMPTS", 2)
+    engine, told = ScriptedEngine(), []
+    found = run(ListSource(rows(5)), engine, progress=told.append)
+    assert [len(batch) for batch in engine.asked] == [2, 2, 1]
+    assert [r["prompt_id"] for r in found.rows] == [f"p{i}" for i in range(5)]
+    assert sum(told) == 5
+
+
+def test_a_reward_that_fails_on_one_row_leaves_it_without_a_score():
+    found = run(ListSource(rows(3)), ScriptedEngine(), lambda x: 1.0 if "p1" not in x.response else 1 / 0)
+    assert [r["score"] for r in found.rows] == [1.0, None, 1.0]
+    assert "ZeroDivisionError" in found.rows[1]["error"]
+    assert found.summary["reward_errors"] == 1
+
+
+def test_a_reward_that_fails_on_every_row_is_an_error():
+    with pytest.raises(RewardError, match="ZeroDivisionError"):
+        run(ListSource(rows(3)), ScriptedEngine(), lambda x: 1 / 0)
+
+
+def test_strict_stops_at_the_first_failure():
+    with pytest.raises(RewardError, match="division"):
+        run(ListSource(rows(3)), ScriptedEngine(), lambda x: 1.0 if "p0" in x.response else 1 / 0, strict=True)
+
+
+def test_a_split_without_rows_is_an_error():
+    with pytest.raises(DataError, match="no rows"):
+        run(ListSource([]), ScriptedEngine())
+
+
+def test_an_outcome_may_not_take_the_name_of_another_field():
+    task = Task("bad", "", "", lambda truth: [], outcome=lambda truth, text: {"score": 1.0})
+    with pytest.raises(DataError, match="`score`"):
+        run(ListSource(rows(1), task=task), ScriptedEngine())
