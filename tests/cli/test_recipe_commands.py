@@ -89,6 +89,18 @@ def test_check_goes_on_to_the_machine_when_the_data_is_missing(tmp_path, monkeyp
     assert len(messages) == 2
 
 
+def test_check_of_a_run_without_a_checkpoint_says_so(tmp_path, monkeypatch):
+    from vlmrl.store.runs import create_run
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.toml").write_text(SOUND)
+    with create_run("runs", kind="try", recipe_name="r", name="tried"):
+        pass
+    told = json.loads(run("check", "r.toml", "--set", "model.path=tried", "--json").stdout)
+    messages = [p["message"] for p in told["problems"] if p["where"] == "--set model.path=tried"]
+    assert len(messages) == 1 and "has no checkpoint" in messages[0]
+
+
 @pytest.mark.parametrize("words", [["--filter", "0.1:0.9"], ["--out", "x"], ["--filter", "high", "--out", "x"]])
 def test_try_refuses_half_a_filter_before_any_work(words):
     assert isinstance(run("try", "digits_im", *words).exception, VlmrlError)

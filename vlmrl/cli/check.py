@@ -37,7 +37,10 @@ def check(
         loaded = load_recipe(recipe, overrides=overrides or [])
         model_files, problem = _find_model(loaded.recipe.model.path, root, loaded.where(("model", "path")))
         found = preflight(loaded, runs_folder=root, model_files=model_files)
-        problems = found.problems if problem is None or _told(problem, found.problems) else [problem, *found.problems]
+        # What the run store says of a run without a checkpoint is better than that the hub has no such model.
+        problems = (
+            found.problems if problem is None else [problem, *(p for p in found.problems if p.where != problem.where)]
+        )
         plan = found.plan
     except ProblemsError as error:
         problems = list(error.problems)
@@ -61,10 +64,6 @@ def _find_model(path: str, root: Path, where: str) -> tuple[str | None, Problem 
         return find_model(path, root).files, None
     except VlmrlError as error:
         return None, Problem(error.message, where, error.hint)
-
-
-def _told(problem: Problem, already: Sequence[Problem]) -> bool:
-    return any(p.where == problem.where and p.level == "error" for p in already)
 
 
 def _show_plan(plan: Mapping[str, Any]) -> None:
