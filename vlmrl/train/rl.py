@@ -29,7 +29,7 @@ from vlmrl.types import Group
 STRICT_STEPS = 3
 """Steps of an attempt in which a failing reward stops the run with the row; later the sample is masked and counted."""
 MAX_ERROR_SHARE = 0.01
-"""Share of all samples of a run whose reward may fail before the run saves and stops."""
+"""Share of all samples of an attempt whose reward may fail before the run saves and stops."""
 MIN_SAMPLES_FOR_SHARE = 200
 """Below this many samples the share is taken of this number: one failure must not end a young run."""
 
@@ -143,22 +143,25 @@ def split_groups(batch: StepBatch, count: int) -> list[StepBatch]:
 def count_errors(session: Session, groups: Sequence[Group]) -> None:
     """Keep count of failed rewards; save and stop when they are more than a few.
 
-    Raises: RewardError, after saving a checkpoint, when over 1% of the run's samples failed.
+    Raises: RewardError, after saving a checkpoint, when over 1% of this attempt's samples failed.
     """
     progress = session.progress
     failed = [x for g in groups for x in g.samples if x.score.error is not None]
     progress.samples += sum(len(g.samples) for g in groups)
     progress.reward_errors += len(failed)
-    share = progress.reward_errors / max(progress.samples, MIN_SAMPLES_FOR_SHARE)
+    samples, errors = progress.samples - session.counted_before[0], progress.reward_errors - session.counted_before[1]
+    share = errors / max(samples, MIN_SAMPLES_FOR_SHARE)
     if failed:
         first = (failed[0].score.error or "").strip().splitlines()
-        session.watcher.message(f"the reward failed for {len(failed)} sample(s), which were left out: {first[-1] if first else ''}")
+        told = f": {first[-1]}" if first else ""
+        session.watcher.message(f"the reward failed for {len(failed)} sample(s), which were left out{told}")
     if share > MAX_ERROR_SHARE:
         save(session)
         raise RewardError(
-            f"the reward failed for {progress.reward_errors} of {progress.samples} samples ({share:.1%}): the run stops",
+            f"the reward failed for {errors} of {samples} samples: the run stops",
             where=str(session.run.dir),
-            hint=f"a checkpoint was saved; mend the reward (`vlmrl reward-check {session.run.id}` shows the rows), then --resume",
+            hint="a checkpoint was saved; mend the reward"
+            f" (`vlmrl reward-check {session.run.id}` shows the rows), then --resume",
         )
 
 

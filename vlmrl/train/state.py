@@ -22,7 +22,7 @@ from vlmrl.model.load import banned_ids_of, load_model, load_processor, pick_dev
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model, Recipe
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.store.layout import COMPLETE, MANIFEST
+from vlmrl.store.layout import COMPLETE, MANIFEST, checkpoint_dir
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.source import Source, open_source, open_validation
@@ -85,6 +85,17 @@ def _run_named(path: str, runs_root: Path) -> Run | None:
         if (Path(path) / MANIFEST).exists() or "more than one" in error.message:
             raise
         return None
+
+
+def origin_of(run: Run, path: str, runs_root: Path) -> ModelOrigin:
+    """Where this run's first weights come from, as its manifest recorded it: `last`, and a run's best checkpoint, mean
+    something else by now.
+    """
+    parent = run.manifest.parent
+    if parent is None or (Path(path) / COMPLETE).is_file():
+        return find_model(path, runs_root)
+    step = int(parent["checkpoint"].rpartition("-")[2])
+    return ModelOrigin(path, checkpoint_dir(runs_root / parent["run"], step), parent)
 
 
 def load_origin(settings: Model, origin: ModelOrigin) -> tuple[Any, Any]:
@@ -164,6 +175,8 @@ class Session:
     origin: ModelOrigin
     watcher: Watcher
     progress: Progress = field(default_factory=Progress)
+    counted_before: tuple[int, int] = (0, 0)
+    """Samples and failed rewards of earlier attempts: a mended reward does not answer for them."""
     reference: Policy | None = None
     proof_items: list[TrainItem] = field(default_factory=list)
     stack: ExitStack = field(default_factory=ExitStack)
@@ -205,8 +218,9 @@ def open_session(recipe: Recipe, run: Run, runs_root: Path, watcher: Watcher, *,
     sources, validation = open_sources(recipe)
     if any(v.split == "test" for v in validation):
         run.add_label("validated on the test split")
-    origin = find_model(recipe.model.path, runs_root)
-    model, processor = load_origin(recipe.model, origin)
+    origin = origin_of(run, recipe.model.path, runs_root)
+    # Resumed, nothing but the checkpoint is read: the base model may be gone by then.
+    model, processor = load_origin(recipe.model, origin if resume is None else replace(origin, checkpoint=resume))
     temperature = recipe.rollout.temperature if recipe.kind == "rl" else 1.0
     policy = make_policy(recipe.model, model, processor, temperature, recipe.algo.entropy_coef != 0)
     session = Session(
@@ -262,12 +276,14 @@ def save(session: Session) -> Path:
 
 
 def restore(session: Session, folder: Path) -> None:
-    """Put a checkpoint's weights, optimizer, data position, counters and random state into the session."""
+    """Put a checkpoint's optimizer, data position, counters and random state into the session, whose weights are the
+    checkpoint's already.
+    """
     meta = read_meta(folder)
-    io.load_weights(folder, session.policy.model)
     session.optimizer.load_state_tensors(io.load_optimizer_tensors(folder), meta["optimizer_updates"])
     data = io.load_data(folder)
     session.progress = Progress(**data["progress"])
+    session.counted_before = (session.progress.samples, session.progress.reward_errors)
     session.stream.load_state_dict(data["stream"])
     io.load_rng(folder)
 

@@ -120,7 +120,7 @@ def session(monkeypatch, tmp_path):
     saved: list[int] = []
     monkeypatch.setattr(rl, "save", lambda s: saved.append(s.progress.step))
     run = SimpleNamespace(dir=tmp_path, id="20260101-000000-x-abcd")
-    return SimpleNamespace(progress=Progress(), watcher=Ears(), run=run, saved=saved)
+    return SimpleNamespace(progress=Progress(), counted_before=(0, 0), watcher=Ears(), run=run, saved=saved)
 
 
 def groups_with(failures: int, of: int) -> list[Group]:
@@ -147,6 +147,13 @@ def test_one_failure_does_not_end_a_young_run(session):
     rl.count_errors(session, groups_with(2, 8))
     with pytest.raises(RewardError):
         rl.count_errors(session, groups_with(1, 8))  # 3 of at least 200
+
+
+def test_failures_of_an_attempt_before_do_not_stop_this_one(session):
+    session.progress.samples, session.progress.reward_errors = 1000, 500
+    session.counted_before = (1000, 500)
+    rl.count_errors(session, groups_with(0, 8))
+    assert session.saved == [] and session.progress.reward_errors == 500
 
 
 def test_nothing_failed_nothing_said(session):
