@@ -310,3 +310,20 @@ def test_without_effects_of_images_the_intervals_are_not_wider_than_needed():
         wide, narrow = bootstrap_mean(noise, pairs, world), bootstrap_mean(noise, None, world)
         ratios.append((wide.high - wide.low) / (narrow.high - narrow.low))
     assert 0.95 <= np.mean(ratios) <= 1.2
+
+
+def test_the_influence_of_a_row_on_auc_is_its_derivative():
+    from vlmrl.evaluate.stats import _auc_influence, _weighted_auc
+
+    rng = np.random.default_rng(9)
+    scores = np.sort(rng.integers(0, 6, size=20) / 5)
+    positive = rng.random(20) < 0.4
+    starts = np.flatnonzero(np.r_[True, np.diff(scores) > 0])
+    ones = np.ones((1, 20))
+    value = _weighted_auc(ones, positive, starts)[0]
+    influence = _auc_influence(positive, scores, value)
+    for row in range(20):
+        more = ones.copy()
+        more[0, row] += 1e-6
+        slope = (_weighted_auc(more, positive, starts)[0] - value) / 1e-6 * 20
+        assert influence[row] == pytest.approx(slope, abs=1e-4)

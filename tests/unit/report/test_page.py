@@ -1,0 +1,296 @@
+"""The page: all there, nothing loaded, nothing of others' text taken for markup, damage told in its place."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_builders import HOSTILE, evaluate_run, evaluation_row, group, make_run
+
+from vlmrl.evaluate.metrics import summarise
+from vlmrl.evaluate.records import Evaluation, write_evaluation
+from vlmrl.report.page import eval_tables, render_report, run_labels, write_report
+from vlmrl.store import layout
+from vlmrl.store.runs import Run, create_run, open_run, resume_run
+
+VOID = {"meta", "img", "br", "link", "input", "hr"}
+SVG_LEAVES = {"line", "path", "circle", "rect", "use", "image", "text"}
+
+
+class Page(HTMLParser):
+    """What a browser would make of the page: its tags, attributes and text, and whether every tag is closed."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.text += data
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+def page(*runs: Run) -> Page:
+    return Page(render_report(list(runs)))
+
+
+def test_the_page_holds_everything_of_a_run(tmp_path: Path):
+    shown = page(make_run(tmp_path, name="first-try"))
+    for heading in ("Curves", "Reward parts", "Evaluations", "Rollouts", "Health", "Recipe", "Provenance"):
+        assert heading in shown.text
+    assert "first-try" in shown.text
+    assert "vlmrl train digits.toml" in shown.text
+    assert "answer split.1" in shown.text
+    assert "custom/thing" in shown.text
+    assert "digits.toml:3" in shown.text
+    assert not shown.wrong and shown.open == []
+
+
+def test_the_headline_tells_start_and_end_with_intervals(tmp_path: Path):
+    text = re.sub(r"\s+", " ", page(make_run(tmp_path, steps=5)).text)
+    assert "Validation reward · +0.200 0.400 → 0.600" in text
+    assert "step 0 [0.380, 0.420] to 4 [0.580, 0.620]" in text
+
+
+def test_the_page_asks_for_nothing(tmp_path: Path):
+    shown = page(make_run(tmp_path, text=HOSTILE))
+    policy = next(a["content"] for a in shown.named("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None and "default-src 'none'" in policy and "script" not in policy
+    for tag in ("script", "link", "iframe", "object", "embed", "base", "form"):
+        assert shown.named(tag) == []
+    for tag, attrs in shown.tags:
+        for name, value in attrs.items():
+            assert not name.startswith("on"), (tag, name)
+            if name in ("src", "href", "xlink:href", "srcset", "action"):
+                assert value is not None and value.startswith(("data:image/png;base64,", "#")), (tag, name, value)
+    html = render_report([make_run(tmp_path)])
+    assert "url(" not in html and "@import" not in html
+
+
+def test_text_of_model_data_and_recipe_is_never_markup(tmp_path: Path):
+    run = make_run(
+        tmp_path, text=HOSTILE, name="x", note=HOSTILE, tags=["<script>tag</script>"], recipe_text=HOSTILE,
+        argv=["vlmrl", HOSTILE], labels=[HOSTILE], seeds={HOSTILE: 1}, datasets=[{"name": HOSTILE, "path": HOSTILE}],
+        resolved={"schema": 1, "recipe": {HOSTILE: {HOSTILE: HOSTILE}}, "origins": {}},
+    )  # fmt: skip
+    hostile = evaluation_row(HOSTILE, 0.5, text=HOSTILE, note=HOSTILE, truth={HOSTILE: HOSTILE})
+    hostile |= {"parts": {HOSTILE: 1.0}, "outcome": {HOSTILE: 1.0, "accuracy": 1.0}}
+    summary = summarise([hostile])
+    write_evaluation(layout.eval_dir(run.dir, "hostile"), Evaluation([hostile], summary), {
+        "split": HOSTILE, "source": HOSTILE, "paper": {"numbers": {"accuracy": HOSTILE}, "source": HOSTILE},
+    })  # fmt: skip
+    shown = page(run)
+    assert shown.named("script") == []
+    assert not any("evil" in (attrs.get("src") or "") for attrs in shown.named("img"))
+    assert not shown.wrong and shown.open == []
+    assert shown.text.count("alert('x')") >= 10
+    assert "{{ 7*7 }}" in shown.text and "49 " not in shown.text
+
+
+def test_hostile_metric_names_stay_text_in_charts(tmp_path: Path):
+    run = create_run(tmp_path, kind="rl", recipe_name="digits")
+    with run:
+        for step in range(3):
+            run.log(step, "train", {HOSTILE: 0.5, f"reward/part/{HOSTILE}": 1.0, "reward/mean": 0.1})
+            run.log(step, "validation", {f"eval/{HOSTILE}": 0.5, "eval/reward": 0.5})
+        run.event(3, HOSTILE)
+    shown = page(run)
+    assert shown.named("script") == [] and not shown.wrong
+    assert shown.named("img") == []
+
+
+def test_control_and_direction_characters_are_made_visible(tmp_path: Path):
+    html = render_report([make_run(tmp_path, text="a\u202eb\x00c\x1b[31m")])
+    assert "a\\u202eb\\x00c\\x1b[31m" in html
+    assert "\u202e" not in html and "\x00" not in html and "\x1b" not in html
+
+
+def test_images_are_png_data_and_each_content_is_held_once(tmp_path: Path):
+    shown = page(make_run(tmp_path))
+    uris = [a["src"] for a in shown.named("img")] + [a["href"] for a in shown.named("image")]
+    assert uris and all(u is not None and u.startswith("data:image/png;base64,") for u in uris)
+    assert len(uris) == len(set(uris)) == 2
+    used = {a["href"] for a in shown.named("use")}
+    assert used == {f"#{a['id']}" for a in shown.named("image")}
+
+
+def test_images_that_are_gone_leave_a_note_not_a_hole(tmp_path: Path):
+    run = make_run(tmp_path)
+    (run.dir / layout.MEDIA / "media-00000.arrow").unlink()
+    text = page(run).text
+    assert "image not found" in text
+    assert "dataset gone is not there" in text
+
+
+def test_a_damaged_image_shard_does_not_lose_the_page(tmp_path: Path):
+    run = make_run(tmp_path)
+    (run.dir / layout.MEDIA / "media-00000.arrow").write_bytes(b"garbage")
+    assert "image not found" in page(run).text
+
+
+def test_a_run_killed_before_its_first_step_renders_with_a_note(tmp_path: Path):
+    run = create_run(tmp_path, kind="rl", recipe_name="digits")
+    run.close()
+    text = page(open_run(tmp_path, run.id)).text
+    assert "killed" in text
+    assert "No metrics" in text
+    assert "This run has no rollouts" in text
+
+
+def test_a_torn_metrics_file_shows_the_lines_that_are_whole(tmp_path: Path):
+    run = make_run(tmp_path)
+    with open(run.dir / layout.METRICS, "ab") as file:
+        file.write(b'{"step": 9, "kind": "tr')
+    assert "Curves" in page(run).text
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"recipe": 3}'])
+def test_a_damaged_resolved_recipe_is_told(tmp_path: Path, content: bytes):
+    run = make_run(tmp_path)
+    (run.dir / layout.RESOLVED).write_bytes(content)
+    assert "resolved recipe is damaged" in page(run).text
+
+
+def test_damaged_rollouts_are_told_at_their_step(tmp_path: Path):
+    run = make_run(tmp_path)
+    layout.rollout_path(run.dir, 5).write_bytes(b"PAR1")
+    shown = page(run)
+    assert "damaged" in shown.text
+    assert "answer split.1" in shown.text
+
+
+@pytest.mark.parametrize("name", ["summary.json", "rows.parquet"])
+def test_a_damaged_evaluation_does_not_lose_the_page(tmp_path: Path, name: str):
+    run = make_run(tmp_path, steps=0)
+    (layout.eval_dir(run.dir, "test") / name).write_bytes(b"{")
+    text = page(run).text
+    assert "Evaluation test" in text
+
+
+def test_a_run_without_rollouts_shows_answers_of_its_evaluation(tmp_path: Path):
+    run = make_run(tmp_path, steps=0, kind="sft")
+    text = page(run).text
+    assert "Answers in evaluation test" in text
+    assert "said p2" in text
+
+
+def test_a_failed_run_says_why(tmp_path: Path):
+    run = create_run(tmp_path, kind="rl", recipe_name="digits")
+    run.finish("failed", "the disk is full")
+    assert "It failed: the disk is full" in page(run).text
+
+
+def test_failed_rewards_are_shown_with_their_error(tmp_path: Path):
+    run = create_run(tmp_path, kind="rl", recipe_name="digits")
+    with run:
+        run.write_rollouts(0, [group("bad", [float("nan"), float("nan")]), group("good", [0.2, 0.4])])
+    text = page(run).text
+    assert "the reward failed" in text
+    assert "ZeroDivisionError: row 3" in text
+
+
+def test_several_runs_are_overlaid_and_told_apart(tmp_path: Path):
+    runs = [make_run(tmp_path, name="a"), make_run(tmp_path, name="b")]
+    shown = page(*runs)
+    assert "Report on 2 runs" in shown.text
+    charts = [a for a in shown.named("svg") if a.get("aria-label", "") and "Reward" in str(a.get("aria-label"))]
+    assert any("a, training" in str(a["aria-label"]) and "b, training" in str(a["aria-label"]) for a in charts)
+    assert "b - a" in shown.text
+
+
+def test_runs_of_one_name_are_called_by_their_ids(tmp_path: Path):
+    runs = [make_run(tmp_path, name="same"), make_run(tmp_path, name="same"), make_run(tmp_path, name="other")]
+    assert run_labels(runs) == [runs[0].id, runs[1].id, "other"]
+
+
+def test_a_resume_is_marked_in_the_curves(tmp_path: Path):
+    from vlmrl.store.layout import checkpoint_dir
+
+    run = create_run(tmp_path, kind="rl", recipe_name="digits", name="r")
+    for step in range(4):
+        run.log(step, "train", {"reward/mean": 0.1 * step})
+    run.close()
+    folder = checkpoint_dir(run.dir, 2)
+    folder.mkdir(parents=True)
+    (folder / "COMPLETE").write_text("")
+    again = resume_run(tmp_path, run.id)
+    for step in range(2, 5):
+        again.log(step, "train", {"reward/mean": 0.5})
+    again.finish()
+    assert "r: attempt 2 went on from step 2" in page(again).text
+
+
+def test_paired_differences_to_the_first_run_say_whether_they_are_sure(tmp_path: Path):
+    runs = [make_run(tmp_path, name=n, steps=1) for n in ("old", "new")]
+    evaluate_run(runs[0].dir, "test", [0.2] * 20, step=1)
+    evaluate_run(runs[1].dir, "test", [0.9] * 20, step=1)
+    text = re.sub(r"\s+", " ", page(*runs).text)
+    assert "new - old" in text
+    assert "+0.700" in text
+
+
+def test_numbers_of_the_paper_stand_beside_ours(tmp_path: Path):
+    run = make_run(tmp_path, steps=1)
+    evaluate_run(run.dir, "test", [0.9], paper={"numbers": {"accuracy": 0.912}, "source": "arXiv:0000, Table 2"})
+    text = page(run).text
+    assert "0.912" in text and "arXiv:0000, Table 2" in text
+
+
+def test_validations_of_training_count_once_at_the_best_step(tmp_path: Path):
+    run = create_run(tmp_path, kind="rl", recipe_name="digits")
+    with run:
+        run.set_best(10, "reward", 0.9)
+    for step in (0, 10, 20):
+        evaluate_run(run.dir, f"validation-{step:06d}", [0.5], step=step, during="training", split="validation")
+    from vlmrl.report.examples import Album
+    from vlmrl.report.page import eval_columns, view_run
+
+    columns = eval_columns(run, view_run(run, "r", 0, Album()))
+    assert [c.summary["meta"]["step"] for c in columns] == [10]
+
+
+def test_evaluations_of_other_splits_stand_in_tables_of_their_own(tmp_path: Path):
+    run = make_run(tmp_path, steps=1)
+    evaluate_run(run.dir, "validation", [0.5], split="validation")
+    from vlmrl.report.examples import Album
+    from vlmrl.report.page import eval_columns, view_run
+
+    tables: list[dict[str, Any]] = eval_tables(eval_columns(run, view_run(run, "r", 0, Album())))
+    assert [t["kind"] for t in tables] == ["test, digits, greedy", "validation, digits, greedy"]
+
+
+def test_writing_makes_the_folder_and_replaces_the_file(tmp_path: Path):
+    run = make_run(tmp_path / "runs", steps=1)
+    out = write_report([run], tmp_path / "new" / "r.html")
+    first = out.read_text("utf-8")
+    assert first.startswith("<!doctype html>")
+    write_report([run], out)
+    assert [p.name for p in out.parent.iterdir()] == ["r.html"]
+
+
+def test_the_template_travels_with_the_package():
+    from importlib.resources import files
+
+    assert files("vlmrl.report").joinpath("template.html").is_file()
