@@ -154,8 +154,11 @@ def test_packing_twice_gives_the_same_bytes(run: Run, tmp_path: Path):
     (run.dir / layout.LOCK).write_text("{}")
     second = pack_run(run.dir, tmp_path / "b.tar.gz", images, checkpoints="all")
     assert second.path.read_bytes() == first and second.left_out == ()
+    assert first[4:8] == bytes(4), "the gzip header holds a clock"
     with tarfile.open(second.path) as tar:
-        names = [m.name.partition("/")[2] for m in tar.getmembers()]
+        members = tar.getmembers()
+    assert {(m.mtime, m.uid, m.gid, m.uname, m.mode) for m in members} == {(0, 0, 0, "", 0o644)}
+    names = [m.name.partition("/")[2] for m in members]
     assert "checkpoints/step-000002/model/a.safetensors" in names and "media/pack-00000.arrow" in names
     assert not [n for n in names if ".tmp-" in n or n == layout.LOCK]
 

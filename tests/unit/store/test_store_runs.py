@@ -327,6 +327,16 @@ def test_listing_tells_damaged_runs_and_shows_the_others(tmp_path: Path):
     assert len(list_runs(tmp_path, status="damaged")) == len(contents) + 1
 
 
+def test_a_manifest_of_a_newer_schema_asks_for_an_upgrade(tmp_path: Path):
+    with make_run(tmp_path) as run:
+        pass
+    raw = json.loads((run.dir / layout.MANIFEST).read_text())
+    (run.dir / layout.MANIFEST).write_text(json.dumps({**raw, "schema": 2, "vlmrl": "9.9"}))
+    with pytest.raises(StoreError, match=r"written by vlmrl 9.9 \(manifest schema 2\); this one reads 1") as caught:
+        open_run(tmp_path, run.id)
+    assert caught.value.hint == "upgrade vlmrl"
+
+
 def test_fields_of_the_wrong_kind_are_told(tmp_path: Path):
     with make_run(tmp_path) as run:
         pass
