@@ -144,6 +144,7 @@ class Worker:
         code = self.process.poll()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.process.wait()
         self.drain()
         for fd in (self.request, self.response, self.output_fd):

@@ -43,6 +43,7 @@ def test_these_numbers_are_probabilities(number):
         "0.12345",
         "1.00000",
         "\u0661.\u0660",
+        "0.\u0665",
         "\uff10.5",
         "0,5",
         "50%",
