@@ -29,9 +29,7 @@ class Labels:
     note: str = ""
 
 
-def start_run(
-    loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Labels, *, kind: str | None = None
-) -> Run:
+def start_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Labels, *, kind: str | None = None) -> Run:
     """A new run folder for this recipe, taken by this process. Its parent is the run that the model comes from.
 
     Args: kind: what the run is, when it is not what the recipe is for (a trial).
@@ -83,7 +81,7 @@ def read_recipe(run: Run) -> Recipe:
 
 
 def run_session(run: Run, recipe: Recipe, root: Path, watcher: Watcher, resume: Path | None) -> str:
-    """Train a run to its end. Returns how it ended: "done" or "interrupted". Errors end it as failed and are raised on."""
+    """Train a run to its end. Returns how it ended: "done" or "interrupted". Errors end it as failed and go on."""
     from vlmrl.train.rl import train_rl
     from vlmrl.train.sft import train_sft
     from vlmrl.train.state import open_session

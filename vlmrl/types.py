@@ -1,8 +1,8 @@
 """The data types everything is made of. Frozen, picklable, no torch.
 
-Life of a prompt: a dataset gives a `Row`; its task renders `Message`s; the encoder makes an `EncodedPrompt` (data/encode.py,
-it holds tensors); the engine returns `Sample`s; a reward turns each into a `Score`; a `Trajectory` is what is trained on,
-a `Group` all trajectories of one prompt in one step.
+Life of a prompt: a dataset gives a `Row`; its task renders `Message`s; the encoder makes an `EncodedPrompt`
+(data/encode.py, it holds tensors); the engine returns `Sample`s; a reward turns each into a `Score`; a `Trajectory` is
+what is trained on, a `Group` all trajectories of one prompt in one step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Finish = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A reference to one image: its content and its size in pixels as stored. Bytes are resolved by whoever owns them."""
+    """A reference to one image: its content and its size in pixels as stored. Whoever owns the bytes finds them."""
 
     sha256: str
     width: int
@@ -177,7 +177,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
-    """A trajectory with its text, score and advantage. `masked` = excluded from the update (failed reward, truncated)."""
+    """A trajectory with its text, score and advantage. `masked` = not trained on (failed reward, truncated)."""
 
     trajectory: Trajectory
     text: str
@@ -203,7 +203,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens [start, end) of a packed row. `response` is -1 for the prompt of a group, else 0, 1, ... within the group."""
+    """Tokens [start, end) of a packed row. `response` is -1 for a group's prompt, else 0, 1, ... within the group."""
 
     group: int
     response: int
@@ -221,7 +221,7 @@ class PackedRow:
         layout: the spans that make up the row, in order and without gaps.
         num_images: images of each group's prompt, in order.
         images: what the processor made of the row's images (`pixel_values`, `image_grid_thw`, ...), in token order.
-        predict_at_K: index of the token whose hidden state predicts each trained token.    target_K: the trained tokens.
+        predict_at_K: index of the token whose hidden state predicts each trained token.   target_K: trained tokens.
         span_K: index into `layout` of the response each trained token belongs to.
         trajectories: for each span, which trajectory of the step it is; -1 for prompts.
     """

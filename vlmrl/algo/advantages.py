@@ -30,7 +30,7 @@ def group_mean_std(scores_G: Array) -> Array:
 
 
 def leave_one_out(scores_G: Array) -> Array:
-    """Score minus the mean of the others. Source: RLOO, arXiv:2402.14740, eq. 5. Example: [1, 0, 0] -> [1, -0.5, -0.5]."""
+    """Score minus the mean of the others. Source: RLOO, arXiv:2402.14740 eq. 5. [1, 0, 0] -> [1, -0.5, -0.5]."""
     n = len(scores_G)
     return (scores_G - scores_G.mean()) * n / (n - 1)
 

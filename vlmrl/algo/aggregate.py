@@ -18,8 +18,8 @@ class Denominator:
     """What a step divides by. Made once from ALL its responses (over ranks: the sum of each rank's counts).
 
     Args:
-        aggregation: "token_mean" (all trained tokens count the same), "sequence_mean" (all responses count the same), or
-            "constant" (responses x `max_tokens`: a token weighs the same however long its response is).
+        aggregation: "token_mean" (all trained tokens count the same), "sequence_mean" (all responses count the
+            same), or "constant" (responses x `max_tokens`: a token weighs the same however long its response is).
         num_tokens, num_sequences: trained tokens and responses with at least one, over the whole step.
         max_tokens: the token limit of a response; for "constant".
     """

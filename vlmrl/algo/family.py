@@ -41,7 +41,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     for a in (
         Algorithm("grpo", "group mean and std, token mean, clip 0.2/0.28 (arXiv:2402.03300 with DAPO's aggregation)",
                   "group_mean_std", "token", 0.2, 0.28, "token_mean"),
-        Algorithm("grpo_paper", "as published: clip 0.2/0.2, mean over tokens of each response first (arXiv:2402.03300 eq. 3)",
+        Algorithm("grpo_paper", "as published: clip 0.2/0.2, mean of each response first (arXiv:2402.03300 eq. 3)",
                   "group_mean_std", "token", 0.2, 0.2, "sequence_mean"),
         Algorithm("dr_grpo", "no std, constant denominator: no bias by length or difficulty (arXiv:2503.20783)",
                   "group_mean", "token", 0.2, 0.2, "constant"),

@@ -1,14 +1,14 @@
 """What a checkpoint is on disk. Nothing in it is ever unpickled.
 
-    checkpoints/step-000010/
-      meta.json           schema, step, base model, dtype, what is trained, sampling policy, every file with size and sha256
-      model/              weights: torch.distributed.checkpoint in safetensors form, names as in the transformers model
-      optimizer/          moments, the same form; float32 masters too when the weights are bfloat16
-      hf/                 config, generation config, processor and chat template, as `save_pretrained` writes them
-      data.json           position in the data, training state (step, best validation, ...)
-      rng/torch.safetensors
-      proof.safetensors   token log-probs of a few rollouts under exactly these weights, to prove a reload or a merge
-      COMPLETE            sha256 of meta.json, written last; without it the folder does not exist for resume, eval and merge
+checkpoints/step-000010/
+  meta.json           schema, step, base model, dtype, what is trained, sampling policy, every file with size and sha256
+  model/              weights: torch.distributed.checkpoint in safetensors form, names as in the transformers model
+  optimizer/          moments, the same form; float32 masters too when the weights are bfloat16
+  hf/                 config, generation config, processor and chat template, as `save_pretrained` writes them
+  data.json           position in the data, training state (step, best validation, ...)
+  rng/torch.safetensors
+  proof.safetensors   token log-probs of a few rollouts under exactly these weights, to prove a reload or a merge
+  COMPLETE            sha256 of meta.json, written last; without it the folder does not exist for resume, eval and merge
 """
 
 from __future__ import annotations
@@ -45,5 +45,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{META} cannot be read: {error}", where=str(folder)) from error
     if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
         found = meta.get("schema") if isinstance(meta, dict) else None
-        raise CheckpointError(f"this checkpoint has schema {found}; this vlmrl reads schema {SCHEMA}", where=str(folder))
+        raise CheckpointError(
+            f"this checkpoint has schema {found}; this vlmrl reads schema {SCHEMA}", where=str(folder)
+        )
     return meta

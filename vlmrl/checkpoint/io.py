@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from vlmrl import __version__
 from vlmrl.checkpoint.format import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, SCHEMA, read_meta
@@ -61,7 +62,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 def save_checkpoint(
     run_dir: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor]
 ) -> Path:
-    """Write `checkpoints/step-<step>/`. Killed at any instant, the folder is either complete or not there for any reader.
+    """Write `checkpoints/step-<step>/`. Killed at any instant, the folder is complete or, for any reader, not there.
 
     Returns: the folder. Raises: CheckpointError when the disk refuses; older checkpoints are untouched.
     """
@@ -176,14 +177,14 @@ def check_files(folder: Path, under: str = "") -> list[str]:
 def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     with _single_process():
         writer = HuggingFaceStorageWriter(str(folder))
-        dcp.save({k: v.detach().contiguous() for k, v in tensors.items()}, storage_writer=writer, no_dist=True)
+        save({k: v.detach().contiguous() for k, v in tensors.items()}, storage_writer=writer, no_dist=True)
 
 
 def _read_tensors(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     target = {k: torch.empty_like(v, memory_format=torch.contiguous_format) for k, v in like.items()}
     try:
         with _single_process():
-            dcp.load(target, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+            load(target, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     except (ValueError, RuntimeError, OSError, SafetensorError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"the weights cannot be read: {first}", where=str(folder)) from error
@@ -227,14 +228,10 @@ def _file_table(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()  # hashlib.file_digest needs Python 3.11
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
-
-
-def _digest(file: Any) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
+        while block := file.read(1 << 20):
+            digest.update(block)
     return digest.hexdigest()
 
 

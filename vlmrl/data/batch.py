@@ -1,4 +1,4 @@
-"""Packing: trajectories of a step -> rows of whole groups under a token budget. Pure integers until the tensors are made."""
+"""Packing: trajectories of a step -> rows of whole groups under a token budget. Integers until the tensors are made."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class TrainItem:
 def pack(items: Sequence[TrainItem], tokens_per_row: int) -> list[list[TrainItem]]:
     """Rows of items: groups stay together, several groups share a row while they fit.
 
-    A group over the budget is split between its responses and its prompt is repeated; one trajectory over the budget gets a
-    row of its own. First-fit in the order given, so that the packing is a function of the items alone.
+    A group over the budget is split between its responses and its prompt is repeated; one trajectory over the budget
+    gets a row of its own. First-fit in the order given, so that the packing is a function of the items alone.
 
     Returns: rows, each with the items of a group next to each other. Every item is in exactly one row.
     """

@@ -55,7 +55,12 @@ class Encoder:
     """
 
     def __init__(
-        self, processor: Any, *, min_pixels: int | None = None, max_pixels: int | None = None, thinking: str = "template"
+        self,
+        processor: Any,
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        thinking: str = "template",
     ) -> None:
         self.processor, self.tokenizer = processor, processor.tokenizer
         self._size = _size_argument(processor.image_processor, min_pixels, max_pixels)
@@ -70,7 +75,9 @@ class Encoder:
         """
         turns = [{"role": m.role, "content": _content(m.content)} for m in messages]
         if not getattr(self.processor, "chat_template", None):
-            raise DataError("the model has no chat template", hint="use an instruction-tuned model, or add chat_template.jinja")
+            raise DataError(
+                "the model has no chat template", hint="use an instruction-tuned model, or add chat_template.jinja"
+            )
         return self.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, **self._template)
 
     def encode(self, row: Row, messages: Sequence[Message], images: Sequence[Image]) -> EncodedPrompt:
@@ -108,7 +115,9 @@ class Encoder:
                     hint=f"write {IMAGE_SLOT} where an image belongs, and take {token} out of the text",
                 )
 
-    def _expand(self, text: str, joined: Mapping[str, Tensor], images: Sequence[Image]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _expand(
+        self, text: str, joined: Mapping[str, Tensor], images: Sequence[Image]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Ids with image placeholders expanded. Grid families: from the grids; the others: by the processor itself."""
         grids = joined.get("image_grid_thw")
         token = getattr(self.processor, "image_token", None)
@@ -164,7 +173,12 @@ def _size_argument(image_processor: Any, min_pixels: int | None, max_pixels: int
     """How this image processor is told its bounds; empty when it has none of its own (fixed-size towers)."""
     size = getattr(image_processor, "size", None)
     edges = dict(size) if size is not None else {}
-    if min_pixels is None and max_pixels is None or "shortest_edge" not in edges or "longest_edge" not in edges:
+    if (min_pixels is None and max_pixels is None) or "shortest_edge" not in edges or "longest_edge" not in edges:
         return {}
     # In this family of processors the two "edges" are areas in pixels.
-    return {"size": {"shortest_edge": min_pixels or edges["shortest_edge"], "longest_edge": max_pixels or edges["longest_edge"]}}
+    return {
+        "size": {
+            "shortest_edge": min_pixels or edges["shortest_edge"],
+            "longest_edge": max_pixels or edges["longest_edge"],
+        }
+    }

@@ -52,7 +52,9 @@ def head_of(model: Any) -> Callable[[Tensor], Tensor]:
     """Hidden states after the last norm -> logits: the output embedding, then the soft cap where the family has one."""
     projection = model.get_output_embeddings()
     if projection is None:
-        raise CheckpointError(f"model type `{model.config.model_type}` has no output embedding", hint="use a chat model")
+        raise CheckpointError(
+            f"model type `{model.config.model_type}` has no output embedding", hint="use a chat model"
+        )
     cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     if cap is None:
         return projection

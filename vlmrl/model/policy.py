@@ -72,13 +72,15 @@ class Policy(nn.Module):
         return hidden_ND[row.predict_at_K]
 
     def _row_positions(self, row: PackedRow) -> Tensor:
-        """Position ids of a row: the prompt's own, then each response from the prompt's largest + 1. [3, 1, N] or [1, N]."""
+        """Position ids of a row: the prompt's own, each response from their largest + 1 on. [3, 1, N] or [1, N]."""
         pieces: list[Tensor] = []
         prompts = iter(_images_by_prompt(row))
         for span in row.layout:
             if span.response == -1:
                 cut = slice(span.start, span.end)
-                prompt = self.prompt_positions(row.input_ids_N[cut], row.kinds_N[cut], next(prompts).get("image_grid_thw"))
+                prompt = self.prompt_positions(
+                    row.input_ids_N[cut], row.kinds_N[cut], next(prompts).get("image_grid_thw")
+                )
                 following = prompt.max() + 1
                 pieces.append(prompt)
             else:
@@ -88,7 +90,7 @@ class Policy(nn.Module):
         return positions[:, None] if self.family.rope_index else positions
 
     def prompt_positions(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> Tensor:
-        """Position ids of one prompt as the model's own index function gives them: [3, P], or [1, P] without such axes."""
+        """Position ids of a prompt as the model's own index function gives them: [3, P], or [1, P] without axes."""
         if not self.family.rope_index:
             return torch.arange(len(ids), device=ids.device)[None]
         if grids is None:
@@ -102,7 +104,7 @@ class Policy(nn.Module):
         return self._positions[key]
 
     def _padded(self, row: PackedRow) -> Tensor:
-        """The slow reference: every response behind its own copy of the prompt, one forward each, the model's own attention."""
+        """The slow reference: each response behind its own copy of the prompt, one forward each, plain attention."""
         inputs = frozenset(inspect.signature(self.model.model.forward).parameters)
         prompts = iter(_images_by_prompt(row))
         hidden: dict[int, Tensor] = {}

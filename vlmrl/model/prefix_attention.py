@@ -1,8 +1,8 @@
-"""Exact attention for packed rows in which several responses share one prompt, through transformers' AttentionInterface.
+"""Exact attention for packed rows whose responses share one prompt, through transformers' AttentionInterface.
 
-A prompt token sees its prompt's past; a response token sees its whole prompt and its own response's past, never a sibling
-or another group. Model code is neither patched nor copied: the row's layout travels as a keyword argument of `forward`.
-Without a layout (generation, the padded path) this is transformers' own SDPA attention.
+A prompt token sees its prompt's past; a response token sees its whole prompt and its own response's past, never a
+sibling or another group. Model code is neither patched nor copied: the row's layout travels as a keyword argument of
+`forward`. Without a layout (generation, the padded path) this is transformers' own SDPA attention.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A real but tiny Qwen2.5-VL with a tokenizer trained on the spot, saved as an ordinary Hugging Face folder.
 
-Tests and the demo get a model from here without a download. About 1.3 M parameters; images of 56 x 56 pixels are 4 tokens.
+Tests and the demo get a model from here without a download. About 1.3 M parameters; 56 x 56 pixels are 4 tokens.
 `vlmrl demo --model-only OUT --data DATASET` makes one for a dataset of your own.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from vlmrl.errors import CheckpointError
 from vlmrl.model.quiet import quiet_transformers
@@ -18,15 +19,15 @@ SPECIAL_TOKENS = (
 )  # fmt: skip
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for c in m.content %}{% if c.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c.text }}"
-    "{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% for c in m.content %}{% if c.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}"
+    "{{ c.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
 def build_tiny(
-    folder: Path | str, texts: Iterable[str], *, seed: int = 0, vocabulary: int = 512, hidden: int = 128, layers: int = 3,
-    vision_layers: int = 2, min_pixels: int = 56 * 56, max_pixels: int = 112 * 112,
+    folder: Path | str, texts: Iterable[str], *, seed: int = 0, vocabulary: int = 512, hidden: int = 128,
+    layers: int = 3, vision_layers: int = 2, min_pixels: int = 56 * 56, max_pixels: int = 112 * 112,
 ) -> Path:  # fmt: skip
     """Write a randomly initialised Qwen2.5-VL and its processor to `folder`.
 
@@ -49,7 +50,7 @@ def build_tiny(
     if folder.exists() and any(folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty", hint="name a new folder, or remove this one")
     tokenizer = _train_tokenizer(texts, vocabulary)
-    ids = {t: tokenizer.convert_tokens_to_ids(t) for t in SPECIAL_TOKENS}
+    ids: dict[str, Any] = {t: tokenizer.convert_tokens_to_ids(t) for t in SPECIAL_TOKENS}
     shared = {"hidden_size": hidden, "intermediate_size": hidden * 2}
     section = [4, 6, 6]
     config = Qwen2_5_VLConfig(
@@ -57,7 +58,8 @@ def build_tiny(
             "vocab_size": len(tokenizer), "num_hidden_layers": layers, "num_attention_heads": hidden // 32,
             "num_key_value_heads": hidden // 64, "max_position_embeddings": 4096, "tie_word_embeddings": True,
             "rope_parameters": {"rope_type": "default", "mrope_section": section, "rope_theta": 10000.0},
-            "bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"],
+            "bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"],
+            "pad_token_id": ids["<|endoftext|>"],
         },
         vision_config=shared | {
             "depth": vision_layers, "num_heads": hidden // 32, "out_hidden_size": hidden, "patch_size": 14,

@@ -43,7 +43,9 @@ class Generator(Protocol):
         ...
 
 
-def finish_reason(token_ids: Sequence[int], params: SamplingParams, decode: Callable[[Sequence[int]], str]) -> Finish | None:
+def finish_reason(
+    token_ids: Sequence[int], params: SamplingParams, decode: Callable[[Sequence[int]], str]
+) -> Finish | None:
     """Why a response ends after these tokens; None = it goes on. Both engines ask here, so they stop alike.
 
     A stop token or a stop string wins over the limit when both happen at the same token.

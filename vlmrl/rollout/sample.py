@@ -12,7 +12,20 @@ from vlmrl.data.encode import EncodedPrompt, Encoder
 from vlmrl.errors import DataError, EngineError, RewardError
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator, Request
-from vlmrl.types import Finish, Group, Media, Message, RewardInput, Row, Sample, SamplingParams, ScoredSample, Segment, Trajectory, sample_seed
+from vlmrl.types import (
+    Finish,
+    Group,
+    Media,
+    Message,
+    RewardInput,
+    Row,
+    Sample,
+    SamplingParams,
+    ScoredSample,
+    Segment,
+    Trajectory,
+    sample_seed,
+)
 
 
 class Images(Protocol):
@@ -48,7 +61,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Rollout:
-    """A prompt with the engine's answers. `seconds`: the wall clock of the whole generate call, shared by its rollouts."""
+    """A prompt with the engine's answers. `seconds`: wall clock of the whole generate call, shared by its rollouts."""
 
     prompt: Prompt
     samples: tuple[Sample, ...]
@@ -61,8 +74,8 @@ def encode_prompt(source: PromptSource, row: Row, occurrence: int, encoder: Enco
     encoded = encoder.encode(row, source.messages(row), images)
     if len(encoded.prompt_ids) > max_prompt_tokens:
         raise DataError(
-            f"the prompt has {len(encoded.prompt_ids)} tokens ({encoded.num_image_tokens} of them image tokens), more than"
-            f" rollout.max_prompt_tokens = {max_prompt_tokens}",
+            f"the prompt has {len(encoded.prompt_ids)} tokens ({encoded.num_image_tokens} of them image tokens), more"
+            f" than rollout.max_prompt_tokens = {max_prompt_tokens}",
             where=f"{source.name} row {row.prompt_id}",
             hint="raise rollout.max_prompt_tokens, or lower model.max_pixels; `vlmrl check` lists all such rows",
         )
@@ -147,9 +160,7 @@ def _with_advantages(samples: Sequence[ScoredSample], estimator: str, truncated:
     included = [not f and not (c and truncated == "drop") for f, c in zip(failed, cut, strict=True)]
     advantages = group_advantages([s.score.value for s in samples], included, estimator)
     masked = [not use or (c and truncated != "keep") for use, c in zip(included, cut, strict=True)]
-    return [
-        replace(s, advantage=a, masked=m) for s, a, m in zip(samples, advantages, masked, strict=True)
-    ]
+    return [replace(s, advantage=a, masked=m) for s, a, m in zip(samples, advantages, masked, strict=True)]
 
 
 def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
@@ -163,4 +174,6 @@ def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
 
 def _reward_input(rollout: Rollout, sample: Sample):
     prompt = rollout.prompt
-    return prompt.source.reward_input(prompt.row, sample.text, sample.finish, len(sample.token_ids), prompt.encoded.text)
+    return prompt.source.reward_input(
+        prompt.row, sample.text, sample.finish, len(sample.token_ids), prompt.encoded.text
+    )

@@ -72,7 +72,7 @@ class TorchEngine:
         return [[s for s in samples if s is not None] for samples in results]
 
     def _batches(self, requests: Sequence[Request], max_new_tokens: int) -> list[list[tuple[int, int]]]:
-        """(request, sample) pairs in batches whose cache fits the budget; samples of a prompt stay next to each other."""
+        """(request, sample) pairs in batches whose cache fits the budget; samples of a prompt stay together."""
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt.prompt_ids))
         batches: list[list[tuple[int, int]]] = []
         longest = 0
@@ -142,9 +142,10 @@ class TorchEngine:
         images = [r.prompt.images for r in requests if r.prompt.images]
         pixels = {k: torch.cat([x[k] for x in images]).to(device) for k in images[0]} if images else {}
         cache = DynamicCache(config=policy.model.config.get_text_config())
+        grid_family = {"mm_token_type_ids": kinds} if axes == 3 else {}
         out = policy.model.model(
-            input_ids=ids, attention_mask=mask, use_cache=True, past_key_values=cache, **pixels,
-            **({"position_ids": positions, "mm_token_type_ids": kinds} if axes == 3 else {"position_ids": positions[0]}),
+            input_ids=ids, attention_mask=mask, use_cache=True, past_key_values=cache,
+            position_ids=positions if axes == 3 else positions[0], **pixels, **grid_family,
         )  # fmt: skip
         return out.last_hidden_state[:, -1], cache, mask, positions.amax(dim=(0, 2)) + 1
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from vlmrl import __version__
 from vlmrl.data.dataset import INFO_FILE, open_dataset
+from vlmrl.data.encode import Encoder
 from vlmrl.errors import DataError, Problem, ProblemsError, RecipeError, StoreError
 from vlmrl.evaluate.records import Evaluation, read_summary, write_evaluation
 from vlmrl.evaluate.run import evaluate
@@ -20,6 +21,7 @@ from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.store.clock import now
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, RESOLVED, eval_dir, eval_dirs
+from vlmrl.store.metrics import encode
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run, open_run
 from vlmrl.tasks.source import Source, open_source
@@ -70,6 +72,15 @@ class Evaluated:
 
     folder: Path
     evaluation: Evaluation
+
+
+@dataclass(frozen=True)
+class Answerer:
+    """A model ready to answer."""
+
+    engine: TorchEngine
+    encoder: Encoder
+    params: SamplingParams
 
 
 def choose_recipe(
@@ -152,24 +163,25 @@ def open_splits(recipe: Recipe, split: str | None) -> list[Source]:
     return [open_source(data, recipe.reward, split=split or _default_split(data, recipe)) for data in recipe.data]
 
 
+def load_answerer(recipe: Recipe, origin: ModelOrigin, settings: EvalSettings) -> Answerer:
+    """Load the model. Raises: CheckpointError when nothing loadable is there."""
+    model, processor = load_origin(recipe.model, origin)
+    policy = make_policy(recipe.model, model, processor, settings.temperature or 1.0)
+    engine = TorchEngine(policy, processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
+    params = _params(recipe, greedy_params(recipe, policy, processor.tokenizer), settings)
+    return Answerer(engine, make_encoder(recipe.model, processor), params)
+
+
 def run_evaluation(
-    recipe: Recipe, origin: ModelOrigin, sources: Sequence[Source], run_dir: Path, settings: EvalSettings, *,
-    argv: Sequence[str] = (), progress: Callable[[int, int], None] = lambda done, total: None,
+    recipe: Recipe, origin: ModelOrigin, answerer: Answerer, sources: Sequence[Source], run_dir: Path,
+    settings: EvalSettings, *, argv: Sequence[str] = (),
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Evaluated]:  # fmt: skip
     """Evaluate a model on sources and write each result to `run_dir`/eval/<name>.
 
     Args: progress: called with (responses finished, all responses).
-    Raises: the errors of data, model and reward; StoreError when the name is taken by an evaluation of something else.
+    Raises: the errors of data and reward.
     """
-    names = [_name(settings, origin, source, len(sources)) for source in sources]
-    metas = [_meta(recipe, origin, source, settings, argv) for source in sources]
-    for name, meta in zip(names, metas, strict=True):
-        _check_free(eval_dir(run_dir, name), meta, settings.force)
-    model, processor = load_origin(recipe.model, origin)
-    policy = make_policy(recipe.model, model, processor, settings.temperature or 1.0)
-    encoder = make_encoder(recipe.model, processor)
-    engine = TorchEngine(policy, processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
-    params = _params(recipe, greedy_params(recipe, policy, processor.tokenizer), settings)
     total = sum(min(len(s.rows), settings.max_rows or len(s.rows)) for s in sources) * settings.samples
     done, found = 0, []
 
@@ -178,17 +190,28 @@ def run_evaluation(
         done += newly
         progress(done, total)
 
-    for source, name, meta in zip(sources, names, metas, strict=True):
+    for source in sources:
+        folder = eval_dir(run_dir, _name(settings, origin, source, len(sources)))
+        meta = _meta(recipe, origin, source, settings, argv)
         begin = time.perf_counter()
         with make_scorer(source, recipe) as scorer:
             evaluation = evaluate(
-                engine, encoder, source, scorer, params=params, seed=settings.seed, max_rows=settings.max_rows,
-                samples=settings.samples, progress=tell,
+                answerer.engine, answerer.encoder, source, scorer, params=answerer.params, seed=settings.seed,
+                max_rows=settings.max_rows, samples=settings.samples, progress=tell,
             )  # fmt: skip
-        meta |= {"seconds": round(time.perf_counter() - begin, 3), "time": now(), "device": str(policy.device)}
-        summary = write_evaluation(eval_dir(run_dir, name), evaluation, meta)
-        found.append(Evaluated(eval_dir(run_dir, name), Evaluation(evaluation.rows, summary)))
+        seconds = round(time.perf_counter() - begin, 3)
+        meta |= {"seconds": seconds, "time": now(), "device": str(answerer.engine.policy.device)}
+        found.append(Evaluated(folder, Evaluation(evaluation.rows, write_evaluation(folder, evaluation, meta))))
     return found
+
+
+def check_names(
+    recipe: Recipe, origin: ModelOrigin, sources: Sequence[Source], run_dir: Path, settings: EvalSettings
+) -> None:
+    """Raise a StoreError when a name is taken by an evaluation of something else, before any work is done."""
+    for source in sources:
+        folder = eval_dir(run_dir, _name(settings, origin, source, len(sources)))
+        _check_free(folder, _meta(recipe, origin, source, settings, ()), settings.force)
 
 
 def _run_recipe(origin: ModelOrigin) -> dict[str, Any] | None:
@@ -289,7 +312,7 @@ def _meta(
         "max_rows": settings.max_rows,
         "seed": settings.seed,
         "dtype": recipe.model.dtype,
-        "paper": dict(recipe.paper),
+        "paper": encode(dict(recipe.paper)),
         "vlmrl": __version__,
         "argv": list(argv),
     }

@@ -34,7 +34,9 @@ def catch_interrupt(session: Session) -> Iterator[StopRequest]:
         if request.asked:
             raise KeyboardInterrupt
         request.asked = True
-        session.watcher.message("stopping after this step, then saving a checkpoint (again: stop at once, without saving)")
+        session.watcher.message(
+            "stopping after this step, then saving a checkpoint (again: stop at once, without saving)"
+        )
 
     before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -80,7 +82,9 @@ def validate(session: Session, generator: Generator) -> None:
         values.append(metric_value(found.summary, settings.metric))
         prefix = "eval" if len(s.validation) == 1 else f"eval/{source.name}"
         flat |= {f"{prefix}/{name}": m["value"] for name, m in found.summary["metrics"].items()}
-        flat |= {f"{prefix}/{name}_{end}": m[end] for name, m in found.summary["metrics"].items() for end in ("low", "high")}
+        flat |= {
+            f"{prefix}/{name}_{end}": m[end] for name, m in found.summary["metrics"].items() for end in ("low", "high")
+        }
         name = f"{source.split}-{source.name}-step-{step:06d}"
         meta = {"step": step, "greedy": True, "checkpoint": None, "during": "training"}
         write_evaluation(eval_dir(s.run.dir, name), found, meta)

@@ -16,7 +16,7 @@ from vlmrl.recipe.schema import Optim
 def learning_rate(settings: Optim, step: int, total_steps: int) -> float:
     """Learning rate of step `step` (0-based): linear warm-up that never gives 0, then the schedule. A pure function.
 
-    Example: lr 1.0, warmup_steps 4 -> 0.25, 0.5, 0.75, 1.0, then constant, or falling to lr * min_lr_ratio at the last step.
+    Example: lr 1.0, warmup_steps 4 -> 0.25, 0.5, 0.75, 1.0, then constant, or down to lr * min_lr_ratio at the end.
     """
     if step < settings.warmup_steps:
         return settings.lr * (step + 1) / settings.warmup_steps

@@ -68,7 +68,13 @@ def train_rl(session: Session) -> str:
                 stats = learn(s, rollouts, groups, objective)
             s.progress.step += 1
             generator.load_weights(s.progress.step)
-            metrics = group_metrics(groups) | stats | rollout_speed(groups, clock) | clock.metrics() | memory_metrics(s.policy)
+            metrics = (
+                group_metrics(groups)
+                | stats
+                | rollout_speed(groups, clock)
+                | clock.metrics()
+                | memory_metrics(s.policy)
+            )
             s.run.log(step, "train", metrics)
             s.watcher.step(step, recipe.train.steps, metrics)
             if recipe.log.sample_every_steps and step % recipe.log.sample_every_steps == 0:
@@ -78,7 +84,9 @@ def train_rl(session: Session) -> str:
         return end(s, generator, reason)
 
 
-def learn(session: Session, rollouts: Sequence[Rollout], groups: Sequence[Group], objective: PolicyGradient) -> dict[str, float]:
+def learn(
+    session: Session, rollouts: Sequence[Rollout], groups: Sequence[Group], objective: PolicyGradient
+) -> dict[str, float]:
     """All updates of one step. Dead groups never enter a forward pass (unless a KL or entropy term acts on them).
 
     A step of dead groups alone makes no update. With `updates_per_step` > 1 the groups are dealt into that many
@@ -135,7 +143,13 @@ def split_groups(batch: StepBatch, count: int) -> list[StepBatch]:
     order = list(dict.fromkeys(item.group for item in batch.items))
     parts = [set(order[i::count]) for i in range(min(count, len(order)))]
     return [
-        StepBatch([i for i in batch.items if i.group in part], batch.advantage_S, batch.names_S, batch.old_logp, batch.ref_logp)
+        StepBatch(
+            [i for i in batch.items if i.group in part],
+            batch.advantage_S,
+            batch.names_S,
+            batch.old_logp,
+            batch.ref_logp,
+        )
         for part in parts
     ]
 
@@ -183,7 +197,11 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         return metrics
     means = [fmean(v) for v in ([x.score.value for x in g.samples if x.score.error is None] for g in groups) if v]
     interval = bootstrap_mean(means, None, seed=0)
-    metrics |= {"reward/mean": fmean(x.score.value for x in scored), "reward/low": interval.low, "reward/high": interval.high}
+    metrics |= {
+        "reward/mean": fmean(x.score.value for x in scored),
+        "reward/low": interval.low,
+        "reward/high": interval.high,
+    }
     for name in sorted({n for x in scored for n in x.score.parts}):
         values = [v for x in scored if (v := x.score.parts.get(name)) is not None]
         if values:
@@ -191,7 +209,9 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     sources = sorted({g.row.source for g in groups})
     if len(sources) > 1:
         for source in sources:
-            values = [x.score.value for g in groups if g.row.source == source for x in g.samples if x.score.error is None]
+            values = [
+                x.score.value for g in groups if g.row.source == source for x in g.samples if x.score.error is None
+            ]
             if values:
                 metrics[f"reward/source/{source}"] = fmean(values)
     return metrics

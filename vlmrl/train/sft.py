@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the same `update()` as reinforcement learning, with cross-entropy on the rows' own responses."""
+"""Supervised fine-tuning: the same `update()` as reinforcement learning, cross-entropy on the rows' own responses."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def target_text(source: Source, row: Row, rng: random.Random) -> str:
         raise DataError(
             f"task `{source.task.name}` has no templated traces and the row has no `{RESPONSE_COLUMN}` column",
             where=f"{source.name} row {row.prompt_id}",
-            hint=f"add a column `{RESPONSE_COLUMN}`, or name yours: columns = {{ response = \"...\" }} in [[data]]",
+            hint=f'add a column `{RESPONSE_COLUMN}`, or name yours: columns = {{ response = "..." }} in [[data]]',
         )
     return source.task.trace(row, rng)
 
@@ -84,7 +84,7 @@ def response_ids(session: Session, text: str) -> tuple[int, ...]:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     end_id = tokenizer.eos_token_id
     stops = stop_ids_of(session.policy.model, tokenizer)
-    return tuple(ids) + (end_id if end_id is not None else stops[0],)
+    return (*ids, end_id if end_id is not None else stops[0])
 
 
 def prompt_tokens(prompt: Prompt) -> PromptTokens:

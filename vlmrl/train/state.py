@@ -58,7 +58,7 @@ class ModelOrigin:
 
 
 def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOrigin:
-    """What `model.path` names: a local folder, a checkpoint folder, a run (its best or last checkpoint), else a hub name.
+    """What `model.path` names: a local folder, a checkpoint folder, a run (one of its checkpoints), else a hub name.
 
     Args: which: checkpoint of a run: "best", "last", or a step.
     Raises: StoreError or CheckpointError when it names a run that has no complete checkpoint.
@@ -103,11 +103,14 @@ def load_origin(settings: Model, origin: ModelOrigin) -> tuple[Any, Any]:
     processor = load_processor(settings, path=origin.files)
     if origin.checkpoint is None:
         return load_model(settings, path=origin.path), processor
-    model = load_model(settings, path=origin.files, weights_from=lambda s: load_checkpoint_model(origin.checkpoint, s))  # type: ignore[arg-type]
+    checkpoint = origin.checkpoint
+    model = load_model(settings, path=origin.files, weights_from=lambda s: load_checkpoint_model(checkpoint, s))
     return model, processor
 
 
-def make_policy(settings: Model, model: Any, processor: Any, temperature: float, entropy_gradient: bool = False) -> Policy:
+def make_policy(
+    settings: Model, model: Any, processor: Any, temperature: float, entropy_gradient: bool = False
+) -> Policy:
     """The policy of a recipe: this model at this temperature, with image, video and padding ids banned."""
     banned = banned_ids_of(model, processor.tokenizer)
     return Policy(model, temperature=temperature, banned_ids=banned, entropy_gradient=entropy_gradient)
@@ -290,4 +293,6 @@ def restore(session: Session, folder: Path) -> None:
 
 def draw_rows(session: Session, count: int) -> Sequence[tuple[Source, Any, int]]:
     """The next rows of the mixed stream: (source, row, occurrence)."""
-    return [(session.sources[s], session.sources[s].rows[r], occurrence) for s, r, occurrence in session.stream.next(count)]
+    return [
+        (session.sources[s], session.sources[s].rows[r], occurrence) for s, r, occurrence in session.stream.next(count)
+    ]

@@ -46,7 +46,8 @@ class TokenData:
 class Objective(Protocol):
     """What is minimised: per-token losses, and per-token numbers worth logging."""
 
-    aggregation: str
+    @property
+    def aggregation(self) -> str: ...
 
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
         """(loss_K with gradient, metric name -> values_K averaged over the step's tokens)."""
@@ -171,7 +172,9 @@ def _token_data(row: PackedRow, items: Sequence[TrainItem], batch: StepBatch) ->
     trajectory = torch.tensor(row.trajectories, device=device)[row.span_K]
     counts = torch.tensor([batch.num_trained(i) for i in items], device=device)
     response = torch.repeat_interleave(torch.arange(len(items), device=device), counts)
-    sampled = [x for i in items for s in i.segments if s.trained for x in (s.sampler_logp or [float("nan")] * len(s.ids))]
+    sampled = [
+        x for i in items for s in i.segments if s.trained for x in (s.sampler_logp or [float("nan")] * len(s.ids))
+    ]
     advantage = torch.tensor([batch.advantage_S[i.trajectory] for i in items], device=device, dtype=torch.float32)
     join = lambda by: torch.cat([by[i.trajectory] for i in items]) if by else None  # noqa: E731
     return TokenData(
