@@ -14,9 +14,13 @@ def register(app: typer.Typer) -> None:
 
 def merge(
     run: str = typer.Argument(..., help="Run (id, prefix, name, `last`) or a checkpoint folder."),
-    out: Path | None = typer.Option(None, "--out", "-o", help="Folder to write. Default: <run>/merged-<step>.", show_default=False),
+    out: Path | None = typer.Option(
+        None, "--out", "-o", help="Folder to write. Default: <run>/merged-<step>.", show_default=False
+    ),
     checkpoint: str = typer.Option("best", "--checkpoint", help="best, last, or a step."),
-    dtype: str | None = typer.Option(None, "--dtype", help="float32 or bfloat16. Default: as trained.", show_default=False),
+    dtype: str | None = typer.Option(
+        None, "--dtype", help="float32 or bfloat16. Default: as trained.", show_default=False
+    ),
     force: bool = typer.Option(False, "--force", help="Replace the folder if it exists."),
     runs: Path | None = typer.Option(None, "--runs", help="Folder of the runs.", show_default=False),
     json: bool = typer.Option(False, "--json", help=JSON_HELP),
@@ -41,7 +45,19 @@ def merge(
     target = out or folder.parent.parent / f"merged-{folder.name}"
     done = merge_checkpoint(folder, target, dtype=dtype, force=force)
     emit({"folder": str(done.folder), "checkpoint": str(folder), "step": done.step, "parameters": done.parameters,
-          "bytes": done.bytes, "logp_gap": done.logp_gap}, json)  # fmt: skip
-    proof = "no rollouts were saved with it to compare" if done.logp_gap is None else f"largest log-prob difference after reload {done.logp_gap:.1e} nats"
-    print(f"{folder.name} -> {done.folder}: {done.parameters:,} parameters, {done.bytes / 2**20:.1f} MiB; {proof}", file=sys.stderr)
-    print(f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {done.folder}", file=sys.stderr)
+          "bytes": done.bytes, "logp_gap": done.logp_gap, "found": list(done.found)}, json)  # fmt: skip
+    for line in done.found:
+        print(f"found: {line}", file=sys.stderr)
+    proof = (
+        "no rollouts were saved with it to compare"
+        if done.logp_gap is None
+        else f"largest log-prob difference after reload {done.logp_gap:.1e} nats"
+    )
+    print(
+        f"{folder.name} -> {done.folder}: {done.parameters:,} parameters, {done.bytes / 2**20:.1f} MiB; {proof}",
+        file=sys.stderr,
+    )
+    print(
+        f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {done.folder}",
+        file=sys.stderr,
+    )
