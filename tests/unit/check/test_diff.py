@@ -61,10 +61,16 @@ def test_advantages_by_hand():
 
 def test_order_within_groups_uses_ranks_with_ties():
     saved = saved_groups(4)
-    found = diff_rewards(saved, scores(1, 2, 3, 4), scores(10, 20, 20, 500))
-    # ranks (0, 1, 2, 3) and (0, 1.5, 1.5, 3): cov 4.5, sums of squares 5 and 4.5 -> 4.5 / sqrt(22.5)
+    found = diff_rewards(saved, scores(1, 2, 3, 4), scores(10, 10, 20, 500))
+    # ranks (0, 1, 2, 3) and (0.5, 0.5, 2, 3): cov 4.5, sums of squares 5 and 4.5 -> 4.5 / sqrt(22.5)
     assert found["groups"]["same_order"] == pytest.approx(4.5 / math.sqrt(22.5), abs=1e-12)
     assert found["groups"]["best_changes"] == 0
+
+
+def test_a_best_sample_that_stays_among_the_best_has_not_changed():
+    saved = saved_groups(3)
+    assert diff_rewards(saved, scores(1, 1, 0), scores(0, 1, 0))["groups"]["best_changes"] == 0
+    assert diff_rewards(saved, scores(1, 1, 0), scores(0, 0, 1))["groups"]["best_changes"] == 1
 
 
 def test_parts_that_exist_on_one_side_only():

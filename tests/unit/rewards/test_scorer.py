@@ -162,6 +162,17 @@ def test_many_rows_keep_their_order_over_several_workers(scorer):
         assert {r.parts["pid"] for r in again} == {r.parts["pid"] for r in scores}
 
 
+def test_the_memory_limit_is_the_recipes(scorer, inputs):
+    source = "def reward(x): return float(len(bytearray(600 << 20)) > 0)"
+    with scorer(source, options={"memory_mb": 512}) as s:
+        assert "MemoryError" in (s.score(inputs[:1], strict=False)[0].error or "")
+        with pytest.raises(RewardError, match="MemoryError") as error:
+            s.score(inputs[:1], strict=True)
+        assert "memory_mb" in (error.value.hint or "")
+    with scorer(source, options={"memory_mb": 1024}) as s:
+        assert s.score(inputs[:1], strict=True)[0].value == 1.0
+
+
 def test_no_rows_need_no_worker(scorer):
     with scorer("def reward(x): return 1.0") as s:
         assert s.score([], strict=True) == []
