@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit, say
+from vlmrl.cli.output import JSON_HELP, emit, say, show_table
 from vlmrl.errors import RecipeError, StoreError
 
 
@@ -76,13 +76,16 @@ def eval_(
     chosen = work.choose_recipe(origin, recipe=recipe, data=data, overrides=overrides or [])
     sources = work.open_splits(chosen, split)
     other = work.find_evaluation(compare, root, sources[0].split) if compare else None
+    run_dir = origin.checkpoint.parent.parent if origin.checkpoint is not None else None
+    if run_dir is not None:
+        work.check_names(chosen, origin, sources, run_dir, settings)
+    answerer = work.load_answerer(chosen, origin, settings)
     told = progress_line("evaluating")
-    if origin.checkpoint is not None:
-        run_dir = origin.checkpoint.parent.parent
-        found = work.run_evaluation(chosen, origin, sources, run_dir, settings, argv=argv, progress=told)
+    if run_dir is not None:
+        found = work.run_evaluation(chosen, origin, answerer, sources, run_dir, settings, argv=argv, progress=told)
     else:
         with work.create_eval_run(root, chosen, origin, sources, argv) as run:
-            found = work.run_evaluation(chosen, origin, sources, run.dir, settings, argv=argv, progress=told)
+            found = work.run_evaluation(chosen, origin, answerer, sources, run.dir, settings, argv=argv, progress=told)
     results = [_result(entry, other) for entry in found]
     emit({"evaluations": results, "compared_with": str(other) if other else None}, as_json)
     if not as_json:
@@ -114,31 +117,22 @@ def _result(entry: Any, other: Path | None) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any], other: Path | None) -> None:
-    from rich.table import Table
-
-    out, meta = console(), result["meta"]
+    meta, sampling = result["meta"], result["meta"]["sampling"]
     of = meta["model"] if meta["checkpoint"] is None else f"{meta['model']} {meta['checkpoint']}"
-    sampling = meta["sampling"]
     how = "greedy" if sampling["greedy"] else f"T={sampling['temperature']:g}, {sampling['samples']} samples a prompt"
-    out.print(
-        f"{of} on {meta['source']}/{meta['split']}: {result['prompts']} prompts, {result['images']} images, {how},"
-        f" {meta['seconds']:.0f} s",
-        markup=False,
-    )
     numbers = (meta.get("paper") or {}).get("numbers") or {}
     baselines, differences = result["baselines"], result.get("differences", {})
-    table = Table(box=None, pad_edge=False, header_style="bold")
     headers = ["metric", "value", "95% interval", "rows"]
     headers += ["without looking"] * bool(baselines) + ["paper"] * bool(numbers) + ["difference"] * bool(other)
-    for header in headers:
-        table.add_column(header, justify="left" if header == "metric" else "right")
+    rows = []
     for name, m in result["metrics"].items():
-        cells = [name, number(m["value"]), interval(m), f"{m['n']:,}"]
-        cells += [number(baselines.get(name, {}).get("value"))] if baselines else []
-        cells += [str(numbers.get(name, ""))] if numbers else []
-        cells += [difference(differences.get(name))] if other else []
-        table.add_row(*cells)
-    out.print(table)
+        row = [name, number(m["value"]), interval(m), f"{m['n']:,}"]
+        row += [number(baselines.get(name, {}).get("value"))] if baselines else []
+        row += [str(numbers.get(name, ""))] if numbers else []
+        row += [difference(differences.get(name))] if other else []
+        rows.append(row)
+    title = f"{of} on {meta['source']}/{meta['split']}: {result['prompts']} prompts, {result['images']} images, {how}"
+    show_table(title, headers, rows)
     if numbers:
         say(f"paper: {meta['paper'].get('source', 'no source named')}")
     if other:

@@ -17,11 +17,10 @@ from typing import Any
 from vlmrl import __version__
 from vlmrl.data.run_images import run_images
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.metrics import paired_differences
-from vlmrl.evaluate.records import read_evaluation, read_summary
+from vlmrl.evaluate.records import read_evaluation
 from vlmrl.report import curves
+from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables
 from vlmrl.report.examples import Album, GroupView, StepView, answer_views, example_steps, visible
-from vlmrl.report.plots import interval_bar
 from vlmrl.store import layout
 from vlmrl.store.clock import now, span
 from vlmrl.store.files import write_atomic
@@ -29,19 +28,7 @@ from vlmrl.store.media import RunImages
 from vlmrl.store.runs import Run
 from vlmrl.store.summary import describe
 
-DIFFERENCES = ("reward", "accuracy", "brier", "parse_failure")
-"""Metrics whose paired difference is shown, with every `accuracy/<level>`."""
 MAX_EVENTS = 40
-
-
-@dataclass(frozen=True)
-class EvalColumn:
-    """One evaluation: a column of the table of its name."""
-
-    label: str
-    colour: int
-    summary: Mapping[str, Any]
-    folder: Path
 
 
 @dataclass
@@ -77,7 +64,11 @@ def render_report(runs: Sequence[Run]) -> str:
     album, labels = Album(), run_labels(runs)
     views = [view_run(run, label, colour, album) for colour, (run, label) in enumerate(zip(runs, labels, strict=True))]
     lines = [v.curves for v in views]
-    columns = [c for run, v in zip(runs, views, strict=True) for c in eval_columns(run, v)]
+    columns: list[EvalColumn] = []
+    for run, view in zip(runs, views, strict=True):
+        found, problems = eval_columns(run, view.label, view.colour)
+        columns += found
+        view.notes += problems
     return _template().render(
         title=" and ".join(labels) if len(labels) <= 3 else f"{len(labels)} runs",
         runs=views,
@@ -87,6 +78,7 @@ def render_report(runs: Sequence[Run]) -> str:
         health=curves.health_charts(lines),
         others=curves.other_charts(lines),
         evaluations=eval_tables(columns),
+        differing=recipe_differences(views),
         shared=album.shared(),
         left_out=album.left_out,
         version=__version__,
@@ -98,6 +90,16 @@ def run_labels(runs: Sequence[Run]) -> list[str]:
     """How runs are called on the page: their names, or their ids where a name is missing or not unique."""
     names = [run.manifest.name or run.id for run in runs]
     return [name if names.count(name) == 1 else run.id for run, name in zip(runs, names, strict=True)]
+
+
+def recipe_differences(views: Sequence[RunView]) -> list[tuple[str, list[Any]]]:
+    """(key, value in each run) of the recipe values that are not the same in all runs; "-" where a run has none."""
+    if len(views) < 2:
+        return []
+    recipes = [{key: value for key, value, _ in view.recipe} for view in views]
+    keys = dict.fromkeys(key for recipe in recipes for key in recipe)
+    rows = [(key, [recipe.get(key, "-") for recipe in recipes]) for key in keys]
+    return [(key, values) for key, values in rows if any(v != values[0] for v in values)]
 
 
 def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
@@ -117,45 +119,6 @@ def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
         label, colour, about, span(about["seconds"]), lines, curves.headlines(lines), facts, steps,
         answers, answers_of, recipe, recipe_text, lines.events[-MAX_EVENTS:], _provenance(run), notes,
     )  # fmt: skip
-
-
-def eval_columns(run: Run, view: RunView) -> list[EvalColumn]:
-    """The run's evaluations; of those made during training only the one of the best (else the last) step."""
-    found: list[EvalColumn] = []
-    during: list[EvalColumn] = []
-    for folder in layout.eval_dirs(run.dir):
-        try:
-            column = EvalColumn(view.label, view.colour, read_summary(folder), folder)
-        except StoreError as error:
-            view.notes.append(f"Evaluation {folder.name}: {error.message}.")
-            continue
-        (during if column.summary.get("meta", {}).get("during") else found).append(column)
-    best = view.about["best"]["step"] if view.about["best"] else None
-    chosen = [c for c in during if c.summary["meta"].get("step") == best] or during[-1:]
-    return [*found, *chosen]
-
-
-def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
-    """One table a kind of evaluation (split, source, sampling): metrics down, runs across, paired differences last."""
-    groups: dict[str, list[EvalColumn]] = {}
-    for column in columns:
-        groups.setdefault(_kind_of(column.summary.get("meta", {})), []).append(column)
-    tables = []
-    for kind, group in groups.items():
-        names = list(dict.fromkeys(n for c in group for n in c.summary["metrics"]))
-        differences = _differences(group)
-        paper = next((p for c in group if (p := c.summary.get("meta", {}).get("paper"))), {})
-        baselines = next((b for c in group if (b := c.summary.get("baselines"))), {})
-        numbers = paper.get("numbers") or {}
-        rows = [_eval_row(n, group, differences, numbers, baselines) for n in names]
-        tables.append(
-            {
-                "kind": kind, "columns": group, "rows": rows, "paper": paper if numbers else {},
-                "baselines": bool(baselines), "differences": bool(differences),
-                "against": f"{group[-1].label} - {group[0].label}" if differences else "",
-            }
-        )  # fmt: skip
-    return sorted(tables, key=lambda t: "validation" in t["kind"])
 
 
 def _template():
@@ -287,45 +250,3 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
         began = f"from step {a.from_step}, {a.start[:16].replace('T', ' ')} UTC on {a.host}: {a.status}"
         pairs.append((f"attempt {a.number}", began))
     return [(k, v) for k, v in pairs if v.strip()]
-
-
-def _kind_of(meta: Mapping[str, Any]) -> str:
-    """What evaluations have in common that stand in one table."""
-    sampling = meta.get("sampling") or {}
-    words = [str(meta.get("split") or "validation"), str(meta.get("source") or "")]
-    how = "greedy" if meta.get("greedy", True) else f"T={sampling.get('temperature')}, n={sampling.get('samples')}"
-    rows = f"first {meta['max_rows']} rows" if meta.get("max_rows") else ""
-    return ", ".join(w for w in (*words, how, rows, "during training" if meta.get("during") else "") if w)
-
-
-def _differences(group: Sequence[EvalColumn]) -> dict[str, dict[str, Any]]:
-    """Paired differences of the last evaluation to the first, when they are of two runs and share rows."""
-    if len(group) < 2 or group[0].label == group[-1].label:
-        return {}
-    try:
-        first, last = (read_evaluation(c.folder).rows for c in (group[0], group[-1]))
-    except StoreError:
-        return {}
-    found = paired_differences(last, first)
-    return {n: d for n, d in found.items() if n in DIFFERENCES or n.startswith("accuracy/")}
-
-
-def _eval_row(
-    name: str, group: Sequence[EvalColumn], differences: Mapping[str, Any], numbers: Mapping[str, Any],
-    baselines: Mapping[str, Any],
-) -> dict[str, Any]:  # fmt: skip
-    found = [(c, c.summary["metrics"].get(name)) for c in group]
-    values = [v for _, m in found if m for v in (m["value"], m["low"], m["high"]) if v is not None]
-    share = bool(values) and min(values) >= 0 and max(values) <= 1
-    scale = (0.0, 1.0) if share else (min(values), max(values)) if values else (0.0, 1.0)
-    cells = [
-        None if m is None or m["value"] is None
-        else {**m, "bar": interval_bar(m["value"], m["low"], m["high"], scale, c.colour)}
-        for c, m in found
-    ]  # fmt: skip
-    difference = differences.get(name)
-    sure = bool(difference and difference["low"] is not None and (difference["low"] > 0 or difference["high"] < 0))
-    return {
-        "name": name, "cells": cells, "difference": difference, "sure": sure, "paper": numbers.get(name),
-        "baseline": baselines.get(name),
-    }  # fmt: skip

@@ -118,6 +118,40 @@ def interval_bar(value: float, low: float | None, high: float | None, span: tupl
     )
 
 
+def mirrored_histogram(
+    title: str, above: Sequence[float], below: Sequence[float], *, texts: tuple[str, str], axis: str, colour: int,
+    bins: int = 20, width: int = WIDTH, height: int = HEIGHT,
+) -> Markup:  # fmt: skip
+    """Two distributions of numbers in [0, 1] back to back: bars up and bars down, each as a share of its own total.
+
+    Args: texts: what the upper and the lower bars are.    axis: what the numbers are.
+    """
+    shares = [_shares(values, bins) for values in (above, below)]
+    top = max((*shares[0], *shares[1])) or 1.0
+    frame = Frame((0.0, 1.0), (-top * 1.15, top * 1.15), width, height)
+    (left, middle), (right, _) = frame.at(0.0, 0.0), frame.at(1.0, 0.0)
+    parts = [f'<line class="grid" x1="{left}" x2="{right}" y1="{middle}" y2="{middle}"/>']
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        x, bottom = frame.at(tick, frame.y[0])
+        parts.append(f'<text class="tick" x="{x}" y="{bottom + 16}" text-anchor="middle">{short(tick)}</text>')
+    for k, (values, share) in enumerate(zip((above, below), shares, strict=True)):
+        style = f"f{colour % NUM_COLOURS}" if k == 0 else f"f{colour % NUM_COLOURS} second"
+        for i, part in enumerate(share):
+            (x0, y), (x1, _) = frame.at(i / bins, part if k == 0 else 0.0), frame.at((i + 1) / bins, 0.0)
+            tall = abs(frame.at(0.0, part)[1] - middle)
+            told = f"{texts[k]}\n{i / bins:.2f} to {(i + 1) / bins:.2f}: {round(part * len(values))} of {len(values)}"
+            parts.append(
+                f'<rect class="{style}" x="{x0 + 0.5:g}" y="{y:g}" width="{x1 - x0 - 1:g}" height="{tall:g}">'
+                f"<title>{escape(told)}</title></rect>"
+            )
+        y = TOP + 8 if k == 0 else height - BOTTOM - 4
+        parts.append(f'<text class="tick" x="{left}" y="{y}">{escape(texts[k])}</text>')
+    centre = (LEFT + width - RIGHT) / 2
+    parts.append(f'<text class="axis" x="{centre}" y="{height - 3}" text-anchor="middle">{escape(axis)}</text>')
+    opening = f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+    return Markup(f"{opening}{''.join(parts)}</svg>")
+
+
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """About `count` multiples of a round number (1, 2 or 5 times a power of ten) that cover [low, high].
 
@@ -151,6 +185,14 @@ def moving_mean(values: Sequence[float], width: int) -> list[float]:
         near = [v for v in values[max(0, i - half) : i + half + 1] if math.isfinite(v)]
         out.append(math.fsum(near) / len(near) if near else math.nan)
     return out
+
+
+def _shares(values: Sequence[float], bins: int) -> list[float]:
+    """Share of the values in each of `bins` equal bins of [0, 1]; 1 itself is in the last."""
+    counts = [0] * bins
+    for value in values:
+        counts[min(bins - 1, max(0, int(value * bins)))] += 1
+    return [count / max(1, len(values)) for count in counts]
 
 
 def _frame(series: Sequence[Series], line: float | None, width: int, height: int) -> Frame:

@@ -18,6 +18,7 @@ from vlmrl.evaluate.run import evaluate
 from vlmrl.recipe.load import load_recipe, recipe_from_resolved
 from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.schema import Data, Recipe
+from vlmrl.rewards import reward_record
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.store.clock import now
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, RESOLVED, eval_dir, eval_dirs
@@ -128,8 +129,7 @@ def create_eval_run(
         resolved={"schema": 1, "recipe": recipe.model_dump(mode="json"), "origins": {}},
         datasets=[{"name": s.name, "path": s.dataset.path, "split": s.split, "task": s.task.name,
                    "rows": len(s.rows), "fingerprint": s.dataset.fingerprint} for s in sources],
-        rewards=[{"source": s.name, "name": s.reward.name, "weights": dict(s.weights),
-                  "sha256": s.reward.source_sha256} for s in sources],
+        rewards=[{"source": s.name, **reward_record(s.reward, s.weights)} for s in sources],
         prompts=[{"source": s.name, "sha256": s.prompt_sha256} for s in sources],
     )  # fmt: skip
 

@@ -12,7 +12,8 @@ from report_builders import HOSTILE, evaluate_run, evaluation_row, group, make_r
 
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, write_evaluation
-from vlmrl.report.page import eval_tables, render_report, run_labels, write_report
+from vlmrl.report.evaluations import eval_columns, eval_tables
+from vlmrl.report.page import render_report, run_labels, write_report
 from vlmrl.store import layout
 from vlmrl.store.runs import Run, create_run, open_run, resume_run
 
@@ -220,6 +221,28 @@ def test_several_runs_are_overlaid_and_told_apart(tmp_path: Path):
     assert "b - a" in shown.text
 
 
+def test_what_differs_between_the_recipes_is_shown_first(tmp_path: Path):
+    other = {"schema": 1, "recipe": {"kind": "rl", "optim": {"lr": 0.5}}, "origins": {}}
+    runs = [make_run(tmp_path, name="a", steps=1), make_run(tmp_path, name="b", steps=1, resolved=other)]
+    text = page(*runs).text
+    shown = text[text.index("What differs") : text.index("what was set")]
+    assert "optim.lr0.0010.5" in shown and "kind" not in shown
+    same = page(runs[0], make_run(tmp_path, name="c", steps=1)).text
+    assert "The recipes of these runs are the same" in same
+
+
+def test_answers_that_are_probabilities_are_drawn_by_truth(tmp_path: Path):
+    run = make_run(tmp_path, steps=1)
+    rows = [evaluation_row(f"p{i}", 0.5) for i in range(8)]
+    for i, row in enumerate(rows):
+        row["outcome"] = {"label": float(i % 2), "confidence": 0.93 if i % 2 else 0.07, "accuracy": 1.0}
+    write_evaluation(layout.eval_dir(run.dir, "sure"), Evaluation(rows, summarise(rows)), {"split": "test"})
+    text = page(run).text
+    assert "probability answered" in text
+    assert "truly the same\n0.90 to 0.95: 4 of 4" in text
+    assert "truly different\n0.05 to 0.10: 4 of 4" in text
+
+
 def test_runs_of_one_name_are_called_by_their_ids(tmp_path: Path):
     runs = [make_run(tmp_path, name="same"), make_run(tmp_path, name="same"), make_run(tmp_path, name="other")]
     assert run_labels(runs) == [runs[0].id, runs[1].id, "other"]
@@ -264,20 +287,14 @@ def test_validations_of_training_count_once_at_the_best_step(tmp_path: Path):
         run.set_best(10, "reward", 0.9)
     for step in (0, 10, 20):
         evaluate_run(run.dir, f"validation-{step:06d}", [0.5], step=step, during="training", split="validation")
-    from vlmrl.report.examples import Album
-    from vlmrl.report.page import eval_columns, view_run
-
-    columns = eval_columns(run, view_run(run, "r", 0, Album()))
-    assert [c.summary["meta"]["step"] for c in columns] == [10]
+    columns = eval_columns(run, "r", 0)[0]
+    assert [c.meta["step"] for c in columns] == [10]
 
 
 def test_evaluations_of_other_splits_stand_in_tables_of_their_own(tmp_path: Path):
     run = make_run(tmp_path, steps=1)
     evaluate_run(run.dir, "validation", [0.5], split="validation")
-    from vlmrl.report.examples import Album
-    from vlmrl.report.page import eval_columns, view_run
-
-    tables: list[dict[str, Any]] = eval_tables(eval_columns(run, view_run(run, "r", 0, Album())))
+    tables: list[dict[str, Any]] = eval_tables(eval_columns(run, "r", 0)[0])
     assert [t["kind"] for t in tables] == ["test, digits, greedy", "validation, digits, greedy"]
 
 
