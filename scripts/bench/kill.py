@@ -304,6 +304,7 @@ def kill_prep(bench: Bench, count: int) -> None:
     for number, share in enumerate(bench.moments("prep", count)):
         place = bench.folder / f"prep-{number}"
         target, force = place / "digits", ["--force"] if number % 2 else []
+        place.mkdir()
         while True:
             words = ["prep", "digits", *PREP, "--out", str(target)]
             if force and not target.exists():

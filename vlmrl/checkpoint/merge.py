@@ -119,7 +119,7 @@ def _publish(temp: Path, out: Path) -> None:
 
 
 def remove_leftovers(out: Path) -> list[str]:
-    """Remove what killed merges into `out` left beside it; a running one is left alone. Returns what it was, in words."""
+    """Remove what killed merges into `out` left beside it; a running one is left alone. Returns it in words."""
     if not out.parent.is_dir():
         return []
     found = []

@@ -1,4 +1,4 @@
-"""What a killed merge leaves beside its folder: removed and told by the next one, unless another merge is writing it."""
+"""What a killed merge leaves beside its folder: removed and told by the next one, unless in use."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def test_a_merge_that_is_running_keeps_its_folder(tmp_path):
 
 def test_a_refused_merge_says_what_it_found_too(tmp_path):
     left(tmp_path, "model"), left(tmp_path, ".tmp-model-123-0a1b2c")
-    with pytest.raises(CheckpointError, match="exists; an interrupted merge had left .tmp-model-123-0a1b2c"):
+    with pytest.raises(CheckpointError, match=r"exists; an interrupted merge had left \.tmp-model-123-0a1b2c"):
         merge(tmp_path / "checkpoint", tmp_path / "model")
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == b"half"

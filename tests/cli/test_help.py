@@ -1,0 +1,78 @@
+"""`--help` of every command: it works, has an example whose options exist, and loads nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from readme_commands import all_commands, options_of
+
+HEAVY = ("torch", "transformers", "datasets", "scipy", "sklearn", "numpy", "pyarrow", "pydantic", "rich", "PIL")
+COMMANDS = all_commands()
+ALL_HELPS = """
+import contextlib, io, json, sys
+sys.argv = ["vlmrl"]
+from vlmrl.cli.app import main
+said = {}
+for words in [[], *json.loads(sys.stdin.read())]:
+    sys.argv = ["vlmrl", *words, "--help"]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        try:
+            main()
+            code = 0
+        except SystemExit as leave:
+            code = leave.code or 0
+    said[" ".join(words)] = [code, out.getvalue()]
+print(json.dumps({"said": said, "modules": sorted(m for m in sys.modules if "." not in m)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, Any]:
+    """Every help text from one fresh process, and what that process had loaded at its end."""
+    asked = json.dumps([list(words) for words in COMMANDS])
+    done = subprocess.run([sys.executable, "-c", ALL_HELPS], input=asked, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_no_help_loads_anything_heavy(helps: dict[str, Any]) -> None:
+    assert not set(HEAVY) & set(helps["modules"])
+    assert "typer" in helps["modules"]
+
+
+def test_the_first_help_names_every_command(helps: dict[str, Any]) -> None:
+    code, text = helps["said"][""]
+    assert code == 0
+    assert {words[0] for words in COMMANDS} <= set(re.findall(r"^  ([\w-]+)", text, flags=re.M))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example(helps: dict[str, Any], words: tuple[str, ...]) -> None:
+    code, text = helps["said"][" ".join(words)]
+    assert code == 0
+    assert f"Usage: vlmrl {' '.join(words)}" in text
+    command = COMMANDS[words]
+    assert "Example: vlmrl " in (command.help or ""), "no example in its help"
+    undescribed = [o for p in command.params for o in p.opts if o.startswith("--") and not getattr(p, "help", "")]
+    assert undescribed == [], "options without a word of help"
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_takes_json(words: tuple[str, ...]) -> None:
+    assert "--json" in options_of(COMMANDS[words])
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_the_example_uses_options_that_exist(words: tuple[str, ...]) -> None:
+    (line,) = re.findall(r"Example: (vlmrl .*)", COMMANDS[words].help or "")[:1]
+    first = re.split(r"\s{2,}(?:or\b|\()", line)[0]
+    typed = shlex.split(first)[1:]
+    assert tuple(typed[: len(words)]) == words
+    assert {t.split("=")[0] for t in typed if t.startswith("-")} <= options_of(COMMANDS[words])
