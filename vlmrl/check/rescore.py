@@ -49,7 +49,7 @@ def own_rewards(saved: Saved) -> dict[str, Chosen]:
         spec = load_recorded(record, base_dir=saved.run.manifest.cwd or None)
         changed = ""
         if record.get("sha256") != spec.source_sha256:
-            what = "the built-in rewards have" if spec.user is None else f"{record['name'].partition(':')[0]} has"
+            what = f"the built-in `{spec.name}` has" if spec.user is None else f"{record['name'].partition(':')[0]} has"
             changed = f"{what} changed since the run"
         chosen[source] = Chosen(spec, dict(record.get("weights") or spec.weights), changed)
     return chosen
@@ -121,10 +121,10 @@ def score_saved(saved: Saved, chosen: Mapping[str, Chosen]) -> list[Score]:
                     continue
                 samples = [saved.samples[i] for i in indices]
                 inputs = [_with_images(s, image_of) if choice.spec.needs_images else s.input for s in samples]
-                found = scorer.score(inputs, strict=False)
-                _stop_at_new_failure(scorer, samples, inputs, found)
-                if not all(s.error is not None for s in found):
-                    scorer.check_weights(found)
+                failed_then = any(sample.score.error is not None for sample in samples)
+                found = scorer.score(inputs, strict=not failed_then, rows=[sample.where for sample in samples])
+                if failed_then:
+                    _stop_at_new_failure(scorer, samples, inputs, found)
                 for index, score in zip(indices, found, strict=True):
                     scores[index] = score
     return [score for score in scores if score is not None]

@@ -20,6 +20,8 @@ CHUNK = 32
 """Most inputs in one request to a worker."""
 CHUNK_WITH_IMAGES = 4
 """The same where each input carries its images: a megapixel is three megabytes."""
+LOST_IN_A_ROW = 8
+"""After so many rows on end that hung or ended their worker, the rest of the call is not asked: it would take hours."""
 ALONE_FAILURES = 3
 """After a failed batch call each row is scored alone, until this many rows in a row have failed."""
 
@@ -155,7 +157,17 @@ class Scorer:
             most = CHUNK_WITH_IMAGES if self.spec.needs_images else CHUNK
             size = max(1, min(most, -(-len(inputs) // pool.size)))
             batches = [indices[i : i + size] for i in range(0, len(inputs), size)]
-        outcomes = pool.run(batches, inputs, lambda outcome: strict and isinstance(outcome, Failure))
+        run_of_lost = 0
+
+        def give_up(outcome: Outcome) -> bool:
+            nonlocal run_of_lost
+            run_of_lost = run_of_lost + 1 if isinstance(outcome, Failure) and outcome.kind == "" else 0
+            return (strict and isinstance(outcome, Failure)) or run_of_lost == LOST_IN_A_ROW
+
+        outcomes = pool.run(batches, inputs, give_up)
+        if not strict and not pool.user.batched and len(outcomes) < len(inputs):
+            told = f"not asked: its worker had been lost {LOST_IN_A_ROW} times in a row"
+            outcomes = {i: outcomes.get(i, Failure("", told)) for i in indices}
         lost = [o for o in outcomes.values() if isinstance(o, Failure) and o.kind != CONTRACT]
         if not strict and pool.user.batched and len(inputs) > 1 and len(lost) == len(inputs):
             outcomes |= self._run_alone(pool, inputs)

@@ -21,14 +21,15 @@ UNIT = (0.0, 1.0)
 def ground_truth(x: RewardInput, key: str | None = None) -> Any:
     """The expected answer of a row, wherever the dataset keeps it.
 
-    Order: `key` when given; else the truth field or column ground_truth, verl's reward_model.ground_truth, then answer,
-    solution, label, target; else the only truth field there is.
+    Places in order: the truth, verl's reward_model, the other columns. Names in order: `key` alone when given; else
+    ground_truth, answer, solution, label, target. When none is there: the only truth field there is.
     Raises: RewardError when there is none: a wrong column name is never a 0 for every response.
     """
     nested = x.columns.get("reward_model")
     nested = nested if isinstance(nested, Mapping) else {}
-    for name in (key,) if key else TRUTH_KEYS:
-        for place in (x.truth, x.columns, nested):
+    names = (key,) if key else TRUTH_KEYS
+    for place in (x.truth, nested, x.columns):
+        for name in names:
             if place.get(name) is not None:
                 return place[name]
     if not key and len(x.truth) == 1 and (only := next(iter(x.truth.values()))) is not None:

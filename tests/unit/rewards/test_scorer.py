@@ -162,6 +162,13 @@ def test_many_rows_keep_their_order_over_several_workers(scorer):
         assert {r.parts["pid"] for r in again} == {r.parts["pid"] for r in scores}
 
 
+def test_a_reward_that_ends_its_worker_every_time_is_not_asked_for_ever(scorer):
+    with scorer("import os\ndef reward(x): os._exit(3)") as s:
+        scores = s.score([RewardInput("a")] * 40, strict=False)
+    assert [r.error for r in scores[:8]] == ["it ended its worker process with exit code 3"] * 8
+    assert {r.error for r in scores[8:]} == {"not asked: its worker had been lost 8 times in a row"}
+
+
 def test_the_memory_limit_is_the_recipes(scorer, inputs):
     source = "def reward(x): return float(len(bytearray(600 << 20)) > 0)"
     with scorer(source, options={"memory_mb": 512}) as s:
