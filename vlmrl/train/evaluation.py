@@ -326,6 +326,6 @@ def _check_free(folder: Path, meta: Mapping[str, Any], force: bool) -> None:
     other = [key for key in IDENTITY if before.get(key) != meta.get(key)]
     if other:
         raise StoreError(
-            f"the evaluation `{folder.name}` exists and is of another {other[0]}: {before.get(other[0])!r:.80}",
+            f"the evaluation `{folder.name}` exists and was made with another {other[0]}: {before.get(other[0])!r:.80}",
             where=str(folder), hint="choose another --name, or replace it with --force",
         )  # fmt: skip
