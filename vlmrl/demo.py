@@ -1,7 +1,7 @@
 """The demo: the whole chain on this machine, as the commands a person would type, on a model made on the spot.
 
-Nothing is downloaded. Every command runs as its own process through the command line; this file only puts them in order,
-makes the tiny model and compares the two evaluations at the end.
+Nothing is downloaded. Every command runs as its own process through the command line; this file only puts them in
+order, makes the tiny model and compares the two evaluations at the end.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) ->
     say(f"     {make_model(paths.data, paths.model, seed=seed):,} parameters")
     common = ["--set", f"data.0.path={paths.data}", "--set", f"train.seed={seed}", "--runs", paths.runs, "--tag", tag]
     say("3/8  Supervised start: until the format is there and about two pairs in three are right")
-    sft = vlmrl("sft", recipes / "digits_sft.toml", "--set", f"model.path={paths.model}", *common, "--json", say=say)["run"]
+    sft = vlmrl("sft", recipes / "digits_sft.toml", "--set", f"model.path={paths.model}", *common, "--json", say=say)[
+        "run"
+    ]
     say("4/8  Reinforcement learning: GRPO on the model's own answers")
     rl = vlmrl("train", recipes / "digits_im.toml", "--set", f"model.path={sft}", *common, "--json", say=say)["run"]
     say("5/8  Evaluation of both on test pairs of scans that neither has seen")
@@ -140,9 +142,10 @@ def compare(sft_run: Path, rl_run: Path) -> dict[str, Any]:
         interval = paired_bootstrap(a, b, clusters, seed=0)
         differences[name] = {"mean": interval.mean, "ci95": [interval.low, interval.high]}
     short = lambda e: {n: e.summary["metrics"][n]["value"] for n in ("reward", "accuracy")}  # noqa: E731
+    both = {"sft": sft.summary["metrics"], "grpo": rl.summary["metrics"]}
     return {
-        "sft": short(sft), "grpo": short(rl), "difference_ci95": differences["reward"]["ci95"], "difference": differences,
-        "metrics": {n: {"sft": sft.summary["metrics"][n], "grpo": rl.summary["metrics"][n]} for n in _shown(rl.summary)},
+        "sft": short(sft), "grpo": short(rl), "difference_ci95": differences["reward"]["ci95"],
+        "difference": differences, "metrics": {n: {k: m[n] for k, m in both.items()} for n in _shown(rl.summary)},
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import sys
 import traceback
 
 import typer
+import typer.core
 
 from vlmrl import __version__
 from vlmrl.errors import VlmrlError, format_error
@@ -18,8 +19,18 @@ COMMANDS = (
 )  # fmt: skip
 """Modules of this package, in the order of a project's life; each has a `register(app)`."""
 
+
+class InLifeOrder(typer.core.TyperGroup):
+    """Lists the commands in the order of a project's life, groups among them."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        order = [name.rstrip("_").replace("_", "-") for name in COMMANDS]
+        return sorted(super().list_commands(ctx), key=order.index)  # pyright: ignore[reportArgumentType]
+
+
 app = typer.Typer(
     name="vlmrl",
+    cls=InLifeOrder,
     help="Reinforcement learning of vision-language models: from a dataset to a model, with a record you can trust.",
     no_args_is_help=True,
     rich_markup_mode=None,

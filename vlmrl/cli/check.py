@@ -13,7 +13,7 @@ from vlmrl.errors import Problem, ProblemsError, VlmrlError
 
 
 def register(app: typer.Typer) -> None:
-    app.command("check")(check)
+    app.command("check", short_help="Find everything wrong before training.")(check)
 
 
 def check(

@@ -14,7 +14,7 @@ QUIET_GROUPS = ("time/", "memory/")
 
 
 def register(app: typer.Typer) -> None:
-    app.command("compare")(compare_)
+    app.command("compare", short_help="Compare two runs or evaluations.")(compare_)
 
 
 def compare_(

@@ -9,14 +9,14 @@ from vlmrl.cli.output import JSON_HELP, console, emit
 
 
 def register(app: typer.Typer) -> None:
-    app.command("demo")(demo)
+    app.command("demo", short_help="The whole chain, here, in minutes.")(demo)
 
 
 def demo(
     seed: int = typer.Option(1, "--seed", min=0, help="Seed of the model and of all training."),
     out: Path = typer.Option(Path("demo"), "--out", help="Folder for data, model, runs and report."),
     model_only: Path | None = typer.Option(
-        None, "--model-only", help="Only make the tiny model in this folder, for the dataset of --data.", show_default=False
+        None, "--model-only", help="Only make the tiny model in this folder, for --data.", show_default=False
     ),
     data: Path = typer.Option(Path("data/digits"), "--data", help="With --model-only: a dataset made by `vlmrl prep`."),
     json: bool = typer.Option(False, "--json", help=JSON_HELP),

@@ -14,7 +14,7 @@ from vlmrl.errors import RecipeError, StoreError
 
 
 def register(app: typer.Typer) -> None:
-    app.command("eval")(eval_)
+    app.command("eval", short_help="Evaluate with 95% intervals.")(eval_)
 
 
 def eval_(

@@ -10,7 +10,7 @@ from vlmrl.cli.output import JSON_HELP, console, emit
 
 
 def register(app: typer.Typer) -> None:
-    app.command("init")(init)
+    app.command("init", short_help="Make a task folder of your own.")(init)
 
 
 def init(

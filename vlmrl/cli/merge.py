@@ -9,7 +9,7 @@ from vlmrl.cli.output import JSON_HELP, emit
 
 
 def register(app: typer.Typer) -> None:
-    app.command("merge")(merge)
+    app.command("merge", short_help="Checkpoint to Hugging Face folder.")(merge)
 
 
 def merge(

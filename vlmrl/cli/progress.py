@@ -37,13 +37,19 @@ class ConsoleWatcher:
             self.first_step, self.started = step, time.perf_counter() - metrics.get("time/step_seconds", 0.0)
         done = step + 1 - self.first_step
         left = (time.perf_counter() - self.started) / done * (total - step - 1)
-        self._line(f"step {step + 1:>{len(str(total))}}/{total}  " + "  ".join(_step_parts(metrics)) + f"  left {duration(left)}")
+        self._line(
+            f"step {step + 1:>{len(str(total))}}/{total}  "
+            + "  ".join(_step_parts(metrics))
+            + f"  left {duration(left)}"
+        )
 
     def validation(self, step: int, summary: Mapping[str, Any], best: bool) -> None:
         shown = ("reward", "accuracy", "brier", "auc", "parse_failure")
         parts = [f"{n} {_with_interval(summary, f'eval/{n}')}" for n in shown if f"eval/{n}" in summary]
         if not parts:
-            parts = [f"{n.removeprefix('eval/')} {v:.3f}" for n, v in summary.items() if n.endswith(("/reward", "/accuracy"))]
+            parts = [
+                f"{n.removeprefix('eval/')} {v:.3f}" for n, v in summary.items() if n.endswith(("/reward", "/accuracy"))
+            ]
         self._line(f"validation at step {step}: " + "  ".join(parts) + ("  (best so far)" if best else ""))
 
     def sample(self, step: int, group: Group) -> None:

@@ -11,7 +11,7 @@ from vlmrl.cli.output import JSON_HELP, emit, say
 
 
 def register(app: typer.Typer) -> None:
-    app.command("report")(report)
+    app.command("report", short_help="One self-contained HTML page.")(report)
 
 
 def report(

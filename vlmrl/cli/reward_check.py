@@ -21,7 +21,7 @@ ROLLOUTS_HELP = "A run (name, prefix, `last`), a run or rollouts folder, or one 
 
 
 def register(app: typer.Typer) -> None:
-    app.command("reward-check")(reward_check)
+    app.command("reward-check", short_help="Score saved rollouts again.")(reward_check)
 
 
 def reward_check(

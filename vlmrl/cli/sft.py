@@ -11,16 +11,16 @@ from vlmrl.errors import RecipeError
 RECIPE = typer.Argument(None, help="Recipe file (TOML). Not needed with --resume.", show_default=False)
 SET = typer.Option([], "--set", help="Override a key: --set optim.lr=1e-5. May be repeated.", show_default=False)
 RUNS = typer.Option(None, "--runs", help="Folder of the runs. Default: $VLMRL_RUNS, else ./runs.", show_default=False)
-NAME = typer.Option(None, "--name", help="A name for the run; commands accept it instead of the id.", show_default=False)
+NAME = typer.Option(None, "--name", help="A name; commands accept it instead of the id.", show_default=False)
 TAG = typer.Option([], "--tag", help="A tag for `vlmrl runs list --tag`. May be repeated.", show_default=False)
 NOTE = typer.Option("", "--note", help="A sentence for yourself, kept in the manifest.", show_default=False)
-RESUME = typer.Option(None, "--resume", help="Go on with this run from its last complete checkpoint.", show_default=False)
+RESUME = typer.Option(None, "--resume", help="Go on with this run from its last checkpoint.", show_default=False)
 QUIET = typer.Option(False, "--quiet", help="No line a step.")
 JSON = typer.Option(False, "--json", help=JSON_HELP)
 
 
 def register(app: typer.Typer) -> None:
-    app.command("sft")(sft)
+    app.command("sft", short_help="Supervised start.")(sft)
 
 
 def sft(
@@ -48,20 +48,28 @@ def train_command(
     root, argv = runs_root(runs), ["vlmrl", *sys.argv[1:]]
     if (recipe is None) == (resume is None):
         raise RecipeError(
-            "give a recipe, or --resume RUN" if recipe is None else "--resume takes the run's own recipe: leave the file out",
+            "give a recipe, or --resume RUN"
+            if recipe is None
+            else "--resume takes the run's own recipe: leave the file out",
             hint=f"vlmrl {command} recipes/digits_im.toml   or   vlmrl {command} --resume last",
         )
     watcher = ConsoleWatcher(open("/dev/null", "w") if quiet else sys.stderr)  # noqa: SIM115
     if resume is not None:
         if overrides:
-            raise RecipeError("--set cannot change a run that is resumed", hint="start a new run from its weights instead")
+            raise RecipeError(
+                "--set cannot change a run that is resumed", hint="start a new run from its weights instead"
+            )
         run, settings, checkpoint = reopen_run(root, resume, argv, kind)
         at = f"checkpoint {checkpoint.name}" if checkpoint else "the start: it had no complete checkpoint"
         say(f"resuming {run.id} (attempt {run.attempt}) from {at}")
     else:
         assert recipe is not None
         loaded = load_checked(recipe, overrides, kind)
-        run, settings, checkpoint = start_run(loaded, root, argv, Labels(labels[0], tuple(labels[1]), labels[2])), loaded.recipe, None
+        run, settings, checkpoint = (
+            start_run(loaded, root, argv, Labels(labels[0], tuple(labels[1]), labels[2])),
+            loaded.recipe,
+            None,
+        )
         say(f"run {run.id}\n{arithmetic(settings)}")
     try:
         status = run_session(run, settings, root, watcher, checkpoint)
@@ -101,7 +109,8 @@ def arithmetic(recipe) -> str:
         return f"{t.steps} steps x {t.rows_per_step} rows = {t.steps * t.rows_per_step:,} examples"
     each = r.prompts_per_step * r.samples_per_prompt
     updates = f", {t.updates_per_step} update{'s' if t.updates_per_step > 1 else ''} a step"
-    return f"{t.steps} steps x {r.prompts_per_step} prompts x {r.samples_per_prompt} samples = {t.steps * each:,} responses{updates}"
+    shape = f"{t.steps} steps x {r.prompts_per_step} prompts x {r.samples_per_prompt} samples"
+    return f"{shape} = {t.steps * each:,} responses{updates}"
 
 
 def say(text: str) -> None:

@@ -8,7 +8,7 @@ from vlmrl.cli.sft import JSON, NAME, NOTE, QUIET, RECIPE, RESUME, RUNS, SET, TA
 
 
 def register(app: typer.Typer) -> None:
-    app.command("train")(train)
+    app.command("train", short_help="Reinforcement learning (GRPO family).")(train)
 
 
 def train(

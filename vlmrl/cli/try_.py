@@ -15,7 +15,7 @@ BAR_WIDTH = 30
 
 
 def register(app: typer.Typer) -> None:
-    app.command("try")(try_)
+    app.command("try", short_help="Sample and score 20 prompts, no update.")(try_)
 
 
 def try_(

@@ -22,7 +22,8 @@ from vlmrl.model.load import banned_ids_of, load_model, load_processor, pick_dev
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model, Recipe
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.store.layout import COMPLETE, MANIFEST, checkpoint_dir
+from vlmrl.store.layout import COMPLETE, MANIFEST, checkpoint_dir, complete_checkpoints
+from vlmrl.store.listing import run_ids
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.source import Source, open_source, open_validation
@@ -68,13 +69,21 @@ def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOr
         return ModelOrigin(path)
     if (folder / COMPLETE).is_file():
         return ModelOrigin(path, folder, {"checkpoint": folder.name, "run": folder.parent.parent.name})
-    run = _run_named(path, runs_root)
+    run = _last_trained(runs_root) if path == "last" else _run_named(path, runs_root)
     if run is not None:
         checkpoint = run.checkpoint(which)
         return ModelOrigin(path, checkpoint, {"run": run.id, "checkpoint": checkpoint.name})
     if folder.is_dir():
         raise CheckpointError(f"{path} holds no model: there is no config.json, and it is no run", where=path)
     return ModelOrigin(path)
+
+
+def _last_trained(runs_root: Path) -> Run | None:
+    """The newest run that has a checkpoint: `last` as a model must not stop at a `vlmrl try` or an evaluation."""
+    for name in run_ids(runs_root):
+        if complete_checkpoints(runs_root / name):
+            return open_run(runs_root, name)
+    return None
 
 
 def _run_named(path: str, runs_root: Path) -> Run | None:
