@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -263,3 +266,67 @@ def test_a_reward_that_breaks_later_is_masked_counted_and_stops_the_run_after_sa
     flag.unlink()  # mended: the run goes on, its old failures do not stop it again
     run, status = go_on(run, "rl", tmp_path)
     assert status == "done" and run.metrics("train")[-1]["reward/errors"] == 0
+
+
+def command(root: Path, *arguments: str, **environment: str) -> subprocess.Popen:
+    code = "import sys; from vlmrl.cli.app import main; sys.argv[0] = 'vlmrl'; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments, "--runs", str(root)], env=os.environ | environment, cwd=root,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "point", ["mid-rollout:4", "mid-save:2", "before-complete:2", "mid-prune", "mid-manifest:3", "before-complete:1"]
+)
+def test_killed_at_a_named_point_and_resumed_equals_uninterrupted(place, whole, tmp_path, point):
+    keep = "checkpoint.keep_last=1"  # so that there is something to prune
+    died = command(tmp_path, "train", str(place / "rl.toml"), "--set", keep, VLMRL_CRASH_AT=point)
+    _, error = died.communicate(timeout=300)
+    assert died.returncode == 137, error
+    run = open_run(tmp_path, "last")
+    for folder in run.checkpoint_dirs():
+        io.check_files(folder)
+    resumed = command(tmp_path, "train", "--resume", "last", "--json")
+    out, error = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, error
+    assert json.loads(out)["status"] == "done"
+    run = open_run(tmp_path, "last")
+    assert run.attempt == 2
+    assert_same_run(run, whole("rl"))
+    assert not [p for p in run.dir.rglob("*") if p.name.startswith((".tmp-", ".trash-"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_exits_with_130_and_says_how_to_go_on(place, whole, tmp_path, number):
+    train = command(tmp_path, "train", str(place / "rl.toml"))
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and train.poll() is None:
+        files = list(tmp_path.glob("*/metrics.jsonl"))
+        if files and '"train"' in files[0].read_text():
+            break
+        time.sleep(0.05)
+    train.send_signal(number)
+    _, error = train.communicate(timeout=300)
+    assert train.returncode == 130, error
+    run = open_run(tmp_path, "last")
+    assert run.status == "interrupted"
+    assert f"--resume {run.id}" in error and "Traceback" not in error
+    assert 1 <= int(run.checkpoint_dirs()[-1].name[-6:]) < 6
+    resumed = command(tmp_path, "train", "--resume", run.id)
+    _, error = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, error
+    assert_same_run(open_run(tmp_path, "last"), whole("rl"))
+
+
+@pytest.mark.slow
+def test_a_reward_bug_ends_the_command_with_2_the_row_and_no_traceback_of_ours(place, tmp_path):
+    (tmp_path / "flag").write_text("")
+    (tmp_path / "broken.py").write_text(BROKEN.format(flag=str(tmp_path / "flag")))
+    train = command(tmp_path, "train", str(place / "rl.toml"), "--set", f'reward.name="{tmp_path}/broken.py:score"')
+    out, error = train.communicate(timeout=300)
+    assert train.returncode == 2, error
+    assert "the divisor is gone" in error and "row" in error and "vlmrl/train" not in error
+    assert out == ""
