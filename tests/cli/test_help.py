@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from readme_commands import all_commands, options_of
 
-HEAVY = ("torch", "transformers", "datasets", "scipy", "sklearn", "numpy", "pyarrow", "pydantic", "rich", "PIL")
+HEAVY = ("torch", "transformers", "datasets", "scipy", "sklearn", "numpy", "pyarrow", "rich", "PIL", "jinja2")
+"""Not pydantic: Typer itself loads it where a command has options."""
 COMMANDS = all_commands()
 ALL_HELPS = """
 import contextlib, io, json, sys

@@ -121,7 +121,7 @@ def test_two_tables_with_rewards_of_other_houses_train_in_one_run(place, tiny_fo
     parts = {"vlmrl": {"letters", "wide", "later"}, "trl": {"reward"}, "verl": {"score", "acc"},
              "easyr1": {"overall", "format"}}  # fmt: skip
     for group in groups:
-        assert len(group.row.images) == 1 and TEXT in group.prompt_text
+        assert len(group.row.media) == 1 and TEXT in group.prompt_text
         for sample in group.samples:
             assert sample.score.error is None and sample.score.parts.keys() == parts[group.row.source]
     last = run.metrics("train")[-1]
@@ -142,10 +142,10 @@ BAD_REWARDS = {
     "raises": ('raise KeyError("no such word")', "no such word"),
     "nan": ('return float("nan")', "nan"),
     "a string": ('return "very good"', "very good"),
-    "nothing": ("return None", "None"),
-    "none for every part": ('return {"a": None, "b": None}', "None"),
-    "an empty mapping": ("return {}", "{}"),
-    "a list": ("return [1.0]", "list"),
+    "nothing": ("return None", "no part of the reward applies"),
+    "none for every part": ('return {"a": None, "b": None}', "no part of the reward applies: a, b"),
+    "an empty mapping": ("return {}", "it returned no part"),
+    "a list": ("return [1.0]", "[1.0]"),
     "leaves": ("import os; os._exit(3)", "ended"),
     "hangs": ("import time; time.sleep(60)", "1"),
 }
@@ -171,11 +171,11 @@ def test_a_broken_reward_ends_the_run_with_the_row_and_no_traceback_of_ours(plac
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ('"prompt"', '"question"', "prompt"),
+        ('"prompt"', '"wording"', "prompt"),
         ('"images"', '"photographs"', "image"),
         ("pictures/3.png", "pictures/33.png", "33.png"),
         ("pictures/3.png", "../pictures/3.png", "3.png"),
-        ('"3"}', '"3"', "line 4"),
+        ('"3"}', '"3"', "easyr1.jsonl:4"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_before_there_is_a_run(place, tiny_folder, old, new, told):
