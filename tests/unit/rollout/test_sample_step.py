@@ -1,0 +1,145 @@
+"""Prompts to scored groups: seeds, stale samples, prompts that are too long, whose reward scores what."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from tinyworld import image
+
+from vlmrl.errors import DataError, EngineError, RewardError
+from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
+from vlmrl.types import Media, Message, RewardInput, Row, Sample, SamplingParams, Score, sample_seed
+
+
+class Source:
+    """A source of one row after the other, without a dataset."""
+
+    def __init__(self, name: str = "digits", text: str = "<image>same?") -> None:
+        self.name, self.task_name, self.text = name, "pairs", text
+        self.dataset = SimpleNamespace(image=lambda media: image(int(media.sha256), media.width, media.height))
+
+    def row(self, prompt_id: str) -> Row:
+        media = tuple(Media(str(i), 56, 56) for i in range(self.text.count("<image>")))
+        return Row(prompt_id, self.name, "pairs", {"same": True}, media)
+
+    def messages(self, row: Row) -> tuple[Message, ...]:
+        return (Message("user", self.text),)
+
+    def reward_input(self, row, text, finish, num_tokens, prompt) -> RewardInput:
+        return RewardInput(text, row.truth, row.columns, (), finish, num_tokens, prompt)
+
+
+class Echo:
+    """An engine that answers with its seeds."""
+
+    def __init__(self, version: int = 4) -> None:
+        self.version, self.asked = version, []
+
+    def generate(self, requests, params, progress=None):
+        self.asked = list(requests)
+        return [
+            [
+                Sample((5, 6), f"{r.seed + k}", (-1.0, -2.0), "stop", self.version, r.seed + k)
+                for k in range(r.num_samples)
+            ]
+            for r in requests
+        ]
+
+
+class Judge:
+    """A scorer that remembers what it was given; fails on the inputs it is told to."""
+
+    def __init__(self, value: float, error: str | None = None) -> None:
+        self.value, self.error, self.seen, self.rows = value, error, [], []
+
+    def score(self, inputs, *, strict: bool, rows=()) -> list[Score]:
+        self.seen += list(inputs)
+        self.rows = list(rows)
+        if strict and self.error:
+            raise RewardError(self.error)
+        return [Score(self.value + len(self.seen), {"p": self.value}, error=self.error) for _ in inputs]
+
+
+@pytest.fixture
+def prompts(tiny_encoder):
+    a, b = Source("a"), Source("b", "yes no")
+    return [
+        encode_prompt(a, a.row("x"), 0, tiny_encoder, 100),
+        encode_prompt(b, b.row("x"), 2, tiny_encoder, 100),
+        encode_prompt(a, a.row("y"), 1, tiny_encoder, 100),
+    ]
+
+
+def rollouts_of(prompts, engine=None, version: int = 4):
+    return sample_rollouts(
+        engine or Echo(), prompts, SamplingParams(), num_samples=2, run_seed=9, version=version
+    )  # fmt: skip
+
+
+def test_a_seed_depends_on_run_step_prompt_and_occurrence_alone(prompts):
+    engine = Echo()
+    rollouts_of(prompts, engine)
+    assert [r.seed for r in engine.asked] == [
+        sample_seed(9, 4, "x", 0),
+        sample_seed(9, 4, "x", 2),
+        sample_seed(9, 4, "y", 1),
+    ]
+    assert (
+        len({sample_seed(*k) for k in [(9, 4, "x", 0), (8, 4, "x", 0), (9, 5, "x", 0), (9, 4, "y", 0), (9, 4, "x", 1)]})
+        == 5
+    )
+    assert all(0 <= r.seed < 2**62 for r in engine.asked)
+
+
+def test_a_seed_is_the_same_on_every_machine():
+    assert sample_seed(0, 0, "p", 0) == 3431265663354217673
+
+
+def test_samples_of_another_version_are_an_error(prompts):
+    with pytest.raises(EngineError, match="version 4, but the trainer is at 5"):
+        rollouts_of(prompts, Echo(4), version=5)
+
+
+def test_each_source_is_scored_by_its_own_reward_and_groups_keep_their_order(prompts):
+    scorers = {"a": Judge(100), "b": Judge(200)}
+    groups = score_rollouts(rollouts_of(prompts), scorers, strict=True)  # type: ignore[arg-type]
+    assert [(g.row.source, g.row.prompt_id) for g in groups] == [("a", "x"), ("b", "x"), ("a", "y")]
+    assert [[s.score.parts["p"] for s in g.samples] for g in groups] == [[100, 100], [200, 200], [100, 100]]
+    assert [len(scorers[n].seen) for n in "ab"] == [4, 2]
+    assert len(scorers["a"].rows) == 4 and "x" in scorers["a"].rows[0] and "y" in scorers["a"].rows[3]
+    # each response is what its own reward input said
+    assert [x.response for x in scorers["a"].seen] == [s.text for g in (groups[0], groups[2]) for s in g.samples]
+    assert scorers["a"].seen[0].prompt == groups[0].prompt_text and scorers["a"].seen[0].num_tokens == 2
+
+
+def test_a_group_keeps_all_that_is_needed_to_replay_it(prompts):
+    groups = score_rollouts(rollouts_of(prompts), {"a": Judge(1), "b": Judge(1)}, strict=True)  # type: ignore[arg-type]
+    first, second = groups[1].trajectories
+    assert (first.task, first.prompt_id, first.occurrence, first.sample, first.version) == ("pairs", "x", 2, 0, 4)
+    assert second.seed == first.seed + 1 and second.sample == 1
+    assert first.prompt_ids == prompts[1].encoded.prompt_ids
+    assert first.response_ids == (5, 6) and first.segments[0].sampler_logp == (-1.0, -2.0) and first.segments[0].trained
+    assert groups[0].trajectories[0].media == prompts[0].row.media
+
+
+def test_a_failed_score_is_masked_and_kept(prompts):
+    groups = score_rollouts(rollouts_of(prompts), {"a": Judge(1), "b": Judge(1, "boom")}, strict=False)  # type: ignore[arg-type]
+    assert [[s.masked for s in g.samples] for g in groups] == [[False, False], [True, True], [False, False]]
+    assert groups[1].samples[0].score.error == "boom"
+
+
+def test_a_strict_failure_says_the_source(prompts):
+    with pytest.raises(RewardError, match="boom") as caught:
+        score_rollouts(rollouts_of(prompts), {"a": Judge(1), "b": Judge(1, "boom")}, strict=True)  # type: ignore[arg-type]
+    assert "b" in (caught.value.where or "")
+
+
+def test_a_prompt_that_is_too_long_is_an_error_with_the_row_and_its_image_tokens(tiny_encoder):
+    source = Source()
+    fits = encode_prompt(source, source.row("x"), 0, tiny_encoder, 1000)
+    exact = len(fits.encoded.prompt_ids)
+    assert encode_prompt(source, source.row("x"), 0, tiny_encoder, exact).encoded.prompt_ids == fits.encoded.prompt_ids
+    with pytest.raises(DataError, match="4 of them image tokens") as caught:
+        encode_prompt(source, source.row("x"), 0, tiny_encoder, exact - 1)
+    assert "row x" in (caught.value.where or "")

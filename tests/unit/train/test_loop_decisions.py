@@ -1,0 +1,96 @@
+"""When a run validates, saves and stops."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from vlmrl.recipe.schema import Checkpoint, Eval, Train
+from vlmrl.train import loop
+from vlmrl.train.loop import StopRequest, catch_interrupt, stop_reason
+from vlmrl.train.state import Progress
+
+
+def session(step: int = 3, *, train=None, evaluation=None, checkpoint=None, seconds: float = 0.0, **progress):
+    recipe = SimpleNamespace(
+        train=Train(steps=10, **(train or {})),
+        eval=Eval(**(evaluation or {})),
+        checkpoint=Checkpoint(**(checkpoint or {})),
+    )
+    return SimpleNamespace(recipe=recipe, progress=Progress(step=step, **progress), seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (session(), None),
+        (session(9), None),
+        (session(10), "all steps done"),
+        (session(11), "all steps done"),
+        (session(train={"max_seconds": 60}, seconds=59.9), None),
+        (session(train={"max_seconds": 60}, seconds=60.0), "max_seconds"),
+        (session(train={"stop_above": 0.5}), None),
+        (session(train={"stop_above": 0.5}, best_step=3, best_value=0.5), "reached"),
+        (session(train={"stop_above": 0.5}, best_step=3, best_value=0.49), None),
+        (session(train={"stop_above": 0.5}, evaluation={"goal": "min"}, best_step=3, best_value=0.6), None),
+        (session(train={"stop_above": 0.5}, evaluation={"goal": "min"}, best_step=3, best_value=0.4), "reached"),
+        (session(evaluation={"patience": 2}, stale=1), None),
+        (session(evaluation={"patience": 2}, stale=2), "not improved"),
+        (session(stale=99), None),
+    ],
+)
+def test_reasons_to_stop(given, expected):
+    reason = stop_reason(given, StopRequest())
+    assert (reason is None) if expected is None else (expected in (reason or ""))
+
+
+def test_a_request_stops_an_unfinished_run_and_a_finished_run_is_finished():
+    assert stop_reason(session(3), StopRequest(asked=True)) == "interrupted"
+    assert stop_reason(session(10), StopRequest(asked=True)) == "all steps done"
+
+
+@pytest.mark.parametrize(
+    ("goal", "before", "value", "best"),
+    [
+        ("max", None, 0.1, True), ("max", 0.1, 0.2, True), ("max", 0.2, 0.2, False), ("max", 0.2, 0.1, False),
+        ("min", None, 0.1, True), ("min", 0.2, 0.1, True), ("min", 0.1, 0.2, False), ("max", None, math.nan, False),
+        ("min", 0.1, math.nan, False),
+    ],
+)  # fmt: skip
+def test_what_counts_as_the_best_so_far(goal, before, value, best):
+    assert loop._is_best(session(evaluation={"goal": goal}, best_value=before), value) is best
+
+
+@pytest.mark.parametrize(
+    ("step", "evaluation", "checkpoint", "best_step", "validated", "saved"),
+    [
+        (3, {"every_steps": 3}, {"every_steps": 0}, None, True, False),
+        (4, {"every_steps": 3}, {"every_steps": 0}, None, False, False),
+        (4, {"every_steps": 0}, {"every_steps": 4}, None, False, True),
+        (6, {"every_steps": 3}, {"every_steps": 0}, 6, True, True),  # a new best is always saved
+        (6, {"every_steps": 3}, {"every_steps": 0, "keep_best": False}, 6, True, False),
+        (7, {"every_steps": 3}, {"every_steps": 0}, 6, False, False),
+    ],
+)
+def test_after_a_step(monkeypatch, step, evaluation, checkpoint, best_step, validated, saved):
+    done: list[str] = []
+    monkeypatch.setattr(loop, "validate", lambda s, g: done.append("validate"))
+    monkeypatch.setattr(loop, "save", lambda s: done.append("save"))
+    loop.after_step(session(step, evaluation=evaluation, checkpoint=checkpoint, best_step=best_step), None)  # type: ignore[arg-type]
+    assert done == ["validate"] * validated + ["save"] * saved
+
+
+def test_the_first_signal_asks_the_second_stops_and_the_handlers_come_back():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    heard: list[str] = []
+    watched = SimpleNamespace(watcher=SimpleNamespace(message=heard.append))
+    with pytest.raises(KeyboardInterrupt), catch_interrupt(watched) as request:  # type: ignore[arg-type]
+        assert not request.asked
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert request.asked and "saving" in heard[0]
+        os.kill(os.getpid(), signal.SIGINT)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
