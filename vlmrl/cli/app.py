@@ -8,7 +8,7 @@ import sys
 import traceback
 
 import typer
-import typer.core
+from typer.core import TyperGroup
 
 from vlmrl import __version__
 from vlmrl.errors import VlmrlError, format_error
@@ -20,7 +20,7 @@ COMMANDS = (
 """Modules of this package, in the order of a project's life; each has a `register(app)`."""
 
 
-class InLifeOrder(typer.core.TyperGroup):
+class InLifeOrder(TyperGroup):
     """Lists the commands in the order of a project's life, groups among them."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
