@@ -242,6 +242,20 @@ def test_compare_shows_what_differs_and_a_paired_difference(root: Path):
     assert text.returncode == 0 and "train.steps\t3\t5" in text.stdout and "differs" in text.stdout
 
 
+def test_compare_pairs_evaluations_of_other_steps_and_keeps_suffixes_apart(root: Path):
+    with make(root, name="a") as a:
+        for step, answers in ((1, [1, 1]), (3, [0, 0])):
+            add_evaluation(a, f"test-digits-step-{step:06d}-first-20", answers * 10)
+        a.set_best(1, "accuracy", 1.0)
+    with make(root, name="b", steps=5) as b:
+        add_evaluation(b, "test-digits-step-000005-first-20", [0, 1] * 10)
+        add_evaluation(b, "test-digits-step-000005", [0, 1] * 10)
+    (evaluation,) = as_json("compare", "a", "b", runs=root)["evaluations"]
+    assert evaluation["name"] == "test-digits-first-20"
+    accuracy = next(m for m in evaluation["metrics"] if m["metric"] == "accuracy")
+    assert (accuracy["a"], accuracy["b"]) == (1.0, 0.5)  # of A the best step, not the last
+
+
 def test_compare_takes_the_folder_of_an_evaluation(root: Path):
     with make(root, name="a") as a:
         first, second = add_evaluation(a, "one", [0, 1] * 10), add_evaluation(a, "two", [1, 1] * 10)

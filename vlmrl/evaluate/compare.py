@@ -24,7 +24,7 @@ from vlmrl.store import layout
 from vlmrl.store.runs import Run, open_run
 
 Record = Mapping[str, Any]
-_STEP = re.compile(r"-step-\d+$")
+_STEP = re.compile(r"-step-(\d{6,})(?=-|$)")
 _LEFT_OUT = ("step", "attempt")
 ABSENT = "-"
 
@@ -36,7 +36,7 @@ class Side:
     Args:
         ref: as the user named it.
         run: the run; None for an evaluation folder outside of one.
-        evaluations: name -> folder. Validations during training count once, the one at the best (else the last) step.
+        evaluations: name -> folder. Of one name at several steps, the one at the best (else the last) step.
     """
 
     ref: str
@@ -94,13 +94,14 @@ def compare(a: Side, b: Side, *, seed: int = 0) -> dict[str, Any]:
 
 
 def _evaluations(run: Run) -> dict[str, Path]:
-    """Finished evaluations by name; of those during training the best step's, under the name without the step."""
+    """Finished evaluations by name without the step: of several steps the best's, else the last's."""
     found: dict[str, Path] = {}
     best = run.manifest.best.step if run.manifest.best else None
     for folder in layout.eval_dirs(run.dir):
         name = _STEP.sub("", folder.name)
+        before = _STEP.search(found[name].name) if name in found else None
         # Names sort by step, so a later folder replaces an earlier one, but never the best.
-        if name not in found or best is None or not found[name].name.endswith(f"-step-{best:06d}"):
+        if before is None or int(before[1]) != best:
             found[name] = folder
     return found
 
