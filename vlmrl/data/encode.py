@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 IMAGE_SLOT = "<image>"
 NOT_MODEL_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
-CACHED_PIXELS = 1024
-"""Processed images kept in memory, by content: pairs repeat images."""
+CACHED_BYTES = 2**29
+"""Processed images kept in memory, by content, the least recently used going first: pairs repeat images. 512 MiB are
+7,000 digits of 56 x 56 pixels, or 20 images of one megapixel.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ class Encoder:
         self.processor, self.tokenizer = processor, processor.tokenizer
         self._size = _size_argument(processor.image_processor, min_pixels, max_pixels)
         self._template = {} if thinking == "template" else {"enable_thinking": thinking == "on"}
-        self._process = lru_cache(maxsize=CACHED_PIXELS)(self._process_image)
-        self._pending: dict[str, Image] = {}
+        self._cache: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
+        self._cached_bytes = 0
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt as text: each `<image>` becomes an image entry of the chat template; generation prompt added.
@@ -138,16 +140,16 @@ class Encoder:
         return ids, tuple(int(i == image_id) for i in ids)
 
     def _image_features(self, media: Media, image: Image) -> dict[str, Tensor]:
-        self._pending[media.sha256] = image
-        try:
-            return self._process(media.sha256)
-        finally:
-            del self._pending[media.sha256]
-
-    def _process_image(self, sha256: str) -> dict[str, Tensor]:
-        image = self._pending[sha256]
+        if media.sha256 in self._cache:
+            self._cache.move_to_end(media.sha256)
+            return self._cache[media.sha256]
         made = self.processor.image_processor(images=[image], return_tensors="pt", **self._size)
-        return {k: v for k, v in made.items() if isinstance(v, Tensor) and k not in NOT_MODEL_INPUTS}
+        features = {k: v for k, v in made.items() if isinstance(v, Tensor) and k not in NOT_MODEL_INPUTS}
+        self._cache[media.sha256] = features
+        self._cached_bytes += _bytes(features)
+        while self._cached_bytes > CACHED_BYTES and len(self._cache) > 1:
+            self._cached_bytes -= _bytes(self._cache.popitem(last=False)[1])
+        return features
 
     def _model_size(self, features: Mapping[str, Tensor], image: Image) -> tuple[int, int]:
         grid = features.get("image_grid_thw")
@@ -156,6 +158,10 @@ class Encoder:
             return int(width), int(height)
         patch = self.processor.image_processor.patch_size
         return int(grid[0, 2]) * patch, int(grid[0, 1]) * patch
+
+
+def _bytes(features: Mapping[str, Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in features.values())
 
 
 def _content(text: str) -> list[dict[str, str]]:

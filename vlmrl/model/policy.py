@@ -17,6 +17,9 @@ from vlmrl.model.logprobs import token_logprobs
 from vlmrl.model.prefix_attention import plan_row
 from vlmrl.types import PackedRow, TokenStats
 
+CACHED_POSITIONS = 256
+"""Prompts whose position ids are kept: those of a step are needed by the engine and again by the update."""
+
 
 class Policy(nn.Module):
     """log-softmax(logits / temperature) with banned ids at -inf, over an unmodified transformers model.
@@ -97,7 +100,7 @@ class Policy(nn.Module):
             return torch.arange(len(ids), device=ids.device).expand(3, -1)
         key = ids.cpu().numpy().tobytes() + b"|" + grids.cpu().numpy().tobytes()
         if key not in self._positions:
-            if len(self._positions) > 4096:
+            if len(self._positions) >= CACHED_POSITIONS:
                 self._positions.clear()
             found, _ = self.model.model.get_rope_index(ids[None], kinds[None].int(), image_grid_thw=grids)
             self._positions[key] = found[:, 0]
