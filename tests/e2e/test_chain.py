@@ -38,7 +38,8 @@ def chain(tmp_path_factory) -> tuple[Path, dict[str, dict[str, Any]]]:
     step("check", "check", "digits_im", *options(*SMALL))
     step("try", "try", "digits_im", "--prompts", "3", "--samples", "2", *options(*SMALL))
     step("sft", "sft", "digits_sft", "--name", "sft",
-         *options("train.steps=4", "optim.warmup_steps=2", "train.rows_per_step=8", "eval.max_rows=8", "eval.every_steps=2"))  # fmt: skip
+         *options("train.steps=4", "optim.warmup_steps=2", "train.rows_per_step=8"),
+         *options("eval.max_rows=8", "eval.every_steps=2"))  # fmt: skip
     step("train", "train", "digits_im", "--name", "im", "--tag", "chain", "--note", "a note",
          *options("model.path=sft", "train.steps=3", "optim.warmup_steps=1", *SMALL))  # fmt: skip
     for name in ("sft", "im"):
