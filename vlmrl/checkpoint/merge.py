@@ -141,15 +141,16 @@ def remove_leftovers(out: Path) -> list[str]:
 def load_checkpoint_model(checkpoint: Path, settings: Model) -> Any:
     """The model of a checkpoint: architecture from its `hf` folder, weights from its `model` folder.
 
-    Args: settings: dtype and device; its path is not used.
+    Args: settings: dtype, device and `trust_remote_code`; its path is not used.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
     hf = checkpoint / HF
     check_files(checkpoint, HF)
     with quiet_transformers():
-        config = AutoConfig.from_pretrained(hf)
-        model = AutoModelForImageTextToText.from_config(config, dtype=DTYPES[settings.dtype])
+        trust = settings.trust_remote_code
+        config = AutoConfig.from_pretrained(hf, trust_remote_code=trust)
+        model = AutoModelForImageTextToText.from_config(config, dtype=DTYPES[settings.dtype], trust_remote_code=trust)
         if (hf / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(hf)
     load_weights(checkpoint, model)

@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 def digits(
     out: Path = typer.Option(Path("data/digits"), help="Dataset folder to make."),
     seed: int = typer.Option(0, help="Seed of splits and pairs."),
-    pairs: int = typer.Option(6000, min=2, help="Training pairs (validation has 300, the test 1,200)."),
+    pairs: int = typer.Option(6000, min=2, help="Training pairs (start has up to 400, validation 300, test 1,200)."),
     force: bool = typer.Option(False, "--force", help=FORCE_HELP),
     as_json: bool = typer.Option(False, "--json", help=JSON_HELP),
 ) -> None:

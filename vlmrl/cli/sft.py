@@ -81,9 +81,21 @@ def train_command(
     if status == "interrupted":
         say(f"saved {done.checkpoint_dirs()[-1].name}; go on with: vlmrl {command} --resume {run.id}")
         raise typer.Exit(130)
-    best = done.manifest.best
-    told = f"; best {best.metric} {best.value:.4f} at step {best.step}" if best else ""
-    say(f"done: {done.dir}{told}\nnext: vlmrl eval {run.id}   vlmrl merge {run.id}   vlmrl report {run.id}")
+    say(_closing(done))
+
+
+def _closing(done) -> str:
+    """Where the run is, its best validation, and the next commands: with `--checkpoint last` where no checkpoint is the
+    best.
+    """
+    best, told, which = done.manifest.best, "", ""
+    if best:
+        told = f"; best {best.metric} {best.value:.4f} at step {best.step}"
+        if not any(folder.name == f"step-{best.step:06d}" for folder in done.checkpoint_dirs()):
+            told += ", the model it started from: no later validation was better" if best.step == 0 else " (not kept)"
+            which = " --checkpoint last"
+    commands = f"vlmrl eval {done.id}{which}   vlmrl merge {done.id}{which}   vlmrl report {done.id}"
+    return f"done: {done.dir}{told}\nnext: {commands}"
 
 
 def load_checked(recipe: Path, overrides: list[str], kind: str | None):

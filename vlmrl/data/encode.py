@@ -117,6 +117,16 @@ class Encoder:
                     hint=f"write {IMAGE_SLOT} where an image belongs, and take {token} out of the text",
                 )
 
+    def refuse_placeholders(self, response: str, where: str) -> None:
+        """Raises: DataError when a response to learn from holds the model's own image or video placeholder."""
+        for kind in ("image", "video"):
+            token = getattr(self.processor, f"{kind}_token", None)
+            if token and token in response:
+                raise DataError(
+                    f"the response holds the model's own {kind} placeholder {token}, for which there is no {kind}",
+                    where=where, hint=f"take {token} out of the response",
+                )  # fmt: skip
+
     def _expand(
         self, text: str, joined: Mapping[str, Tensor], images: Sequence[Image]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -15,7 +15,8 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, StoreError
+from vlmrl.store.media import ShardFolder
 from vlmrl.types import Media
 
 if TYPE_CHECKING:
@@ -216,50 +217,33 @@ class ImageStore:
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        self._batches: list[Any] = []
-        self._index: dict[str, tuple[int, int]] = {}
-        for path in sorted(self.folder.glob("media-*.arrow")):
-            self._open_shard(path)
+        try:
+            self._shards = ShardFolder(self.folder, "media-*.arrow")
+        except StoreError as error:
+            hint = "make the dataset again with `vlmrl prep ... --force`"
+            raise DataError(error.message, where=error.where, hint=hint) from error
 
     def __reduce__(self):
         return (type(self), (self.folder,))
 
     def __contains__(self, sha256: str) -> bool:
-        return sha256 in self._index
+        return sha256 in self._shards
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._shards)
 
     def hashes(self) -> list[str]:
         """Every image's hash, in shard order."""
-        return list(self._index)
+        return self._shards.hashes()
 
     def read(self, sha256: str) -> bytes:
         """The image file with this hash. Raises: DataError when it is missing or its bytes were changed."""
-        try:
-            batch, row = self._index[sha256]
-        except KeyError:
-            raise DataError(f"image {sha256[:16]} is in no shard", where=str(self.folder)) from None
-        data = self._batches[batch].column(1)[row].as_py()
+        data = self._shards.get(sha256)
+        if data is None:
+            raise DataError(f"image {sha256[:16]} is in no shard", where=str(self.folder))
         if image_hash(data) != sha256:
             raise DataError(
                 f"image {sha256[:16]} does not have the bytes it was stored with", where=str(self.folder),
                 hint="the shard is damaged: make the dataset again with `vlmrl prep ... --force`",
             )  # fmt: skip
         return data
-
-    def _open_shard(self, path: Path) -> None:
-        import pyarrow as pa
-
-        try:
-            reader = pa.ipc.open_file(pa.memory_map(str(path)))
-            for number in range(reader.num_record_batches):
-                batch = reader.get_batch(number)
-                for row, sha256 in enumerate(batch.column(0).to_pylist()):
-                    self._index.setdefault(sha256, (len(self._batches), row))
-                self._batches.append(batch)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(
-                f"image shard cannot be read: {error}", where=str(path),
-                hint="make the dataset again with `vlmrl prep ... --force`",
-            ) from error  # fmt: skip

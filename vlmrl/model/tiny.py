@@ -13,6 +13,9 @@ from typing import Any
 from vlmrl.errors import CheckpointError
 from vlmrl.model.quiet import quiet_transformers
 
+INIT_STD = 0.1
+"""Of the random weights; about one over the square root of the width, as in a model trained from scratch at this size.
+With transformers' 0.02, made for wide models, comparing two names in context stays unlearned for over 500 steps."""
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
     "<|image_pad|>", "<|video_pad|>",
@@ -51,7 +54,7 @@ def build_tiny(
         raise CheckpointError(f"{folder} is not empty", hint="name a new folder, or remove this one")
     tokenizer = _train_tokenizer(texts, vocabulary)
     ids: dict[str, Any] = {t: tokenizer.convert_tokens_to_ids(t) for t in SPECIAL_TOKENS}
-    shared = {"hidden_size": hidden, "intermediate_size": hidden * 2}
+    shared = {"hidden_size": hidden, "intermediate_size": hidden * 2, "initializer_range": INIT_STD}
     section = [4, 6, 6]
     config = Qwen2_5_VLConfig(
         text_config=shared | {

@@ -24,15 +24,16 @@ BATCH_BYTES = 8 * 1024 * 1024
 
 
 class ShardFolder:
-    """Image files by hash from all `*.arrow` shards of a folder. Opening reads hashes only. An absent folder is empty.
+    """Image files by hash from the shards of a folder whose names match `pattern`. Opening reads hashes only; bytes are
+    given as they are, unchecked. An absent folder is empty.
 
     Raises: StoreError when a shard is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pattern: str = "*.arrow") -> None:
         self._batches: list[Any] = []
         self._index: dict[str, tuple[int, int]] = {}
-        for path in sorted(folder.glob("*.arrow")) if folder.is_dir() else ():
+        for path in sorted(folder.glob(pattern)) if folder.is_dir() else ():
             self._open(path)
 
     def __contains__(self, sha256: str) -> bool:

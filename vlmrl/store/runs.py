@@ -169,18 +169,26 @@ class Run:
         return layout.complete_checkpoints(self.dir)
 
     def checkpoint(self, which: str | int = "best") -> Path:
-        """The checkpoint of a step, the "last", or the "best" (the last when no best is recorded or kept).
+        """The checkpoint of a step, the "last", or the "best" (the last where no validation has named a best).
 
-        Raises: StoreError when there is none.
+        Raises: StoreError when there is none, or none of the best step: another one is never passed off as the best.
         """
         found = self.checkpoint_dirs()
-        wanted = self.manifest.best.step if which == "best" and self.manifest.best else which
+        have = ", ".join(p.name for p in found) or "none"
+        best = self.manifest.best
+        wanted = best.step if which == "best" and best else which
         exact = layout.checkpoint_dir(self.dir, wanted) if isinstance(wanted, int) else None
         if exact in found:
             return exact
+        if which == "best" and best and found:
+            raise StoreError(
+                f"run {self.id} has no checkpoint of its best step, {best.step} ({best.metric} {best.value:.4g})"
+                + (": that is the model it started from; no later step was better" if best.step == 0 else ""),
+                where=str(self.dir),
+                hint=f"give --checkpoint last, or in a recipe the folder of a checkpoint; complete ones: {have}",
+            )  # fmt: skip
         if found and not isinstance(which, int):
             return found[-1]
-        have = ", ".join(p.name for p in found) or "none"
         raise StoreError(f"run {self.id} has no checkpoint {which}", where=str(self.dir), hint=f"complete ones: {have}")
 
     def log_path(self, rank: int = 0) -> Path:

@@ -57,6 +57,7 @@ def train_sft(session: Session) -> str:
 def _item(session: Session, source: Source, row: Row, occurrence: int, index: int) -> TrainItem:
     prompt = encode_prompt(source, row, occurrence, session.encoder, session.recipe.rollout.max_prompt_tokens)
     text = target_text(source, row, random.Random(hash64(session.recipe.train.seed, row.prompt_id, occurrence)))
+    session.encoder.refuse_placeholders(text, f"{source.name} row {row.prompt_id}")
     ids = response_ids(session, text)
     return TrainItem(prompt_tokens(prompt), index, (Segment("assistant", ids, True),), index)
 

@@ -61,6 +61,14 @@ def test_a_placeholder_written_in_the_text_is_an_error_with_the_row(tiny_encoder
     assert "row r" in (caught.value.where or "")
 
 
+@pytest.mark.parametrize("token", ["<|image_pad|>", "<|video_pad|>"])
+def test_a_placeholder_in_a_response_to_learn_from_is_an_error_with_the_row(tiny_encoder, token):
+    with pytest.raises(DataError, match="the response holds the model's own") as caught:
+        tiny_encoder.refuse_placeholders(f"it is {token}", "table row 3")
+    assert caught.value.where == "table row 3"
+    tiny_encoder.refuse_placeholders("it is <image>", "table row 3")
+
+
 def test_a_model_without_a_chat_template_is_an_error(tiny_folder):
     from vlmrl.model.load import load_processor
     from vlmrl.recipe.schema import Model

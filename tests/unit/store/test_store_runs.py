@@ -250,7 +250,7 @@ def test_pruning_keeps_the_newest_and_the_named(tmp_path: Path):
     run.close()
 
 
-def test_the_best_checkpoint_is_chosen_and_falls_back_to_the_last(tmp_path: Path):
+def test_the_best_checkpoint_is_chosen_and_never_another_in_its_place(tmp_path: Path):
     run = make_run(tmp_path)
     with pytest.raises(StoreError, match="no checkpoint best"):
         run.checkpoint()
@@ -261,6 +261,13 @@ def test_the_best_checkpoint_is_chosen_and_falls_back_to_the_last(tmp_path: Path
     assert (run.checkpoint().name, run.checkpoint("last").name) == ("step-000010", "step-000020")
     with pytest.raises(StoreError, match="no checkpoint 15"):
         run.checkpoint(15)
+    run.set_best(15, "accuracy", 0.8)
+    with pytest.raises(StoreError, match=r"no checkpoint of its best step, 15 \(accuracy 0.8\)\n") as refused:
+        run.checkpoint()
+    assert "--checkpoint last" in str(refused.value.hint)
+    run.set_best(0, "accuracy", 0.9)
+    with pytest.raises(StoreError, match="the model it started from"):
+        run.checkpoint()
     run.close()
 
 

@@ -24,9 +24,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_splits_share_no_scan_and_have_the_promised_sizes(made: Path) -> None:
     dataset = open_dataset(Data(path=str(made)))
     scans = {split: {m.sha256 for row in dataset.rows(split) for m in row.media} for split in dataset.splits}
-    assert not scans["train"] & scans["test"] and not scans["train"] & scans["validation"]
-    assert not scans["validation"] & scans["test"]
-    assert dict(dataset.splits) == {"train": 6000, "validation": 300, "test": 1200}
+    assert sum(map(len, scans.values())) == len(set().union(*scans.values())) > 1700
+    assert dict(dataset.splits) == {"train": 6000, "start": 400, "validation": 300, "test": 1200}
     origins = {split: {o for row in dataset.rows(split) for o in row.columns["origins"]} for split in dataset.splits}
     assert not origins["train"] & origins["test"]
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -46,16 +47,15 @@ def test_a_trace_is_a_right_answer_that_earns_all_but_its_hedging(truth: dict[st
     spec = load_reward("taxonomy", args=dict(task.reward_args))
     parts = dict(spec(RewardInput(text, truth)))
     assert parts["format"] == 1.0 and all(parts[level] == 1.0 for level in LEVELS)
-    assert (
-        parts["answer"] == pytest.approx(1 - float(outcome["brier"] or 0), rel=1e-12) and parts["answer"] >= 1 - 0.45**2
-    )
+    assert parts["answer"] == pytest.approx(1 - float(outcome["brier"] or 0), rel=1e-12)
+    assert parts["answer"] >= 1 - 0.4**2 - 1e-12
 
 
 def test_a_trace_stops_at_the_first_level_that_differs() -> None:
     text = write_trace(COUSINS, LEVELS, random.Random(0))
-    assert re.fullmatch(r"<think><order>P; P</order><family>C; D</family></think><answer>0\.[0-4]\d</answer>", text)
-    confidences = {float(write_trace(SAME, LEVELS, random.Random(s))[-13:-9]) for s in range(300)}
-    assert min(confidences) == 0.55 and max(confidences) == 0.99
+    assert re.fullmatch(r"<think><order>P; P</order><family>C; D</family></think><answer>0\.[1-4]</answer>", text)
+    confidences = Counter(write_trace(SAME, LEVELS, random.Random(s))[-12:-9] for s in range(300))
+    assert set(confidences) == {"0.6", "0.7", "0.8", "0.9"} and confidences["0.9"] > 150
 
 
 def answer(p: str, order: str = "P; P", family: str = "C; D") -> str:
