@@ -18,11 +18,14 @@ GROWTH_TOKENS = 64
 
 
 class ResponseLayer(DynamicLayer):
-    """Keys and values of the responses in one layer, [B, H, room, D], of which the first `length` tokens count."""
+    """Keys and values of the responses in one layer, [B, H, room, D], of which the first `length` tokens count.
 
-    def __init__(self) -> None:
+    Args: longest: most tokens of a response; more room is never made.
+    """
+
+    def __init__(self, longest: int) -> None:
         super().__init__()
-        self.length = 0
+        self.length, self.longest = 0, longest
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append one step. Returns: keys and values so far, views of [B, H, length, D]."""
@@ -34,7 +37,7 @@ class ResponseLayer(DynamicLayer):
 
     def _store(self, kept: Tensor | None, new: Tensor, end: int) -> Tensor:
         if kept is None or end > kept.shape[-2]:
-            room = -(-end // GROWTH_TOKENS) * GROWTH_TOKENS
+            room = max(end, min(self.longest, -(-end // GROWTH_TOKENS) * GROWTH_TOKENS))
             grown = new.new_empty(*new.shape[:2], room, new.shape[-1])
             if kept is not None:
                 grown[:, :, : self.length] = kept[:, :, : self.length]
@@ -58,10 +61,12 @@ class PromptCache(Cache):
         prefilled: the cache after the prompts ran once, left padded to T tokens; its tensors are taken over.
         mask_PT: 1 = a prompt token, 0 = padding.
         prompt_of_B: the prompt of each row, not decreasing.
+        longest: most tokens of a response.
     """
 
-    def __init__(self, prefilled: DynamicCache, mask_PT: Tensor, prompt_of_B: Tensor) -> None:
-        super().__init__(layers=[ResponseLayer() for _ in prefilled.layers])
+    def __init__(self, prefilled: DynamicCache, mask_PT: Tensor, prompt_of_B: Tensor, longest: int) -> None:
+        self.responses = [ResponseLayer(longest) for _ in prefilled.layers]
+        super().__init__(layers=[*self.responses])
         self.prompt_keys: list[Tensor] = [_tensor(layer, "keys") for layer in prefilled.layers]
         self.prompt_values: list[Tensor] = [_tensor(layer, "values") for layer in prefilled.layers]
         self._mask_PT = mask_PT.bool()
@@ -70,13 +75,13 @@ class PromptCache(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes of all keys and values held."""
-        own = [t for layer in self.layers for t in (layer.keys, layer.values) if t is not None]
+        own = [t for layer in self.responses for t in (layer.keys, layer.values) if t is not None]
         return sum(t.nbytes for t in (*self.prompt_keys, *self.prompt_values, *own))
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order; a prompt without rows is dropped too."""
-        for layer in self.layers:
-            layer.select(rows)  # type: ignore[union-attr]
+        for layer in self.responses:
+            layer.select(rows)
         left, prompt_of = self._prompt_of_B[rows].unique_consecutive(return_inverse=True)
         if len(left) < len(self._mask_PT):
             for tensors in (self.prompt_keys, self.prompt_values):
@@ -86,7 +91,7 @@ class PromptCache(Cache):
         self._arrange(prompt_of)
 
     def _arrange(self, prompt_of_B: Tensor) -> None:
-        """Where each row sits in a grid [P, n] with n the most rows of any prompt, and the prompts' padding as a bias."""
+        """Where each row sits in a grid [P, n], n being the most rows of any prompt; the prompts' padding as a bias."""
         counts = torch.bincount(prompt_of_B, minlength=len(self._mask_PT))
         self._prompt_of_B, self._width = prompt_of_B, int(counts.max())
         rank = torch.arange(len(prompt_of_B), device=prompt_of_B.device) - (counts.cumsum(0) - counts)[prompt_of_B]

@@ -103,7 +103,10 @@ class TorchEngine:
         running = [_running(requests[i], i, s, params.max_new_tokens) for i, s in batch]
         hidden, prefilled, mask, positions = self._prefill([requests[p] for p in prompts])
         prompt_of = rows_of(copies, hidden.device)
-        cache = PromptCache(prefilled, mask, prompt_of) if self.shares_prompts else _Copies(prefilled, mask, prompt_of)
+        if self.shares_prompts:
+            cache = PromptCache(prefilled, mask, prompt_of, params.max_new_tokens)
+        else:
+            cache = _Copies(prefilled, mask, prompt_of)
         hidden, positions = hidden[prompt_of], positions[prompt_of]
         alive = list(range(len(running)))  # indices into `running` of the rows that are in the cache
         while True:
