@@ -1,4 +1,4 @@
-"""How much faster a training pass is when the prompt is computed once, over prompt length, group size and response length:
+"""How much faster a training pass is with the prompt computed once, over prompt length, group and response length:
 
     python scripts/bench/prefix_sweep.py [--json] [--svg .github/prefix_sweep.svg] [--out /tmp/prefix_sweep]
 
@@ -66,7 +66,7 @@ def draw(points: list[dict[str, Any]]) -> str:
         f'<path d="M{x0} {y1}V{y0}H{x1}" fill="none" stroke="#555"/>',
         f'<path d="M{x0} {y0}L{x1} {y1}" stroke="#999" stroke-dasharray="4 4"/>',
         f'<text x="{size / 2}" y="{size - 12}" text-anchor="middle">promised by counted FLOPs, times faster</text>',
-        f'<text x="16" y="{size / 2}" text-anchor="middle" transform="rotate(-90 16 {size / 2})">measured, times faster</text>',
+        f'<text x="16" y="{size / 2}" text-anchor="middle" transform="rotate(-90 16 {size / 2})">measured</text>',
     ]
     for tick in range(0, int(top) + 1, max(1, int(top) // 5)):
         (x, _), (_, y) = at(tick, 0), at(0, tick)

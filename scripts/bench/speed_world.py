@@ -127,8 +127,8 @@ def compare_paths(
     """Forward and backward of one group: vlmrl's packed row against the stock model on each row alone (no padding, the
     best that packing without a shared prefix can do).
 
-    Returns: the largest log-prob difference, the relative gradient difference over all parameters, the best time of each
-        path, their ratio, the ratio of counted FLOPs, and the share of it that was reached.
+    Returns: the largest log-prob difference, the relative gradient difference over all parameters, the best time of
+        each path, their ratio, the ratio of counted FLOPs, and the share of it that was reached.
     """
     import torch
 
