@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from vlmrl.model.prompt_cache import PromptCache, decode_attention
 from vlmrl.types import Span
 
 NAME = "vlmrl_shared_prefix"
@@ -74,13 +75,16 @@ def _plan_group(spans: list[Span], device: torch.device) -> _GroupPlan:
 
 def prefix_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, row_plan: RowPlan | None = None, **kwargs: Any,
+    scaling: float | None = None, row_plan: RowPlan | None = None, prompt_cache: PromptCache | None = None,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Attention of one packed row; SDPA when there is no plan.
+    """Attention of one packed row, or of one decoding step over a `PromptCache`; SDPA when there is neither.
 
     Letters: H heads, N tokens, D head width. query [1, H, N, D]; key and value may have fewer heads (grouped queries).
     Returns: ([1, N, H, D], None), as transformers expects.
     """
+    if prompt_cache is not None:
+        return decode_attention(module, query, key, value, scaling, prompt_cache)
     if row_plan is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     repeat = query.shape[1] // key.shape[1]
