@@ -69,7 +69,7 @@ def head_of(model: Any) -> Callable[[Tensor], Tensor]:
 
 
 def part_of(parameter_name: str) -> str | None:
-    """Which part ("connector", "vision", "embeddings", "language") a parameter belongs to; None when the name says nothing."""
+    """The part of `PART_NAMES` that a parameter belongs to; None when its name says nothing."""
     for part, fragments in PART_NAMES.items():
         if any(fragment in f"{parameter_name}." for fragment in fragments):
             return part

@@ -1,4 +1,4 @@
-"""LoRA: an adapter put into a transformers model in place, switched off, saved in PEFT's format, folded into the weights.
+"""LoRA: an adapter put into a transformers model in place, switched off, saved as PEFT does, folded into the weights.
 
 The model keeps its class, so nothing else has to know. peft is imported here alone, when an adapter is asked for.
 """
@@ -268,7 +268,7 @@ def _by_parameter(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _without_adapter_name(name: str) -> str:
-    return name.replace(".default", "").removesuffix(".weight")
+    return name.replace(".default.", ".").removesuffix(".weight")
 
 
 @contextmanager
