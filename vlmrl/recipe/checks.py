@@ -303,5 +303,6 @@ def _paper(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 RULES: tuple[Rule, ...] = (
     _filtered_sampling, _clip_bounds, _pixels, _schedule, _group_size, _updates, _token_budgets, _stop_strings,
     _validation, _test_split, _data_names, _shares, _columns, _weights, _reward_used, _names, _other_kind,
-    _odd_coefficients, _paper, *(lambda loaded, catalogs, rule=rule: rule(loaded) for rule in (*LORA_RULES, *FILE_RULES)),
+    _odd_coefficients, _paper,
+    *(lambda loaded, catalogs, rule=rule: rule(loaded) for rule in (*LORA_RULES, *FILE_RULES)),
 )  # fmt: skip

@@ -29,7 +29,7 @@ def test_ranges_are_found_inside_optional_types():
 
 def test_choices_are_listed():
     assert explain("model.dtype").choices == ("float32", "bfloat16")
-    assert explain("model.freeze").choices == ("vision", "language", "embeddings")
+    assert explain("model.freeze").choices == ("vision", "connector", "language", "embeddings")
 
 
 def test_the_table_may_be_left_out_when_one_table_has_the_key():
