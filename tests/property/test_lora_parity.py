@@ -19,16 +19,6 @@ LIMIT_GRADIENT = 1e-5
 
 
 @pytest.fixture(scope="module")
-def small_folder(tmp_path_factory):
-    """The tiny model as it is initialised: the tolerances here are absolute."""
-    from conftest import TINY_TEXTS
-
-    from vlmrl.model.tiny import build_tiny
-
-    return build_tiny(tmp_path_factory.mktemp("small") / "model", TINY_TEXTS, vocabulary=300, hidden=64, layers=2)
-
-
-@pytest.fixture(scope="module")
 def items(tiny_encoder):
     """Three groups in a row, ragged: text alone, two images of different sizes, one image."""
     prompts = [
