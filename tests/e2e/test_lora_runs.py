@@ -213,7 +213,7 @@ def test_check_counts_the_adapter_and_names_what_is_wrong(place, tmp_path):
     assert plan["disk"]["checkpoint_bytes"] == 12 * 8192
     for word, told in (
         ('lora.targets=["q_prj"]', "did you mean `q_proj`"),
-        ('optim.name="adamw_8bit"', "needs"),
+        ('lora.exclude=["*.layers.9.*"]', "matches no layer"),
         ("lora.dropout=0.1", "would not be the one that sampled"),
         ('model.freeze=["language"]', "nothing is left to train"),
     ):

@@ -129,7 +129,7 @@ def check_installed(loaded: LoadedRecipe) -> list[Problem]:
               (("optim", "name"), 'optim.name = "adamw_8bit"', recipe.optim.name == "adamw_8bit")]  # fmt: skip
     if importlib.util.find_spec("bitsandbytes") is not None:
         return []
-    hint = "pip install 'vlmrl[bitsandbytes]' (Linux, CUDA), or leave the key out"
+    hint = "pip install 'vlmrl[bitsandbytes]', or leave the key out"
     return [
         Problem(f"{what} needs bitsandbytes, which is not installed", loaded.where(key), hint)
         for key, what, is_asked in wanted

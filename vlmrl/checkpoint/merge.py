@@ -30,8 +30,9 @@ from vlmrl.recipe.schema import Model
 from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, remove_tree, sync_folder, temp_path
 from vlmrl.types import Segment
 
-TOLERANCE_NATS = {"float32": 1e-4, "bfloat16": 5e-2}
-"""Largest |log-prob| difference after reload that counts as the same model: rounding of another batch shape."""
+TOLERANCE_NATS = {"float32": 1e-4, "bfloat16": 5e-2, "4bit": 1e-1}
+"""Largest |log-prob| difference after reload that counts as the same model: rounding of another batch shape (and, from
+4 bits, of the kernel that multiplied packed weights)."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ def merge(
         with _writing(out) as temp:
             parameters = write(source, temp, dtype)
             gap = prove_adapter(source, temp) if adapter else prove(checkpoint, temp, dtype or meta["dtype"])
-            limit = max(TOLERANCE_NATS[dtype or meta["dtype"]], TOLERANCE_NATS[meta["dtype"]])
+            compared = (dtype or meta["dtype"], meta.get("quantize") or meta["dtype"])
+            limit = max(TOLERANCE_NATS[kind] for kind in compared)
             if gap is not None and not gap <= limit:
                 raise CheckpointError(
                     f"the merged model is not the trained one: log-probs differ by {gap:.2g} nats",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the models load with torch and transformers alone
     from vlmrl.recipe.schema import Model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-BITSANDBYTES_HINT = "pip install 'vlmrl[bitsandbytes]' (Linux, CUDA)"
+BITSANDBYTES_HINT = "pip install 'vlmrl[bitsandbytes]'"
 DROPOUT_RATES = ("attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 """What models call their dropout, in configs and on modules."""
 IMAGE_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "audio_token_id",
@@ -56,24 +56,28 @@ def read_model(settings: Model, path: str | None = None) -> Any:
             config = AutoConfig.from_pretrained(source, **kwargs)
             _no_dropout(config)
             return AutoModelForImageTextToText.from_pretrained(
-                source, config=config, dtype=DTYPES[settings.dtype], **quantized_arguments(settings), **kwargs
+                source, config=config, dtype=DTYPES[settings.dtype], **quantized_arguments(settings, config), **kwargs
             )
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise _not_loadable(source, error) from error
 
 
-def quantized_arguments(settings: Model) -> dict[str, Any]:
+def quantized_arguments(settings: Model, config: Any) -> dict[str, Any]:
     """What `from_pretrained` is told for `model.quantize`: NF4 with double quantization, in the language model only.
 
+    Args: config: of the model, whose other linear layers are named so that they stay whole.
     Raises: CheckpointError when bitsandbytes is missing.
     """
     if settings.quantize is None:
         return {}
     if importlib.util.find_spec("bitsandbytes") is None:
         raise CheckpointError(f'model.quantize = "{settings.quantize}" needs bitsandbytes', hint=BITSANDBYTES_HINT)
-    from transformers import BitsAndBytesConfig
+    from transformers import AutoModelForImageTextToText, BitsAndBytesConfig
 
-    whole = sorted({f.strip(".") for part in ("connector", "vision", "embeddings") for f in PART_NAMES[part]})
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config, trust_remote_code=settings.trust_remote_code)
+    linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    whole = [name for name in linear if part_of(f"{name}.weight") != "language"]
     quantization = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=DTYPES[settings.dtype], llm_int8_skip_modules=whole,

@@ -71,9 +71,6 @@ def _quantized(loaded: LoadedRecipe) -> Iterator[Problem]:
     if loaded.recipe.lora is None:
         message = f'`model.quantize` is "{model.quantize}", and quantized weights cannot be trained themselves'
         yield Problem(message, where, "add a [lora] table, or remove model.quantize")
-    if model.device == "cpu":
-        message = f'`model.quantize` is "{model.quantize}", which needs a CUDA device, but `model.device` is cpu'
-        yield Problem(message, where, 'set model.device = "auto"')
 
 
 def _optimizer(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -82,9 +79,6 @@ def _optimizer(loaded: LoadedRecipe) -> Iterator[Problem]:
     if optim.name == "adamw_bf16_kahan" and model.dtype != "bfloat16":
         message = f"`optim.name` is {optim.name}, which holds bfloat16 weights, but `model.dtype` is {model.dtype}"
         yield Problem(message, where, 'set model.dtype = "bfloat16", or optim.name = "adamw"')
-    if optim.name == "adamw_8bit" and model.device == "cpu":
-        message = "`optim.name` is adamw_8bit, which needs a CUDA device, but `model.device` is cpu"
-        yield Problem(message, where, 'set optim.name = "adamw", or model.device = "auto"')
 
 
 LORA_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (

@@ -44,7 +44,7 @@ class Model(Table):
     """Parts that are not trained: vision (the tower), connector (its merger or projector), language, embeddings (with
     the head). A name that this model has no part for is an error."""
     quantize: Literal["4bit"] | None = None
-    """Hold the language model's frozen weights in 4 bits (NF4, bitsandbytes, CUDA): QLoRA. Needs a `[lora]` table."""
+    """Hold the language model's frozen weights in 4 bits (NF4, bitsandbytes): QLoRA. Needs a `[lora]` table."""
     thinking: Literal["off", "on", "template"] = "template"
     """The chat template's `enable_thinking`: off, on, or not passed to it (template)."""
     gradient_checkpointing: bool = False

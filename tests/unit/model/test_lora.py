@@ -12,7 +12,7 @@ from tinyworld import encoded, items_of
 from vlmrl.data.batch import make_row
 from vlmrl.errors import CheckpointError
 from vlmrl.model.families import part_of
-from vlmrl.model.load import load_model
+from vlmrl.model.load import load_model, read_model
 from vlmrl.model.lora import (
     ReferencePolicy,
     adapter_off,
@@ -235,14 +235,37 @@ def test_4bit_without_bitsandbytes_is_an_error_in_words(tiny_folder, monkeypatch
 
 def test_what_4bit_asks_of_transformers(tiny_folder, monkeypatch):
     """NF4, twice quantized, computing in the recipe's type; vision tower, connector and embeddings stay whole."""
+    from transformers import AutoConfig
+
     from vlmrl.model.load import quantized_arguments
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: object())
     monkeypatch.setattr("transformers.BitsAndBytesConfig.post_init", lambda self: None)
-    asked = quantized_arguments(Model(path=str(tiny_folder), device="cpu", quantize="4bit"))
+    plain = AutoConfig.from_pretrained(tiny_folder)
+    asked = quantized_arguments(Model(path=str(tiny_folder), device="cpu", quantize="4bit"), plain)
     config = asked["quantization_config"]
     assert (config.load_in_4bit, config.bnb_4bit_quant_type, config.bnb_4bit_use_double_quant) == (True, "nf4", True)
     assert config.bnb_4bit_compute_dtype == torch.bfloat16
-    assert {"visual", "lm_head", "multi_modal_projector"} <= set(config.llm_int8_skip_modules)
+    whole = set(config.llm_int8_skip_modules)
+    assert {"lm_head", "model.visual.blocks.0.attn.qkv", "model.visual.merger.mlp.0"} <= whole
+    assert not [n for n in whole if "language_model" in n]
     assert asked["device_map"] == {"": torch.device("cpu")}
-    assert quantized_arguments(Model(path=str(tiny_folder))) == {}
+    assert quantized_arguments(Model(path=str(tiny_folder)), plain) == {}
+
+
+def test_4bit_for_real_where_bitsandbytes_is(small_folder, row):
+    """The language model's layers are quantized and no others; an adapter on them trains; at full width it is the same."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    settings = Model(path=str(small_folder), device="cpu", quantize="4bit")
+    model = load_model(settings)
+    quantized = [n for n, m in model.named_modules() if isinstance(m, bitsandbytes.nn.Linear4bit)]
+    assert quantized and all("language_model" in n for n in quantized)
+    assert {n for n in linear_names(model) if "language_model" in n} == set(quantized)
+    policy = Policy(filled(attach_adapter(model, Lora(rank=4), dtype=torch.bfloat16)))
+    policy(row).logp.sum().backward()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert trained and all(p.dtype == torch.bfloat16 and bool(p.grad.any()) for p in trained)
+    whole = attach_adapter(read_model(settings).dequantize(), Lora(rank=4), dtype=torch.bfloat16)
+    load_adapter_tensors(whole, adapter_tensors(model))
+    before = logp(model, row, shared_prefix=False)
+    assert float((logp(fold_adapter(whole), row, shared_prefix=False) - before).abs().max()) < 0.1

@@ -314,25 +314,11 @@ BROKEN = [
         "[lora]",
     ),
     (
-        "4 bits on a CPU",
-        '=[model]\npath = "model"\nquantize = "4bit"\ndevice = "cpu"\n[lora]\nrank = 8\n' + REST,
-        "needs a CUDA device",
-        3,
-        "auto",
-    ),
-    (
         "kahan over float32",
         '=[model]\npath = "model"\ndtype = "float32"\n[optim]\nname = "adamw_bf16_kahan"\n' + REST,
         "holds bfloat16 weights, but `model.dtype` is float32",
         5,
         "bfloat16",
-    ),
-    (
-        "8-bit moments on a CPU",
-        '=[model]\npath = "model"\ndevice = "cpu"\n[optim]\nname = "adamw_8bit"\n' + REST,
-        "adamw_8bit, which needs a CUDA device",
-        5,
-        "auto",
     ),
     ("one sample", "[rollout]\nsamples_per_prompt = 1\n", "every advantage is 0", 10, "8 is the default"),
     (
