@@ -194,6 +194,30 @@ def test_such_a_run_is_evaluated_and_merged_both_ways(place, parent, tmp_path):
     assert done.code == 2 and "exists" in done.err
 
 
+def test_dropout_of_a_supervised_adapter_resumes_and_ends_where_reinforcement_begins(place, tmp_path):
+    whole, _ = begin(place, "sft", tmp_path / "a", "lora.dropout=0.5")
+    run, _ = begin(place, "sft", tmp_path / "b", "lora.dropout=0.5", stop_at=1)
+    run, _ = go_on(run, "sft", tmp_path / "b")
+    assert_same_adapter_run(run, whole)
+    child, status = begin(place, "rl", tmp_path / "b", f"model.path={run.checkpoint_dirs()[-1]}", "train.steps=1")
+    assert status == "done" and child.metrics("train")[0]["policy/sampler_gap_max"] < 1e-4
+
+
+def test_on_4_bits_a_run_trains_resumes_and_is_merged_at_full_width(place, tmp_path, monkeypatch):
+    pytest.importorskip("bitsandbytes")
+    # On some CPUs it packs weights anew for inference, which cannot be trained through; on CUDA there is no such thing.
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
+    more = ("model.quantize=4bit", "model.dtype=bfloat16", "optim.name=adamw_8bit", "algo.kl_coef=0.1", "train.steps=3")
+    whole, _ = begin(place, "rl", tmp_path / "a", *more)
+    run, _ = begin(place, "rl", tmp_path / "b", *more, stop_at=1)
+    run, status = go_on(run, "rl", tmp_path / "b")
+    assert status == "done"
+    assert_same_adapter_run(run, whole)
+    done = this_process("merge", run.id, "--checkpoint", "last", "--runs", tmp_path / "b", "--json", cwd=tmp_path)
+    assert 0 < done.json["logp_gap"] < 0.1
+    assert "quantization_config" not in (Path(done.json["folder"]) / "config.json").read_text()
+
+
 def test_the_default_learning_rate_and_its_origin(place, tmp_path):
     from vlmrl.recipe.load import load_recipe, recipe_from_resolved
 

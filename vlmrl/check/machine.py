@@ -123,18 +123,32 @@ def check_trained(loaded: LoadedRecipe, facts: ModelFacts) -> list[Problem]:
 
 
 def check_installed(loaded: LoadedRecipe) -> list[Problem]:
-    """Packages beyond the usual ones that the recipe asks for. Nothing is imported."""
+    """Packages beyond the usual ones that the recipe asks for, and the device that they need."""
     recipe = loaded.recipe
     wanted = [(("model", "quantize"), f'model.quantize = "{recipe.model.quantize}"', recipe.model.quantize is not None),
               (("optim", "name"), 'optim.name = "adamw_8bit"', recipe.optim.name == "adamw_8bit")]  # fmt: skip
     if importlib.util.find_spec("bitsandbytes") is not None:
-        return []
+        return _check_quantized_device(loaded)
     hint = "pip install 'vlmrl[bitsandbytes]', or leave the key out"
     return [
         Problem(f"{what} needs bitsandbytes, which is not installed", loaded.where(key), hint)
         for key, what, is_asked in wanted
         if is_asked
     ]
+
+
+def _check_quantized_device(loaded: LoadedRecipe) -> list[Problem]:
+    if loaded.recipe.model.quantize is None:
+        return []
+    from vlmrl.model.facts import device_facts
+
+    if device_facts(loaded.recipe.model.device)[0]["kind"] == "cuda":
+        return []
+    message = (
+        f'model.quantize = "{loaded.recipe.model.quantize}" needs a CUDA device: on a CPU it is for inference only'
+    )
+    where = loaded.where(("model", "quantize"))
+    return [Problem(message, where, "run it on a machine with a GPU, or leave quantize out")]
 
 
 def check_memory(loaded: LoadedRecipe, memory: Memory) -> tuple[list[Problem], dict[str, Any]]:

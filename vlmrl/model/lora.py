@@ -79,10 +79,28 @@ def attach_adapter(model: Any, lora: Lora, freeze: Sequence[str] = (), dtype: to
     )  # fmt: skip
     model.requires_grad_(False)
     peft.inject_adapter_in_model(config, model)
+    for layer in _layers(model):
+        for name, module in layer.lora_dropout.items():
+            if isinstance(module, nn.Dropout):
+                layer.lora_dropout[name] = _GradientDropout(module.p)
     if dtype is not None:
         for parameter in _adapter_parameters(model).values():
             parameter.data = parameter.data.to(dtype)
     return model
+
+
+class _GradientDropout(nn.Module):
+    """Dropout wherever gradients are computed, the recomputation in a backward pass included, and nowhere else.
+
+    The model's mode does not say that: it is eval when a checkpointed layer is recomputed.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, self.p, training=torch.is_grad_enabled())
 
 
 def has_adapter(model: nn.Module) -> bool:

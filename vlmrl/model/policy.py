@@ -43,10 +43,7 @@ class Policy(nn.Module):
         self.entropy_gradient = entropy_gradient
         self.family = family_of(model)
         self.shared_prefix = shared_prefix and self.family.shared_prefix
-        self.train_mode = any(
-            getattr(m, "gradient_checkpointing", False) or (isinstance(m, nn.Dropout) and m.p > 0)
-            for m in model.modules()
-        )
+        self.recompute = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
         self._positions: dict[bytes, Tensor] = {}
 
     @property
@@ -55,10 +52,10 @@ class Policy(nn.Module):
 
     def forward(self, row: PackedRow) -> TokenStats:
         """Log-probs (with gradient) and entropies of the row's trained tokens, in the row's order. Shape [K]."""
-        if self.train_mode:  # transformers recomputes activations in training mode only, and cannot generate in it
+        if self.recompute:  # transformers recomputes activations in training mode only, and cannot generate in it
             self.model.train(torch.is_grad_enabled())
         hidden_KD = self._shared(row) if self.shared_prefix else self._padded(row)
-        if self.train_mode:
+        if self.recompute:
             self.model.eval()
         logp_K, entropy_K = token_logprobs(
             hidden_KD, row.target_K, head_of(self.model), temperature=self.temperature, banned_ids=self.banned_ids,
