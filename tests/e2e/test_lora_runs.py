@@ -192,6 +192,13 @@ def test_such_a_run_is_evaluated_and_merged_both_ways(place, parent, tmp_path):
     assert float(values[0]) == pytest.approx(float(values[1]), abs=0.05)
     done = this_process("merge", parent.id, "--runs", runs, "--out", tmp_path / "adapter", "--adapter", cwd=place)
     assert done.code == 2 and "exists" in done.err
+    done = this_process("eval", tmp_path / "adapter", "--recipe", "rl.toml", "--runs", runs, cwd=place)
+    assert done.code == 2 and "holds an adapter without its base model" in done.err
+    assert this_process("runs", "verify", parent.id, "--runs", runs, cwd=place).code == 0
+    done = this_process(
+        "try", "rl.toml", "--set", f"model.path={parent.id}", "--prompts", "2", "--runs", runs, cwd=place
+    )
+    assert done.code == 0, done.err
 
 
 def test_dropout_of_a_supervised_adapter_resumes_and_ends_where_reinforcement_begins(place, tmp_path):

@@ -84,7 +84,7 @@ def load_base(checkpoint: Path, settings: Model, *, path: str | None = None) -> 
     """
     meta = read_meta(checkpoint)
     base = meta["base"]
-    found = path or _find_base(checkpoint, base)
+    found = _find_base(checkpoint, base) if path is None else Path(path) if (Path(path) / COMPLETE).is_file() else path
     try:
         if isinstance(found, Path):
             model = load_checkpoint_model(found, settings)

@@ -68,7 +68,7 @@ def linear_names(model: nn.Module) -> list[str]:
 def attach_adapter(model: Any, lora: Lora, freeze: Sequence[str] = (), dtype: torch.dtype | None = None) -> Any:
     """Put a fresh adapter into the model, in place: its second factor is 0, so the model's function is unchanged.
 
-    The adapter's parameters are then the only trainable ones. Random numbers come from torch's global generator.
+    peft makes the adapter's parameters the only trainable ones. Random numbers come from torch's global generator.
     Args: dtype: of the adapter; None = that of the layer it sits on (for 4-bit layers it must be given).
     Raises: CheckpointError as `target_names`, or when peft is missing.
     """
@@ -77,7 +77,6 @@ def attach_adapter(model: Any, lora: Lora, freeze: Sequence[str] = (), dtype: to
         r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, use_rslora=lora.rslora, use_dora=lora.dora,
         target_modules=target_names(linear_names(model), lora, freeze), bias="none",
     )  # fmt: skip
-    model.requires_grad_(False)
     peft.inject_adapter_in_model(config, model)
     for layer in _layers(model):
         for name, module in layer.lora_dropout.items():
@@ -232,7 +231,8 @@ def trained_parts(model: nn.Module) -> Trained:
     for name, parameter in model.named_parameters():
         part = (part_of(name) or "other") + (" adapter" if name in adapters else "")
         where = counts[0 if parameter.requires_grad else 1]
-        where[part] = where.get(part, 0) + parameter.numel()
+        packed = 1 if parameter.is_floating_point() else 2  # 4-bit weights: two in a byte
+        where[part] = where.get(part, 0) + packed * parameter.numel()
     return Trained(*counts)
 
 

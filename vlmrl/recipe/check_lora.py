@@ -81,6 +81,13 @@ def _optimizer(loaded: LoadedRecipe) -> Iterator[Problem]:
         yield Problem(message, where, 'set model.dtype = "bfloat16", or optim.name = "adamw"')
 
 
+def _slow_rate(loaded: LoadedRecipe) -> Iterator[Problem]:
+    lr = loaded.recipe.optim.lr
+    if loaded.recipe.lora is not None and lr < 3e-6:
+        message = f"`optim.lr` is {lr}, a rate for whole weights; an adapter hardly moves with it"
+        yield Problem(message, loaded.where(("optim", "lr")), "leave it out: with [lora] it is then 1e-5", "warning")
+
+
 LORA_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (
-    _frozen, _frozen_under_adapter, _dropout, _patterns, _quantized, _optimizer,
+    _frozen, _frozen_under_adapter, _dropout, _patterns, _quantized, _optimizer, _slow_rate,
 )  # fmt: skip

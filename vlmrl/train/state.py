@@ -20,7 +20,7 @@ from vlmrl.data.encode import Encoder
 from vlmrl.data.sampler import PromptStream
 from vlmrl.errors import CheckpointError, DataError, StoreError
 from vlmrl.model.load import DTYPES, banned_ids_of, load_model, load_processor, pick_device, prepare_model, stop_ids_of
-from vlmrl.model.lora import ReferencePolicy, attach_adapter, fold_adapter, read_adapter, trained_parts
+from vlmrl.model.lora import CONFIG_FILE, ReferencePolicy, attach_adapter, fold_adapter, read_adapter, trained_parts
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model, Recipe
 from vlmrl.rewards.scorer import Scorer
@@ -75,6 +75,9 @@ def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOr
     if run is not None:
         checkpoint = run.checkpoint(which)
         return ModelOrigin(path, checkpoint, {"run": run.id, "checkpoint": checkpoint.name})
+    if (folder / CONFIG_FILE).is_file():
+        raise CheckpointError(f"{path} holds an adapter without its base model", where=path,
+                              hint="name the run that made it, or fold it in: vlmrl merge RUN")  # fmt: skip
     if folder.is_dir():
         raise CheckpointError(f"{path} holds no model: there is no config.json, and it is no run", where=path)
     return ModelOrigin(path)
