@@ -225,17 +225,6 @@ def test_on_4_bits_a_run_trains_resumes_and_is_merged_at_full_width(place, tmp_p
     assert "quantization_config" not in (Path(done.json["folder"]) / "config.json").read_text()
 
 
-def test_the_default_learning_rate_and_its_origin(place, tmp_path):
-    from vlmrl.recipe.load import load_recipe, recipe_from_resolved
-
-    (tmp_path / "rl.toml").write_text((place / "rl.toml").read_text().replace("lr = 1e-2\n", ""))
-    loaded = load_recipe(tmp_path / "rl.toml")
-    assert (loaded.recipe.optim.lr, loaded.origins["optim.lr"]) == (1e-5, "default with [lora]")
-    assert recipe_from_resolved(loaded.resolved, where="x").optim.lr == 1e-5
-    full = load_recipe(place / "rl.toml", overrides=["optim.lr=2e-6"])
-    assert (full.recipe.optim.lr, full.origins["optim.lr"]) == (2e-6, "--set")
-
-
 def test_check_counts_the_adapter_and_names_what_is_wrong(place, tmp_path):
     words = ("check", "rl.toml", "--runs", tmp_path, "--set", "rollout.max_new_tokens=40")
     sound = this_process(*words, "--json", cwd=place)

@@ -118,7 +118,7 @@ def check_freeze(settings: Model, parts: Collection[str | None]) -> None:
         if name not in parts:
             message = f"`model.freeze` names `{name}`, a part that no parameter of this model belongs to"
             raise CheckpointError(message, hint=f"its parts: {', '.join(there)}")
-    if set(there) <= set(settings.freeze):
+    if set(parts) <= set(settings.freeze):
         raise CheckpointError("`model.freeze` names every part: nothing is left to train", hint="leave one of them out")
 
 

@@ -305,6 +305,15 @@ BROKEN = [
     ("an adapter without a rank", "[lora]\nalpha = 8\n", "`lora.rank` is missing", 9, "`rank`"),
     ("no targets", "[lora]\nrank = 8\ntargets = []\n", "`lora.targets` is empty", 11, "all-linear"),
     ("targets as one word", '[lora]\nrank = 8\ntargets = "q_proj"\n', "`lora.targets` is", 11, 'targets = ["q_proj"]'),
+    ("a word in the list", '[lora]\nrank = 8\ntargets = ["all-linear"]\n', "no name of a layer", 11, '"all-linear"'),
+    ("the rate of whole weights", "[lora]\nrank = 8\n[optim]\nlr = 1e-6\n", "an adapter hardly moves", 12, "1e-5"),
+    (
+        "frozen twice",
+        '=[model]\npath = "model"\nfreeze = ["vision"]\n[lora]\nrank = 8\n' + REST,
+        "naming vision changes nothing",
+        3,
+        "remove it",
+    ),
     ("everything left out", '[lora]\nrank = 8\nexclude = ["*"]\n', "leaves no layer", 11, "remove it"),
     (
         "4 bits without an adapter",
