@@ -62,6 +62,14 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="session")
+def small_folder(tmp_path_factory: pytest.TempPathFactory):
+    """The same model as it is initialised, for tolerances that are absolute numbers of nats."""
+    from vlmrl.model.tiny import build_tiny
+
+    return build_tiny(tmp_path_factory.mktemp("small") / "model", TINY_TEXTS, vocabulary=300, hidden=64, layers=2)
+
+
+@pytest.fixture(scope="session")
 def tiny_processor(tiny_folder):
     from vlmrl.model.load import load_processor
     from vlmrl.recipe.schema import Model

@@ -29,6 +29,8 @@ FENCES = {
     "torch": ("model/", "algo/losses.py", "algo/kl.py", "algo/aggregate.py", "data/encode.py", "data/batch.py", "dist/",
               "rollout/", "checkpoint/", "train/", "evaluate/run.py", "check/machine.py"),
     "torch.distributed": ("dist/", "checkpoint/io.py", "rollout/weight_sync.py"),
+    "peft": ("model/lora.py",),
+    "bitsandbytes": ("train/optim.py",),
     "pickle": (),
     "cloudpickle": (),
     "dill": (),

@@ -8,6 +8,7 @@ by counting what autograd keeps for two small models with and without recomputat
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.errors import Problem
+from vlmrl.errors import CheckpointError, Problem
 from vlmrl.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 LOGIT_BYTES = 2**25 * 4 * 3
 """A chunk of logits, its softmax and their gradient, at most (model/logprobs.py)."""
 BYTES_PER_ROLLOUT_TOKEN = 12
+MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2, "adamw_bf16_kahan": 8}
+"""What an optimizer keeps of a trained number besides its master (kahan: two bfloat16, one float32)."""
 GIB = 1 << 30
 
 
@@ -51,7 +54,7 @@ def estimate_memory(loaded: LoadedRecipe, facts: ModelFacts, *, prompt_tokens: i
     """Memory of the recipe's run. `prompt_tokens`, `image_tokens`: of the longest prompt known."""
     recipe = loaded.recipe
     size = 4 if recipe.model.dtype == "float32" else 2
-    total, trained = facts.total, facts.trained(recipe.model.freeze)
+    total, trained = facts.total, trained_parameters(loaded, facts)
     longest = prompt_tokens + recipe.rollout.max_new_tokens
     row_tokens = max(recipe.train.tokens_per_row, longest)
     responses = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
@@ -62,21 +65,90 @@ def estimate_memory(loaded: LoadedRecipe, facts: ModelFacts, *, prompt_tokens: i
     vision = _activations(facts.vision, prompts_in_row * image_tokens * merge, recipe.model.gradient_checkpointing)
     vocabulary = int(facts.text.get("vocab_size", 0))
     return Memory(
-        weights=total * size,
-        masters=0 if size == 4 else trained * 4,
+        weights=weight_bytes(loaded, facts),
+        masters=0 if size == 4 or recipe.optim.name == "adamw_bf16_kahan" else trained * 4,
         gradients=trained * 4,
-        optimizer=trained * 8,
+        optimizer=trained * MOMENT_BYTES[recipe.optim.name],
         activations=(text + vision) * size,
         logits=min(LOGIT_BYTES, row_tokens * vocabulary * 12),
         kv_cache=2 * _layers(facts.text) * _kv_width(facts.text) * size * cache_tokens,
-        reference=total * size if recipe.algo.kl_coef > 0 and recipe.kind == "rl" else 0,
+        reference=total * size if recipe.algo.kl_coef > 0 and recipe.kind == "rl" and recipe.lora is None else 0,
     )
 
 
 def checkpoint_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
-    """Size of one checkpoint: all weights, the moments, and the masters where they differ from the weights."""
+    """Size of one checkpoint: the weights (or the adapter), the moments, the masters where they are not the weights."""
+    recipe = loaded.recipe
+    size = 4 if recipe.model.dtype == "float32" else 2
+    trained = trained_parameters(loaded, facts)
+    masters = 0 if size == 4 or recipe.optim.name == "adamw_bf16_kahan" else 4
+    return (facts.total if recipe.lora is None else trained) * size + trained * (
+        MOMENT_BYTES[recipe.optim.name] + masters
+    )
+
+
+def trained_parameters(loaded: LoadedRecipe, facts: ModelFacts) -> int:
+    """How many numbers are trained: the adapter's, or the weights that are not frozen."""
+    lora, freeze = loaded.recipe.lora, loaded.recipe.model.freeze
+    if lora is None:
+        return facts.trained(freeze)
+    from vlmrl.model.lora import target_names
+
+    shapes = [facts.linear[name] for name in target_names(list(facts.linear), lora, freeze)]
+    return sum(lora.rank * (rows + columns) + (rows if lora.dora else 0) for rows, columns in shapes)
+
+
+def weight_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
+    """The model itself, with its adapter; quantized, half a byte a number and a 32nd more for the scales."""
     size = 4 if loaded.recipe.model.dtype == "float32" else 2
-    return facts.total * size + facts.trained(loaded.recipe.model.freeze) * (8 if size == 4 else 12)
+    adapter = trained_parameters(loaded, facts) * size if loaded.recipe.lora else 0
+    quantized = facts.language_linear if loaded.recipe.model.quantize else 0
+    return (facts.total - quantized) * size + quantized // 2 + quantized // 32 + adapter
+
+
+def check_trained(loaded: LoadedRecipe, facts: ModelFacts) -> list[Problem]:
+    """What `[lora]` and `model.freeze` name must be in this model, and something must be left to train."""
+    from vlmrl.model.load import check_freeze
+
+    try:
+        check_freeze(loaded.recipe.model, facts.parameters)
+    except CheckpointError as error:
+        return [Problem(error.message, loaded.where(("model", "freeze")), error.hint)]
+    try:
+        trained_parameters(loaded, facts)
+    except CheckpointError as error:
+        keys = [("lora", key) for key in ("targets", "exclude") if f"lora.{key}" in error.message]
+        return [Problem(error.message, loaded.where(*keys, ("lora", "rank")), error.hint)]
+    return []
+
+
+def check_installed(loaded: LoadedRecipe) -> list[Problem]:
+    """Packages beyond the usual ones that the recipe asks for, and the device that they need."""
+    recipe = loaded.recipe
+    wanted = [(("model", "quantize"), f'model.quantize = "{recipe.model.quantize}"', recipe.model.quantize is not None),
+              (("optim", "name"), 'optim.name = "adamw_8bit"', recipe.optim.name == "adamw_8bit")]  # fmt: skip
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        return _check_quantized_device(loaded)
+    hint = "pip install 'vlmrl[bitsandbytes]', or leave the key out"
+    return [
+        Problem(f"{what} needs bitsandbytes, which is not installed", loaded.where(key), hint)
+        for key, what, is_asked in wanted
+        if is_asked
+    ]
+
+
+def _check_quantized_device(loaded: LoadedRecipe) -> list[Problem]:
+    if loaded.recipe.model.quantize is None:
+        return []
+    from vlmrl.model.facts import device_facts
+
+    if device_facts(loaded.recipe.model.device)[0]["kind"] == "cuda":
+        return []
+    message = (
+        f'model.quantize = "{loaded.recipe.model.quantize}" needs a CUDA device: on a CPU it is for inference only'
+    )
+    where = loaded.where(("model", "quantize"))
+    return [Problem(message, where, "run it on a machine with a GPU, or leave quantize out")]
 
 
 def check_memory(loaded: LoadedRecipe, memory: Memory) -> tuple[list[Problem], dict[str, Any]]:

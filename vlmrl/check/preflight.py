@@ -46,7 +46,7 @@ def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
 
     Returns: errors and warnings; with errors in the recipe itself nothing is opened.
     """
-    problems = check_recipe(loaded, catalogs())
+    problems = check_recipe(loaded, catalogs()) + machine.check_installed(loaded)
     if any(p.level == "error" for p in problems):
         return problems
     opened = rows.open_sources(loaded)
@@ -64,7 +64,7 @@ def preflight(loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | Non
 
     Args: model_files: where the model's configuration and processor are, when `model.path` names a run or checkpoint.
     """
-    found = Preflight(check_recipe(loaded, catalogs()))
+    found = Preflight(check_recipe(loaded, catalogs()) + machine.check_installed(loaded))
     opened = rows.open_sources(loaded)
     found.problems += [p for p in opened.problems if not _told(p, found.problems)]
     found.problems += rows.check_validation(loaded, opened)
@@ -181,7 +181,11 @@ def _check_machine(
         where = loaded.where(("model", "path"))
         found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
         return
-    trained = facts.trained(loaded.recipe.model.freeze)
+    problems = machine.check_trained(loaded, facts)
+    if problems:
+        found.problems += [p for p in problems if not _told(p, found.problems)]
+        return
+    trained = machine.trained_parameters(loaded, facts)
     parts = dict(facts.parameters)
     found.plan["model"] = {"type": facts.model_type, "parameters": facts.total, "trained": trained, "parts": parts}
     memory = machine.estimate_memory(loaded, facts, prompt_tokens=longest[0], image_tokens=longest[1])

@@ -2,7 +2,10 @@
 
 checkpoints/step-000010/
   meta.json           schema, step, base model, dtype, what is trained, sampling policy, every file with size and sha256
-  model/              weights: torch.distributed.checkpoint in safetensors form, names as in the transformers model
+  model/              weights: torch.distributed.checkpoint in safetensors form, names as in the transformers model;
+                      absent under LoRA
+  adapter/            under LoRA: adapter_config.json and adapter_model.safetensors as PEFT reads them; frozen weights
+                      stay in the base model, which meta.json names with a checksum
   optimizer/          moments, the same form; float32 masters too when the weights are bfloat16
   hf/                 config, generation config, processor and chat template, as `save_pretrained` writes them
   data.json           position in the data, training state (step, best validation, ...)
@@ -22,7 +25,7 @@ from vlmrl.errors import CheckpointError
 from vlmrl.store.layout import COMPLETE, META
 
 SCHEMA = 1
-MODEL, OPTIMIZER, HF = "model", "optimizer", "hf"
+MODEL, ADAPTER, OPTIMIZER, HF = "model", "adapter", "optimizer", "hf"
 DATA = "data.json"
 RNG = "rng/torch.safetensors"
 PROOF = "proof.safetensors"

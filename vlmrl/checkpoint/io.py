@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -22,8 +23,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from vlmrl import __version__
-from vlmrl.checkpoint.format import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, SCHEMA, read_meta
+from vlmrl.checkpoint.format import ADAPTER, DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, SCHEMA, read_meta
 from vlmrl.errors import CheckpointError, StoreError
+from vlmrl.model.lora import has_adapter, write_adapter
 from vlmrl.store.faults import crash_point
 from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import COMPLETE, META, checkpoint_dir
@@ -35,7 +37,7 @@ class Saved:
 
     Args:
         step: policy version of the weights.
-        meta: base model, dtype and so on (JSON values).
+        meta: base model, dtype and so on (JSON values); with an adapter, `base` has `path` and `revision`.
         data: data position and training state (JSON values).
         proof: tensors of `proof.safetensors`.
     """
@@ -91,7 +93,11 @@ def _write_folder(
 ) -> None:
     """Everything but COMPLETE, on the disk when this returns."""
     folder.mkdir()
-    _write_tensors(folder / MODEL, model_tensors(model))
+    if has_adapter(model):
+        base = saved.meta["base"]
+        write_adapter(folder / ADAPTER, model, base["path"], base["revision"])
+    else:
+        _write_tensors(folder / MODEL, model_tensors(model))
     crash_point("mid-save")
     if optimizer_tensors:
         _write_tensors(folder / OPTIMIZER, dict(optimizer_tensors))
@@ -216,7 +222,10 @@ def _single_process() -> Iterator[None]:
 
 def _write_hf_files(folder: Path, model: Any, processor: Any) -> None:
     folder.mkdir()
-    model.config.save_pretrained(folder)
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):  # how the base was held in memory is no property of the model
+        del config.quantization_config
+    config.save_pretrained(folder)
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(folder)
     processor.save_pretrained(folder)

@@ -17,19 +17,22 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from vlmrl.checkpoint.format import HF, read_meta
-from vlmrl.checkpoint.io import check_files, load_proof, load_weights
+from vlmrl.checkpoint.format import ADAPTER, HF, read_meta
+from vlmrl.checkpoint.io import check_files, load_proof
+from vlmrl.checkpoint.load import load_base, load_checkpoint_model, put_adapter, saved_lora
 from vlmrl.data.batch import PromptTokens, TrainItem, make_row
 from vlmrl.errors import CheckpointError
-from vlmrl.model.load import DTYPES, load_model, load_processor
+from vlmrl.model.load import DTYPES, load_model, load_processor, prepare_model
+from vlmrl.model.lora import fold_adapter, load_peft_folder, read_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.model.quiet import quiet_transformers
 from vlmrl.recipe.schema import Model
 from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, remove_tree, sync_folder, temp_path
 from vlmrl.types import Segment
 
-TOLERANCE_NATS = {"float32": 1e-4, "bfloat16": 5e-2}
-"""Largest |log-prob| difference after reload that counts as the same model: rounding of another batch shape."""
+TOLERANCE_NATS = {"float32": 1e-4, "bfloat16": 5e-2, "4bit": 1e-1}
+"""Largest |log-prob| difference after reload that counts as the same model: rounding of another batch shape (and, from
+4 bits, of the kernel that multiplied packed weights)."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,19 @@ class Merged:
     found: tuple[str, ...] = ()
 
 
-def merge(checkpoint: Path, out: Path, *, dtype: str | None = None, force: bool = False) -> Merged:
+def merge(
+    checkpoint: Path, out: Path, *, dtype: str | None = None, force: bool = False, adapter: bool = False,
+    base: str | None = None,
+) -> Merged:  # fmt: skip
     """Write the checkpoint as a Hugging Face folder: weights, config, generation config, processor, chat template.
 
-    The folder is written beside `out`, loaded again through `AutoModelForImageTextToText`, compared with the log-probs
-    that were saved with the checkpoint, and only then renamed to `out`.
+    An adapter is folded into its base model's weights, or kept as a PEFT folder. What was written beside `out` is
+    loaded again as anybody would (`AutoModelForImageTextToText`, `PeftModel`), compared with the log-probs that were
+    saved with the checkpoint, and only then renamed to `out`.
 
-    Args: dtype: of the written weights; default: the dtype they were trained in. force: replace an existing folder.
+    Args:
+        dtype: of the written weights; default: the dtype they were trained in.      force: replace an existing folder.
+        adapter: keep the adapter as it is.      base: where its base model is now, when it is not where it was.
     Raises: CheckpointError when the checkpoint is damaged, `out` exists, or the reloaded model differs.
     """
     found = remove_leftovers(out)
@@ -61,16 +70,16 @@ def merge(checkpoint: Path, out: Path, *, dtype: str | None = None, force: bool 
         told = "; ".join([f"{out} exists", *found])
         raise CheckpointError(told, hint="choose another --out, or --force to replace it")
     meta = read_meta(checkpoint)
-    settings = Model(path=str(checkpoint / HF), dtype=meta["dtype"], device="cpu")
-    model = load_checkpoint_model(checkpoint, settings)
+    _check_options(checkpoint, dtype, adapter, base)
+    source = _Source(checkpoint, _settings(checkpoint, meta), base)
+    write = _write_adapter if adapter else _write_merged
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with _writing(out) as temp:
-            with quiet_transformers():
-                (model if dtype is None else model.to(DTYPES[dtype])).save_pretrained(temp)
-                load_processor(settings).save_pretrained(temp)
-            gap = prove(checkpoint, temp, dtype or meta["dtype"])
-            limit = max(TOLERANCE_NATS[dtype or meta["dtype"]], TOLERANCE_NATS[meta["dtype"]])
+            parameters = write(source, temp, dtype)
+            gap = prove_adapter(source, temp) if adapter else prove(checkpoint, temp, dtype or meta["dtype"])
+            compared = (dtype or meta["dtype"], meta.get("quantize") or meta["dtype"])
+            limit = max(TOLERANCE_NATS[kind] for kind in compared)
             if gap is not None and not gap <= limit:
                 raise CheckpointError(
                     f"the merged model is not the trained one: log-probs differ by {gap:.2g} nats",
@@ -83,7 +92,59 @@ def merge(checkpoint: Path, out: Path, *, dtype: str | None = None, force: bool 
             hint="free disk space, or choose another --out; nothing was written",
         ) from error  # fmt: skip
     size = sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
-    return Merged(out, meta["step"], sum(p.numel() for p in model.parameters()), size, gap, tuple(found))
+    return Merged(out, meta["step"], parameters, size, gap, tuple(found))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A checkpoint to merge, how its model is loaded, and where its base is if somebody said so."""
+
+    checkpoint: Path
+    settings: Model
+    base: str | None
+
+    def base_model(self) -> Any:
+        model = load_base(self.checkpoint, self.settings, path=self.base)
+        # The adapter was trained on the rounded weights: those, in full width again, are what it belongs to.
+        return model if self.settings.quantize is None else model.dequantize()
+
+
+def _settings(checkpoint: Path, meta: dict[str, Any]) -> Model:
+    quantize = meta.get("quantize")
+    device = "cpu" if quantize is None else "auto"
+    return Model(path=str(checkpoint / HF), dtype=meta["dtype"], device=device, quantize=quantize)
+
+
+def _check_options(checkpoint: Path, dtype: str | None, adapter: bool, base: str | None) -> None:
+    if (adapter or base) and saved_lora(checkpoint) is None:
+        option = "--adapter" if adapter else "--base"
+        raise CheckpointError("this checkpoint has no adapter: it holds whole weights", where=str(checkpoint),
+                              hint=f"leave {option} out")  # fmt: skip
+    if adapter and dtype is not None:
+        raise CheckpointError("an adapter is kept as it was trained, so --dtype has no meaning with --adapter",
+                              hint="leave one of the two out")  # fmt: skip
+
+
+def _write_merged(source: _Source, folder: Path, dtype: str | None) -> int:
+    """The whole model, an adapter folded in. Returns its number of parameters."""
+    if saved_lora(source.checkpoint) is None:
+        model = load_checkpoint_model(source.checkpoint, source.settings)
+    else:
+        model = fold_adapter(put_adapter(source.base_model(), source.checkpoint, source.settings))
+    with quiet_transformers():
+        (model if dtype is None else model.to(DTYPES[dtype])).save_pretrained(folder)
+        load_processor(source.settings).save_pretrained(folder)
+    return sum(p.numel() for p in model.parameters())
+
+
+def _write_adapter(source: _Source, folder: Path, dtype: str | None) -> int:
+    """The adapter's own files and the processor. Returns the adapter's number of parameters."""
+    check_files(source.checkpoint, ADAPTER)
+    for path in (source.checkpoint / ADAPTER).iterdir():
+        shutil.copyfile(path, folder / path.name)
+    with quiet_transformers():
+        load_processor(source.settings).save_pretrained(folder)
+    return sum(t.numel() for t in read_adapter(folder).values())
 
 
 @contextmanager
@@ -138,35 +199,24 @@ def remove_leftovers(out: Path) -> list[str]:
     return found
 
 
-def load_checkpoint_model(checkpoint: Path, settings: Model) -> Any:
-    """The model of a checkpoint: architecture from its `hf` folder, weights from its `model` folder.
-
-    Args: settings: dtype, device and `trust_remote_code`; its path is not used.
-    """
-    from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
-
-    hf = checkpoint / HF
-    check_files(checkpoint, HF)
-    with quiet_transformers():
-        trust = settings.trust_remote_code
-        config = AutoConfig.from_pretrained(hf, trust_remote_code=trust)
-        model = AutoModelForImageTextToText.from_config(config, dtype=DTYPES[settings.dtype], trust_remote_code=trust)
-        if (hf / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(hf)
-    load_weights(checkpoint, model)
-    model.tie_weights()
-    return model
-
-
 def prove(checkpoint: Path, folder: Path, dtype: str) -> float | None:
     """Load `folder` as any user would and compare it with the checkpoint's proof.
 
     Returns: largest |log-prob difference| in nats over the saved rollouts; None when the checkpoint has no proof.
     """
+    model = load_model(Model(path=str(folder), dtype="float32" if dtype == "float32" else "bfloat16", device="cpu"))
+    return _gap(checkpoint, model)
+
+
+def prove_adapter(source: _Source, folder: Path) -> float | None:
+    """As `prove`, for a PEFT folder: the base model with that adapter on it, through PeftModel."""
+    return _gap(source.checkpoint, prepare_model(load_peft_folder(source.base_model(), folder), source.settings))
+
+
+def _gap(checkpoint: Path, model: Any) -> float | None:
     proof = load_proof(checkpoint)
     if not proof:
         return None
-    model = load_model(Model(path=str(folder), dtype="float32" if dtype == "float32" else "bfloat16", device="cpu"))
     sampling = read_meta(checkpoint)["policy"]
     policy = Policy(model, temperature=sampling["temperature"], banned_ids=sampling["banned_ids"], shared_prefix=False)
     return proof_gap(policy, proof)

@@ -21,11 +21,17 @@ def merge(
     dtype: str | None = typer.Option(
         None, "--dtype", help="float32 or bfloat16. Default: as trained.", show_default=False
     ),
+    adapter: bool = typer.Option(False, "--adapter", help="Keep a LoRA adapter as a PEFT folder; default: fold it in."),
+    base: str | None = typer.Option(
+        None, "--base", help="Where the adapter's base model is now. Default: where it was.", show_default=False
+    ),
     force: bool = typer.Option(False, "--force", help="Replace the folder if it exists."),
     runs: Path | None = typer.Option(None, "--runs", help="Folder of the runs.", show_default=False),
     json: bool = typer.Option(False, "--json", help=JSON_HELP),
 ) -> None:
     """Turn a checkpoint into a Hugging Face folder, reload it, and prove that it is the same model.
+
+    A LoRA adapter is folded into the weights, or kept as a PEFT folder with --adapter.
 
     Example: vlmrl merge last --out models/digits
     """
@@ -42,8 +48,8 @@ def merge(
     else:
         which = int(checkpoint) if checkpoint.isdigit() else checkpoint
         folder = open_run(runs_root(runs), run).checkpoint(which)
-    target = out or folder.parent.parent / f"merged-{folder.name}"
-    done = merge_checkpoint(folder, target, dtype=dtype, force=force)
+    target = out or folder.parent.parent / f"{'adapter' if adapter else 'merged'}-{folder.name}"
+    done = merge_checkpoint(folder, target, dtype=dtype, force=force, adapter=adapter, base=base)
     emit({"folder": str(done.folder), "checkpoint": str(folder), "step": done.step, "parameters": done.parameters,
           "bytes": done.bytes, "logp_gap": done.logp_gap, "found": list(done.found)}, json)  # fmt: skip
     for line in done.found:
@@ -57,6 +63,9 @@ def merge(
         f"{folder.name} -> {done.folder}: {done.parameters:,} parameters, {done.bytes / 2**20:.1f} MiB; {proof}",
         file=sys.stderr,
     )
+    if adapter:
+        print(f"use it: PeftModel.from_pretrained(base, {str(done.folder)!r})", file=sys.stderr)
+        return
     print(
         f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {done.folder}",
         file=sys.stderr,

@@ -7,7 +7,7 @@ import math
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +28,22 @@ MAX_HEADER_BYTES = 100 << 20
 class ModelFacts:
     """A model's size, from its configuration.
 
-    Args: parameters: by part ("vision", "language", "embeddings", "other").    text, vision: their config values.
+    Args:
+        parameters: by part ("vision", "connector", "language", "embeddings", "other").
+        text, vision: their config values.
+        linear: (rows, columns) of every linear layer, by full name.
     """
 
     model_type: str
     parameters: Mapping[str, int]
     text: Mapping[str, Any]
     vision: Mapping[str, Any]
+    linear: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def language_linear(self) -> int:
+        """Numbers in the language model's linear layers: those that `model.quantize` holds in 4 bits."""
+        return sum(r * c for n, (r, c) in self.linear.items() if part_of(f"{n}.weight") == "language")
 
     @property
     def total(self) -> int:
@@ -63,9 +72,11 @@ def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             hint = "name a local folder, a run, or a hub model that is in the cache or can be downloaded"
             raise CheckpointError(f"no model can be loaded from `{source}`: {first}", hint=hint) from error
-    shapes = _meta_shapes(config, settings)
+    model = _meta_model(config, settings)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     _check_weights(Path(source), shapes)
-    return ModelFacts(config.model_type, _by_part(shapes), _text_config(config), _vision_config(config))
+    linear = {n: (m.out_features, m.in_features) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    return ModelFacts(config.model_type, _by_part(shapes), _text_config(config), _vision_config(config), linear)
 
 
 def device_facts(wanted: str) -> tuple[dict[str, Any], list[str]]:
@@ -145,13 +156,12 @@ def _one_header(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from found
 
 
-def _meta_shapes(config: Any, settings: Model) -> dict[str, tuple[int, ...]]:
-    """Shapes of a model made without memory from its configuration; tied weights are counted once."""
+def _meta_model(config: Any, settings: Model) -> Any:
+    """A model made without memory from its configuration."""
     from transformers import AutoModelForImageTextToText
 
     try:
         with torch.device("meta"):
-            model = AutoModelForImageTextToText.from_config(config, trust_remote_code=settings.trust_remote_code)
+            return AutoModelForImageTextToText.from_config(config, trust_remote_code=settings.trust_remote_code)
     except ValueError as error:
         raise CheckpointError(f"`{settings.path}` is not a vision-language model: {str(error)[:160]}") from error
-    return {name: tuple(p.shape) for name, p in model.named_parameters()}

@@ -14,11 +14,18 @@ from torch import Tensor
 from vlmrl.errors import CheckpointError
 
 PART_NAMES = {
-    "vision": ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "connector."),
+    "connector": (
+        "visual.merger.", "deepstack_merger_list.", "multi_modal_projector.", "connector.", "embed_vision.",
+        "vision_tower.merger.",
+    ),
+    "vision": ("visual.", "vision_tower.", "vision_model."),
     "embeddings": ("embed_tokens.", "lm_head."),
     "language": ("language_model.", "text_model."),
-}
-"""Name fragments of the parts that `model.freeze` names. A parameter belongs to the first part that matches."""
+}  # fmt: skip
+"""Name fragments of the parts that `model.freeze` names. A parameter belongs to the first part that matches.
+
+The connector (merger, projector) turns what the vision tower sees into the language model's embeddings.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ def head_of(model: Any) -> Callable[[Tensor], Tensor]:
 
 
 def part_of(parameter_name: str) -> str | None:
-    """Which part ("vision", "embeddings", "language") a parameter belongs to; None when the name says nothing."""
+    """The part of `PART_NAMES` that a parameter belongs to; None when its name says nothing."""
     for part, fragments in PART_NAMES.items():
         if any(fragment in f"{parameter_name}." for fragment in fragments):
             return part

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from vlmrl.errors import CheckpointError
-from vlmrl.model.families import family_of, part_of
+from vlmrl.model.families import PART_NAMES, family_of, part_of
 from vlmrl.model.hub import require_source
 from vlmrl.model.prefix_attention import NAME as SHARED_PREFIX
 from vlmrl.model.quiet import quiet_transformers
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # the models load with torch and transformers alone
     from vlmrl.recipe.schema import Model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+BITSANDBYTES_HINT = "pip install 'vlmrl[bitsandbytes]'"
 DROPOUT_RATES = ("attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 """What models call their dropout, in configs and on modules."""
 IMAGE_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "audio_token_id",
@@ -39,10 +41,11 @@ def load_model(settings: Model, *, path: str | None = None, weights_from: Callab
         weights_from: makes the model instead of reading it from `path` (a checkpoint's, say).
     Raises: CheckpointError when nothing loadable is there.
     """
-    return prepare_model(_read_model(settings, path) if weights_from is None else weights_from(settings), settings)
+    return prepare_model(read_model(settings, path) if weights_from is None else weights_from(settings), settings)
 
 
-def _read_model(settings: Model, path: str | None) -> Any:
+def read_model(settings: Model, path: str | None = None) -> Any:
+    """The model of a folder or hub name as transformers loads it, before `prepare_model`. Raises: CheckpointError."""
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -53,20 +56,49 @@ def _read_model(settings: Model, path: str | None) -> Any:
             config = AutoConfig.from_pretrained(source, **kwargs)
             _no_dropout(config)
             return AutoModelForImageTextToText.from_pretrained(
-                source, config=config, dtype=DTYPES[settings.dtype], **kwargs
+                source, config=config, dtype=DTYPES[settings.dtype], **quantized_arguments(settings, config), **kwargs
             )
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise _not_loadable(source, error) from error
 
 
+def quantized_arguments(settings: Model, config: Any) -> dict[str, Any]:
+    """What `from_pretrained` is told for `model.quantize`: NF4 with double quantization, in the language model only.
+
+    Args: config: of the model, whose other linear layers are named so that they stay whole.
+    Raises: CheckpointError when bitsandbytes is missing.
+    """
+    if settings.quantize is None:
+        return {}
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise CheckpointError(f'model.quantize = "{settings.quantize}" needs bitsandbytes', hint=BITSANDBYTES_HINT)
+    from transformers import AutoModelForImageTextToText, BitsAndBytesConfig
+
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config, trust_remote_code=settings.trust_remote_code)
+    linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    whole = [name for name in linear if part_of(f"{name}.weight") != "language"]
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=DTYPES[settings.dtype], llm_int8_skip_modules=whole,
+    )  # fmt: skip
+    return {"quantization_config": quantization, "device_map": {"": pick_device(settings.device)}}
+
+
 def prepare_model(model: Any, settings: Model) -> Any:
-    """Attention, checkpointing, frozen parts, device and eval mode of a model, as the recipe says."""
+    """Attention, checkpointing, frozen parts, device and eval mode of a model, as the recipe says.
+
+    Raises: CheckpointError when `model.freeze` names a part that this model does not have.
+    """
     if family_of(model).shared_prefix:
         model.set_attn_implementation({"text_config": SHARED_PREFIX, "vision_config": "sdpa"})
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    parts = {name: part_of(name) for name, _ in model.named_parameters()}
+    check_freeze(settings, set(parts.values()))
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(part_of(name) not in settings.freeze)
+        if parameter.is_floating_point():  # 4-bit weights are bytes
+            parameter.requires_grad_(parts[name] not in settings.freeze)
     # RL needs the same function in sampling and training: no dropout, whatever the mode (see Policy.forward).
     for module in model.modules():
         for rate in DROPOUT_RATES:
@@ -74,7 +106,20 @@ def prepare_model(model: Any, settings: Model) -> Any:
                 setattr(module, rate, 0.0)
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    return model.to(pick_device(settings.device)).eval()
+    if not getattr(model, "is_quantized", False):  # those are on their device since they were read
+        model = model.to(pick_device(settings.device))
+    return model.eval()
+
+
+def check_freeze(settings: Model, parts: Collection[str | None]) -> None:
+    """Raise a CheckpointError unless the model has every part that `model.freeze` names and one that it does not."""
+    there = [p for p in PART_NAMES if p in parts]
+    for name in settings.freeze:
+        if name not in parts:
+            message = f"`model.freeze` names `{name}`, a part that no parameter of this model belongs to"
+            raise CheckpointError(message, hint=f"its parts: {', '.join(there)}")
+    if set(parts) <= set(settings.freeze):
+        raise CheckpointError("`model.freeze` names every part: nothing is left to train", hint="leave one of them out")
 
 
 def load_processor(settings: Model, *, path: str | None = None) -> Any:

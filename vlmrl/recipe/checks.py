@@ -15,6 +15,7 @@ from pathlib import Path
 
 from vlmrl.errors import Problem
 from vlmrl.recipe.check_files import FILE_RULES, is_file_reward
+from vlmrl.recipe.check_lora import LORA_RULES
 from vlmrl.recipe.lines import Key, dotted
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
@@ -89,14 +90,6 @@ def _pixels(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         message = f"`model.min_pixels` ({model.min_pixels}) is above `model.max_pixels` ({model.max_pixels})"
         where = loaded.where(("model", "min_pixels"), ("model", "max_pixels"))
         yield Problem(message, where, "images are enlarged to min_pixels and shrunk to max_pixels; set min <= max")
-
-
-def _frozen(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    if {"vision", "language", "embeddings"} <= set(loaded.recipe.model.freeze):
-        message = "`model.freeze` names every part: nothing is left to train"
-        yield Problem(
-            message, loaded.where(("model", "freeze")), "leave out at least one of vision, language, embeddings"
-        )
 
 
 def _schedule(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -308,7 +301,8 @@ def _paper(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 
 RULES: tuple[Rule, ...] = (
-    _filtered_sampling, _clip_bounds, _pixels, _frozen, _schedule, _group_size, _updates, _token_budgets, _stop_strings,
+    _filtered_sampling, _clip_bounds, _pixels, _schedule, _group_size, _updates, _token_budgets, _stop_strings,
     _validation, _test_split, _data_names, _shares, _columns, _weights, _reward_used, _names, _other_kind,
-    _odd_coefficients, _paper, *(lambda loaded, catalogs, rule=rule: rule(loaded) for rule in FILE_RULES),
+    _odd_coefficients, _paper,
+    *(lambda loaded, catalogs, rule=rule: rule(loaded) for rule in (*LORA_RULES, *FILE_RULES)),
 )  # fmt: skip

@@ -146,7 +146,7 @@ def _explained(names: tuple[str, ...], field: FieldInfo) -> Explained:
         default=default,
         required=field.is_required(),
         range=" and ".join(dict.fromkeys(_bounds(field))),
-        choices=tuple(literal_choices(field.annotation)),
+        choices=() if _has_list(field.annotation) else tuple(literal_choices(field.annotation)),
         keys=tuple(model.model_fields) if model else (),
         uses=() if model else tuple(_uses(names)),
     )
@@ -202,9 +202,11 @@ def _is_free(field: FieldInfo) -> bool:
 
 
 def _type_words(annotation: Any) -> str:
-    if literal_choices(annotation) and typing.get_origin(annotation) is not list:
-        return "one of the choices"
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if literal_choices(annotation) and _has_list(annotation):
+        return " or ".join(_toml_value(a.__args__[0]) if literal_choices(a) else _type_words(a) for a in arguments)
+    if literal_choices(annotation) and origin is not list:
+        return "one of the choices"
     if origin is typing.Annotated:
         return _type_words(arguments[0])
     if origin in (typing.Union, types.UnionType):
@@ -222,6 +224,14 @@ def _type_words(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "table"
     return TYPE_WORDS.get(annotation, "any value")
+
+
+def _has_list(annotation: Any) -> bool:
+    """Whether a union offers a list beside other things."""
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return False
+    inner = (a.__origin__ if typing.get_origin(a) is typing.Annotated else a for a in typing.get_args(annotation))
+    return any(typing.get_origin(a) is list for a in inner)
 
 
 def _bounds(field: FieldInfo) -> Iterator[str]:

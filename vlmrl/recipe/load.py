@@ -25,6 +25,8 @@ from vlmrl.recipe.schema import Recipe
 
 MAX_TABLE_DEPTH = 2
 RESOLVED_SCHEMA = 1
+LORA_LR, LORA_LR_ORIGIN = 1e-5, "default with [lora]"
+"""Learning rate of a recipe that has a `[lora]` table and names none."""
 PATH_KEYS = (
     "model.path",
     "data.path",
@@ -119,8 +121,12 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | 
         problems.append(_wrong_kind(recipe.kind, kind, places, file))
     if problems or recipe is None:
         raise ProblemsError(sorted(problems, key=_line_order))
+    derived = {}
+    if recipe.lora is not None and ("optim", "lr") not in places:
+        recipe = recipe.model_copy(update={"optim": recipe.optim.model_copy(update={"lr": LORA_LR})})
+        derived["optim.lr"] = LORA_LR_ORIGIN
     dump = recipe.model_dump(mode="json")
-    origins = {dotted(key): _origin(key, raw, places) for key, _ in leaves(dump)}
+    origins = {dotted(key): _origin(key, raw, places) for key, _ in leaves(dump)} | derived
     resolved = {"schema": RESOLVED_SCHEMA, "recipe": dump, "origins": origins}
     parent = layers[0].file if len(layers) > 1 else None
     return LoadedRecipe(recipe, own.text, file, origins, resolved, parent, places)

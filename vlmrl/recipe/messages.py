@@ -73,6 +73,9 @@ _WANTED = {
 }
 
 
+_BRANCHES = ("[key]", "list[", "literal[")
+
+
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name most like `name`, or None when none is alike."""
     found = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=cutoff)
@@ -92,11 +95,31 @@ def problems_of(
         where: place -> `file:line`; for a key that is missing it is asked for the table around it.
     """
     problems = []
-    for finding in findings:
-        key: Key = tuple(p for p in finding["loc"] if p != "[key]")
+    for finding in _without_other_branches(findings):
+        key = _place(finding)
         message, hint = _words(finding, key, root)
         problems.append(Problem(message, where(key), hint))
     return problems
+
+
+def _place(finding: Mapping[str, Any]) -> Key:
+    """Where a finding is, without pydantic's names for the branches of a union (`list[str]`)."""
+    return tuple(p for p in finding["loc"] if not (isinstance(p, str) and p.startswith(_BRANCHES)))
+
+
+def _without_other_branches(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A value that may be a word or a list is told once what is wrong: as a list, or as the word it is like."""
+    places = [_place(f) for f in findings]
+    kept = []
+    for finding, place in zip(findings, places, strict=True):
+        if places.count(place) > 1:
+            word = next((f for f in findings if _place(f) == place and f["type"] == "literal_error"), None)
+            value = finding.get("input")
+            like = word is not None and isinstance(value, str) and nearest(value, [word["ctx"]["expected"].strip("'")])
+            if word is not None and (finding is word) != bool(like):
+                continue
+        kept.append(finding)
+    return kept
 
 
 def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple[str, str | None]:

@@ -40,14 +40,38 @@ class Model(Table):
     max_pixels: PositiveInt = 1_003_520
     """Largest image area after resizing, in pixels (about one megapixel); larger ones are shrunk and counted
     by `check`."""
-    freeze: list[Literal["vision", "language", "embeddings"]] = []
-    """Parts that are not trained."""
+    freeze: list[Literal["vision", "connector", "language", "embeddings"]] = []
+    """Parts that are not trained: vision (the tower), connector (its merger or projector), language, embeddings (with
+    the head). A name that this model has no part for is an error."""
+    quantize: Literal["4bit"] | None = None
+    """Hold the language model's frozen weights in 4 bits (NF4, bitsandbytes): QLoRA. Needs a `[lora]` table."""
     thinking: Literal["off", "on", "template"] = "template"
     """The chat template's `enable_thinking`: off, on, or not passed to it (template)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     trust_remote_code: bool = False
     """Run Python code that the model's repository ships. Only for repositories you trust."""
+
+
+class Lora(Table):
+    """Train a low-rank adapter (LoRA) and nothing else. Without this table the weights themselves are trained."""
+
+    rank: PositiveInt
+    """Rank of the adapter's two factors; 16 to 64 is usual. Memory and file size grow with it."""
+    alpha: PositiveInt = 32
+    """The adapter's output is scaled by alpha / rank (with `rslora`: alpha / sqrt(rank))."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout before the adapter, in `vlmrl sft` only: sampling and training must be the same function in RL."""
+    targets: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
+    """Which linear layers get an adapter: "all-linear", or the last parts of their names (`["q_proj", "v_proj"]`)."""
+    exclude: list[str] = []
+    """Layers left out, as shell patterns over full names (`["*.layers.0.*", "*.o_proj"]`); each must match one."""
+    vision: bool = False
+    """Also the linear layers of the vision tower and the connector; otherwise the language model's only."""
+    rslora: bool = False
+    """Rank-stabilised scaling, alpha / sqrt(rank) (arXiv:2312.03732)."""
+    dora: bool = False
+    """Weight-decomposed adapter, DoRA (arXiv:2402.09353): a trained magnitude a row; slower."""
 
 
 class Data(Table):
@@ -174,8 +198,11 @@ class Train(Table):
 class Optim(Table):
     """AdamW."""
 
+    name: Literal["adamw", "adamw_8bit", "adamw_bf16_kahan"] = "adamw"
+    """adamw: float32 masters, fused on CUDA; adamw_8bit: its moments in 8 bits (bitsandbytes); adamw_bf16_kahan:
+    bfloat16 weights without masters, what rounding loses carried to the next update (Kahan)."""
     lr: Annotated[float, Field(gt=0)] = 1e-6
-    """Peak learning rate."""
+    """Peak learning rate; where the recipe has a `[lora]` table and gives none, 1e-5."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after the warm-up; linear and cosine fall to `min_lr_ratio` at the last step."""
     warmup_steps: Count = 0
@@ -237,6 +264,7 @@ class Recipe(Table):
     kind: Literal["rl", "sft"] = "rl"
     """What the recipe is for: `vlmrl train` (rl) or `vlmrl sft` (sft)."""
     model: Model
+    lora: Lora | None = None
     data: list[Data] = Field(min_length=1)
     reward: Reward = Reward()
     algo: Algo = Algo()

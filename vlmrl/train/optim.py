@@ -1,4 +1,4 @@
-"""AdamW over float32 master weights, its learning-rate schedule, and the one place where weights change."""
+"""AdamW in its forms, its learning-rate schedule, and the one place where weights change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from vlmrl.errors import TrainError
+from vlmrl.model.load import BITSANDBYTES_HINT
 from vlmrl.recipe.schema import Optim
+from vlmrl.train.kahan import KahanAdamW
+
+STATE_KEYS = (
+    "step", "exp_avg", "exp_avg_sq", "compensation",  # AdamW, KahanAdamW
+    "state1", "state2", "qmap1", "qmap2", "absmax1", "absmax2",  # AdamW8bit
+)  # fmt: skip
+"""What the optimizers keep of a parameter, by their own names; all of it goes into a checkpoint."""
 
 
 def learning_rate(settings: Optim, step: int, total_steps: int) -> float:
@@ -32,7 +40,8 @@ class Optimizer:
     """AdamW on the trainable parameters of a policy.
 
     Parameters in bfloat16 get float32 masters, and float32 gradient sums over the microbatches: the small updates of
-    reinforcement learning would vanish in bfloat16's 8 bits. float32 parameters are their own masters.
+    reinforcement learning would vanish in bfloat16's 8 bits. float32 parameters are their own masters, and so are
+    bfloat16 ones under `adamw_bf16_kahan`, whose gradients are summed in float32 all the same.
     """
 
     def __init__(self, policy: nn.Module, settings: Optim) -> None:
@@ -40,18 +49,20 @@ class Optimizer:
         self.parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise TrainError("nothing is trained: every part of the model is frozen", hint="shorten model.freeze")
+        own = settings.name == "adamw_bf16_kahan"
         self.masters = {
-            n: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for n, p in self.parameters.items()
+            n: p if own or p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+            for n, p in self.parameters.items()
         }
         for name, p in self.parameters.items():
             if self.masters[name] is not p:
                 p.register_post_accumulate_grad_hook(_add_to_master(self.masters[name]))
+            elif p.dtype != torch.float32:
+                p.grad_dtype = torch.float32
         decayed = [m for m in self.masters.values() if m.ndim >= 2]
         others = [m for m in self.masters.values() if m.ndim < 2]
         groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.adamw = torch.optim.AdamW(
-            [g for g in groups if g["params"]], lr=settings.lr, betas=(settings.beta1, settings.beta2)
-        )
+        self.adamw = _adamw(settings, [g for g in groups if g["params"]])
         self.updates = 0
 
     def clip(self) -> float:
@@ -85,11 +96,12 @@ class Optimizer:
         self.updates = updates
         for name, p in self.parameters.items():
             master = self.masters[name]
-            if f"exp_avg.{name}" in tensors:
+            saved = {key: tensors[f"{key}.{name}"].clone() for key in STATE_KEYS if f"{key}.{name}" in tensors}
+            if saved:
+                step = saved.pop("step")
                 self.adamw.state[master] = {
-                    "step": tensors[f"step.{name}"].clone(),
-                    "exp_avg": tensors[f"exp_avg.{name}"].to(master.device).clone(),
-                    "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(master.device).clone(),
+                    "step": int(step) if self.settings.name == "adamw_8bit" else step,
+                    **{key: value.to(master.device) for key, value in saved.items()},
                 }
             if master is not p and f"master.{name}" in tensors:
                 with torch.no_grad():
@@ -98,11 +110,26 @@ class Optimizer:
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, p in self.parameters.items():
             state: dict[str, Any] = self.adamw.state.get(self.masters[name], {})
-            for key in ("step", "exp_avg", "exp_avg_sq"):
-                if key in state:
-                    yield f"{key}.{name}", state[key]
+            for key in STATE_KEYS:
+                if state.get(key) is not None:
+                    yield f"{key}.{name}", torch.as_tensor(state[key])
             if self.masters[name] is not p:
                 yield f"master.{name}", self.masters[name].detach()
+
+
+def _adamw(settings: Optim, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """The update rule that `optim.name` asks for. Raises: TrainError when it is not there."""
+    options: dict[str, Any] = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2)}
+    if settings.name == "adamw_bf16_kahan":
+        return KahanAdamW(groups, **options)
+    if settings.name == "adamw_8bit":
+        try:
+            from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise TrainError('optim.name = "adamw_8bit" needs bitsandbytes', hint=BITSANDBYTES_HINT) from error
+        return AdamW8bit(groups, **options)
+    on_gpu = all(p.device.type == "cuda" for g in groups for p in g["params"])
+    return torch.optim.AdamW(groups, **options, fused=True if on_gpu else None)
 
 
 def _add_to_master(master: nn.Parameter):

@@ -12,15 +12,17 @@ from typing import Any, Protocol
 import torch
 
 from vlmrl.checkpoint import io
-from vlmrl.checkpoint.format import HF, read_meta
-from vlmrl.checkpoint.merge import load_checkpoint_model, make_proof
+from vlmrl.checkpoint.format import ADAPTER, HF, read_meta
+from vlmrl.checkpoint.load import fingerprint, load_saved, saved_lora
+from vlmrl.checkpoint.merge import make_proof
 from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import Encoder
 from vlmrl.data.sampler import PromptStream
 from vlmrl.errors import CheckpointError, DataError, StoreError
-from vlmrl.model.load import banned_ids_of, load_model, load_processor, pick_device, stop_ids_of
+from vlmrl.model.load import DTYPES, banned_ids_of, load_model, load_processor, pick_device, prepare_model, stop_ids_of
+from vlmrl.model.lora import CONFIG_FILE, ReferencePolicy, attach_adapter, fold_adapter, read_adapter, trained_parts
 from vlmrl.model.policy import Policy
-from vlmrl.recipe.schema import Model, Recipe
+from vlmrl.recipe.schema import Lora, Model, Recipe
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.store.layout import COMPLETE, MANIFEST, checkpoint_dir, complete_checkpoints
 from vlmrl.store.listing import run_ids
@@ -73,6 +75,9 @@ def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOr
     if run is not None:
         checkpoint = run.checkpoint(which)
         return ModelOrigin(path, checkpoint, {"run": run.id, "checkpoint": checkpoint.name})
+    if (folder / CONFIG_FILE).is_file():
+        raise CheckpointError(f"{path} holds an adapter without its base model", where=path,
+                              hint="name the run that made it, or fold it in: vlmrl merge RUN")  # fmt: skip
     if folder.is_dir():
         raise CheckpointError(f"{path} holds no model: there is no config.json, and it is no run", where=path)
     return ModelOrigin(path)
@@ -107,14 +112,51 @@ def origin_of(run: Run, path: str, runs_root: Path) -> ModelOrigin:
     return ModelOrigin(path, checkpoint_dir(runs_root / parent["run"], step), parent)
 
 
-def load_origin(settings: Model, origin: ModelOrigin) -> tuple[Any, Any]:
-    """(model, processor) of an origin, on the device and in the dtype of the settings."""
+def load_origin(settings: Model, origin: ModelOrigin, lora: Lora | None = None) -> tuple[Any, Any]:
+    """(model, processor) of an origin, on the device and in the dtype of the settings; an adapter is left attached."""
     processor = load_processor(settings, path=origin.files)
     if origin.checkpoint is None:
         return load_model(settings, path=origin.path), processor
-    checkpoint = origin.checkpoint
-    model = load_model(settings, path=origin.files, weights_from=lambda s: load_checkpoint_model(checkpoint, s))
-    return model, processor
+    return load_saved(origin.checkpoint, settings, lora), processor
+
+
+def load_for_training(recipe: Recipe, origin: ModelOrigin) -> tuple[Any, Any, dict[str, Any]]:
+    """(model, processor, what the adapter sits on) at the start of a run; the last is path and revision without one.
+
+    An adapter goes on as the adapter it was; with no `[lora]` table it is folded in and all weights are trained.
+    Raises: CheckpointError as `load_origin`, or when the recipe's `[lora]` table is not that of the origin's adapter.
+    """
+    base: dict[str, Any] = {"path": origin.path, "revision": recipe.model.revision}
+    before = None if origin.checkpoint is None else saved_lora(origin.checkpoint)
+    if recipe.model.quantize and before is None and origin.checkpoint is not None:
+        raise CheckpointError(f"model.quantize needs a Hugging Face folder or hub name, and `{origin.path}` is a run",
+                              hint=f"vlmrl merge {origin.path} --out FOLDER, then --set model.path=FOLDER")  # fmt: skip
+    if before is not None and recipe.lora is not None:
+        _same_adapter(before, recipe.lora, origin)
+    model, processor = load_origin(recipe.model, origin, recipe.lora)
+    if recipe.lora is None:
+        if before is not None:
+            prepare_model(fold_adapter(model), recipe.model)
+        return model, processor, base
+    if before is not None:
+        assert origin.checkpoint is not None
+        return model, processor, read_meta(origin.checkpoint)["base"]
+    if origin.parent is not None:
+        base |= {"run": origin.parent["run"], "step": int(origin.parent["checkpoint"].rpartition("-")[2])}
+    base["fingerprint"] = fingerprint(model)
+    attach_adapter(model, recipe.lora, recipe.model.freeze, DTYPES[recipe.model.dtype])
+    return model, processor, base
+
+
+def _same_adapter(before: Lora, now: Lora, origin: ModelOrigin) -> None:
+    """Raise unless an adapter can go on under this `[lora]` table; dropout is no property of its weights."""
+    pairs = [(k, v, getattr(now, k)) for k, v in before.model_dump().items() if k != "dropout"]
+    for name, was, is_now in pairs:
+        if was != getattr(now, name):
+            raise CheckpointError(
+                f"`lora.{name}` is {is_now}, but the adapter of `{origin.path}` was made with {was}",
+                hint=f"use {was}; or train on the merged model: vlmrl merge {origin.path} --out FOLDER",
+            )
 
 
 def make_policy(
@@ -189,7 +231,9 @@ class Session:
     progress: Progress = field(default_factory=Progress)
     counted_before: tuple[int, int] = (0, 0)
     """Samples and failed rewards of earlier attempts: a mended reward does not answer for them."""
-    reference: Policy | None = None
+    reference: Policy | ReferencePolicy | None = None
+    base: Mapping[str, Any] = field(default_factory=dict)
+    """What the weights come from (path, revision); with an adapter, what it sits on, with its checksum."""
     proof_items: list[TrainItem] = field(default_factory=list)
     stack: ExitStack = field(default_factory=ExitStack)
     started: float = field(default_factory=time.perf_counter)
@@ -231,21 +275,23 @@ def open_session(recipe: Recipe, run: Run, runs_root: Path, watcher: Watcher, *,
     if any(v.split == "test" for v in validation):
         run.add_label("validated on the test split")
     origin = origin_of(run, recipe.model.path, runs_root)
-    # Resumed, nothing but the checkpoint is read: the base model may be gone by then.
-    model, processor = load_origin(recipe.model, origin if resume is None else replace(origin, checkpoint=resume))
+    # Resumed, nothing but the checkpoint is read, unless it holds an adapter: that needs its base model.
+    start = origin if resume is None else replace(origin, checkpoint=resume)
+    model, processor, base = load_for_training(recipe, start)
     temperature = recipe.rollout.temperature if recipe.kind == "rl" else 1.0
     policy = make_policy(recipe.model, model, processor, temperature, recipe.algo.entropy_coef != 0)
     session = Session(
         recipe=recipe, run=run, policy=policy, optimizer=Optimizer(policy.model, recipe.optim), processor=processor,
         encoder=make_encoder(recipe.model, processor), sources=sources, validation=validation,
         stream=PromptStream([len(s.rows) for s in sources], [s.share for s in sources], recipe.train.seed),
-        scorers={}, origin=origin, watcher=watcher,
+        scorers={}, origin=origin, watcher=watcher, base=base,
     )  # fmt: skip
+    watcher.message(str(trained_parts(model)))
     for source in [*sources, *validation]:
         if source.name not in session.scorers:
             session.scorers[source.name] = session.stack.enter_context(make_scorer(source, recipe))
     if recipe.kind == "rl" and recipe.algo.kl_coef > 0:
-        session.reference = _reference(recipe, origin, temperature)
+        session.reference = _reference(session, temperature)
     if resume is not None:
         restore(session, resume)
     return session
@@ -259,10 +305,16 @@ def make_scorer(source: Source, recipe: Recipe) -> Scorer:
     )
 
 
-def _reference(recipe: Recipe, origin: ModelOrigin, temperature: float) -> Policy:
-    """A frozen copy of the first weights, for the KL term."""
-    model, processor = load_origin(recipe.model, origin)
-    return make_policy(recipe.model, model.requires_grad_(False), processor, temperature)
+def _reference(session: Session, temperature: float) -> Policy | ReferencePolicy:
+    """The first weights, frozen, for the KL term: a copy, or with an adapter the policy's own model without it."""
+    recipe, origin = session.recipe, session.origin
+    if recipe.lora is None:
+        model, processor, _ = load_for_training(recipe, origin)
+        return make_policy(recipe.model, model.requires_grad_(False), processor, temperature)
+    if origin.checkpoint is None or saved_lora(origin.checkpoint) is None:
+        return ReferencePolicy(session.policy)
+    io.check_files(origin.checkpoint, ADAPTER)
+    return ReferencePolicy(session.policy, read_adapter(origin.checkpoint / ADAPTER))
 
 
 def save(session: Session) -> Path:
@@ -270,11 +322,14 @@ def save(session: Session) -> Path:
     s, recipe = session, session.recipe
     meta = {
         "kind": recipe.kind, "dtype": recipe.model.dtype, "model_type": s.policy.model.config.model_type,
-        "base": {"path": s.origin.path, "revision": recipe.model.revision},
+        "base": dict(s.base),
         "policy": {"temperature": s.policy.temperature, "banned_ids": list(s.policy.banned_ids)},
         "encoder": {k: getattr(recipe.model, k) for k in ("min_pixels", "max_pixels", "thinking")},
         "optimizer_updates": s.optimizer.updates,
     }  # fmt: skip
+    if recipe.lora is not None:
+        meta |= {"lora": recipe.lora.model_dump(mode="json"), "freeze": list(recipe.model.freeze),
+                 "quantize": recipe.model.quantize}  # fmt: skip
     data = {"progress": asdict(replace(s.progress, seconds=s.seconds)), "stream": s.stream.state_dict()}
     # One rollout a prompt: more prompts prove more.
     items = list({item.group: item for item in s.proof_items}.values())[:PROOF_ROLLOUTS]

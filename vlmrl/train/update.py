@@ -18,6 +18,7 @@ from vlmrl.algo.kl import k3
 from vlmrl.algo.losses import clipped_share, clipped_surrogate, cross_entropy, log_ratio
 from vlmrl.data.batch import TrainItem, make_row, pack
 from vlmrl.errors import TrainError
+from vlmrl.model.lora import ReferencePolicy
 from vlmrl.model.policy import Policy
 from vlmrl.train.optim import Optimizer
 from vlmrl.types import PackedRow, TokenStats
@@ -157,7 +158,9 @@ def update(
 
 
 @torch.no_grad()
-def fill_logps(policy: Policy, batch: StepBatch, into: dict[int, Tensor], tokens_per_row: int) -> None:
+def fill_logps(
+    policy: Policy | ReferencePolicy, batch: StepBatch, into: dict[int, Tensor], tokens_per_row: int
+) -> None:
     """Log-probs of every trajectory under `policy` as it is now, with the batching that `update` uses."""
     for items in pack(batch.items, tokens_per_row):
         row = make_row(items, policy.device)

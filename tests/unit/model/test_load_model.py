@@ -32,13 +32,13 @@ def test_a_model_trained_with_dropout_is_loaded_without_any(tiny_folder, tmp_pat
     assert all(m.p == 0.0 for m in model.modules() if isinstance(m, torch.nn.Dropout))
 
 
-@pytest.mark.parametrize("part", ["vision", "language", "embeddings"])
+@pytest.mark.parametrize("part", ["vision", "connector", "language", "embeddings"])
 def test_a_frozen_part_has_no_gradient_and_the_others_have(tiny_folder, part):
     model = load_model(settings(tiny_folder, freeze=[part]))
     frozen = {part_of(n) for n, p in model.named_parameters() if not p.requires_grad}
     trained = {part_of(n) for n, p in model.named_parameters() if p.requires_grad}
     assert frozen == {part}
-    assert trained == {"vision", "language", "embeddings"} - {part}
+    assert trained == {"vision", "connector", "language", "embeddings"} - {part}
 
 
 def test_every_parameter_belongs_to_a_part(frozen_tiny_model):

@@ -27,9 +27,15 @@ def test_ranges_are_found_inside_optional_types():
     assert explain("reward.timeout_seconds").range == "> 0 and <= 3600"
 
 
+def test_a_word_or_a_list_is_told_as_both():
+    found = explain("lora.targets")
+    assert (found.type, found.choices, found.default) == ('"all-linear" or list of strings', (), "all-linear")
+    assert explain("lora.rank").required and explain("lora").keys[0] == "rank"
+
+
 def test_choices_are_listed():
     assert explain("model.dtype").choices == ("float32", "bfloat16")
-    assert explain("model.freeze").choices == ("vision", "language", "embeddings")
+    assert explain("model.freeze").choices == ("vision", "connector", "language", "embeddings")
 
 
 def test_the_table_may_be_left_out_when_one_table_has_the_key():

@@ -83,6 +83,15 @@ def test_every_origin_names_the_file_and_line_that_won(child):
     assert "reward.weights.format" not in origins
 
 
+def test_with_an_adapter_the_default_learning_rate_is_another_and_says_why(child):
+    loaded = load_recipe(child, overrides=["lora.rank=8"])
+    assert (loaded.recipe.optim.lr, loaded.origins["optim.lr"]) == (1e-5, "default with [lora]")
+    assert recipe_from_resolved(loaded.resolved, where="x").optim.lr == 1e-5
+    given_ = load_recipe(child, overrides=["lora.rank=8", "optim.lr=2e-6"])
+    assert (given_.recipe.optim.lr, given_.origins["optim.lr"]) == (2e-6, "--set")
+    assert (load_recipe(child).recipe.optim.lr, load_recipe(child).origins["lora"]) == (1e-6, "default")
+
+
 def test_origins_cover_every_leaf_and_nothing_else(child):
     loaded = load_recipe(child)
     assert set(loaded.origins) == {dotted(key) for key, _ in leaves(loaded.recipe.model_dump(mode="json"))}

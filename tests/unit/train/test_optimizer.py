@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from vlmrl.errors import TrainError
 from vlmrl.recipe.schema import Optim
-from vlmrl.train.optim import Optimizer
+from vlmrl.train.optim import Optimizer, learning_rate
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -167,3 +168,49 @@ def test_clip_reports_a_norm_that_is_not_finite(bad):
     with torch.no_grad():
         model[0].weight.grad[0, 0] = bad
     assert not math.isfinite(optimizer.clip())
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("warmup_steps", [0, 1, 5])
+@pytest.mark.parametrize("steps", [1, 2, 6, 100])
+def test_the_first_step_never_has_a_learning_rate_of_zero(schedule, warmup_steps, steps):
+    settings = Optim(lr=1e-3, schedule=schedule, warmup_steps=warmup_steps)
+    rates = [learning_rate(settings, step, steps) for step in range(steps)]
+    assert rates[0] == 1e-3 / max(1, warmup_steps)
+    assert all(rate > 0 for rate in rates[:-1]) and max(rates) <= 1e-3
+
+
+def test_8bit_without_bitsandbytes_is_an_error_in_words(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    with pytest.raises(TrainError, match="needs bitsandbytes") as caught:
+        Optimizer(network(), Optim(name="adamw_8bit"))
+    assert "pip install" in str(caught.value.hint)
+
+
+def test_8bit_state_survives_a_round_trip_where_bitsandbytes_is():
+    pytest.importorskip("bitsandbytes")
+    settings = Optim(name="adamw_8bit", lr=1e-2)
+    runs = []
+    for stop in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(128, 128)
+        optimizer = Optimizer(model, settings)
+        for step in range(4):
+            if stop and step == 2:
+                saved = {k: v.clone() for k, v in optimizer.state_tensors().items()}
+                optimizer = Optimizer(model, settings)
+                optimizer.load_state_tensors(saved, 2)
+            model(torch.randn(4, 128, generator=torch.Generator().manual_seed(step))).pow(2).sum().backward()
+            optimizer.step(1e-2)
+        runs.append((model, optimizer.state_tensors()))
+    assert runs[0][1]["state1.weight"].dtype == torch.uint8
+    assert all(torch.equal(a, b) for a, b in zip(runs[0][0].parameters(), runs[1][0].parameters(), strict=True))
+    assert all(torch.equal(v, runs[1][1][k]) for k, v in runs[0][1].items())
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_adamw_is_fused():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    assert Optimizer(network().cuda(), Optim()).adamw.defaults["fused"] is True

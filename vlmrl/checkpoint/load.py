@@ -1,0 +1,143 @@
+"""From a checkpoint to a model: whole weights, or a base model and the adapter on it, and the base proven unchanged."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from vlmrl.checkpoint.format import ADAPTER, HF, read_meta
+from vlmrl.checkpoint.io import check_files, load_weights, model_tensors
+from vlmrl.errors import CheckpointError, VlmrlError
+from vlmrl.model.load import DTYPES, prepare_model, read_model
+from vlmrl.model.lora import attach_adapter, load_adapter_tensors, read_adapter
+from vlmrl.model.quiet import quiet_transformers
+from vlmrl.recipe.schema import Lora
+from vlmrl.store.layout import COMPLETE, checkpoint_dir
+from vlmrl.store.runs import open_run
+
+if TYPE_CHECKING:
+    from vlmrl.recipe.schema import Model
+
+CHECKSUM_ELEMENTS = 1 << 22
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def load_checkpoint_model(checkpoint: Path, settings: Model) -> Any:
+    """The model of a checkpoint: architecture from its `hf` folder, weights from its `model` folder.
+
+    Args: settings: dtype, device and `trust_remote_code`; its path is not used.
+    """
+    from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
+
+    hf = checkpoint / HF
+    check_files(checkpoint, HF)
+    with quiet_transformers():
+        trust = settings.trust_remote_code
+        config = AutoConfig.from_pretrained(hf, trust_remote_code=trust)
+        model = AutoModelForImageTextToText.from_config(config, dtype=DTYPES[settings.dtype], trust_remote_code=trust)
+        if (hf / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(hf)
+    load_weights(checkpoint, model)
+    model.tie_weights()
+    return model
+
+
+def saved_lora(checkpoint: Path) -> Lora | None:
+    """The `[lora]` table that a checkpoint's adapter was made with; None when it holds whole weights."""
+    table = read_meta(checkpoint).get("lora")
+    return None if table is None else Lora.model_validate(table)
+
+
+def load_saved(checkpoint: Path, settings: Model, lora: Lora | None = None) -> Any:
+    """The model of a checkpoint, ready to train and sample; its adapter, if it has one, attached and not folded in.
+
+    Args: lora: in place of the table that the adapter was made with (only its dropout may be another).
+    Raises: CheckpointError when a file was changed, or the base model of the adapter is gone or another.
+    """
+    if saved_lora(checkpoint) is None:
+        return prepare_model(load_checkpoint_model(checkpoint, settings), settings)
+    base = prepare_model(load_base(checkpoint, settings), settings)
+    return put_adapter(base, checkpoint, settings, lora)
+
+
+def put_adapter(base: Any, checkpoint: Path, settings: Model, lora: Lora | None = None) -> Any:
+    """A base model with the checkpoint's adapter attached, in place."""
+    lora = lora or saved_lora(checkpoint)
+    assert lora is not None
+    check_files(checkpoint, ADAPTER)
+    attach_adapter(base, lora, read_meta(checkpoint).get("freeze", ()), DTYPES[settings.dtype])
+    load_adapter_tensors(base, read_adapter(checkpoint / ADAPTER))
+    return base
+
+
+def load_base(checkpoint: Path, settings: Model, *, path: str | None = None) -> Any:
+    """The base model of a checkpoint's adapter as it was, not yet prepared.
+
+    Args: settings: dtype, device and `quantize`.    path: where the base is now, when it is not where it was.
+    Raises: CheckpointError when it is not there or its weights are others.
+    """
+    meta = read_meta(checkpoint)
+    base = meta["base"]
+    found = _find_base(checkpoint, base) if path is None else Path(path) if (Path(path) / COMPLETE).is_file() else path
+    try:
+        if isinstance(found, Path):
+            model = load_checkpoint_model(found, settings)
+        else:
+            model = read_model(settings.model_copy(update={"path": found, "revision": base["revision"]}))
+    except CheckpointError as error:
+        message = f"the base model `{base['path']}` of this adapter cannot be loaded: {error.message}"
+        raise CheckpointError(message, where=str(checkpoint), hint=BASE_HINT) from error
+    exact = (meta["dtype"], meta.get("quantize")) == (settings.dtype, settings.quantize)
+    if exact and fingerprint(model) != base["fingerprint"]:
+        message = f"`{base['path']}` is not the base model that this adapter was trained on: its weights differ"
+        raise CheckpointError(message, where=str(checkpoint), hint=BASE_HINT)
+    return model
+
+
+BASE_HINT = (
+    "an adapter works on its own base model only: put that back where it was, or say where it is now with "
+    "`vlmrl merge RUN --base PATH`"
+)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A checksum of a model's weights: names, shapes and every bit of them, whatever device they are on.
+
+    Each tensor counts by the sum of its bit patterns and by that sum weighted by position: any one change shows. Made
+    to notice a mix-up, not an attacker. Packed 4-bit weights are left out: devices pack them differently.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model_tensors(model).items()):
+        if tensor.is_floating_point():
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {_bit_sums(tensor)}".encode())
+    return digest.hexdigest()
+
+
+def _bit_sums(tensor: Tensor) -> tuple[int, int]:
+    bits = tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
+    plain = weighted = 0
+    for start in range(0, len(bits), CHECKSUM_ELEMENTS):
+        piece = bits[start : start + CHECKSUM_ELEMENTS].to(torch.int64)
+        at = torch.arange(1, len(piece) + 1, device=piece.device)
+        plain += int(piece.sum())
+        weighted += int((piece * at).sum()) + start * int(piece.sum())
+    return plain, weighted
+
+
+def _find_base(checkpoint: Path, base: Mapping[str, Any]) -> Path | str:
+    """Where the base is: the checkpoint of a run beside this one, a folder here or where the run began, a hub name."""
+    run_dir = checkpoint.absolute().parent.parent
+    given = Path(base["path"])
+    places = [given]
+    if base.get("run"):
+        places.insert(0, checkpoint_dir(run_dir.parent / base["run"], base["step"]))
+    with suppress(VlmrlError):  # a checkpoint taken out of its run has no manifest above it
+        places.append(Path(open_run(run_dir.parent, run_dir.name).manifest.cwd) / given)
+    complete = next((p for p in places if (p / COMPLETE).is_file()), None)
+    return complete or str(next((p for p in places if p.exists()), given))

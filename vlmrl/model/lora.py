@@ -1,0 +1,303 @@
+"""LoRA: an adapter put into a transformers model in place, switched off, saved as PEFT does, folded into the weights.
+
+The model keeps its class, so nothing else has to know. peft is imported here alone, when an adapter is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from vlmrl.errors import CheckpointError
+from vlmrl.model.families import part_of
+from vlmrl.model.policy import Policy
+from vlmrl.types import PackedRow, TokenStats
+
+if TYPE_CHECKING:  # the models load with torch and transformers alone
+    from vlmrl.recipe.schema import Lora
+
+ALL_LINEAR = "all-linear"
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+PEFT_PREFIX = "base_model.model."
+"""What PEFT's files put before the model's own names."""
+
+
+def target_names(linear: Sequence[str], lora: Lora, freeze: Sequence[str] = ()) -> list[str]:
+    """Which of a model's linear layers get an adapter, as full names in the model's order. A pure function.
+
+    Args: linear: full names of the model's linear layers.    freeze: parts of `model.freeze`; they get none.
+    Raises: CheckpointError when nothing is left, or a name or pattern of the recipe matches nothing.
+    """
+    parts = {"language", "vision", "connector"} if lora.vision else {"language"}
+    offered = [n for n in linear if part_of(f"{n}.weight") in parts - set(freeze)]
+    hint = f"linear layers here: {', '.join(sorted({n.rpartition('.')[2] for n in offered})) or 'none'}"
+    if not lora.vision:
+        hint += "; lora.vision = true adds the vision tower and the connector"
+    chosen = offered
+    if lora.targets != ALL_LINEAR:
+        for target in lora.targets:
+            if not any(_ends_with(n, target) for n in offered):
+                near = get_close_matches(target, {n.rpartition(".")[2] for n in offered}, n=1)
+                told = f"did you mean `{near[0]}`?  {hint}" if near else hint
+                raise CheckpointError(f"`lora.targets` names `{target}`, which no such layer is called", hint=told)
+        chosen = [n for n in offered if any(_ends_with(n, t) for t in lora.targets)]
+    for pattern in lora.exclude:
+        if not any(fnmatchcase(n, pattern) for n in chosen):
+            example = f"patterns are over full names, such as {chosen[0]}" if chosen else hint
+            raise CheckpointError(f"`lora.exclude` has `{pattern}`, which matches no layer", hint=example)
+    chosen = [n for n in chosen if not any(fnmatchcase(n, p) for p in lora.exclude)]
+    if not chosen:
+        raise CheckpointError("[lora] leaves no layer with an adapter: nothing would be trained", hint=hint)
+    return chosen
+
+
+def linear_names(model: nn.Module) -> list[str]:
+    """Full names of the linear layers, quantized ones too (bitsandbytes' are subclasses)."""
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+
+
+def attach_adapter(model: Any, lora: Lora, freeze: Sequence[str] = (), dtype: torch.dtype | None = None) -> Any:
+    """Put a fresh adapter into the model, in place: its second factor is 0, so the model's function is unchanged.
+
+    peft makes the adapter's parameters the only trainable ones. Random numbers come from torch's global generator.
+    Args: dtype: of the adapter; None = that of the layer it sits on (for 4-bit layers it must be given).
+    Raises: CheckpointError as `target_names`, or when peft is missing.
+    """
+    peft = _peft()
+    config = peft.LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, use_rslora=lora.rslora, use_dora=lora.dora,
+        target_modules=target_names(linear_names(model), lora, freeze), bias="none",
+    )  # fmt: skip
+    peft.inject_adapter_in_model(config, model)
+    for layer in _layers(model):
+        for name, module in layer.lora_dropout.items():
+            if isinstance(module, nn.Dropout):
+                layer.lora_dropout[name] = _GradientDropout(module.p)
+    if dtype is not None:
+        for parameter in _adapter_parameters(model).values():
+            parameter.data = parameter.data.to(dtype)
+    return model
+
+
+class _GradientDropout(nn.Module):
+    """Dropout wherever gradients are computed, the recomputation in a backward pass included, and nowhere else.
+
+    The model's mode does not say that: it is eval when a checkpointed layer is recomputed.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, self.p, training=torch.is_grad_enabled())
+
+
+def has_adapter(model: nn.Module) -> bool:
+    """Whether `attach_adapter` was here."""
+    return bool(getattr(model, "peft_config", None))
+
+
+@contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """Inside, the model computes what its base computes."""
+    layers = list(_layers(model))
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+class ReferencePolicy:
+    """The policy that a KL term refers to, out of the trained one's own weights: never a second copy of the model.
+
+    Args:
+        policy: the trained one; its model has an adapter.
+        first: adapter tensors that the run began with; None when it began with the base (the adapter is switched off).
+    """
+
+    def __init__(self, policy: Policy, first: Mapping[str, Tensor] | None = None) -> None:
+        self.policy = policy
+        self.first = None if first is None else _by_parameter(policy.model, first)
+
+    @property
+    def device(self) -> torch.device:
+        return self.policy.device
+
+    @torch.no_grad()
+    def __call__(self, row: PackedRow) -> TokenStats:
+        """As `Policy.forward`, under the reference and without gradient."""
+        with adapter_off(self.policy.model) if self.first is None else _swapped(self.policy.model, self.first):
+            return self.policy(row)
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The adapter's weights by PEFT's names."""
+    found = _peft().get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {name if name.startswith(PEFT_PREFIX) else PEFT_PREFIX + name: t.detach() for name, t in found.items()}
+
+
+def load_adapter_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put adapter weights into the attached adapter, in place.
+
+    Raises: CheckpointError when they do not fit it.
+    """
+    with torch.no_grad():
+        for name, value in _by_parameter(model, tensors).items():
+            _adapter_parameters(model)[name].copy_(value)
+
+
+def write_adapter(folder: Path, model: nn.Module, base: str, revision: str | None = None) -> None:
+    """Write `adapter_config.json` and `adapter_model.safetensors` as PEFT does; nothing is pickled.
+
+    Args: base: path or hub name of the base model, recorded as given.
+    """
+    from safetensors.torch import save_file
+
+    config = _config(model).to_dict()
+    config |= {"base_model_name_or_path": base, "revision": revision, "inference_mode": True, "auto_mapping": None,
+               "task_type": None}  # fmt: skip
+    tidy = {k: sorted(v) if isinstance(v, set) else getattr(v, "value", v) for k, v in sorted(config.items())}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG_FILE).write_text(json.dumps(tidy, indent=2) + "\n", "utf-8")
+    tensors = {k: v.cpu().contiguous() for k, v in adapter_tensors(model).items()}
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def read_adapter(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a PEFT folder. Raises: CheckpointError when there are none or they are damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(folder / WEIGHTS_FILE)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"the adapter cannot be read: {error}", where=str(folder)) from error
+
+
+def load_peft_folder(model: Any, folder: Path) -> Any:
+    """The base model with the adapter of a PEFT folder, loaded as anybody would: through PeftModel."""
+    return _peft().PeftModel.from_pretrained(model, str(folder), is_trainable=False).get_base_model()
+
+
+@torch.no_grad()
+def fold_adapter(model: Any) -> Any:
+    """Add the adapter to the weights it sits on and take it out, in place. Each sum is made in float32, rounded once.
+
+    Raises: CheckpointError when a weight would not be finite.
+    """
+    for name, layer in list(_named_layers(model)):
+        dtype = layer.get_base_layer().weight.dtype
+        layer.float()
+        try:
+            layer.merge(safe_merge=True)
+        except ValueError as error:
+            raise CheckpointError(f"the adapter cannot be folded into {name}: {error}") from error
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, layer.get_base_layer().to(dtype))
+    del model.peft_config
+    return model.requires_grad_(True)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Parameters by part: how many are trained, how many are not."""
+
+    trained: Mapping[str, int]
+    frozen: Mapping[str, int]
+
+    def __str__(self) -> str:
+        """Example: training language 252.0 M; frozen: vision 76.8 M, embeddings 311.2 M."""
+        told = [f"training {_counts(self.trained)}"]
+        return "; ".join(told + [f"frozen: {_counts(self.frozen)}"] * bool(self.frozen))
+
+
+def trained_parts(model: nn.Module) -> Trained:
+    """What is trained and what is frozen, by part; the adapter's parameters are called after the part they sit in."""
+    counts: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    adapters = _adapter_parameters(model) if has_adapter(model) else {}
+    for name, parameter in model.named_parameters():
+        part = (part_of(name) or "other") + (" adapter" if name in adapters else "")
+        where = counts[0 if parameter.requires_grad else 1]
+        packed = 1 if parameter.is_floating_point() else 2  # 4-bit weights: two in a byte
+        where[part] = where.get(part, 0) + packed * parameter.numel()
+    return Trained(*counts)
+
+
+def _counts(parts: Mapping[str, int]) -> str:
+    return ", ".join(f"{part} {count / 1e6:,.3g} M" for part, count in parts.items()) or "nothing"
+
+
+def _ends_with(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise CheckpointError(f"LoRA needs peft, which cannot be imported: {error}", hint="pip install peft") from error
+    return peft
+
+
+def _config(model: Any) -> Any:
+    return model.peft_config["default"]
+
+
+def _named_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return ((n, m) for n, m in model.named_modules() if isinstance(m, BaseTunerLayer))
+
+
+def _layers(model: nn.Module) -> Iterator[Any]:
+    return (layer for _, layer in _named_layers(model))
+
+
+def _adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {n: p for n, p in model.named_parameters() if ".lora_" in n}
+
+
+def _by_parameter(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by PEFT's names -> by the model's own parameter names, on the parameters' device and in their dtype."""
+    own = _adapter_parameters(model)
+    saved_as = {PEFT_PREFIX + _without_adapter_name(name): name for name in own}
+    given = {name.removesuffix(".weight"): t for name, t in tensors.items()}
+    wrong = sorted(saved_as.keys() ^ given.keys())
+    wrong += [n for n in saved_as.keys() & given.keys() if given[n].shape != own[saved_as[n]].shape]
+    if wrong:
+        raise CheckpointError(
+            f"the adapter does not fit: {len(wrong)} of {len(own)} tensors are missing, unknown or of another shape",
+            hint=f"first of them: {wrong[0]}; [lora] must be as it was, and the base model the same",
+        )
+    return {saved_as[n]: t.to(own[saved_as[n]]) for n, t in given.items()}
+
+
+def _without_adapter_name(name: str) -> str:
+    return name.replace(".default.", ".").removesuffix(".weight")
+
+
+@contextmanager
+def _swapped(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside, the adapter has these weights."""
+    own = _adapter_parameters(model)
+    kept = {name: own[name].data for name in tensors}
+    try:
+        for name, value in tensors.items():
+            own[name].data = value
+        yield
+    finally:
+        for name, value in kept.items():
+            own[name].data = value
