@@ -17,19 +17,20 @@ def log_ratio(logp_K: Tensor, old_logp_K: Tensor, sequence_K: Tensor, level: str
 
     Args:
         sequence_K: index of each token's response, 0-based and dense.
-        level: "token": logp - old_logp. "sequence": its mean over the response, with the gradient of each token's own
-            log-prob spread evenly (GSPO-token form: value of the mean, gradient through the tokens).
-    Source: PPO, arXiv:1707.06347 eq. 6; GSPO, arXiv:2507.18071 eq. 7.
+        level: "token": logp - old_logp. "sequence": its mean over the response, the gradient spread evenly.
+            "sequence_token": the value of that mean, with the gradient of each token's own log-prob.
+    Source: PPO, arXiv:1707.06347 eq. 6; GSPO, arXiv:2507.18071 eq. 7; GSPO-token: its eq. 14.
     """
     if level == "token":
         return (logp_K - old_logp_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    if level != "sequence":
+    if level not in ("sequence", "sequence_token"):
         raise ValueError(f"unknown ratio level {level!r}")
     count = int(sequence_K.max()) + 1 if len(sequence_K) else 0
     total_S = torch.zeros(count, dtype=logp_K.dtype, device=logp_K.device)
     total_S = total_S.index_add(0, sequence_K, logp_K - old_logp_K)
     length_S = torch.bincount(sequence_K, minlength=count).clamp(min=1)
-    return (total_S / length_S)[sequence_K].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    mean_K = (total_S / length_S)[sequence_K].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return mean_K if level == "sequence" else mean_K.detach() + (logp_K - logp_K.detach())
 
 
 def clipped_surrogate(
@@ -50,6 +51,15 @@ def clipped_surrogate(
     low = 1.0 - clip_low if clip_low is not None else 0.0
     high = 1.0 + clip_high if clip_high is not None else float("inf")
     return -torch.minimum(advantage_K * ratio_K, advantage_K * ratio_K.clamp(low, high))
+
+
+def dual_clipped(loss_K: Tensor, advantage_K: Tensor, limit: float) -> Tensor:
+    """The loss, at most limit * |advantage| where the advantage is negative: a huge ratio stops pushing.
+
+    Args: loss_K: from `clipped_surrogate`. limit: > 1; 3 is usual.
+    Source: dual-clip PPO, arXiv:1912.09729 eq. 5. Example: ratio 10, advantage -1, limit 3 -> 3 in place of 10.
+    """
+    return torch.where(advantage_K < 0, torch.minimum(loss_K, -advantage_K * limit), loss_K)
 
 
 def clipped_share(
