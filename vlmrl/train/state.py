@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from vlmrl.algo.family import algorithm_of
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import HF, read_meta
 from vlmrl.checkpoint.merge import load_checkpoint_model, make_proof
@@ -158,6 +159,7 @@ class Progress:
         validated: step of the last validation; -1 before the first.
         samples, reward_errors: since the run began.
         seconds: of training, over all attempts.
+        kl_coef: the KL coefficient as steered so far; None = the recipe's, untouched.
     """
 
     step: int = 0
@@ -168,6 +170,7 @@ class Progress:
     samples: int = 0
     reward_errors: int = 0
     seconds: float = 0.0
+    kl_coef: float | None = None
 
 
 @dataclass
@@ -244,7 +247,7 @@ def open_session(recipe: Recipe, run: Run, runs_root: Path, watcher: Watcher, *,
     for source in [*sources, *validation]:
         if source.name not in session.scorers:
             session.scorers[source.name] = session.stack.enter_context(make_scorer(source, recipe))
-    if recipe.kind == "rl" and recipe.algo.kl_coef > 0:
+    if recipe.kind == "rl" and algorithm_of(recipe.algo).kl_coef > 0:
         session.reference = _reference(recipe, origin, temperature)
     if resume is not None:
         restore(session, resume)
