@@ -1,7 +1,7 @@
 """The GRPO family as a table: one row = one member, one column = one choice. No torch.
 
 A recipe names a row (`algo.name`) and overrides single cells. A new member is a new row, or a new cell value with its
-function in advantages.py, surrogates.py, kl.py or aggregate.py.
+function in advantages.py, losses.py, kl.py or aggregate.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 RATIOS = ("token", "sequence", "sequence_token")
 """Levels of the probability ratio in losses.py."""
 SURROGATES = ("clip", "reinforce", "cispo", "gmpo", "sapo", "clip_cov", "kl_cov")
-"""Names of the surrogates in surrogates.py."""
+"""Names of the surrogates in losses.py."""
 KL_ESTIMATORS = ("k1", "k2", "k3", "low_var_kl", "abs", "full")
 """Names of the KL estimators in kl.py; "full" is model/logprobs.py's sum over the vocabulary."""
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -113,8 +113,8 @@ class Algorithm:
 
 CELLS = tuple(f.name for f in fields(Algorithm) if f.name not in ("name", "summary"))
 """What a recipe may override, in the order of the table."""
-PPO = {"clip_low": 0.2, "clip_high": 0.2}
-HIGHER = {"clip_low": 0.2, "clip_high": 0.28}
+PPO: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.2}
+HIGHER: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28}
 
 ALGORITHMS: dict[str, Algorithm] = {
     a.name: a

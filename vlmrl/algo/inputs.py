@@ -1,4 +1,4 @@
-"""Scores of a step -> advantages by a row of the table: shared by training, `vlmrl try` and `reward-check`. No torch."""
+"""Scores of a step -> advantages, by a row of the table: for training, `vlmrl try` and `reward-check`. No torch."""
 
 from __future__ import annotations
 

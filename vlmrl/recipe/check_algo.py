@@ -1,4 +1,4 @@
-"""Rules about `[algo]`: cells of the family table that contradict each other, or that another cell leaves without effect."""
+"""Rules about `[algo]`: cells of the family table that contradict each other, or that another one leaves idle."""
 
 from __future__ import annotations
 
@@ -104,8 +104,9 @@ def _lengths(loaded: LoadedRecipe, rows: Rows) -> Iterator[Problem]:
             f'`algo.truncated` = "{algo.truncated}" takes out the responses that '
             f"`algo.truncated_score` ({cells['truncated_score']}) gives a score to"
         )
-        kind = "error" if algo.truncated == "drop" else "warning"
-        yield Problem(message, loaded.where(("algo", "truncated"), ("algo", "truncated_score")), 'use "keep"', kind)
+        yield Problem(
+            message, loaded.where(("algo", "truncated"), ("algo", "truncated_score")), 'use "keep"', "warning"
+        )
 
 
 def _filter(loaded: LoadedRecipe, rows: Rows) -> Iterator[Problem]:
@@ -117,7 +118,7 @@ def _filter(loaded: LoadedRecipe, rows: Rows) -> Iterator[Problem]:
             if getattr(algo, key) is not None:
                 message = f'`algo.{key}` does nothing: `algo.filter` is "none"'
                 yield Problem(message, loaded.where(("algo", key)), 'set algo.filter = "spread"', "warning")
-    elif loaded.recipe.rollout.samples_per_prompt == 1:
+    elif algo.filter is not None and loaded.recipe.rollout.samples_per_prompt == 1:
         message = "`algo.filter` spread refuses every prompt: with one sample there is no spread"
         where = loaded.where(("algo", "filter"), ("rollout", "samples_per_prompt"))
         yield Problem(message, where, 'set algo.filter = "none", or more samples_per_prompt')
@@ -153,9 +154,13 @@ def _advantage(loaded: LoadedRecipe, rows: Rows) -> Iterator[Problem]:
         yield Problem(message, loaded.where(("algo", "gamma")), "remove it, or use reinforce++ or remax", "warning")
     if cells["surrogate"] == "clip_cov" and cells["cov_low"] >= cells["cov_high"]:
         message = f"`algo.cov_low` ({cells['cov_low']}) is not below `algo.cov_high` ({cells['cov_high']})"
-        yield Problem(
-            message, loaded.where(("algo", "cov_low"), ("algo", "cov_high")), "1 and 5 are the published pair"
-        )
+        where = loaded.where(("algo", "cov_low"), ("algo", "cov_high"))
+        yield Problem(message, where, "1 and 5 are the published pair")
+    updates = loaded.recipe.train.updates_per_step
+    if cells["surrogate"] == "reinforce" and updates > 1:
+        message = f"`train.updates_per_step` is {updates}, but `{algo.name}` has no ratio: only the first is on-policy"
+        where = loaded.where(("train", "updates_per_step"), ("algo", "name"))
+        yield Problem(message, where, 'set train.updates_per_step = 1, or algo.surrogate = "clip"', "warning")
 
 
 ALGO_RULES: tuple[Callable[[LoadedRecipe, Rows], Iterator[Problem]], ...] = (

@@ -125,7 +125,7 @@ class Algo(Table):
     clip_high: Annotated[float, Field(gt=0)] | None = None
     """Upper clip of the probability ratio: the ratio counts up to 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """With a negative advantage the loss is at most this times its size; 3 is usual. Default: the row's (mostly off)."""
+    """With a negative advantage the loss is at most this times its size; 3 is usual. Default: the row's."""
     tau_positive: Annotated[float, Field(gt=0)] | None = None
     """Temperature of the surrogate sapo for positive advantages; larger = narrower gate."""
     tau_negative: Annotated[float, Field(gt=0)] | None = None
@@ -141,7 +141,7 @@ class Algo(Table):
     aggregation: str | None = None
     """How token losses become one number, overriding the row's."""
     kl: str | None = None
-    """Estimator of the KL to the reference model: k1, k2, k3, low_var_kl (k3, at most 10) or abs. Default: the row's."""
+    """Estimator of the KL to the reference: k1, k2, k3, low_var_kl (k3, at most 10) or abs. Default: the row's."""
     kl_in: Literal["loss", "reward"] | None = None
     """Where the KL goes: a term of the loss, or taken off the reward token by token. Default: the row's."""
     kl_coef: Annotated[float, Field(ge=0)] | None = None

@@ -152,8 +152,8 @@ def add_advantages(
 
     Args:
         groups: all of the step. With `algorithm.filter` those of too little spread stay at 0 and out of all statistics.
-        algorithm: its `truncated`: "keep" = a cut response is like any other; "mask" = it counts for the baseline and is
-            not trained on; "drop" = neither.
+        algorithm: its `truncated`: "keep" = a cut response is like any other; "mask" = it counts for the baseline but
+            is not trained on; "drop" = neither.
         max_tokens: the token limit of a response, for the length punishment.
         weights: source -> part -> weight of its reward; for the estimator that normalises part by part.
         greedy: score of each group's greedy answer (None = its reward failed: the group gets 0).

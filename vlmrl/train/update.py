@@ -14,10 +14,8 @@ from torch import Tensor
 
 from vlmrl.algo.aggregate import Denominator, aggregate, global_mean
 from vlmrl.algo.family import Algorithm
-from vlmrl.algo.importance import importance_weight
 from vlmrl.algo.kl import ESTIMATORS as KL_ESTIMATORS
-from vlmrl.algo.losses import cross_entropy
-from vlmrl.algo.surrogates import Tokens, policy_loss, select_tokens
+from vlmrl.algo.losses import Tokens, cross_entropy, importance_weight, policy_loss, select_tokens
 from vlmrl.data.batch import TrainItem, make_row, pack
 from vlmrl.errors import TrainError
 from vlmrl.model.policy import Policy
