@@ -1,7 +1,7 @@
-"""The policy losses of the family, per token. Tensors in, tensors out; nothing is reduced here (aggregate.py does that).
+"""The policy losses of the family, per token. Tensors in, tensors out; nothing is reduced here (aggregate.py does it).
 
-Letters: K trained tokens, flat over all responses of a microbatch. float32, log-probs in nats. On policy (new = old) the
-gradient of every surrogate by a token's log-prob is -advantage, except where "clip_cov" picked the token.
+Letters: K trained tokens, flat over all responses of a microbatch. float32, log-probs in nats. On policy (new = old)
+the gradient of every surrogate by a token's log-prob is -advantage, except where "clip_cov" picked the token.
 """
 
 from __future__ import annotations
