@@ -196,7 +196,7 @@ def sapo(a: Algorithm, x: Tokens) -> Loss:
     Source: SAPO, arXiv:2511.20347 eq. 5-6. Example: ratio 1, advantage 1, tau 1 -> -2, with gradient -1.
     """
     ratio = log_ratio(x.logp, x.old_logp, x.response, a.ratio).exp()
-    tau = torch.where(x.advantage > 0, a.tau_positive, a.tau_negative).to(ratio.dtype)
+    tau = torch.full_like(ratio, a.tau_negative).masked_fill(x.advantage > 0, a.tau_positive)
     return -x.advantage * torch.sigmoid(tau * (ratio - 1.0)) * 4.0 / tau, torch.zeros_like(x.advantage)
 
 
