@@ -148,7 +148,7 @@ def reference_term(logp, changes, k: int, advantage: float, a: Algorithm, is_pic
 def reference_picks(logps, items, advantages, a: Algorithm, old) -> set[tuple[int, int]]:
     """What Clip-Cov (with a share of 1: all that it may pick) and KL-Cov pick, as (trajectory, token)."""
     every = [(i.trajectory, k) for i in items for k in range(len(logps[i.trajectory]))]
-    logp = {(t, k): float(logps[t][k]) for t, k in every}
+    logp = {(t, k): float(logps[t][k].detach()) for t, k in every}
     mean, centre = sum(logp.values()) / len(every), sum(advantages[t] for t, _ in every) / len(every)
     covariance = {(t, k): (logp[t, k] - mean) * (advantages[t] - centre) for t, k in every}
     if a.surrogate == "kl_cov":
