@@ -111,6 +111,13 @@ def test_the_filter_takes_what_passes_at_once(place, tmp_path):
     assert line["rollout/prompts_passed"] == 3 and line["optim/updates"] == 1
 
 
+def test_the_kl_in_the_loss_is_steered_too(place, tmp_path):
+    steered = ("algo.kl_coef=0.5", "algo.kl_target=10.0", "algo.kl_horizon=90")
+    first, second = train(place, tmp_path, 'algo.name="grpo"', *steered).metrics("train")
+    assert (first["policy/kl_coef"], second["policy/kl_coef"]) == (0.5, pytest.approx(0.49, rel=1e-9))
+    assert second["loss/kl"] > 0 and "policy/kl_in_reward" not in second
+
+
 def test_the_kl_in_the_reward_is_steered_and_the_coefficient_survives_a_resume(place, tmp_path):
     wanted = (
         'algo.name="reinforce++"',

@@ -86,6 +86,15 @@ def test_gdpo_a_part_that_does_not_apply_leaves_its_weight_to_the_others():
     near(found, [[-h, h - 1 / 1.000001, 2 / 1.000001]])
 
 
+def test_gdpo_centres_over_the_batch():
+    # the last example: -h, h - 1, 2 (nearly): mean 1 / 3, not 0, since the third counts double
+    h, one = 0.5 / (math.sqrt(0.5) + 1e-6), 1 / 1.000001
+    raw = [-h, h - one, 2 * one]
+    std = math.sqrt(sum((x - one / 3) ** 2 for x in raw) / 2) + 1e-6
+    made = group(1, 1, 2, parts=[[1, 0], [0, 1], [2.0, None]], weights=[1, 1])
+    near(numbers(step_advantages([made], ALGORITHMS["gdpo"])), [[(x - one / 3) / std for x in raw]])
+
+
 def test_gdpo_is_dead_when_every_part_is_equal_and_not_when_only_the_sum_is():
     dead = group(1.0, 1.0, parts=[[1, 0], [1, 0]], weights=[1, 1])
     live = group(1.0, 1.0, 1.0, parts=[[1, 0], [0, 1], [0, 1]], weights=[1, 1])

@@ -71,7 +71,7 @@ def leave_one_out(kept: _Kept) -> list[Array]:
 def length_weighted(kept: _Kept) -> list[Array]:
     """Score minus the mean weighted by length: the baseline of least variance when a gradient grows with its length.
 
-    Source: OPO, arXiv:2505.23585 eq. 8. Example: scores [1, 0], lengths [3, 1] -> baseline 0.75 -> [0.25, -0.75].
+    Source: OPO, arXiv:2505.23585 (its practical form of the optimal baseline). Example: scores [1, 0], lengths [3, 1] -> baseline 0.75 -> [0.25, -0.75].
     """
     baseline = (kept.lengths_G * kept.totals_G).sum() / kept.lengths_G.sum()
     return _column(kept.totals_G - baseline)
@@ -90,14 +90,14 @@ def best_of_group(kept: _Kept) -> list[Array]:
 
 
 def no_baseline(kept: _Kept) -> list[Array]:
-    """The return of each token as it is. Source: REINFORCE (Williams, 1992); REINFORCE++, arXiv:2501.03262 eq. 6."""
+    """The return of each token as it is. Source: REINFORCE (Williams, 1992); REINFORCE++, arXiv:2501.03262."""
     return kept.returns
 
 
 def greedy_baseline(kept: _Kept) -> list[Array]:
     """The return of each token minus the score of the prompt's greedy answer.
 
-    Source: ReMax, arXiv:2310.10505 eq. 6. Example: scores [1, 0], greedy 0.5 -> [0.5, -0.5].
+    Source: ReMax, arXiv:2310.10505 (its greedy baseline). Example: scores [1, 0], greedy 0.5 -> [0.5, -0.5].
     Raises: ValueError when the group has no greedy score.
     """
     if kept.group.greedy is None:
@@ -110,7 +110,7 @@ def part_by_part(kept: _Kept) -> list[Array]:
 
     A part that is None for a sample leaves its weight to the sample's other parts, as in the score; a part with fewer
     than two values, or equal ones, adds 0.
-    Source: GDPO, arXiv:2601.05242 eqs. 4-5; the scale "samples" is its eq. 6.
+    Source: GDPO, arXiv:2601.05242; the scale "samples" is its batch-wise advantage normalisation.
     Example: parts [[1, 0], [0, 0]], weights [2, 1]: part 1 -> +-0.7071, part 2 -> 0 -> [1.4142, -1.4142].
     """
     parts_GP, weights_P = _parts(kept)
@@ -203,8 +203,8 @@ def _scaled(centred: list[list[Array]], all_kept: list[_Kept], dead: list[bool],
     """The centred advantages over:
 
     "none": 1.    "group": the group's unbiased standard deviation + 1e-6 (GRPO, arXiv:2402.03300 eq. 4).
-    "batch": that of all scores of the batch + 1e-6 (arXiv:2508.08221, section 4.1: group mean, batch std).
-    "alive": share of the samples whose group is not dead (GPG's alpha = B / (B - M), arXiv:2504.02546 eq. 6).
+    "batch": that of all scores of the batch + 1e-6 (arXiv:2508.08221: group mean, batch std).
+    "alive": share of the samples whose group is not dead (GPG's alpha = B / (B - M), arXiv:2504.02546).
     "samples": minus the mean of all samples, over their unbiased standard deviation + 1e-6 (GDPO, arXiv:2601.05242).
     "tokens", "tokens_keep_mean": whitened over all tokens (REINFORCE++; MAYE's code adds the mean back).
     """

@@ -63,7 +63,7 @@ def dual_clipped(loss_K: Tensor, advantage_K: Tensor, limit: float) -> Tensor:
     """The loss, at most limit * |advantage| where the advantage is negative: a huge ratio stops pushing.
 
     Args: loss_K: from `clipped_surrogate`. limit: > 1; 3 is usual.
-    Source: dual-clip PPO, arXiv:1912.09729 eq. 5. Example: ratio 10, advantage -1, limit 3 -> 3 in place of 10.
+    Source: dual-clip PPO, arXiv:1912.09729. Example: ratio 10, advantage -1, limit 3 -> 3 in place of 10.
     """
     return torch.where(advantage_K < 0, torch.minimum(loss_K, -advantage_K * limit), loss_K)
 
@@ -97,7 +97,7 @@ def importance_weight(
         level: "token": its own ratio. "sequence": the product over the response, the same on each of its tokens.
         cap: > 1; 2 is usual.
     Source: truncated importance sampling, Ionides (2008), used for engines by F. Yao et al. (2025, "Your efficient RL
-        framework secretly brings you off-policy RL training"); two-sided mask: IcePop, arXiv:2510.18855 section 3.
+        framework secretly brings you off-policy RL training"); two-sided mask: IcePop, arXiv:2510.18855.
     Example: log-ratios [ln 4, ln 0.8], cap 2: truncate -> [2, 0.8]; mask -> [0, 0.8]; sequence, truncate -> [2, 2].
     """
     change_K = torch.nan_to_num(old_logp_K - sampler_logp_K, nan=0.0)
@@ -141,7 +141,7 @@ def clip(a: Algorithm, x: Tokens) -> Loss:
     """PPO's clipped surrogate with separate bounds, at the row's ratio level, and the dual clip.
 
     Source: PPO, arXiv:1707.06347 eq. 7; DAPO, arXiv:2503.14476 eq. 8; GSPO, arXiv:2507.18071 eq. 5; dual clip:
-        arXiv:1912.09729 eq. 5.
+        arXiv:1912.09729.
     """
     ratio = log_ratio(x.logp, x.old_logp, x.response, a.ratio)
     bounds = {"clip_low": a.clip_low, "clip_high": a.clip_high}
@@ -155,7 +155,7 @@ def clip(a: Algorithm, x: Tokens) -> Loss:
 def reinforce(a: Algorithm, x: Tokens) -> Loss:
     """-advantage * log-prob: the plain policy gradient, without a ratio.
 
-    Source: REINFORCE (Williams, 1992); GPG, arXiv:2504.02546 eq. 5; ReMax, arXiv:2310.10505 eq. 6.
+    Source: REINFORCE (Williams, 1992); GPG, arXiv:2504.02546; ReMax, arXiv:2310.10505.
     Example: probability 0.5, advantage 2 -> 1.386.
     """
     return -x.advantage * x.logp, torch.zeros_like(x.advantage)
@@ -178,7 +178,7 @@ def gmpo(a: Algorithm, x: Tokens) -> Loss:
     """-advantage * geometric mean of the response's token ratios, each limited in log space on the side PPO limits.
 
     The value is the response's on each of its tokens: with aggregation "sequence_mean" a response counts once.
-    Source: GMPO, arXiv:2507.20673 eq. 4.
+    Source: GMPO, arXiv:2507.20673.
     Example: log-ratios [0.6, 0.2], advantage 1, bounds +-0.4 -> exp((0.4 + 0.2) / 2) = 1.350 -> -1.350 on both.
     """
     change = (x.logp - x.old_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -193,7 +193,7 @@ def gmpo(a: Algorithm, x: Tokens) -> Loss:
 def sapo(a: Algorithm, x: Tokens) -> Loss:
     """-advantage * (4 / tau) * sigmoid(tau * (ratio - 1)), tau by the sign of the advantage.
 
-    Source: SAPO, arXiv:2511.20347 eq. 5-6. Example: ratio 1, advantage 1, tau 1 -> -2, with gradient -1.
+    Source: SAPO, arXiv:2511.20347. Example: ratio 1, advantage 1, tau 1 -> -2, with gradient -1.
     """
     ratio = log_ratio(x.logp, x.old_logp, x.response, a.ratio).exp()
     tau = torch.full_like(ratio, a.tau_negative).masked_fill(x.advantage > 0, a.tau_positive)
@@ -203,7 +203,7 @@ def sapo(a: Algorithm, x: Tokens) -> Loss:
 def clip_cov(a: Algorithm, x: Tokens) -> Loss:
     """The clipped surrogate; tokens that were picked (see `select_tokens`) add neither loss nor gradient.
 
-    Source: Clip-Cov, arXiv:2505.22617 eq. 11-12.
+    Source: Clip-Cov, arXiv:2505.22617.
     """
     loss, clipped = clip(a, x)
     if x.selected is None:
@@ -214,7 +214,7 @@ def clip_cov(a: Algorithm, x: Tokens) -> Loss:
 def kl_cov(a: Algorithm, x: Tokens) -> Loss:
     """-advantage * ratio, without a clip; tokens that were picked add cov_kl_coef * |log-ratio|.
 
-    Source: KL-Cov, arXiv:2505.22617 eq. 13-14.
+    Source: KL-Cov, arXiv:2505.22617.
     Example: ratio 1.5, advantage 1, coefficient 1 -> -1.5 + ln 1.5 = -1.095.
     """
     change = log_ratio(x.logp, x.old_logp, x.response, a.ratio)
@@ -250,7 +250,7 @@ def select_tokens(
     Args: lists over the update's responses, each [tokens]. seed: of Clip-Cov's random choice.
     Returns: "clip_cov": max(1, share * tokens) random ones among those that the clip leaves alone and whose covariance
         is between cov_low and cov_high; "kl_cov": as many of the highest covariance.
-    Source: arXiv:2505.22617 eq. 10-14. The seeded choice and whole updates (not microbatches) are ours.
+    Source: arXiv:2505.22617. The seeded choice and whole updates (not microbatches) are ours.
     """
     logp, old, advantage = (torch.cat(list(x)).double().cpu() for x in (logps, old_logps, advantages))
     covariance = (logp - logp.mean()) * (advantage - advantage.mean())

@@ -18,7 +18,7 @@ VARIANCE_EPSILON = 1e-8
 def rewards_to_go(rewards_T: Array, gamma: float) -> Array:
     """Discounted return of every token: G_t = r_t + gamma * G_{t+1}. Shape [T].
 
-    Source: REINFORCE++, arXiv:2501.03262 section 3; MAYE, arXiv:2504.02587 eq. 1.
+    Source: REINFORCE++, arXiv:2501.03262; MAYE, arXiv:2504.02587 eq. 1.
     Example: rewards [0, 0, 1], gamma 0.5 -> [0.25, 0.5, 1].
     """
     returns = np.zeros(len(rewards_T))
@@ -51,7 +51,7 @@ def whiten(values: Sequence[Array], lengths: Sequence[int], *, keep_mean: bool) 
         values: one array a response: one number a token, or a single number that holds for all its tokens.
         lengths: tokens of each response.      keep_mean: add the mean back after the division, as MAYE's code does.
     Returns: arrays of the same shapes. Exactly zero when all values are equal or there are fewer than two tokens.
-    Source: REINFORCE++, arXiv:2501.03262 eq. 8 (global batch normalisation).
+    Source: REINFORCE++, arXiv:2501.03262 (advantages normalised over the global batch).
     Example: [1] and [0] with 1 and 3 tokens: mean 0.25, variance (0.75^2 + 3 * 0.25^2) / 3 = 0.25 -> [1.5] and [-0.5].
     """
     weights = [np.full(len(v), n / len(v)) for v, n in zip(values, lengths, strict=True)]

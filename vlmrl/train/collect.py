@@ -74,7 +74,7 @@ def collect(
     if kl_coef > 0:
         with clock("update"):
             penalties, kl = _kl_penalties(s, made, algorithm, kl_coef)
-        made.metrics |= {"policy/kl_in_reward": kl, "policy/kl_coef": kl_coef}
+        made.metrics |= {"policy/kl_in_reward": kl}
     weights = {source.name: source.weights for source in s.sources}
     made.groups = add_advantages(
         made.groups, algorithm, max_tokens=limit, weights=weights, greedy=greedy, penalties=penalties

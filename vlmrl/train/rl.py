@@ -59,6 +59,7 @@ def train_rl(session: Session) -> str:
             metrics = (
                 group_metrics(made.groups)
                 | made.metrics
+                | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
                 | stats
                 | rollout_speed(made.groups, clock)
                 | clock.metrics()
