@@ -197,16 +197,19 @@ def test_generalised_advantages():
 
 
 def test_the_kl_in_the_reward_makes_token_advantages():
-    # score 1 at the end, penalties 0.1, 0.2: rewards -0.1, 0.8 -> returns 0.7, 0.8;  score 0: -0.3 on its only token
-    made = group(1.0, 0.0, lengths=[2, 1], penalties=[np.array([0.1, 0.2]), np.array([0.3])])
+    # score 1 at the end, penalties 0.1, 0.2: rewards -0.1, 0.8 -> returns 0.7, 0.8;  score 0: -0.5 on its only token
+    made = group(1.0, 0.0, lengths=[2, 1], penalties=[np.array([0.1, 0.2]), np.array([0.5])])
     found = batch_advantages([made], "none")[0]
-    near(found, [[0.7, 0.8], [-0.3]])
-    # a group baseline sees the totals 0.7 and -0.3: mean 0.2
-    near(numbers(batch_advantages([made], "group_mean")), [[0.5, -0.5]])
-    # whitened over the three tokens 0.7, 0.8, -0.3: mean 0.4, variance (0.09 + 0.16 + 0.49) / 2 = 0.37
-    scale = math.sqrt(0.37 + 1e-8)
-    near(batch_advantages([made], "none", scale="tokens")[0], [[0.3 / scale, 0.4 / scale], [-0.7 / scale]])
-    near(batch_advantages([replace(made, greedy=0.5)], "greedy")[0], [[0.2, 0.3], [-0.8]])
+    near(found, [[0.7, 0.8], [-0.5]])
+    # a group baseline sees the totals 0.7 and -0.5: mean 0.1
+    near(numbers(batch_advantages([made], "group_mean")), [[0.6, -0.6]])
+    # whitened over the three tokens 0.7, 0.8, -0.5: mean 1 / 3, variance (0.134444 + 0.217778 + 0.694444) / 2
+    scale, third = math.sqrt(1.57 / 3 + 1e-8), 1 / 3
+    near(
+        batch_advantages([made], "none", scale="tokens")[0],
+        [[(0.7 - third) / scale, (0.8 - third) / scale], [(-0.5 - third) / scale]],
+    )
+    near(batch_advantages([replace(made, greedy=0.5)], "greedy")[0], [[0.2, 0.3], [-1.0]])
 
 
 def test_the_discount_makes_token_advantages():

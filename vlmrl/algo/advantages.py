@@ -71,7 +71,8 @@ def leave_one_out(kept: _Kept) -> list[Array]:
 def length_weighted(kept: _Kept) -> list[Array]:
     """Score minus the mean weighted by length: the baseline of least variance when a gradient grows with its length.
 
-    Source: OPO, arXiv:2505.23585 (its practical form of the optimal baseline). Example: scores [1, 0], lengths [3, 1] -> baseline 0.75 -> [0.25, -0.75].
+    Source: OPO, arXiv:2505.23585 (its practical form of the optimal baseline).
+    Example: scores [1, 0], lengths [3, 1] -> baseline 0.75 -> [0.25, -0.75].
     """
     baseline = (kept.lengths_G * kept.totals_G).sum() / kept.lengths_G.sum()
     return _column(kept.totals_G - baseline)
