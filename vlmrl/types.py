@@ -177,7 +177,11 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
-    """A trajectory with its text, score and advantage. `masked` = not trained on (failed reward, truncated)."""
+    """A trajectory with its text, score and advantage. `masked` = not trained on (failed reward, truncated).
+
+    `token_advantages`: one a trained token where they differ (KL in the reward, gamma < 1), else None; `advantage` is
+    then their mean. Rollout files keep the mean only.
+    """
 
     trajectory: Trajectory
     text: str
@@ -186,6 +190,7 @@ class ScoredSample:
     masked: bool = False
     generate_seconds: float = 0.0
     reward_seconds: float = 0.0
+    token_advantages: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,24 +93,14 @@ def reference_loss(logps, items, advantages, algorithm: Algorithm, old, max_toke
     """The whole step's loss, one token after the other."""
     counted = [i for i in items if len(logps[i.trajectory])]
     tokens = sum(len(logps[i.trajectory]) for i in counted)
+    picked = reference_picks(logps, counted, advantages, algorithm, old) if algorithm.selects else set()
     loss = torch.zeros(())
     for item in counted:
         logp, before = logps[item.trajectory], old[item.trajectory]
         advantage, n = advantages[item.trajectory], len(logp)
+        changes = [logp[k] - before[k] for k in range(n)]
         for k in range(n):
-            change = (
-                logp[k] - before[k] if algorithm.ratio == "token" else sum(logp[j] - before[j] for j in range(n)) / n
-            )
-            ratio = torch.exp(torch.as_tensor(change))
-            if algorithm.clip_low is None or algorithm.clip_high is None:
-                term = -advantage * ratio
-            else:
-                kept = min(max(ratio.item(), 1 - algorithm.clip_low), 1 + algorithm.clip_high)
-                term = (
-                    -ratio * advantage
-                    if ratio.item() * advantage <= kept * advantage
-                    else torch.tensor(-kept * advantage)
-                )
+            term = reference_term(logp, changes, k, advantage, algorithm, (item.trajectory, k) in picked)
             weight = {
                 "token_mean": 1 / tokens,
                 "sequence_mean": 1 / (n * len(counted)),
@@ -118,6 +108,78 @@ def reference_loss(logps, items, advantages, algorithm: Algorithm, old, max_toke
             }[algorithm.aggregation]
             loss = loss + weight * term
     return loss
+
+
+def reference_term(logp, changes, k: int, advantage: float, a: Algorithm, is_picked: bool) -> torch.Tensor:
+    """One token's loss, with plain ifs."""
+    change = changes[k]
+    if a.ratio != "token":
+        mean = sum(changes) / len(changes)
+        change = mean if a.ratio == "sequence" else mean.detach() + logp[k] - logp[k].detach()
+    ratio = torch.exp(change)
+    low = 1 - a.clip_low if a.clip_low is not None else 0.0
+    high = 1 + a.clip_high if a.clip_high is not None else math.inf
+    if a.surrogate == "reinforce":
+        return -advantage * logp[k]
+    if a.surrogate == "cispo":
+        return -min(max(ratio.item(), low), high) * advantage * logp[k]
+    if a.surrogate == "sapo":
+        tau = a.tau_positive if advantage > 0 else a.tau_negative
+        return -advantage * 4 / tau / (1 + torch.exp(-tau * (ratio - 1)))
+    if a.surrogate == "gmpo":
+        limited = []
+        for c in changes:
+            if advantage >= 0:
+                limited.append(c if c.item() < a.clip_high else torch.tensor(a.clip_high))
+            else:
+                limited.append(c if c.item() > -a.clip_low else torch.tensor(-a.clip_low))
+        return -advantage * torch.exp(sum(limited) / len(limited))
+    if a.surrogate == "kl_cov":
+        return -advantage * ratio + (a.cov_kl_coef * abs(change) if is_picked else 0.0)
+    if is_picked:
+        return torch.zeros(())
+    kept = min(max(ratio.item(), low), high)
+    term = -ratio * advantage if ratio.item() * advantage <= kept * advantage else torch.tensor(-kept * advantage)
+    if a.dual_clip is not None and advantage < 0 and term.item() > -advantage * a.dual_clip:
+        return torch.tensor(-advantage * a.dual_clip)
+    return term
+
+
+def reference_picks(logps, items, advantages, a: Algorithm, old) -> set[tuple[int, int]]:
+    """What Clip-Cov (with a share of 1: all that it may pick) and KL-Cov pick, as (trajectory, token)."""
+    every = [(i.trajectory, k) for i in items for k in range(len(logps[i.trajectory]))]
+    logp = {(t, k): float(logps[t][k].detach()) for t, k in every}
+    mean, centre = sum(logp.values()) / len(every), sum(advantages[t] for t, _ in every) / len(every)
+    covariance = {(t, k): (logp[t, k] - mean) * (advantages[t] - centre) for t, k in every}
+    if a.surrogate == "kl_cov":
+        count = max(1, int(a.cov_share * len(every)))
+        return set(sorted(every, key=lambda x: -covariance[x])[:count])
+    assert a.cov_share == 1.0
+    clipped = set()
+    for t, k in every:
+        ratio = math.exp(logp[t, k] - float(old[t][k]))
+        over = advantages[t] > 0 and ratio > 1 + a.clip_high
+        if over or (advantages[t] < 0 and ratio < 1 - a.clip_low):
+            clipped.add((t, k))
+    return {x for x in every if a.cov_low < covariance[x] < a.cov_high and x not in clipped}
+
+
+LOSS_CELLS = ("ratio", "surrogate", "clip_low", "clip_high", "dual_clip", "aggregation")
+"""What makes the loss of a row, the KL aside."""
+
+
+def distinct_losses() -> dict[str, Algorithm]:
+    """One row for every loss of the table; Clip-Cov and KL-Cov with shares that pick some tokens of a small step."""
+    seen: dict[tuple, Algorithm] = {}
+    for row in ALGORITHMS.values():
+        seen.setdefault(tuple(getattr(row, cell) for cell in LOSS_CELLS), row)
+    rows = {row.name: row for row in seen.values()}
+    rows["clip_cov"] = replace(rows["clip_cov"], cov_share=1.0, cov_low=0.2, clip_low=0.2, clip_high=0.2)
+    rows["kl_cov"] = replace(rows["kl_cov"], cov_share=0.3)
+    return rows
+
+
+ROWS = distinct_losses()
 
 
 @pytest.fixture(scope="module")
@@ -193,17 +255,17 @@ def test_entropy_is_that_of_the_policy_without_banned_ids(policy, eager_model, w
     assert not stats.entropy.requires_grad
 
 
-@pytest.mark.parametrize("row", ALGORITHMS)
+@pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("on_policy", [True, False])
 def test_the_step_gradient_of_every_algorithm_equals_the_hand_made_loop(
     policy, eager_model, world, tiny_banned, row, on_policy
 ):
     items, advantages = world
-    algorithm = ALGORITHMS[row]
+    algorithm = ROWS[row]
     logps = reference_logps(eager_model, items, TEMPERATURE, tiny_banned)
     old = {k: v.detach() for k, v in logps.items()}
     if not on_policy:
-        spread = 0.3 if algorithm.ratio == "token" else 3e-3
+        spread = {"token": 1.5 if algorithm.dual_clip else 0.3}.get(algorithm.ratio, 3e-3)
         generator = torch.Generator().manual_seed(1)
         old = {k: v + spread * torch.randn(len(v), generator=generator) for k, v in old.items()}
     loss = reference_loss(logps, items, advantages, algorithm, old, MAX_TOKENS)
@@ -215,7 +277,8 @@ def test_the_step_gradient_of_every_algorithm_equals_the_hand_made_loop(
     found, metrics = step_gradient(policy, batch, PolicyGradient(algorithm), 120)
     assert_same_gradients(found, gradients(eager_model))
     assert metrics["loss/total"] == pytest.approx(float(loss.detach()), rel=1e-5, abs=1e-6)
-    assert (metrics["policy/clip_share"] > 0) == (not on_policy and algorithm.clip_low is not None)
+    clips = algorithm.surrogate in ("clip", "gmpo") and algorithm.clip_low is not None
+    assert (metrics["policy/clip_share"] > 0) == (row == "clip_cov" or (clips and not on_policy))
 
 
 def test_the_cross_entropy_gradient_equals_the_hand_made_loop(frozen_tiny_model, eager_model, world):
@@ -277,13 +340,74 @@ def test_the_gradient_does_not_depend_on_packing_splitting_or_order(policy, worl
         assert shown[name] == pytest.approx(metrics[name], rel=1e-5, abs=1e-6)
 
 
-def test_the_sequence_ratio_does_not_depend_on_packing(policy, world):
+@pytest.mark.parametrize("row", ROWS)
+@settings(max_examples=3)
+@given(data=st.data())
+def test_no_surrogate_depends_on_packing_splitting_or_order(policy, world, row, data):
+    """Off policy, with the engine's log-probs off as well, at both levels of correction."""
     items, advantages = world
-    batch = batch_of(items, advantages)
-    batch.old_logp = {k: v + 1e-4 for k, v in logps_of(policy, items).items()}
-    expected, _ = step_gradient(policy, batch, PolicyGradient(ALGORITHMS["gspo"]))
-    found, _ = step_gradient(policy, batch, PolicyGradient(ALGORITHMS["gspo"]), 60)
-    assert_same_gradients(found, expected)
+    level = data.draw(st.sampled_from(["token", "sequence"]))
+    objective = PolicyGradient(replace(ROWS[row], importance_level=level), 0.1, importance="truncate")
+    order = data.draw(st.permutations(items))
+    budget = data.draw(st.integers(1, 300))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 9)))
+    spread = 0.3 if ROWS[row].ratio == "token" else 3e-3
+    logps = logps_of(policy, items)
+    old, ref, said = (
+        {k: v + spread * torch.randn(len(v), generator=generator) for k, v in logps.items()} for _ in range(3)
+    )
+    sampled = {i.trajectory: with_sampler(i, said[i.trajectory].tolist()) for i in items}
+    found = []
+    for chosen, tokens_per_row in ((items, WHOLE), (order, budget)):
+        batch = batch_of([sampled[i.trajectory] for i in chosen], advantages)
+        batch.old_logp, batch.ref_logp, batch.seed = old, ref, 5
+        found.append(step_gradient(policy, batch, objective, tokens_per_row))
+    assert_same_gradients(found[1][0], found[0][0])
+    for name, value in found[0][1].items():
+        assert found[1][1][name] == pytest.approx(value, rel=1e-4, abs=1e-5)
+
+
+def with_sampler(item: TrainItem, said: list[float]) -> TrainItem:
+    """The item with these log-probs from the engine, in order over its trained segments."""
+    values = iter(said)
+    segments = tuple(
+        replace(s, sampler_logp=tuple(next(values) for _ in s.ids)) if s.trained else s for s in item.segments
+    )
+    return replace(item, segments=segments)
+
+
+def test_clip_covs_random_choice_is_the_same_however_rows_are_packed(policy, world):
+    items, advantages = world
+    objective = PolicyGradient(replace(ROWS["clip_cov"], cov_share=0.05))
+    picks = []
+    for order, budget in ((items, WHOLE), (items[::-1], 60)):
+        batch = batch_of(order, advantages)
+        batch.seed = 11
+        picks.append(objective.select(policy, batch, budget))
+    tokens = sum(len(x) for x in picks[0].values())
+    assert sum(int(x.sum()) for x in picks[0].values()) == max(1, int(0.05 * tokens))
+    assert all(picks[0][i].tolist() == picks[1][i].tolist() for i in picks[0])
+
+
+def test_token_advantages_take_the_place_of_the_one_of_the_response(policy, world):
+    """Every token's own advantage, in any packing; and dead groups in the denominator shrink the step."""
+    items, advantages = world
+    objective = PolicyGradient(ALGORITHMS["grpo"])
+    same = batch_of(items, [0.0] * len(advantages))
+    same.token_advantages = {i.trajectory: torch.full((same.num_trained(i),), advantages[i.trajectory]) for i in items}
+    expected, _ = step_gradient(policy, batch_of(items, advantages), objective)
+    assert_same_gradients(step_gradient(policy, same, objective, 60)[0], expected)
+    first = items[0].trajectory
+    ramp = torch.linspace(-1.0, 2.0, same.num_trained(items[0]))
+    alone = batch_of(items[:1], [0.0])
+    alone.token_advantages = {first: ramp}
+    _, metrics = step_gradient(policy, alone, objective)
+    assert metrics["loss/policy"] == pytest.approx(-float(ramp.mean()), rel=1e-5)
+    tokens = sum(same.num_trained(i) for i in items)
+    counted = batch_of(items, advantages)
+    counted.dead_tokens = {9: [tokens // 2], 10: [tokens - tokens // 2]}
+    halved, _ = step_gradient(policy, counted, objective)
+    assert_same_gradients({k: 2 * v for k, v in halved.items()}, expected)
 
 
 @settings(max_examples=8)

@@ -1,44 +1,150 @@
-"""Advantage estimators: the scores of a group become one number a sample. NumPy float64, no torch.
+"""Advantage estimators: the scores of a step become one number a sample (or one a token). NumPy float64, no torch.
 
-Letters: G samples of one prompt. A group whose scores are all equal has exactly zero advantage, in every estimator: the
-mean of n equal floats can differ from them in the last bit, and dividing by a tiny spread would turn that into a push.
+An advantage is a baseline taken off a score (an `Estimator`) and a scale. Letters: G samples of one prompt, P reward
+parts. A group whose scores are all equal has exactly zero advantage, in every estimator: the mean of n equal floats can
+differ from them in the last bit, and dividing by a tiny spread would turn that into a push; and a mean over the batch
+would push all its samples the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmrl.algo.returns import rewards_to_go, whiten
+
 Array = NDArray[np.float64]
 STD_EPSILON = 1e-6
 """Added to the standard deviation (DeepSeekMath's code and its descendants use the same)."""
+SCALES = ("none", "group", "batch", "alive", "samples", "tokens", "tokens_keep_mean")
+"""What an advantage is divided by; see `_scaled`."""
 
 
-def group_mean(scores_G: Array) -> Array:
-    """Score minus the group's mean. Source: Dr. GRPO, arXiv:2503.20783, section 3.2. Example: [1, 0] -> [0.5, -0.5]."""
-    return scores_G - scores_G.mean()
+@dataclass(frozen=True)
+class ScoredGroup:
+    """What the estimators know of the samples of one prompt.
 
-
-def group_mean_std(scores_G: Array) -> Array:
-    """Score minus the mean, over the unbiased standard deviation + 1e-6.
-
-    Source: GRPO, arXiv:2402.03300, eq. 4. Example: [1, 0] -> mean 0.5, std sqrt(0.5) = 0.7071 -> [0.7071, -0.7071].
+    Args:
+        scores: one a sample; may be NaN where not included.
+        included: True = the sample counts for baselines and gets an advantage; the others get exactly 0.
+        lengths: trained tokens of each sample; () = 1 each.
+        parts: [G][P], the reward's parts; None = not applicable to that sample. () = the score is the only part.
+        weights: one a part.
+        greedy: score of the greedy answer to the prompt; None = there is none.
+        penalties: what each token of each sample costs (the KL in the reward); () = nothing.
     """
-    return (scores_G - scores_G.mean()) / (scores_G.std(ddof=1) + STD_EPSILON)
+
+    scores: Sequence[float]
+    included: Sequence[bool]
+    lengths: Sequence[int] = ()
+    parts: Sequence[Sequence[float | None]] = ()
+    weights: Sequence[float] = ()
+    greedy: float | None = None
+    penalties: Sequence[Array] = ()
 
 
-def leave_one_out(scores_G: Array) -> Array:
+@dataclass(frozen=True)
+class _Kept:
+    """A group's included samples. `totals_G`: score minus all penalties; `returns`: [T] a sample, or [1] for all."""
+
+    group: ScoredGroup
+    index: list[int]
+    totals_G: Array
+    returns: list[Array]
+    lengths_G: Array
+
+
+def group_mean(kept: _Kept) -> list[Array]:
+    """Score minus the group's mean. Source: Dr. GRPO, arXiv:2503.20783, section 3.2. Example: [1, 0] -> [0.5, -0.5]."""
+    return _column(kept.totals_G - kept.totals_G.mean())
+
+
+def leave_one_out(kept: _Kept) -> list[Array]:
     """Score minus the mean of the others. Source: RLOO, arXiv:2402.14740 eq. 5. [1, 0, 0] -> [1, -0.5, -0.5]."""
-    n = len(scores_G)
-    return (scores_G - scores_G.mean()) * n / (n - 1)
+    n = len(kept.totals_G)
+    return _column((kept.totals_G - kept.totals_G.mean()) * n / (n - 1))
 
 
-ESTIMATORS: dict[str, Callable[[Array], Array]] = {
-    "group_mean": group_mean,
-    "group_mean_std": group_mean_std,
-    "leave_one_out": leave_one_out,
+def length_weighted(kept: _Kept) -> list[Array]:
+    """Score minus the mean weighted by length: the baseline of least variance when a gradient grows with its length.
+
+    Source: OPO, arXiv:2505.23585 (its practical form of the optimal baseline).
+    Example: scores [1, 0], lengths [3, 1] -> baseline 0.75 -> [0.25, -0.75].
+    """
+    baseline = (kept.lengths_G * kept.totals_G).sum() / kept.lengths_G.sum()
+    return _column(kept.totals_G - baseline)
+
+
+def best_of_group(kept: _Kept) -> list[Array]:
+    """The best sample gets what it adds over the second best; the others 0. Two equal best: nobody adds anything.
+
+    Source: Pass@k objective, arXiv:2503.19595 (the case k = G, the form that verl and RLLaVA ship).
+    Example: [0.2, 1, 0.6] -> [0, 0.4, 0].
+    """
+    order = np.argsort(kept.totals_G, kind="stable")
+    gains = np.zeros(len(order))
+    gains[order[-1]] = kept.totals_G[order[-1]] - kept.totals_G[order[-2]]
+    return _column(gains)
+
+
+def no_baseline(kept: _Kept) -> list[Array]:
+    """The return of each token as it is. Source: REINFORCE (Williams, 1992); REINFORCE++, arXiv:2501.03262."""
+    return kept.returns
+
+
+def greedy_baseline(kept: _Kept) -> list[Array]:
+    """The return of each token minus the score of the prompt's greedy answer.
+
+    Source: ReMax, arXiv:2310.10505 (its greedy baseline). Example: scores [1, 0], greedy 0.5 -> [0.5, -0.5].
+    Raises: ValueError when the group has no greedy score.
+    """
+    if kept.group.greedy is None:
+        raise ValueError("the greedy baseline needs the score of a greedy answer")
+    return [r - kept.group.greedy for r in kept.returns]
+
+
+def part_by_part(kept: _Kept) -> list[Array]:
+    """Each part minus its group mean over its unbiased standard deviation + 1e-6; then the weighted sum.
+
+    A part that is None for a sample leaves its weight to the sample's other parts, as in the score; a part with fewer
+    than two values, or equal ones, adds 0.
+    Source: GDPO, arXiv:2601.05242; the scale "samples" is its batch-wise advantage normalisation.
+    Example: parts [[1, 0], [0, 0]], weights [2, 1]: part 1 -> +-0.7071, part 2 -> 0 -> [1.4142, -1.4142].
+    """
+    parts_GP, weights_P = _parts(kept)
+    there_GP = ~np.isnan(parts_GP)
+    normal_GP = np.zeros_like(parts_GP)
+    for p in range(parts_GP.shape[1]):
+        rows = there_GP[:, p]
+        values = parts_GP[rows, p]
+        if not is_dead(values.tolist()):
+            normal_GP[rows, p] = (values - values.mean()) / (values.std(ddof=1) + STD_EPSILON)
+    present_G = (there_GP * weights_P).sum(1)
+    spread_G = np.divide(weights_P.sum(), present_G, out=np.zeros(len(present_G)), where=present_G != 0)
+    return _column((normal_GP * weights_P).sum(1) * spread_G)
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A baseline. `scale`: its usual one. `needs_group`: compares the samples of a prompt: one is not enough."""
+
+    baseline: Callable[[_Kept], list[Array]]
+    scale: str = "none"
+    needs_group: bool = True
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "group_mean": Estimator(group_mean),
+    "group_mean_std": Estimator(group_mean, "group"),
+    "leave_one_out": Estimator(leave_one_out),
+    "length_weighted": Estimator(length_weighted),
+    "best_of_group": Estimator(best_of_group),
+    "part_by_part": Estimator(part_by_part, "samples"),
+    "greedy": Estimator(greedy_baseline, needs_group=False),
+    "none": Estimator(no_baseline, needs_group=False),
 }
 
 
@@ -47,21 +153,128 @@ def is_dead(scores: Sequence[float]) -> bool:
     return len(scores) < 2 or min(scores) == max(scores)
 
 
-def group_advantages(scores: Sequence[float], included: Sequence[bool], estimator: str) -> list[float]:
-    """Advantages of one group.
+def batch_advantages(
+    groups: Sequence[ScoredGroup], estimator: str, *, scale: str | None = None, gamma: float = 1.0
+) -> list[list[Array]]:
+    """Advantages of all samples of a step.
 
     Args:
-        scores: one value a sample; may be NaN where not included.
-        included: True = the sample counts for the baseline and gets an advantage; the others get exactly 0.
-        estimator: key of `ESTIMATORS`.
-    Returns: one advantage a sample; all exactly 0.0 when the included scores are equal or fewer than two.
-    Raises: KeyError for an unknown estimator; ValueError when an included score is not finite.
+        groups: ALL groups of the step (over all ranks): some scales are those of the batch.
+        estimator: key of `ESTIMATORS`.      scale: one of `SCALES`; None = the estimator's own.
+        gamma: discount of the token returns; for estimators without a group baseline ("none", "greedy").
+    Returns: an array a sample: [1] = the same for all its tokens, or [T] (penalties, or gamma < 1); exactly 0 for
+        samples that are not included and for dead groups: scores (minus penalties; for "part_by_part": every part) all
+        equal, or a single one where the estimator compares.
+    Raises: KeyError for an unknown estimator; ValueError when a score is not finite, or for an unknown scale.
     """
-    estimate = ESTIMATORS[estimator]
+    found = ESTIMATORS[estimator]
+    scale = scale if scale is not None else found.scale
+    if scale not in SCALES:
+        raise ValueError(f"unknown scale {scale!r}")
+    all_kept = [_keep(g, gamma) for g in groups]
+    dead = [_is_dead_kept(k, estimator) for k in all_kept]
+    centred: list[list[Array]] = []
+    for kept, is_still in zip(all_kept, dead, strict=True):
+        # Dead groups stay in the statistics of the batch, as published; their own advantage is set below.
+        if not kept.index or (is_still and found.needs_group):
+            centred.append([np.zeros(1) for _ in kept.index])
+        else:
+            centred.append(found.baseline(kept))
+    scaled = _scaled(centred, all_kept, dead, scale)
+    advantages: list[list[Array]] = []
+    for group, kept, values, is_still in zip(groups, all_kept, scaled, dead, strict=True):
+        by_index = dict(zip(kept.index, values, strict=True))
+        zero = [np.zeros(1) for _ in group.scores]
+        advantages.append([zero[i] if is_still else by_index.get(i, zero[i]) for i in range(len(group.scores))])
+    return advantages
+
+
+def group_advantages(scores: Sequence[float], included: Sequence[bool], estimator: str) -> list[float]:
+    """Advantages of one group on its own, one number a sample; see `batch_advantages`, of which this is a batch of one.
+
+    A single sample gets 0 under every estimator, and the greedy answer is taken to be as good as the mean.
+    """
     kept = [float(s) for s, use in zip(scores, included, strict=True) if use]
-    if not all(np.isfinite(kept)):
-        raise ValueError(f"a score that is not finite reached the advantages: {kept}")
-    if is_dead(kept):
-        return [0.0] * len(scores)
-    values = iter(estimate(np.asarray(kept, dtype=np.float64)).tolist())
-    return [next(values) if use else 0.0 for use in included]
+    greedy = float(np.mean(kept)) if estimator == "greedy" and kept else None
+    (found,) = batch_advantages([ScoredGroup(scores, included, greedy=greedy)], estimator)
+    return [float(a[0]) for a in found] if len(kept) > 1 else [0.0] * len(scores)
+
+
+def _scaled(centred: list[list[Array]], all_kept: list[_Kept], dead: list[bool], scale: str) -> list[list[Array]]:
+    """The centred advantages over:
+
+    "none": 1.    "group": the group's unbiased standard deviation + 1e-6 (GRPO, arXiv:2402.03300 eq. 4).
+    "batch": that of all scores of the batch + 1e-6 (arXiv:2508.08221: group mean, batch std).
+    "alive": share of the samples whose group is not dead (GPG's alpha = B / (B - M), arXiv:2504.02546).
+    "samples": minus the mean of all samples, over their unbiased standard deviation + 1e-6 (GDPO, arXiv:2601.05242).
+    "tokens", "tokens_keep_mean": whitened over all tokens (REINFORCE++; MAYE's code adds the mean back).
+    """
+    if scale == "none":
+        return centred
+    if scale == "group":
+        return [
+            [a / (k.totals_G.std(ddof=1) + STD_EPSILON) for a in values] if len(values) > 1 else values
+            for values, k in zip(centred, all_kept, strict=True)
+        ]
+    if scale == "alive":
+        samples = sum(len(k.index) for k in all_kept)
+        alive = sum(len(k.index) for k, is_still in zip(all_kept, dead, strict=True) if not is_still)
+        return [[a * samples / max(1, alive) for a in values] for values in centred]
+    if scale == "batch":
+        totals = np.concatenate([np.zeros(0), *(k.totals_G for k in all_kept)])
+        deviation = totals.std(ddof=1) if len(totals) > 1 else 0.0
+        return [[a / (deviation + STD_EPSILON) for a in values] for values in centred]
+    flat = [a for values in centred for a in values]
+    if scale == "samples":
+        means = np.array([a.mean() for a in flat])
+        deviation = means.std(ddof=1) if len(means) > 1 else 0.0
+        normal = [(a - means.mean()) / (deviation + STD_EPSILON) for a in flat]
+    else:
+        lengths = [int(n) for k in all_kept for n in k.lengths_G]
+        normal = whiten(flat, lengths, keep_mean=scale == "tokens_keep_mean")
+    values = iter(normal)
+    return [[next(values) for _ in group] for group in centred]
+
+
+def _keep(group: ScoredGroup, gamma: float) -> _Kept:
+    index = [i for i, use in enumerate(group.included) if use]
+    if len(group.included) != len(group.scores):
+        raise ValueError(f"{len(group.scores)} scores but {len(group.included)} say whether they count")
+    scores = [float(group.scores[i]) for i in index]
+    if not all(np.isfinite(scores)):
+        raise ValueError(f"a score that is not finite reached the advantages: {scores}")
+    lengths = np.array([group.lengths[i] if group.lengths else 1 for i in index], dtype=np.float64)
+    totals, returns = np.array(scores, dtype=np.float64), [np.array([s]) for s in scores]
+    if len(group.penalties) or gamma != 1.0:
+        for at, i in enumerate(index):
+            rewards = np.zeros(int(lengths[at]))
+            if len(group.penalties):
+                rewards -= group.penalties[i]
+            rewards[-1:] += scores[at]
+            totals[at] = rewards.sum()
+            returns[at] = rewards_to_go(rewards, gamma)
+    return _Kept(group, index, totals, returns, lengths)
+
+
+def _is_dead_kept(kept: _Kept, estimator: str) -> bool:
+    if not kept.index:
+        return True
+    if estimator == "part_by_part":
+        parts_GP, _ = _parts(kept)
+        columns = [parts_GP[~np.isnan(parts_GP[:, p]), p].tolist() for p in range(parts_GP.shape[1])]
+        return all(is_dead(column) for column in columns)
+    if len(kept.index) == 1:
+        return ESTIMATORS[estimator].needs_group
+    return is_dead(kept.totals_G.tolist())
+
+
+def _parts(kept: _Kept) -> tuple[Array, Array]:
+    """(parts_GP of the included samples, NaN where not applicable; weights_P)."""
+    if not len(kept.group.parts):
+        return kept.totals_G[:, None], np.ones(1)
+    rows = [[np.nan if v is None else float(v) for v in kept.group.parts[i]] for i in kept.index]
+    return np.array(rows, dtype=np.float64), np.array(kept.group.weights, dtype=np.float64)
+
+
+def _column(values_G: Array) -> list[Array]:
+    return [values_G[i : i + 1] for i in range(len(values_G))]

@@ -1,69 +1,198 @@
-"""The GRPO family as a table: name -> (advantage, ratio level, clip bounds, aggregation). No torch.
+"""The GRPO family as a table: one row = one member, one column = one choice. No torch.
 
 A recipe names a row (`algo.name`) and overrides single cells. A new member is a new row, or a new cell value with its
-function in advantages.py, losses.py or aggregate.py.
+function in advantages.py, losses.py, kl.py or aggregate.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from vlmrl.algo.advantages import ESTIMATORS
+from vlmrl.algo.advantages import ESTIMATORS, SCALES
 from vlmrl.errors import RecipeError
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 """Names of the aggregations in aggregate.py (kept here too because this file has no torch)."""
+RATIOS = ("token", "sequence", "sequence_token")
+"""Levels of the probability ratio in losses.py."""
+SURROGATES = ("clip", "reinforce", "cispo", "gmpo", "sapo", "clip_cov", "kl_cov")
+"""Names of the surrogates in losses.py."""
+KL_ESTIMATORS = ("k1", "k2", "k3", "low_var_kl", "abs", "full")
+"""Names of the KL estimators in kl.py; "full" is model/logprobs.py's sum over the vocabulary."""
+CHOICES: dict[str, tuple[str, ...]] = {
+    "advantage": tuple(ESTIMATORS),
+    "scale": SCALES,
+    "ratio": RATIOS,
+    "surrogate": SURROGATES,
+    "aggregation": AGGREGATIONS,
+    "kl": KL_ESTIMATORS,
+    "kl_in": ("loss", "reward"),
+    "filter": ("none", "spread"),
+    "importance": ("auto", "none", "truncate", "mask"),
+    "importance_level": ("token", "sequence"),
+    "truncated": ("keep", "mask", "drop"),
+}
+"""Cell -> the names it may hold."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """One member of the family.
+    """One member of the family. Every field but the first two is a cell, and the recipe key `algo.<cell>` overrides it.
 
     Args:
         summary: one line for `vlmrl recipe list --algos`, with its source.
-        advantage: key of advantages.ESTIMATORS.
-        ratio: "token" (one ratio a token) or "sequence" (length-normalised ratio of the whole response).
-        clip_low, clip_high: the ratio counts within [1 - clip_low, 1 + clip_high]; None = no clip.
-        aggregation: key of aggregate.AGGREGATIONS.
+        advantage: key of advantages.ESTIMATORS.      scale: one of advantages.SCALES; None = the estimator's own.
+        gamma: discount of token returns (estimators "none" and "greedy").
+        ratio: "token"; "sequence" (length-normalised ratio of the whole response); "sequence_token" (its value, with
+            each token's own gradient).
+        surrogate: one of SURROGATES.
+        clip_low, clip_high: the ratio counts within [1 - clip_low, 1 + clip_high]; None = no bound. For "gmpo" the
+            bounds are on the log-ratio: [-clip_low, clip_high].
+        dual_clip: with a negative advantage the loss is at most dual_clip * |advantage|; None = off.
+        tau_positive, tau_negative: temperatures of "sapo" by the sign of the advantage.
+        cov_share: share of the tokens that "clip_cov" or "kl_cov" picks.      cov_low, cov_high: covariances that
+            "clip_cov" picks from.      cov_kl_coef: weight of |log-ratio| on the tokens that "kl_cov" picked.
+        aggregation: one of AGGREGATIONS.
+        kl: one of KL_ESTIMATORS.     kl_in: where the KL goes.     kl_coef: its weight, 0 = off.
+        kl_target: mean KL per token that the coefficient is steered to; None = it is fixed.     kl_horizon: how slowly.
+        filter: "spread": prompts whose scores differ by no more than `min_spread` are replaced by others, in at most
+            `filter_tries` draws a step.
+        importance: "truncate" or "mask": correct for the engine's own log-probs, at `importance_level`, limit
+            `importance_cap`; "auto" = "truncate" when the engine is not the trainer.
+        truncated: what happens to responses cut by the token limit.
+        truncated_score: the score of such a response; None = the reward's.
+        overlong_tokens: length of DAPO's soft punishment before the limit; 0 = off.     overlong_penalty: its most.
+        count_dead: dead groups count in the denominator (as they do in systems that do not leave them out).
     """
 
     name: str
     summary: str
-    advantage: str
-    ratio: str
-    clip_low: float | None
-    clip_high: float | None
-    aggregation: str
+    advantage: str = "group_mean_std"
+    scale: str | None = None
+    gamma: float = 1.0
+    ratio: str = "token"
+    surrogate: str = "clip"
+    clip_low: float | None = None
+    clip_high: float | None = None
+    dual_clip: float | None = None
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+    cov_share: float = 2e-4
+    cov_low: float = 1.0
+    cov_high: float = 5.0
+    cov_kl_coef: float = 1.0
+    aggregation: str = "token_mean"
+    kl: str = "k3"
+    kl_in: str = "loss"
+    kl_coef: float = 0.0
+    kl_target: float | None = None
+    kl_horizon: float = 10_000.0
+    filter: str = "none"
+    min_spread: float = 0.0
+    filter_tries: int = 10
+    importance: str = "auto"
+    importance_level: str = "token"
+    importance_cap: float = 2.0
+    truncated: str = "keep"
+    truncated_score: float | None = None
+    overlong_tokens: int = 0
+    overlong_penalty: float = 1.0
+    count_dead: bool = False
 
+    @property
+    def needs_group(self) -> bool:
+        """Whether it compares the samples of a prompt, so that one sample is not enough."""
+        return ESTIMATORS[self.advantage].needs_group
+
+    @property
+    def selects(self) -> bool:
+        """Whether the surrogate treats some tokens of an update differently, picked from all of them."""
+        return self.surrogate in ("clip_cov", "kl_cov")
+
+
+CELLS = tuple(f.name for f in fields(Algorithm) if f.name not in ("name", "summary"))
+"""What a recipe may override, in the order of the table."""
+PPO: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.2}
+HIGHER: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28}
 
 ALGORITHMS: dict[str, Algorithm] = {
     a.name: a
     for a in (
-        Algorithm("grpo", "group mean and std, token mean, clip 0.2/0.28 (arXiv:2402.03300 with DAPO's aggregation)",
-                  "group_mean_std", "token", 0.2, 0.28, "token_mean"),
-        Algorithm("grpo_paper", "as published: clip 0.2/0.2, mean of each response first (arXiv:2402.03300 eq. 3)",
-                  "group_mean_std", "token", 0.2, 0.2, "sequence_mean"),
-        Algorithm("dr_grpo", "no std, constant denominator: no bias by length or difficulty (arXiv:2503.20783)",
-                  "group_mean", "token", 0.2, 0.2, "constant"),
-        Algorithm("dapo", "clip-higher 0.2/0.28, token mean (arXiv:2503.14476, without dynamic re-sampling)",
-                  "group_mean_std", "token", 0.2, 0.28, "token_mean"),
-        Algorithm("gspo", "one length-normalised ratio a response, clip 3e-4/4e-4 (arXiv:2507.18071)",
-                  "group_mean_std", "sequence", 3e-4, 4e-4, "sequence_mean"),
-        Algorithm("rloo", "leave-one-out baseline, no clip (arXiv:2402.14740)",
-                  "leave_one_out", "token", None, None, "token_mean"),
+        Algorithm(name="grpo", **HIGHER,
+                  summary="group mean and std, token mean, clip 0.2/0.28 (arXiv:2402.03300 with DAPO's aggregation)"),
+        Algorithm(name="grpo_paper", **PPO, aggregation="sequence_mean",
+                  summary="as published: clip 0.2/0.2, mean of each response first (arXiv:2402.03300 eq. 3)"),
+        Algorithm(name="dr_grpo", advantage="group_mean", **PPO, aggregation="constant",
+                  summary="no std, constant denominator: no bias by length or difficulty (arXiv:2503.20783)"),
+        Algorithm(name="dapo", **HIGHER, filter="spread",
+                  summary="clip-higher 0.2/0.28, token mean, prompts of equal scores drawn anew (arXiv:2503.14476; "
+                          "its length punishment: overlong_tokens)"),
+        Algorithm(name="gdpo", advantage="part_by_part", **HIGHER,
+                  summary="each reward part normalised on its own, summed, then over the batch (arXiv:2601.05242)"),
+        Algorithm(name="gspo", ratio="sequence", clip_low=3e-4, clip_high=4e-4, aggregation="sequence_mean",
+                  summary="one length-normalised ratio a response, clip 3e-4/4e-4 (arXiv:2507.18071)"),
+        Algorithm(name="gspo_token", ratio="sequence_token", clip_low=3e-4, clip_high=4e-4, aggregation="sequence_mean",
+                  summary="the response's ratio with each token's own gradient (arXiv:2507.18071 eq. 13)"),
+        Algorithm(name="gmpo", surrogate="gmpo", clip_low=0.4, clip_high=0.4, aggregation="sequence_mean",
+                  summary="geometric mean of the token ratios, each clipped to e^-0.4..e^0.4 (arXiv:2507.20673)"),
+        Algorithm(name="cispo", surrogate="cispo", clip_high=4.0,
+                  summary="clipped ratio as a constant weight of the gradient, at most 5 (arXiv:2506.13585 eq. 4-5)"),
+        Algorithm(name="sapo", surrogate="sapo", aggregation="sequence_mean",
+                  summary="a smooth gate in place of the clip, temperatures 1 and 1.05 (arXiv:2511.20347)"),
+        Algorithm(name="clip_cov", surrogate="clip_cov", clip_low=1.0, clip_high=1.0, cov_share=2e-4,
+                  summary="a few tokens of high covariance get no gradient, at random (arXiv:2505.22617)"),
+        Algorithm(name="kl_cov", surrogate="kl_cov", cov_share=2e-3,
+                  summary="the tokens of highest covariance get a KL penalty, no clip (arXiv:2505.22617)"),
+        Algorithm(name="rloo", advantage="leave_one_out",
+                  summary="leave-one-out baseline, no clip (arXiv:2402.14740)"),
+        Algorithm(name="opo", advantage="length_weighted",
+                  summary="baseline weighted by length, no clip: meant for one update a step (arXiv:2505.23585)"),
+        Algorithm(name="gpg", advantage="group_mean", scale="alive", surrogate="reinforce", count_dead=True,
+                  summary="plain policy gradient, scaled up by the share of dead samples (arXiv:2504.02546)"),
+        Algorithm(name="pass_at_k", advantage="best_of_group", scale="group", **HIGHER,
+                  summary="only the best of a group, by what it adds over the second (arXiv:2503.19595)"),
+        Algorithm(name="reinforce", advantage="none", surrogate="reinforce",
+                  summary="score times log-prob, no baseline (Williams 1992; cf. arXiv:2402.14740)"),
+        Algorithm(name="reinforce++", advantage="none", scale="tokens", **PPO, kl="k1", kl_in="reward",
+                  summary="no group: returns normalised over the batch, clip 0.2 (arXiv:2501.03262)"),
+        Algorithm(name="reinforce++-baseline", advantage="group_mean", scale="tokens", **PPO, kl="k2",
+                  summary="score minus group mean, normalised over the batch (arXiv:2501.03262, with baseline)"),
+        Algorithm(name="remax", advantage="greedy", surrogate="reinforce", kl="k1", kl_in="reward",
+                  summary="baseline = score of one greedy answer a prompt, not trained on (arXiv:2310.10505)"),
+        Algorithm(name="easyr1", clip_low=0.2, clip_high=0.3, dual_clip=3.0, kl="low_var_kl", kl_coef=0.01,
+                  count_dead=True,
+                  summary="EasyR1 as TaxonRL runs it: clip 0.2/0.3, dual clip 3, KL 0.01 in the loss (cf. GRPO, "
+                          "arXiv:2402.03300)"),
+        Algorithm(name="maye", advantage="none", scale="tokens_keep_mean", **PPO, kl="k3", kl_coef=0.001,
+                  truncated_score=-0.1, count_dead=True,
+                  summary="MAYE's Reinforce++: whitened returns with their mean added back, KL 0.001 in the loss, -0.1 "
+                          "without an end token (arXiv:2504.02587)"),
     )
 }  # fmt: skip
 
 
-def resolve(name: str, *, advantage: str | None = None, clip_low: float | None = None, clip_high: float | None = None,
-            aggregation: str | None = None) -> Algorithm:  # fmt: skip
-    """A row of the table with a recipe's overrides.
+def resolve(name: str, **overrides: Any) -> Algorithm:
+    """A row of the table with a recipe's overrides; None = the row's cell stays.
 
-    Raises: RecipeError for a name, advantage or aggregation that does not exist, naming those that do.
+    Raises: RecipeError for a name or cell value that does not exist, naming those that do; TypeError for no cell.
     """
-    for value, known, key in ((name, ALGORITHMS, "name"), (advantage, ESTIMATORS, "advantage"),
-                              (aggregation, AGGREGATIONS, "aggregation")):  # fmt: skip
-        if value is not None and value not in known:
-            raise RecipeError(f"unknown algo.{key} `{value}`", hint=f"known: {', '.join(known)}")
-    given = {"advantage": advantage, "clip_low": clip_low, "clip_high": clip_high, "aggregation": aggregation}
-    return replace(ALGORITHMS[name], **{k: v for k, v in given.items() if v is not None})
+    given = {cell: value for cell, value in overrides.items() if value is not None}
+    if unknown := given.keys() - set(CELLS):
+        raise TypeError(f"the table has no cell {', '.join(sorted(unknown))}")
+    asked = {"name": name} | {cell: value for cell, value in given.items() if cell in CHOICES}
+    for cell, value in asked.items():
+        known = tuple(ALGORITHMS) if cell == "name" else CHOICES[cell]
+        if value not in known:
+            raise RecipeError(f"unknown algo.{cell} `{value}`", hint=f"known: {', '.join(known)}")
+    return replace(ALGORITHMS[name], **given)
+
+
+def algorithm_of(settings: Any) -> Algorithm:
+    """The row and overrides of a recipe's `[algo]` table (recipe.schema.Algo, or anything with its fields)."""
+    return resolve(settings.name, **{cell: getattr(settings, cell, None) for cell in CELLS})
+
+
+def without_greedy(algorithm: Algorithm) -> Algorithm:
+    """The algorithm where no greedy answers are at hand (saved rollouts, `vlmrl try`): the group mean stands in."""
+    return replace(algorithm, advantage="group_mean") if algorithm.advantage == "greedy" else algorithm

@@ -1,12 +1,18 @@
-"""Per-token loss terms. Tensors in, tensors out; nothing is masked or reduced here (aggregate.py does both).
+"""The policy losses of the family, per token. Tensors in, tensors out; nothing is reduced here (aggregate.py does it).
 
-Letters: K trained tokens, flat over all responses of a microbatch. float32, log-probs in nats.
+Letters: K trained tokens, flat over all responses of a microbatch. float32, log-probs in nats. On policy (new = old)
+the gradient of every surrogate by a token's log-prob is -advantage, except where "clip_cov" picked the token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+from vlmrl.algo.family import Algorithm
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are limited to +-20 before exp: a ratio of 5e8 is past any clip and would overflow the KL."""
@@ -17,19 +23,20 @@ def log_ratio(logp_K: Tensor, old_logp_K: Tensor, sequence_K: Tensor, level: str
 
     Args:
         sequence_K: index of each token's response, 0-based and dense.
-        level: "token": logp - old_logp. "sequence": its mean over the response, with the gradient of each token's own
-            log-prob spread evenly (GSPO-token form: value of the mean, gradient through the tokens).
-    Source: PPO, arXiv:1707.06347 eq. 6; GSPO, arXiv:2507.18071 eq. 7.
+        level: "token": logp - old_logp. "sequence": its mean over the response, the gradient spread evenly.
+            "sequence_token": the value of that mean, with the gradient of each token's own log-prob.
+    Source: PPO, arXiv:1707.06347 eq. 6; GSPO, arXiv:2507.18071 eq. 7; GSPO-token: its eq. 14.
     """
     if level == "token":
         return (logp_K - old_logp_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    if level != "sequence":
+    if level not in ("sequence", "sequence_token"):
         raise ValueError(f"unknown ratio level {level!r}")
     count = int(sequence_K.max()) + 1 if len(sequence_K) else 0
     total_S = torch.zeros(count, dtype=logp_K.dtype, device=logp_K.device)
     total_S = total_S.index_add(0, sequence_K, logp_K - old_logp_K)
     length_S = torch.bincount(sequence_K, minlength=count).clamp(min=1)
-    return (total_S / length_S)[sequence_K].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    mean_K = (total_S / length_S)[sequence_K].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return mean_K if level == "sequence" else mean_K.detach() + (logp_K - logp_K.detach())
 
 
 def clipped_surrogate(
@@ -52,6 +59,15 @@ def clipped_surrogate(
     return -torch.minimum(advantage_K * ratio_K, advantage_K * ratio_K.clamp(low, high))
 
 
+def dual_clipped(loss_K: Tensor, advantage_K: Tensor, limit: float) -> Tensor:
+    """The loss, at most limit * |advantage| where the advantage is negative: a huge ratio stops pushing.
+
+    Args: loss_K: from `clipped_surrogate`. limit: > 1; 3 is usual.
+    Source: dual-clip PPO, arXiv:1912.09729. Example: ratio 10, advantage -1, limit 3 -> 3 in place of 10.
+    """
+    return torch.where(advantage_K < 0, torch.minimum(loss_K, -advantage_K * limit), loss_K)
+
+
 def clipped_share(
     log_ratio_K: Tensor, advantage_K: Tensor, *, clip_low: float | None, clip_high: float | None
 ) -> Tensor:
@@ -65,3 +81,191 @@ def clipped_share(
 def cross_entropy(logp_K: Tensor) -> Tensor:
     """Negative log-likelihood per token: the loss of supervised training. Shape [K]."""
     return -logp_K
+
+
+@torch.no_grad()
+def importance_weight(
+    old_logp_K: Tensor, sampler_logp_K: Tensor, response_K: Tensor, *, mode: str, level: str, cap: float
+) -> Tensor:
+    """Trainer over engine: the probability ratio of what was sampled, limited. Shape [K].
+
+    Args:
+        old_logp_K: under the trainer's weights that sampled.
+        sampler_logp_K: what the engine said; NaN where nobody sampled: such a token counts 1.
+        response_K: index of each token's response, 0-based and dense.
+        mode: "truncate": at most `cap`. "mask": 0 outside [1 / cap, cap], where the two disagree too much.
+        level: "token": its own ratio. "sequence": the product over the response, the same on each of its tokens.
+        cap: > 1; 2 is usual.
+    Source: truncated importance sampling, Ionides (2008), used for engines by F. Yao et al. (2025, "Your efficient RL
+        framework secretly brings you off-policy RL training"); two-sided mask: IcePop, arXiv:2510.18855.
+    Example: log-ratios [ln 4, ln 0.8], cap 2: truncate -> [2, 0.8]; mask -> [0, 0.8]; sequence, truncate -> [2, 2].
+    """
+    change_K = torch.nan_to_num(old_logp_K - sampler_logp_K, nan=0.0)
+    if level == "sequence":
+        count = int(response_K.max()) + 1 if len(response_K) else 0
+        total_S = torch.zeros(count, dtype=change_K.dtype, device=change_K.device)
+        change_K = total_S.index_add(0, response_K, change_K)[response_K]
+    elif level != "token":
+        raise ValueError(f"unknown importance level {level!r}")
+    weight_K = change_K.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    if mode == "truncate":
+        return weight_K.clamp(max=cap)
+    if mode == "mask":
+        return weight_K * ((weight_K <= cap) & (weight_K >= 1.0 / cap))
+    raise ValueError(f"unknown importance mode {mode!r}")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a surrogate needs of a microbatch. All [K].
+
+    Args:
+        logp: log-probs under the policy being trained; the only one with gradient.     old_logp: before the updates.
+        advantage: positive = better than its group.
+        response: index of each token's response, 0-based and dense; a response is never split over microbatches.
+        selected: True = picked by `select_tokens`; None = nothing was picked.
+    """
+
+    logp: Tensor
+    old_logp: Tensor
+    advantage: Tensor
+    response: Tensor
+    selected: Tensor | None = None
+
+
+Loss = tuple[Tensor, Tensor]
+"""(loss_K with gradient, clipped_K: 1.0 for each token whose gradient a clip removes, without gradient)."""
+
+
+def clip(a: Algorithm, x: Tokens) -> Loss:
+    """PPO's clipped surrogate with separate bounds, at the row's ratio level, and the dual clip.
+
+    Source: PPO, arXiv:1707.06347 eq. 7; DAPO, arXiv:2503.14476 eq. 8; GSPO, arXiv:2507.18071 eq. 5; dual clip:
+        arXiv:1912.09729.
+    """
+    ratio = log_ratio(x.logp, x.old_logp, x.response, a.ratio)
+    bounds = {"clip_low": a.clip_low, "clip_high": a.clip_high}
+    loss, clipped = clipped_surrogate(ratio, x.advantage, **bounds), clipped_share(ratio, x.advantage, **bounds)
+    if a.dual_clip is None:
+        return loss, clipped
+    limited = dual_clipped(loss, x.advantage, a.dual_clip)
+    return limited, torch.maximum(clipped, (limited.detach() != loss.detach()).float())
+
+
+def reinforce(a: Algorithm, x: Tokens) -> Loss:
+    """-advantage * log-prob: the plain policy gradient, without a ratio.
+
+    Source: REINFORCE (Williams, 1992); GPG, arXiv:2504.02546; ReMax, arXiv:2310.10505.
+    Example: probability 0.5, advantage 2 -> 1.386.
+    """
+    return -x.advantage * x.logp, torch.zeros_like(x.advantage)
+
+
+def cispo(a: Algorithm, x: Tokens) -> Loss:
+    """-clipped ratio * advantage * log-prob, the clipped ratio being a constant: every token keeps its gradient.
+
+    Source: CISPO, MiniMax-M1, arXiv:2506.13585 eq. 4-5 (no lower bound; the upper one is not printed there: 5 is that
+        of arXiv:2510.13786).
+    Example: probability 0.6, old 0.1 (ratio 6, clipped to 5), advantage 1 -> -5 * ln 0.6 = 2.554.
+    """
+    ratio = log_ratio(x.logp.detach(), x.old_logp, x.response, a.ratio).exp()
+    low = 1.0 - a.clip_low if a.clip_low is not None else 0.0
+    high = 1.0 + a.clip_high if a.clip_high is not None else float("inf")
+    return -ratio.clamp(low, high) * x.advantage * x.logp, torch.zeros_like(x.advantage)
+
+
+def gmpo(a: Algorithm, x: Tokens) -> Loss:
+    """-advantage * geometric mean of the response's token ratios, each limited in log space on the side PPO limits.
+
+    The value is the response's on each of its tokens: with aggregation "sequence_mean" a response counts once.
+    Source: GMPO, arXiv:2507.20673.
+    Example: log-ratios [0.6, 0.2], advantage 1, bounds +-0.4 -> exp((0.4 + 0.2) / 2) = 1.350 -> -1.350 on both.
+    """
+    change = (x.logp - x.old_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    low = -a.clip_low if a.clip_low is not None else -LOG_RATIO_LIMIT
+    high = a.clip_high if a.clip_high is not None else LOG_RATIO_LIMIT
+    limited = change.clamp(low, high)
+    kept = torch.where(x.advantage >= 0, torch.minimum(change, limited), torch.maximum(change, limited))
+    mean = log_ratio(kept, torch.zeros_like(kept), x.response, "sequence")
+    return -x.advantage * mean.exp(), (kept != change).detach().float()
+
+
+def sapo(a: Algorithm, x: Tokens) -> Loss:
+    """-advantage * (4 / tau) * sigmoid(tau * (ratio - 1)), tau by the sign of the advantage.
+
+    Source: SAPO, arXiv:2511.20347. Example: ratio 1, advantage 1, tau 1 -> -2, with gradient -1.
+    """
+    ratio = log_ratio(x.logp, x.old_logp, x.response, a.ratio).exp()
+    tau = torch.full_like(ratio, a.tau_negative).masked_fill(x.advantage > 0, a.tau_positive)
+    return -x.advantage * torch.sigmoid(tau * (ratio - 1.0)) * 4.0 / tau, torch.zeros_like(x.advantage)
+
+
+def clip_cov(a: Algorithm, x: Tokens) -> Loss:
+    """The clipped surrogate; tokens that were picked (see `select_tokens`) add neither loss nor gradient.
+
+    Source: Clip-Cov, arXiv:2505.22617.
+    """
+    loss, clipped = clip(a, x)
+    if x.selected is None:
+        return loss, clipped
+    return loss.masked_fill(x.selected, 0.0), torch.maximum(clipped, x.selected.float())
+
+
+def kl_cov(a: Algorithm, x: Tokens) -> Loss:
+    """-advantage * ratio, without a clip; tokens that were picked add cov_kl_coef * |log-ratio|.
+
+    Source: KL-Cov, arXiv:2505.22617.
+    Example: ratio 1.5, advantage 1, coefficient 1 -> -1.5 + ln 1.5 = -1.095.
+    """
+    change = log_ratio(x.logp, x.old_logp, x.response, a.ratio)
+    loss = -x.advantage * change.exp()
+    if x.selected is not None:
+        loss = loss + a.cov_kl_coef * change.abs() * x.selected
+    return loss, torch.zeros_like(x.advantage)
+
+
+SURROGATES: dict[str, Callable[[Algorithm, Tokens], Loss]] = {
+    "clip": clip, "reinforce": reinforce, "cispo": cispo, "gmpo": gmpo, "sapo": sapo, "clip_cov": clip_cov,
+    "kl_cov": kl_cov,
+}  # fmt: skip
+
+
+def policy_loss(algorithm: Algorithm, tokens: Tokens) -> Loss:
+    """The loss of the row's surrogate. Raises: ValueError for a surrogate that does not exist."""
+    if algorithm.surrogate not in SURROGATES:
+        raise ValueError(f"unknown surrogate {algorithm.surrogate!r}")
+    return SURROGATES[algorithm.surrogate](algorithm, tokens)
+
+
+@torch.no_grad()
+def select_tokens(
+    algorithm: Algorithm, logps: Sequence[Tensor], old_logps: Sequence[Tensor], advantages: Sequence[Tensor], seed: int
+) -> list[Tensor]:
+    """Which tokens of an update "clip_cov" or "kl_cov" treats differently: one bool tensor a response.
+
+    Covariance of a token = (log-prob - mean) * (advantage - mean), both means over all tokens of the update: so this is
+    done once, before the first backward, on all responses at once. It depends on their order here alone (the trajectory
+    index), never on rows or microbatches.
+
+    Args: lists over the update's responses, each [tokens]. seed: of Clip-Cov's random choice.
+    Returns: "clip_cov": max(1, share * tokens) random ones among those that the clip leaves alone and whose covariance
+        is between cov_low and cov_high; "kl_cov": as many of the highest covariance.
+    Source: arXiv:2505.22617. The seeded choice and whole updates (not microbatches) are ours.
+    """
+    logp, old, advantage = (torch.cat(list(x)).double().cpu() for x in (logps, old_logps, advantages))
+    covariance = (logp - logp.mean()) * (advantage - advantage.mean())
+    count = max(1, int(algorithm.cov_share * len(logp)))
+    chosen = torch.zeros(len(logp), dtype=torch.bool)
+    if algorithm.surrogate == "kl_cov":
+        chosen[torch.argsort(covariance, descending=True, stable=True)[:count]] = True
+    else:
+        response = torch.repeat_interleave(
+            torch.arange(len(logps), device="cpu"), torch.tensor([len(x) for x in logps], device="cpu")
+        )
+        ratio = log_ratio(logp, old, response, algorithm.ratio)
+        clipped = clipped_share(ratio, advantage, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high) > 0
+        able = ~clipped & (covariance > algorithm.cov_low) & (covariance < algorithm.cov_high)
+        places = able.nonzero()[:, 0]
+        generator = torch.Generator().manual_seed(seed)
+        chosen[places[torch.randperm(len(places), generator=generator)[:count]]] = True
+    return list(chosen.split([len(x) for x in logps]))

@@ -9,45 +9,55 @@ from typing import Any
 
 import numpy as np
 
-from vlmrl.algo.advantages import group_advantages
-from vlmrl.algo.family import resolve
+from vlmrl.algo.family import ALGORITHMS, Algorithm, algorithm_of, without_greedy
+from vlmrl.algo.inputs import scored_group, step_advantages
 from vlmrl.check.rescore import correlation, describe_row
 from vlmrl.check.saved import Saved
 from vlmrl.types import Score
 
-DEFAULT_ADVANTAGE = "group_mean_std"
-
 
 @dataclass(frozen=True)
 class Estimate:
-    """How the run turned scores into advantages: the estimator's name and what it did with truncated responses."""
+    """How the run turned scores into advantages: its row of the table, and the token limit of a response."""
 
-    advantage: str
-    truncated: str
+    algorithm: Algorithm
+    max_tokens: int
+
+    @property
+    def advantage(self) -> str:
+        return self.algorithm.advantage
 
 
 def estimate_of(saved: Saved) -> Estimate:
-    """The run's own estimator; GRPO's when the rollouts belong to no run."""
+    """The run's own estimator; GRPO's when the rollouts belong to no run.
+
+    Greedy answers (ReMax) are not saved: the group mean stands in for them. A KL in the reward is left out.
+    """
     if saved.recipe is None:
-        return Estimate(DEFAULT_ADVANTAGE, "keep")
-    algo = saved.recipe.algo
-    return Estimate(resolve(algo.name, advantage=algo.advantage).advantage, algo.truncated)
+        return Estimate(ALGORITHMS["grpo"], 0)
+    return Estimate(without_greedy(algorithm_of(saved.recipe.algo)), saved.recipe.rollout.max_new_tokens)
 
 
 def advantages_of(saved: Saved, scores: Sequence[Score], estimate: Estimate) -> list[float]:
-    """The advantage of every sample under these scores, by the rules of training: failed rewards are left out, and
-    truncated responses where the recipe drops them.
+    """The advantage of every sample under these scores, by the rules of training, each step a batch of its own: failed
+    rewards are left out, and truncated responses where the recipe drops them.
     """
     advantages = [0.0] * len(scores)
+    steps: dict[int, list[list[int]]] = {}
     for group in saved.groups:
-        included = [
-            scores[i].error is None and not (estimate.truncated == "drop" and saved.samples[i].input.finish == "length")
-            for i in group
-        ]
-        for index, value in zip(
-            group, group_advantages([scores[i].value for i in group], included, estimate.advantage), strict=True
-        ):
-            advantages[index] = value
+        steps.setdefault(saved.samples[group[0]].step, []).append(group)
+    for groups in steps.values():
+        inputs = [
+            scored_group(
+                [scores[i] for i in group], [saved.samples[i].input.finish for i in group],
+                [saved.samples[i].input.num_tokens for i in group], estimate.algorithm, max_tokens=estimate.max_tokens,
+                weights=saved.records.get(saved.samples[group[0]].source, {}).get("weights") or {},
+            )
+            for group in groups
+        ]  # fmt: skip
+        for group, values in zip(groups, step_advantages(inputs, estimate.algorithm), strict=True):
+            for index, value in zip(group, values, strict=True):
+                advantages[index] = float(value.mean())
     return advantages
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlmrl.algo.family import algorithm_of
 from vlmrl.errors import CheckpointError, Problem
 from vlmrl.recipe.load import LoadedRecipe
 
@@ -72,7 +73,9 @@ def estimate_memory(loaded: LoadedRecipe, facts: ModelFacts, *, prompt_tokens: i
         activations=(text + vision) * size,
         logits=min(LOGIT_BYTES, row_tokens * vocabulary * 12),
         kv_cache=2 * _layers(facts.text) * _kv_width(facts.text) * size * cache_tokens,
-        reference=total * size if recipe.algo.kl_coef > 0 and recipe.kind == "rl" and recipe.lora is None else 0,
+        reference=total * size
+        if recipe.kind == "rl" and recipe.lora is None and algorithm_of(recipe.algo).kl_coef > 0
+        else 0,
     )
 
 

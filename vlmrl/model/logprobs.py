@@ -80,3 +80,46 @@ def token_logprobs(
         logps.append(logp)
         entropies.append(entropy)
     return torch.cat(logps), torch.cat(entropies)
+
+
+def full_kl(
+    hidden_KD: Tensor,
+    ref_hidden_KD: Tensor,
+    head: Callable[[Tensor], Tensor],
+    ref_head: Callable[[Tensor], Tensor],
+    *,
+    temperature: float,
+    banned_ids: Sequence[int] = (),
+) -> Tensor:
+    """KL(policy || reference) at each position, summed over the whole vocabulary, chunk by chunk.
+
+    Letters: K positions, D hidden width (the reference may have another), V vocabulary.
+    Args:
+        hidden_KD, ref_hidden_KD: last hidden states of the same positions; the reference's gets no gradient.
+        head, ref_head: hidden -> logits [.., V].
+        temperature, banned_ids: of the policy; both distributions have them.
+    Returns: [K] with gradient to `hidden_KD` and `head`, float32, nats, never negative but for rounding.
+    Example: policy (0.5, 0.5), reference (0.25, 0.75): 0.5 ln 2 + 0.5 ln (2 / 3) = 0.1438.
+    """
+
+    def chunk(hidden: Tensor, ref_hidden: Tensor) -> Tensor:
+        logits = head(hidden)
+        banned = banned_mask(banned_ids, logits.shape[-1], logits.device)
+        logp = torch.log_softmax(policy_logits(logits, temperature, banned), dim=-1)
+        with torch.no_grad():
+            ref = torch.log_softmax(policy_logits(ref_head(ref_hidden), temperature, banned), dim=-1)
+        # A banned id has probability 0 in both: its term is 0, and not 0 * (inf - inf).
+        difference = logp - ref if banned is None else (logp - ref).masked_fill(banned, 0.0)
+        return (logp.exp() * difference).sum(-1)
+
+    if len(hidden_KD) == 0:
+        return hidden_KD.sum(-1).float()
+    vocabulary = head(hidden_KD[:1].detach()).shape[-1]
+    size = max(1, CHUNK_ELEMENTS // vocabulary)
+    pieces = []
+    for hidden, ref_hidden in zip(hidden_KD.split(size), ref_hidden_KD.split(size), strict=True):
+        if torch.is_grad_enabled() and len(hidden_KD) > size:
+            pieces.append(checkpoint(chunk, hidden, ref_hidden, use_reentrant=False))
+        else:
+            pieces.append(chunk(hidden, ref_hidden))
+    return torch.cat(pieces)

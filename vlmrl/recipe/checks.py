@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vlmrl.errors import Problem
+from vlmrl.recipe.check_algo import ALGO_RULES
 from vlmrl.recipe.check_files import FILE_RULES, is_file_reward
 from vlmrl.recipe.check_lora import LORA_RULES
 from vlmrl.recipe.lines import Key, dotted
@@ -39,6 +41,9 @@ class Catalogs:
     Args:
         tasks, algos, rewards: name -> one line about it.
         advantages, aggregations: names of the cells that `algo.advantage` and `algo.aggregation` may name.
+        cells: other cell -> the names it may hold.
+        rows: algorithm -> its cells, to see what a recipe's overrides make together.
+        no_baseline: values of `algo.advantage` that do not compare the samples of a prompt.
         no_baseline_algos: rows that do not compare the samples of a prompt, so that one sample is enough.
         tasks_without_reward: tasks that bring no reward of their own.
     """
@@ -48,6 +53,9 @@ class Catalogs:
     rewards: Mapping[str, str] = field(default_factory=dict)
     advantages: tuple[str, ...] = ()
     aggregations: tuple[str, ...] = ()
+    cells: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    no_baseline: tuple[str, ...] = ()
     no_baseline_algos: tuple[str, ...] = ()
     tasks_without_reward: tuple[str, ...] = ("table",)
 
@@ -110,7 +118,10 @@ def _schedule(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 def _group_size(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     recipe = loaded.recipe
-    if recipe.kind != "rl" or recipe.rollout.samples_per_prompt > 1 or recipe.algo.name in catalogs.no_baseline_algos:
+    if recipe.kind != "rl" or recipe.rollout.samples_per_prompt > 1:
+        return
+    advantage = recipe.algo.advantage
+    if recipe.algo.name in catalogs.no_baseline_algos if advantage is None else advantage in catalogs.no_baseline:
         return
     yield Problem(
         f"`rollout.samples_per_prompt` is 1, but `{recipe.algo.name}` compares the samples of one prompt: "
@@ -256,6 +267,7 @@ def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         ("algorithm", ("algo", "name"), recipe.algo.name, catalogs.algos, "vlmrl recipe list --algos"),
         ("advantage", ("algo", "advantage"), recipe.algo.advantage, catalogs.advantages, ""),
         ("aggregation", ("algo", "aggregation"), recipe.algo.aggregation, catalogs.aggregations, ""),
+        *((cell, ("algo", cell), getattr(recipe.algo, cell), known, "") for cell, known in catalogs.cells.items()),
     ]
     for i, data in enumerate(recipe.data):
         asked.append(("task", ("data", i, "task"), data.task, catalogs.tasks, "vlmrl recipe list --tasks"))
@@ -286,7 +298,7 @@ def _other_kind(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 def _odd_coefficients(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     algo = loaded.recipe.algo
-    if algo.kl_coef > 1:
+    if algo.kl_coef is not None and algo.kl_coef > 1:
         message = f"`algo.kl_coef` is {algo.kl_coef}: the KL term outweighs the reward"
         yield Problem(message, loaded.where(("algo", "kl_coef")), "0 to 0.04 is usual", "warning")
     if algo.entropy_coef < 0:
@@ -305,4 +317,5 @@ RULES: tuple[Rule, ...] = (
     _validation, _test_split, _data_names, _shares, _columns, _weights, _reward_used, _names, _other_kind,
     _odd_coefficients, _paper,
     *(lambda loaded, catalogs, rule=rule: rule(loaded) for rule in (*LORA_RULES, *FILE_RULES)),
+    *(lambda loaded, catalogs, rule=rule: rule(loaded, catalogs.rows) for rule in ALGO_RULES),
 )  # fmt: skip

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from vlmrl.algo.advantages import group_advantages
+from vlmrl.algo.advantages import ScoredGroup
+from vlmrl.algo.family import Algorithm
+from vlmrl.algo.inputs import passes_filter, scored_group, step_advantages
 from vlmrl.data.encode import EncodedPrompt, Encoder
 from vlmrl.errors import DataError, EngineError, RewardError
 from vlmrl.rewards.scorer import Scorer
@@ -26,6 +28,9 @@ from vlmrl.types import (
     Trajectory,
     sample_seed,
 )
+
+Weights = Mapping[str, Mapping[str, float]]
+"""Source -> part -> weight."""
 
 
 class Images(Protocol):
@@ -139,28 +144,62 @@ def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *
     ]  # fmt: skip
 
 
-def add_advantages(groups: Sequence[Group], estimator: str, truncated: str) -> list[Group]:
-    """Advantages of every group; masks what is not trained on.
+def add_advantages(
+    groups: Sequence[Group], algorithm: Algorithm, *, max_tokens: int, weights: Weights | None = None,
+    greedy: Sequence[float | None] | None = None, penalties: Sequence[Sequence[Any]] | None = None,
+) -> list[Group]:  # fmt: skip
+    """Advantages of every group of a step; masks what is not trained on.
 
     Args:
-        estimator: key of algo.advantages.ESTIMATORS.
-        truncated: "keep" = like any other; "mask" = counts for the baseline, is not trained on; "drop" = neither.
+        groups: all of the step. With `algorithm.filter` those of too little spread stay at 0 and out of all statistics.
+        algorithm: its `truncated`: "keep" = a cut response is like any other; "mask" = it counts for the baseline but
+            is not trained on; "drop" = neither.
+        max_tokens: the token limit of a response, for the length punishment.
+        weights: source -> part -> weight of its reward; for the estimator that normalises part by part.
+        greedy: score of each group's greedy answer (None = its reward failed: the group gets 0).
+        penalties: for each sample of each group what its tokens cost, float64 [tokens] (the KL in the reward).
     """
-    return [replace(g, samples=tuple(_with_advantages(g.samples, estimator, truncated))) for g in groups]
+    inputs = [
+        scored_group(
+            [s.score for s in g.samples], [s.trajectory.finish for s in g.samples],
+            [s.trajectory.num_trained_tokens for s in g.samples], algorithm, max_tokens=max_tokens,
+            weights=(weights or {}).get(g.row.source, {}), greedy=greedy[i] if greedy else None,
+            penalties=penalties[i] if penalties else (),
+        )
+        for i, g in enumerate(groups)
+    ]  # fmt: skip
+    advantages = step_advantages(inputs, algorithm)
+    return [
+        replace(g, samples=tuple(_with_advantages(g.samples, x, found, algorithm.truncated)))
+        for g, x, found in zip(groups, inputs, advantages, strict=True)
+    ]
+
+
+def has_spread(group: Group, algorithm: Algorithm, max_tokens: int) -> bool:
+    """Whether DAPO's filter keeps a group: its scores, length rules included, differ by more than `min_spread`."""
+    found = scored_group(
+        [s.score for s in group.samples], [s.trajectory.finish for s in group.samples],
+        [s.trajectory.num_trained_tokens for s in group.samples], algorithm, max_tokens=max_tokens,
+    )  # fmt: skip
+    return passes_filter(found, algorithm)
 
 
 def is_dead_group(group: Group) -> bool:
     """Whether a group teaches nothing: all its advantages are exactly zero."""
-    return all(s.advantage == 0.0 for s in group.samples)
+    return all(s.advantage == 0.0 and not any(s.token_advantages or ()) for s in group.samples)
 
 
-def _with_advantages(samples: Sequence[ScoredSample], estimator: str, truncated: str) -> list[ScoredSample]:
+def _with_advantages(
+    samples: Sequence[ScoredSample], group: ScoredGroup, advantages: Sequence[Any], truncated: str
+) -> list[ScoredSample]:
     cut = [s.trajectory.finish == "length" for s in samples]
-    failed = [s.score.error is not None for s in samples]
-    included = [not f and not (c and truncated == "drop") for f, c in zip(failed, cut, strict=True)]
-    advantages = group_advantages([s.score.value for s in samples], included, estimator)
-    masked = [not use or (c and truncated != "keep") for use, c in zip(included, cut, strict=True)]
-    return [replace(s, advantage=a, masked=m) for s, a, m in zip(samples, advantages, masked, strict=True)]
+    masked = [not use or (c and truncated != "keep") for use, c in zip(group.included, cut, strict=True)]
+    return [
+        replace(
+            s, advantage=float(a.mean()), token_advantages=tuple(a.tolist()) if len(a) > 1 else None, masked=m,
+        )
+        for s, a, m in zip(samples, advantages, masked, strict=True)
+    ]  # fmt: skip
 
 
 def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:

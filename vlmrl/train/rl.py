@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from vlmrl.algo.family import resolve
+import torch
+from torch import Tensor
+
+from vlmrl.algo.family import Algorithm, algorithm_of
+from vlmrl.algo.shaping import next_kl_coef
 from vlmrl.data.batch import TrainItem
 from vlmrl.errors import RewardError
 from vlmrl.evaluate.stats import bootstrap_mean
-from vlmrl.rollout.sample import (
-    Rollout,
-    add_advantages,
-    encode_prompt,
-    is_dead_group,
-    sample_rollouts,
-    score_rollouts,
-)
+from vlmrl.recipe.schema import Recipe
+from vlmrl.rollout.sample import Rollout, is_dead_group
 from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.train.collect import collect
 from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.sft import prompt_tokens
-from vlmrl.train.state import Session, draw_rows, sampling_params, save
+from vlmrl.train.state import Session, save
 from vlmrl.train.update import PolicyGradient, StepBatch, fill_logps, update
-from vlmrl.types import Group
+from vlmrl.types import Group, hash64
 
 STRICT_STEPS = 3
 """Steps of an attempt in which a failing reward stops the run with the row; later the sample is masked and counted."""
@@ -37,9 +37,7 @@ MIN_SAMPLES_FOR_SHARE = 200
 def train_rl(session: Session) -> str:
     """Train until the recipe's end. Returns the run's status: done or interrupted."""
     s, recipe = session, session.recipe
-    algorithm = resolve(recipe.algo.name, advantage=recipe.algo.advantage, clip_low=recipe.algo.clip_low,
-                        clip_high=recipe.algo.clip_high, aggregation=recipe.algo.aggregation)  # fmt: skip
-    objective = PolicyGradient(algorithm, recipe.algo.kl_coef, recipe.algo.entropy_coef)
+    algorithm = algorithm_of(recipe.algo)
     generator = TorchEngine(s.policy, s.processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
     generator.load_weights(s.progress.step)
     first_step = s.progress.step
@@ -48,40 +46,52 @@ def train_rl(session: Session) -> str:
             validate(s, generator)
         while (reason := stop_reason(s, request)) is None:
             step, clock = s.progress.step, Clock()
-            with clock("encode"):
-                prompts = [
-                    encode_prompt(source, row, occurrence, s.encoder, recipe.rollout.max_prompt_tokens)
-                    for source, row, occurrence in draw_rows(s, recipe.rollout.prompts_per_step)
-                ]
-            with clock("rollout"):
-                total = len(prompts) * recipe.rollout.samples_per_prompt
-                rollouts = sample_rollouts(
-                    generator, prompts, sampling_params(recipe, s.policy, s.processor.tokenizer),
-                    num_samples=recipe.rollout.samples_per_prompt, run_seed=recipe.train.seed, version=step,
-                    progress=_progress(s, total),
-                )  # fmt: skip
-            with clock("reward"):
-                groups = score_rollouts(rollouts, s.scorers, strict=step < first_step + STRICT_STEPS)
-            groups = add_advantages(groups, algorithm.advantage, recipe.algo.truncated)
-            s.run.write_rollouts(step, groups)
+            kl_coef = algorithm.kl_coef if s.progress.kl_coef is None else s.progress.kl_coef
+            in_loss, in_reward = (kl_coef, 0.0) if algorithm.kl_in == "loss" else (0.0, kl_coef)
+            made = collect(s, generator, algorithm, in_reward, clock, strict=step < first_step + STRICT_STEPS)
+            s.run.write_rollouts(step, made.groups)
             with clock("update"):
-                stats = learn(s, rollouts, groups, objective)
+                stats = learn(s, made.rollouts, made.groups, objective_of(recipe, algorithm, in_loss))
+            if algorithm.kl_target is not None:
+                steer_kl(s, algorithm, kl_coef, made.metrics | stats, sum(len(g.samples) for g in made.groups))
             s.progress.step += 1
             generator.load_weights(s.progress.step)
             metrics = (
-                group_metrics(groups)
+                group_metrics(made.groups)
+                | made.metrics
+                | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
                 | stats
-                | rollout_speed(groups, clock)
+                | rollout_speed(made.groups, clock)
                 | clock.metrics()
                 | memory_metrics(s.policy)
             )
             s.run.log(step, "train", metrics)
             s.watcher.step(step, recipe.train.steps, metrics)
             if recipe.log.sample_every_steps and step % recipe.log.sample_every_steps == 0:
-                s.watcher.sample(step, groups[0])
-            count_errors(s, groups)
+                s.watcher.sample(step, made.groups[0])
+            count_errors(s, made.groups)
             after_step(s, generator)
         return end(s, generator, reason)
+
+
+def objective_of(recipe: Recipe, algorithm: Algorithm, kl_coef: float) -> PolicyGradient:
+    """What a step minimises. Importance "auto": truncate when another engine samples, from the policy itself."""
+    importance = algorithm.importance
+    if importance == "auto":
+        filtered = recipe.rollout.top_p < 1 or recipe.rollout.top_k > 0
+        importance = "none" if recipe.rollout.engine == "torch" or filtered else "truncate"
+    return PolicyGradient(algorithm, kl_coef, recipe.algo.entropy_coef, importance)
+
+
+def steer_kl(
+    session: Session, algorithm: Algorithm, coef: float, metrics: Mapping[str, float], num_samples: int
+) -> None:
+    """The adaptive KL coefficient of the next step, from this step's mean KL. Kept in the checkpoint."""
+    kl = metrics.get("policy/kl_in_reward", metrics.get("loss/kl"))
+    if kl is not None and algorithm.kl_target is not None:
+        session.progress.kl_coef = next_kl_coef(
+            coef, kl, target=algorithm.kl_target, horizon=algorithm.kl_horizon, samples=num_samples
+        )
 
 
 def learn(
@@ -93,13 +103,16 @@ def learn(
     minibatches of whole groups, and the old log-probs are computed once, before the first.
     """
     s, recipe = session, session.recipe
-    acts_on_all = bool(objective.kl_coef or objective.entropy_coef)
-    batch = step_batch(rollouts, groups, keep_dead=acts_on_all)
+    algorithm = objective.algorithm
+    # A filter's refused groups stay out, whatever else acts on all.
+    acts_on_all = bool(objective.kl_coef or objective.entropy_coef) and algorithm.filter == "none"
+    batch = step_batch(rollouts, groups, keep_dead=acts_on_all, count_dead=algorithm.count_dead)
+    batch.seed = hash64(recipe.train.seed, s.progress.step, "tokens")
     s.proof_items = batch.items[:64] or step_batch(rollouts, groups, keep_dead=True).items[:64]
     if not batch.items:
         return {"optim/updates": s.optimizer.updates, "optim/lr": 0.0}
     budget = recipe.train.tokens_per_row
-    if s.reference is not None:
+    if objective.kl_coef > 0 and s.reference is not None:
         fill_logps(s.reference, batch, batch.ref_logp, budget)
     minibatches = split_groups(batch, recipe.train.updates_per_step)
     if len(minibatches) > 1:
@@ -120,20 +133,31 @@ def learn(
     return stats | {"optim/updates": s.optimizer.updates}
 
 
-def step_batch(rollouts: Sequence[Rollout], groups: Sequence[Group], *, keep_dead: bool) -> StepBatch:
-    """What a step trains on: every sample that is not masked, of every group that is not dead."""
+def step_batch(
+    rollouts: Sequence[Rollout], groups: Sequence[Group], *, keep_dead: bool, count_dead: bool = False
+) -> StepBatch:
+    """What a step trains on: every sample that is not masked, of every group that is not dead.
+
+    Args: keep_dead: dead groups too. count_dead: those that are left out count in the denominator.
+    """
     items: list[TrainItem] = []
     advantages: list[float] = []
     names: list[str] = []
+    each_token: dict[int, Tensor] = {}
+    dead: dict[int, list[int]] = {}
     for index, (rollout, group) in enumerate(zip(rollouts, groups, strict=True)):
         tokens = prompt_tokens(rollout.prompt)
         use = keep_dead or not is_dead_group(group)
         for sample in group.samples:
             if use and not sample.masked:
                 items.append(TrainItem(tokens, index, sample.trajectory.segments, len(advantages)))
+                if sample.token_advantages is not None:
+                    each_token[len(advantages)] = torch.tensor(sample.token_advantages, dtype=torch.float32)
+            elif count_dead and not use and not sample.masked:
+                dead.setdefault(index, []).append(sample.trajectory.num_trained_tokens)
             advantages.append(sample.advantage)
             names.append(f"{group.row.source} row {group.row.prompt_id} sample {sample.trajectory.sample}")
-    return StepBatch(items, advantages, names)
+    return StepBatch(items, advantages, names, token_advantages=each_token, dead_tokens=dead)
 
 
 def split_groups(batch: StepBatch, count: int) -> list[StepBatch]:
@@ -141,16 +165,12 @@ def split_groups(batch: StepBatch, count: int) -> list[StepBatch]:
     if count == 1:
         return [batch]
     order = list(dict.fromkeys(item.group for item in batch.items))
-    parts = [set(order[i::count]) for i in range(min(count, len(order)))]
+    number = min(count, len(order))
+    parts = [set(order[i::number]) for i in range(number)]
+    dead = list(batch.dead_tokens.items())
     return [
-        StepBatch(
-            [i for i in batch.items if i.group in part],
-            batch.advantage_S,
-            batch.names_S,
-            batch.old_logp,
-            batch.ref_logp,
-        )
-        for part in parts
+        replace(batch, items=[i for i in batch.items if i.group in part], dead_tokens=dict(dead[k::number]))
+        for k, part in enumerate(parts)
     ]
 
 
@@ -221,14 +241,3 @@ def rollout_speed(groups: Sequence[Group], clock: Clock) -> dict[str, float]:
     """`rollout/tokens_per_second`: sampled tokens over the seconds of sampling."""
     tokens = sum(len(x.trajectory.response_ids) for g in groups for x in g.samples)
     return {"rollout/tokens_per_second": tokens / max(clock.seconds.get("rollout", 0.0), 1e-9)}
-
-
-def _progress(session: Session, total: int):
-    done = 0
-
-    def finished(count: int) -> None:
-        nonlocal done
-        done += count
-        session.watcher.generated(done, total)
-
-    return finished

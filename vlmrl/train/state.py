@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from vlmrl.algo.family import algorithm_of
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import ADAPTER, HF, read_meta
 from vlmrl.checkpoint.load import fingerprint, load_saved, saved_lora
@@ -200,6 +201,7 @@ class Progress:
         validated: step of the last validation; -1 before the first.
         samples, reward_errors: since the run began.
         seconds: of training, over all attempts.
+        kl_coef: the KL coefficient as steered so far; None = the recipe's, untouched.
     """
 
     step: int = 0
@@ -210,6 +212,7 @@ class Progress:
     samples: int = 0
     reward_errors: int = 0
     seconds: float = 0.0
+    kl_coef: float | None = None
 
 
 @dataclass
@@ -290,7 +293,7 @@ def open_session(recipe: Recipe, run: Run, runs_root: Path, watcher: Watcher, *,
     for source in [*sources, *validation]:
         if source.name not in session.scorers:
             session.scorers[source.name] = session.stack.enter_context(make_scorer(source, recipe))
-    if recipe.kind == "rl" and recipe.algo.kl_coef > 0:
+    if recipe.kind == "rl" and algorithm_of(recipe.algo).kl_coef > 0:
         session.reference = _reference(session, temperature)
     if resume is not None:
         restore(session, resume)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vlmrl.algo.family import resolve
+from vlmrl.algo.family import algorithm_of, without_greedy
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import encode_png
 from vlmrl.data.sampler import PromptStream
@@ -105,7 +105,7 @@ def run_trial(
     encoder = make_encoder(recipe.model, processor)
     params = sampling_params(recipe, policy, processor.tokenizer)
     engine = TorchEngine(policy, processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
-    algorithm = resolve(recipe.algo.name, advantage=recipe.algo.advantage)
+    algorithm = without_greedy(algorithm_of(recipe.algo))
     chosen = choose_rows(sources, recipe.train.seed, prompts)
     trial, done, size = Trial(), 0, max(1, recipe.rollout.prompts_per_step)
     with ExitStack() as stack:
@@ -126,7 +126,10 @@ def run_trial(
             trial.seconds += time.perf_counter() - begin
             done += len(batch) * samples
             groups = add_advantages(
-                score_rollouts(rollouts, scorers, strict=True), algorithm.advantage, recipe.algo.truncated
+                score_rollouts(rollouts, scorers, strict=True),
+                algorithm,
+                max_tokens=recipe.rollout.max_new_tokens,
+                weights={s.name: s.weights for s in sources},
             )
             run.write_rollouts(step, groups)
             trial.groups += groups

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vlmrl.algo.aggregate import Denominator, aggregate, global_mean
 from vlmrl.algo.family import Algorithm
-from vlmrl.algo.kl import k3
-from vlmrl.algo.losses import clipped_share, clipped_surrogate, cross_entropy, log_ratio
+from vlmrl.algo.kl import ESTIMATORS as KL_ESTIMATORS
+from vlmrl.algo.losses import Tokens, cross_entropy, importance_weight, policy_loss, select_tokens
 from vlmrl.data.batch import TrainItem, make_row, pack
 from vlmrl.errors import TrainError
 from vlmrl.model.lora import ReferencePolicy
@@ -33,6 +33,7 @@ class TokenData:
         old_logp, ref_logp: None when the objective does not need them.
         trajectory: index in the step.      response: the same, dense within the row.
         response_tokens: trained tokens of the response each token belongs to.
+        selected: bool, tokens that the surrogate treats differently; None = none.
     """
 
     advantage: Tensor
@@ -42,6 +43,7 @@ class TokenData:
     trajectory: Tensor
     response: Tensor
     response_tokens: Tensor
+    selected: Tensor | None = None
 
 
 class Objective(Protocol):
@@ -50,6 +52,10 @@ class Objective(Protocol):
     @property
     def aggregation(self) -> str: ...
 
+    def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
+        """Tokens that this update treats differently, by trajectory; picked before the first backward. {} = none."""
+        ...
+
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
         """(loss_K with gradient, metric name -> values_K averaged over the step's tokens)."""
         ...
@@ -57,32 +63,55 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class PolicyGradient:
-    """The GRPO family: clipped surrogate, a KL term to the reference (kl_coef > 0), an entropy bonus (entropy_coef)."""
+    """The GRPO family: the row's surrogate, weighted for the engine's log-probs, plus KL and entropy terms.
+
+    Args:
+        algorithm: the row.
+        kl_coef: weight of the KL to the reference in the loss (0 where it is in the reward); an adaptive one changes.
+        entropy_coef: weight of the entropy bonus.
+        importance: "truncate" or "mask": correct for the engine's log-probs; "none": do not.
+    """
 
     algorithm: Algorithm
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
+    importance: str = "none"
 
     @property
     def aggregation(self) -> str:
         return self.algorithm.aggregation
 
+    def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
+        """For Clip-Cov and KL-Cov: one more forward pass, since the choice needs all of the update's log-probs."""
+        if not self.algorithm.selects or not batch.items:
+            return {}
+        logps: dict[int, Tensor] = {}
+        fill_logps(policy, batch, logps, tokens_per_row)
+        order = sorted(logps)
+        logp = [logps[i] for i in order]
+        old = [batch.old_logp.get(i, logps[i]) for i in order]
+        advantage = [batch.advantage_of(i, len(logps[i])).to(logps[i].device) for i in order]
+        return dict(zip(order, select_tokens(self.algorithm, logp, old, advantage, batch.seed), strict=True))
+
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
         # With one update a batch the policy that sampled IS this one: its old log-prob is the detached new one.
         old = stats.logp.detach() if data.old_logp is None else data.old_logp
-        ratio = log_ratio(stats.logp, old, data.response, self.algorithm.ratio)
-        bounds = {"clip_low": self.algorithm.clip_low, "clip_high": self.algorithm.clip_high}
-        loss = clipped_surrogate(ratio, data.advantage, **bounds)
-        shown = {
-            "loss/policy": loss.detach(),
-            "policy/clip_share": clipped_share(ratio, data.advantage, **bounds),
-            "policy/entropy": stats.entropy,
-        }
+        tokens = Tokens(stats.logp, old, data.advantage, data.response, data.selected)
+        loss, clipped = policy_loss(self.algorithm, tokens)
+        shown = {"policy/clip_share": clipped, "policy/entropy": stats.entropy}
+        if self.importance != "none":
+            weight = importance_weight(
+                old, data.sampler_logp, data.response, mode=self.importance, level=self.algorithm.importance_level,
+                cap=self.algorithm.importance_cap,
+            )  # fmt: skip
+            loss = loss * weight
+            shown["policy/importance_weight"] = weight
+        shown["loss/policy"] = loss.detach()
         if self.entropy_coef:
             loss = loss - self.entropy_coef * stats.entropy
         if self.kl_coef > 0:
             assert data.ref_logp is not None
-            kl = k3(stats.logp, data.ref_logp)
+            kl = KL_ESTIMATORS[self.algorithm.kl](stats.logp, data.ref_logp)
             loss = loss + self.kl_coef * kl
             shown["loss/kl"] = kl.detach()
         return loss, shown
@@ -93,6 +122,9 @@ class CrossEntropy:
     """Supervised learning: negative log-likelihood of the target tokens."""
 
     aggregation: str = "token_mean"
+
+    def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
+        return {}
 
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
         loss = cross_entropy(stats.logp)
@@ -108,6 +140,9 @@ class StepBatch:
         advantage_S: one number a trajectory.
         names_S: how to call a trajectory in an error ("digits row 17 sample 3").
         old_logp, ref_logp: per trajectory, one value a trained token; filled by `fill_logps` when needed.
+        token_advantages: per trajectory, one advantage a trained token, in place of `advantage_S`'s.
+        dead_tokens: group -> trained tokens of its responses, of groups that are left out but count in the denominator.
+        seed: of the surrogate's random choices.
     """
 
     items: list[TrainItem]
@@ -115,6 +150,14 @@ class StepBatch:
     names_S: list[str]
     old_logp: dict[int, Tensor] = field(default_factory=dict)
     ref_logp: dict[int, Tensor] = field(default_factory=dict)
+    token_advantages: dict[int, Tensor] = field(default_factory=dict)
+    dead_tokens: dict[int, list[int]] = field(default_factory=dict)
+    seed: int = 0
+
+    def advantage_of(self, trajectory: int, num_tokens: int) -> Tensor:
+        """One advantage a trained token of a trajectory. float32 [tokens]."""
+        found = self.token_advantages.get(trajectory)
+        return torch.full((num_tokens,), self.advantage_S[trajectory]) if found is None else found.float()
 
     def num_trained(self, item: TrainItem) -> int:
         return sum(len(s.ids) for s in item.segments if s.trained)
@@ -130,13 +173,15 @@ def update(
     Returns: metrics, token means over the step.
     Raises: TrainError when loss or gradient are not finite; nothing was changed then.
     """
-    total = Denominator.of(objective.aggregation, [batch.num_trained(i) for i in batch.items], max_tokens)
+    counted = [batch.num_trained(i) for i in batch.items] + [n for group in batch.dead_tokens.values() for n in group]
+    total = Denominator.of(objective.aggregation, counted, max_tokens)
+    selected = objective.select(policy, batch, tokens_per_row)
     sums: dict[str, float] = {"loss/total": 0.0}
     gap = 0.0
     for items in pack(batch.items, tokens_per_row):
         row = make_row(items, policy.device)
         stats = policy(row)
-        data = _token_data(row, items, batch)
+        data = _token_data(row, items, batch, selected)
         loss_K, shown = objective.loss(stats, data)
         if not bool(torch.isfinite(loss_K).all()):
             _stop_at(loss_K, data, batch, optimizer)
@@ -170,7 +215,7 @@ def fill_logps(
             into[item.trajectory] = logp[owner == item.trajectory]
 
 
-def _token_data(row: PackedRow, items: Sequence[TrainItem], batch: StepBatch) -> TokenData:
+def _token_data(row: PackedRow, items: Sequence[TrainItem], batch: StepBatch, selected: dict[int, Tensor]) -> TokenData:
     device = row.target_K.device
     trajectory = torch.tensor(row.trajectories, device=device)[row.span_K]
     counts = torch.tensor([batch.num_trained(i) for i in items], device=device)
@@ -178,16 +223,17 @@ def _token_data(row: PackedRow, items: Sequence[TrainItem], batch: StepBatch) ->
     sampled = [
         x for i in items for s in i.segments if s.trained for x in (s.sampler_logp or [float("nan")] * len(s.ids))
     ]
-    advantage = torch.tensor([batch.advantage_S[i.trajectory] for i in items], device=device, dtype=torch.float32)
+    advantage = [batch.advantage_of(i.trajectory, batch.num_trained(i)) for i in items]
     join = lambda by: torch.cat([by[i.trajectory] for i in items]) if by else None  # noqa: E731
     return TokenData(
-        advantage=advantage[response],
+        advantage=torch.cat(advantage).to(device),
         sampler_logp=torch.tensor(sampled, device=device, dtype=torch.float32),
         old_logp=join(batch.old_logp),
         ref_logp=join(batch.ref_logp),
         trajectory=trajectory,
         response=response,
         response_tokens=counts[response],
+        selected=torch.cat([selected[i.trajectory] for i in items]).to(device) if selected else None,
     )
 
 

@@ -7,16 +7,36 @@ from dataclasses import replace
 import pytest
 
 from vlmrl.algo import aggregate
-from vlmrl.algo.advantages import ESTIMATORS
-from vlmrl.algo.family import AGGREGATIONS, ALGORITHMS, resolve
+from vlmrl.algo.family import AGGREGATIONS, ALGORITHMS, CELLS, CHOICES, algorithm_of, resolve, without_greedy
 from vlmrl.errors import RecipeError
+from vlmrl.recipe.schema import Algo
 
 
 @pytest.mark.parametrize("row", ALGORITHMS.values(), ids=list(ALGORITHMS))
 def test_every_cell_of_every_row_exists(row):
-    assert row.advantage in ESTIMATORS and row.aggregation in AGGREGATIONS and row.ratio in ("token", "sequence")
-    assert (row.clip_low is None) == (row.clip_high is None)
+    assert all(getattr(row, cell) in known or (cell, row.scale) == ("scale", None) for cell, known in CHOICES.items())
     assert "arXiv" in row.summary
+    if row.surrogate in ("clip", "gmpo", "clip_cov"):
+        assert (row.clip_low is None) == (row.clip_high is None)
+
+
+def test_every_cell_is_a_recipe_key_and_every_recipe_key_a_cell():
+    """Besides `name`, and the entropy bonus, which is no choice of the family."""
+    assert set(Algo.model_fields) - {"name", "entropy_coef"} == set(CELLS)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_recipe_that_only_names_a_row_gets_the_row(name):
+    assert algorithm_of(Algo(name=name)) == ALGORITHMS[name]
+
+
+def test_a_recipe_overrides_single_cells():
+    found = algorithm_of(Algo(name="maye", kl_coef=0.0, gamma=0.9, truncated="mask"))
+    assert found == replace(ALGORITHMS["maye"], kl_coef=0.0, gamma=0.9, truncated="mask")
+    assert without_greedy(ALGORITHMS["remax"]).advantage == "group_mean"
+    assert without_greedy(ALGORITHMS["opo"]) == ALGORITHMS["opo"]
+    with pytest.raises(TypeError, match="colour"):
+        resolve("grpo", colour="red")
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
@@ -37,7 +57,14 @@ def test_overrides_change_their_cell_and_no_other():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"name": "gpro"}, {"name": "grpo", "advantage": "x"}, {"name": "grpo", "aggregation": "x"}]
+    "bad",
+    [
+        {"name": "gpro"},
+        {"name": "grpo", "advantage": "x"},
+        {"name": "grpo", "aggregation": "x"},
+        {"name": "grpo", "scale": "x"},
+        {"name": "grpo", "kl": "k4"},
+    ],
 )
 def test_what_does_not_exist_is_an_error_with_what_does(bad):
     with pytest.raises(RecipeError, match="unknown algo") as caught:

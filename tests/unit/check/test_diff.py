@@ -5,6 +5,7 @@ import math
 import pytest
 from reward_runs import make_pair_run
 
+from vlmrl.algo.family import resolve
 from vlmrl.check.diff import Estimate, advantages_of, diff_rewards, estimate_of
 from vlmrl.check.rescore import own_rewards, score_saved
 from vlmrl.check.saved import Saved, SavedSample, open_saved
@@ -91,5 +92,5 @@ def test_failed_rows_are_left_out_on_both_sides():
 
 def test_truncated_responses_are_dropped_as_the_recipe_says():
     saved = saved_groups(2, finish="length")
-    assert advantages_of(saved, scores(1, 0), Estimate("group_mean", "keep")) == [0.5, -0.5]
-    assert advantages_of(saved, scores(1, 0), Estimate("group_mean", "drop")) == [0.0, 0.0]
+    assert advantages_of(saved, scores(1, 0), Estimate(resolve("dr_grpo"), 8)) == [0.5, -0.5]
+    assert advantages_of(saved, scores(1, 0), Estimate(resolve("dr_grpo", truncated="drop"), 8)) == [0.0, 0.0]

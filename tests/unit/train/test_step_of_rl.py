@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlmrl.algo.family import ALGORITHMS
+from vlmrl.algo.family import ALGORITHMS, Algorithm
 from vlmrl.data.batch import PromptTokens, TrainItem
 from vlmrl.errors import RewardError
 from vlmrl.rollout.sample import add_advantages, is_dead_group
@@ -30,24 +30,32 @@ def group(*samples: ScoredSample, name: str = "p") -> Group:
 CUT = group(sample(0, 1.0), sample(1, 0.0), sample(2, 0.5, "length"), sample(3, 0.5))
 
 
+def row(estimator: str = "group_mean", truncated: str = "keep", **cells) -> Algorithm:
+    return Algorithm(name="test", summary="", advantage=estimator, truncated=truncated, **cells)
+
+
+def advantages(groups, algorithm: Algorithm | None = None, **more) -> list[Group]:
+    return add_advantages(groups, algorithm or row(), max_tokens=8, **more)
+
+
 def advantages_and_masks(made: Group) -> tuple[list[float], list[bool]]:
     return [s.advantage for s in made.samples], [s.masked for s in made.samples]
 
 
 def test_truncated_keep_treats_a_cut_response_like_any_other():
     # mean of 1, 0, 0.5, 0.5 = 0.5
-    (made,) = add_advantages([CUT], "group_mean", "keep")
+    (made,) = advantages([CUT])
     assert advantages_and_masks(made) == ([0.5, -0.5, 0.0, 0.0], [False] * 4)
 
 
 def test_truncated_mask_counts_it_for_the_baseline_and_does_not_train_on_it():
-    made = add_advantages([group(*CUT.samples[:2], sample(2, 1.0, "length"), sample(3, 0.0))], "group_mean", "mask")[0]
+    made = advantages([group(*CUT.samples[:2], sample(2, 1.0, "length"), sample(3, 0.0))], row("group_mean", "mask"))[0]
     # mean of 1, 0, 1, 0 = 0.5, the cut one included
     assert advantages_and_masks(made) == ([0.5, -0.5, 0.5, -0.5], [False, False, True, False])
 
 
 def test_truncated_drop_leaves_it_out_of_both():
-    made = add_advantages([group(*CUT.samples[:2], sample(2, 9.0, "length"), sample(3, 0.5))], "group_mean", "drop")[0]
+    made = advantages([group(*CUT.samples[:2], sample(2, 9.0, "length"), sample(3, 0.5))], row("group_mean", "drop"))[0]
     # mean of 1, 0, 0.5 = 0.5
     assert advantages_and_masks(made) == ([0.5, -0.5, 0.0, 0.0], [False, False, True, False])
 
@@ -55,27 +63,31 @@ def test_truncated_drop_leaves_it_out_of_both():
 @pytest.mark.parametrize("truncated", ["keep", "mask", "drop"])
 def test_a_failed_reward_is_masked_and_leaves_the_baseline_of_the_others_alone(truncated):
     failed = sample(2, math.nan, error="it raised")
-    made = add_advantages([group(sample(0, 1.0), sample(1, 0.0), failed)], "group_mean", truncated)[0]
+    made = advantages([group(sample(0, 1.0), sample(1, 0.0), failed)], row("group_mean", truncated))[0]
     assert advantages_and_masks(made) == ([0.5, -0.5, 0.0], [False, False, True])
 
 
-@pytest.mark.parametrize("row", ALGORITHMS)
-def test_a_group_is_dead_when_what_counts_is_equal(row):
-    estimator = ALGORITHMS[row].advantage
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_group_is_dead_when_what_counts_is_equal(name):
+    made = replace(ALGORITHMS[name], kl_coef=0.0)
+    lone = group(sample(0, 3.0))
     dead = [
         group(*(sample(k, 0.1) for k in range(7))),
         group(sample(0, 0.1), sample(1, math.nan, error="x"), sample(2, 0.1)),
         group(*(sample(k, math.nan, error="x") for k in range(3))),
-        group(sample(0, 3.0)),
     ]
-    assert all(is_dead_group(g) for g in add_advantages(dead, estimator, "keep"))
-    assert is_dead_group(add_advantages([group(sample(0, 0.1), sample(1, 0.9, "length"))], estimator, "drop")[0])
-    assert not is_dead_group(add_advantages([group(sample(0, 0.1), sample(1, 0.9))], estimator, "keep")[0])
+    live = group(sample(0, 0.1), sample(1, 0.9))
+    found = advantages([*dead, live], made, greedy=[0.2] * 4)
+    assert [is_dead_group(g) for g in found] == [True, True, True, False]
+    assert is_dead_group(advantages([lone], made, greedy=[0.5])[0]) == (name not in ("reinforce", "remax"))
+    cut = group(sample(0, 0.1), sample(1, 0.9, "length"))
+    if made.needs_group:
+        assert is_dead_group(advantages([cut], replace(made, truncated="drop"))[0])
 
 
 def step(*groups: Group):
     prompt = SimpleNamespace(encoded=SimpleNamespace(prompt_ids=(1, 2), kinds=(0, 0), images={}, num_images=0))
-    return [SimpleNamespace(prompt=prompt) for _ in groups], add_advantages(groups, "group_mean", "mask")
+    return [SimpleNamespace(prompt=prompt) for _ in groups], advantages(groups, row("group_mean", "mask"))
 
 
 def test_a_step_batch_holds_every_live_sample_that_is_not_masked_under_its_own_name():
@@ -167,7 +179,7 @@ def test_group_metrics_by_hand():
         group(sample(0, 0.5), sample(1, 0.5)),
         group(sample(0, math.nan, error="x"), sample(1, 0.2)),
     ]
-    metrics = rl.group_metrics(add_advantages(scored, "group_mean", "keep"))
+    metrics = rl.group_metrics(advantages(scored, row("group_mean", "keep")))
     assert metrics["reward/mean"] == pytest.approx((1 + 0 + 0.5 + 0.5 + 0.2) / 5)
     assert metrics["reward/part/reward"] == pytest.approx(2.2 / 5)
     assert metrics["reward/errors"] == 1

@@ -1,0 +1,66 @@
+"""Token returns and advantages over time, and normalisation over a whole batch. NumPy float64, no torch.
+
+Letters: T tokens of one response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+VARIANCE_EPSILON = 1e-8
+"""Added to the variance of a whitening (TRL's, verl's and MAYE's code use the same)."""
+
+
+def rewards_to_go(rewards_T: Array, gamma: float) -> Array:
+    """Discounted return of every token: G_t = r_t + gamma * G_{t+1}. Shape [T].
+
+    Source: REINFORCE++, arXiv:2501.03262; MAYE, arXiv:2504.02587 eq. 1.
+    Example: rewards [0, 0, 1], gamma 0.5 -> [0.25, 0.5, 1].
+    """
+    returns = np.zeros(len(rewards_T))
+    after = 0.0
+    for t in range(len(rewards_T) - 1, -1, -1):
+        after = float(rewards_T[t]) + gamma * after
+        returns[t] = after
+    return returns
+
+
+def gae(rewards_T: Array, values_T: Array, *, gamma: float, lam: float) -> tuple[Array, Array]:
+    """Generalised advantage estimates and value targets of one response. Both [T]; the value after the end is 0.
+
+    delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * lam * A_{t+1};  target_t = A_t + V_t.
+    Source: GAE, arXiv:1506.02438 eq. 16.
+    Example: rewards [0, 1], values [0.5, 0.25], gamma 1, lam 0.5 -> deltas [-0.25, 0.75] -> advantages [0.125, 0.75].
+    """
+    if len(rewards_T) != len(values_T):
+        raise ValueError(f"{len(rewards_T)} rewards but {len(values_T)} values")
+    following = np.append(values_T[1:], 0.0)
+    delta = rewards_T + gamma * following - values_T
+    advantages = rewards_to_go(delta, gamma * lam)
+    return advantages, advantages + values_T
+
+
+def whiten(values: Sequence[Array], lengths: Sequence[int], *, keep_mean: bool) -> list[Array]:
+    """(value - mean) / sqrt(variance + 1e-8) over all tokens of a batch, mean and unbiased variance counted in tokens.
+
+    Args:
+        values: one array a response: one number a token, or a single number that holds for all its tokens.
+        lengths: tokens of each response.      keep_mean: add the mean back after the division, as MAYE's code does.
+    Returns: arrays of the same shapes. Exactly zero when all values are equal or there are fewer than two tokens.
+    Source: REINFORCE++, arXiv:2501.03262 (advantages normalised over the global batch).
+    Example: [1] and [0] with 1 and 3 tokens: mean 0.25, variance (0.75^2 + 3 * 0.25^2) / 3 = 0.25 -> [1.5] and [-0.5].
+    """
+    weights = [np.full(len(v), n / len(v)) for v, n in zip(values, lengths, strict=True)]
+    flat = np.concatenate([np.zeros(0), *values])
+    weight = np.concatenate([np.zeros(0), *weights])
+    total = weight.sum()
+    if total < 2 or flat.min() == flat.max():
+        return [np.zeros(len(v)) for v in values]
+    mean = (weight * flat).sum() / total
+    variance = (weight * (flat - mean) ** 2).sum() / (total - 1)
+    scale = np.sqrt(variance + VARIANCE_EPSILON)
+    return [(v - mean) / scale + (mean if keep_mean else 0.0) for v in values]
