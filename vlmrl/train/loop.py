@@ -100,8 +100,8 @@ def validate(session: Session, generator: Generator) -> None:
 
 
 def _is_best(session: Session, value: float) -> bool:
-    """Whether a validation is the best so far. A tie with the model the run started from goes to the trained one: it is a
-    checkpoint of the run, the other is not.
+    """Whether a validation is the best so far. A tie with the model the run started from goes to the trained one, which
+    is a checkpoint of the run.
     """
     before = session.progress.best_value
     if math.isnan(value):
