@@ -10,6 +10,7 @@ import torch
 
 from vlmrl.errors import CheckpointError
 from vlmrl.model.families import family_of, part_of
+from vlmrl.model.fork import checkpoint_layer
 from vlmrl.model.hub import require_source
 from vlmrl.model.prefix_attention import NAME as SHARED_PREFIX
 from vlmrl.model.quiet import quiet_transformers
@@ -61,10 +62,9 @@ def _read_model(settings: Model, path: str | None) -> Any:
 
 def prepare_model(model: Any, settings: Model) -> Any:
     """Attention, checkpointing, frozen parts, device and eval mode of a model, as the recipe says."""
-    if family_of(model).shared_prefix:
-        model.set_attn_implementation({"text_config": SHARED_PREFIX, "vision_config": "sdpa"})
+    share_prefix(model)
     if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_gradients(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(part_of(name) not in settings.freeze)
     # RL needs the same function in sampling and training: no dropout, whatever the mode (see Policy.forward).
@@ -75,6 +75,20 @@ def prepare_model(model: Any, settings: Model) -> Any:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     return model.to(pick_device(settings.device)).eval()
+
+
+def share_prefix(model: Any) -> None:
+    """Let the text attention take packed rows where the family can; it stays plain SDPA for everything else."""
+    if family_of(model).sharing != "padded":
+        model.set_attn_implementation({"text_config": SHARED_PREFIX, "vision_config": "sdpa"})
+
+
+def checkpoint_gradients(model: Any) -> None:
+    """Turn gradient checkpointing on: each layer is computed again in the backward pass."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if family_of(model).sharing == "forked" and hasattr(module, "_gradient_checkpointing_func"):
+            module._gradient_checkpointing_func = checkpoint_layer
 
 
 def load_processor(settings: Model, *, path: str | None = None) -> Any:
