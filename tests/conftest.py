@@ -49,7 +49,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory):
 
     folder = tmp_path_factory.mktemp("tiny") / "model"
     with quiet_transformers():
-        build_tiny(folder, TINY_TEXTS, vocabulary=300, hidden=64, layers=2)
+        build_tiny(folder, TINY_TEXTS, vocabulary=300, hidden=64, layers=2, init_std=0.02)
         from transformers import Qwen2_5_VLForConditionalGeneration
 
         model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)

@@ -31,6 +31,7 @@ CHAT_TEMPLATE = (
 def build_tiny(
     folder: Path | str, texts: Iterable[str], *, seed: int = 0, vocabulary: int = 512, hidden: int = 128,
     layers: int = 3, vision_layers: int = 2, min_pixels: int = 56 * 56, max_pixels: int = 112 * 112,
+    init_std: float = INIT_STD,
 ) -> Path:  # fmt: skip
     """Write a randomly initialised Qwen2.5-VL and its processor to `folder`.
 
@@ -38,6 +39,7 @@ def build_tiny(
         texts: what the tokenizer is trained on (prompts and answers of the task).
         seed: of the weights. hidden: a multiple of 32; heads are 32 wide.
         vocabulary: upper bound; a byte-level BPE with at least 264 entries. min_pixels, max_pixels: image area bounds.
+        init_std: of the random weights.
     Returns: the folder. Raises: CheckpointError when it exists and is not empty.
     """
     import torch
@@ -54,7 +56,7 @@ def build_tiny(
         raise CheckpointError(f"{folder} is not empty", hint="name a new folder, or remove this one")
     tokenizer = _train_tokenizer(texts, vocabulary)
     ids: dict[str, Any] = {t: tokenizer.convert_tokens_to_ids(t) for t in SPECIAL_TOKENS}
-    shared = {"hidden_size": hidden, "intermediate_size": hidden * 2, "initializer_range": INIT_STD}
+    shared = {"hidden_size": hidden, "intermediate_size": hidden * 2, "initializer_range": init_std}
     section = [4, 6, 6]
     config = Qwen2_5_VLConfig(
         text_config=shared | {
