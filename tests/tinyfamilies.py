@@ -50,7 +50,7 @@ def wake(model: Any, seed: int = 0) -> Any:
             if "embed_tokens" in name or "lm_head" in name:
                 p.copy_(0.3 * noise)
             elif p.ndim >= 2:
-                p.copy_(noise * (p[0].numel() ** -0.5))
+                p.copy_(noise * (p.shape[-1] if p.ndim == 3 else p[0].numel()) ** -0.5)
             else:
                 p.add_(0.1 * noise)
     return model.float().eval()
@@ -175,6 +175,10 @@ def _gemma4(bidirectional: str | None = "vision", shared: int = 0) -> TinyFamily
         boi_token_id=START, eoi_token_id=END, audio_token_id=14, boa_token_id=15, eoa_token_index=16,
     )  # fmt: skip
     model = wake(transformers.Gemma4ForConditionalGeneration(config))
+    with torch.no_grad():  # its attention is not scaled; random sharp attention would amplify rounding
+        for name, p in model.named_parameters():
+            if name.endswith("q_norm.weight"):
+                p.mul_(0.3)
 
     def picture(large: bool, g: torch.Generator) -> tuple[Mapping[str, Tensor], list[int]]:
         rows, columns = (12, 15) if large else (3, 3)  # 3 x 3 patches are pooled into a token; all padded to 180
