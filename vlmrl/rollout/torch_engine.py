@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from vlmrl.data.batch import join_images
 from vlmrl.model.families import head_of
 from vlmrl.model.logprobs import banned_mask, policy_logits
 from vlmrl.model.policy import Policy
@@ -139,13 +140,11 @@ class TorchEngine:
             mask[i, -n:] = 1
             grids = r.prompt.images.get("image_grid_thw")
             positions[:, i, -n:] = policy.prompt_positions(ids[i, -n:], kinds[i, -n:], grids)
-        images = [r.prompt.images for r in requests if r.prompt.images]
-        pixels = {k: torch.cat([x[k] for x in images]).to(device) for k in images[0]} if images else {}
+        pixels = {k: v.to(device) for k, v in join_images([r.prompt.images for r in requests]).items()}
         cache = DynamicCache(config=policy.model.config.get_text_config())
-        grid_family = {"mm_token_type_ids": kinds} if axes == 3 else {}
         out = policy.model.model(
             input_ids=ids, attention_mask=mask, use_cache=True, past_key_values=cache,
-            position_ids=positions if axes == 3 else positions[0], **pixels, **grid_family,
+            position_ids=positions if axes == 3 else positions[0], **pixels, **policy.kinds_argument(kinds),
         )  # fmt: skip
         return out.last_hidden_state[:, -1], cache, mask, positions.amax(dim=(0, 2)) + 1
 

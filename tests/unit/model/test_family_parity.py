@@ -67,7 +67,7 @@ def test_a_family_equals_its_stock_forward(name, recompute):
         assert logp <= TOLERANCE and gradient <= TOLERANCE, f"log-prob {logp:.1e}, gradient {gradient:.1e}"
         assert actual.without_gradient == expected.without_gradient == sorted(NO_GRADIENT.get(name, ()))
     parts = {n: part_of(n) for n in expected.gradients}
-    assert set(parts.values()) == {"vision", "language", "embeddings"}
+    assert None not in parts.values(), [n for n, part in parts.items() if part is None]
     for part in ("vision", "language", "embeddings"):
         norm = sum(float(actual.gradients[n].square().sum()) for n in parts
                    if parts[n] == part and actual.gradients[n] is not None) ** 0.5  # fmt: skip
