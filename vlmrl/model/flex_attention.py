@@ -1,7 +1,7 @@
 """The FlexAttention backend of packed rows, for GPUs: one compiled kernel call a layer, blocks that nobody sees skipped.
 
 Lengths are padded to buckets, so that few shapes are compiled; padding sees itself alone and is cut off. On the CPU the
-same code runs uncompiled, which is how its masks are tested; it has not been run on a GPU yet.
+same code runs uncompiled and forward only, which is how its masks are tested; it has not been run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from vlmrl.model.row_plan import RowPlan
 
 BUCKET_TOKENS = 512
-"""Rows are padded to a multiple of this, and from 8 times this on to a power of two over eight (at most an eighth)."""
+"""Rows are padded to a multiple of this; long ones to coarser steps, each at most an eighth of the row."""
 
 compiled_shapes: set[tuple[Any, ...]] = set()
-"""Shapes that a compiled kernel has been asked for: each new one is a compilation. Its size is logged."""
+"""Shapes that the compiled kernel has been asked for: each is one compilation (`policy/attention_compilations`)."""
 
 
 def bucket(tokens: int) -> int:
