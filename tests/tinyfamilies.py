@@ -15,7 +15,7 @@ from torch import Tensor
 IMAGE, VIDEO, START, END = 10, 11, 12, 13
 TEXT = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 200, "max_position_embeddings": 2048, "pad_token_id": 0,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 320, "max_position_embeddings": 2048, "pad_token_id": 0,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 VISION = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
@@ -166,7 +166,7 @@ def _gemma4(bidirectional: str | None = "vision", shared: int = 0) -> TinyFamily
     text = TEXT | {
         "num_hidden_layers": 4, "sliding_window": 12, "use_bidirectional_attention": bidirectional,
         "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 8,
-        "vocab_size_per_layer_input": 200, "final_logit_softcapping": 3.0, "num_kv_shared_layers": shared,
+        "vocab_size_per_layer_input": 320, "final_logit_softcapping": 3.0, "num_kv_shared_layers": shared,
     }  # fmt: skip
     vision = VISION | {"num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4,
                        "position_embedding_size": 32, "pooling_kernel_size": 3}  # fmt: skip

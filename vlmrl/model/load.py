@@ -100,7 +100,7 @@ def load_processor(settings: Model, *, path: str | None = None) -> Any:
     with quiet_transformers():
         try:
             processor = AutoProcessor.from_pretrained(source, **_hub_arguments(settings, path))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, ImportError) as error:  # ImportError: a package its processor needs
             raise _not_loadable(source, error) from error
     if not hasattr(processor, "image_processor"):
         raise CheckpointError(f"{source} has no image processor: it is not a vision-language model")
