@@ -10,7 +10,7 @@ from PIL import Image
 
 from vlmrl.data.batch import PromptTokens, TrainItem
 from vlmrl.data.encode import EncodedPrompt, Encoder
-from vlmrl.types import Media, Message, Row, Segment
+from vlmrl.types import Media, Message, PackedRow, Row, Segment
 
 RELATIVE_TOLERANCE = 1e-5
 
@@ -71,3 +71,17 @@ def items_of(groups: Sequence[tuple[EncodedPrompt, Sequence[int]]], seed: int = 
         for length in lengths:
             items.append(TrainItem(tokens, index, (response(seed * 1000 + len(items), length),), len(items)))
     return items
+
+
+def saved_bytes(policy: torch.nn.Module, row: PackedRow) -> int:
+    """Bytes that a forward keeps for its backward."""
+    kept = 0
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        kept += tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        policy(row)
+    return kept

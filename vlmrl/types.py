@@ -226,6 +226,8 @@ class PackedRow:
         layout: the spans that make up the row, in order and without gaps.
         num_images: images of each group's prompt, in order.
         images: what the processor made of the row's images (`pixel_values`, `image_grid_thw`, ...), in token order.
+        span_images: the part of `images` that belongs to each span (views of the same memory); empty without images.
+        image_axes: for each of `images`, the axis along which images follow each other.
         predict_at_K: index of the token whose hidden state predicts each trained token.   target_K: trained tokens.
         span_K: index into `layout` of the response each trained token belongs to.
         trajectories: for each span, which trajectory of the step it is; -1 for prompts.
@@ -236,6 +238,8 @@ class PackedRow:
     layout: tuple[Span, ...]
     num_images: tuple[int, ...]
     images: Mapping[str, Tensor]
+    span_images: tuple[Mapping[str, Tensor], ...]
+    image_axes: Mapping[str, int]
     predict_at_K: Tensor
     target_K: Tensor
     span_K: Tensor

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.data.batch import PromptTokens, TrainItem, make_row, pack
-from vlmrl.model.prefix_attention import plan_row
-from vlmrl.types import Segment
+from vlmrl.model import row_plan
+from vlmrl.model.row_plan import plan_row
+from vlmrl.types import Segment, Span
 
 
 @st.composite
@@ -82,18 +84,53 @@ def test_a_row_holds_its_prompts_and_responses_and_predicts_each_trained_token_f
         assert [row.trajectories[i] for i in row.span_K.tolist()] == expected_owner
 
 
-@given(worlds())
-def test_a_token_sees_its_own_story_and_nothing_else(items: list[TrainItem]):
-    row_items = pack(items, 10_000)[0]
-    row = make_row(row_items)
-    plan = plan_row(row.layout, torch.device("cpu"))
-    for group in plan.groups:
-        spans = [s for s in row.layout if group.start <= s.start and s.end <= group.end]
-        prompt = group.prompt_end - group.start
-        rows, columns = group.mask.shape
-        assert (rows, columns) == (group.end - group.prompt_end, group.end - group.start)
-        owner = {t - group.start: s.response for s in spans if s.response >= 0 for t in range(s.start, s.end)}
-        for i in range(rows):
-            for j in range(columns):
-                sees = j < prompt or (owner[j] == owner[i + prompt] and j <= i + prompt)
-                assert bool(group.mask[i, j]) == sees
+@given(worlds(), st.sampled_from([None, 1, 3, 7]), st.booleans(), st.sampled_from([1, 6, 1024]))
+def test_a_token_sees_its_own_story_and_nothing_else(items: list[TrainItem], window, blocks, chunk):
+    """By the rule, token by token: its past in [prompt][own response], images both ways, within the window."""
+    row = make_row(pack(items, 10_000)[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_plan, "CHUNK_TOKENS", chunk)
+        plan = plan_row(
+            row.layout, torch.device("cpu"), kinds_N=row.kinds_N, bidirectional="always" if blocks else "never"
+        )
+    story: dict[int, list[int]] = {}  # token -> the tokens of its story, in order
+    prompt: list[int] = []
+    for span in row.layout:
+        own = list(range(span.start, span.end))
+        prompt = own if span.response == -1 else prompt
+        story |= {t: own if span.response == -1 else prompt + own for t in own}
+    kinds = row.kinds_N.tolist()
+
+    def one_image(i: int, j: int) -> bool:
+        run = range(min(i, j), max(i, j) + 1)
+        same_span = any(s.start <= run[0] and run[-1] < s.end for s in row.layout)
+        return blocks and same_span and all(kinds[t] == 1 for t in run)
+
+    seen = 0
+    for piece in plan.pieces:
+        queries = list(range(piece.start, piece.end))
+        keys = queries if piece.prompt is None else [*range(*piece.prompt), *queries]
+        mask = plan.mask(piece, window)
+        for a, i in enumerate(queries):
+            place = {t: n for n, t in enumerate(story[i])}
+            for b, j in enumerate(keys):
+                sees = j in place and (place[j] <= place[i] or one_image(i, j))
+                if window is not None and j in place:
+                    sees = sees and place[i] - place[j] < window
+                assert (a >= b if mask is None else bool(mask[a, b])) == sees, (i, j)
+                assert bool(plan.tokens.sees(torch.tensor(i), torch.tensor(j), window, blocks)) == sees
+        seen += len(queries)
+    assert seen == len(kinds), "every token attends exactly once"
+
+
+def test_a_layout_that_is_not_whole_groups_is_refused():
+    prompt, response = Span(0, -1, 0, 3), Span(0, 0, 3, 5)
+    plan_row([prompt, response], torch.device("cpu"))
+    for layout, why in [
+        ([prompt, Span(0, 0, 4, 5)], "gap"),
+        ([prompt, Span(0, 0, 2, 5)], "gap or an overlap"),
+        ([Span(0, 0, 0, 3)], "does not begin with its prompt"),
+        ([prompt, Span(0, -1, 3, 5)], "two prompts"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            plan_row(layout, torch.device("cpu"))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tinyworld import assert_close, assert_same_gradients, encoded, gradients, items_of, prompt_tokens, response
+from tinyworld import assert_close, assert_same_gradients, encoded, gradients, items_of, prompt_tokens, response, saved_bytes
 
 from vlmrl.algo.family import AGGREGATIONS, ALGORITHMS, Algorithm
 from vlmrl.data.batch import TrainItem, make_row, pack
@@ -427,20 +427,6 @@ def test_shared_prefix_equals_the_padded_reference_for_any_groups(frozen_tiny_mo
     found, _ = step_gradient(shared, batch_of(items, advantages), objective)
     expected, _ = step_gradient(padded, batch_of(items, advantages), objective)
     assert_same_gradients(found, expected)
-
-
-def saved_bytes(policy: Policy, row) -> int:
-    """Bytes that a forward keeps for its backward."""
-    kept = 0
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal kept
-        kept += tensor.numel() * tensor.element_size()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        policy(row)
-    return kept
 
 
 @pytest.mark.parametrize("shared_prefix", [True, False])

@@ -20,11 +20,18 @@ def check(
     recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped recipe.")],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override one key: --set optim.lr=1e-5.")] = None,
     runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also load the model, and compare rows as trained with its own forward.")
+    ] = False,
+    deep_prompts: Annotated[int, typer.Option(min=1, help="With --deep: how many prompts, 3 responses each.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
     """Check a recipe, its data and this machine; show what a run would do and need. Exit code 2 when it cannot run.
 
     Example: vlmrl check recipes/digits_im.toml --set train.steps=200
+
+    With --deep, log-probs and gradients of a few of your rows, packed as training packs them, are compared with the
+    model's own forward of each response alone; rows that disagree are named. Exit code 2 when any does.
     """
     from vlmrl.check.preflight import preflight
     from vlmrl.recipe.load import load_recipe
@@ -32,6 +39,7 @@ def check(
 
     problems: list[Problem] = []
     plan: Mapping[str, Any] = {}
+    parity: Mapping[str, Any] | None = None
     root = runs_root(runs)
     try:
         loaded = load_recipe(recipe, overrides=overrides or [])
@@ -42,15 +50,21 @@ def check(
             found.problems if problem is None else [problem, *(p for p in found.problems if p.where != problem.where)]
         )
         plan = found.plan
+        if deep and not any(p.level == "error" for p in problems):
+            parity = _compare(loaded, root, deep_prompts)
+            problems = [*problems, *_disagreements(parity, loaded.where(("model", "path")))]
     except ProblemsError as error:
         problems = list(error.problems)
     except VlmrlError as error:
         problems = [Problem(error.message, error.where, error.hint)]
     errors = [p for p in problems if p.level == "error"]
     as_dicts = [{"level": p.level, "message": p.message, "where": p.where, "hint": p.hint} for p in problems]
-    emit({"ok": not errors, "recipe": recipe, "problems": as_dicts, "plan": plan}, as_json)
+    result = {"ok": not errors, "recipe": recipe, "problems": as_dicts, "plan": plan}
+    emit(result | ({"deep": parity} if deep else {}), as_json)
     if not as_json:
         _show_plan(plan)
+        if parity is not None:
+            _show_parity(parity)
         _show_problems(problems)
     if errors:
         raise typer.Exit(2)
@@ -64,6 +78,59 @@ def _find_model(path: str, root: Path, where: str) -> tuple[str | None, Problem 
         return find_model(path, root).files, None
     except VlmrlError as error:
         return None, Problem(error.message, where, error.hint)
+
+
+def _compare(loaded: Any, root: Path, prompts: int) -> Mapping[str, Any]:
+    from vlmrl.train.parity import deep_check
+
+    return deep_check(loaded.recipe, root, prompts=prompts).as_dict()
+
+
+def _disagreements(parity: Mapping[str, Any], where: str) -> list[Problem]:
+    """An error for each row that disagrees, and one for the gradient."""
+    allowed, reference = parity["tolerance"], "the model's own forward of each response alone"
+    hint = f"{allowed['why']}. Until this is understood, train with --set model.shared_prefix=false: that path is the reference"
+    found = [
+        Problem(
+            f"{row['row']}: log-probs as trained differ from {reference} by {row['logp_max']:.2g} nats (mean "
+            f"{row['logp_mean']:.2g}); allowed are {allowed['logp_max']:g} (mean {allowed['logp_mean']:g})",
+            where, hint,
+        )
+        for row in parity["rows"] if not row["agrees"]
+    ]  # fmt: skip
+    if parity["gradient"] is not None and not parity["gradient"] <= allowed["gradient"]:
+        found.append(
+            Problem(
+                f"the gradient as trained differs from that of {reference} by {parity['gradient']:.2g} of its norm; "
+                f"allowed is {allowed['gradient']:g}", where, hint,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _show_parity(parity: Mapping[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    allowed = parity["tolerance"]
+    gradient = parity["gradient_note"] if parity["gradient"] is None else f"{parity['gradient']:.1e}"
+    lines = [
+        ("deep", f"{parity['path']}; {parity['dtype']}; against the stock forward of each response alone"),
+        ("", f"log-prob difference at most {parity['logp_max']:.1e} nats (allowed {allowed['logp_max']:g}); "
+             f"gradient {gradient} (allowed {allowed['gradient']:g})"),
+        ("", f"allowed because {allowed['why']}"),
+    ]  # fmt: skip
+    if parity["sampler_gap"] is not None:
+        lines.append(("", f"built-in engine against trainer: at most {parity['sampler_gap']:.1e} nats"))
+    for row in parity["rows"]:
+        lengths = "+".join(map(str, row["response_tokens"]))
+        sizes = f"{row['prompt_tokens']} tokens ({row['image_tokens']} of images), responses {lengths}"
+        verdict = "" if row["agrees"] else "  DISAGREES"
+        lines.append(("", f"{row['row']}: {sizes}: {row['logp_max']:.1e}{verdict}"))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, value in lines:
+        table.add_row(Text(name, style="bold"), Text(value))
+    console().print(table)
 
 
 def _show_plan(plan: Mapping[str, Any]) -> None:

@@ -110,6 +110,8 @@ def _result(run: Any, trial: Any) -> dict[str, Any]:
         }
         for group, rate in zip(trial.groups, trial.solve_rates, strict=True)
     ]  # fmt: skip
+    # A model that sees an image as several tiles has more pictures than the prompt has images.
+    pictures = trial.pictures if len(trial.pictures) == len(first.row.media) else [None] * len(first.row.media)
     return {
         "run": run.id,
         "dir": str(run.dir),
@@ -117,8 +119,8 @@ def _result(run: Any, trial: Any) -> dict[str, Any]:
         "prompt_tokens": len(first.prompt_ids),
         "image_tokens": first.num_image_tokens,
         "images": [
-            {"stored": [m.width, m.height], "seen": list(seen), "png": str(path)}
-            for m, seen, path in zip(first.row.media, first.image_sizes, trial.pictures, strict=True)
+            {"stored": [m.width, m.height], "seen": list(seen), "png": str(path) if path else None}
+            for m, seen, path in zip(first.row.media, first.image_sizes, pictures, strict=True)
         ],
         "summary": summary(trial),
         "kept": {
@@ -139,7 +141,7 @@ def _show(trial: Any, result: dict[str, Any], show: int) -> None:
     out.print(Text(f"{result['prompt_tokens']} tokens, {result['image_tokens']} of them image tokens"))
     for image in result["images"]:
         stored, seen = ("{} x {}".format(*image[key]) for key in ("stored", "seen"))
-        out.print(Text(f"image {stored} pixels, seen as {seen}: {image['png']}"))
+        out.print(Text(f"image {stored} pixels, seen as {seen}" + (f": {image['png']}" if image["png"] else "")))
     for group in result["groups"][:show]:
         out.print(Text(f"\n{group['prompt_id']}  solve rate {group['solve_rate']:.2f}", style="bold"))
         for sample in group["samples"]:

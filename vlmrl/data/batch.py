@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,12 +23,26 @@ class PromptTokens:
 
 @dataclass(frozen=True)
 class TrainItem:
-    """One trajectory to train on: whose prompt it follows, its segments, and its index in the step."""
+    """One trajectory to train on: whose prompt it follows, its segments, and its index in the step.
+
+    Args:
+        kinds: 0 text, 1 image for each token of the segments; () = all text.
+        images: processor tensors of the images within the segments (a tool's answer), in token order.
+    Raises: ValueError when `kinds` has another length than the tokens, or names images of which there are none.
+    """
 
     prompt: PromptTokens
     group: int
     segments: tuple[Segment, ...]
     trajectory: int
+    kinds: tuple[int, ...] = ()
+    images: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kinds and len(self.kinds) != self.num_tokens:
+            raise ValueError(f"trajectory {self.trajectory}: {len(self.kinds)} kinds for {self.num_tokens} tokens")
+        if any(self.kinds) != bool(self.images):
+            raise ValueError(f"trajectory {self.trajectory}: image tokens and image tensors must come together")
 
     @property
     def num_tokens(self) -> int:
@@ -84,11 +98,13 @@ def make_row(items: Sequence[TrainItem], device: torch.device | str = "cpu") -> 
     predict_at: list[int] = []
     span_index: list[int] = []
     prompts: list[PromptTokens] = []
+    images: list[Mapping[str, Tensor]] = []
     response = 0
     for position, item in enumerate(items):
         if position == 0 or item.group != items[position - 1].group:
             layout.append(Span(item.group, -1, len(ids), len(ids) + len(item.prompt.ids)))
             trajectories.append(-1)
+            images.append(item.prompt.images)
             ids += item.prompt.ids
             kinds += item.prompt.kinds
             prompts.append(item.prompt)
@@ -100,20 +116,23 @@ def make_row(items: Sequence[TrainItem], device: torch.device | str = "cpu") -> 
                 predict_at += [prompt_last if i == start else i - 1 for i in at]
                 span_index += [len(layout)] * len(segment.ids)
             ids += segment.ids
-        kinds += [0] * (len(ids) - start)
+        kinds += item.kinds or [0] * (len(ids) - start)
         layout.append(Span(item.group, response, start, len(ids)))
+        images.append(item.images)
         trajectories.append(item.trajectory)
         response += 1
     input_ids = torch.tensor(ids, dtype=torch.long, device=device)
     target_at = [t for item, span in zip(items, [s for s in layout if s.response >= 0], strict=True)
                  for t in _trained_positions(item, span.start)]  # fmt: skip
-    images = [p.images for p in prompts if p.images]
+    joined = {k: v.to(device) for k, v in join_images(images).items()}
     return PackedRow(
         input_ids_N=input_ids,
         kinds_N=torch.tensor(kinds, dtype=torch.long, device=device),
         layout=tuple(layout),
         num_images=tuple(p.num_images for p in prompts),
-        images={k: torch.cat([i[k] for i in images]).to(device) for k in images[0]} if images else {},
+        images=joined,
+        span_images=_cut_images(joined, images),
+        image_axes={name: _image_axis(name, joined) for name in joined},
         predict_at_K=torch.tensor(predict_at, dtype=torch.long, device=device),
         target_K=input_ids[torch.tensor(target_at, dtype=torch.long, device=device)],
         span_K=torch.tensor(span_index, dtype=torch.long, device=device),
@@ -128,3 +147,35 @@ def _trained_positions(item: TrainItem, start: int) -> list[int]:
             positions += range(start, start + len(segment.ids))
         start += len(segment.ids)
     return positions
+
+
+def join_images(images: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Processor tensors of several images (or prompts) as those of all of them, in the order given.
+
+    Empty mappings are text. Returns: an empty mapping when there is no image at all.
+    """
+    some = [i for i in images if i]
+    return {k: torch.cat([i[k] for i in some], _image_axis(k, some[0])) for k in some[0]} if some else {}
+
+
+def _image_axis(name: str, images: Mapping[str, Tensor]) -> int:
+    """Along which axis images follow each other. Most families: the first (images, tiles or patches)."""
+    if "pixel_attention_mask" in images and name in ("pixel_values", "pixel_attention_mask"):
+        return 1  # Idefics 3, SmolVLM: [1, tiles, ...]
+    if "target_sizes" in images and name == "pixel_values":
+        return 3  # MiniCPM-V: one strip of patches, [1, channels, patch, length]
+    return 0
+
+
+def _cut_images(joined: Mapping[str, Tensor], images: Sequence[Mapping[str, Tensor]]) -> tuple[Mapping[str, Tensor], ...]:
+    """The parts of `joined` that came from each of `images`, as views."""
+    cut: list[Mapping[str, Tensor]] = []
+    start = dict.fromkeys(joined, 0)
+    for own in images:
+        views: dict[str, Tensor] = {}
+        for name, tensor in own.items():
+            axis = _image_axis(name, joined)
+            views[name] = joined[name].narrow(axis, start[name], tensor.shape[axis])
+            start[name] += tensor.shape[axis]
+        cut.append(views)
+    return tuple(cut)

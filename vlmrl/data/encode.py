@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 IMAGE_SLOT = "<image>"
-NOT_MODEL_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
+NOT_MODEL_INPUTS = (
+    "input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "num_crops", "num_patches", "rows", "cols",
+    "num_soft_tokens_per_image", "grids", "num_patches_per_image",
+)  # fmt: skip
+"""What processors return besides the tensors of images: the text, and how it was made."""
 CACHED_BYTES = 2**29
 """Processed images kept in memory, by content, the least recently used going first: pairs repeat images. 512 MiB are
 7,000 digits of 56 x 56 pixels, or 20 images of one megapixel.
@@ -34,7 +38,8 @@ class EncodedPrompt:
         prompt_ids: P token ids.       kinds: P values, 0 text, 1 image.
         images: processor tensors of its images (`pixel_values`, `image_grid_thw`, ...); empty without images.
         num_images, num_image_tokens: counts.
-        image_sizes: (width, height) in pixels as the model sees each image.
+        image_sizes: (width, height) in pixels as the model sees each image; of one tile where it sees several, and as
+            stored where the tensors do not tell.
     """
 
     row: Row
@@ -100,11 +105,28 @@ class Encoder:
         if not images:
             ids = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
             return EncodedPrompt(row, text, ids, (0,) * len(ids), {}, 0, 0, ())
+        if not hasattr(self.processor.image_processor, "merge_size"):
+            return self._encode_whole(row, text, images)
         features = [self._image_features(media, image) for media, image in zip(row.media, images, strict=True)]
         joined = {k: torch.cat([f[k] for f in features]) for k in features[0]}
-        ids, kinds = self._expand(text, joined, images)
-        sizes = tuple(self._model_size(f, image) for f, image in zip(features, images, strict=True))
+        ids, kinds = self._expand(text, joined)
+        sizes = tuple(self._model_size(f) for f in features)
         return EncodedPrompt(row, text, ids, kinds, joined, len(images), sum(kinds), sizes)
+
+    def _encode_whole(self, row: Row, text: str, images: Sequence[Image]) -> EncodedPrompt:
+        """Families without a grid of patches: the processor makes ids and tensors of all images together, because how
+        many tokens an image gets (tiles, crops, pooled patches) is known to it alone."""
+        made = self.processor(text=[text], images=list(images), return_tensors="pt", add_special_tokens=False)
+        ids = tuple(made["input_ids"][0].tolist())
+        kinds = made.get("mm_token_type_ids", made.get("token_type_ids"))
+        if kinds is None:
+            kinds = made["input_ids"] == self.processor.image_token_id
+        tensors = {k: v for k, v in made.items() if isinstance(v, Tensor) and k not in NOT_MODEL_INPUTS}
+        shape = tensors["pixel_values"].shape
+        tile = (int(shape[-1]), int(shape[-2])) if len(shape) >= 4 and "target_sizes" not in tensors else None
+        sizes = tuple(tile or image.size for image in images)
+        kinds = tuple(int(kind) for kind in kinds[0].tolist())
+        return EncodedPrompt(row, text, ids, kinds, tensors, len(images), sum(map(bool, kinds)), sizes)
 
     def _no_stray_placeholders(self, text: str, num_images: int, row: Row) -> None:
         """Raises: DataError when the text itself holds a placeholder: the model would take it for an image."""
@@ -127,23 +149,12 @@ class Encoder:
                     where=where, hint=f"take {token} out of the response",
                 )  # fmt: skip
 
-    def _expand(
-        self, text: str, joined: Mapping[str, Tensor], images: Sequence[Image]
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids with image placeholders expanded. Grid families: from the grids; the others: by the processor itself."""
-        grids = joined.get("image_grid_thw")
-        token = getattr(self.processor, "image_token", None)
-        if grids is None or token is None:
-            made = self.processor(text=[text], images=list(images), return_tensors="pt")
-            ids = made["input_ids"][0].tolist()
-            kinds = made.get("mm_token_type_ids", made.get("token_type_ids"))
-            if kinds is None:
-                image_id = self.processor.image_token_id
-                return tuple(ids), tuple(int(i == image_id) for i in ids)
-            return tuple(ids), tuple(kinds[0].tolist())
+    def _expand(self, text: str, joined: Mapping[str, Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids with image placeholders expanded by the images' grids, and the kind of each token."""
+        token = self.processor.image_token
         merge = self.processor.image_processor.merge_size**2
         pieces = text.split(token)
-        counts = [int(g.prod()) // merge for g in grids]
+        counts = [int(g.prod()) // merge for g in joined["image_grid_thw"]]
         expanded = pieces[0] + "".join(token * n + piece for n, piece in zip(counts, pieces[1:], strict=True))
         ids = tuple(self.tokenizer(expanded, add_special_tokens=False)["input_ids"])
         image_id = self.tokenizer.convert_tokens_to_ids(token)
@@ -161,12 +172,8 @@ class Encoder:
             self._cached_bytes -= _bytes(self._cache.popitem(last=False)[1])
         return features
 
-    def _model_size(self, features: Mapping[str, Tensor], image: Image) -> tuple[int, int]:
-        grid = features.get("image_grid_thw")
-        if grid is None:
-            height, width = features["pixel_values"].shape[-2:]
-            return int(width), int(height)
-        patch = self.processor.image_processor.patch_size
+    def _model_size(self, features: Mapping[str, Tensor]) -> tuple[int, int]:
+        grid, patch = features["image_grid_thw"], self.processor.image_processor.patch_size
         return int(grid[0, 2]) * patch, int(grid[0, 1]) * patch
 
 

@@ -1,4 +1,4 @@
-"""What differs between model families: which can share a prompt in one packed row, their head, their parts.
+"""What differs between model families: how they share a prompt, their positions, their head, their parts.
 
 A family that is not in the table works too, on the padded path (each response with its own copy of the prompt).
 """
@@ -6,8 +6,8 @@ A family that is not in the table works too, on the padded path (each response w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -16,10 +16,10 @@ from vlmrl.errors import CheckpointError
 PART_NAMES = {
     "connector": (
         "visual.merger.", "deepstack_merger_list.", "multi_modal_projector.", "connector.", "embed_vision.",
-        "vision_tower.merger.",
+        "vision_tower.merger.", "model.merger.",
     ),
     "vision": ("visual.", "vision_tower.", "vision_model."),
-    "embeddings": ("embed_tokens.", "lm_head."),
+    "embeddings": ("embed_tokens.", "lm_head.", "embed_tokens_per_layer."),
     "language": ("language_model.", "text_model."),
 }  # fmt: skip
 """Name fragments of the parts that `model.freeze` names. A parameter belongs to the first part that matches.
@@ -27,45 +27,107 @@ PART_NAMES = {
 The connector (merger, projector) turns what the vision tower sees into the language model's embeddings.
 """
 
+Sharing = Literal["packed", "forked", "padded"]
+Bidirectional = Literal["never", "sliding", "always"]
+
 
 @dataclass(frozen=True)
 class Family:
     """How a family is trained.
 
     Args:
-        shared_prefix: whether a packed row works: its text attention goes through transformers' AttentionInterface,
-            has no state besides keys and values, and takes position ids.
+        sharing: how the responses of a group share their prompt.
+            "packed": one row `[prompt][response 1]...`; its text attention goes through transformers'
+            AttentionInterface, has no state besides keys and values, and takes position ids.
+            "forked": the prompt runs once through a differentiable cache that every response continues (linear
+            attention, whose recurrent state a mask cannot separate).
+            "padded": not at all; each response runs behind its own copy of the prompt.
         rope_index: whether positions come from `model.model.get_rope_index` (three axes) instead of 0, 1, 2, ...
+        kinds_name: what the model's forward calls the token kinds (0 text, 1 image); None when it does not take them.
+        bidirectional: in which layers the tokens of an image see each other both ways.
+        windows: whether some layers see only the last tokens (a sliding window).
     """
 
-    shared_prefix: bool
-    rope_index: bool
+    sharing: Sharing
+    rope_index: bool = False
+    kinds_name: str | None = None
+    bidirectional: Bidirectional = "never"
+    windows: bool = False
+
+    @property
+    def shared_prefix(self) -> bool:
+        """Whether a generated token attends to all keys of its prompt and nothing else is kept of it: then an engine may
+        store a prompt's keys and values once for all samples."""
+        return self.sharing == "packed" and not self.windows
 
 
+_AXES = Family("packed", rope_index=True, kinds_name="mm_token_type_ids")
+_HYBRID = Family("forked", rope_index=True, kinds_name="mm_token_type_ids")
+_PLAIN = Family("packed")
 FAMILIES: dict[str, Family] = {
-    "qwen2_vl": Family(shared_prefix=True, rope_index=True),
-    "qwen2_5_vl": Family(shared_prefix=True, rope_index=True),
-    "qwen3_vl": Family(shared_prefix=True, rope_index=True),
+    "qwen2_vl": _AXES,
+    "qwen2_5_vl": _AXES,
+    "qwen3_vl": _AXES,
+    "qwen3_vl_moe": _AXES,
+    "qwen3_5": _HYBRID,
+    "qwen3_5_moe": _HYBRID,
+    "glm4v": _AXES,
+    "glm46v": _AXES,
+    "gemma3": Family("packed", kinds_name="token_type_ids", bidirectional="always"),
+    "gemma4": Family("packed", kinds_name="mm_token_type_ids", bidirectional="sliding"),
+    "internvl": _PLAIN,
+    "idefics3": _PLAIN,
+    "smolvlm": _PLAIN,
+    "minicpmv4_6": Family("forked"),
 }
-OTHER = Family(shared_prefix=False, rope_index=False)
+OTHER = Family("padded")
+HEADS: dict[str, tuple[Literal["cap", "multiply", "divide"], str]] = {
+    "gemma3n": ("cap", "final_logit_softcapping"),
+    "gemma4": ("cap", "final_logit_softcapping"),
+    "gemma4_unified": ("cap", "final_logit_softcapping"),
+    "cohere_compass": ("multiply", "logit_scale"),
+    "hyperclovax_vision_v2": ("multiply", "logits_scaling"),
+    "granite4_vision": ("divide", "logits_scaling"),
+    "granite_docling": ("divide", "logits_scaling"),
+}
+"""Model type -> what its image-text-to-text model does with the logits, and the text configuration's name for the number.
+Others leave them alone, even where their text configuration has such a number (Gemma 3, PaliGemma, Aya Vision):
+`vlmrl check --deep` compares with the model's own logits.
+"""
 
 
 def family_of(model: Any) -> Family:
-    """The family of a transformers model, by `config.model_type`."""
-    return FAMILIES.get(model.config.model_type, OTHER)
+    """The family of a transformers model, by `config.model_type` and, where its text model may vary, by that.
+
+    A text model with linear attention is never packed. Gemma 4 has bidirectional images in some sizes only.
+    """
+    family = FAMILIES.get(model.config.model_type, OTHER)
+    text = model.config.get_text_config()
+    layers = set(getattr(text, "layer_types", None) or ())
+    if family.bidirectional == "sliding" and getattr(text, "use_bidirectional_attention", None) != "vision":
+        family = replace(family, bidirectional="never")
+    if "sliding_attention" in layers:
+        family = replace(family, windows=True)
+    if family.sharing == "forked" and "linear_attention" not in layers:
+        family = replace(family, sharing="packed")
+    known = {"full_attention", "sliding_attention"} | ({"linear_attention"} if family.sharing == "forked" else set())
+    return family if layers <= known else replace(family, sharing="padded")
 
 
 def head_of(model: Any) -> Callable[[Tensor], Tensor]:
-    """Hidden states after the last norm -> logits: the output embedding, then the soft cap where the family has one."""
+    """Hidden states after the last norm -> logits: the output embedding (with its bias), then what `HEADS` names."""
     projection = model.get_output_embeddings()
     if projection is None:
         raise CheckpointError(
             f"model type `{model.config.model_type}` has no output embedding", hint="use a chat model"
         )
-    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-    if cap is None:
+    change, name = HEADS.get(model.config.model_type, ("nothing", ""))
+    value = getattr(model.config.get_text_config(), name, None) if name else None
+    if value is None:
         return projection
-    return lambda hidden: (projection(hidden) / cap).tanh() * cap
+    if change == "cap":
+        return lambda hidden: (projection(hidden) / value).tanh() * value
+    return lambda hidden: projection(hidden) * (value if change == "multiply" else 1.0 / value)
 
 
 def part_of(parameter_name: str) -> str | None:

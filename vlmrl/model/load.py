@@ -11,6 +11,7 @@ import torch
 
 from vlmrl.errors import CheckpointError
 from vlmrl.model.families import PART_NAMES, family_of, part_of
+from vlmrl.model.fork import checkpoint_layer
 from vlmrl.model.hub import require_source
 from vlmrl.model.prefix_attention import NAME as SHARED_PREFIX
 from vlmrl.model.quiet import quiet_transformers
@@ -90,10 +91,9 @@ def prepare_model(model: Any, settings: Model) -> Any:
 
     Raises: CheckpointError when `model.freeze` names a part that this model does not have.
     """
-    if family_of(model).shared_prefix:
-        model.set_attn_implementation({"text_config": SHARED_PREFIX, "vision_config": "sdpa"})
+    share_prefix(model)
     if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_gradients(model)
     parts = {name: part_of(name) for name, _ in model.named_parameters()}
     check_freeze(settings, set(parts.values()))
     for name, parameter in model.named_parameters():
@@ -122,6 +122,20 @@ def check_freeze(settings: Model, parts: Collection[str | None]) -> None:
         raise CheckpointError("`model.freeze` names every part: nothing is left to train", hint="leave one of them out")
 
 
+def share_prefix(model: Any) -> None:
+    """Let the text attention take packed rows where the family can; it stays plain SDPA for everything else."""
+    if family_of(model).sharing != "padded":
+        model.set_attn_implementation({"text_config": SHARED_PREFIX, "vision_config": "sdpa"})
+
+
+def checkpoint_gradients(model: Any) -> None:
+    """Turn gradient checkpointing on: each layer is computed again in the backward pass."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if family_of(model).sharing == "forked" and hasattr(module, "_gradient_checkpointing_func"):
+            module._gradient_checkpointing_func = checkpoint_layer
+
+
 def load_processor(settings: Model, *, path: str | None = None) -> Any:
     """The model's processor (tokenizer, image processor, chat template). Raises: CheckpointError."""
     from transformers import AutoProcessor
@@ -131,7 +145,7 @@ def load_processor(settings: Model, *, path: str | None = None) -> Any:
     with quiet_transformers():
         try:
             processor = AutoProcessor.from_pretrained(source, **_hub_arguments(settings, path))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, ImportError) as error:  # ImportError: a package its processor needs
             raise _not_loadable(source, error) from error
     if not hasattr(processor, "image_processor"):
         raise CheckpointError(f"{source} has no image processor: it is not a vision-language model")

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from vlmrl.model.families import family_of, head_of
+from vlmrl.model.fork import MIN_TOKENS, ContinuedCache, PromptCache, batches_of_similar_length, run_with_cache
 from vlmrl.model.logprobs import token_logprobs
-from vlmrl.model.prefix_attention import plan_row
-from vlmrl.types import PackedRow, TokenStats
+from vlmrl.model.prefix_attention import choose_backend, fork_plan, no_mask
+from vlmrl.model.row_plan import plan_row
+from vlmrl.types import PackedRow, Span, TokenStats
 
 CACHED_POSITIONS = 256
 """Prompts whose position ids are kept: those of a step are needed by the engine and again by the update."""
+KINDS_NAMES = frozenset({"mm_token_type_ids", "token_type_ids"})
 
 
 class Policy(nn.Module):
@@ -30,11 +33,12 @@ class Policy(nn.Module):
         banned_ids: ids that are never sampled and have probability zero.
         shared_prefix: False forces the padded path (the reference in tests, and what other families use).
         entropy_gradient: whether entropies carry a gradient, for an entropy bonus.
+        backend: of packed rows: "auto", "sdpa", "flex" or "varlen".
     """
 
     def __init__(
         self, model: nn.Module, *, temperature: float = 1.0, banned_ids: Sequence[int] = (), shared_prefix: bool = True,
-        entropy_gradient: bool = False,
+        entropy_gradient: bool = False, backend: str = "auto",
     ) -> None:  # fmt: skip
         super().__init__()
         self.model: Any = model
@@ -42,19 +46,30 @@ class Policy(nn.Module):
         self.banned_ids = tuple(banned_ids)
         self.entropy_gradient = entropy_gradient
         self.family = family_of(model)
-        self.shared_prefix = shared_prefix and self.family.shared_prefix
+        self.sharing = self.family.sharing if shared_prefix else "padded"
         self.recompute = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+        self.backend = backend
         self._positions: dict[bytes, Tensor] = {}
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    @property
+    def path(self) -> str:
+        """How rows are run, in words for the log."""
+        if self.sharing == "packed":
+            return f"shared prefix, packed rows, attention by {self._backend()}"
+        if self.sharing == "forked":
+            return "shared prefix, forked cache"
+        return f"padded: `{self.model.config.model_type}` runs each response behind its own copy of the prompt"
+
     def forward(self, row: PackedRow) -> TokenStats:
         """Log-probs (with gradient) and entropies of the row's trained tokens, in the row's order. Shape [K]."""
         if self.recompute:  # transformers recomputes activations in training mode only, and cannot generate in it
             self.model.train(torch.is_grad_enabled())
-        hidden_KD = self._shared(row) if self.shared_prefix else self._padded(row)
+        run = {"packed": self._packed, "forked": self._forked, "padded": self._padded}[self.sharing]
+        hidden_KD = run(row)
         if self.recompute:
             self.model.eval()
         logp_K, entropy_K = token_logprobs(
@@ -63,34 +78,53 @@ class Policy(nn.Module):
         )  # fmt: skip
         return TokenStats(logp_K, entropy_K)
 
-    def _shared(self, row: PackedRow) -> Tensor:
+    def kinds_argument(self, kinds: Tensor) -> dict[str, Tensor]:
+        """Token kinds under the name that this model's forward gives them."""
+        return {self.family.kinds_name: kinds} if self.family.kinds_name else {}
+
+    def _backend(self) -> str:
+        dtype = next(self.model.parameters()).dtype
+        return choose_backend(self.device, dtype, self.family.bidirectional) if self.backend == "auto" else self.backend
+
+    def _packed(self, row: PackedRow) -> Tensor:
+        device = row.input_ids_N.device
+        plan = plan_row(
+            row.layout, device, kinds_N=row.kinds_N, bidirectional=self.family.bidirectional, backend=self._backend()
+        )
+        positions = torch.cat([p for p, _ in self._span_positions(row)], dim=1)
         hidden_ND = self.model.model(
             input_ids=row.input_ids_N[None],
-            position_ids=self._row_positions(row),
+            position_ids=positions[:, None] if self.family.rope_index else positions,
+            attention_mask=no_mask(device),
             use_cache=False,
-            row_plan=plan_row(row.layout, row.input_ids_N.device),
+            row_plan=plan,
             **row.images,
-            **({"mm_token_type_ids": row.kinds_N[None]} if self.family.rope_index else {}),
+            **(self.kinds_argument(row.kinds_N[None]) if self.family.rope_index else {}),
         ).last_hidden_state[0]
         return hidden_ND[row.predict_at_K]
 
-    def _row_positions(self, row: PackedRow) -> Tensor:
-        """Position ids of a row: the prompt's own, each response from their largest + 1 on. [3, 1, N] or [1, N]."""
-        pieces: list[Tensor] = []
-        prompts = iter(_images_by_prompt(row))
-        for span in row.layout:
+    def _span_positions(self, row: PackedRow) -> list[tuple[Tensor, int]]:
+        """(position ids [axes, span length], position of what would follow) of every span of a row."""
+        found: list[tuple[Tensor, int]] = []
+        for index, span in enumerate(row.layout):
+            cut = slice(span.start, span.end)
+            ids, kinds = row.input_ids_N[cut], row.kinds_N[cut]
             if span.response == -1:
-                cut = slice(span.start, span.end)
-                prompt = self.prompt_positions(
-                    row.input_ids_N[cut], row.kinds_N[cut], next(prompts).get("image_grid_thw")
-                )
-                following = prompt.max() + 1
-                pieces.append(prompt)
+                prompt = index
+                positions = self.prompt_positions(ids, kinds, row.span_images[index].get("image_grid_thw"))
+            elif row.span_images[index] and self.family.rope_index:
+                start = row.layout[prompt]
+                cuts = (slice(start.start, start.end), cut)
+                whole = (torch.cat([x[c] for c in cuts]) for x in (row.input_ids_N, row.kinds_N))
+                grids = [i["image_grid_thw"] for i in (row.span_images[prompt], row.span_images[index]) if i]
+                positions = self.prompt_positions(*whole, torch.cat(grids))[:, start.end - start.start :]
             else:
-                steps = following + torch.arange(span.end - span.start, device=row.input_ids_N.device)
-                pieces.append(steps.expand(pieces[0].shape[0], -1))
-        positions = torch.cat(pieces, dim=1)
-        return positions[:, None] if self.family.rope_index else positions
+                following = found[prompt][1]
+                positions = torch.arange(following, following + len(ids), device=ids.device)
+                positions = positions.expand(found[prompt][0].shape[0], -1)
+            following = int(positions.max()) + 1 if positions.numel() else found[prompt][1]
+            found.append((positions, following))
+        return found
 
     def prompt_positions(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> Tensor:
         """Position ids of a prompt as the model's own index function gives them: [3, P], or [1, P] without axes."""
@@ -106,48 +140,102 @@ class Policy(nn.Module):
             self._positions[key] = found[:, 0]
         return self._positions[key]
 
+    def _forked(self, row: PackedRow) -> Tensor:
+        """Each prompt once through a differentiable cache; its responses continue it, padded to similar lengths."""
+        positions = [p for p, _ in self._span_positions(row)]
+        hidden: list[Tensor] = []
+        for group in _groups(row.layout):
+            prompt, responses = group[0], group[1:]
+            found = self._run_prompt(row, prompt, positions[prompt])
+            hidden.append(found[0])
+            parts: dict[int, Tensor] = {}
+            lengths = [_length(row.layout[i]) for i in responses]
+            for batch in batches_of_similar_length(lengths):
+                chosen = [responses[b] for b in batch]
+                states = self._continue(row, found[1], chosen, positions)
+                parts |= {i: state[: _length(row.layout[i])] for i, state in zip(chosen, states, strict=True)}
+            hidden += [parts[i] for i in responses]
+        return torch.cat(hidden)[row.predict_at_K]
+
+    def _run_prompt(self, row: PackedRow, index: int, positions: Tensor) -> tuple[Tensor, PromptCache]:
+        """(hidden states [P, D], cache) of a prompt of at least one token."""
+        span = row.layout[index]
+        cut = slice(span.start, span.end)
+        cache = PromptCache(self.model.config.get_text_config().num_hidden_layers)
+        cache.num_tokens = _length(span)
+        out = run_with_cache(
+            self.model.model, cache, input_ids=row.input_ids_N[None, cut], position_ids=self._batched(positions[None]),
+            attention_mask=no_mask(row.input_ids_N.device),
+            row_plan=plan_row([Span(0, -1, 0, _length(span))], row.input_ids_N.device), **row.span_images[index],
+        )  # fmt: skip
+        return out.last_hidden_state[0], cache
+
+    def _continue(
+        self, row: PackedRow, cache: PromptCache, spans: Sequence[int], positions: Sequence[Tensor]
+    ) -> Tensor:
+        """Hidden states [len(spans), R, D] of responses behind a cached prompt, R the longest of them."""
+        device = row.input_ids_N.device
+        longest = max(MIN_TOKENS, *(_length(row.layout[i]) for i in spans))
+        ids = torch.zeros(len(spans), longest, dtype=torch.long, device=device)
+        at = torch.zeros(len(spans), positions[spans[0]].shape[0], longest, dtype=torch.long, device=device)
+        for k, i in enumerate(spans):
+            span = row.layout[i]
+            ids[k, : _length(span)] = row.input_ids_N[span.start : span.end]
+            at[k, :, : _length(span)] = positions[i]
+        out = run_with_cache(
+            self.model.model, ContinuedCache(cache, len(spans)), input_ids=ids, position_ids=self._batched(at),
+            attention_mask=no_mask(device), row_plan=fork_plan(cache.num_tokens, longest, device),
+            **_join(row, spans),
+        )  # fmt: skip
+        return out.last_hidden_state
+
+    def _batched(self, positions: Tensor) -> Tensor:
+        """[B, axes, T] -> what the model takes: [3, B, T] with axes, [B, T] without."""
+        return positions.transpose(0, 1) if self.family.rope_index else positions[:, 0]
+
     def _padded(self, row: PackedRow) -> Tensor:
         """The slow reference: each response behind its own copy of the prompt, one forward each, plain attention."""
-        inputs = frozenset(inspect.signature(self.model.model.forward).parameters)
-        prompts = iter(_images_by_prompt(row))
-        hidden: dict[int, Tensor] = {}
-        for index, span in enumerate(row.layout):
-            if span.response == -1:
-                prompt, images = span, next(prompts)
-                continue
-            cuts = (slice(prompt.start, prompt.end), slice(span.start, span.end))
-            ids, kinds = (torch.cat([x[c] for c in cuts])[None] for x in (row.input_ids_N, row.kinds_N))
-            kind_names = inputs & {"mm_token_type_ids", "token_type_ids"}
-            hidden[index] = self.model.model(
-                input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **images,
-                **dict.fromkeys(kind_names, kinds.int()),
-            ).last_hidden_state[0, prompt.end - prompt.start - 1 :]  # fmt: skip
-        # Row j of hidden[i] predicts token j of response i; the first row is the prompt's last token.
-        starts = torch.tensor([s.start for s in row.layout], device=row.span_K.device)
-        return torch.stack(
-            [
-                hidden[i][0 if at < start else at - start + 1]
-                for i, at, start in zip(
-                    row.span_K.tolist(), row.predict_at_K.tolist(), starts[row.span_K].tolist(), strict=True
-                )
-            ]
-        )
+        hidden: list[Tensor] = []
+        before = [0] * len(row.layout)  # rows of `hidden` before each response's
+        for group in _groups(row.layout):
+            for i in group[1:]:
+                before[i] = sum(map(len, hidden))
+                # Its prompt's last token, which predicts its first, and then its own.
+                hidden.append(self._alone(row, group[0], i)[_length(row.layout[group[0]]) - 1 :])
+        span = row.span_K
+        start = torch.tensor([s.start for s in row.layout], device=span.device)[span]
+        return torch.cat(hidden)[
+            torch.tensor(before, device=span.device)[span] + (row.predict_at_K - start + 1).clamp(min=0)
+        ]
+
+    def _alone(self, row: PackedRow, prompt: int, response: int) -> Tensor:
+        """Hidden states of one prompt and one response by the model's plain forward."""
+        cuts = [slice(row.layout[i].start, row.layout[i].end) for i in (prompt, response)]
+        ids, kinds = (torch.cat([x[c] for c in cuts])[None] for x in (row.input_ids_N, row.kinds_N))
+        names = KINDS_NAMES & frozenset(inspect.signature(self.model.model.forward).parameters)
+        return self.model.model(
+            input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False,
+            **_join(row, (prompt, response)), **dict.fromkeys(names, kinds.int()),
+        ).last_hidden_state[0]  # fmt: skip
 
 
-def _images_by_prompt(row: PackedRow) -> list[dict[str, Tensor]]:
-    """The row's image tensors cut into one mapping a prompt; empty for prompts without images."""
-    cut: list[dict[str, Tensor]] = []
-    image = patch = 0
-    grids = row.images.get("image_grid_thw")
-    for count in row.num_images:
-        if count == 0:
-            cut.append({})
-        elif grids is None:
-            cut.append({k: v[image : image + count] for k, v in row.images.items()})
-        else:
-            patches = int(grids[image : image + count].prod(-1).sum())
-            pixels = row.images["pixel_values"][patch : patch + patches]
-            cut.append({"pixel_values": pixels, "image_grid_thw": grids[image : image + count]})
-            patch += patches
-        image += count
-    return cut
+def _groups(layout: Sequence[Span]) -> list[list[int]]:
+    """Indices of the spans of each group: its prompt, then its responses."""
+    groups: list[list[int]] = []
+    for index, span in enumerate(layout):
+        if span.response == -1:
+            groups.append([])
+        groups[-1].append(index)
+    return groups
+
+
+def _length(span: Span) -> int:
+    return span.end - span.start
+
+
+def _join(row: PackedRow, spans: Sequence[int]) -> dict[str, Tensor]:
+    """The image tensors of some spans of a row, in this order."""
+    some = [row.span_images[i] for i in spans if row.span_images[i]]
+    if len(some) <= 1:
+        return dict(some[0]) if some else {}
+    return {name: torch.cat([images[name] for images in some], row.image_axes[name]) for name in some[0]}

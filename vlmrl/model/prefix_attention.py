@@ -1,14 +1,11 @@
-"""Exact attention for packed rows whose responses share one prompt, through transformers' AttentionInterface.
+"""Exact attention for rows whose responses share one prompt, through transformers' AttentionInterface.
 
-A prompt token sees its prompt's past; a response token sees its whole prompt and its own response's past, never a
-sibling or another group. Model code is neither patched nor copied: the row's layout travels as a keyword argument of
-`forward`. Without a layout (generation, the padded path) this is transformers' own SDPA attention.
+Model code is neither patched nor copied: the row's plan travels as a keyword argument of `forward` (model/row_plan.py
+says who sees whom). Without a plan (generation, the padded path) this is transformers' own SDPA attention.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,92 +16,100 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from vlmrl.model.flex_attention import flex_row_attention
 from vlmrl.model.prompt_cache import PromptCache, decode_attention
-from vlmrl.types import Span
+from vlmrl.model.row_plan import RowPlan
+from vlmrl.model.varlen_attention import varlen_row_attention
 
 NAME = "vlmrl_shared_prefix"
+BACKENDS = ("sdpa", "flex", "varlen")
 
 
 @dataclass(frozen=True)
-class _GroupPlan:
-    """One group of a row: its prompt tokens [start, prompt_end), its responses [prompt_end, end), and who sees whom."""
+class ForkPlan:
+    """Responses that continue one cached prompt, one a batch row, padded on the right.
 
-    start: int
-    prompt_end: int
-    end: int
-    mask: Tensor
-    """bool [R, P + R]: True = the response token (row) sees the token (column)."""
-
-
-@dataclass(frozen=True)
-class RowPlan:
-    """A layout made ready for attention: built once a row, used by every layer."""
-
-    groups: tuple[_GroupPlan, ...]
-
-
-def plan_row(layout: Sequence[Span], device: torch.device) -> RowPlan:
-    """Masks of a row's groups.
-
-    Args: layout: the row's spans; each group is one prompt span followed by its responses.
-    Raises: ValueError when the spans are not contiguous or a group does not begin with its prompt.
+    Args: mask: bool [R, P + R], True = the response token (row) sees the token (column).
     """
-    groups: dict[int, list[Span]] = defaultdict(list)
-    at = 0
-    for span in layout:
-        if span.start != at:
-            raise ValueError(f"the layout has a gap or an overlap at token {at}: {span}")
-        groups[span.group].append(span)
-        at = span.end
-    return RowPlan(tuple(_plan_group(spans, device) for spans in groups.values()))
+
+    mask: Tensor
 
 
-def _plan_group(spans: list[Span], device: torch.device) -> _GroupPlan:
-    prompt, responses = spans[0], spans[1:]
-    if prompt.response != -1:
-        raise ValueError(f"group {prompt.group} does not begin with its prompt")
-    P, R = prompt.end - prompt.start, spans[-1].end - prompt.end
-    owner = torch.repeat_interleave(
-        torch.arange(len(responses), device=device),
-        torch.tensor([s.end - s.start for s in responses], device=device, dtype=torch.int64),
-    )
-    mask = torch.ones(R, P + R, dtype=torch.bool, device=device)
-    mask[:, P:] = (owner[:, None] == owner[None, :]).tril()
-    return _GroupPlan(prompt.start, prompt.end, spans[-1].end, mask)
+def fork_plan(prompt_tokens: int, response_tokens: int, device: torch.device) -> ForkPlan:
+    """A response token sees the whole prompt and its own past; padding comes after all that is trained on."""
+    causal = torch.ones(response_tokens, prompt_tokens + response_tokens, dtype=torch.bool, device=device)
+    return ForkPlan(causal.tril(prompt_tokens))
+
+
+def no_mask(device: torch.device) -> Tensor:
+    """What a planned forward gives as attention mask: transformers returns a 4-D mask as it is, and builds none."""
+    return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+
+
+def choose_backend(device: torch.device, dtype: torch.dtype, bidirectional: str) -> str:
+    """The attention of packed rows on this device.
+
+    On a GPU: varlen where flash attention can (half precision, no bidirectional images), else FlexAttention.
+    """
+    if device.type != "cuda":
+        return "sdpa"
+    half = dtype in (torch.bfloat16, torch.float16)
+    return "varlen" if half and bidirectional == "never" else "flex"
 
 
 def prefix_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, row_plan: RowPlan | None = None, prompt_cache: PromptCache | None = None,
-    **kwargs: Any,
+    scaling: float | None = None, row_plan: RowPlan | ForkPlan | None = None, sliding_window: int | None = None,
+    prompt_cache: PromptCache | None = None, **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Attention of one packed row, or of one decoding step over a `PromptCache`; SDPA when there is neither.
+    """Attention of one packed row, of forked responses, or of one decoding step over a `PromptCache`; transformers'
+    SDPA when there is none of these.
 
-    Letters: H heads, N tokens, D head width. query [1, H, N, D]; key and value may have fewer heads (grouped queries).
-    Returns: ([1, N, H, D], None), as transformers expects.
+    Letters: B batch (1 for a packed row), H heads, N tokens, D head width. query [B, H, N, D]; key and value may have
+    fewer heads (grouped queries).
+    Returns: ([B, N, H, D], None), as transformers expects.
     """
     if prompt_cache is not None:
         return decode_attention(module, query, key, value, scaling, prompt_cache)
     if row_plan is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **kwargs
+        )
+    if isinstance(row_plan, ForkPlan):
+        key, value = _all_heads(query, key, value)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=row_plan.mask, scale=scaling)
+    elif row_plan.backend == "flex":
+        out = flex_row_attention(query, key, value, row_plan, scaling, sliding_window)
+    elif row_plan.backend == "varlen":
+        out = varlen_row_attention(query, key, value, row_plan, scaling, sliding_window)
+    else:
+        out = _sdpa_row_attention(query, *_all_heads(query, key, value), row_plan, scaling, sliding_window)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     repeat = query.shape[1] // key.shape[1]
-    if repeat > 1:
-        key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
+    return (key, value) if repeat == 1 else (key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1))
+
+
+def _sdpa_row_attention(
+    query: Tensor, key: Tensor, value: Tensor, plan: RowPlan, scaling: float | None, window: int | None
+) -> Tensor:
+    """One SDPA call a piece of the row. [1, H, N, D]."""
     pieces = []
-    for g in row_plan.groups:
-        prompt, own = slice(g.start, g.prompt_end), slice(g.start, g.end)
+    for piece in plan.pieces:
+        own = slice(piece.start, piece.end)
+        keys, values = key[:, :, own], value[:, :, own]
+        if piece.prompt is not None:
+            prompt = slice(*piece.prompt)
+            keys, values = torch.cat([key[:, :, prompt], keys], 2), torch.cat([value[:, :, prompt], values], 2)
+        mask = plan.mask(piece, window)
         pieces.append(
             F.scaled_dot_product_attention(
-                query[:, :, prompt], key[:, :, prompt], value[:, :, prompt], is_causal=True, scale=scaling
+                query[:, :, own], keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling
             )
         )
-        if g.end > g.prompt_end:
-            pieces.append(
-                F.scaled_dot_product_attention(
-                    query[:, :, g.prompt_end : g.end], key[:, :, own], value[:, :, own], attn_mask=g.mask, scale=scaling
-                )
-            )
-    return torch.cat(pieces, 2).transpose(1, 2).contiguous(), None
+    return torch.cat(pieces, 2)
 
 
 AttentionInterface.register(NAME, prefix_attention)

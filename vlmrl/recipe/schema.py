@@ -49,6 +49,9 @@ class Model(Table):
     """The chat template's `enable_thinking`: off, on, or not passed to it (template)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    shared_prefix: bool = True
+    """Run the prompt of a group once for all its responses, where the model's family can (exact; `check --deep` proves
+    it on your rows). false = each response behind its own copy of the prompt, the slow reference."""
     trust_remote_code: bool = False
     """Run Python code that the model's repository ships. Only for repositories you trust."""
 

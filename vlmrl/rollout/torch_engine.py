@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from vlmrl.data.batch import join_images
 from vlmrl.model.families import head_of
 from vlmrl.model.logprobs import banned_mask, policy_logits
 from vlmrl.model.policy import Policy
@@ -27,6 +28,18 @@ from vlmrl.types import Sample, SamplingParams
 
 RETIRE_SHARE = 0.75
 """The batch is compacted when fewer than this share of its rows are still running."""
+
+
+def can_store_once(policy: Policy) -> bool:
+    """Whether a prompt's keys and values can be stored once: every text layer attends to the whole past, through our
+    attention, with keys and values of its own.
+    """
+    text = policy.model.config.get_text_config()
+    return (
+        policy.family.shared_prefix
+        and text._attn_implementation == SHARED_ATTENTION
+        and not getattr(text, "num_kv_shared_layers", 0)
+    )
 
 
 @dataclass
@@ -55,8 +68,7 @@ class TorchEngine:
     def __init__(self, policy: Policy, tokenizer: Any, *, batch_tokens: int = 65_536) -> None:
         self.policy, self.tokenizer, self.batch_tokens = policy, tokenizer, batch_tokens
         self.version = 0
-        text = policy.model.config.get_text_config()
-        self.shares_prompts = policy.family.shared_prefix and text._attn_implementation == SHARED_ATTENTION
+        self.shares_prompts = can_store_once(policy)
 
     def sleep(self) -> None:
         """Nothing is kept between calls."""
@@ -151,13 +163,11 @@ class TorchEngine:
             mask[i, -n:] = 1
             grids = r.prompt.images.get("image_grid_thw")
             positions[:, i, -n:] = policy.prompt_positions(ids[i, -n:], kinds[i, -n:], grids)
-        images = [r.prompt.images for r in requests if r.prompt.images]
-        pixels = {k: torch.cat([x[k] for x in images]).to(device) for k in images[0]} if images else {}
+        pixels = {k: v.to(device) for k, v in join_images([r.prompt.images for r in requests]).items()}
         cache = DynamicCache(config=policy.model.config.get_text_config())
-        grid_family = {"mm_token_type_ids": kinds} if axes == 3 else {}
         out = policy.model.model(
             input_ids=ids, attention_mask=mask, use_cache=True, past_key_values=cache,
-            position_ids=positions if axes == 3 else positions[0], **pixels, **grid_family,
+            position_ids=positions if axes == 3 else positions[0], **pixels, **policy.kinds_argument(kinds),
         )  # fmt: skip
         return out.last_hidden_state[:, -1], cache, mask, positions.amax(dim=(0, 2)) + 1
 

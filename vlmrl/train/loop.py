@@ -156,11 +156,15 @@ def end(session: Session, generator: Generator, reason: str) -> str:
 
 
 def memory_metrics(policy: Any) -> dict[str, float]:
-    """`memory/peak_bytes`: of the device on CUDA (allocated), else of this process (resident)."""
+    """`memory/peak_bytes`: of the device on CUDA (allocated), else of this process (resident). There also how many
+    shapes FlexAttention was compiled for, where it is used."""
     if policy.device.type == "cuda":
         import torch
 
-        return {"memory/peak_bytes": float(torch.cuda.max_memory_allocated())}
+        from vlmrl.model.flex_attention import compiled_shapes
+
+        compiled = {"policy/attention_compilations": float(len(compiled_shapes))} if compiled_shapes else {}
+        return {"memory/peak_bytes": float(torch.cuda.max_memory_allocated())} | compiled
     import resource
     import sys
 

@@ -15,9 +15,10 @@ def seen_images(prompt: EncodedPrompt, image_processor: Any) -> list[np.ndarray]
     """The images of a prompt after resizing and normalising, undone to pixels.
 
     Grid families (`image_grid_thw`): the flat patches are laid back on their grid; the others keep [N, 3, H, W].
-    Returns: one uint8 array [H, W, 3] for each image.
+    Returns: one uint8 array [H, W, 3] for each image, or each tile where an image is cut into tiles; none where the
+    tensors are patches in a layout of the family's own (Gemma 4, MiniCPM-V).
     """
-    if not prompt.images:
+    if not prompt.images or {"image_position_ids", "target_sizes"} & prompt.images.keys():
         return []
     tensors = _from_grid(prompt.images, image_processor) if "image_grid_thw" in prompt.images else _plain(prompt.images)
     scale = np.asarray(getattr(image_processor, "image_std", None) or (1.0, 1.0, 1.0))

@@ -165,7 +165,10 @@ def make_policy(
 ) -> Policy:
     """The policy of a recipe: this model at this temperature, with image, video and padding ids banned."""
     banned = banned_ids_of(model, processor.tokenizer)
-    return Policy(model, temperature=temperature, banned_ids=banned, entropy_gradient=entropy_gradient)
+    return Policy(
+        model, temperature=temperature, banned_ids=banned, entropy_gradient=entropy_gradient,
+        shared_prefix=settings.shared_prefix,
+    )  # fmt: skip
 
 
 def make_encoder(settings: Model, processor: Any) -> Encoder:
@@ -283,6 +286,9 @@ def open_session(recipe: Recipe, run: Run, runs_root: Path, watcher: Watcher, *,
     model, processor, base = load_for_training(recipe, start)
     temperature = recipe.rollout.temperature if recipe.kind == "rl" else 1.0
     policy = make_policy(recipe.model, model, processor, temperature, recipe.algo.entropy_coef != 0)
+    run.write_log(f"rows are run by: {policy.path}")
+    if policy.sharing == "padded" and recipe.model.shared_prefix:
+        watcher.message(f"no shared prefix: {policy.path}")
     session = Session(
         recipe=recipe, run=run, policy=policy, optimizer=Optimizer(policy.model, recipe.optim), processor=processor,
         encoder=make_encoder(recipe.model, processor), sources=sources, validation=validation,

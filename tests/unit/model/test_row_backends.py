@@ -1,0 +1,133 @@
+"""The GPU backends of packed rows, as far as a CPU can tell: FlexAttention uncompiled, and varlen's index arithmetic with a
+slow kernel in place of flash attention. Nothing here says that the kernels themselves work on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from parity import TOLERANCE, differences, packed, reference, world
+from tinyfamilies import build
+
+from vlmrl.data.batch import make_row
+from vlmrl.model import flex_attention, varlen_attention
+from vlmrl.model.load import share_prefix
+from vlmrl.model.policy import Policy
+from vlmrl.model.prefix_attention import choose_backend, prefix_attention
+from vlmrl.model.row_plan import RowPlan, plan_row
+from vlmrl.model.varlen_attention import VarlenIndex, varlen_index
+from vlmrl.types import Span
+
+CPU = torch.device("cpu")
+LAYOUT = [Span(0, -1, 0, 5), Span(0, 0, 5, 8), Span(0, 1, 8, 9), Span(0, 2, 9, 9), Span(1, -1, 9, 11), Span(1, 0, 11, 15)]
+"""Two groups, ragged responses, one of them empty."""
+IMAGES = torch.tensor([0, 1, 1, 0, 0] + [0, 1, 1] + [1] + [1, 0] + [0, 0, 1, 1])
+
+
+def slow_varlen(q, k, v, index: VarlenIndex, scaling, window):
+    """What flash attention computes: sequences one by one, causal mask aligned at the end of the keys."""
+    pieces = []
+    for s in range(len(index.query_starts) - 1):
+        queries = q[index.query_starts[s] : index.query_starts[s + 1]].transpose(0, 1)
+        keys, values = (x[index.key_starts[s] : index.key_starts[s + 1]].transpose(0, 1) for x in (k, v))
+        repeat = queries.shape[0] // keys.shape[0]
+        keys, values = keys.repeat_interleave(repeat, 0), values.repeat_interleave(repeat, 0)
+        rows, columns = queries.shape[1], keys.shape[1]
+        at = torch.arange(rows)[:, None] + columns - rows
+        sees = torch.arange(columns)[None, :] <= at
+        if window is not None:
+            sees &= at - torch.arange(columns)[None, :] <= varlen_attention._window(window)[0]
+        scores = queries @ keys.transpose(1, 2) * (scaling or queries.shape[-1] ** -0.5)
+        pieces.append((scores.masked_fill(~sees, float("-inf")).softmax(-1) @ values).transpose(0, 1))
+    return torch.cat(pieces)
+
+
+@pytest.fixture
+def cpu_kernel(monkeypatch):
+    monkeypatch.setattr(varlen_attention, "_kernel", lambda: slow_varlen)
+
+
+def attention(plan: RowPlan, window: int | None, heads: int = 4, key_heads: int = 2, backward: bool = True):
+    """Output, and gradients of query, key and value, of random inputs."""
+    g = torch.Generator().manual_seed(3)
+    tokens = len(plan.tokens.index)
+    q, k, v = (torch.randn(1, h, tokens, 16, generator=g).requires_grad_(backward) for h in (heads, key_heads, key_heads))
+    out, _ = prefix_attention(None, q, k, v, None, scaling=0.3, row_plan=plan, sliding_window=window)
+    if not backward:
+        return [out]
+    (out * torch.randn(out.shape, generator=g)).sum().backward()
+    return [x.detach() for x in (out, q.grad, k.grad, v.grad)]
+
+
+def plan(backend: str, bidirectional: str = "never") -> RowPlan:
+    return plan_row(LAYOUT, CPU, kinds_N=IMAGES, bidirectional=bidirectional, backend=backend)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 6])
+@pytest.mark.parametrize("bidirectional", ["never", "sliding", "always"])
+def test_flex_sees_what_sdpa_sees(window, bidirectional):
+    """Forward only: FlexAttention has no backward on a CPU."""
+    found, expected = (attention(plan(b, bidirectional), window, backward=False)[0] for b in ("flex", "sdpa"))
+    assert float((found - expected).abs().max()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 6])
+def test_varlen_equals_sdpa(window, cpu_kernel):
+    for a, b in zip(attention(plan("varlen"), window), attention(plan("sdpa"), window), strict=True):
+        assert float((a - b).abs().max()) <= TOLERANCE
+
+
+def test_varlen_index_by_hand():
+    index = varlen_index(plan("varlen"))
+    first, second = [0, 1, 2, 3, 4], [9, 10]
+    assert index.key_at.tolist() == first + [*first, 5, 6, 7] + [*first, 8] + second + [*second, 11, 12, 13, 14]
+    assert index.query_starts.tolist() == [0, 5, 8, 9, 11, 15]
+    assert index.key_starts.tolist() == [0, 5, 13, 19, 21, 27]
+    assert (index.longest_query, index.longest_key) == (5, 8)
+    assert index.query_starts.dtype == index.key_starts.dtype == torch.int32
+
+
+def test_varlen_refuses_what_it_cannot_do(cpu_kernel):
+    with pytest.raises(ValueError, match="bidirectional"):
+        attention(plan("varlen", "always"), None)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "internvl"])
+def test_families_on_flex(name):
+    family = build(name)
+    row = make_row(world(family))
+    share_prefix(family.model)
+    with torch.no_grad():
+        found, expected = (Policy(family.model, backend=b)(row).logp for b in ("flex", "sdpa"))
+    assert float((found - expected).abs().max()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "gemma4_shared_kv", "smolvlm"])
+def test_families_on_varlen(name, cpu_kernel):
+    family = build(name)
+    items = world(family)
+    expected = reference(family.model, family, items)
+    share_prefix(family.model)
+    assert max(differences(packed(Policy(family.model, backend="varlen"), items, 10_000), expected)) <= TOLERANCE
+
+
+def test_a_window_counts_the_token_itself():
+    assert varlen_attention._window(None) == (-1, 0) and varlen_attention._window(4) == (3, 0)
+
+
+def test_buckets_hold_the_row_are_few_and_waste_at_most_an_eighth():
+    sizes = {flex_attention.bucket(n) for n in range(1, 65_537)}
+    assert len(sizes) <= 64 and min(sizes) == flex_attention.BUCKET_TOKENS
+    for n in [1, 511, 512, 513, 4095, 4096, 4097, 5000, 20_000, 65_536]:
+        padded = flex_attention.bucket(n)
+        assert padded >= n and padded % 128 == 0 and padded - n < max(flex_attention.BUCKET_TOKENS, n / 8)
+
+
+def test_the_backend_follows_device_dtype_and_family():
+    cuda = torch.device("cuda")
+    assert choose_backend(CPU, torch.bfloat16, "never") == "sdpa"
+    assert choose_backend(cuda, torch.bfloat16, "never") == "varlen"
+    assert choose_backend(cuda, torch.float32, "never") == "flex"
+    assert choose_backend(cuda, torch.bfloat16, "sliding") == "flex"
+    family = build("internvl")
+    assert Policy(family.model).path == "shared prefix, packed rows, attention by sdpa"
+    assert "padded" in Policy(family.model, shared_prefix=False).path

@@ -1,0 +1,148 @@
+"""A differentiable cache: a prompt runs once, and every response continues it as if it had run the prompt itself.
+
+For models whose layers have a state that no mask can separate (Gated DeltaNet: a convolution tail and a recurrent
+matrix). The prompt's keys, values and states are recorded, not copied in place as in generation, and handed to the
+responses expanded: gradients of all of them flow back into the one prompt.
+
+Both caches may be read again when gradient checkpointing runs a layer a second time: recording keeps what it recorded
+first, and continuing changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers.cache_utils import Cache
+
+MIN_TOKENS = 2
+"""Shortest run that a forward with a cache gets: for one token the models take their in-place decoding step."""
+
+_running: ContextVar[PromptCache | ContinuedCache | None] = ContextVar("vlmrl_fork_cache", default=None)
+
+
+class PromptCache(Cache):
+    """What a prompt leaves behind in each layer. Give it to one forward of the prompt, batch 1."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[])
+        self.keys: list[Tensor | None] = [None] * num_layers
+        self.values: list[Tensor | None] = [None] * num_layers
+        self.tails: list[Tensor | None] = [None] * num_layers
+        self.states: list[Tensor | None] = [None] * num_layers
+        self.num_tokens = 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any):
+        if self.keys[layer_idx] is None:
+            self.keys[layer_idx], self.values[layer_idx] = key_states, value_states
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return False
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return None
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return None
+
+    def update_conv_state(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 4, **kwargs: Any
+    ) -> Tensor:
+        """conv_states [1, channels, P]: the convolution's input. Its last columns are what the next tokens need."""
+        if self.tails[layer_idx] is None:
+            self.tails[layer_idx] = conv_states[..., -conv_kernel_size:]
+        return conv_states
+
+    def update_recurrent_state(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        if self.states[layer_idx] is None:
+            self.states[layer_idx] = recurrent_states
+        return recurrent_states
+
+
+class ContinuedCache(Cache):
+    """A prompt's cache as seen by `copies` responses, one a batch row. It never changes."""
+
+    def __init__(self, prompt: PromptCache, copies: int) -> None:
+        super().__init__(layers=[])
+        self.prompt, self.copies = prompt, copies
+
+    def _expanded(self, tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.expand(self.copies, *tensor.shape[1:])
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any):
+        keys, values = (self._expanded(x[layer_idx]) for x in (self.prompt.keys, self.prompt.values))
+        assert keys is not None and values is not None
+        return torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.prompt.num_tokens
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return True
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self._expanded(self.prompt.tails[layer_idx])
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self._expanded(self.prompt.states[layer_idx])
+
+    def update_conv_state(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 4, **kwargs: Any
+    ) -> Tensor:
+        tail = self._expanded(self.prompt.tails[layer_idx])
+        assert tail is not None
+        return torch.cat([tail, conv_states], -1)
+
+    def update_recurrent_state(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        return recurrent_states
+
+
+def run_with_cache(forward: Callable[..., Any], cache: PromptCache | ContinuedCache, **inputs: Any) -> Any:
+    """`forward(**inputs)` with this cache, also where layers are recomputed (see `checkpoint_layer`)."""
+    before = _running.set(cache)
+    try:
+        return forward(past_key_values=cache, use_cache=True, **inputs)
+    finally:
+        _running.reset(before)
+
+
+def checkpoint_layer(layer: Callable[..., Any], *args: Any) -> Any:
+    """The gradient checkpointing function of forked models: recomputes a layer, and lets it keep its cache.
+
+    transformers takes the cache away from a checkpointed layer, because an ordinary one would be written twice; these
+    may be. Outside `run_with_cache`, and for layers without a cache (the vision tower), it is plain checkpointing.
+    """
+    cache = _running.get()
+    if cache is not None and isinstance(layer, partial) and "past_key_values" in layer.keywords:
+        layer = partial(layer.func, *layer.args, **{**layer.keywords, "past_key_values": cache})
+    return checkpoint(layer, *args, use_reentrant=False)
+
+
+def batches_of_similar_length(lengths: list[int]) -> list[list[int]]:
+    """Indices of responses to run together, so that padding at most doubles what is computed; longest first."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    batches: list[list[int]] = []
+    for i in order:
+        if not batches or 2 * lengths[i] < lengths[batches[-1][0]]:
+            batches.append([])
+        batches[-1].append(i)
+    return batches
