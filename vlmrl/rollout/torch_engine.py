@@ -22,7 +22,7 @@ from vlmrl.model.families import head_of
 from vlmrl.model.logprobs import banned_mask, policy_logits
 from vlmrl.model.policy import Policy
 from vlmrl.model.prefix_attention import NAME as SHARED_ATTENTION
-from vlmrl.model.prompt_cache import PromptCache, rows_of
+from vlmrl.model.decode_cache import DecodeCache, rows_of
 from vlmrl.rollout.engine import Request, finish_reason
 from vlmrl.types import Sample, SamplingParams
 
@@ -116,7 +116,7 @@ class TorchEngine:
         hidden, prefilled, mask, positions = self._prefill([requests[p] for p in prompts])
         prompt_of = rows_of(copies, hidden.device)
         if self.shares_prompts:
-            cache = PromptCache(prefilled, mask, prompt_of, params.max_new_tokens)
+            cache = DecodeCache(prefilled, mask, prompt_of, params.max_new_tokens)
         else:
             cache = _Copies(prefilled, mask, prompt_of)
         hidden, positions = hidden[prompt_of], positions[prompt_of]
@@ -171,11 +171,11 @@ class TorchEngine:
         )  # fmt: skip
         return out.last_hidden_state[:, -1], cache, mask, positions.amax(dim=(0, 2)) + 1
 
-    def _step(self, tokens: Tensor, positions: Tensor, cache: PromptCache | _Copies) -> Tensor:
+    def _step(self, tokens: Tensor, positions: Tensor, cache: DecodeCache | _Copies) -> Tensor:
         """One more token for every row in the cache. Returns its hidden state [B, D]."""
         at = positions[:, None]
-        shared = isinstance(cache, PromptCache)
-        how = {"past_key_values": cache, "prompt_cache": cache} if shared else cache.next_step()
+        shared = isinstance(cache, DecodeCache)
+        how = {"past_key_values": cache, "decode_cache": cache} if shared else cache.next_step()
         out = self.policy.model.model(
             input_ids=tokens[:, None], use_cache=True, **how,
             position_ids=at.expand(3, -1, -1) if self.policy.family.rope_index else at,

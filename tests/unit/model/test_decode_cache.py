@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from vlmrl.model.prompt_cache import GROWTH_TOKENS, PromptCache, rows_of
+from vlmrl.model.decode_cache import GROWTH_TOKENS, DecodeCache, rows_of
 
 LAYERS, KEY_HEADS, REPEAT, WIDTH = 2, 2, 3, 4
 
 
-def make_cache(copies: list[int], lengths: list[int], longest: int = 8) -> tuple[PromptCache, list[torch.Tensor]]:
+def make_cache(copies: list[int], lengths: list[int], longest: int = 8) -> tuple[DecodeCache, list[torch.Tensor]]:
     """A cache over random prompts, left padded; and the padded keys, values of each layer [P, K, T, D]."""
     longest_prompt = max(lengths)
     prefilled = DynamicCache()
@@ -24,7 +24,7 @@ def make_cache(copies: list[int], lengths: list[int], longest: int = 8) -> tuple
         prefilled.update(keys, values, layer)
         kept += [keys, values]
     mask = torch.tensor([[0] * (longest_prompt - n) + [1] * n for n in lengths])
-    return PromptCache(prefilled, mask, rows_of(copies, mask.device), longest), kept
+    return DecodeCache(prefilled, mask, rows_of(copies, mask.device), longest), kept
 
 
 def slow_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -54,7 +54,7 @@ class ResponseLayer(DynamicLayer):
             self.keys, self.values = self.keys[rows], self.values[rows]
 
 
-class PromptCache(Cache):
+class DecodeCache(Cache):
     """The cache of one batch: P prompts, B rows (responses), the rows of a prompt next to each other.
 
     Args:
@@ -135,9 +135,9 @@ class PromptCache(Cache):
 
 
 def decode_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, cache: PromptCache
+    module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, cache: DecodeCache
 ) -> tuple[Tensor, None]:
-    """Attention of one decoding step as transformers' AttentionInterface wants it; see `PromptCache.attend`."""
+    """Attention of one decoding step as transformers' AttentionInterface wants it; see `DecodeCache.attend`."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return cache.attend(module.layer_idx, query, key, value, scale), None
 
