@@ -236,6 +236,7 @@ def test_the_filter_looks_at_the_spread_and_not_at_the_mean():
     assert [passes_filter(g, dapo) for g in (middle, close, wide)] == [False, False, True]
     assert all(passes_filter(g, ALGORITHMS["grpo"]) for g in (middle, close, wide))
     assert not passes_filter(ScoredGroup([1.0, 0.0], [True, False]), dapo)
+    assert not passes_filter(group(0.5, 0.75), replace(dapo, min_spread=0.25))  # not above it
     # what is refused gets nothing and is in no statistic of the batch
     batched = replace(dapo, advantage="group_mean", scale="batch")
     found = numbers(step_advantages([close, wide], batched))
