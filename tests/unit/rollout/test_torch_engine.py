@@ -153,7 +153,7 @@ def test_sampled_tokens_follow_the_policys_distribution(engine, policy, prompts,
     samples = engine.generate([Request(prompt, n, 12_345)], replace(params, max_new_tokens=1))[0]
     with torch.no_grad():
         row = make_row([TrainItem(prompt_tokens(prompt), 0, (Segment("a", (9,), True),), 0)])
-        hidden = policy._shared(row)
+        hidden = policy._packed(row)
         logits = policy.model.lm_head(hidden)[0].double() / 0.7
         logits[list(policy.banned_ids)] = -math.inf
     p = logits.softmax(-1).numpy()
