@@ -1,5 +1,5 @@
-"""The GPU backends of packed rows, as far as a CPU can tell: FlexAttention uncompiled, and varlen's index arithmetic with
-a slow kernel in place of flash attention. Nothing here says that the kernels themselves work on a GPU."""
+"""The GPU backends of packed rows, as far as a CPU can tell: FlexAttention uncompiled, varlen's index arithmetic with a
+slow kernel in place of flash attention. Nothing here says that the kernels themselves work on a GPU."""
 
 from __future__ import annotations
 
