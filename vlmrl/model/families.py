@@ -84,7 +84,8 @@ HEADS: dict[str, tuple[Literal["cap", "multiply", "divide"], str]] = {
     "granite4_vision": ("divide", "logits_scaling"),
     "granite_docling": ("divide", "logits_scaling"),
 }
-"""Model type -> what its image-text-to-text model does with the logits, and what its text configuration calls the number.
+"""Model type -> what its image-text-to-text model does with the logits, and the text configuration's key for it.
+
 Others leave them alone, even where their text configuration has such a number (Gemma 3, PaliGemma, Aya Vision):
 `vlmrl check --deep` compares with the model's own logits.
 """
