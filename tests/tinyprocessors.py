@@ -1,6 +1,6 @@
 """Real processors of the families, made offline: their own classes, over a tokenizer trained on the spot.
 
-Ids 10 to 13 are the image, video, start and end tokens of tests/tinyfamilies.py, so that its models take what these make.
+Ids 10 to 13 are the image, video, start and end tokens of tests/tinyfamilies.py: its models take what these make.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ def _qwen(name: str, patch: int) -> Any:
     else:
         from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor as Video
     return getattr(transformers, f"{name}Processor")(
-        image_processor=images, tokenizer=tok, video_processor=Video(), chat_template=template(names[2] + names[0] + names[3])
+        image_processor=images,
+        tokenizer=tok,
+        video_processor=Video(),
+        chat_template=template(names[2] + names[0] + names[3]),
     )
 
 

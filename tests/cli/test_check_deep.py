@@ -102,7 +102,9 @@ def test_any_family_can_be_compared_agents_included(name):
     family = build(name)
     share_prefix(family.model)
     items = family_world(family)
-    found = compare(Policy(family.model, temperature=0.7, banned_ids=[10, 500]), items, list("abcd"), tokens_per_row=300)
+    found = compare(
+        Policy(family.model, temperature=0.7, banned_ids=[10, 500]), items, list("abcd"), tokens_per_row=300
+    )
     assert found.agrees and found.logp_max <= 1e-5 and found.gradient is not None and found.gradient <= 1e-5
     assert found.sampler_gap is None
 

@@ -11,7 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tinyworld import assert_close, assert_same_gradients, encoded, gradients, items_of, prompt_tokens, response, saved_bytes
+from tinyworld import (
+    assert_close,
+    assert_same_gradients,
+    encoded,
+    gradients,
+    items_of,
+    prompt_tokens,
+    response,
+    saved_bytes,
+)
 
 from vlmrl.algo.family import AGGREGATIONS, ALGORITHMS, Algorithm
 from vlmrl.data.batch import TrainItem, make_row, pack

@@ -89,7 +89,7 @@ def _compare(loaded: Any, root: Path, prompts: int) -> Mapping[str, Any]:
 def _disagreements(parity: Mapping[str, Any], where: str) -> list[Problem]:
     """An error for each row that disagrees, and one for the gradient."""
     allowed, reference = parity["tolerance"], "the model's own forward of each response alone"
-    hint = f"{allowed['why']}. Until this is understood, train with --set model.shared_prefix=false: that path is the reference"
+    hint = f"{allowed['why']}. Until it is understood, train with --set model.shared_prefix=false, the reference"
     found = [
         Problem(
             f"{row['row']}: log-probs as trained differ from {reference} by {row['logp_max']:.2g} nats (mean "

@@ -56,8 +56,8 @@ class Family:
 
     @property
     def shared_prefix(self) -> bool:
-        """Whether a generated token attends to all keys of its prompt and nothing else is kept of it: then an engine may
-        store a prompt's keys and values once for all samples."""
+        """Whether a generated token attends to all keys of its prompt, of which nothing else is kept: then an engine
+        may store a prompt's keys and values once for all samples."""
         return self.sharing == "packed" and not self.windows
 
 
@@ -90,7 +90,8 @@ HEADS: dict[str, tuple[Literal["cap", "multiply", "divide"], str]] = {
     "granite4_vision": ("divide", "logits_scaling"),
     "granite_docling": ("divide", "logits_scaling"),
 }
-"""Model type -> what its image-text-to-text model does with the logits, and the text configuration's name for the number.
+"""Model type -> what its image-text-to-text model does with the logits, and the text configuration's key for it.
+
 Others leave them alone, even where their text configuration has such a number (Gemma 3, PaliGemma, Aya Vision):
 `vlmrl check --deep` compares with the model's own logits.
 """

@@ -1,4 +1,4 @@
-"""The FlexAttention backend of packed rows, for GPUs: one compiled kernel call a layer, blocks that nobody sees skipped.
+"""The FlexAttention backend of packed rows, for GPUs: one compiled kernel call a layer, unseen blocks skipped.
 
 Lengths are padded to buckets, so that few shapes are compiled; padding sees itself alone and is cut off. On the CPU the
 same code runs uncompiled and forward only, which is how its masks are tested; it has not been run on a GPU yet.

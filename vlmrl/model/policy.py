@@ -115,9 +115,9 @@ class Policy(nn.Module):
             elif row.span_images[index] and self.family.rope_index:
                 start = row.layout[prompt]
                 cuts = (slice(start.start, start.end), cut)
-                whole = (torch.cat([x[c] for c in cuts]) for x in (row.input_ids_N, row.kinds_N))
+                story, story_kinds = (torch.cat([x[c] for c in cuts]) for x in (row.input_ids_N, row.kinds_N))
                 grids = [i["image_grid_thw"] for i in (row.span_images[prompt], row.span_images[index]) if i]
-                positions = self.prompt_positions(*whole, torch.cat(grids))[:, start.end - start.start :]
+                positions = self.prompt_positions(story, story_kinds, torch.cat(grids))[:, start.end - start.start :]
             else:
                 following = found[prompt][1]
                 positions = torch.arange(following, following + len(ids), device=ids.device)

@@ -16,8 +16,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from vlmrl.model.flex_attention import flex_row_attention
 from vlmrl.model.decode_cache import DecodeCache, decode_attention
+from vlmrl.model.flex_attention import flex_row_attention
 from vlmrl.model.row_plan import RowPlan
 from vlmrl.model.varlen_attention import varlen_row_attention
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from vlmrl.data.batch import join_images
+from vlmrl.model.decode_cache import DecodeCache, rows_of
 from vlmrl.model.families import head_of
 from vlmrl.model.logprobs import banned_mask, policy_logits
 from vlmrl.model.policy import Policy
 from vlmrl.model.prefix_attention import NAME as SHARED_ATTENTION
-from vlmrl.model.decode_cache import DecodeCache, rows_of
 from vlmrl.rollout.engine import Request, finish_reason
 from vlmrl.types import Sample, SamplingParams
 

@@ -205,7 +205,7 @@ def _stock_logps(policy: Policy, items: Sequence[TrainItem]) -> dict[int, Tensor
             ids = torch.tensor([[*item.prompt.ids, *tail]], device=device)
             kinds = torch.tensor([[*item.prompt.kinds, *(item.kinds or [0] * len(tail))]], device=device)
             images = {k: v.to(device) for k, v in join_images([item.prompt.images, item.images]).items()}
-            inputs = images | {n: kinds for n in ("mm_token_type_ids", "token_type_ids") if n in takes}
+            inputs: dict[str, Any] = images | {n: kinds for n in ("mm_token_type_ids", "token_type_ids") if n in takes}
             if "logits_to_keep" in takes:
                 inputs["logits_to_keep"] = len(tail) + 1
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs).logits
@@ -261,4 +261,3 @@ def _sampler_gap(items: Sequence[TrainItem], shared: dict[int, Tensor]) -> float
             ours = shared[item.trajectory]
             gaps.append(float((ours - torch.tensor(said, device=ours.device)).abs().max()))
     return max(gaps, default=None)
-

@@ -39,7 +39,9 @@ def test_the_path_follows_the_layers(model_type, layers, sharing):
 
 def test_gemma4_has_two_way_images_in_some_sizes_only():
     layers = ["sliding_attention", "full_attention"]
-    assert family_of(fake("gemma4", layer_types=layers, use_bidirectional_attention="vision")).bidirectional == "sliding"
+    assert (
+        family_of(fake("gemma4", layer_types=layers, use_bidirectional_attention="vision")).bidirectional == "sliding"
+    )
     assert family_of(fake("gemma4", layer_types=layers, use_bidirectional_attention=None)).bidirectional == "never"
 
 

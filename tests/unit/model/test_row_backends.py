@@ -1,4 +1,4 @@
-"""The GPU backends of packed rows, as far as a CPU can tell: FlexAttention uncompiled, and varlen's index arithmetic with a
+"""The GPU backends of packed rows, as far as a CPU can tell: FlexAttention uncompiled, varlen's index arithmetic with a
 slow kernel in place of flash attention. Nothing here says that the kernels themselves work on a GPU."""
 
 from __future__ import annotations
@@ -18,9 +18,16 @@ from vlmrl.model.varlen_attention import VarlenIndex, varlen_index
 from vlmrl.types import Span
 
 CPU = torch.device("cpu")
-LAYOUT = [Span(0, -1, 0, 5), Span(0, 0, 5, 8), Span(0, 1, 8, 9), Span(0, 2, 9, 9), Span(1, -1, 9, 11), Span(1, 0, 11, 15)]
+LAYOUT = [
+    Span(0, -1, 0, 5),
+    Span(0, 0, 5, 8),
+    Span(0, 1, 8, 9),
+    Span(0, 2, 9, 9),
+    Span(1, -1, 9, 11),
+    Span(1, 0, 11, 15),
+]
 """Two groups, ragged responses, one of them empty."""
-IMAGES = torch.tensor([0, 1, 1, 0, 0] + [0, 1, 1] + [1] + [1, 0] + [0, 0, 1, 1])
+IMAGES = torch.tensor([0, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1])
 
 
 def slow_varlen(q, k, v, index: VarlenIndex, scaling, window):
@@ -50,7 +57,9 @@ def attention(plan: RowPlan, window: int | None, heads: int = 4, key_heads: int 
     """Output, and gradients of query, key and value, of random inputs."""
     g = torch.Generator().manual_seed(3)
     tokens = len(plan.tokens.index)
-    q, k, v = (torch.randn(1, h, tokens, 16, generator=g).requires_grad_(backward) for h in (heads, key_heads, key_heads))
+    q, k, v = (
+        torch.randn(1, h, tokens, 16, generator=g).requires_grad_(backward) for h in (heads, key_heads, key_heads)
+    )
     out, _ = prefix_attention(None, q, k, v, None, scaling=0.3, row_plan=plan, sliding_window=window)
     if not backward:
         return [out]
@@ -79,7 +88,7 @@ def test_varlen_equals_sdpa(window, cpu_kernel):
 def test_varlen_index_by_hand():
     index = varlen_index(plan("varlen"))
     first, second = [0, 1, 2, 3, 4], [9, 10]
-    assert index.key_at.tolist() == first + [*first, 5, 6, 7] + [*first, 8] + second + [*second, 11, 12, 13, 14]
+    assert index.key_at.tolist() == [*first, *first, 5, 6, 7, *first, 8, *second, *second, 11, 12, 13, 14]
     assert index.query_starts.tolist() == [0, 5, 8, 9, 11, 15]
     assert index.key_starts.tolist() == [0, 5, 13, 19, 21, 27]
     assert (index.longest_query, index.longest_key) == (5, 8)
