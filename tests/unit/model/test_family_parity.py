@@ -200,3 +200,18 @@ def test_an_agents_images_are_its_own_part_of_the_row():
     for name, axis in (("pixel_values", 3), ("target_sizes", 0)):
         assert torch.equal(torch.cat([w[name] for w in whole], axis), row.images[name])
     assert family.axes == {k: a for k, a in row.image_axes.items() if a}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_bfloat16_runs_and_stays_near_the_stock_forward_in_bfloat16(name):
+    """A path that computes something in the wrong type, or mixes types, fails here; the bound is bfloat16's rounding."""
+    family = build(name)
+    family.model.to(torch.bfloat16)
+    _, items, _ = prepared(name)
+    expected = reference(family.model, family, items)
+    policy = policy_of(name)
+    policy.model.to(torch.bfloat16)
+    actual = packed(policy, items, 10_000)
+    assert actual.logp.dtype == torch.float32
+    assert float((actual.logp - expected.logp).abs().mean()) < 0.1
+    assert differences(actual, expected)[1] < 0.2
