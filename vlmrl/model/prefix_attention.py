@@ -17,6 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from vlmrl.model.flex_attention import flex_row_attention
+from vlmrl.model.prompt_cache import PromptCache, decode_attention
 from vlmrl.model.row_plan import RowPlan
 from vlmrl.model.varlen_attention import varlen_row_attention
 
@@ -59,14 +60,18 @@ def choose_backend(device: torch.device, dtype: torch.dtype, bidirectional: str)
 def prefix_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, row_plan: RowPlan | ForkPlan | None = None, sliding_window: int | None = None,
-    **kwargs: Any,
+    prompt_cache: PromptCache | None = None, **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Attention of one packed row or of forked responses; transformers' SDPA when there is no plan.
+    """Attention of one packed row, of forked responses, or of one decoding step over a `PromptCache`.
+
+    Without any of these it is transformers' SDPA.
 
     Letters: B batch (1 for a packed row), H heads, N tokens, D head width. query [B, H, N, D]; key and value may have
     fewer heads (grouped queries).
     Returns: ([B, N, H, D], None), as transformers expects.
     """
+    if prompt_cache is not None:
+        return decode_attention(module, query, key, value, scaling, prompt_cache)
     if row_plan is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **kwargs

@@ -1,6 +1,7 @@
 """The built-in engine: plain PyTorch generation with the trainer's own weights, exact and reproducible.
 
-Every prompt is prefilled once and its key-value cache is copied to its samples; finished rows are retired as it goes.
+Every prompt is prefilled once and its keys and values are stored once, however many samples it gets (families without
+shared-prefix attention: copied to its samples); finished rows are retired as it goes.
 Each sample has its own stream of uniform numbers (a function of its seed alone), turned into tokens by inverting the
 cumulative distribution: what it draws does not depend on its neighbours in the batch.
 """
@@ -20,6 +21,8 @@ from vlmrl.data.batch import join_images
 from vlmrl.model.families import head_of
 from vlmrl.model.logprobs import banned_mask, policy_logits
 from vlmrl.model.policy import Policy
+from vlmrl.model.prefix_attention import NAME as SHARED_ATTENTION
+from vlmrl.model.prompt_cache import PromptCache, rows_of
 from vlmrl.rollout.engine import Request, finish_reason
 from vlmrl.types import Sample, SamplingParams
 
@@ -46,11 +49,15 @@ class TorchEngine:
         policy: shared with the trainer; `load_weights` therefore only sets the version.
         tokenizer: decodes responses.
         batch_tokens: most tokens (prompts and responses) in the key-value cache at once.
+    Attributes:
+        shares_prompts: whether a prompt's keys and values are stored once for all of its samples.
     """
 
     def __init__(self, policy: Policy, tokenizer: Any, *, batch_tokens: int = 65_536) -> None:
         self.policy, self.tokenizer, self.batch_tokens = policy, tokenizer, batch_tokens
         self.version = 0
+        text = policy.model.config.get_text_config()
+        self.shares_prompts = policy.family.shared_prefix and text._attn_implementation == SHARED_ATTENTION
 
     def sleep(self) -> None:
         """Nothing is kept between calls."""
@@ -76,13 +83,16 @@ class TorchEngine:
         """(request, sample) pairs in batches whose cache fits the budget; samples of a prompt stay together."""
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt.prompt_ids))
         batches: list[list[tuple[int, int]]] = []
-        longest = 0
+        longest = copies = 0  # of the newest batch: its prompts are padded to the longest; how often they are stored
         for index in order:
             for sample in range(requests[index].num_samples):
-                if not batches or (len(batches[-1]) + 1) * longest > self.batch_tokens:
+                rows = len(batches[-1]) + 1 if batches else 1
+                stored = copies + (not self.shares_prompts or not batches or batches[-1][-1][0] != index)
+                if not batches or stored * longest + rows * max_new_tokens > self.batch_tokens:
                     batches.append([])
-                    longest = len(requests[index].prompt.prompt_ids) + max_new_tokens
+                    longest, stored = len(requests[index].prompt.prompt_ids), 1
                 batches[-1].append((index, sample))
+                copies = stored
         return batches
 
     def _generate_batch(
@@ -92,10 +102,13 @@ class TorchEngine:
         prompts = list(dict.fromkeys(index for index, _ in batch))
         copies = [sum(1 for index, _ in batch if index == p) for p in prompts]
         running = [_running(requests[i], i, s, params.max_new_tokens) for i, s in batch]
-        hidden, cache, mask, positions = self._prefill([requests[p] for p in prompts])
-        repeats = torch.tensor(copies, device=hidden.device)
-        hidden, mask, positions = (x.repeat_interleave(repeats, 0) for x in (hidden, mask, positions))
-        _select(cache, torch.arange(len(prompts), device=hidden.device).repeat_interleave(repeats))
+        hidden, prefilled, mask, positions = self._prefill([requests[p] for p in prompts])
+        prompt_of = rows_of(copies, hidden.device)
+        if self.shares_prompts:
+            cache = PromptCache(prefilled, mask, prompt_of, params.max_new_tokens)
+        else:
+            cache = _Copies(prefilled, mask, prompt_of)
+        hidden, positions = hidden[prompt_of], positions[prompt_of]
         alive = list(range(len(running)))  # indices into `running` of the rows that are in the cache
         while True:
             tokens = self._sample([running[i] for i in alive], hidden, params)
@@ -114,11 +127,10 @@ class TorchEngine:
             # Rows that are done keep their place until enough of them are: compacting the cache copies it.
             if len(keep) < RETIRE_SHARE * len(alive):
                 rows = torch.tensor(keep, device=hidden.device)
-                _select(cache, rows)
-                mask, positions, tokens = mask[rows], positions[rows], tokens[rows]
+                cache.select(rows)
+                positions, tokens = positions[rows], tokens[rows]
                 alive = [alive[row] for row in keep]
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
-            hidden = self._step(tokens, mask, positions, cache)
+            hidden = self._step(tokens, positions, cache)
             positions = positions + 1
 
     def _prefill(self, requests: Sequence[Request]) -> tuple[Tensor, Any, Tensor, Tensor]:
@@ -148,11 +160,13 @@ class TorchEngine:
         )  # fmt: skip
         return out.last_hidden_state[:, -1], cache, mask, positions.amax(dim=(0, 2)) + 1
 
-    def _step(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
+    def _step(self, tokens: Tensor, positions: Tensor, cache: PromptCache | _Copies) -> Tensor:
         """One more token for every row in the cache. Returns its hidden state [B, D]."""
         at = positions[:, None]
+        shared = isinstance(cache, PromptCache)
+        how = {"past_key_values": cache, "prompt_cache": cache} if shared else cache.next_step()
         out = self.policy.model.model(
-            input_ids=tokens[:, None], attention_mask=mask, use_cache=True, past_key_values=cache,
+            input_ids=tokens[:, None], use_cache=True, **how,
             position_ids=at.expand(3, -1, -1) if self.policy.family.rope_index else at,
         )  # fmt: skip
         return out.last_hidden_state[:, -1]
@@ -189,9 +203,22 @@ def _running(request: Request, index: int, sample: int, max_new_tokens: int) -> 
     return _Running(index, sample, seed, np.random.Generator(np.random.Philox(key=seed)).random(max_new_tokens))
 
 
-def _select(cache: Any, rows: Tensor) -> None:
-    """Keep (or repeat) these rows of a cache, in this order."""
-    cache.reorder_cache(rows)
+class _Copies:
+    """A cache in which every row has its own copy of the prompt: for families whose attention cannot share it."""
+
+    def __init__(self, prefilled: Any, mask_PT: Tensor, prompt_of_B: Tensor) -> None:
+        self._cache, self._mask = prefilled, mask_PT
+        self.select(prompt_of_B)
+
+    def select(self, rows: Tensor) -> None:
+        """Keep (or repeat) these rows, in this order."""
+        self._cache.reorder_cache(rows)
+        self._mask = self._mask[rows]
+
+    def next_step(self) -> dict[str, Any]:
+        """What the model's forward needs for one more token."""
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], 1)
+        return {"past_key_values": self._cache, "attention_mask": self._mask}
 
 
 def _filtered(logp_BV: Tensor, top_p: float, top_k: int) -> Tensor:

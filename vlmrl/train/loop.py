@@ -100,10 +100,15 @@ def validate(session: Session, generator: Generator) -> None:
 
 
 def _is_best(session: Session, value: float) -> bool:
+    """Whether a validation is the best so far. A tie with the model the run started from goes to the trained one, which
+    is a checkpoint of the run.
+    """
     before = session.progress.best_value
     if math.isnan(value):
         return False
-    return before is None or (value > before if session.recipe.eval.goal == "max" else value < before)
+    if before is None or (value == before and session.progress.best_step == 0):
+        return True
+    return value > before if session.recipe.eval.goal == "max" else value < before
 
 
 def after_step(session: Session, generator: Generator) -> None:

@@ -109,8 +109,9 @@ def test_batches_hold_every_sample_once_and_keep_the_budget(policy, tiny_process
     batches = engine._batches(requests, 24)
     assert sorted(x for b in batches for x in b) == [(i, s) for i in range(5) for s in range(6)]
     for batch in batches:
-        longest = max(len(requests[i].prompt.prompt_ids) for i, _ in batch) + 24
-        assert len(batch) == 1 or len(batch) * longest <= batch_tokens
+        prompts_held = {i for i, _ in batch}
+        longest = max(len(requests[i].prompt.prompt_ids) for i in prompts_held)
+        assert len(batch) == 1 or len(prompts_held) * longest + len(batch) * 24 <= batch_tokens
 
 
 def test_samples_do_not_depend_on_how_many_the_others_have(engine, prompts, params):
@@ -251,6 +252,28 @@ def test_a_stop_string_ends_the_response_at_the_token_that_completes_it(engine, 
     assert stopped.finish == "stop"
     assert wanted in stopped.text and wanted not in decode(stopped.token_ids[:-1])
     assert stopped.token_ids == whole.token_ids[: at + 1]
+
+
+def test_a_prompt_stored_once_gives_the_samples_of_a_prompt_copied_to_each(policy, tiny_processor, prompts, params):
+    """The same tokens, and the log-probs but for rounding."""
+    shared, copying = (TorchEngine(policy, tiny_processor.tokenizer) for _ in range(2))
+    copying.shares_prompts = False
+    assert shared.shares_prompts
+    for a, b in zip(*(e.generate(requests_of(prompts), params) for e in (shared, copying)), strict=True):
+        assert [s.token_ids for s in a] == [s.token_ids for s in b]
+        for x, y in zip(a, b, strict=True):
+            assert x.sampler_logp == pytest.approx(y.sampler_logp, rel=1e-4, abs=1e-5)
+
+
+def test_the_cache_at_32_samples_is_one_prompt_and_32_responses(engine, prompts, params, monkeypatch):
+    held: list[int] = []
+    step = engine._step
+    monkeypatch.setattr(engine, "_step", lambda *a: (step(*a), held.append(a[2].nbytes))[0])
+    engine.generate([Request(prompts[4], 32, 5)], replace(params, stop_ids=()))
+    text = engine.policy.model.config.get_text_config()
+    width = text.hidden_size // text.num_attention_heads
+    token = text.num_hidden_layers * 2 * text.num_key_value_heads * width * 4
+    assert max(held) <= 1.1 * token * (len(prompts[4].prompt_ids) + 32 * params.max_new_tokens)
 
 
 def test_finished_rows_stop_costing_forward_passes(engine, prompts, params, monkeypatch):

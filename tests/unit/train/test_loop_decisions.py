@@ -94,3 +94,8 @@ def test_the_first_signal_asks_the_second_stops_and_the_handlers_come_back():
         assert request.asked and "saving" in heard[0]
         os.kill(os.getpid(), signal.SIGINT)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize(("step", "best"), [(0, True), (2, False)])
+def test_a_tie_is_won_by_the_trained_model_against_the_one_it_started_from_alone(step, best):
+    assert loop._is_best(session(best_step=step, best_value=0.5), 0.5) is best
