@@ -23,10 +23,10 @@ from transformers.cache_utils import Cache
 MIN_TOKENS = 2
 """Shortest run that a forward with a cache gets: for one token the models take their in-place decoding step."""
 
-_running: ContextVar[PromptCache | ContinuedCache | None] = ContextVar("vlmrl_fork_cache", default=None)
+_running: ContextVar[RecordedPrompt | ContinuedCache | None] = ContextVar("vlmrl_fork_cache", default=None)
 
 
-class PromptCache(Cache):
+class RecordedPrompt(Cache):
     """What a prompt leaves behind in each layer. Give it to one forward of the prompt, batch 1."""
 
     def __init__(self, num_layers: int) -> None:
@@ -76,7 +76,7 @@ class PromptCache(Cache):
 class ContinuedCache(Cache):
     """A prompt's cache as seen by `copies` responses, one a batch row. It never changes."""
 
-    def __init__(self, prompt: PromptCache, copies: int) -> None:
+    def __init__(self, prompt: RecordedPrompt, copies: int) -> None:
         super().__init__(layers=[])
         self.prompt, self.copies = prompt, copies
 
@@ -116,7 +116,7 @@ class ContinuedCache(Cache):
         return recurrent_states
 
 
-def run_with_cache(forward: Callable[..., Any], cache: PromptCache | ContinuedCache, **inputs: Any) -> Any:
+def run_with_cache(forward: Callable[..., Any], cache: RecordedPrompt | ContinuedCache, **inputs: Any) -> Any:
     """`forward(**inputs)` with this cache, also where layers are recomputed (see `checkpoint_layer`)."""
     before = _running.set(cache)
     try:

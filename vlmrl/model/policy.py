@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vlmrl.model.families import family_of, head_of
-from vlmrl.model.fork import MIN_TOKENS, ContinuedCache, PromptCache, batches_of_similar_length, run_with_cache
+from vlmrl.model.fork import MIN_TOKENS, ContinuedCache, RecordedPrompt, batches_of_similar_length, run_with_cache
 from vlmrl.model.logprobs import token_logprobs
 from vlmrl.model.prefix_attention import choose_backend, fork_plan, no_mask
 from vlmrl.model.row_plan import plan_row
@@ -157,11 +157,11 @@ class Policy(nn.Module):
             hidden += [parts[i] for i in responses]
         return torch.cat(hidden)[row.predict_at_K]
 
-    def _run_prompt(self, row: PackedRow, index: int, positions: Tensor) -> tuple[Tensor, PromptCache]:
+    def _run_prompt(self, row: PackedRow, index: int, positions: Tensor) -> tuple[Tensor, RecordedPrompt]:
         """(hidden states [P, D], cache) of a prompt of at least one token."""
         span = row.layout[index]
         cut = slice(span.start, span.end)
-        cache = PromptCache(self.model.config.get_text_config().num_hidden_layers)
+        cache = RecordedPrompt(self.model.config.get_text_config().num_hidden_layers)
         cache.num_tokens = _length(span)
         out = run_with_cache(
             self.model.model, cache, input_ids=row.input_ids_N[None, cut], position_ids=self._batched(positions[None]),
@@ -171,7 +171,7 @@ class Policy(nn.Module):
         return out.last_hidden_state[0], cache
 
     def _continue(
-        self, row: PackedRow, cache: PromptCache, spans: Sequence[int], positions: Sequence[Tensor]
+        self, row: PackedRow, cache: RecordedPrompt, spans: Sequence[int], positions: Sequence[Tensor]
     ) -> Tensor:
         """Hidden states [len(spans), R, D] of responses behind a cached prompt, R the longest of them."""
         device = row.input_ids_N.device

@@ -134,21 +134,21 @@ def one_way_images(patch: pytest.MonkeyPatch) -> None:
 
 def no_tail(patch: pytest.MonkeyPatch) -> None:
     """Forked responses begin their convolution from nothing."""
-    right = fork.PromptCache.update_conv_state
+    right = fork.RecordedPrompt.update_conv_state
 
     def wrong(self, conv_states, layer_idx, *args, **kwargs):
         out = right(self, conv_states, layer_idx, *args, **kwargs)
         self.tails[layer_idx] = torch.zeros_like(self.tails[layer_idx])
         return out
 
-    patch.setattr(fork.PromptCache, "update_conv_state", wrong)
+    patch.setattr(fork.RecordedPrompt, "update_conv_state", wrong)
 
 
 def detached_state(patch: pytest.MonkeyPatch) -> None:
     """No gradient flows from the responses into the prompt's recurrent state."""
-    right = fork.PromptCache.update_recurrent_state
+    right = fork.RecordedPrompt.update_recurrent_state
     patch.setattr(
-        fork.PromptCache, "update_recurrent_state",
+        fork.RecordedPrompt, "update_recurrent_state",
         lambda self, states, layer_idx, *a, **k: right(self, states.detach(), layer_idx, *a, **k),
     )  # fmt: skip
 
@@ -200,3 +200,18 @@ def test_an_agents_images_are_its_own_part_of_the_row():
     for name, axis in (("pixel_values", 3), ("target_sizes", 0)):
         assert torch.equal(torch.cat([w[name] for w in whole], axis), row.images[name])
     assert family.axes == {k: a for k, a in row.image_axes.items() if a}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_bfloat16_runs_and_stays_near_the_stock_forward_in_bfloat16(name):
+    """A path that mixes types or computes in the wrong one fails here. The bound is bfloat16's rounding."""
+    family = build(name)
+    family.model.to(torch.bfloat16)
+    _, items, _ = prepared(name)
+    expected = reference(family.model, family, items)
+    policy = policy_of(name)
+    policy.model.to(torch.bfloat16)
+    actual = packed(policy, items, 10_000)
+    assert actual.logp.dtype == torch.float32
+    assert float((actual.logp - expected.logp).abs().mean()) < 0.1
+    assert differences(actual, expected)[1] < 0.2
