@@ -79,6 +79,9 @@ def test_gmpo_is_the_geometric_mean_of_ratios_clipped_one_by_one():
     x = tokens([math.exp(0.6), math.exp(0.2), math.exp(0.6), math.exp(-0.8)], [1, 1, -1, -1], [0, 0, 1, 1])
     a, b = math.exp(0.3), math.exp(0.1)
     check(ALGORITHMS["gmpo"], x, [-a, -a, b, b], [0.0, -a, b, 0.0], [1, 0, 0, 1])
+    # A = 0: there is no gradient that the bound could remove, as in "clip"
+    check(ALGORITHMS["gmpo"], tokens([2.0, 0.5], [0, 0], [0, 0]), [0, 0], [0, 0], [0, 0])
+    check(ALGORITHMS["grpo"], tokens([2.0, 0.5], [0, 0], [0, 0]), [0, 0], [0, 0], [0, 0])
     free = replace(ALGORITHMS["gmpo"], clip_low=None, clip_high=None)
     assert policy_loss(free, tokens([4.0, 1.0], [1, 1], [0, 0]))[0].tolist() == pytest.approx([-2.0, -2.0])  # sqrt(4)
 

@@ -187,7 +187,7 @@ def gmpo(a: Algorithm, x: Tokens) -> Loss:
     limited = change.clamp(low, high)
     kept = torch.where(x.advantage >= 0, torch.minimum(change, limited), torch.maximum(change, limited))
     mean = log_ratio(kept, torch.zeros_like(kept), x.response, "sequence")
-    return -x.advantage * mean.exp(), (kept != change).detach().float()
+    return -x.advantage * mean.exp(), ((kept != change) & (x.advantage != 0)).detach().float()
 
 
 def sapo(a: Algorithm, x: Tokens) -> Loss:
