@@ -151,11 +151,13 @@ def source_sha256() -> str:
 
 
 def usable_cores() -> int:
-    """CPU cores this process may use: its affinity, where the system knows one, else all."""
+    """CPU cores this process may use: its affinity, where the system knows one, else all; at most OMP_NUM_THREADS."""
     try:
-        return max(1, len(os.sched_getaffinity(0)))
+        cores = len(os.sched_getaffinity(0))
     except AttributeError:
-        return os.cpu_count() or 1
+        cores = os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(cores, int(asked)) if asked.isdigit() and int(asked) else cores)
 
 
 def hardware() -> dict[str, Any]:

@@ -101,3 +101,13 @@ def test_hardware_and_packages_are_told_without_importing_torch():
     code = "from vlmrl.store.provenance import *; hardware(); packages(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     assert hardware()["memory_bytes"] > 0 and packages()["numpy"]
+
+
+@pytest.mark.parametrize(("asked", "limit"), [("1", 1), ("", None), ("0", None), ("two", None), ("100000", None)])
+def test_threads_are_the_cores_of_this_process_and_at_most_what_omp_num_threads_asks(monkeypatch, asked, limit):
+    from vlmrl.store.provenance import usable_cores
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores = usable_cores()
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert usable_cores() == (limit or cores) >= 1
