@@ -160,8 +160,8 @@ def vlmrl(*arguments: Any, say: Callable[[str], None]) -> dict[str, Any]:
     words: Sequence[str] = [str(a) for a in arguments]
     say("     $ vlmrl " + " ".join(words))
     command = [sys.executable, "-c", "from vlmrl.cli.app import main; main()", *words]
-    # A model this small is faster on one thread than on two: 0.40 s against 0.61 s a step of SFT, 1.2 s against 1.6 s of
-    # GRPO on two shared cores.
+    # A model this small is faster on one thread than on two: 0.40 s against 0.61 s a step of SFT, 1.2 s against 1.6 s
+    # of GRPO on two cores.
     environment = {"OMP_NUM_THREADS": "1"} | dict(os.environ)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
     if done.returncode:
