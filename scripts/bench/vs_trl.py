@@ -159,7 +159,7 @@ def parity(out: Path, run: Path) -> dict[str, Any]:
     from vlmrl.train.state import make_encoder
 
     recipe = load_recipe(out / "recipe.toml").recipe
-    group = open_run(run.parent, run.name).rollouts(0)[0]
+    group = open_run(run.parent, run.name).read_rollouts(0)[0]
     processor, model = load_processor(recipe.model), load_model(recipe.model)
     source = open_source(recipe.data[0], recipe.reward)
     prompt = encode_prompt(source, group.row, 0, make_encoder(recipe.model, processor), 1024)
@@ -176,6 +176,7 @@ def measure(options: argparse.Namespace, side: str, **more: Any) -> dict[str, An
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"error: {side} failed\n{done.stderr[-3000:]}")
+    print(f"  {done.stdout.strip().splitlines()[-1]}", file=sys.stderr)
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
