@@ -121,58 +121,35 @@ def training_flops(config: Any, *, prompt: int, responses: list[int], images: in
     return 3 * forward_flops(config, spans, seen, sum(responses))
 
 
-def compare_paths(
-    model: Any, processor: Any, items: list[Any], advantages: list[float], repeats: int = 2
-) -> dict[str, Any]:
+def compare_paths(model: Any, processor: Any, items: list[Any], repeats: int = 2) -> dict[str, Any]:
     """Forward and backward of one group: vlmrl's packed row against the stock model on each row alone (no padding, the
-    best that packing without a shared prefix can do).
+    best that packing without a shared prefix can do), by the same code as `vlmrl check --deep`.
 
     Returns: the largest log-prob difference, the relative gradient difference over all parameters, the best time of
         each path, their ratio, the ratio of counted FLOPs, and the share of it that was reached.
     """
-    import torch
-
-    from vlmrl.data.batch import make_row
     from vlmrl.model.load import banned_ids_of
     from vlmrl.model.policy import Policy
+    from vlmrl.train.parity import relative_difference, shared_logps, stock_logps, take_gradients
 
-    banned = banned_ids_of(model, processor.tokenizer)
-    policy, row, weights = Policy(model, banned_ids=banned), make_row(items), torch.tensor(advantages)
-    prompt = items[0].prompt
-
-    def shared() -> Any:
-        logp = policy(row).logp
-        (logp * weights[torch.tensor(row.trajectories)[row.span_K]]).sum().backward()
-        return logp.detach()
-
-    def alone() -> Any:
-        said = []
-        for item, weight in zip(items, weights, strict=True):
-            own = [t for s in item.segments for t in s.ids]
-            ids, kinds = torch.tensor([[*prompt.ids, *own]]), torch.tensor([[*prompt.kinds, *[0] * len(own)]])
-            inputs = {"input_ids": ids, "mm_token_type_ids": kinds, "use_cache": False, **prompt.images}
-            scores = model(**inputs, logits_to_keep=len(own) + 1).logits[0, :-1].float()
-            scores[:, list(banned)] = float("-inf")
-            logp = torch.log_softmax(scores, -1).gather(-1, torch.tensor(own)[:, None])[:, 0]
-            (logp * weight).sum().backward()
-            said.append(logp.detach())
-        return torch.cat(said)
-
-    found: dict[str, tuple[Any, Any, list[float]]] = {}
-    for name, path in (("alone", alone), ("shared", shared)) * repeats:
-        model.zero_grad(set_to_none=True)
+    policy, prompt = Policy(model, banned_ids=banned_ids_of(model, processor.tokenizer)), items[0].prompt
+    lengths = [item.num_tokens for item in items]
+    whole_row = len(prompt.ids) + sum(lengths)
+    paths = {"alone": lambda: stock_logps(policy, items), "shared": lambda: shared_logps(policy, items, whole_row)}
+    said, gradients, seconds = {}, {}, {name: [] for name in paths}
+    for name in [*paths] * repeats:
         start = time.perf_counter()
-        logp = path()
-        seconds = [time.perf_counter() - start, *(found[name][2] if name in found else [])]
-        found[name] = (logp, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]), seconds)
-    (a, grad_a, alone_s), (b, grad_b, shared_s) = found["alone"], found["shared"]
-    lengths = [sum(len(s.ids) for s in item.segments) for item in items]
+        said[name] = paths[name]()
+        seconds[name].append(time.perf_counter() - start)
+        gradients[name] = take_gradients(policy)
     facts = {"prompt": len(prompt.ids), "responses": lengths, "images": prompt.num_images}
-    flops = {k: training_flops(model.config, shared=k == "shared", **facts) for k in found}
-    promised, reached = flops["alone"] / flops["shared"], min(alone_s) / min(shared_s)
+    flops = {name: training_flops(model.config, shared=name == "shared", **facts) for name in paths}
+    best = {name: min(times) for name, times in seconds.items()}
+    promised, reached = flops["alone"] / flops["shared"], best["alone"] / best["shared"]
     return {
-        "logp_max_abs": float((a - b).abs().max()), "grad_rel": float((grad_a - grad_b).norm() / grad_a.norm()),
-        "rows_alone_s": min(alone_s), "shared_s": min(shared_s), "ratio": reached, "flops_ratio": promised,
-        "reached": reached / promised, "shared_gflops_per_s": flops["shared"] / min(shared_s) / 1e9,
-        "alone_gflops_per_s": flops["alone"] / min(alone_s) / 1e9,
+        "logp_max_abs": max(float((said["shared"][k] - said["alone"][k]).abs().max()) for k in said["alone"]),
+        "grad_rel": relative_difference(gradients["shared"], gradients["alone"]),
+        "rows_alone_s": best["alone"], "shared_s": best["shared"], "ratio": reached, "flops_ratio": promised,
+        "reached": reached / promised,
+        **{f"{name}_gflops_per_s": flops[name] / best[name] / 1e9 for name in paths},
     }  # fmt: skip

@@ -165,7 +165,7 @@ def parity(out: Path, run: Path) -> dict[str, Any]:
     prompt = encode_prompt(source, group.row, 0, make_encoder(recipe.model, processor), 1024)
     tokens = prompt_tokens(prompt)
     items = [TrainItem(tokens, 0, s.trajectory.segments, k) for k, s in enumerate(group.samples)]
-    return compare_paths(model, processor, items, [s.advantage for s in group.samples])
+    return compare_paths(model, processor, items)
 
 
 def measure(options: argparse.Namespace, side: str, **more: Any) -> dict[str, Any]:

@@ -88,10 +88,12 @@ def _closing(done) -> str:
     """Where the run is, its best validation, and the next commands: with `--checkpoint last` where no checkpoint is the
     best.
     """
+    from vlmrl.store.layout import checkpoint_dir
+
     best, told, which = done.manifest.best, "", ""
     if best:
         told = f"; best {best.metric} {best.value:.4f} at step {best.step}"
-        if not any(folder.name == f"step-{best.step:06d}" for folder in done.checkpoint_dirs()):
+        if checkpoint_dir(done.dir, best.step) not in done.checkpoint_dirs():
             told += ", the model it started from: no later validation was better" if best.step == 0 else " (not kept)"
             which = " --checkpoint last"
     commands = f"vlmrl eval {done.id}{which}   vlmrl merge {done.id}{which}   vlmrl report {done.id}"

@@ -6,6 +6,7 @@ parts is the mean of the two outputs weighted by each part's share of the expone
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,8 +103,8 @@ class DecodeCache(Cache):
             zero = torch.zeros(self._mask_PT.shape, device=self._mask_PT.device)
             self._bias = zero.masked_fill(~self._mask_PT, float("-inf"))[:, None, None]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """One step of attention over prompt and own response.
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """One step of attention over prompt and own response. `scale`: of the scores; None = 1 / sqrt(D).
 
         Letters: H query heads, K key heads, R = H / K, D head width, T prompt tokens, L response tokens so far.
         Args: query [B, H, 1, D]; key, value [B, K, L, D]: the response's own.
@@ -111,6 +112,7 @@ class DecodeCache(Cache):
         """
         B, H, _, D = query.shape
         K = key.shape[1]
+        scale = 1.0 / math.sqrt(D) if scale is None else scale
         q_BKRD = query[:, :, 0].reshape(B, K, H // K, D)
         own, own_lse = _attention(q_BKRD, key, value, scale, None)
         grid = self._to_grid(q_BKRD).permute(0, 2, 1, 3, 4).reshape(-1, K, self._width * (H // K), D)
@@ -132,14 +134,6 @@ class DecodeCache(Cache):
         P, K = x.shape[:2]
         rows = x.reshape(P, K, self._width, repeat, -1).transpose(1, 2).reshape(P * self._width, K, repeat, -1)
         return rows if self._full else rows[self._slot_B]
-
-
-def decode_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, cache: DecodeCache
-) -> tuple[Tensor, None]:
-    """Attention of one decoding step as transformers' AttentionInterface wants it; see `DecodeCache.attend`."""
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return cache.attend(module.layer_idx, query, key, value, scale), None
 
 
 def rows_of(copies: Sequence[int], device: torch.device) -> Tensor:

@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from vlmrl.model.decode_cache import DecodeCache, decode_attention
+from vlmrl.model.decode_cache import DecodeCache
 from vlmrl.model.flex_attention import flex_row_attention
 from vlmrl.model.row_plan import RowPlan
 from vlmrl.model.varlen_attention import varlen_row_attention
@@ -70,7 +70,7 @@ def prefix_attention(
     Returns: ([B, N, H, D], None), as transformers expects.
     """
     if decode_cache is not None:
-        return decode_attention(module, query, key, value, scaling, decode_cache)
+        return decode_cache.attend(module.layer_idx, query, key, value, scaling), None
     if row_plan is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **kwargs

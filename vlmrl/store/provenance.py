@@ -151,21 +151,22 @@ def source_sha256() -> str:
 
 
 def usable_cores() -> int:
-    """CPU cores this process may use: its affinity, where the system knows one, else all; at most OMP_NUM_THREADS."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:
-        cores = os.cpu_count() or 1
+    """Threads this process may use: one a core it may run on, at most OMP_NUM_THREADS."""
+    cores = _cores()
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return max(1, min(cores, int(asked)) if asked.isdigit() and int(asked) else cores)
 
 
-def hardware() -> dict[str, Any]:
-    """CPU cores this process may use, memory, GPUs. Does not import torch; asks it when it is already there."""
+def _cores() -> int:
+    """CPU cores this process may run on: its affinity, where the system knows one, else all."""
     try:
-        cores = len(os.sched_getaffinity(0))
+        return max(1, len(os.sched_getaffinity(0)))
     except AttributeError:
-        cores = os.cpu_count() or 1
+        return os.cpu_count() or 1
+
+
+def hardware() -> dict[str, Any]:
+    """CPU cores this process may run on, memory, GPUs. Does not import torch; asks it when it is already there."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -173,7 +174,7 @@ def hardware() -> dict[str, Any]:
     return {
         "machine": platform.machine(),
         "cpu": _cpu_name(),
-        "cpu_cores": cores,
+        "cpu_cores": _cores(),
         "memory_bytes": memory,
         "gpus": _gpus(),
     }

@@ -151,12 +151,12 @@ def compare(policy: Policy, items: Sequence[TrainItem], names: Sequence[str], *,
     with_gradient = not parity.gradient_note
     policy.model.zero_grad(set_to_none=True)
     with torch.set_grad_enabled(with_gradient):
-        shared = _shared_logps(policy, items, tokens_per_row)
-        found = _take_gradients(policy)
-        stock = _stock_logps(policy, items)
-        expected = _take_gradients(policy)
+        shared = shared_logps(policy, items, tokens_per_row)
+        found = take_gradients(policy)
+        stock = stock_logps(policy, items)
+        expected = take_gradients(policy)
     if with_gradient:
-        parity.gradient = _relative_difference(found, expected)
+        parity.gradient = relative_difference(found, expected)
     for group, name in enumerate(names):
         parity.rows.append(_row(name, [i for i in items if i.group == group], shared, stock, parity.tolerance))
     parity.sampler_gap = _sampler_gap(items, shared)
@@ -180,7 +180,8 @@ def _weight(item: TrainItem, count: int, device: torch.device) -> Tensor:
     return torch.cos(1.7 * at + item.trajectory) / count
 
 
-def _shared_logps(policy: Policy, items: Sequence[TrainItem], tokens_per_row: int) -> dict[int, Tensor]:
+def shared_logps(policy: Policy, items: Sequence[TrainItem], tokens_per_row: int) -> dict[int, Tensor]:
+    """Log-probs of each trajectory as `update` packs it; with gradients on, a loss of them is run backward too."""
     found: dict[int, Tensor] = {}
     for chosen in pack(items, tokens_per_row):
         row = make_row(chosen, policy.device)
@@ -193,8 +194,8 @@ def _shared_logps(policy: Policy, items: Sequence[TrainItem], tokens_per_row: in
     return found
 
 
-def _stock_logps(policy: Policy, items: Sequence[TrainItem]) -> dict[int, Tensor]:
-    """Each response alone through the model's own forward."""
+def stock_logps(policy: Policy, items: Sequence[TrainItem]) -> dict[int, Tensor]:
+    """The same by the model's own forward, each response alone behind its own copy of the prompt."""
     model, device = policy.model, policy.device
     model.set_attn_implementation("sdpa")
     takes = inspect.signature(model.forward).parameters
@@ -222,13 +223,15 @@ def _stock_logps(policy: Policy, items: Sequence[TrainItem]) -> dict[int, Tensor
     return found
 
 
-def _take_gradients(policy: Policy) -> list[Tensor | None]:
+def take_gradients(policy: Policy) -> list[Tensor | None]:
+    """The gradients of all parameters, which have none afterwards."""
     taken = [p.grad for p in policy.model.parameters()]
     policy.model.zero_grad(set_to_none=True)
     return taken
 
 
-def _relative_difference(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> float:
+def relative_difference(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> float:
+    """Norm of the difference over the norm of what was expected, over all parameters."""
     gap = norm = 0.0
     for a, b in zip(found, expected, strict=True):
         if a is None and b is None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tinyworld import encoded, items_of
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.checkpoint import io
@@ -25,15 +24,6 @@ from vlmrl.train.optim import Optimizer
 from vlmrl.train.update import PolicyGradient, StepBatch, update
 
 LORA = Lora(rank=4, alpha=8)
-
-
-@pytest.fixture(scope="module")
-def items(tiny_encoder):
-    prompts = [
-        encoded(tiny_encoder, "same?", name="a"),
-        encoded(tiny_encoder, "yes no", [(56, 84), (56, 56)], name="b"),
-    ]
-    return items_of([(prompts[0], [3, 4]), (prompts[1], [5, 2])])
 
 
 def trained(folder: Path, items, banned, lora: Lora) -> tuple[Policy, Optimizer, str]:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tinyworld import encoded, items_of
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.checkpoint import io
@@ -27,15 +26,6 @@ from vlmrl.recipe.schema import Model, Optim
 from vlmrl.store.layout import COMPLETE, META, complete_checkpoints
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.update import PolicyGradient, StepBatch, update
-
-
-@pytest.fixture(scope="module")
-def items(tiny_encoder):
-    prompts = [
-        encoded(tiny_encoder, "same?", name="a"),
-        encoded(tiny_encoder, "yes no", [(56, 84), (56, 56)], name="b"),
-    ]
-    return items_of([(prompts[0], [3, 4]), (prompts[1], [5, 2])])
 
 
 def train_once(policy: Policy, optimizer: Optimizer, items) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tinyworld import assert_close, encoded, items_of
+from tinyworld import assert_close
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import HF, MODEL
@@ -27,15 +27,6 @@ def model(_tiny_model):
         for p in made.parameters():
             p.add_(0.05 * torch.randn(p.shape, generator=generator))
     return made
-
-
-@pytest.fixture(scope="module")
-def items(tiny_encoder):
-    prompts = [
-        encoded(tiny_encoder, "same?", name="a"),
-        encoded(tiny_encoder, "yes no", [(56, 84), (56, 56)], name="b"),
-    ]
-    return items_of([(prompts[0], [3, 4]), (prompts[1], [5, 2])])
 
 
 @pytest.fixture(scope="module")
