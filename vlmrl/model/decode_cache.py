@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from vlmrl.model.split_attention import attention_part, join_parts
+
 GROWTH_TOKENS = 64
 """Room for response tokens is made in steps of this many: appending in place instead of copying at every token."""
 
@@ -114,12 +116,11 @@ class DecodeCache(Cache):
         K = key.shape[1]
         scale = 1.0 / math.sqrt(D) if scale is None else scale
         q_BKRD = query[:, :, 0].reshape(B, K, H // K, D)
-        own, own_lse = _attention(q_BKRD, key, value, scale, None)
+        own = attention_part(q_BKRD, key, value, scale)
         grid = self._to_grid(q_BKRD).permute(0, 2, 1, 3, 4).reshape(-1, K, self._width * (H // K), D)
-        prompt, prompt_lse = _attention(grid, self.prompt_keys[layer], self.prompt_values[layer], scale, self._bias)
-        prompt, prompt_lse = self._to_rows(prompt, H // K), self._to_rows(prompt_lse[..., None], H // K)[..., 0]
-        share = torch.sigmoid(prompt_lse - own_lse)[..., None].to(own.dtype)
-        return (share * prompt + (1 - share) * own).reshape(B, 1, H, D)
+        seen, lse = attention_part(grid, self.prompt_keys[layer], self.prompt_values[layer], scale, bias=self._bias)
+        prompt = self._to_rows(seen, H // K), self._to_rows(lse[..., None], H // K)[..., 0]
+        return join_parts(prompt, own)[0].reshape(B, 1, H, D)
 
     def _to_grid(self, x: Tensor) -> Tensor:
         """[B, ...] -> [P, n, ...]; places without a row are zero."""
@@ -140,18 +141,6 @@ def rows_of(copies: Sequence[int], device: torch.device) -> Tensor:
     """The prompt of each row when prompt i has copies[i] rows. Example: [2, 1] -> [0, 0, 1]."""
     counts = torch.tensor(copies, device=device)
     return torch.arange(len(copies), device=device).repeat_interleave(counts)
-
-
-def _attention(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Softmax attention and the log-sum-exp of its scores (float32).
-
-    Shapes: q [X, K, Q, D], k and v [X, K, T, D], bias broadcast to [X, K, Q, T]. Returns: [X, K, Q, D] and [X, K, Q].
-    """
-    scores = (q @ k.transpose(-1, -2)).float() * scale
-    if bias is not None:
-        scores = scores + bias
-    lse = scores.logsumexp(-1)
-    return (scores - lse[..., None]).exp().to(v.dtype) @ v, lse
 
 
 def _tensor(layer: Any, name: str) -> Tensor:

@@ -19,10 +19,11 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from vlmrl.model.decode_cache import DecodeCache
 from vlmrl.model.flex_attention import flex_row_attention
 from vlmrl.model.row_plan import RowPlan
+from vlmrl.model.split_attention import can_split, split_row_attention
 from vlmrl.model.varlen_attention import varlen_row_attention
 
 NAME = "vlmrl_shared_prefix"
-BACKENDS = ("sdpa", "flex", "varlen")
+BACKENDS = ("sdpa", "split", "flex", "varlen")
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,11 @@ def no_mask(device: torch.device) -> Tensor:
 def choose_backend(device: torch.device, dtype: torch.dtype, bidirectional: str) -> str:
     """The attention of packed rows on this device.
 
-    On a GPU: varlen where flash attention can (half precision, no bidirectional images), else FlexAttention.
+    On the CPU: split (SDPA in layers that it cannot do). On a GPU: varlen where flash attention can (half precision,
+    no bidirectional images), else FlexAttention.
     """
+    if device.type == "cpu":
+        return "split"
     if device.type != "cuda":
         return "sdpa"
     half = dtype in (torch.bfloat16, torch.float16)
@@ -82,6 +86,8 @@ def prefix_attention(
         out = flex_row_attention(query, key, value, row_plan, scaling, sliding_window)
     elif row_plan.backend == "varlen":
         out = varlen_row_attention(query, key, value, row_plan, scaling, sliding_window)
+    elif row_plan.backend == "split" and can_split(row_plan, sliding_window, query):
+        out = split_row_attention(query, key, value, row_plan, scaling)
     else:
         out = _sdpa_row_attention(query, *_all_heads(query, key, value), row_plan, scaling, sliding_window)
     return out.transpose(1, 2).contiguous(), None

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from parity import TOLERANCE, differences, packed, reference, world
 from tinyfamilies import build
 
 from vlmrl.data.batch import make_row
 from vlmrl.model import flex_attention, varlen_attention
+from vlmrl.model import prefix_attention as prefix_attention_module
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
 from vlmrl.model.prefix_attention import choose_backend, prefix_attention
 from vlmrl.model.row_plan import RowPlan, plan_row
+from vlmrl.model.split_attention import split_row_attention
 from vlmrl.model.varlen_attention import VarlenIndex, varlen_index
 from vlmrl.types import Span
 
@@ -85,6 +89,63 @@ def test_varlen_equals_sdpa(window, cpu_kernel):
         assert float((a - b).abs().max()) <= TOLERANCE
 
 
+@pytest.mark.parametrize("heads, key_heads", [(4, 2), (4, 4), (6, 1)])
+@pytest.mark.parametrize("bidirectional", ["never", "sliding", "always"])
+@pytest.mark.parametrize("window", [None, 1, 3, 6, 9])
+def test_split_equals_sdpa(window, bidirectional, heads, key_heads):
+    """Where it cannot split (a window that cuts, images that look ahead) it leaves the layer to SDPA."""
+    found, expected = (attention(plan(b, bidirectional), window, heads, key_heads) for b in ("split", "sdpa"))
+    for a, b in zip(found, expected, strict=True):
+        assert float((a - b).abs().max()) <= TOLERANCE
+
+
+def test_where_split_is_used(monkeypatch):
+    used = []
+    monkeypatch.setattr(
+        prefix_attention_module, "split_row_attention", lambda *_: used.append(1) or torch.zeros(1, 4, 15, 16)
+    )
+    longest = 9  # of any sequence: prompt 5 and response 3 are 8 tokens, so 8 is no window
+    for window, bidirectional, expected in [
+        (None, "never", 1), (longest, "never", 1), (longest - 1, "never", 1), (longest - 2, "never", 0),
+        (None, "sliding", 1), (longest, "sliding", 0), (None, "always", 0),
+    ]:  # fmt: skip
+        used.clear()
+        attention(plan("split", bidirectional), window, backward=False)
+        assert len(used) == expected, (window, bidirectional)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.lists(st.integers(0, 5), max_size=4)), min_size=1, max_size=3),
+    st.sampled_from([(4, 2), (3, 3), (4, 1)]), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+)  # fmt: skip
+def test_split_equals_a_dense_softmax(groups, heads, dtype):
+    """Against one softmax over the row with a mask made by hand, in float64; value and gradients."""
+    layout, group_of, response_of = [], [], []
+    for g, (prompt, responses) in enumerate(groups):
+        for response, length in enumerate([prompt, *responses], start=-1):
+            layout.append(Span(g, response, len(group_of), len(group_of) + length))
+            group_of += [g] * length
+            response_of += [response] * length
+    g_N, r_N = torch.tensor(group_of), torch.tensor(response_of)
+    sees = (g_N[:, None] == g_N) & ((r_N == -1) | (r_N[:, None] == r_N)) & torch.ones(len(g_N), len(g_N)).tril().bool()
+    generator = torch.Generator().manual_seed(len(g_N))
+    H, K = heads
+    made = [torch.randn(1, h, len(g_N), 8, generator=generator).to(dtype) for h in (H, K, K, H)]
+    q, k, v = (x.clone().requires_grad_() for x in made[:3])
+    out = split_row_attention(q, k, v, plan_row(layout, CPU, backend="split"), 0.4)
+    (out * made[3]).sum().backward()
+    exact = [x.double().requires_grad_() for x in made[:3]]
+    keys, values = (x.repeat_interleave(H // K, 1) for x in exact[1:])
+    scores = (exact[0] @ keys.transpose(-1, -2) * 0.4).masked_fill(~sees, float("-inf"))
+    expected = scores.softmax(-1) @ values
+    (expected * made[3].double()).sum().backward()
+    allowed = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.15}[dtype]
+    assert float((out - expected).detach().abs().max()) <= allowed
+    for x, e in zip((q, k, v), exact, strict=True):
+        assert float((x.grad - e.grad).abs().max()) <= allowed
+
+
 def test_varlen_index_by_hand():
     index = varlen_index(plan("varlen"))
     first, second = [0, 1, 2, 3, 4], [9, 10]
@@ -133,10 +194,11 @@ def test_buckets_hold_the_row_are_few_and_waste_at_most_an_eighth():
 
 def test_the_backend_follows_device_dtype_and_family():
     cuda = torch.device("cuda")
-    assert choose_backend(CPU, torch.bfloat16, "never") == "sdpa"
+    assert choose_backend(CPU, torch.bfloat16, "never") == "split"
+    assert choose_backend(torch.device("mps"), torch.float32, "never") == "sdpa"
     assert choose_backend(cuda, torch.bfloat16, "never") == "varlen"
     assert choose_backend(cuda, torch.float32, "never") == "flex"
     assert choose_backend(cuda, torch.bfloat16, "sliding") == "flex"
     family = build("internvl")
-    assert Policy(family.model).path == "shared prefix, packed rows, attention by sdpa"
+    assert Policy(family.model).path == "shared prefix, packed rows, attention by split"
     assert "padded" in Policy(family.model, shared_prefix=False).path
