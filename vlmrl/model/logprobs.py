@@ -5,7 +5,8 @@ The policy is log-softmax(logits / temperature) with banned ids at -inf; float32
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 CHUNK_ELEMENTS = 2**25
 """Logits held at once: 32 Mi numbers (128 MiB in float32)."""
+BLOCK_ELEMENTS = 2**21
+"""Of those, how many are turned into probabilities at once."""
 
 
 def policy_logits(logits: Tensor, temperature: float, banned: Tensor | None) -> Tensor:
@@ -59,11 +62,7 @@ def token_logprobs(
     def chunk(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(hidden)
         banned = banned_mask(banned_ids, logits.shape[-1], logits.device)
-        logp_all = torch.log_softmax(policy_logits(logits, temperature, banned), dim=-1)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
-            p = logp_all.exp()
-            entropy = -(p * logp_all.masked_fill(p == 0, 0.0)).sum(-1)
-        return logp_all.gather(-1, target[:, None])[:, 0], entropy
+        return _LogprobAndEntropy.apply(logits, target, temperature, banned, entropy_gradient)
 
     if len(target_K) == 0:
         return hidden_KD.sum(-1).float(), hidden_KD.detach().sum(-1).float()
@@ -80,6 +79,57 @@ def token_logprobs(
         logps.append(logp)
         entropies.append(entropy)
     return torch.cat(logps), torch.cat(entropies)
+
+
+class _LogprobAndEntropy(torch.autograd.Function):
+    """log pi(target) [C] and entropy [C] of logits [C, V] as the head made them; float32, a few rows at a time.
+
+    Kept for backward: the logits themselves, and three numbers a row. By hand, because the chain of operations would
+    keep and pass over several arrays of [C, V]. Of pi = softmax(x): d logp / dx_j = [j = target] - pi_j, and
+    d entropy / dx_j = -pi_j (log pi_j + entropy).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, temperature: float, banned: Tensor | None, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        logp, entropy, lse = (torch.empty(len(logits), device=logits.device) for _ in range(3))
+        for rows in _blocks(logits):
+            x = policy_logits(logits[rows], temperature, banned)
+            lse[rows] = x.logsumexp(-1)
+            logp[rows] = x.gather(-1, target[rows, None])[:, 0] - lse[rows]
+            entropy[rows] = -_p_logp(x - lse[rows, None]).sum(-1)
+        ctx.save_for_backward(logits, target, lse, entropy)
+        ctx.temperature, ctx.banned, ctx.entropy_gradient = temperature, banned, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        return logp, entropy
+
+    @staticmethod
+    def backward(ctx: Any, logp_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
+        logits, target, lse, entropy = ctx.saved_tensors
+        grad = torch.empty_like(logits)
+        for rows in _blocks(logits):
+            logp = policy_logits(logits[rows], ctx.temperature, ctx.banned) - lse[rows, None]
+            g = logp.exp().mul_(-logp_grad[rows, None])
+            g.scatter_add_(-1, target[rows, None], logp_grad[rows, None])
+            if ctx.entropy_gradient:
+                g -= (_p_logp(logp) + logp.exp() * entropy[rows, None]) * entropy_grad[rows, None]
+            if ctx.banned is not None:
+                g.masked_fill_(ctx.banned, 0.0)
+            grad[rows] = g.div_(ctx.temperature)
+        return grad, None, None, None, None
+
+
+def _p_logp(logp: Tensor) -> Tensor:
+    """p log p, 0 where p is 0."""
+    p = logp.exp()
+    return p.mul_(logp.masked_fill(p == 0, 0.0))
+
+
+def _blocks(logits: Tensor) -> Iterator[slice]:
+    size = max(1, BLOCK_ELEMENTS // logits.shape[-1])
+    return (slice(start, start + size) for start in range(0, len(logits), size))
 
 
 def full_kl(
