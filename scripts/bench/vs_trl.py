@@ -27,6 +27,7 @@ dtype = "float32"
 device = "cpu"
 min_pixels = 153664
 max_pixels = 153664
+gradient_checkpointing = "vision"
 [[data]]
 path = "{out}/rows.jsonl"
 [reward]

@@ -62,8 +62,9 @@ def estimate_memory(loaded: LoadedRecipe, facts: ModelFacts, *, prompt_tokens: i
     cache_tokens = min(max(recipe.rollout.batch_tokens, longest), responses * longest) if recipe.kind == "rl" else 0
     merge = int(facts.vision.get("spatial_merge_size", 2)) ** 2
     prompts_in_row = max(1, row_tokens // longest)
-    text = _activations(facts.text, row_tokens, recipe.model.gradient_checkpointing)
-    vision = _activations(facts.vision, prompts_in_row * image_tokens * merge, recipe.model.gradient_checkpointing)
+    recompute = recipe.model.gradient_checkpointing
+    text = _activations(facts.text, row_tokens, recompute is True)
+    vision = _activations(facts.vision, prompts_in_row * image_tokens * merge, bool(recompute))
     vocabulary = int(facts.text.get("vocab_size", 0))
     return Memory(
         weights=weight_bytes(loaded, facts),

@@ -93,7 +93,7 @@ def prepare_model(model: Any, settings: Model) -> Any:
     """
     share_prefix(model)
     if settings.gradient_checkpointing:
-        checkpoint_gradients(model)
+        checkpoint_gradients(model, vision_only=settings.gradient_checkpointing == "vision")
     parts = {name: part_of(name) for name, _ in model.named_parameters()}
     check_freeze(settings, set(parts.values()))
     for name, parameter in model.named_parameters():
@@ -128,12 +128,15 @@ def share_prefix(model: Any) -> None:
         model.set_attn_implementation({"text_config": SHARED_PREFIX, "vision_config": "sdpa"})
 
 
-def checkpoint_gradients(model: Any) -> None:
-    """Turn gradient checkpointing on: each layer is computed again in the backward pass."""
+def checkpoint_gradients(model: Any, vision_only: bool = False) -> None:
+    """Turn gradient checkpointing on: each layer (of the vision tower alone) is computed again in the backward pass."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in model.modules():
         if family_of(model).sharing == "forked" and hasattr(module, "_gradient_checkpointing_func"):
             module._gradient_checkpointing_func = checkpoint_layer
+    for name, module in model.named_modules():
+        if vision_only and hasattr(module, "gradient_checkpointing") and part_of(f"{name}.") != "vision":
+            module.gradient_checkpointing = False
 
 
 def load_processor(settings: Model, *, path: str | None = None) -> Any:

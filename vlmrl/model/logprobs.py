@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 CHUNK_ELEMENTS = 2**25
 """Logits held at once: 32 Mi numbers (128 MiB in float32)."""
+CPU_CHUNK_ELEMENTS = 2**22
+"""The same on the CPU, where fewer at once cost no time."""
 BLOCK_ELEMENTS = 2**21
 """Of those, how many are turned into probabilities at once."""
 
@@ -66,8 +68,8 @@ def token_logprobs(
 
     if len(target_K) == 0:
         return hidden_KD.sum(-1).float(), hidden_KD.detach().sum(-1).float()
-    vocabulary = head(hidden_KD[:1].detach()).shape[-1]
-    size = max(1, CHUNK_ELEMENTS // vocabulary)
+    limit = CHUNK_ELEMENTS if hidden_KD.device.type != "cpu" else min(CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS)
+    size = max(1, limit // head(hidden_KD[:1].detach()).shape[-1])
     if len(target_K) <= size:
         return chunk(hidden_KD, target_K)
     logps, entropies = [], []

@@ -47,8 +47,9 @@ class Model(Table):
     """Hold the language model's frozen weights in 4 bits (NF4, bitsandbytes): QLoRA. Needs a `[lora]` table."""
     thinking: Literal["off", "on", "template"] = "template"
     """The chat template's `enable_thinking`: off, on, or not passed to it (template)."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    gradient_checkpointing: bool | Literal["vision"] = False
+    """Recompute activations in the backward pass: less memory, about a third more time. "vision" = of the vision tower
+    alone, which costs little where a prompt's images run once for all its responses."""
     shared_prefix: bool = True
     """Run the prompt of a group once for all its responses, where the model's family can (exact; `check --deep` proves
     it on your rows). false = each response behind its own copy of the prompt, the slow reference."""

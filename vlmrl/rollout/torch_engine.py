@@ -191,7 +191,7 @@ class TorchEngine:
             tokens = logp_BV.argmax(-1)
         else:
             logp_BV = _filtered(logp_BV, params.top_p, params.top_k)
-            cumulative = logp_BV.double().exp().cumsum(-1)
+            cumulative = logp_BV.exp().cumsum(-1, dtype=torch.float64)
             drawn = [r.uniform[len(r.ids)] if len(r.ids) < len(r.uniform) else 0.0 for r in running]
             point = torch.tensor(drawn, dtype=torch.float64, device=hidden.device)[:, None] * cumulative[:, -1:]
             tokens = (cumulative <= point).sum(-1).clamp(max=logits.shape[-1] - 1)
@@ -242,4 +242,5 @@ def _filtered(logp_BV: Tensor, top_p: float, top_k: int) -> Tensor:
         before = ordered.exp().cumsum(-1) - ordered.exp()
         drop = torch.zeros_like(before, dtype=torch.bool).scatter(-1, index, before >= top_p)
         logp_BV = logp_BV.masked_fill(drop, float("-inf"))
-    return logp_BV.log_softmax(-1)
+        logp_BV = logp_BV.log_softmax(-1)
+    return logp_BV

@@ -128,8 +128,7 @@ def _adamw(settings: Optim, groups: list[dict[str, Any]]) -> torch.optim.Optimiz
         except ImportError as error:
             raise TrainError('optim.name = "adamw_8bit" needs bitsandbytes', hint=BITSANDBYTES_HINT) from error
         return AdamW8bit(groups, **options)
-    on_gpu = all(p.device.type == "cuda" for g in groups for p in g["params"])
-    return torch.optim.AdamW(groups, **options, fused=True if on_gpu else None)
+    return torch.optim.AdamW(groups, **options, fused=True)
 
 
 def _add_to_master(master: nn.Parameter):
