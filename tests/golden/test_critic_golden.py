@@ -1,4 +1,4 @@
-"""PPO's critic by hand, and against the published formulas taken one number at a time: advantages, targets, value loss."""
+"""PPO's critic by hand, and against the published formulas one number at a time: advantages, targets, loss."""
 
 from __future__ import annotations
 
@@ -90,6 +90,13 @@ def test_what_is_cut_is_out_under_mask_and_drop_alike():
         assert scored_group(scores, ["stop", "length"], [1, 1], replace(PPO, truncated=truncated), **more).included == (
             expected
         )
+
+
+def test_scores_and_values_become_a_group_by_the_rules_of_the_row():
+    values = [np.array([0.5, 0.25]), np.array([0.5])]
+    row = resolve("ppo", truncated_score=-1.0)
+    made = scored_group([Score(1.0, {}), Score(9.0, {})], ["stop", "length"], [2, 1], row, max_tokens=8, values=values)
+    near(value_targets(made, gamma=1.0, lam=0.5), [[0.625, 1.0], [-1.0]])
 
 
 def test_a_critic_that_has_learned_nothing_says_zero():
@@ -201,8 +208,8 @@ def test_ppo_equals_the_published_formulas_for_any_step(data):
     targets, advantages = published(rewards, values, gamma, lam)
     found = [a for g in step_advantages(groups, row) for a in g]
     for mine, theirs in zip(found, advantages, strict=True):
-        # 1e-7: where all advantages are equal the published form has rounding over 1e-4, ours 0
-        assert mine.tolist() == pytest.approx(theirs, rel=1e-9, abs=1e-7)
+        # 1e-10: where all advantages are equal the published form is rounding over 1e-4, ours 0
+        assert mine.tolist() == pytest.approx(theirs, rel=1e-9, abs=1e-10)
     flat = [t for g in groups for t in value_targets(g, gamma=gamma, lam=lam)]
     for mine, theirs in zip(flat, targets, strict=True):
         assert mine.tolist() == pytest.approx(theirs, rel=1e-9, abs=1e-12)

@@ -35,7 +35,7 @@ def scored_group(
     ]
     if algorithm.advantage == "greedy" and greedy is None:
         included = [False] * len(scores)
-    values = [
+    shaped = [
         shaped_score(
             score.value, num_tokens=length, was_cut=finish == "length", max_tokens=max_tokens,
             overlong_tokens=algorithm.overlong_tokens, overlong_weight=algorithm.overlong_penalty,
@@ -45,7 +45,7 @@ def scored_group(
     ]  # fmt: skip
     names = _part_names(scores, weights or {})
     return ScoredGroup(
-        values, included, lengths, [[score.parts.get(name) for name in names] for score in scores] if names else (),
+        shaped, included, lengths, [[score.parts.get(name) for name in names] for score in scores] if names else (),
         list(names.values()), greedy, penalties, values,
     )  # fmt: skip
 
