@@ -121,16 +121,16 @@ def learn(session: Session, made: Collected, objective: PolicyGradient) -> dict[
         for minibatch in minibatches:
             fill_logps(s.policy, minibatch, batch.old_logp, budget)
     lr = learning_rate(recipe.optim, s.progress.step, recipe.train.steps)
-    made = [
+    updates = [
         update(
             s.policy, s.optimizer, minibatch, objective, lr=lr, tokens_per_row=budget,
             max_tokens=recipe.rollout.max_new_tokens,
         )
         for minibatch in minibatches
     ]  # fmt: skip
-    stats = {name: fmean(m[name] for m in made) for name in made[0]}
+    stats = {name: fmean(m[name] for m in updates) for name in updates[0]}
     # Only the first update sees the weights that sampled.
-    stats["policy/sampler_gap_max"] = made[0]["policy/sampler_gap_max"]
+    stats["policy/sampler_gap_max"] = updates[0]["policy/sampler_gap_max"]
     return stats | {"optim/updates": s.optimizer.updates}
 
 
