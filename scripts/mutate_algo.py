@@ -33,6 +33,7 @@ BATCHES, LORA = "vlmrl/train/batches.py", "vlmrl/model/lora.py"
 STATE, CHECKPOINT = "vlmrl/train/state.py", "vlmrl/checkpoint/io.py"
 RUNS = ["tests/e2e/test_every_algorithm.py"]
 CRITIC, CRITIC_STEP = ["tests/golden/test_critic_golden.py"], ["tests/property/test_critic_property.py"]
+CRITIC_BATCH = ["tests/unit/train/test_step_of_rl.py"]
 CRITIC_RUNS = ["tests/e2e/test_critic_runs.py"]
 
 MUTANTS = [
@@ -186,7 +187,7 @@ MUTANTS = [
     (SAMPLE, "return all(s.advantage == 0.0", "return any(s.advantage == 0.0", UPDATE),
     (COLLECT, "while passed < wanted and", "while", RUNS),
     (COLLECT, "draw_rows(s, wanted - passed)", "draw_rows(s, wanted)", RUNS),
-    (COLLECT, "factor * found[first + k]", "found[first + k]", RUNS),
+    (COLLECT, "factor * found[first + k]", "found[first + k]", CRITIC_BATCH),
     (COLLECT, "temperature=0.0", "temperature=1.0", RUNS),
     (LOOP, 'if algorithm.kl_in == "loss" else (0.0, kl_coef)', 'if algorithm.kl_in == "loss" else (kl_coef, kl_coef)', RUNS),
     (BATCHES, "elif count_dead and not use", "elif not use", UPDATE),
@@ -235,17 +236,19 @@ MUTANTS = [
     (LORA, "if next(_layers(self.policy.model.get_output_embeddings()), None) is None:", "if True:", CRITIC_STEP),
     (LORA, "        with self._first_weights():\n            return self.policy.states(row)", "        return self.policy.states(row)", CRITIC_STEP),
     (OPTIM, 'self.parameters |= {f"value_head.{n}": p', 'p = {f"value_head.{n}": p', CRITIC_STEP),
-    (SAMPLE, "lam=algorithm.gae_lambda)", "lam=1.0)", CRITIC_RUNS),
-    (SAMPLE, 's.trajectory.finish == "length" and algorithm.truncated != "keep"))', 's.trajectory.finish == "length" and algorithm.truncated == "keep"))', CRITIC_RUNS),
+    (SAMPLE, "lam=algorithm.gae_lambda)", "lam=1.0)", CRITIC_BATCH),
+    (SAMPLE, 's.trajectory.finish == "length" and algorithm.truncated != "keep")', 's.trajectory.finish == "length" and algorithm.truncated == "keep")', CRITIC_BATCH),
+    (SAMPLE, "return s.score.error is not None or", "return", CRITIC_BATCH),
+    (SAMPLE, "tuple(s if s.masked else replace(s, value_targets", "tuple(replace(s, value_targets", CRITIC_BATCH),
     (COLLECT, "s.recipe.train.updates_per_step if algorithm.needs_critic else 1", "1", CRITIC_RUNS),
-    (COLLECT, "np.cumsum([0] + [", "np.cumsum([1] + [", CRITIC_RUNS),
+    (COLLECT, "np.cumsum([0] + [", "np.cumsum([1] + [", CRITIC_BATCH),
     (COLLECT, "values=values\n", "values=None\n", CRITIC_RUNS),
-    (COLLECT, "explained_variance(values, _joined(targets))", "explained_variance(_joined(targets), values)", CRITIC_RUNS),
+    (COLLECT, "explained_variance(values, _joined(targets))", "explained_variance(_joined(targets), values)", CRITIC_BATCH),
     (LOOP, "acts_on_all = algorithm.needs_critic or bool", "acts_on_all = bool", CRITIC_RUNS),
     (LOOP, "batch.old_logp |= made.before.logp", "batch.old_logp |= made.before.value", CRITIC_RUNS),
     (LOOP, "batch.old_value = made.before.value", "batch.old_value = made.before.logp", CRITIC_RUNS),
     (BATCHES, "if sample.value_targets is not None:", "if False:", CRITIC_RUNS),
-    (BATCHES, "torch.tensor(sample.value_targets,", "torch.tensor(sample.token_advantages,", CRITIC_RUNS),
+    (BATCHES, "torch.tensor(sample.value_targets,", "torch.tensor(sample.token_advantages,", CRITIC_BATCH),
     (STATE, "session.policy.value_head.load_state_dict(io.load_value_head(folder))", "io.load_value_head(folder)", CRITIC_RUNS),
     (STATE, "Optimizer(policy.model, recipe.optim, policy.value_head)", "Optimizer(policy.model, recipe.optim)", CRITIC_RUNS),
     (CHECKPOINT, "    if saved.value_head:\n", "    if False:\n", CRITIC_RUNS),

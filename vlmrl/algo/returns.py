@@ -30,7 +30,8 @@ def rewards_to_go(rewards_T: Array, gamma: float) -> Array:
 
 
 def gae(rewards_T: Array, values_T: Array, *, gamma: float, lam: float) -> tuple[Array, Array]:
-    """Generalised advantage estimates and value targets of one response. Both [T]; the value after the end is 0.
+    """Generalised advantage estimates and value targets of one response. Both [T]; the value after the end is 0, also
+    after a response that the token limit cut (as TRL's and verl's code has it).
 
     delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * lam * A_{t+1};  target_t = A_t + V_t.
     Source: GAE, arXiv:1506.02438 eq. 16.

@@ -181,16 +181,11 @@ def add_advantages(
 
 def mark_masked(groups: Sequence[Group], algorithm: Algorithm) -> list[Group]:
     """Mask what will not be trained on, before there are advantages: failed rewards, responses cut unless kept."""
-    return [
-        replace(
-            g,
-            samples=tuple(
-                replace(s, masked=s.masked or (s.trajectory.finish == "length" and algorithm.truncated != "keep"))
-                for s in g.samples
-            ),
-        )
-        for g in groups
-    ]
+
+    def is_masked(s: ScoredSample) -> bool:
+        return s.score.error is not None or (s.trajectory.finish == "length" and algorithm.truncated != "keep")
+
+    return [replace(g, samples=tuple(replace(s, masked=is_masked(s)) for s in g.samples)) for g in groups]
 
 
 def has_spread(group: Group, algorithm: Algorithm, max_tokens: int) -> bool:
