@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_update_property import MAX_TOKENS, TEMPERATURE, WHOLE, GradientTaker, batch_of, reference_logps
-from tinyworld import assert_close, assert_same_gradients, encoded, gradients, items_of, response
+from tinyworld import assert_close, assert_same_gradients, encoded, gradients, items_of, response, saved_bytes
 from torch import Tensor
 
 from vlmrl.algo.family import ALGORITHMS, resolve
@@ -305,6 +305,20 @@ def test_the_full_kl_to_the_own_model_with_other_adapter_weights(tiny_model, ite
     assert_close(made[0][0], made[1][0])
     assert_same_gradients(made[0][1], made[1][1])
     assert any(bool(g.any()) for n, g in made[0][1].items() if ".lora_" in n)
+
+
+def test_the_full_kl_keeps_no_logits_for_its_backward(frozen_tiny_model, items, monkeypatch):
+    policy, batch = Policy(frozen_tiny_model), batch_of(items, [0.0] * len(items))
+    fill_reference(policy, batch, WHOLE)
+    row, reference = make_row(items), batch.reference_of(items, policy.device)
+    tokens, text = len(row.target_K), frozen_tiny_model.config.get_text_config()
+    kept = []
+    for positions in (3, tokens):
+        monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", positions * text.vocab_size)
+        kept.append(saved_bytes(lambda row: policy(row, reference), row) - saved_bytes(policy, row))  # type: ignore[arg-type]
+    # in chunks: the two hidden states (and a bit); in one piece: logits of both, and more
+    assert kept[0] < 4 * tokens * (2 * text.hidden_size + 8)
+    assert kept[1] > 4 * tokens * 2 * text.vocab_size
 
 
 def untie(model) -> None:

@@ -1,7 +1,4 @@
-"""The first half of a step of reinforcement learning: prompts -> rollouts -> scores -> advantages.
-
-Letters: K trained tokens of the step.
-"""
+"""The first half of a step of reinforcement learning: prompts -> rollouts -> scores -> advantages."""
 
 from __future__ import annotations
 
@@ -160,7 +157,7 @@ def _before(session: Session, made: Collected, algorithm: Algorithm, with_kl: bo
 
 def _by_sample(groups: Sequence[Group], found: dict[int, torch.Tensor], factor: float = 1.0) -> list[list[Array]]:
     """`factor` times what was said of each sample of each group, float64 [tokens]; zeros where nothing was."""
-    sizes = np.cumsum([0] + [len(g.samples) for g in groups])
+    starts = np.cumsum([0] + [len(g.samples) for g in groups])[:-1]
     return [
         [
             factor * found[first + k].double().cpu().numpy()
@@ -168,7 +165,7 @@ def _by_sample(groups: Sequence[Group], found: dict[int, torch.Tensor], factor: 
             else np.zeros(sample.trajectory.num_trained_tokens)
             for k, sample in enumerate(group.samples)
         ]
-        for first, group in zip(sizes.tolist(), groups, strict=False)
+        for first, group in zip(starts.tolist(), groups, strict=True)
     ]
 
 
