@@ -144,7 +144,7 @@ def generalised(kept: _Kept) -> list[Array]:
     """Each token's generalised advantage over what the critic said; see `returns.gae`.
 
     Source: GAE, arXiv:1506.02438 eq. 16; over the tokens of a response, the score at its last one and the KL in the
-        rewards: arXiv:1909.08593, section 2.
+        rewards: arXiv:1909.08593, section 2 (its code also divides the rewards by their deviation: not here).
     Raises: ValueError when the group has no values.
     """
     return [advantages for advantages, _ in _generalised(kept.group, kept.index, kept.gamma, kept.lam)]
