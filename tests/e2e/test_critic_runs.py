@@ -15,7 +15,7 @@ from vlmrl.checkpoint.format import VALUE_HEAD
 from vlmrl.errors import CheckpointError
 from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.digits.task import prepare_digits
-from vlmrl.train import rl
+from vlmrl.train import collect, rl
 from vlmrl.train.update import fill_logps
 
 REWARD = """
@@ -137,20 +137,36 @@ def test_one_sample_a_prompt_is_enough_and_equal_scores_teach(place, tmp_path):
     assert line["loss/value"] > 0 and line["rollout/dead_group_share"] == 0.0
 
 
+def test_a_critic_learns_also_where_no_token_has_an_advantage(place, tmp_path):
+    """One token is its own mean: whitened, its advantage is 0; its value is still wrong."""
+    lone = ("rollout.prompts_per_step=1", "rollout.samples_per_prompt=1", "rollout.max_new_tokens=1", "train.steps=1")
+    (line,) = train(place, tmp_path, *lone).metrics("train")
+    assert line["rollout/dead_group_share"] == 1.0 and line["loss/policy"] == 0.0
+    assert line["optim/updates"] == 1 and line["loss/value"] > 0 and line["optim/grad_norm"] > 0
+
+
 def test_the_old_log_probs_of_several_updates_are_those_of_their_own_rows(place, tmp_path, monkeypatch):
     """So that the first has ratios of exactly 1, in bfloat16 too."""
-    plain, equal = rl.update, []
+    asked, trained, equal = [], [], []
+    update, fill_stats = rl.update, collect.fill_stats
 
-    def watched(policy, optimizer, batch, objective, **more):
-        if not equal:
+    def filling(policy, batch, into, tokens_per_row):
+        asked.append([i.trajectory for i in batch.items])
+        fill_stats(policy, batch, into, tokens_per_row)
+
+    def updating(policy, optimizer, batch, objective, **more):
+        if not trained:
             again: dict[int, torch.Tensor] = {}
             fill_logps(policy, batch, again, more["tokens_per_row"])
             equal.extend(torch.equal(again[i.trajectory], batch.old_logp[i.trajectory]) for i in batch.items)
-        return plain(policy, optimizer, batch, objective, **more)
+        trained.append([i.trajectory for i in batch.items])
+        return update(policy, optimizer, batch, objective, **more)
 
-    monkeypatch.setattr(rl, "update", watched)
+    monkeypatch.setattr(collect, "fill_stats", filling)
+    monkeypatch.setattr(rl, "update", updating)
     begin(place, "rl", tmp_path, "train.steps=1", "train.updates_per_step=2", "model.dtype=bfloat16")
-    assert len(equal) == 4 and all(equal)
+    assert asked == trained == [[0, 1, 4, 5], [2, 3]]
+    assert equal == [True] * 4
 
 
 def head_of(run: Run) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -160,7 +161,9 @@ def count_errors(session: Session, groups: Sequence[Group]) -> None:
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
-    """Numbers of a step's rollouts: reward with its 95% interval over groups, parts, shares, lengths."""
+    """Numbers of a step's rollouts: reward with its 95% interval over groups (of one there is none), parts, shares,
+    lengths.
+    """
     samples = [x for g in groups for x in g.samples]
     scored = [x for x in samples if x.score.error is None]
     lengths = [len(x.trajectory.response_ids) for x in samples]
@@ -177,11 +180,9 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         return metrics
     means = [fmean(v) for v in ([x.score.value for x in g.samples if x.score.error is None] for g in groups) if v]
     interval = bootstrap_mean(means, None, seed=0)
-    metrics |= {
-        "reward/mean": fmean(x.score.value for x in scored),
-        "reward/low": interval.low,
-        "reward/high": interval.high,
-    }
+    metrics["reward/mean"] = fmean(x.score.value for x in scored)
+    if math.isfinite(interval.low):
+        metrics |= {"reward/low": interval.low, "reward/high": interval.high}
     for name in sorted({n for x in scored for n in x.score.parts}):
         values = [v for x in scored if (v := x.score.parts.get(name)) is not None]
         if values:

@@ -236,6 +236,11 @@ def test_group_metrics_by_hand():
     assert metrics["reward/low"] <= metrics["reward/mean"] <= metrics["reward/high"]
 
 
+def test_the_reward_of_one_group_has_no_interval():
+    metrics = rl.group_metrics(advantages([group(sample(0, 0.5), sample(1, 0.2))]))
+    assert metrics["reward/mean"] == pytest.approx(0.35) and not {"reward/low", "reward/high"} & set(metrics)
+
+
 def test_metrics_of_a_step_in_which_every_reward_failed_have_no_reward():
     metrics = rl.group_metrics([replace(g) for g in groups_with(4, 4)])
     assert "reward/mean" not in metrics and metrics["reward/errors"] == 4
