@@ -33,7 +33,7 @@ BATCHES, LORA = "vlmrl/train/batches.py", "vlmrl/model/lora.py"
 STATE, CHECKPOINT = "vlmrl/train/state.py", "vlmrl/checkpoint/io.py"
 RUNS = ["tests/e2e/test_every_algorithm.py"]
 CRITIC, CRITIC_STEP = ["tests/golden/test_critic_golden.py"], ["tests/property/test_critic_property.py"]
-CRITIC_BATCH = ["tests/unit/train/test_step_of_rl.py"]
+STEP_OF_RL = ["tests/unit/train/test_step_of_rl.py"]
 CRITIC_RUNS = ["tests/e2e/test_critic_runs.py"]
 
 MUTANTS = [
@@ -187,16 +187,16 @@ MUTANTS = [
     (SAMPLE, "return all(s.advantage == 0.0", "return any(s.advantage == 0.0", UPDATE),
     (COLLECT, "while passed < wanted and", "while", RUNS),
     (COLLECT, "draw_rows(s, wanted - passed)", "draw_rows(s, wanted)", RUNS),
-    (COLLECT, "factor * found[first + k]", "found[first + k]", CRITIC_BATCH),
+    (COLLECT, "factor * found[first + k]", "found[first + k]", STEP_OF_RL),
     (COLLECT, "temperature=0.0", "temperature=1.0", RUNS),
     (LOOP, 'if algorithm.kl_in == "loss" else (0.0, kl_coef)', 'if algorithm.kl_in == "loss" else (kl_coef, kl_coef)', RUNS),
-    (BATCHES, "elif count_dead and not use", "elif not use", UPDATE),
+    (BATCHES, "elif count_dead and not use", "elif not use", STEP_OF_RL),
     (LOGPROBS, "(logp.exp() * difference).sum(-1)", "(ref.exp() * difference).sum(-1)", GOLDEN),
     (LOGPROBS, "difference = logp - ref if", "difference = ref - logp if", GOLDEN),
     (LOGPROBS, "(logp - ref).masked_fill(banned, 0.0)", "(logp - ref)", GOLDEN),
-    (BATCHES, "if use and not sample.masked:", "if use:", UPDATE),
-    (BATCHES, "use = keep_dead or not is_dead_group(group)", "use = True", UPDATE),
-    (BATCHES, "order[i::number]", "order[:number]", UPDATE),
+    (BATCHES, "if use and not sample.masked:", "if use:", STEP_OF_RL),
+    (BATCHES, "use = keep_dead or not is_dead_group(group)", "use = True", STEP_OF_RL),
+    (BATCHES, "order[i::number]", "order[:number]", STEP_OF_RL),
     (LOOP, "if share > MAX_ERROR_SHARE:", "if share > 1:", UPDATE),
     (ADVANTAGES, "if ESTIMATORS[estimator].critic:\n        return False", "if ESTIMATORS[estimator].critic:\n        return is_dead(kept.totals_G.tolist())", CRITIC),
     (ADVANTAGES, "if found.critic and scale not in CRITIC_SCALES:", "if False:", CRITIC),
@@ -236,19 +236,19 @@ MUTANTS = [
     (LORA, "if next(_layers(self.policy.model.get_output_embeddings()), None) is None:", "if True:", CRITIC_STEP),
     (LORA, "        with self._first_weights():\n            return self.policy.states(row)", "        return self.policy.states(row)", CRITIC_STEP),
     (OPTIM, 'self.parameters |= {f"value_head.{n}": p', 'p = {f"value_head.{n}": p', CRITIC_STEP),
-    (SAMPLE, "lam=algorithm.gae_lambda)", "lam=1.0)", CRITIC_BATCH),
-    (SAMPLE, 's.trajectory.finish == "length" and algorithm.truncated != "keep")', 's.trajectory.finish == "length" and algorithm.truncated == "keep")', CRITIC_BATCH),
-    (SAMPLE, "return s.score.error is not None or", "return", CRITIC_BATCH),
-    (SAMPLE, "tuple(s if s.masked else replace(s, value_targets", "tuple(replace(s, value_targets", CRITIC_BATCH),
+    (SAMPLE, "lam=algorithm.gae_lambda)", "lam=1.0)", STEP_OF_RL),
+    (SAMPLE, 's.trajectory.finish == "length" and algorithm.truncated != "keep")', 's.trajectory.finish == "length" and algorithm.truncated == "keep")', STEP_OF_RL),
+    (SAMPLE, "return s.score.error is not None or", "return", STEP_OF_RL),
+    (SAMPLE, "tuple(s if s.masked else replace(s, value_targets", "tuple(replace(s, value_targets", STEP_OF_RL),
     (COLLECT, "s.recipe.train.updates_per_step if algorithm.needs_critic else 1", "1", CRITIC_RUNS),
-    (COLLECT, "np.cumsum([0] + [", "np.cumsum([1] + [", CRITIC_BATCH),
+    (COLLECT, "np.cumsum([0] + [", "np.cumsum([1] + [", STEP_OF_RL),
     (COLLECT, "values=values\n", "values=None\n", CRITIC_RUNS),
-    (COLLECT, "explained_variance(values, _joined(targets))", "explained_variance(_joined(targets), values)", CRITIC_BATCH),
+    (COLLECT, "explained_variance(values, _joined(targets))", "explained_variance(_joined(targets), values)", STEP_OF_RL),
     (LOOP, "acts_on_all = algorithm.needs_critic or bool", "acts_on_all = bool", CRITIC_RUNS),
     (LOOP, "batch.old_logp |= made.before.logp", "batch.old_logp |= made.before.value", CRITIC_RUNS),
     (LOOP, "batch.old_value = made.before.value", "batch.old_value = made.before.logp", CRITIC_RUNS),
     (BATCHES, "if sample.value_targets is not None:", "if False:", CRITIC_RUNS),
-    (BATCHES, "torch.tensor(sample.value_targets,", "torch.tensor(sample.token_advantages,", CRITIC_BATCH),
+    (BATCHES, "torch.tensor(sample.value_targets,", "torch.tensor(sample.token_advantages,", STEP_OF_RL),
     (STATE, "session.policy.value_head.load_state_dict(io.load_value_head(folder))", "io.load_value_head(folder)", CRITIC_RUNS),
     (STATE, "Optimizer(policy.model, recipe.optim, policy.value_head)", "Optimizer(policy.model, recipe.optim)", CRITIC_RUNS),
     (CHECKPOINT, "    if saved.value_head:\n", "    if False:\n", CRITIC_RUNS),
