@@ -102,7 +102,9 @@ def test_a_step_batch_holds_every_live_sample_that_is_not_masked_under_its_own_n
     ]  # fmt: skip
     assert [batch.advantage_S[i.trajectory] for i in batch.items] == [0.5, 0.0]  # 1 - (1 + 0 + 0.5) / 3 = 0.5
     assert {i.group for i in batch.items} == {1}
-    assert len(batch.names_S) == 8
+    assert len(batch.names_S) == 8 and batch.dead_tokens == {}
+    counted = rl.step_batch(rollouts, groups, keep_dead=False, count_dead=True)
+    assert counted.dead_tokens == {0: [3, 3], 2: [3, 3]} and counted.items == batch.items
     kept = rl.step_batch(rollouts, groups, keep_dead=True)
     assert [i.group for i in kept.items] == [0, 0, 1, 1, 2, 2]
 
