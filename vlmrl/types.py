@@ -8,7 +8,7 @@ what is trained on, a `Group` all trajectories of one prompt in one step.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -180,7 +180,8 @@ class ScoredSample:
     """A trajectory with its text, score and advantage. `masked` = not trained on (failed reward, truncated).
 
     `token_advantages`: one a trained token where they differ (KL in the reward, gamma < 1), else None; `advantage` is
-    then their mean. Rollout files keep the mean only.
+    then their mean. Rollout files keep the mean only. `value_targets`: what a critic should have said before each
+    trained token; None without a critic, and where the sample is not trained on.
     """
 
     trajectory: Trajectory
@@ -191,6 +192,7 @@ class ScoredSample:
     generate_seconds: float = 0.0
     reward_seconds: float = 0.0
     token_advantages: tuple[float, ...] | None = None
+    value_targets: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,10 +250,27 @@ class PackedRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenStats:
-    """What a policy says of a row's trained tokens. float32; logp in nats with gradient, entropy in nats without."""
+    """What a policy says of a row's trained tokens. [K] float32; all in nats but `value`.
+
+    Args:
+        logp: with gradient.      entropy: without, unless the policy was asked for it.
+        value: the score that the value head expects from here on, with gradient; None without a value head.
+        kl: KL(policy || reference) over the whole vocabulary, with gradient; None where no reference was given.
+    """
 
     logp: Tensor
     entropy: Tensor
+    value: Tensor | None = None
+    kl: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowReference:
+    """What the full KL needs of the reference for a row: `hidden_KD`, the hidden states that predict its trained tokens
+    (no gradient), and `head`, hidden states -> logits [.., V]."""
+
+    hidden_KD: Tensor
+    head: Callable[[Tensor], Tensor]
 
 
 def hash64(*parts: object) -> int:

@@ -45,15 +45,15 @@ def test_a_sample_that_is_not_included_changes_no_baseline_and_gets_exactly_zero
     )
 
 
-@pytest.mark.parametrize("row", ALGORITHMS)
+@pytest.mark.parametrize("row", [name for name, row in ALGORITHMS.items() if not row.needs_critic])
 @pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3, 1e-300, -0.3, 1e16 + 2, 0.0])
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 10, 49])
-def test_equal_scores_give_exactly_zero_under_every_row_of_the_table(row: str, value: float, count: int):
+def test_equal_scores_give_exactly_zero_under_every_row_without_a_critic(row: str, value: float, count: int):
     # The mean of seven 0.1 is 0.09999999999999999, so the plain formulas would give 1e-17 or, over the spread, 1e-11.
     assert group_advantages([value] * count, [True] * count, ALGORITHMS[row].advantage) == [0.0] * count
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", [e for e in ESTIMATORS if e != "gae"])
 def test_equal_included_scores_are_dead_whatever_the_others_are(estimator: str):
     assert group_advantages([0.1, 0.9, 0.1, 0.1], [True, False, True, True], estimator) == [0.0] * 4
     assert group_advantages([0.1, 0.9], [True, False], estimator) == [0.0, 0.0]
@@ -61,7 +61,7 @@ def test_equal_included_scores_are_dead_whatever_the_others_are(estimator: str):
     assert group_advantages([1.0, 2.0], [False, False], estimator) == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("estimator", [e for e in ESTIMATORS if e not in ("best_of_group", "none")])
+@pytest.mark.parametrize("estimator", [e for e in ESTIMATORS if e not in ("best_of_group", "none", "gae")])
 def test_advantages_add_up_to_zero_and_keep_the_order_of_the_scores(estimator: str):
     scores = [0.3, 1.7, -2.0, 0.30000001, 5.0]
     found = group_advantages(scores, [True] * 5, estimator)

@@ -26,9 +26,9 @@ Different, and tested as the relation that is named:
 - TRL's RLOO has one ratio a response, the product of its tokens'; here a ratio a token: the same gradient on policy.
 
 No counterpart in TRL: "clip_cov", "kl_cov", "reinforce" (off policy), k1, k2, "abs" and "full" in the loss; baselines
-"length_weighted", "best_of_group", "greedy", "none"; scales "alive" and "tokens"; a part of the reward that is None
-(its weight goes to the others here, in TRL it is lost). In TRL alone: "vespo", off_policy_mask_threshold,
-top_entropy_quantile, adaptive entropy.
+"length_weighted", "best_of_group", "greedy", "none", "gae" (TRL 1.16 has no PPO: of the row "ppo" the policy's loss is
+compared); scales "alive" and "tokens"; a part of the reward that is None (its weight goes to the others here, in TRL it
+is lost). In TRL alone: "vespo", off_policy_mask_threshold, top_entropy_quantile, adaptive entropy.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "pass_at_k": settings_of("dapo", "higher"),
     "reinforce++": settings_of("dapo"),
     "reinforce++-baseline": settings_of("dapo"),
+    "ppo": settings_of("dapo"),
     "easyr1": settings_of("dapo", "ppo", PLAIN_KL, epsilon_high=0.3, delta=3.0, beta=0.01),
     "maye": settings_of("dapo", "ppo", PLAIN_KL, beta=0.001),
 }
@@ -241,8 +242,10 @@ def token_data(x: Numbers, off_policy: bool = True) -> tuple[TokenData, Tensor]:
     trajectory = torch.arange(len(counts)).repeat_interleave(counts)
     response = torch.unique(trajectory, return_inverse=True)[1]
     old, ref = (x.old[where] if off_policy else None), x.ref[where]
+    right = torch.zeros_like(ref)  # what a critic says and should have said: its loss is 0
     return TokenData(
-        x.advantage[trajectory], x.sampler[where], old, ref, trajectory, response, counts[trajectory]
+        x.advantage[trajectory], x.sampler[where], old, ref, trajectory, response, counts[trajectory], old_value=right,
+        value_target=right,
     ), where  # fmt: skip
 
 
@@ -252,7 +255,7 @@ def ours(
     """(the objective's loss of the step, what it shows of each token)."""
     data, where = token_data(x, off_policy)
     objective = PolicyGradient(algorithm, **{"kl_coef": algorithm.kl_coef} | terms)
-    loss, shown = objective.loss(TokenStats(x.logp[where], x.entropy[where]), data)
+    loss, shown = objective.loss(TokenStats(x.logp[where], x.entropy[where], data.value_target), data)
     total = Denominator.of(objective.aggregation, x.mask.sum(1).tolist(), MAX_TOKENS)
     return aggregate(loss, data.response_tokens, total), shown
 

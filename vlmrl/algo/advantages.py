@@ -3,7 +3,8 @@
 An advantage is a baseline taken off a score (an `Estimator`) and a scale. Letters: G samples of one prompt, P reward
 parts. A group whose scores are all equal has exactly zero advantage, in every estimator: the mean of n equal floats can
 differ from them in the last bit, and dividing by a tiny spread would turn that into a push; and a mean over the batch
-would push all its samples the same way.
+would push all its samples the same way. The one exception is "gae": a critic judges each response on its own, so equal
+scores still say where it was wrong, one sample of a prompt is enough, and no group is dead.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmrl.algo.returns import rewards_to_go, whiten
+from vlmrl.algo.returns import gae, rewards_to_go, whiten
 
 Array = NDArray[np.float64]
 STD_EPSILON = 1e-6
@@ -35,6 +36,7 @@ class ScoredGroup:
         weights: one a part.
         greedy: score of the greedy answer to the prompt; None = there is none.
         penalties: what each token of each sample costs (the KL in the reward); () = nothing.
+        values: what the critic said before each token of each sample that is included; () = there is no critic.
     """
 
     scores: Sequence[float]
@@ -44,6 +46,15 @@ class ScoredGroup:
     weights: Sequence[float] = ()
     greedy: float | None = None
     penalties: Sequence[Array] = ()
+    values: Sequence[Array] = ()
+
+    def token_rewards(self, index: int) -> Array:
+        """What each token of a sample earns: nothing but its penalty, and the last one the score. Shape [tokens]."""
+        rewards = np.zeros(int(self.lengths[index]) if self.lengths else 1)
+        if len(self.penalties):
+            rewards -= self.penalties[index]
+        rewards[-1:] += float(self.scores[index])
+        return rewards
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,8 @@ class _Kept:
     totals_G: Array
     returns: list[Array]
     lengths_G: Array
+    gamma: float
+    lam: float
 
 
 def group_mean(kept: _Kept) -> list[Array]:
@@ -127,13 +140,47 @@ def part_by_part(kept: _Kept) -> list[Array]:
     return _column((normal_GP * weights_P).sum(1) * spread_G)
 
 
+def generalised(kept: _Kept) -> list[Array]:
+    """Each token's generalised advantage over what the critic said; see `returns.gae`.
+
+    Source: GAE, arXiv:1506.02438 eq. 16; over the tokens of a response, the score at its last one and the KL in the
+        rewards: arXiv:1909.08593, section 2 (its code also divides the rewards by their deviation: not here).
+    Raises: ValueError when the group has no values.
+    """
+    return [advantages for advantages, _ in _generalised(kept.group, kept.index, kept.gamma, kept.lam)]
+
+
+def value_targets(group: ScoredGroup, *, gamma: float, lam: float) -> list[Array]:
+    """What the critic should have said before each token: advantage + value. [tokens] a sample; empty if not included.
+
+    Example: see `returns.gae`. Raises: ValueError when the group has no values.
+    """
+    index = [i for i, use in enumerate(group.included) if use]
+    targets = [np.zeros(0) for _ in group.scores]
+    for i, (_, found) in zip(index, _generalised(group, index, gamma, lam), strict=True):
+        targets[i] = found
+    return targets
+
+
+def _generalised(group: ScoredGroup, index: list[int], gamma: float, lam: float) -> list[tuple[Array, Array]]:
+    if index and not len(group.values):
+        raise ValueError("generalised advantages need the critic's value before every token")
+    return [gae(group.token_rewards(i), group.values[i], gamma=gamma, lam=lam) for i in index]
+
+
 @dataclass(frozen=True)
 class Estimator:
-    """A baseline. `scale`: its usual one. `needs_group`: compares the samples of a prompt: one is not enough."""
+    """A baseline.
+
+    Args:
+        scale: its usual one.      needs_group: compares the samples of a prompt: one is not enough.
+        critic: judges with the values of a critic; no group is dead then.
+    """
 
     baseline: Callable[[_Kept], list[Array]]
     scale: str = "none"
     needs_group: bool = True
+    critic: bool = False
 
 
 ESTIMATORS: dict[str, Estimator] = {
@@ -145,7 +192,10 @@ ESTIMATORS: dict[str, Estimator] = {
     "part_by_part": Estimator(part_by_part, "samples"),
     "greedy": Estimator(greedy_baseline, needs_group=False),
     "none": Estimator(no_baseline, needs_group=False),
+    "gae": Estimator(generalised, needs_group=False, critic=True),
 }
+CRITIC_SCALES = ("none", "tokens", "tokens_keep_mean")
+"""Scales for a critic. The others divide by a spread of scores, which may be 0 where its advantages are not."""
 
 
 def is_dead(scores: Sequence[float]) -> bool:
@@ -154,24 +204,28 @@ def is_dead(scores: Sequence[float]) -> bool:
 
 
 def batch_advantages(
-    groups: Sequence[ScoredGroup], estimator: str, *, scale: str | None = None, gamma: float = 1.0
+    groups: Sequence[ScoredGroup], estimator: str, *, scale: str | None = None, gamma: float = 1.0, lam: float = 1.0
 ) -> list[list[Array]]:
     """Advantages of all samples of a step.
 
     Args:
         groups: ALL groups of the step (over all ranks): some scales are those of the batch.
         estimator: key of `ESTIMATORS`.      scale: one of `SCALES`; None = the estimator's own.
-        gamma: discount of the token returns; for estimators without a group baseline ("none", "greedy").
-    Returns: an array a sample: [1] = the same for all its tokens, or [T] (penalties, or gamma < 1); exactly 0 for
-        samples that are not included and for dead groups: scores (minus penalties; for "part_by_part": every part) all
-        equal, or a single one where the estimator compares.
-    Raises: KeyError for an unknown estimator; ValueError when a score is not finite, or for an unknown scale.
+        gamma: discount of the token returns; for estimators without a group baseline ("none", "greedy", "gae").
+        lam: how far "gae" trusts returns over values: 0 = one token, 1 = to the end of the response.
+    Returns: an array a sample: [1] = the same for all its tokens, or [T] (penalties, gamma < 1, or a critic); exactly 0
+        for samples that are not included and for dead groups: scores (minus penalties; for "part_by_part": every part)
+        all equal, or a single one where the estimator compares; under "gae" none is.
+    Raises: KeyError for an unknown estimator; ValueError when a score is not finite, or for an unknown scale or one
+        that is not for a critic.
     """
     found = ESTIMATORS[estimator]
     scale = scale if scale is not None else found.scale
     if scale not in SCALES:
         raise ValueError(f"unknown scale {scale!r}")
-    all_kept = [_keep(g, gamma) for g in groups]
+    if found.critic and scale not in CRITIC_SCALES:
+        raise ValueError(f"the scale {scale!r} is not for a critic; {', '.join(CRITIC_SCALES)} are")
+    all_kept = [_keep(g, gamma, lam) for g in groups]
     dead = [_is_dead_kept(k, estimator) for k in all_kept]
     centred: list[list[Array]] = []
     for kept, is_still in zip(all_kept, dead, strict=True):
@@ -193,6 +247,7 @@ def group_advantages(scores: Sequence[float], included: Sequence[bool], estimato
     """Advantages of one group on its own, one number a sample; see `batch_advantages`, of which this is a batch of one.
 
     A single sample gets 0 under every estimator, and the greedy answer is taken to be as good as the mean.
+    Raises: ValueError for "gae", whose values are not given here.
     """
     kept = [float(s) for s, use in zip(scores, included, strict=True) if use]
     greedy = float(np.mean(kept)) if estimator == "greedy" and kept else None
@@ -207,7 +262,8 @@ def _scaled(centred: list[list[Array]], all_kept: list[_Kept], dead: list[bool],
     "batch": that of all scores of the batch + 1e-6 (arXiv:2508.08221: group mean, batch std).
     "alive": share of the samples whose group is not dead (GPG's alpha = B / (B - M), arXiv:2504.02546).
     "samples": minus the mean of all samples, over their unbiased standard deviation + 1e-6 (GDPO, arXiv:2601.05242).
-    "tokens", "tokens_keep_mean": whitened over all tokens (REINFORCE++; MAYE's code adds the mean back).
+    "tokens", "tokens_keep_mean": whitened over all tokens (REINFORCE++, and PPO as arXiv:1909.08593's code has it;
+        MAYE's code adds the mean back).
     """
     if scale == "none":
         return centred
@@ -236,7 +292,7 @@ def _scaled(centred: list[list[Array]], all_kept: list[_Kept], dead: list[bool],
     return [[next(values) for _ in group] for group in centred]
 
 
-def _keep(group: ScoredGroup, gamma: float) -> _Kept:
+def _keep(group: ScoredGroup, gamma: float, lam: float) -> _Kept:
     index = [i for i, use in enumerate(group.included) if use]
     if len(group.included) != len(group.scores):
         raise ValueError(f"{len(group.scores)} scores but {len(group.included)} say whether they count")
@@ -247,18 +303,17 @@ def _keep(group: ScoredGroup, gamma: float) -> _Kept:
     totals, returns = np.array(scores, dtype=np.float64), [np.array([s]) for s in scores]
     if len(group.penalties) or gamma != 1.0:
         for at, i in enumerate(index):
-            rewards = np.zeros(int(lengths[at]))
-            if len(group.penalties):
-                rewards -= group.penalties[i]
-            rewards[-1:] += scores[at]
+            rewards = group.token_rewards(i)
             totals[at] = rewards.sum()
             returns[at] = rewards_to_go(rewards, gamma)
-    return _Kept(group, index, totals, returns, lengths)
+    return _Kept(group, index, totals, returns, lengths, gamma, lam)
 
 
 def _is_dead_kept(kept: _Kept, estimator: str) -> bool:
     if not kept.index:
         return True
+    if ESTIMATORS[estimator].critic:
+        return False
     if estimator == "part_by_part":
         parts_GP, _ = _parts(kept)
         columns = [parts_GP[~np.isnan(parts_GP[:, p]), p].tolist() for p in range(parts_GP.shape[1])]

@@ -43,7 +43,9 @@ class Algorithm:
     Args:
         summary: one line for `vlmrl recipe list --algos`, with its source.
         advantage: key of advantages.ESTIMATORS.      scale: one of advantages.SCALES; None = the estimator's own.
-        gamma: discount of token returns (estimators "none" and "greedy").
+        gamma: discount of token returns (estimators "none", "greedy" and "gae").      gae_lambda: of "gae".
+        value_coef, value_clip: with a critic: weight of its loss, and how far its value counts from what it said before
+            the updates.
         ratio: "token"; "sequence" (length-normalised ratio of the whole response); "sequence_token" (its value, with
             each token's own gradient).
         surrogate: one of SURROGATES.
@@ -71,6 +73,9 @@ class Algorithm:
     advantage: str = "group_mean_std"
     scale: str | None = None
     gamma: float = 1.0
+    gae_lambda: float = 0.95
+    value_coef: float = 0.1
+    value_clip: float = 0.2
     ratio: str = "token"
     surrogate: str = "clip"
     clip_low: float | None = None
@@ -104,6 +109,11 @@ class Algorithm:
     def needs_group(self) -> bool:
         """Whether it compares the samples of a prompt, so that one sample is not enough."""
         return ESTIMATORS[self.advantage].needs_group
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether the policy gets a value head, which judges every token."""
+        return ESTIMATORS[self.advantage].critic
 
     @property
     def selects(self) -> bool:
@@ -158,6 +168,9 @@ ALGORITHMS: dict[str, Algorithm] = {
                   summary="no group: returns normalised over the batch, clip 0.2 (arXiv:2501.03262)"),
         Algorithm(name="reinforce++-baseline", advantage="group_mean", scale="tokens", **PPO, kl="k2",
                   summary="score minus group mean, normalised over the batch (arXiv:2501.03262, with baseline)"),
+        Algorithm(name="ppo", advantage="gae", scale="tokens", **PPO, kl="k1", kl_in="reward",
+                  summary="a value head on the policy judges every token: GAE 1/0.95, clip 0.2, value loss 0.1 clipped "
+                          "at 0.2 (arXiv:1707.06347, 1506.02438; numbers of 1909.08593's code)"),
         Algorithm(name="remax", advantage="greedy", surrogate="reinforce", kl="k1", kl_in="reward",
                   summary="baseline = score of one greedy answer a prompt, not trained on (arXiv:2310.10505)"),
         Algorithm(name="easyr1", clip_low=0.2, clip_high=0.3, dual_clip=3.0, kl="low_var_kl", kl_coef=0.01,
@@ -196,3 +209,12 @@ def algorithm_of(settings: Any) -> Algorithm:
 def without_greedy(algorithm: Algorithm) -> Algorithm:
     """The algorithm where no greedy answers are at hand (saved rollouts, `vlmrl try`): the group mean stands in."""
     return replace(algorithm, advantage="group_mean") if algorithm.advantage == "greedy" else algorithm
+
+
+def stand_in(algorithm: Algorithm) -> str:
+    """What stands in where advantages are made without a model (saved rollouts, `vlmrl try`); "" = they need none."""
+    if algorithm.advantage == "greedy":
+        return "the group mean stands in for the score of the greedy answer"
+    if algorithm.needs_critic:
+        return "a critic that says 0 everywhere stands in: these are the advantages before it has learned anything"
+    return ""

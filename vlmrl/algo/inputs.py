@@ -15,6 +15,7 @@ from vlmrl.types import Score
 def scored_group(
     scores: Sequence[Score], finishes: Sequence[str], lengths: Sequence[int], algorithm: Algorithm, *, max_tokens: int,
     weights: Mapping[str, float] | None = None, greedy: float | None = None, penalties: Sequence[Array] = (),
+    values: Sequence[Array] = (),
 ) -> ScoredGroup:  # fmt: skip
     """What the estimators see of a group: failed rewards left out, length rules applied.
 
@@ -24,14 +25,17 @@ def scored_group(
         weights: part -> weight; None or empty: `reward` counts if there is one, else every part.
         greedy: score of the prompt's greedy answer; a group without one is left out where the estimator needs it.
         penalties: what each token of each sample costs.
+        values: what the critic said before each token of each sample.
     """
+    # A critic compares nothing within a group: what is not trained on has no part in its advantages.
+    out = ("drop", "mask") if algorithm.needs_critic else ("drop",)
     included = [
-        score.error is None and not (finish == "length" and algorithm.truncated == "drop")
+        score.error is None and not (finish == "length" and algorithm.truncated in out)
         for score, finish in zip(scores, finishes, strict=True)
     ]
     if algorithm.advantage == "greedy" and greedy is None:
         included = [False] * len(scores)
-    values = [
+    shaped = [
         shaped_score(
             score.value, num_tokens=length, was_cut=finish == "length", max_tokens=max_tokens,
             overlong_tokens=algorithm.overlong_tokens, overlong_weight=algorithm.overlong_penalty,
@@ -41,8 +45,8 @@ def scored_group(
     ]  # fmt: skip
     names = _part_names(scores, weights or {})
     return ScoredGroup(
-        values, included, lengths, [[score.parts.get(name) for name in names] for score in scores] if names else (),
-        list(names.values()), greedy, penalties,
+        shaped, included, lengths, [[score.parts.get(name) for name in names] for score in scores] if names else (),
+        list(names.values()), greedy, penalties, values,
     )  # fmt: skip
 
 
@@ -62,9 +66,15 @@ def step_advantages(groups: Sequence[ScoredGroup], algorithm: Algorithm) -> list
         batch_advantages(
             [g for g, ok in zip(groups, passed, strict=True) if ok],
             algorithm.advantage, scale=algorithm.scale, gamma=algorithm.gamma,
+            lam=algorithm.gae_lambda,
         )
     )  # fmt: skip
     return [next(found) if ok else [np.zeros(1) for _ in g.scores] for g, ok in zip(groups, passed, strict=True)]
+
+
+def untrained_values(lengths: Sequence[int]) -> list[Array]:
+    """The values of a critic that has learned nothing: 0 before each token of each sample."""
+    return [np.zeros(n) for n in lengths]
 
 
 def _part_names(scores: Sequence[Score], weights: Mapping[str, float]) -> dict[str, float]:

@@ -230,6 +230,21 @@ SURROGATES: dict[str, Callable[[Algorithm, Tokens], Loss]] = {
 }  # fmt: skip
 
 
+def clipped_value_loss(value_K: Tensor, old_value_K: Tensor, target_K: Tensor, *, clip_range: float) -> Tensor:
+    """0.5 * max((value - target)^2, (limited value - target)^2) per token, not reduced. Shape [K].
+
+    A value that has gone further than `clip_range` from the old one, towards its target, gets no gradient.
+    Args:
+        value_K: what the critic says now; the only one with gradient.      old_value_K: before the updates.
+        target_K: what it should have said.      clip_range: > 0; the limited value is within old value +- this.
+    Source: the squared error of arXiv:1707.06347 eq. 9; its clip: OpenAI's code, described in arXiv:2005.12729, section
+        3; the half: arXiv:1909.08593's code.
+    Example: old 0, target 1, range 0.2: value 0.1 -> 0.405; value 0.5 -> max(0.25, 0.64) / 2 = 0.32, without gradient.
+    """
+    limited_K = old_value_K + (value_K - old_value_K).clamp(-clip_range, clip_range)
+    return 0.5 * torch.maximum((value_K - target_K).square(), (limited_K - target_K).square())
+
+
 def policy_loss(algorithm: Algorithm, tokens: Tokens) -> Loss:
     """The loss of the row's surrogate. Raises: ValueError for a surrogate that does not exist."""
     if algorithm.surrogate not in SURROGATES:

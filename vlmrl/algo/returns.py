@@ -30,7 +30,8 @@ def rewards_to_go(rewards_T: Array, gamma: float) -> Array:
 
 
 def gae(rewards_T: Array, values_T: Array, *, gamma: float, lam: float) -> tuple[Array, Array]:
-    """Generalised advantage estimates and value targets of one response. Both [T]; the value after the end is 0.
+    """Generalised advantage estimates and value targets of one response. Both [T]; the value after the end is 0, also
+    after a response that the token limit cut (as TRL's and verl's code has it).
 
     delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * lam * A_{t+1};  target_t = A_t + V_t.
     Source: GAE, arXiv:1506.02438 eq. 16.
@@ -38,10 +39,21 @@ def gae(rewards_T: Array, values_T: Array, *, gamma: float, lam: float) -> tuple
     """
     if len(rewards_T) != len(values_T):
         raise ValueError(f"{len(rewards_T)} rewards but {len(values_T)} values")
-    following = np.append(values_T[1:], 0.0)
+    following = np.append(values_T, 0.0)[1:]
     delta = rewards_T + gamma * following - values_T
     advantages = rewards_to_go(delta, gamma * lam)
     return advantages, advantages + values_T
+
+
+def explained_variance(values_N: Array, targets_N: Array) -> float | None:
+    """1 - variance(target - value) / variance(target): 1 = a perfect critic, 0 = as good as a constant, < 0 = worse.
+
+    Returns: None when the targets are all equal, so that there is nothing to explain.
+    Example: targets [0, 2], values [0, 1]: residuals [0, 1], variances 1 and 0.25 -> 0.75.
+    """
+    if len(targets_N) == 0 or targets_N.min() == targets_N.max():
+        return None
+    return float(1.0 - np.var(targets_N - values_N) / np.var(targets_N))
 
 
 def whiten(values: Sequence[Array], lengths: Sequence[int], *, keep_mean: bool) -> list[Array]:

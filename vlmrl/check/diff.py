@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from vlmrl.algo.family import ALGORITHMS, Algorithm, algorithm_of, without_greedy
-from vlmrl.algo.inputs import scored_group, step_advantages
+from vlmrl.algo.family import ALGORITHMS, Algorithm, algorithm_of, stand_in, without_greedy
+from vlmrl.algo.inputs import scored_group, step_advantages, untrained_values
 from vlmrl.check.rescore import correlation, describe_row
 from vlmrl.check.saved import Saved
 from vlmrl.types import Score
@@ -18,10 +18,14 @@ from vlmrl.types import Score
 
 @dataclass(frozen=True)
 class Estimate:
-    """How the run turned scores into advantages: its row of the table, and the token limit of a response."""
+    """How the run turned scores into advantages: its row of the table, and the token limit of a response.
+
+    `stand_in`: what is taken in place of what only training has, in words; "" = nothing.
+    """
 
     algorithm: Algorithm
     max_tokens: int
+    stand_in: str = ""
 
     @property
     def advantage(self) -> str:
@@ -31,11 +35,13 @@ class Estimate:
 def estimate_of(saved: Saved) -> Estimate:
     """The run's own estimator; GRPO's when the rollouts belong to no run.
 
-    Greedy answers (ReMax) are not saved: the group mean stands in for them. A KL in the reward is left out.
+    Greedy answers (ReMax) are not saved: the group mean stands in for them; nor is what a critic said (PPO): 0 stands
+    in. A KL in the reward is left out.
     """
     if saved.recipe is None:
         return Estimate(ALGORITHMS["grpo"], 0)
-    return Estimate(without_greedy(algorithm_of(saved.recipe.algo)), saved.recipe.rollout.max_new_tokens)
+    asked = algorithm_of(saved.recipe.algo)
+    return Estimate(without_greedy(asked), saved.recipe.rollout.max_new_tokens, stand_in(asked))
 
 
 def advantages_of(saved: Saved, scores: Sequence[Score], estimate: Estimate) -> list[float]:
@@ -49,11 +55,13 @@ def advantages_of(saved: Saved, scores: Sequence[Score], estimate: Estimate) -> 
     for groups in steps.values():
         inputs = [
             scored_group(
-                [scores[i] for i in group], [saved.samples[i].input.finish for i in group],
-                [saved.samples[i].input.num_tokens for i in group], estimate.algorithm, max_tokens=estimate.max_tokens,
+                [scores[i] for i in group], [saved.samples[i].input.finish for i in group], lengths, estimate.algorithm,
+                max_tokens=estimate.max_tokens,
                 weights=saved.records.get(saved.samples[group[0]].source, {}).get("weights") or {},
+                values=untrained_values(lengths) if estimate.algorithm.needs_critic else (),
             )
             for group in groups
+            for lengths in [[saved.samples[i].input.num_tokens for i in group]]
         ]  # fmt: skip
         for group, values in zip(groups, step_advantages(inputs, estimate.algorithm), strict=True):
             for index, value in zip(group, values, strict=True):
@@ -70,7 +78,7 @@ def diff_rewards(saved: Saved, first: Sequence[Score], second: Sequence[Score], 
         groups: number; dead in both scorings; died and revived; same_order = mean rank correlation (Spearman's) within
             groups alive in both; best_changes = groups alive in both whose best samples have none in common.
         advantages: correlation over samples; flipped = share of samples whose sign turns; moved = mean absolute
-            difference; estimator.
+            difference; estimator; stand_in = what it takes in place of what only training has ("" = nothing).
         changed: the rows that change most in advantage (then in value), with their text.
     """
     estimate = estimate_of(saved)
@@ -95,6 +103,7 @@ def diff_rewards(saved: Saved, first: Sequence[Score], second: Sequence[Score], 
         "groups": _groups(saved, first, second, old, new),
         "advantages": {
             "estimator": estimate.advantage,
+            "stand_in": estimate.stand_in,
             "correlation": correlation(old, new),
             "flipped_share": _mean(old * new < 0),
             "moved": _mean(np.abs(new - old)),

@@ -6,6 +6,8 @@ checkpoints/step-000010/
                       absent under LoRA
   adapter/            under LoRA: adapter_config.json and adapter_model.safetensors as PEFT reads them; frozen weights
                       stay in the base model, which meta.json names with a checksum
+  value_head.safetensors
+                      weight and bias of the critic's value head, where there is a critic; for a resume, never merged
   optimizer/          moments, the same form; float32 masters too when the weights are bfloat16
   hf/                 config, generation config, processor and chat template, as `save_pretrained` writes them
   data.json           position in the data, training state (step, best validation, ...)
@@ -28,6 +30,7 @@ SCHEMA = 1
 MODEL, ADAPTER, OPTIMIZER, HF = "model", "adapter", "optimizer", "hf"
 DATA = "data.json"
 RNG = "rng/torch.safetensors"
+VALUE_HEAD = "value_head.safetensors"
 PROOF = "proof.safetensors"
 
 

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from vlmrl import __version__
-from vlmrl.checkpoint.format import ADAPTER, DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, SCHEMA, read_meta
+from vlmrl.checkpoint.format import ADAPTER, DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, SCHEMA, VALUE_HEAD, read_meta
 from vlmrl.errors import CheckpointError, StoreError
 from vlmrl.model.lora import has_adapter, write_adapter
 from vlmrl.store.faults import crash_point
@@ -40,12 +40,14 @@ class Saved:
         meta: base model, dtype and so on (JSON values); with an adapter, `base` has `path` and `revision`.
         data: data position and training state (JSON values).
         proof: tensors of `proof.safetensors`.
+        value_head: the critic's; {} = there is none.
     """
 
     step: int
     meta: Mapping[str, Any]
     data: Mapping[str, Any]
     proof: Mapping[str, Tensor] = field(default_factory=dict)
+    value_head: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -99,6 +101,8 @@ def _write_folder(
     else:
         _write_tensors(folder / MODEL, model_tensors(model))
     crash_point("mid-save")
+    if saved.value_head:
+        save_file({k: v.detach().cpu().contiguous() for k, v in saved.value_head.items()}, folder / VALUE_HEAD)
     if optimizer_tensors:
         _write_tensors(folder / OPTIMIZER, dict(optimizer_tensors))
     _write_hf_files(folder / HF, model, processor)
@@ -140,6 +144,12 @@ def load_optimizer_tensors(folder: Path) -> dict[str, Tensor]:
     for path in sorted((folder / OPTIMIZER).glob("*.safetensors")):
         tensors |= load_file(path)
     return tensors
+
+
+def load_value_head(folder: Path) -> dict[str, Tensor]:
+    """The critic's value head. Raises: CheckpointError when the checkpoint has none, or it was changed."""
+    check_files(folder, VALUE_HEAD)
+    return load_file(folder / VALUE_HEAD)
 
 
 def load_data(folder: Path) -> dict[str, Any]:

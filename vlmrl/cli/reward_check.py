@@ -189,6 +189,8 @@ def _show_diff(diff: Mapping[str, Any], out: Console) -> None:
          f"{_share(advantages['flipped_share'])} of responses, mean change {_number(advantages['moved'], 3)} "
          f"({advantages['estimator']})"),
     ]  # fmt: skip
+    if advantages["stand_in"]:
+        facts.append(("", advantages["stand_in"]))
     if any(diff["failed"].values()):
         facts.append(("failed", f"{diff['failed']['first']} -> {diff['failed']['second']} rows"))
     _table("what training would have seen", ("", ""), facts, out, right=0)

@@ -123,6 +123,7 @@ def _result(run: Any, trial: Any) -> dict[str, Any]:
             for m, seen, path in zip(first.row.media, first.image_sizes, pictures, strict=True)
         ],
         "summary": summary(trial),
+        "stand_in": trial.stand_in,
         "kept": {
             name: {"path": str(path) if path else None, "rows": rows} for name, (path, rows) in trial.kept.items()
         },
@@ -147,6 +148,8 @@ def _show(trial: Any, result: dict[str, Any], show: int) -> None:
         for sample in group["samples"]:
             out.print(Text(_sample_line(sample)))
     _show_summary(result["summary"])
+    if result["stand_in"]:
+        out.print(Text(f"{'advantages':16} {result['stand_in']}"))
 
 
 def _sample_line(sample: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vlmrl.errors import CheckpointError
 from vlmrl.model.families import part_of
 from vlmrl.model.policy import Policy
-from vlmrl.types import PackedRow, TokenStats
+from vlmrl.types import PackedRow, RowReference, TokenStats
 
 if TYPE_CHECKING:  # the models load with torch and transformers alone
     from vlmrl.recipe.schema import Lora
@@ -137,10 +137,29 @@ class ReferencePolicy:
         return self.policy.device
 
     @torch.no_grad()
-    def __call__(self, row: PackedRow) -> TokenStats:
+    def __call__(self, row: PackedRow, reference: RowReference | None = None) -> TokenStats:
         """As `Policy.forward`, under the reference and without gradient."""
-        with adapter_off(self.policy.model) if self.first is None else _swapped(self.policy.model, self.first):
-            return self.policy(row)
+        with self._first_weights():
+            return self.policy(row, reference)
+
+    @torch.no_grad()
+    def states(self, row: PackedRow) -> Tensor:
+        """As `Policy.states`, under the reference and without gradient."""
+        with self._first_weights():
+            return self.policy.states(row)
+
+    @torch.no_grad()
+    def head(self, hidden: Tensor) -> Tensor:
+        """As `Policy.head`. An adapter on the head itself (a family may call it a part of the language model) is the
+        reference's too; one that has none is not worth going through all layers for each chunk.
+        """
+        if next(_layers(self.policy.model.get_output_embeddings()), None) is None:
+            return self.policy.head(hidden)
+        with self._first_weights():
+            return self.policy.head(hidden)
+
+    def _first_weights(self) -> AbstractContextManager[None]:
+        return adapter_off(self.policy.model) if self.first is None else _swapped(self.policy.model, self.first)
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from vlmrl.model.families import family_of, head_of
 from vlmrl.model.fork import MIN_TOKENS, ContinuedCache, RecordedPrompt, batches_of_similar_length, run_with_cache
-from vlmrl.model.logprobs import token_logprobs
+from vlmrl.model.logprobs import full_kl, token_logprobs
 from vlmrl.model.prefix_attention import choose_backend, fork_plan, no_mask
 from vlmrl.model.row_plan import plan_row
-from vlmrl.types import PackedRow, Span, TokenStats
+from vlmrl.types import PackedRow, RowReference, Span, TokenStats
 
 CACHED_POSITIONS = 256
 """Prompts whose position ids are kept: those of a step are needed by the engine and again by the update."""
@@ -34,11 +34,14 @@ class Policy(nn.Module):
         shared_prefix: False forces the padded path (the reference in tests, and what other families use).
         entropy_gradient: whether entropies carry a gradient, for an entropy bonus.
         backend: of packed rows: "auto", "sdpa", "flex" or "varlen".
+        critic: whether it has a `value_head`: a linear layer on the hidden states that predict the trained tokens, in
+            float32, and 0 at first, so that all values are. It is no part of the model: `model.freeze` does not freeze
+            it, and a merged model does not have it.
     """
 
     def __init__(
         self, model: nn.Module, *, temperature: float = 1.0, banned_ids: Sequence[int] = (), shared_prefix: bool = True,
-        entropy_gradient: bool = False, backend: str = "auto",
+        entropy_gradient: bool = False, backend: str = "auto", critic: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.model: Any = model
@@ -49,6 +52,7 @@ class Policy(nn.Module):
         self.sharing = self.family.sharing if shared_prefix else "padded"
         self.recompute = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
         self.backend = backend
+        self.value_head = _value_head(model, self.device) if critic else None
         self._positions: dict[bytes, Tensor] = {}
 
     @property
@@ -64,19 +68,35 @@ class Policy(nn.Module):
             return "shared prefix, forked cache"
         return f"padded: `{self.model.config.model_type}` runs each response behind its own copy of the prompt"
 
-    def forward(self, row: PackedRow) -> TokenStats:
-        """Log-probs (with gradient) and entropies of the row's trained tokens, in the row's order. Shape [K]."""
-        if self.recompute:  # transformers recomputes activations in training mode only, and cannot generate in it
-            self.model.train(torch.is_grad_enabled())
-        run = {"packed": self._packed, "forked": self._forked, "padded": self._padded}[self.sharing]
-        hidden_KD = run(row)
-        if self.recompute:
-            self.model.eval()
+    def forward(self, row: PackedRow, reference: RowReference | None = None) -> TokenStats:
+        """What the policy says of the row's trained tokens, in the row's order, from one pass over it.
+
+        Args: reference: of the same row; the full KL to it comes with the rest.
+        """
+        hidden_KD = self.states(row)
         logp_K, entropy_K = token_logprobs(
-            hidden_KD, row.target_K, head_of(self.model), temperature=self.temperature, banned_ids=self.banned_ids,
+            hidden_KD, row.target_K, self.head, temperature=self.temperature, banned_ids=self.banned_ids,
             entropy_gradient=self.entropy_gradient,
         )  # fmt: skip
-        return TokenStats(logp_K, entropy_K)
+        value_K = None if self.value_head is None else self.value_head(hidden_KD.float())[:, 0]
+        kl_K = None if reference is None else full_kl(
+            hidden_KD, reference.hidden_KD, self.head, reference.head, temperature=self.temperature,
+            banned_ids=self.banned_ids,
+        )  # fmt: skip
+        return TokenStats(logp_K, entropy_K, value_K, kl_K)
+
+    def states(self, row: PackedRow) -> Tensor:
+        """The last hidden states that predict the row's trained tokens. [K, D] in the model's dtype, with gradient."""
+        if self.recompute:  # transformers recomputes activations in training mode only, and cannot generate in it
+            self.model.train(torch.is_grad_enabled())
+        hidden_KD = {"packed": self._packed, "forked": self._forked, "padded": self._padded}[self.sharing](row)
+        if self.recompute:
+            self.model.eval()
+        return hidden_KD
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Hidden states -> logits [.., V]."""
+        return head_of(self.model)(hidden)
 
     def kinds_argument(self, kinds: Tensor) -> dict[str, Tensor]:
         """Token kinds under the name that this model's forward gives them."""
@@ -217,6 +237,14 @@ class Policy(nn.Module):
             input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False,
             **_join(row, (prompt, response)), **dict.fromkeys(names, kinds.int()),
         ).last_hidden_state[0]  # fmt: skip
+
+
+def _value_head(model: Any, device: torch.device) -> nn.Linear:
+    head = nn.Linear(model.config.get_text_config().hidden_size, 1, device=device, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.zero_()
+    return head
 
 
 def _groups(layout: Sequence[Span]) -> list[list[int]]:

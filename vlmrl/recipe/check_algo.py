@@ -14,6 +14,8 @@ Rows = Mapping[str, Mapping[str, Any]]
 COV_KEYS = {"cov_share": ("clip_cov", "kl_cov"), "cov_low": ("clip_cov",), "cov_high": ("clip_cov",),
             "cov_kl_coef": ("kl_cov",), "tau_positive": ("sapo",), "tau_negative": ("sapo",)}  # fmt: skip
 """Cell -> the surrogates that read it."""
+CRITIC_SCALES = ("none", "tokens", "tokens_keep_mean")
+"""As algo/advantages.py has it, which a package of the same level may not import; a test compares them."""
 
 
 def _cells(loaded: LoadedRecipe, rows: Rows) -> dict[str, Any] | None:
@@ -54,9 +56,6 @@ def _kl(loaded: LoadedRecipe, rows: Rows) -> Iterator[Problem]:
                 message = f"`algo.{key}` does nothing: `algo.kl_coef` is 0"
                 yield Problem(message, loaded.where(("algo", key)), "set algo.kl_coef, such as 0.001", "warning")
         return
-    if cells["kl"] == "full":
-        message = "`algo.kl` full is not wired into training: it needs the hidden states of the reference model"
-        yield Problem(message, loaded.where(("algo", "kl")), "use k3 (or k2, whose gradient is that of the full KL)")
     if cells["kl"] == "k1" and cells["kl_in"] == "loss":
         message = "`algo.kl` k1 in the loss: its expected gradient is zero, so it pulls nowhere"
         hint = 'set algo.kl = "k2" or "k3", or algo.kl_in = "reward"'
@@ -149,9 +148,11 @@ def _advantage(loaded: LoadedRecipe, rows: Rows) -> Iterator[Problem]:
     if algo.advantage == "group_mean_std" and algo.scale not in (None, "group"):
         message = f"`algo.advantage` group_mean_std divides by the group's std, `algo.scale` says {algo.scale}"
         yield Problem(message, loaded.where(("algo", "scale"), ("algo", "advantage")), "use advantage = group_mean")
-    if algo.gamma is not None and algo.gamma < 1 and cells["advantage"] not in ("none", "greedy"):
+    if algo.gamma is not None and algo.gamma < 1 and cells["advantage"] not in ("none", "greedy", "gae"):
         message = f"`algo.gamma` does nothing: the advantage `{cells['advantage']}` compares whole scores"
-        yield Problem(message, loaded.where(("algo", "gamma")), "remove it, or use reinforce++ or remax", "warning")
+        yield Problem(
+            message, loaded.where(("algo", "gamma")), "remove it, or use reinforce++, remax or ppo", "warning"
+        )
     if cells["surrogate"] == "clip_cov" and cells["cov_low"] >= cells["cov_high"]:
         message = f"`algo.cov_low` ({cells['cov_low']}) is not below `algo.cov_high` ({cells['cov_high']})"
         where = loaded.where(("algo", "cov_low"), ("algo", "cov_high"))
@@ -163,6 +164,21 @@ def _advantage(loaded: LoadedRecipe, rows: Rows) -> Iterator[Problem]:
         yield Problem(message, where, 'set train.updates_per_step = 1, or algo.surrogate = "clip"', "warning")
 
 
+def _critic(loaded: LoadedRecipe, rows: Rows) -> Iterator[Problem]:
+    cells, algo = _cells(loaded, rows), loaded.recipe.algo
+    if cells is None:
+        return
+    if cells["advantage"] != "gae":
+        for key in ("gae_lambda", "value_coef", "value_clip"):
+            if getattr(algo, key) is not None:
+                message = f"`algo.{key}` does nothing: the advantage `{cells['advantage']}` has no critic"
+                yield Problem(message, loaded.where(("algo", key)), 'remove it, or set algo.name = "ppo"', "warning")
+    elif cells["scale"] not in (None, *CRITIC_SCALES):
+        message = f"`algo.scale` {cells['scale']} divides by a spread of scores, but gae judges each token by a critic"
+        where = loaded.where(("algo", "scale"), ("algo", "advantage"))
+        yield Problem(message, where, f"use {', '.join(CRITIC_SCALES[:-1])} or {CRITIC_SCALES[-1]}")
+
+
 ALGO_RULES: tuple[Callable[[LoadedRecipe, Rows], Iterator[Problem]], ...] = (
-    _unread, _kl, _parts, _lengths, _filter, _importance, _advantage,
+    _unread, _kl, _parts, _lengths, _filter, _importance, _advantage, _critic,
 )  # fmt: skip

@@ -138,12 +138,20 @@ class Algo(Table):
     """Row of the family table: `vlmrl recipe list --algos`."""
     advantage: str | None = None
     """Baseline of the advantage, overriding the row's: group_mean, group_mean_std, leave_one_out, length_weighted,
-    best_of_group, part_by_part (each reward part on its own), greedy (one greedy answer a prompt), none."""
+    best_of_group, part_by_part (each reward part on its own), greedy (one greedy answer a prompt), gae (a critic),
+    none."""
     scale: str | None = None
     """What the advantage is divided by: none, group or batch (a standard deviation), alive (share of live samples),
     samples or tokens (centred and divided over the batch), tokens_keep_mean. Default: the row's."""
     gamma: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Discount of the token returns, for the baselines none and greedy; 1 = every token has the whole score."""
+    """Discount of the token returns, for the baselines none, greedy and gae; 1 = every token has the whole score."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
+    """How far gae trusts what came of a response over what the critic said: 0 = one token, 1 = to its end. Default
+    0.95."""
+    value_coef: Annotated[float, Field(ge=0)] | None = None
+    """Weight of the critic's loss (gae); default 0.1."""
+    value_clip: Annotated[float, Field(gt=0)] | None = None
+    """How far a value may go from that before the updates and still learn (gae); default 0.2, large = no limit."""
     ratio: str | None = None
     """Level of the probability ratio: token, sequence, or sequence_token. Default: the row's."""
     surrogate: str | None = None
@@ -169,7 +177,8 @@ class Algo(Table):
     aggregation: str | None = None
     """How token losses become one number, overriding the row's."""
     kl: str | None = None
-    """Estimator of the KL to the reference: k1, k2, k3, low_var_kl (k3, at most 10) or abs. Default: the row's."""
+    """Estimator of the KL to the reference: k1, k2, k3, low_var_kl (k3, at most 10), abs, or full (exact: the sum over
+    the vocabulary; keeps the reference's hidden states of a step in main memory). Default: the row's."""
     kl_in: Literal["loss", "reward"] | None = None
     """Where the KL goes: a term of the loss, or taken off the reward token by token. Default: the row's."""
     kl_coef: Annotated[float, Field(ge=0)] | None = None

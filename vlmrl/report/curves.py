@@ -35,11 +35,14 @@ TITLES = {
     "time/step_seconds": "Seconds a step",
     "memory/peak_bytes": "Peak memory (bytes)",
     "loss/kl": "KL to the reference (nats)",
+    "policy/kl_in_reward": "KL to the reference (nats)",
+    "loss/value": "Loss of the critic",
+    "value/explained_variance": "What the critic foretold (share of variance)",
 }
 HEALTH = (
     "rollout/dead_group_share", "rollout/truncated_share", "rollout/response_tokens_mean", "policy/entropy",
-    "optim/grad_norm", "policy/sampler_gap_max", "policy/clip_share", "reward/errors", "loss/kl", "optim/lr",
-    "rollout/tokens_per_second", "time/step_seconds",
+    "optim/grad_norm", "policy/sampler_gap_max", "policy/clip_share", "reward/errors", "loss/kl", "policy/kl_in_reward",
+    "loss/value", "value/explained_variance", "optim/lr", "rollout/tokens_per_second", "time/step_seconds",
 )  # fmt: skip
 VALIDATION_TITLES = {
     "reward": "Reward",

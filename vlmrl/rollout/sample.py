@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from vlmrl.algo.advantages import ScoredGroup
+from vlmrl.algo.advantages import ScoredGroup, value_targets
 from vlmrl.algo.family import Algorithm
 from vlmrl.algo.inputs import passes_filter, scored_group, step_advantages
 from vlmrl.data.encode import EncodedPrompt, Encoder
@@ -147,32 +147,45 @@ def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *
 def add_advantages(
     groups: Sequence[Group], algorithm: Algorithm, *, max_tokens: int, weights: Weights | None = None,
     greedy: Sequence[float | None] | None = None, penalties: Sequence[Sequence[Any]] | None = None,
+    values: Sequence[Sequence[Any]] | None = None,
 ) -> list[Group]:  # fmt: skip
-    """Advantages of every group of a step; masks what is not trained on.
+    """Advantages of every group of a step, and a critic's targets; masks what is not trained on.
 
     Args:
         groups: all of the step. With `algorithm.filter` those of too little spread stay at 0 and out of all statistics.
         algorithm: its `truncated`: "keep" = a cut response is like any other; "mask" = it counts for the baseline but
-            is not trained on; "drop" = neither.
+            is not trained on; "drop" = neither. With a critic there is no baseline, and the two are the same.
         max_tokens: the token limit of a response, for the length punishment.
         weights: source -> part -> weight of its reward; for the estimator that normalises part by part.
         greedy: score of each group's greedy answer (None = its reward failed: the group gets 0).
         penalties: for each sample of each group what its tokens cost, float64 [tokens] (the KL in the reward).
+        values: for each sample of each group what the critic said before its tokens, float64 [tokens]; it must be there
+            where the algorithm has a critic, for the samples that are trained on.
     """
     inputs = [
         scored_group(
             [s.score for s in g.samples], [s.trajectory.finish for s in g.samples],
             [s.trajectory.num_trained_tokens for s in g.samples], algorithm, max_tokens=max_tokens,
             weights=(weights or {}).get(g.row.source, {}), greedy=greedy[i] if greedy else None,
-            penalties=penalties[i] if penalties else (),
+            penalties=penalties[i] if penalties else (), values=values[i] if values else (),
         )
         for i, g in enumerate(groups)
     ]  # fmt: skip
     advantages = step_advantages(inputs, algorithm)
-    return [
+    made = [
         replace(g, samples=tuple(_with_advantages(g.samples, x, found, algorithm.truncated)))
         for g, x, found in zip(groups, inputs, advantages, strict=True)
     ]
+    return [_with_targets(g, x, algorithm) for g, x in zip(made, inputs, strict=True)] if values else made
+
+
+def mark_masked(groups: Sequence[Group], algorithm: Algorithm) -> list[Group]:
+    """Mask what will not be trained on, before there are advantages: failed rewards, responses cut unless kept."""
+
+    def is_masked(s: ScoredSample) -> bool:
+        return s.score.error is not None or (s.trajectory.finish == "length" and algorithm.truncated != "keep")
+
+    return [replace(g, samples=tuple(replace(s, masked=is_masked(s)) for s in g.samples)) for g in groups]
 
 
 def has_spread(group: Group, algorithm: Algorithm, max_tokens: int) -> bool:
@@ -200,6 +213,14 @@ def _with_advantages(
         )
         for s, a, m in zip(samples, advantages, masked, strict=True)
     ]  # fmt: skip
+
+
+def _with_targets(group: Group, scored: ScoredGroup, algorithm: Algorithm) -> Group:
+    targets = value_targets(scored, gamma=algorithm.gamma, lam=algorithm.gae_lambda)
+    pairs = zip(group.samples, targets, strict=True)
+    return replace(
+        group, samples=tuple(s if s.masked else replace(s, value_targets=tuple(t.tolist())) for s, t in pairs)
+    )
 
 
 def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:

@@ -9,9 +9,10 @@ from statistics import fmean
 import numpy as np
 import torch
 
+from vlmrl.algo.advantages import Array
 from vlmrl.algo.family import Algorithm
 from vlmrl.algo.kl import ESTIMATORS as KL_ESTIMATORS
-from vlmrl.data.batch import TrainItem
+from vlmrl.algo.returns import explained_variance
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import (
     Prompt,
@@ -19,14 +20,27 @@ from vlmrl.rollout.sample import (
     add_advantages,
     encode_prompt,
     has_spread,
+    mark_masked,
     sample_rollouts,
     score_rollouts,
 )
+from vlmrl.train.batches import split_groups, step_batch
 from vlmrl.train.loop import Clock
-from vlmrl.train.sft import prompt_tokens
 from vlmrl.train.state import Session, draw_rows, sampling_params
-from vlmrl.train.update import StepBatch, fill_logps
+from vlmrl.train.update import fill_logps, fill_reference, fill_stats
 from vlmrl.types import Group
+
+
+@dataclass
+class Before:
+    """What the models said before the first update. By trajectory of the step, one value a trained token; {} = unasked.
+
+    Args: logp, value: the policy's.      kl: the policy to the reference, by the row's estimator.
+    """
+
+    logp: dict[int, torch.Tensor] = field(default_factory=dict)
+    value: dict[int, torch.Tensor] = field(default_factory=dict)
+    kl: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -36,6 +50,7 @@ class Collected:
     rollouts: list[Rollout]
     groups: list[Group]
     metrics: dict[str, float] = field(default_factory=dict)
+    before: Before = field(default_factory=Before)
 
 
 def collect(
@@ -70,15 +85,21 @@ def collect(
         greedy = _greedy_scores(s, generator, made.rollouts, clock, strict)
         found = [g for g in greedy if g is not None]
         made.metrics |= {"reward/greedy_mean": fmean(found)} if found else {}
-    penalties = None
-    if kl_coef > 0:
+    penalties = values = None
+    if kl_coef > 0 or algorithm.needs_critic:
         with clock("update"):
-            penalties, kl = _kl_penalties(s, made, algorithm, kl_coef)
-        made.metrics |= {"policy/kl_in_reward": kl}
+            made.before = _before(s, made, algorithm, kl_coef > 0)
+        if kl_coef > 0:
+            penalties = _by_sample(made.groups, made.before.kl, kl_coef)
+            made.metrics |= {"policy/kl_in_reward": float(_joined(made.before.kl).mean())} if made.before.kl else {}
+        if algorithm.needs_critic:
+            values = _by_sample(made.groups, made.before.value)
     weights = {source.name: source.weights for source in s.sources}
     made.groups = add_advantages(
-        made.groups, algorithm, max_tokens=limit, weights=weights, greedy=greedy, penalties=penalties
+        made.groups, algorithm, max_tokens=limit, weights=weights, greedy=greedy, penalties=penalties, values=values
     )
+    if algorithm.needs_critic:
+        made.metrics |= _critic_metrics(made)
     return made
 
 
@@ -107,27 +128,61 @@ def _greedy_scores(
     return [None if score.error is not None else score.value for score in scores]
 
 
-def _kl_penalties(
-    session: Session, made: Collected, algorithm: Algorithm, coef: float
-) -> tuple[list[list[np.ndarray]], float]:
-    """(coef * KL to the reference for each token of each sample; the mean KL per token of the step)."""
-    assert session.reference is not None
-    items: list[TrainItem] = []
-    for index, (rollout, group) in enumerate(zip(made.rollouts, made.groups, strict=True)):
-        tokens = prompt_tokens(rollout.prompt)
-        items += [
-            TrainItem(tokens, index, sample.trajectory.segments, len(items) + k)
+def _before(session: Session, made: Collected, algorithm: Algorithm, with_kl: bool) -> Before:
+    """One pass of the policy over the step's trajectories for all that is asked of it, and one of the reference.
+
+    With a critic the rows are those that the updates will have (a filter's refused groups aside): the first of several
+    then has ratios of exactly 1, in bfloat16 too.
+    """
+    s, budget, before = session, session.recipe.train.tokens_per_row, Before()
+    groups = mark_masked(made.groups, algorithm) if algorithm.needs_critic else made.groups
+    whole = step_batch(made.rollouts, groups, keep_dead=True)
+    wanted = {"logp": before.logp} | ({"value": before.value} if algorithm.needs_critic else {})
+    for batch in split_groups(whole, s.recipe.train.updates_per_step if algorithm.needs_critic else 1):
+        if not with_kl:
+            fill_stats(s.policy, batch, wanted, budget)
+            continue
+        assert s.reference is not None
+        if algorithm.kl == "full":
+            fill_reference(s.reference, batch, budget)
+            fill_stats(s.policy, batch, wanted | {"kl": before.kl}, budget)
+            batch.ref_hidden.clear()
+        else:
+            fill_stats(s.policy, batch, wanted, budget)
+            fill_logps(s.reference, batch, batch.ref_logp, budget)
+            estimate = KL_ESTIMATORS[algorithm.kl]
+            before.kl |= {i: estimate(before.logp[i], theirs) for i, theirs in batch.ref_logp.items()}
+    return before
+
+
+def _by_sample(groups: Sequence[Group], found: dict[int, torch.Tensor], factor: float = 1.0) -> list[list[Array]]:
+    """`factor` times what was said of each sample of each group, float64 [tokens]; zeros where nothing was."""
+    starts = np.cumsum([0] + [len(g.samples) for g in groups])[:-1]
+    return [
+        [
+            factor * found[first + k].double().cpu().numpy()
+            if first + k in found
+            else np.zeros(sample.trajectory.num_trained_tokens)
             for k, sample in enumerate(group.samples)
         ]
-    batch, budget = StepBatch(items, [], []), session.recipe.train.tokens_per_row
-    ours: dict[int, torch.Tensor] = {}
-    theirs: dict[int, torch.Tensor] = {}
-    fill_logps(session.policy, batch, ours, budget)
-    fill_logps(session.reference, batch, theirs, budget)
-    kl = [KL_ESTIMATORS[algorithm.kl](ours[i], theirs[i]).double().cpu().numpy() for i in range(len(items))]
-    each = iter(kl)
-    penalties = [[coef * next(each) for _ in group.samples] for group in made.groups]
-    return penalties, float(np.concatenate(kl).mean()) if kl else 0.0
+        for first, group in zip(starts.tolist(), groups, strict=True)
+    ]
+
+
+def _critic_metrics(made: Collected) -> dict[str, float]:
+    """Over all trained tokens: the mean value, and how well the values foretold their targets (if these differ)."""
+    samples = [s for g in made.groups for s in g.samples]
+    targets = {i: torch.tensor(s.value_targets) for i, s in enumerate(samples) if s.value_targets is not None}
+    if not targets:
+        return {}
+    values = _joined({i: made.before.value[i] for i in targets})
+    explained = explained_variance(values, _joined(targets))
+    metrics = {"value/mean": float(values.mean())}
+    return metrics if explained is None else metrics | {"value/explained_variance": explained}
+
+
+def _joined(found: dict[int, torch.Tensor]) -> Array:
+    return torch.cat(list(found.values())).double().cpu().numpy()
 
 
 def _progress(session: Session, total: int):

@@ -42,13 +42,17 @@ class Optimizer:
     Parameters in bfloat16 get float32 masters, and float32 gradient sums over the microbatches: the small updates of
     reinforcement learning would vanish in bfloat16's 8 bits. float32 parameters are their own masters, and so are
     bfloat16 ones under `adamw_bf16_kahan`, whose gradients are summed in float32 all the same.
+
+    Args: value_head: of a policy with a critic: trained with the rest, at the same learning rate.
     """
 
-    def __init__(self, policy: nn.Module, settings: Optim) -> None:
+    def __init__(self, policy: nn.Module, settings: Optim, value_head: nn.Module | None = None) -> None:
         self.settings = settings
         self.parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise TrainError("nothing is trained: every part of the model is frozen", hint="shorten model.freeze")
+        if value_head is not None:
+            self.parameters |= {f"value_head.{n}": p for n, p in value_head.named_parameters()}
         own = settings.name == "adamw_bf16_kahan"
         self.masters = {
             n: p if own or p.dtype == torch.float32 else nn.Parameter(p.detach().float())

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from vlmrl.algo.family import Algorithm, algorithm_of
 from vlmrl.algo.shaping import next_kl_coef
-from vlmrl.data.batch import TrainItem
 from vlmrl.errors import RewardError
 from vlmrl.evaluate.stats import bootstrap_mean
 from vlmrl.recipe.schema import Recipe
-from vlmrl.rollout.sample import Rollout, is_dead_group
+from vlmrl.rollout.sample import is_dead_group
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.train.collect import collect
+from vlmrl.train.batches import split_groups, step_batch
+from vlmrl.train.collect import Collected, collect
 from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate
 from vlmrl.train.optim import learning_rate
-from vlmrl.train.sft import prompt_tokens
 from vlmrl.train.state import Session, save
-from vlmrl.train.update import PolicyGradient, StepBatch, fill_logps, update
+from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, update
 from vlmrl.types import Group, hash64
 
 STRICT_STEPS = 3
@@ -51,7 +47,7 @@ def train_rl(session: Session) -> str:
             made = collect(s, generator, algorithm, in_reward, clock, strict=step < first_step + STRICT_STEPS)
             s.run.write_rollouts(step, made.groups)
             with clock("update"):
-                stats = learn(s, made.rollouts, made.groups, objective_of(recipe, algorithm, in_loss))
+                stats = learn(s, made, objective_of(recipe, algorithm, in_loss))
             if algorithm.kl_target is not None:
                 steer_kl(s, algorithm, kl_coef, made.metrics | stats, sum(len(g.samples) for g in made.groups))
             s.progress.step += 1
@@ -94,10 +90,9 @@ def steer_kl(
         )
 
 
-def learn(
-    session: Session, rollouts: Sequence[Rollout], groups: Sequence[Group], objective: PolicyGradient
-) -> dict[str, float]:
-    """All updates of one step. Dead groups never enter a forward pass (unless a KL or entropy term acts on them).
+def learn(session: Session, made: Collected, objective: PolicyGradient) -> dict[str, float]:
+    """All updates of one step. Dead groups never enter a forward pass (unless a KL or entropy term acts on them, or a
+    critic learns from them).
 
     A step of dead groups alone makes no update. With `updates_per_step` > 1 the groups are dealt into that many
     minibatches of whole groups, and the old log-probs are computed once, before the first.
@@ -105,73 +100,39 @@ def learn(
     s, recipe = session, session.recipe
     algorithm = objective.algorithm
     # A filter's refused groups stay out, whatever else acts on all.
-    acts_on_all = bool(objective.kl_coef or objective.entropy_coef) and algorithm.filter == "none"
-    batch = step_batch(rollouts, groups, keep_dead=acts_on_all, count_dead=algorithm.count_dead)
+    acts_on_all = algorithm.needs_critic or bool(objective.kl_coef or objective.entropy_coef)
+    keep_dead = acts_on_all and algorithm.filter == "none"
+    batch = step_batch(made.rollouts, made.groups, keep_dead=keep_dead, count_dead=algorithm.count_dead)
     batch.seed = hash64(recipe.train.seed, s.progress.step, "tokens")
-    s.proof_items = batch.items[:64] or step_batch(rollouts, groups, keep_dead=True).items[:64]
+    batch.old_value = made.before.value
+    s.proof_items = batch.items[:64] or step_batch(made.rollouts, made.groups, keep_dead=True).items[:64]
     if not batch.items:
         return {"optim/updates": s.optimizer.updates, "optim/lr": 0.0}
     budget = recipe.train.tokens_per_row
     if objective.kl_coef > 0 and s.reference is not None:
-        fill_logps(s.reference, batch, batch.ref_logp, budget)
+        if algorithm.kl == "full":
+            fill_reference(s.reference, batch, budget)
+        else:
+            fill_logps(s.reference, batch, batch.ref_logp, budget)
     minibatches = split_groups(batch, recipe.train.updates_per_step)
-    if len(minibatches) > 1:
+    if len(minibatches) > 1 and algorithm.needs_critic:
+        batch.old_logp |= made.before.logp
+    elif len(minibatches) > 1:
         # Packed as `update` will pack them: the first update then has ratios of exactly 1, in bfloat16 too.
         for minibatch in minibatches:
             fill_logps(s.policy, minibatch, batch.old_logp, budget)
     lr = learning_rate(recipe.optim, s.progress.step, recipe.train.steps)
-    made = [
+    updates = [
         update(
             s.policy, s.optimizer, minibatch, objective, lr=lr, tokens_per_row=budget,
             max_tokens=recipe.rollout.max_new_tokens,
         )
         for minibatch in minibatches
     ]  # fmt: skip
-    stats = {name: fmean(m[name] for m in made) for name in made[0]}
+    stats = {name: fmean(m[name] for m in updates) for name in updates[0]}
     # Only the first update sees the weights that sampled.
-    stats["policy/sampler_gap_max"] = made[0]["policy/sampler_gap_max"]
+    stats["policy/sampler_gap_max"] = updates[0]["policy/sampler_gap_max"]
     return stats | {"optim/updates": s.optimizer.updates}
-
-
-def step_batch(
-    rollouts: Sequence[Rollout], groups: Sequence[Group], *, keep_dead: bool, count_dead: bool = False
-) -> StepBatch:
-    """What a step trains on: every sample that is not masked, of every group that is not dead.
-
-    Args: keep_dead: dead groups too. count_dead: those that are left out count in the denominator.
-    """
-    items: list[TrainItem] = []
-    advantages: list[float] = []
-    names: list[str] = []
-    each_token: dict[int, Tensor] = {}
-    dead: dict[int, list[int]] = {}
-    for index, (rollout, group) in enumerate(zip(rollouts, groups, strict=True)):
-        tokens = prompt_tokens(rollout.prompt)
-        use = keep_dead or not is_dead_group(group)
-        for sample in group.samples:
-            if use and not sample.masked:
-                items.append(TrainItem(tokens, index, sample.trajectory.segments, len(advantages)))
-                if sample.token_advantages is not None:
-                    each_token[len(advantages)] = torch.tensor(sample.token_advantages, dtype=torch.float32)
-            elif count_dead and not use and not sample.masked:
-                dead.setdefault(index, []).append(sample.trajectory.num_trained_tokens)
-            advantages.append(sample.advantage)
-            names.append(f"{group.row.source} row {group.row.prompt_id} sample {sample.trajectory.sample}")
-    return StepBatch(items, advantages, names, token_advantages=each_token, dead_tokens=dead)
-
-
-def split_groups(batch: StepBatch, count: int) -> list[StepBatch]:
-    """The batch dealt into at most `count` minibatches of whole groups, as equal as whole groups allow."""
-    if count == 1:
-        return [batch]
-    order = list(dict.fromkeys(item.group for item in batch.items))
-    number = min(count, len(order))
-    parts = [set(order[i::number]) for i in range(number)]
-    dead = list(batch.dead_tokens.items())
-    return [
-        replace(batch, items=[i for i in batch.items if i.group in part], dead_tokens=dict(dead[k::number]))
-        for k, part in enumerate(parts)
-    ]
 
 
 def count_errors(session: Session, groups: Sequence[Group]) -> None:
@@ -200,7 +161,9 @@ def count_errors(session: Session, groups: Sequence[Group]) -> None:
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
-    """Numbers of a step's rollouts: reward with its 95% interval over groups, parts, shares, lengths."""
+    """Numbers of a step's rollouts: reward with its 95% interval over groups (of one there is none), parts, shares,
+    lengths.
+    """
     samples = [x for g in groups for x in g.samples]
     scored = [x for x in samples if x.score.error is None]
     lengths = [len(x.trajectory.response_ids) for x in samples]
@@ -217,11 +180,9 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         return metrics
     means = [fmean(v) for v in ([x.score.value for x in g.samples if x.score.error is None] for g in groups) if v]
     interval = bootstrap_mean(means, None, seed=0)
-    metrics |= {
-        "reward/mean": fmean(x.score.value for x in scored),
-        "reward/low": interval.low,
-        "reward/high": interval.high,
-    }
+    metrics["reward/mean"] = fmean(x.score.value for x in scored)
+    if math.isfinite(interval.low):
+        metrics |= {"reward/low": interval.low, "reward/high": interval.high}
     for name in sorted({n for x in scored for n in x.score.parts}):
         values = [v for x in scored if (v := x.score.parts.get(name)) is not None]
         if values:

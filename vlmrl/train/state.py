@@ -161,13 +161,14 @@ def _same_adapter(before: Lora, now: Lora, origin: ModelOrigin) -> None:
 
 
 def make_policy(
-    settings: Model, model: Any, processor: Any, temperature: float, entropy_gradient: bool = False
-) -> Policy:
+    settings: Model, model: Any, processor: Any, temperature: float, entropy_gradient: bool = False,
+    critic: bool = False,
+) -> Policy:  # fmt: skip
     """The policy of a recipe: this model at this temperature, with image, video and padding ids banned."""
     banned = banned_ids_of(model, processor.tokenizer)
     return Policy(
         model, temperature=temperature, banned_ids=banned, entropy_gradient=entropy_gradient,
-        shared_prefix=settings.shared_prefix,
+        shared_prefix=settings.shared_prefix, critic=critic,
     )  # fmt: skip
 
 
@@ -285,21 +286,24 @@ def open_session(recipe: Recipe, run: Run, runs_root: Path, watcher: Watcher, *,
     start = origin if resume is None else replace(origin, checkpoint=resume)
     model, processor, base = load_for_training(recipe, start)
     temperature = recipe.rollout.temperature if recipe.kind == "rl" else 1.0
-    policy = make_policy(recipe.model, model, processor, temperature, recipe.algo.entropy_coef != 0)
+    algorithm = algorithm_of(recipe.algo) if recipe.kind == "rl" else None
+    critic = algorithm is not None and algorithm.needs_critic
+    policy = make_policy(recipe.model, model, processor, temperature, recipe.algo.entropy_coef != 0, critic)
     run.write_log(f"rows are run by: {policy.path}")
     if policy.sharing == "padded" and recipe.model.shared_prefix:
         watcher.message(f"no shared prefix: {policy.path}")
     session = Session(
-        recipe=recipe, run=run, policy=policy, optimizer=Optimizer(policy.model, recipe.optim), processor=processor,
+        recipe=recipe, run=run, policy=policy, processor=processor,
+        optimizer=Optimizer(policy.model, recipe.optim, policy.value_head),
         encoder=make_encoder(recipe.model, processor), sources=sources, validation=validation,
         stream=PromptStream([len(s.rows) for s in sources], [s.share for s in sources], recipe.train.seed),
         scorers={}, origin=origin, watcher=watcher, base=base,
     )  # fmt: skip
-    watcher.message(str(trained_parts(model)))
+    watcher.message(f"{trained_parts(model)}{'; and a value head' if critic else ''}")
     for source in [*sources, *validation]:
         if source.name not in session.scorers:
             session.scorers[source.name] = session.stack.enter_context(make_scorer(source, recipe))
-    if recipe.kind == "rl" and algorithm_of(recipe.algo).kl_coef > 0:
+    if algorithm is not None and algorithm.kl_coef > 0:
         session.reference = _reference(session, temperature)
     if resume is not None:
         restore(session, resume)
@@ -343,7 +347,8 @@ def save(session: Session) -> Path:
     # One rollout a prompt: more prompts prove more.
     items = list({item.group: item for item in s.proof_items}.values())[:PROOF_ROLLOUTS]
     proof = make_proof(s.policy, items) if items else {}
-    saved = io.Saved(s.progress.step, meta, data, proof)
+    value_head = {} if s.policy.value_head is None else s.policy.value_head.state_dict()
+    saved = io.Saved(s.progress.step, meta, data, proof, value_head)
     folder = io.save_checkpoint(s.run.dir, saved, s.policy.model, s.processor, s.optimizer.state_tensors())
     keep = [s.progress.best_step] if recipe.checkpoint.keep_best and s.progress.best_step is not None else []
     s.run.prune_checkpoints(recipe.checkpoint.keep_last, keep)
@@ -352,10 +357,12 @@ def save(session: Session) -> Path:
 
 
 def restore(session: Session, folder: Path) -> None:
-    """Put a checkpoint's optimizer, data position, counters and random state into the session, whose weights are the
-    checkpoint's already.
+    """Put a checkpoint's optimizer, value head, data position, counters and random state into the session, whose model
+    has the checkpoint's weights already.
     """
     meta = read_meta(folder)
+    if session.policy.value_head is not None:
+        session.policy.value_head.load_state_dict(io.load_value_head(folder))
     session.optimizer.load_state_tensors(io.load_optimizer_tensors(folder), meta["optimizer_updates"])
     data = io.load_data(folder)
     session.progress = Progress(**data["progress"])

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from vlmrl.algo.family import algorithm_of, without_greedy
+from vlmrl.algo.family import algorithm_of, stand_in, without_greedy
+from vlmrl.algo.inputs import untrained_values
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import encode_png
 from vlmrl.data.sampler import PromptStream
@@ -62,9 +63,10 @@ class Trial:
     """What came out.
 
     Args:
-        groups: scored, with the advantages training would use.    solve_rates: of each group, in [0, 1].
+        groups: scored, with the advantages training would use (see stand_in).    solve_rates: of each group, in [0, 1].
         seconds: spent generating.    first: the first prompt, encoded.    pictures: its images as the model sees them.
         kept: source name -> (path or None when no row qualified, number of rows kept).
+        stand_in: what the advantages take in place of what only training has, in words; "" = nothing.
     """
 
     groups: list[Group] = field(default_factory=list)
@@ -73,6 +75,7 @@ class Trial:
     first: EncodedPrompt | None = None
     pictures: list[Path] = field(default_factory=list)
     kept: dict[str, tuple[Path | None, int]] = field(default_factory=dict)
+    stand_in: str = ""
 
 
 def choose_rows(sources: Sequence[Source], seed: int, prompts: int | None) -> list[tuple[Source, int]]:
@@ -105,9 +108,10 @@ def run_trial(
     encoder = make_encoder(recipe.model, processor)
     params = sampling_params(recipe, policy, processor.tokenizer)
     engine = TorchEngine(policy, processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
-    algorithm = without_greedy(algorithm_of(recipe.algo))
+    asked = algorithm_of(recipe.algo)
+    algorithm = without_greedy(asked)
     chosen = choose_rows(sources, recipe.train.seed, prompts)
-    trial, done, size = Trial(), 0, max(1, recipe.rollout.prompts_per_step)
+    trial, done, size = Trial(stand_in=stand_in(asked)), 0, max(1, recipe.rollout.prompts_per_step)
     with ExitStack() as stack:
         scorers = {s.name: stack.enter_context(make_scorer(s, recipe)) for s in sources}
         for step, start in enumerate(range(0, len(chosen), size)):
@@ -125,12 +129,12 @@ def run_trial(
             )
             trial.seconds += time.perf_counter() - begin
             done += len(batch) * samples
+            scored = score_rollouts(rollouts, scorers, strict=True)
+            values = [untrained_values([s.trajectory.num_trained_tokens for s in g.samples]) for g in scored]
             groups = add_advantages(
-                score_rollouts(rollouts, scorers, strict=True),
-                algorithm,
-                max_tokens=recipe.rollout.max_new_tokens,
-                weights={s.name: s.weights for s in sources},
-            )
+                scored, algorithm, max_tokens=recipe.rollout.max_new_tokens,
+                weights={s.name: s.weights for s in sources}, values=values if algorithm.needs_critic else None,
+            )  # fmt: skip
             run.write_rollouts(step, groups)
             trial.groups += groups
     by_name = {source.name: source for source in sources}

@@ -5,7 +5,7 @@ Letters: K trained tokens of a row, S trajectories of the step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,13 +15,20 @@ from torch import Tensor
 from vlmrl.algo.aggregate import Denominator, aggregate, global_mean
 from vlmrl.algo.family import Algorithm
 from vlmrl.algo.kl import ESTIMATORS as KL_ESTIMATORS
-from vlmrl.algo.losses import Tokens, cross_entropy, importance_weight, policy_loss, select_tokens
+from vlmrl.algo.losses import (
+    Tokens,
+    clipped_value_loss,
+    cross_entropy,
+    importance_weight,
+    policy_loss,
+    select_tokens,
+)
 from vlmrl.data.batch import TrainItem, make_row, pack
 from vlmrl.errors import TrainError
 from vlmrl.model.lora import ReferencePolicy
 from vlmrl.model.policy import Policy
 from vlmrl.train.optim import Optimizer
-from vlmrl.types import PackedRow, TokenStats
+from vlmrl.types import PackedRow, RowReference, TokenStats
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,7 @@ class TokenData:
         trajectory: index in the step.      response: the same, dense within the row.
         response_tokens: trained tokens of the response each token belongs to.
         selected: bool, tokens that the surrogate treats differently; None = none.
+        old_value, value_target: what the critic said before the updates and should have said; None without a critic.
     """
 
     advantage: Tensor
@@ -44,6 +52,8 @@ class TokenData:
     response: Tensor
     response_tokens: Tensor
     selected: Tensor | None = None
+    old_value: Tensor | None = None
+    value_target: Tensor | None = None
 
 
 class Objective(Protocol):
@@ -63,7 +73,9 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class PolicyGradient:
-    """The GRPO family: the row's surrogate, weighted for the engine's log-probs, plus KL and entropy terms.
+    """The GRPO family: the row's surrogate, weighted for the engine's log-probs, plus KL, entropy and value terms.
+
+    All terms are per token and share the one denominator.
 
     Args:
         algorithm: the row.
@@ -110,11 +122,24 @@ class PolicyGradient:
         if self.entropy_coef:
             loss = loss - self.entropy_coef * stats.entropy
         if self.kl_coef > 0:
-            assert data.ref_logp is not None
-            kl = KL_ESTIMATORS[self.algorithm.kl](stats.logp, data.ref_logp)
+            kl = self._kl(stats, data)
             loss = loss + self.kl_coef * kl
             shown["loss/kl"] = kl.detach()
+        if self.algorithm.needs_critic:
+            assert stats.value is not None and data.old_value is not None and data.value_target is not None
+            value = clipped_value_loss(
+                stats.value, data.old_value, data.value_target, clip_range=self.algorithm.value_clip
+            )
+            loss = loss + self.algorithm.value_coef * value
+            shown["loss/value"] = value.detach()
         return loss, shown
+
+    def _kl(self, stats: TokenStats, data: TokenData) -> Tensor:
+        if self.algorithm.kl == "full":
+            assert stats.kl is not None
+            return stats.kl
+        assert data.ref_logp is not None
+        return KL_ESTIMATORS[self.algorithm.kl](stats.logp, data.ref_logp)
 
 
 @dataclass(frozen=True)
@@ -139,8 +164,12 @@ class StepBatch:
         items: trajectories to train on; `item.trajectory` indexes the lists below.
         advantage_S: one number a trajectory.
         names_S: how to call a trajectory in an error ("digits row 17 sample 3").
-        old_logp, ref_logp: per trajectory, one value a trained token; filled by `fill_logps` when needed.
+        old_logp, ref_logp, old_value: per trajectory, one value a trained token; filled by `fill_stats` when needed.
+        ref_hidden: per trajectory, the reference's hidden states that predict its trained tokens, [tokens, D] on the
+            CPU in the model's dtype: 2 D bytes a token in bfloat16 (7 KiB at D = 3584: 6.7 GiB for a million tokens).
+            Filled by `fill_reference` for the full KL alone.      ref_head: makes logits of them, a chunk at a time.
         token_advantages: per trajectory, one advantage a trained token, in place of `advantage_S`'s.
+        value_target: per trajectory, what the critic should have said before each trained token.
         dead_tokens: group -> trained tokens of its responses, of groups that are left out but count in the denominator.
         seed: of the surrogate's random choices.
     """
@@ -150,7 +179,11 @@ class StepBatch:
     names_S: list[str]
     old_logp: dict[int, Tensor] = field(default_factory=dict)
     ref_logp: dict[int, Tensor] = field(default_factory=dict)
+    old_value: dict[int, Tensor] = field(default_factory=dict)
+    ref_hidden: dict[int, Tensor] = field(default_factory=dict)
+    ref_head: Callable[[Tensor], Tensor] | None = None
     token_advantages: dict[int, Tensor] = field(default_factory=dict)
+    value_target: dict[int, Tensor] = field(default_factory=dict)
     dead_tokens: dict[int, list[int]] = field(default_factory=dict)
     seed: int = 0
 
@@ -161,6 +194,12 @@ class StepBatch:
 
     def num_trained(self, item: TrainItem) -> int:
         return sum(len(s.ids) for s in item.segments if s.trained)
+
+    def reference_of(self, items: Sequence[TrainItem], device: torch.device) -> RowReference | None:
+        """What the full KL of a row of these items needs; None where it was not asked for."""
+        if self.ref_head is None:
+            return None
+        return RowReference(torch.cat([self.ref_hidden[i.trajectory] for i in items]).to(device), self.ref_head)
 
 
 def update(
@@ -180,7 +219,7 @@ def update(
     gap = 0.0
     for items in pack(batch.items, tokens_per_row):
         row = make_row(items, policy.device)
-        stats = policy(row)
+        stats = policy(row, batch.reference_of(items, policy.device))
         data = _token_data(row, items, batch, selected)
         loss_K, shown = objective.loss(stats, data)
         if not bool(torch.isfinite(loss_K).all()):
@@ -207,12 +246,33 @@ def fill_logps(
     policy: Policy | ReferencePolicy, batch: StepBatch, into: dict[int, Tensor], tokens_per_row: int
 ) -> None:
     """Log-probs of every trajectory under `policy` as it is now, with the batching that `update` uses."""
+    fill_stats(policy, batch, {"logp": into}, tokens_per_row)
+
+
+@torch.no_grad()
+def fill_stats(
+    policy: Policy | ReferencePolicy, batch: StepBatch, into: Mapping[str, dict[int, Tensor]], tokens_per_row: int
+) -> None:
+    """As `fill_logps`, several things from one pass. Args: into: field of TokenStats -> trajectory -> its tokens'."""
     for items in pack(batch.items, tokens_per_row):
         row = make_row(items, policy.device)
-        logp = policy(row).logp
-        owner = torch.tensor(row.trajectories, device=logp.device)[row.span_K]
-        for item in items:
-            into[item.trajectory] = logp[owner == item.trajectory]
+        stats = policy(row, batch.reference_of(items, policy.device) if "kl" in into else None)
+        for name, found in into.items():
+            found |= _by_trajectory(row, items, getattr(stats, name))
+
+
+@torch.no_grad()
+def fill_reference(reference: Policy | ReferencePolicy, batch: StepBatch, tokens_per_row: int) -> None:
+    """Keep of the reference what the full KL of the batch needs."""
+    batch.ref_head = reference.head
+    for items in pack(batch.items, tokens_per_row):
+        row = make_row(items, reference.device)
+        batch.ref_hidden |= _by_trajectory(row, items, reference.states(row).cpu())
+
+
+def _by_trajectory(row: PackedRow, items: Sequence[TrainItem], values_K: Tensor) -> dict[int, Tensor]:
+    owner = torch.tensor(row.trajectories, device=row.span_K.device)[row.span_K].to(values_K.device)
+    return {item.trajectory: values_K[owner == item.trajectory] for item in items}
 
 
 def _token_data(row: PackedRow, items: Sequence[TrainItem], batch: StepBatch, selected: dict[int, Tensor]) -> TokenData:
@@ -224,7 +284,7 @@ def _token_data(row: PackedRow, items: Sequence[TrainItem], batch: StepBatch, se
         x for i in items for s in i.segments if s.trained for x in (s.sampler_logp or [float("nan")] * len(s.ids))
     ]
     advantage = [batch.advantage_of(i.trajectory, batch.num_trained(i)) for i in items]
-    join = lambda by: torch.cat([by[i.trajectory] for i in items]) if by else None  # noqa: E731
+    join = lambda by: torch.cat([by[i.trajectory] for i in items]).to(device) if by else None  # noqa: E731
     return TokenData(
         advantage=torch.cat(advantage).to(device),
         sampler_logp=torch.tensor(sampled, device=device, dtype=torch.float32),
@@ -234,6 +294,8 @@ def _token_data(row: PackedRow, items: Sequence[TrainItem], batch: StepBatch, se
         response=response,
         response_tokens=counts[response],
         selected=torch.cat([selected[i.trajectory] for i in items]).to(device) if selected else None,
+        old_value=join(batch.old_value),
+        value_target=join(batch.value_target),
     )
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from vlmrl.algo import aggregate
-from vlmrl.algo.family import AGGREGATIONS, ALGORITHMS, CELLS, CHOICES, algorithm_of, resolve, without_greedy
+from vlmrl.algo import advantages, aggregate
+from vlmrl.algo.family import AGGREGATIONS, ALGORITHMS, CELLS, CHOICES, algorithm_of, resolve, stand_in, without_greedy
 from vlmrl.errors import RecipeError
+from vlmrl.recipe import check_algo
 from vlmrl.recipe.schema import Algo
 
 
@@ -35,8 +36,19 @@ def test_a_recipe_overrides_single_cells():
     assert found == replace(ALGORITHMS["maye"], kl_coef=0.0, gamma=0.9, truncated="mask")
     assert without_greedy(ALGORITHMS["remax"]).advantage == "group_mean"
     assert without_greedy(ALGORITHMS["opo"]) == ALGORITHMS["opo"]
+    assert without_greedy(ALGORITHMS["ppo"]) == ALGORITHMS["ppo"]
     with pytest.raises(TypeError, match="colour"):
         resolve("grpo", colour="red")
+
+
+def test_what_needs_a_model_says_what_stands_in_without_one():
+    told = {name: stand_in(row) for name, row in ALGORITHMS.items()}
+    assert "critic" in told.pop("ppo") and "group mean" in told.pop("remax")
+    assert set(told.values()) == {""}
+
+
+def test_the_rules_on_recipes_know_the_scales_of_a_critic():
+    assert check_algo.CRITIC_SCALES == advantages.CRITIC_SCALES
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)

@@ -280,7 +280,9 @@ BROKEN = [
     ("a clip without a ratio", '[algo]\nname = "gpg"\nclip_low = 0.1\n', "the surrogate of `gpg`", 11, "remove it"),
     ("a ratio level without a ratio", '[algo]\nname = "gpg"\nratio = "token"\n', "has no ratio", 11, "remove"),
     ("an idle KL estimator", '[algo]\nkl = "k2"\n', "`algo.kl` does nothing: `algo.kl_coef` is 0", 10, "0.001"),
-    ("the full KL", '[algo]\nkl = "full"\nkl_coef = 0.1\n', "full is not wired", 10, "k2"),
+    ("a clip of values without a critic", "[algo]\nvalue_clip = 0.1\n", "`algo.value_clip` does nothing", 10, "ppo"),
+    ("a lambda without a critic", '[algo]\nname = "maye"\ngae_lambda = 0.9\n', "has no critic", 11, "ppo"),
+    ("a scale of groups for a critic", '[algo]\nname = "ppo"\nscale = "group"\n', "`algo.scale` group", 11, "tokens"),
     ("k1 in the loss", '[algo]\nkl = "k1"\nkl_coef = 0.1\n', "expected gradient is zero", 10, "reward"),
     (
         "a KL in parts",

@@ -7,12 +7,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from vlmrl.algo.family import ALGORITHMS, Algorithm
 from vlmrl.data.batch import PromptTokens, TrainItem
 from vlmrl.errors import RewardError
-from vlmrl.rollout.sample import add_advantages, is_dead_group
+from vlmrl.rollout.sample import add_advantages, is_dead_group, mark_masked
 from vlmrl.train import rl
+from vlmrl.train.collect import Before, Collected, _by_sample, _critic_metrics
 from vlmrl.train.state import Progress
 from vlmrl.train.update import StepBatch
 from vlmrl.types import Group, Row, Score, ScoredSample, Segment, Trajectory
@@ -67,7 +69,7 @@ def test_a_failed_reward_is_masked_and_leaves_the_baseline_of_the_others_alone(t
     assert advantages_and_masks(made) == ([0.5, -0.5, 0.0], [False, False, True])
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if not row.needs_critic])
 def test_a_group_is_dead_when_what_counts_is_equal(name):
     made = replace(ALGORITHMS[name], kl_coef=0.0)
     lone = group(sample(0, 3.0))
@@ -100,9 +102,56 @@ def test_a_step_batch_holds_every_live_sample_that_is_not_masked_under_its_own_n
     ]  # fmt: skip
     assert [batch.advantage_S[i.trajectory] for i in batch.items] == [0.5, 0.0]  # 1 - (1 + 0 + 0.5) / 3 = 0.5
     assert {i.group for i in batch.items} == {1}
-    assert len(batch.names_S) == 8
+    assert len(batch.names_S) == 8 and batch.dead_tokens == {}
+    counted = rl.step_batch(rollouts, groups, keep_dead=False, count_dead=True)
+    assert counted.dead_tokens == {0: [3, 3], 2: [3, 3]} and counted.items == batch.items
     kept = rl.step_batch(rollouts, groups, keep_dead=True)
     assert [i.group for i in kept.items] == [0, 0, 1, 1, 2, 2]
+
+
+CRITIC = Algorithm(name="test", summary="", advantage="gae", gae_lambda=0.5)
+JUDGED = [
+    group(sample(0, 1.0), sample(1, math.nan, error="x"), name="first"),
+    group(sample(0, 2.0, "length"), sample(1, 2.0), name="second"),
+]
+# lambda 0.5, three tokens, the score at the last: values 0: 0.25, 0.5, 1 times the score. Values 1 and the score 2:
+# deltas 0, 0, 1 -> 0.25, 0.5, 1, and 1 more for the targets
+VALUES = {0: torch.zeros(3), 2: torch.ones(3), 3: torch.ones(3)}
+
+
+def test_what_will_not_be_trained_on_is_masked_before_there_are_advantages():
+    for truncated, expected in (("keep", [False, True, False, False]), ("mask", [False, True, True, False])):
+        made = mark_masked(JUDGED, replace(CRITIC, truncated=truncated))
+        assert [s.masked for g in made for s in g.samples] == expected
+        told = advantages(made, replace(CRITIC, truncated=truncated), values=_by_sample(made, VALUES))
+        assert [s.masked for g in told for s in g.samples] == expected
+
+
+def test_a_critic_gives_every_trained_sample_its_token_advantages_and_targets():
+    made = advantages(JUDGED, CRITIC, values=_by_sample(JUDGED, VALUES))
+    samples = [s for g in made for s in g.samples]
+    up = (0.25, 0.5, 1.0)
+    assert [s.token_advantages for s in samples] == [up, None, up, up]
+    assert [s.value_targets for s in samples] == [up, None, (1.25, 1.5, 2.0), (1.25, 1.5, 2.0)]
+    prompt = SimpleNamespace(encoded=SimpleNamespace(prompt_ids=(1, 2), kinds=(0, 0), images={}, num_images=0))
+    batch = rl.step_batch([SimpleNamespace(prompt=prompt)] * 2, made, keep_dead=True)  # type: ignore[list-item]
+    assert {i: t.tolist() for i, t in batch.value_target.items()} == {
+        0: [0.25, 0.5, 1.0], 2: [1.25, 1.5, 2.0], 3: [1.25, 1.5, 2.0],
+    }  # fmt: skip
+    assert {i: t.tolist() for i, t in batch.token_advantages.items()} == {i: list(up) for i in (0, 2, 3)}
+    # values 0 0 0, 1 1 1, 1 1 1; residuals up, up, up: variance 0.0972 of 0.3218 (by hand: 7/72 and 0.32176)
+    metrics = _critic_metrics(Collected([], made, before=Before(value=VALUES)))
+    assert metrics["value/mean"] == pytest.approx(2 / 3)
+    targets = [0.25, 0.5, 1.0] + [1.25, 1.5, 2.0] * 2
+    spread = sum(t * t for t in targets) / 9 - (sum(targets) / 9) ** 2
+    assert metrics["value/explained_variance"] == pytest.approx(1 - (7 / 72) / spread)
+    assert [t.tolist() for g in _by_sample(JUDGED, VALUES, 0.5) for t in g] == [[0] * 3, [0] * 3, [0.5] * 3, [0.5] * 3]
+
+
+def test_a_step_in_which_nothing_is_trained_on_says_nothing_of_its_critic():
+    nothing = mark_masked([group(sample(0, 1.0, "length"))], replace(CRITIC, truncated="drop"))
+    made = advantages(nothing, replace(CRITIC, truncated="drop"), values=_by_sample(nothing, {}))
+    assert _critic_metrics(Collected([], made)) == {}
 
 
 def test_groups_are_dealt_whole_and_evenly_into_updates():
@@ -187,6 +236,11 @@ def test_group_metrics_by_hand():
     assert metrics["rollout/truncated_share"] == pytest.approx(1 / 6)
     assert metrics["rollout/response_tokens_mean"] == 3
     assert metrics["reward/low"] <= metrics["reward/mean"] <= metrics["reward/high"]
+
+
+def test_the_reward_of_one_group_has_no_interval():
+    metrics = rl.group_metrics(advantages([group(sample(0, 0.5), sample(1, 0.2))]))
+    assert metrics["reward/mean"] == pytest.approx(0.35) and not {"reward/low", "reward/high"} & set(metrics)
 
 
 def test_metrics_of_a_step_in_which_every_reward_failed_have_no_reward():
