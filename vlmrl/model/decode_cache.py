@@ -99,7 +99,7 @@ class DecodeCache(Cache):
         own = {i: SplitLayer(prefilled.layers[i], longest) for i in set(keys_of) if not _is_linear(prefilled.layers[i])}
         super().__init__(layers=[own.get(i, layer) for i, layer in enumerate(prefilled.layers)])
         self.attention = list(own.values())
-        self.linear = [layer for layer in self.layers if isinstance(layer, LinearAttentionLayer)]
+        self.linear: list[Any] = [layer for layer in self.layers if isinstance(layer, LinearAttentionLayer)]
         for layer in self.linear:
             layer.reorder_cache(prompt_of_B)
         self._keys_of = keys_of

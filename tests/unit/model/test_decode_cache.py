@@ -126,7 +126,7 @@ def test_a_windows_layer_keeps_the_end_of_prompt_and_response_alone():
 
 
 def test_linear_attention_states_are_each_rows_own():
-    """Two prompts, three rows, of which the second leaves. Convolution state [., 2, 3], recurrent [., 1, 2, 2], float32."""
+    """Two prompts, three rows; the second leaves. Convolution state [., 2, 3], recurrent [., 1, 2, 2], float32."""
     prefilled = DynamicCache()
     prefilled.layers = [LinearAttentionLayer(), DynamicLayer()]
     prefilled.layers[0].update_conv_state(torch.arange(2.0)[:, None, None].expand(2, 2, 3))
