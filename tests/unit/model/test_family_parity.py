@@ -85,7 +85,7 @@ def norm_of(part: str, outcome: Outcome) -> float:
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-@pytest.mark.parametrize(("name", "trained"), CELLS, ids="-".join)
+@pytest.mark.parametrize(("name", "trained"), CELLS)
 def test_a_family_equals_its_stock_forward(name, trained, recompute):
     _, items, expected = prepared(name, trained)
     policy = policy_of(name, recompute, trained)
