@@ -38,3 +38,16 @@ def test_the_encoder_makes_what_the_processor_makes(name):
     )
     for key, tensor in found.images.items():
         assert torch.equal(tensor, expected[key]), key
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_pixel_bounds_act_exactly_where_the_encoder_says_so(name):
+    processor = PROCESSORS[name]()
+    free, bounded = (
+        encoded(Encoder(processor, min_pixels=low, max_pixels=high), TEXT, SIZES[1:])
+        for low, high in ((None, None), (32 * 32, 64 * 64))
+    )
+    acts = Encoder(processor).takes_pixel_bounds
+    assert acts == (name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "glm46v"))
+    assert (bounded.num_image_tokens < free.num_image_tokens) == acts
+    assert (bounded.prompt_ids == free.prompt_ids) == (not acts)
