@@ -65,7 +65,7 @@ def _qwen(name: str, patch: int) -> Any:
 
 def _glm(name: str, processor: str) -> Any:
     names = ("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>")
-    size = {"shortest_edge": 14 * 14 * 16, "longest_edge": 14 * 14 * 336}
+    size = {"shortest_edge": 14 * 14 * 16, "longest_edge": 2 * 14 * 14 * 336}  # an image counts as two frames
     images = getattr(transformers, f"{processor}ImageProcessor")(size=size)
     module = __import__(f"transformers.models.{name}.video_processing_{name}", fromlist=["x"])
     return getattr(transformers, f"{processor}Processor")(
