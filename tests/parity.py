@@ -1,21 +1,26 @@
 """The parity matrix's world and its reference: transformers' own forward of each row alone, and nothing of ours.
 
-`reference(model, ...)` and `packed(policy, ...)` take any model, so that a model with adapters can be put in.
+`reference(model, ...)` and `packed(policy, ...)` take any model, so that one with an adapter can be put in. The world's
+prompts and images come from an encoder over the family's real processor, or, quicker, from tests/tinyfamilies.py.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from tinyfamilies import IMAGE, TinyFamily
+from tinyworld import encoded, prompt_tokens
 from torch import Tensor
 
 from vlmrl.data.batch import PromptTokens, TrainItem, make_row, pack
+from vlmrl.data.encode import Encoder
+from vlmrl.model.lora import attach_adapter
 from vlmrl.model.policy import Policy
+from vlmrl.recipe.schema import Lora
 from vlmrl.types import Segment
 
 TOLERANCE = 1e-5
@@ -24,7 +29,7 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Outcome:
-    """Log-probs of all trained tokens, item by item, and every gradient (None where there is none)."""
+    """Log-probs of all trained tokens, item by item, and the gradient of every trained parameter, or None."""
 
     logp: Tensor
     gradients: Mapping[str, Tensor | None]
@@ -50,14 +55,22 @@ def join(family: TinyFamily, images: Sequence[Mapping[str, Tensor]]) -> dict[str
     return {name: torch.cat([i[name] for i in images], family.axes.get(name, 0)) for name in names}
 
 
-def world(family: TinyFamily, seed: int = 0) -> list[TrainItem]:
+SIZES = {False: (40, 40), True: (320, 256)}
+"""Of images for a real processor, in pixels: small, and large enough for about 20 times as many tokens."""
+Picture = tuple[Mapping[str, Tensor], Sequence[int]]
+
+
+def world(family: TinyFamily, seed: int = 0, encoder: Encoder | None = None) -> list[TrainItem]:
     """Four groups: two images of very different size; text alone; one small image; and, among its siblings, a response
-    of three segments that begins with a tool's answer and holds two images of its own."""
+    of three segments that begins with a tool's answer and holds two images of its own. The last is of one sample."""
     g = torch.Generator().manual_seed(seed)
     text = lambda n: torch.randint(20, 190, (n,), generator=g).tolist()  # noqa: E731
+    picture = (lambda large: family.picture(large, g)) if encoder is None else (lambda large: _real(encoder, large))
 
     def prompt(*sizes: bool) -> PromptTokens:
-        pictures = [family.picture(large, g) for large in sizes]
+        if encoder is not None:
+            return prompt_tokens(encoded(encoder, "7 or 8?", [SIZES[large] for large in sizes], name=f"{sizes}"))
+        pictures = [picture(large) for large in sizes]
         ids = text(3)
         for _, tokens in pictures:
             ids += [*tokens, *text(2)]
@@ -72,17 +85,39 @@ def world(family: TinyFamily, seed: int = 0) -> list[TrainItem]:
     for group, (tokens, lengths) in enumerate(plan):
         for length in lengths:
             items.append(TrainItem(tokens, group, (Segment("assistant", tuple(text(length)), True),), len(items)))
-    items.append(_agent(family, plan[2][0], 2, len(items), g, text))
+    items.append(_agent(family, plan[2][0], 2, len(items), picture, text))
     return sorted(items, key=lambda item: item.group)
 
 
-def _agent(family: TinyFamily, prompt: PromptTokens, group: int, index: int, g: torch.Generator, text: Any):
-    (first, first_ids), (second, second_ids) = (family.picture(large, g) for large in (False, True))
+def _real(encoder: Encoder, large: bool) -> Picture:
+    """An image as the processor makes it, within the tokens of a turn of its own."""
+    found = encoded(encoder, "", [SIZES[large]], name=f"tool {large}")
+    return found.images, found.prompt_ids
+
+
+def _agent(
+    family: TinyFamily, prompt: PromptTokens, group: int, index: int, picture: Callable[[bool], Picture], text: Any
+) -> TrainItem:
+    (first, first_ids), (second, second_ids) = (picture(large) for large in (False, True))
     tool = Segment("tool", (*first_ids, *text(1), *second_ids), False)
     parts = (Segment("tool", tuple(text(2)), False), Segment("assistant", tuple(text(3)), True), tool,
              Segment("assistant", tuple(text(5)), True), Segment("tool", tuple(text(2)), False))  # fmt: skip
     kinds = tuple(int(i == IMAGE) for s in parts for i in s.ids)
     return TrainItem(prompt, group, parts, index, kinds, join(family, [first, second]))
+
+
+def adapted(model: Any, lora: Lora) -> Any:
+    """The model with an adapter that matters: its second factor is not 0. It is smaller in linear attention, where the
+    stock forward itself would round too much (see `wake`)."""
+    g = torch.Generator().manual_seed(2)
+    attach_adapter(model, lora)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if ".lora_" in name:
+                noise = torch.randn(p.shape, generator=g)
+                size = 0.05 * (0.5 if "linear_attn" in name else 1) if ".lora_B." in name else p.shape[-1] ** -0.5
+                p.copy_(size * noise)
+    return model
 
 
 def weights(items: Sequence[TrainItem]) -> dict[int, Tensor]:
@@ -131,6 +166,7 @@ def packed(policy: Policy, items: Sequence[TrainItem], tokens_per_row: int) -> O
 
 
 def _outcome(model: Any, found: dict[int, Tensor]) -> Outcome:
-    gradients = {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    gradients = {n: None if p.grad is None else p.grad.clone() for n, p in trained.items()}
     model.zero_grad(set_to_none=True)
     return Outcome(torch.cat([found[k] for k in sorted(found)]), gradients)

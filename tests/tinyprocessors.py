@@ -12,6 +12,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from vlmrl.data.encode import Encoder
+
 TEXTS = ["Are these two images the same digit? Answer with a number.", "0 1 2 3 4 5 6 7 8 9 yes no same different"]
 IMAGE_ENTRY = "{% if c.type == 'image' %}ENTRY{% else %}{{ c.text }}{% endif %}"
 TEMPLATE = (
@@ -63,7 +65,7 @@ def _qwen(name: str, patch: int) -> Any:
 
 def _glm(name: str, processor: str) -> Any:
     names = ("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>")
-    size = {"shortest_edge": 14 * 14 * 16, "longest_edge": 14 * 14 * 336}
+    size = {"shortest_edge": 14 * 14 * 16, "longest_edge": 2 * 14 * 14 * 336}  # an image counts as two frames
     images = getattr(transformers, f"{processor}ImageProcessor")(size=size)
     module = __import__(f"transformers.models.{name}.video_processing_{name}", fromlist=["x"])
     return getattr(transformers, f"{processor}Processor")(
@@ -114,8 +116,11 @@ def _idefics(name: str) -> Any:
     )
     more = {}
     if name == "SmolVLM":
+        from transformers.models.smolvlm import processing_smolvlm
         from transformers.models.smolvlm.video_processing_smolvlm import SmolVLMVideoProcessor
 
+        # A package that spells the number of a video's frames: without it not even images are processed.
+        processing_smolvlm.num2words = processing_smolvlm.num2words or str
         more = {"video_processor": SmolVLMVideoProcessor()}
     return getattr(transformers, f"{name}Processor")(
         image_processor=images, tokenizer=tok, image_seq_len=4, chat_template=template("<image>"), **more
@@ -135,6 +140,15 @@ def _minicpm() -> Any:
     )
 
 
+def _llava() -> Any:
+    """A family that is not in the table of families: it takes the padded path."""
+    images = transformers.CLIPImageProcessor(size={"height": 32, "width": 32}, do_center_crop=False)
+    return transformers.LlavaProcessor(
+        images, tokenizer("<image>", "<video>", "<start>", "<stop>", {}), patch_size=8,
+        vision_feature_select_strategy="full", chat_template=template("<start><image><stop>"),
+    )  # fmt: skip
+
+
 PROCESSORS: dict[str, Callable[[], Any]] = {
     "qwen2_vl": lambda: _qwen("Qwen2VL", 14),
     "qwen2_5_vl": lambda: _qwen("Qwen2_5_VL", 14),
@@ -148,5 +162,13 @@ PROCESSORS: dict[str, Callable[[], Any]] = {
     "idefics3": lambda: _idefics("Idefics3"),
     "smolvlm": lambda: _idefics("SmolVLM"),
     "minicpmv4_6": _minicpm,
+    "llava": _llava,
 }
 """Model type -> how to make its processor. Qwen3.5 uses Qwen3-VL's."""
+SAME = {"qwen3_vl_moe": "qwen3_vl", "qwen3_5_moe": "qwen3_5", "gemma4_shared_kv": "gemma4"}
+"""Models of tests/tinyfamilies.py that use the processor of another."""
+
+
+def encoder_of(name: str) -> Encoder:
+    """The encoder of a model of tests/tinyfamilies.py, over its real processor."""
+    return Encoder(PROCESSORS[SAME.get(name, name)]())

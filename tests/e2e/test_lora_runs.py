@@ -225,7 +225,7 @@ def test_on_4_bits_a_run_trains_resumes_and_is_merged_at_full_width(place, tmp_p
     assert "quantization_config" not in (Path(done.json["folder"]) / "config.json").read_text()
 
 
-def test_check_counts_the_adapter_and_names_what_is_wrong(place, tmp_path):
+def test_check_counts_the_adapter_and_train_too_names_what_is_wrong_before_a_run_begins(place, tmp_path):
     words = ("check", "rl.toml", "--runs", tmp_path, "--set", "rollout.max_new_tokens=40")
     sound = this_process(*words, "--json", cwd=place)
     plan = sound.json["plan"]
@@ -237,5 +237,7 @@ def test_check_counts_the_adapter_and_names_what_is_wrong(place, tmp_path):
         ("lora.dropout=0.1", "would not be the one that sampled"),
         ('model.freeze=["language"]', "nothing is left to train"),
     ):
-        done = this_process(*words, "--set", word, cwd=place)
-        assert done.code == 2 and told in " ".join(done.err.split()) and "Traceback" not in done.err
+        for command in ("check", "train"):
+            done = this_process(command, *words[1:], "--set", word, cwd=place)
+            assert done.code == 2 and told in " ".join(done.err.split()) and "Traceback" not in done.err
+    assert not list(tmp_path.iterdir()), "a run was begun"

@@ -1,6 +1,7 @@
 """`vlmrl check`: everything wrong with recipe, data and machine at once, and the plan of a run.
 
-`run_quick_checks` is the part that `vlmrl train` and `vlmrl sft` run before they begin; `preflight` is all of it.
+`run_quick_checks` and then `check_model` are what `vlmrl train`, `vlmrl sft` and `vlmrl try` run before they begin;
+`preflight` is all of it.
 """
 
 from __future__ import annotations
@@ -57,6 +58,25 @@ def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
         if loaded.recipe.kind == "sft":
             problems += rows.check_traces(source, where, rows=QUICK_PROMPTS)
     return problems + rows.check_validation(loaded, opened)
+
+
+def check_model(loaded: LoadedRecipe, model_files: str | None = None) -> list[Problem]:
+    """What the recipe says of the model's parts, layers and images, against its configuration; no weight is read.
+
+    `preflight` finds the same. Args: model_files: as there.
+    """
+    from vlmrl.model.facts import model_facts
+
+    recipe = loaded.recipe
+    problems: list[Problem] = []
+    try:
+        if recipe.lora is not None or recipe.model.freeze:
+            problems += machine.check_trained(loaded, model_facts(recipe.model, path=model_files))
+        if any(loaded.is_set(("model", key)) for key in tokens.PIXEL_KEYS):
+            problems += tokens.check_pixels(loaded, tokens.make_encoder(loaded, model_files))
+    except VlmrlError as error:
+        problems += rows.problems_in(error, loaded.where(("model", "path")))
+    return problems
 
 
 def preflight(loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | None = None) -> Preflight:
@@ -143,6 +163,7 @@ def _check_tokens(
         where = loaded.where(("model", "path"))
         found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
         return loaded.recipe.rollout.max_prompt_tokens, 0
+    found.problems += tokens.check_pixels(loaded, encoder)
     longest = images = 0
     for where, source in ((entry.where, entry.train) for entry in opened.entries):
         facts = tokens.measure_tokens(loaded, source, encoder, where)

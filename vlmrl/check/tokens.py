@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vlmrl.tasks.source import Source
 
 TOKEN_ROWS = 64
+PIXEL_KEYS = ("min_pixels", "max_pixels")
 SAME_AREA = 1.1
 """An image whose area changes by less than this factor counts as kept: patches round its edges."""
 
@@ -52,6 +53,22 @@ def make_encoder(loaded: LoadedRecipe, model_files: str | None) -> Encoder:
     model = loaded.recipe.model
     processor = load_processor(model, path=model_files)
     return Encoder(processor, min_pixels=model.min_pixels, max_pixels=model.max_pixels, thinking=model.thinking)
+
+
+def check_pixels(loaded: LoadedRecipe, encoder: Encoder) -> list[Problem]:
+    """Warnings about bounds of an image's area that this model's processor has no use for."""
+    if encoder.takes_pixel_bounds:
+        return []
+    size = dict(getattr(encoder.processor.image_processor, "size", None) or {})
+    own = ", ".join(f"{name} {value}" for name, value in size.items() if value is not None)
+    hint = f"leave it out: its own configuration decides{f' (size: {own})' if own else ''}"
+    return [
+        Problem(
+            f"`model.{key}` does nothing: the image processor of `{loaded.recipe.model.path}` has no bounds in pixels",
+            loaded.where(("model", key)), hint, "warning",
+        )
+        for key in PIXEL_KEYS if loaded.is_set(("model", key))
+    ]  # fmt: skip
 
 
 def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where: str) -> TokenFacts:

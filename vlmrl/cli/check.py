@@ -43,7 +43,7 @@ def check(
     root = runs_root(runs)
     try:
         loaded = load_recipe(recipe, overrides=overrides or [])
-        model_files, problem = _find_model(loaded.recipe.model.path, root, loaded.where(("model", "path")))
+        model_files, problem = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
         found = preflight(loaded, runs_folder=root, model_files=model_files)
         # What the run store says of a run without a checkpoint is better than that the hub has no such model.
         problems = (
@@ -70,8 +70,8 @@ def check(
         raise typer.Exit(2)
 
 
-def _find_model(path: str, root: Path, where: str) -> tuple[str | None, Problem | None]:
-    """Where the files of the recipe's model are, or what is wrong."""
+def find_model_files(path: str, root: Path, where: str) -> tuple[str | None, Problem | None]:
+    """Where the configuration and processor of the recipe's model are, or what is wrong."""
     from vlmrl.train.state import find_model
 
     try:

@@ -64,7 +64,7 @@ def train_command(
         say(f"resuming {run.id} (attempt {run.attempt}) from {at}")
     else:
         assert recipe is not None
-        loaded = load_checked(recipe, overrides, kind)
+        loaded = load_checked(recipe, overrides, kind, root)
         run, settings, checkpoint = (
             start_run(loaded, root, argv, Labels(labels[0], tuple(labels[1]), labels[2])),
             loaded.recipe,
@@ -100,14 +100,18 @@ def _closing(done) -> str:
     return f"done: {done.dir}{told}\nnext: {commands}"
 
 
-def load_checked(recipe: Path, overrides: list[str], kind: str | None):
+def load_checked(recipe: Path, overrides: list[str], kind: str | None, root: Path):
     """The recipe, after the quick part of `vlmrl check`: errors end here, warnings are shown."""
-    from vlmrl.check.preflight import run_quick_checks
+    from vlmrl.check.preflight import check_model, run_quick_checks
+    from vlmrl.cli.check import find_model_files
     from vlmrl.errors import ProblemsError, format_error
     from vlmrl.recipe.load import load_recipe
 
     loaded = load_recipe(recipe, overrides=overrides, kind=kind)
     problems = run_quick_checks(loaded)
+    if not any(p.level == "error" for p in problems):
+        files, problem = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
+        problems += check_model(loaded, files) if problem is None else [problem]
     errors = [p for p in problems if p.level == "error"]
     if errors:
         raise ProblemsError(errors)

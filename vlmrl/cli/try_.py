@@ -63,13 +63,13 @@ def try_(
         missing = "--out: where to write the rows" if out is None else "--filter: which rows to write"
         raise RecipeError(f"{missing} is missing", hint="vlmrl try RECIPE --filter 0.1:0.9 --out data/worth-it")
     bounds = parse_filter(filter_) if filter_ is not None else None
-    loaded = load_checked(Path(recipe), overrides or [], None)
+    root = runs_root(runs)
+    loaded = load_checked(Path(recipe), overrides or [], None, root)
     keep = None
     if bounds is not None and out is not None:
         sources = [open_source(data, loaded.recipe.reward) for data in loaded.recipe.data]
         keep = Keep(*bounds, check_target(sources, out))
     wanted = prompts if prompts is not None or keep else 20
-    root = runs_root(runs)
     run = start_run(loaded, root, ["vlmrl", *sys.argv[1:]], Labels(), kind="try")
     with run:
         n = samples or loaded.recipe.rollout.samples_per_prompt

@@ -59,6 +59,9 @@ class Encoder:
         processor: a transformers processor (tokenizer, image processor, chat template).
         min_pixels, max_pixels: bounds of an image's area after resizing, in pixels; None leaves the processor's own.
         thinking: "on" or "off" is passed to the chat template as `enable_thinking`; "template" passes nothing.
+    Attributes:
+        takes_pixel_bounds: whether `min_pixels` and `max_pixels` do anything: the processors that fit an image to a grid
+            of patches have such bounds, the others (a fixed size, tiles, crops) none.
     """
 
     def __init__(
@@ -70,7 +73,8 @@ class Encoder:
         thinking: str = "template",
     ) -> None:
         self.processor, self.tokenizer = processor, processor.tokenizer
-        self._size = _size_argument(processor.image_processor, min_pixels, max_pixels)
+        self.takes_pixel_bounds = _takes_pixel_bounds(processor.image_processor)
+        self._size = _size_argument(processor.image_processor, min_pixels, max_pixels) if self.takes_pixel_bounds else {}
         self._template = {} if thinking == "template" else {"enable_thinking": thinking == "on"}
         self._cache: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
         self._cached_bytes = 0
@@ -192,13 +196,17 @@ def _content(text: str) -> list[dict[str, str]]:
     return parts
 
 
-def _size_argument(image_processor: Any, min_pixels: int | None, max_pixels: int | None) -> dict[str, Any]:
-    """How this image processor is told its bounds; empty when it has none of its own (fixed-size towers)."""
+def _takes_pixel_bounds(image_processor: Any) -> bool:
     size = getattr(image_processor, "size", None)
     edges = dict(size) if size is not None else {}
-    if (min_pixels is None and max_pixels is None) or "shortest_edge" not in edges or "longest_edge" not in edges:
+    return hasattr(image_processor, "merge_size") and {"shortest_edge", "longest_edge"} <= edges.keys()
+
+
+def _size_argument(image_processor: Any, min_pixels: int | None, max_pixels: int | None) -> dict[str, Any]:
+    """How an image processor with bounds is told them. In these processors the two "edges" are areas in pixels."""
+    if min_pixels is None and max_pixels is None:
         return {}
-    # In this family of processors the two "edges" are areas in pixels.
+    edges = dict(image_processor.size)
     return {
         "size": {
             "shortest_edge": min_pixels or edges["shortest_edge"],

@@ -1,7 +1,9 @@
 """Keys and values for sampling many responses of a prompt: the prompt's are stored once, each response keeps its own.
 
 One decoding step attends to the two parts apart and joins them by their log-sum-exp, which is exact: softmax over both
-parts is the mean of the two outputs weighted by each part's share of the exponentials.
+parts is the mean of the two outputs weighted by each part's share of the exponentials. A layer with a sliding window
+keeps the end of the prompt and of each response alone. The state of a linear attention layer belongs to a response from
+its first token on, so each has its own.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, LinearAttentionLayer
 
 from vlmrl.model.split_attention import attention_part, join_parts
 
@@ -20,41 +22,66 @@ GROWTH_TOKENS = 64
 """Room for response tokens is made in steps of this many: appending in place instead of copying at every token."""
 
 
-class ResponseLayer(DynamicLayer):
-    """Keys and values of the responses in one layer, [B, H, room, D], of which the first `length` tokens count.
+class SplitLayer(DynamicLayer):
+    """One attention layer: keys and values of P prompts, and of B responses that all have the same length.
 
-    Args: longest: most tokens of a response; more room is never made.
+    Attributes:
+        prompt_keys, prompt_values: [P, H, T, D]; with a window, of the prompts' last tokens only.
+        keys, values: [B, H, room, D], of which the first `end` tokens count.
+        length: tokens of each response so far, those that a window has left behind included.
+    Args:
+        prefilled: the layer after the prompts ran, left padded; its tensors are taken over.
+        longest: most tokens of a response; more room is never made.
     """
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self, prefilled: Any, longest: int) -> None:
         super().__init__()
-        self.length, self.longest = 0, longest
+        assert isinstance(prefilled.keys, Tensor), "the prompts have not run yet"
+        self.window: int | None = prefilled.sliding_window if prefilled.is_sliding else None
+        # A window's layer holds a view of the whole prompt: cloned, so that the rest is freed.
+        parts = (prefilled.keys, prefilled.values)
+        self.prompt_keys, self.prompt_values = parts if self.window is None else (part.clone() for part in parts)
+        self.longest = longest
+        self.length = self.end = 0
+
+    @property
+    def prompt_seen(self) -> int:
+        """How many of the last prompt tokens the newest response token sees."""
+        stored = self.prompt_keys.shape[-2]
+        return stored if self.window is None else min(stored, max(0, self.window - self.length))
+
+    def tensors(self) -> list[Tensor]:
+        own = [t for t in (self.keys, self.values) if t is not None]
+        return [self.prompt_keys, self.prompt_values, *own]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append one step. Returns: keys and values so far, views of [B, H, length, D]."""
-        end = self.length + key_states.shape[-2]
-        self.keys = self._store(self.keys, key_states, end)
-        self.values = self._store(self.values, value_states, end)
-        self.is_initialized, self.length = True, end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        """Append one token to each response: [B, H, 1, D].
 
-    def _store(self, kept: Tensor | None, new: Tensor, end: int) -> Tensor:
-        if kept is None or end > kept.shape[-2]:
-            room = max(end, min(self.longest, -(-end // GROWTH_TOKENS) * GROWTH_TOKENS))
-            grown = new.new_empty(*new.shape[:2], room, new.shape[-1])
-            if kept is not None:
-                grown[:, :, : self.length] = kept[:, :, : self.length]
-            kept = grown
-        kept[:, :, self.length : end] = new
-        return kept
+        Returns: keys and values of the response that this token sees, views of [B, H, L, D].
+        """
+        if self.keys is None or self.values is None or self.end == self.keys.shape[-2]:
+            kept = self.end if self.window is None else min(self.end, self.window - 1)
+            room = kept + min(GROWTH_TOKENS, self.longest - self.length)
+            self.keys, self.values = (
+                _moved(old, new, self.end - kept, kept, room)
+                for old, new in ((self.keys, key_states), (self.values, value_states))
+            )
+            self.is_initialized, self.end = True, kept
+        self.keys[:, :, self.end : self.end + 1] = key_states
+        self.values[:, :, self.end : self.end + 1] = value_states
+        self.end, self.length = self.end + 1, self.length + 1
+        seen = slice(0 if self.window is None else max(0, self.end - self.window), self.end)
+        return self.keys[:, :, seen], self.values[:, :, seen]
 
     def get_seq_length(self) -> int:
         return self.length
 
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order."""
+    def select(self, rows: Tensor, prompts: Tensor) -> None:
+        """Keep these rows and these prompts, in this order."""
         if self.keys is not None and self.values is not None:
             self.keys, self.values = self.keys[rows], self.values[rows]
+        if len(prompts) < len(self.prompt_keys):
+            self.prompt_keys, self.prompt_values = self.prompt_keys[prompts], self.prompt_values[prompts]
 
 
 class DecodeCache(Cache):
@@ -65,32 +92,38 @@ class DecodeCache(Cache):
         mask_PT: 1 = a prompt token, 0 = padding.
         prompt_of_B: the prompt of each row, not decreasing.
         longest: most tokens of a response.
+        keys_of: for each layer, the layer whose keys and values it attends to (see `key_layers`).
     """
 
-    def __init__(self, prefilled: DynamicCache, mask_PT: Tensor, prompt_of_B: Tensor, longest: int) -> None:
-        self.responses = [ResponseLayer(longest) for _ in prefilled.layers]
-        super().__init__(layers=[*self.responses])
-        self.prompt_keys: list[Tensor] = [_tensor(layer, "keys") for layer in prefilled.layers]
-        self.prompt_values: list[Tensor] = [_tensor(layer, "values") for layer in prefilled.layers]
+    def __init__(
+        self, prefilled: DynamicCache, mask_PT: Tensor, prompt_of_B: Tensor, longest: int, keys_of: Sequence[int]
+    ) -> None:
+        own = {i: SplitLayer(prefilled.layers[i], longest) for i in set(keys_of) if not _is_linear(prefilled.layers[i])}
+        super().__init__(layers=[own.get(i, layer) for i, layer in enumerate(prefilled.layers)])
+        self.attention = list(own.values())
+        self.linear: list[Any] = [layer for layer in self.layers if isinstance(layer, LinearAttentionLayer)]
+        for layer in self.linear:
+            layer.reorder_cache(prompt_of_B)
+        self._keys_of = keys_of
         self._mask_PT = mask_PT.bool()
         self._arrange(prompt_of_B)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values held."""
-        own = [t for layer in self.responses for t in (layer.keys, layer.values) if t is not None]
-        return sum(t.nbytes for t in (*self.prompt_keys, *self.prompt_values, *own))
+        """Bytes of all keys, values and states held, by the memory that they keep alive."""
+        kept = [t for layer in self.attention for t in layer.tensors()]
+        for layer in self.linear:
+            kept += [t for t in (*layer.conv_states.values(), *layer.recurrent_states.values()) if t is not None]
+        return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in kept)}.values())
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order; a prompt without rows is dropped too."""
-        for layer in self.responses:
-            layer.select(rows)
         left, prompt_of = self._prompt_of_B[rows].unique_consecutive(return_inverse=True)
-        if len(left) < len(self._mask_PT):
-            for tensors in (self.prompt_keys, self.prompt_values):
-                for i, tensor in enumerate(tensors):
-                    tensors[i] = tensor[left]
-            self._mask_PT = self._mask_PT[left]
+        for layer in self.attention:
+            layer.select(rows, left)
+        for layer in self.linear:
+            layer.reorder_cache(rows)
+        self._mask_PT = self._mask_PT[left]
         self._arrange(prompt_of)
 
     def _arrange(self, prompt_of_B: Tensor) -> None:
@@ -108,8 +141,8 @@ class DecodeCache(Cache):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """One step of attention over prompt and own response. `scale`: of the scores; None = 1 / sqrt(D).
 
-        Letters: H query heads, K key heads, R = H / K, D head width, T prompt tokens, L response tokens so far.
-        Args: query [B, H, 1, D]; key, value [B, K, L, D]: the response's own.
+        Letters: H query heads, K key heads, R = H / K, D head width; S prompt and L response tokens are seen.
+        Args: query [B, H, 1, D]; key, value [B, K, L, D]: the response's own, as `update` returned them.
         Returns: [B, 1, H, D].
         """
         B, H, _, D = query.shape
@@ -117,8 +150,15 @@ class DecodeCache(Cache):
         scale = 1.0 / math.sqrt(D) if scale is None else scale
         q_BKRD = query[:, :, 0].reshape(B, K, H // K, D)
         own = attention_part(q_BKRD, key, value, scale)
+        store = self.layers[self._keys_of[layer]]
+        assert isinstance(store, SplitLayer)
+        S = store.prompt_seen
+        if S == 0:  # the window has left the prompt behind
+            return own[0].reshape(B, 1, H, D)
         grid = self._to_grid(q_BKRD).permute(0, 2, 1, 3, 4).reshape(-1, K, self._width * (H // K), D)
-        seen, lse = attention_part(grid, self.prompt_keys[layer], self.prompt_values[layer], scale, bias=self._bias)
+        keys, values = store.prompt_keys[:, :, -S:], store.prompt_values[:, :, -S:]
+        bias = None if self._bias is None else self._bias[..., -S:]
+        seen, lse = attention_part(grid, keys, values, scale, bias=bias)
         prompt = self._to_rows(seen, H // K), self._to_rows(lse[..., None], H // K)[..., 0]
         return join_parts(prompt, own)[0].reshape(B, 1, H, D)
 
@@ -137,13 +177,30 @@ class DecodeCache(Cache):
         return rows if self._full else rows[self._slot_B]
 
 
+def key_layers(text: Any) -> list[int]:
+    """For each layer of a text model, by its configuration, the layer whose keys and values it attends to.
+
+    Its own; where the last layers have none (Gemma 4's `num_kv_shared_layers`), the last of their kind before those.
+    """
+    own = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", 0) or 0)
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    last = {kind: i for i, kind in enumerate(kinds[:own])}
+    return [i if i < own else last[kind] for i, kind in enumerate(kinds)]
+
+
 def rows_of(copies: Sequence[int], device: torch.device) -> Tensor:
     """The prompt of each row when prompt i has copies[i] rows. Example: [2, 1] -> [0, 0, 1]."""
     counts = torch.tensor(copies, device=device)
     return torch.arange(len(copies), device=device).repeat_interleave(counts)
 
 
-def _tensor(layer: Any, name: str) -> Tensor:
-    found = getattr(layer, name)
-    assert isinstance(found, Tensor), "the prompts have not run yet"
-    return found
+def _is_linear(layer: Any) -> bool:
+    return isinstance(layer, LinearAttentionLayer)
+
+
+def _moved(old: Tensor | None, new: Tensor, start: int, kept: int, room: int) -> Tensor:
+    """A buffer like `new` with that much room; its first `kept` tokens are those of `old` from `start` on."""
+    grown = new.new_empty(*new.shape[:2], room, new.shape[-1])
+    if old is not None:
+        grown[:, :, :kept] = old[:, :, start : start + kept]
+    return grown

@@ -45,20 +45,12 @@ class Family:
         rope_index: whether positions come from `model.model.get_rope_index` (three axes) instead of 0, 1, 2, ...
         kinds_name: what the model's forward calls the token kinds (0 text, 1 image); None when it does not take them.
         bidirectional: in which layers the tokens of an image see each other both ways.
-        windows: whether some layers see only the last tokens (a sliding window).
     """
 
     sharing: Sharing
     rope_index: bool = False
     kinds_name: str | None = None
     bidirectional: Bidirectional = "never"
-    windows: bool = False
-
-    @property
-    def shared_prefix(self) -> bool:
-        """Whether a generated token attends to all keys of its prompt, of which nothing else is kept: then an engine
-        may store a prompt's keys and values once for all samples."""
-        return self.sharing == "packed" and not self.windows
 
 
 _AXES = Family("packed", rope_index=True, kinds_name="mm_token_type_ids")
@@ -107,8 +99,6 @@ def family_of(model: Any) -> Family:
     layers = set(getattr(text, "layer_types", None) or ())
     if family.bidirectional == "sliding" and getattr(text, "use_bidirectional_attention", None) != "vision":
         family = replace(family, bidirectional="never")
-    if "sliding_attention" in layers:
-        family = replace(family, windows=True)
     if family.sharing == "forked" and "linear_attention" not in layers:
         family = replace(family, sharing="packed")
     known = {"full_attention", "sliding_attention"} | ({"linear_attention"} if family.sharing == "forked" else set())

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,14 +46,16 @@ def target_names(linear: Sequence[str], lora: Lora, freeze: Sequence[str] = ()) 
     if lora.targets != ALL_LINEAR:
         for target in lora.targets:
             if not any(_ends_with(n, target) for n in offered):
-                near = get_close_matches(target, {n.rpartition(".")[2] for n in offered}, n=1)
+                ends = {".".join(n.split(".")[-1 - target.count(".") :]) for n in offered}
+                near = get_close_matches(target, sorted(ends), n=1)
                 told = f"did you mean `{near[0]}`?  {hint}" if near else hint
                 raise CheckpointError(f"`lora.targets` names `{target}`, which no such layer is called", hint=told)
         chosen = [n for n in offered if any(_ends_with(n, t) for t in lora.targets)]
     for pattern in lora.exclude:
         if not any(fnmatchcase(n, pattern) for n in chosen):
-            example = f"patterns are over full names, such as {chosen[0]}" if chosen else hint
-            raise CheckpointError(f"`lora.exclude` has `{pattern}`, which matches no layer", hint=example)
+            near = sorted(chosen, key=lambda n: -_letters_shared(n, pattern))[:2]
+            told = f"patterns are over full names; the nearest: {', '.join(near)}" if near else hint
+            raise CheckpointError(f"`lora.exclude` has `{pattern}`, which matches no layer", hint=told)
     chosen = [n for n in chosen if not any(fnmatchcase(n, p) for p in lora.exclude)]
     if not chosen:
         raise CheckpointError("[lora] leaves no layer with an adapter: nothing would be trained", hint=hint)
@@ -257,6 +259,11 @@ def trained_parts(model: nn.Module) -> Trained:
 
 def _counts(parts: Mapping[str, int]) -> str:
     return ", ".join(f"{part} {count / 1e6:,.3g} M" for part, count in parts.items()) or "nothing"
+
+
+def _letters_shared(name: str, pattern: str) -> int:
+    """How many letters of the pattern are in the name, in runs and in order."""
+    return sum(run.size for run in SequenceMatcher(None, pattern.replace("*", ""), name, False).get_matching_blocks())
 
 
 def _ends_with(name: str, target: str) -> bool:

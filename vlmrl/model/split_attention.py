@@ -31,11 +31,12 @@ def attention_part(
     """Softmax attention over some of the keys, and the log-sum-exp of its scores. Without gradient.
 
     Letters: X batch, H heads, Q queries, T keys, D head width.
-    Args: q [X, H, Q, D]; k, v [X, H, T, D]; bias: added to the scores, expands to [X, H, Q, T]; causal: Q = T.
+    Args: q [X, H, Q, D]; k, v [X, H, T, D]; bias: added to the scores, [X, 1, 1, T]; causal: Q = T.
     Returns: [X, H, Q, D] and, at least float32, [X, H, Q].
     """
-    if HAS_KERNEL and q.device.type == "cpu" and bias is None:
-        return _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    if HAS_KERNEL and q.device.type == "cpu":
+        mask = None if bias is None else bias.to(q.dtype).expand(-1, -1, q.shape[2], -1)
+        return _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
     scores = q @ k.transpose(-1, -2)
     scores = (scores if scores.dtype == torch.float64 else scores.float()) * scale
     if bias is not None:

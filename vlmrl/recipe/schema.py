@@ -36,10 +36,11 @@ class Model(Table):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run; auto = a GPU when there is one."""
     min_pixels: PositiveInt = 3136
-    """Smallest image area after resizing, in pixels; smaller images are enlarged. Never silent: `check` counts them."""
+    """Smallest image area after resizing, in pixels; smaller images are enlarged. Never silent: `check` counts them.
+    Processors without a grid of patches (Gemma, InternVL, Idefics, MiniCPM-V) have no such bounds: `check` says so."""
     max_pixels: PositiveInt = 1_003_520
     """Largest image area after resizing, in pixels (about one megapixel); larger ones are shrunk and counted
-    by `check`."""
+    by `check`. As `min_pixels`, for processors with a grid of patches."""
     freeze: list[Literal["vision", "connector", "language", "embeddings"]] = []
     """Parts that are not trained: vision (the tower), connector (its merger or projector), language, embeddings (with
     the head). A name that this model has no part for is an error."""

@@ -1,7 +1,7 @@
 """The built-in engine: plain PyTorch generation with the trainer's own weights, exact and reproducible.
 
-Every prompt is prefilled once and its keys and values are stored once, however many samples it gets (families without
-shared-prefix attention: copied to its samples); finished rows are retired as it goes.
+Every prompt is prefilled once and its keys and values are stored once, however many samples it gets (families on the
+padded path: copied to its samples); finished rows are retired as it goes.
 Each sample has its own stream of uniform numbers (a function of its seed alone), turned into tokens by inverting the
 cumulative distribution: what it draws does not depend on its neighbours in the batch.
 """
@@ -18,11 +18,12 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from vlmrl.data.batch import join_images
-from vlmrl.model.decode_cache import DecodeCache, rows_of
+from vlmrl.model.decode_cache import DecodeCache, key_layers, rows_of
 from vlmrl.model.families import head_of
 from vlmrl.model.logprobs import banned_mask, policy_logits
 from vlmrl.model.policy import Policy
 from vlmrl.model.prefix_attention import NAME as SHARED_ATTENTION
+from vlmrl.model.prefix_attention import no_mask
 from vlmrl.rollout.engine import Request, finish_reason
 from vlmrl.types import Sample, SamplingParams
 
@@ -31,15 +32,8 @@ RETIRE_SHARE = 0.75
 
 
 def can_store_once(policy: Policy) -> bool:
-    """Whether a prompt's keys and values can be stored once: every text layer attends to the whole past, through our
-    attention, with keys and values of its own.
-    """
-    text = policy.model.config.get_text_config()
-    return (
-        policy.family.shared_prefix
-        and text._attn_implementation == SHARED_ATTENTION
-        and not getattr(text, "num_kv_shared_layers", 0)
-    )
+    """Whether a prompt's keys and values can be stored once: the text model's attention is ours."""
+    return policy.model.config.get_text_config()._attn_implementation == SHARED_ATTENTION
 
 
 @dataclass
@@ -113,13 +107,7 @@ class TorchEngine:
         prompts = list(dict.fromkeys(index for index, _ in batch))
         copies = [sum(1 for index, _ in batch if index == p) for p in prompts]
         running = [_running(requests[i], i, s, params.max_new_tokens) for i, s in batch]
-        hidden, prefilled, mask, positions = self._prefill([requests[p] for p in prompts])
-        prompt_of = rows_of(copies, hidden.device)
-        if self.shares_prompts:
-            cache = DecodeCache(prefilled, mask, prompt_of, params.max_new_tokens)
-        else:
-            cache = _Copies(prefilled, mask, prompt_of)
-        hidden, positions = hidden[prompt_of], positions[prompt_of]
+        hidden, cache, positions = self._prefill([requests[p] for p in prompts], copies, params.max_new_tokens)
         alive = list(range(len(running)))  # indices into `running` of the rows that are in the cache
         while True:
             tokens = self._sample([running[i] for i in alive], hidden, params)
@@ -144,10 +132,12 @@ class TorchEngine:
             hidden = self._step(tokens, positions, cache)
             positions = positions + 1
 
-    def _prefill(self, requests: Sequence[Request]) -> tuple[Tensor, Any, Tensor, Tensor]:
-        """Run the prompts once, left padded.
+    def _prefill(
+        self, requests: Sequence[Request], copies: Sequence[int], longest_response: int
+    ) -> tuple[Tensor, DecodeCache | _Copies, Tensor]:
+        """Run each prompt once, left padded, for so many samples each.
 
-        Returns: last hidden state [P, D], cache, mask [P, T], next position [P].
+        Returns: last hidden state [B, D], cache, next position [B] of each sample.
         """
         policy, device = self.policy, self.policy.device
         longest = max(len(r.prompt.prompt_ids) for r in requests)
@@ -164,20 +154,26 @@ class TorchEngine:
             grids = r.prompt.images.get("image_grid_thw")
             positions[:, i, -n:] = policy.prompt_positions(ids[i, -n:], kinds[i, -n:], grids)
         pixels = {k: v.to(device) for k, v in join_images([r.prompt.images for r in requests]).items()}
-        cache = DynamicCache(config=policy.model.config.get_text_config())
+        text = policy.model.config.get_text_config()
+        prefilled = DynamicCache(config=text)
         out = policy.model.model(
-            input_ids=ids, attention_mask=mask, use_cache=True, past_key_values=cache,
+            input_ids=ids, attention_mask=mask, use_cache=True, past_key_values=prefilled,
             position_ids=positions if axes == 3 else positions[0], **pixels, **policy.kinds_argument(kinds),
         )  # fmt: skip
-        return out.last_hidden_state[:, -1], cache, mask, positions.amax(dim=(0, 2)) + 1
+        prompt_of = rows_of(copies, device)
+        if self.shares_prompts:
+            cache = DecodeCache(prefilled, mask, prompt_of, longest_response, key_layers(text))
+        else:
+            cache = _Copies(prefilled, mask, prompt_of)
+        return out.last_hidden_state[prompt_of, -1], cache, (positions.amax(dim=(0, 2)) + 1)[prompt_of]
 
     def _step(self, tokens: Tensor, positions: Tensor, cache: DecodeCache | _Copies) -> Tensor:
         """One more token for every row in the cache. Returns its hidden state [B, D]."""
         at = positions[:, None]
         shared = isinstance(cache, DecodeCache)
-        how = {"past_key_values": cache, "decode_cache": cache} if shared else cache.next_step()
+        mine = {"past_key_values": cache, "decode_cache": cache, "attention_mask": no_mask(tokens.device)}
         out = self.policy.model.model(
-            input_ids=tokens[:, None], use_cache=True, **how,
+            input_ids=tokens[:, None], use_cache=True, **(mine if shared else cache.next_step()),
             position_ids=at.expand(3, -1, -1) if self.policy.family.rope_index else at,
         )  # fmt: skip
         return out.last_hidden_state[:, -1]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlmrl.check.preflight import Preflight, preflight, run_quick_checks
+from vlmrl.check.preflight import Preflight, check_model, preflight, run_quick_checks
 from vlmrl.errors import Problem
 from vlmrl.recipe.load import load_recipe
 
@@ -291,3 +291,49 @@ def test_with_a_broken_recipe_the_quick_part_opens_nothing(world, monkeypatch):
 
     monkeypatch.setattr(data, "open_sources", lambda loaded: pytest.fail("the data was opened"))
     assert run_quick_checks(load_recipe("recipe.toml", overrides=["rollout.samples_per_prompt=1"]))
+
+
+@pytest.fixture(scope="module")
+def fixed_size_folder(tmp_path_factory):
+    """A model whose processor makes every image 32 x 32, without weights: whatever reads one fails."""
+    from tinyfamilies import build
+    from tinyprocessors import PROCESSORS
+
+    folder = tmp_path_factory.mktemp("gemma3")
+    build("gemma3").model.config.save_pretrained(folder)
+    PROCESSORS["gemma3"]().save_pretrained(folder)
+    return folder
+
+
+def test_pixel_bounds_that_this_model_has_no_use_for_are_said_with_their_lines(world, fixed_size_folder, tmp_path):
+    text = (tmp_path / "recipe.toml").read_text()
+    path = f'path = "{fixed_size_folder}"\n'
+    (tmp_path / "recipe.toml").write_text("[model]\n" + path + "max_pixels = 50176\n" + text.split("\n", 2)[2])
+    loaded = load_recipe("recipe.toml", overrides=["model.min_pixels=784"])
+    for problems in (check_model(loaded), preflight(loaded, runs_folder=tmp_path / "runs").problems):
+        low, high = (the(problems, f"`model.{key}` does nothing") for key in ("min_pixels", "max_pixels"))
+        assert low.where == "--set model.min_pixels=784" and high.where == "recipe.toml:3"
+        assert low.level == high.level == "warning" and "size: height 32, width 32" in str(high.hint)
+    assert check_model(load_recipe("recipe.toml", overrides=['model.path="nowhere"']))[0].level == "error"
+
+
+def test_pixel_bounds_that_work_and_bounds_nobody_wrote_are_not_mentioned(world, fixed_size_folder):
+    for word in ("model.max_pixels=50176", f'model.path="{fixed_size_folder}"'):
+        assert not [p for p in check_model(load_recipe("recipe.toml", overrides=[word])) if "pixels" in p.message]
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "hint"),
+    [
+        (['lora.targets=["q_prj"]'], "`lora.targets` names `q_prj`", "did you mean `q_proj`?"),
+        (['lora.targets=["self_atn.q_proj"]'], "names `self_atn.q_proj`", "did you mean `self_attn.q_proj`?"),
+        (['lora.targets=["out_proj"]'], "names `out_proj`", "lora.vision = true adds the vision tower"),
+        (['lora.exclude=["*.layers.9.q_proj"]'], "matches no layer", "model.language_model.layers.0.self_attn.q_proj"),
+        (['model.freeze=["language"]', "lora.vision=true", 'lora.targets=["v_prj"]'], "names `v_prj`", "`v_proj`"),
+    ],
+)  # fmt: skip
+def test_names_of_layers_are_checked_before_weights_are_read(world, fixed_size_folder, words, told, hint):
+    loaded = load_recipe("recipe.toml", overrides=[f'model.path="{fixed_size_folder}"', "lora.rank=4", *words])
+    for problems in (check_model(loaded), preflight(loaded, runs_folder=fixed_size_folder / "runs").problems):
+        problem = the(problems, told)
+        assert (problem.level, problem.where) == ("error", f"--set {words[-1]}") and hint in str(problem.hint)

@@ -1,4 +1,7 @@
-"""From messages and images to the model: real processor classes, the encoder, packed rows, the stock forward."""
+"""From messages and images to the model's inputs: the encoder makes what real processor classes make.
+
+That models read them as they should is in tests/unit/model/test_family_parity.py.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,18 @@ import pytest
 import torch
 from tinyfamilies import IMAGE, build
 from tinyprocessors import PROCESSORS
-from tinyworld import assert_close, encoded, image, items_of
+from tinyworld import encoded, image
 
-from vlmrl.data.batch import make_row
 from vlmrl.data.encode import Encoder
-from vlmrl.model.load import share_prefix
-from vlmrl.model.policy import Policy
 
 SIZES = [(40, 40), (200, 160)]
 """Of the two images of a prompt: the second has 20 times the pixels of the first."""
 TEXT = "Are these two images the same digit?"
 
 
-def made(name: str):
-    if name == "smolvlm":
-        pytest.importorskip("num2words", reason="SmolVLM's processor needs it")
-    return PROCESSORS[name]()
-
-
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_the_encoder_makes_what_the_processor_makes(name):
-    processor = made(name)
+    processor = PROCESSORS[name]()
     found = encoded(Encoder(processor), TEXT, SIZES, name="row")
     seed = sum(map(ord, "row")) * 100
     expected = processor(
@@ -47,25 +41,13 @@ def test_the_encoder_makes_what_the_processor_makes(name):
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_packed_rows_of_a_real_processor_equal_the_stock_forward(name):
-    encoder, family = Encoder(made(name)), build(name)
-    prompts = [
-        encoded(encoder, TEXT, SIZES, name="two"), encoded(encoder, "yes or no?", name="text"),
-        encoded(encoder, "7", SIZES[:1], name="one"),
-    ]  # fmt: skip
-    items = items_of(list(zip(prompts, ([5, 1], [3], [2, 6]), strict=True)))
-    names = {"mm_token_type_ids", "token_type_ids"} & inspect.signature(family.model.forward).parameters.keys()
-    expected = []
-    with torch.no_grad():
-        for item in items:
-            ids = torch.tensor([[*item.prompt.ids, *item.segments[0].ids]])
-            kinds = (ids == IMAGE).int()
-            logits = family.model(
-                input_ids=ids, attention_mask=torch.ones_like(ids), **item.prompt.images, **dict.fromkeys(names, kinds)
-            ).logits[0, len(item.prompt.ids) - 1 : -1]
-            chosen = torch.tensor(item.segments[0].ids)[:, None]
-            expected.append(logits.log_softmax(-1).gather(-1, chosen)[:, 0])
-        share_prefix(family.model)
-        policy = Policy(family.model)
-        assert policy.sharing != "padded"
-        assert_close(policy(make_row(items)).logp, torch.cat(expected), name)
+def test_pixel_bounds_act_exactly_where_the_encoder_says_so(name):
+    processor = PROCESSORS[name]()
+    free, bounded = (
+        encoded(Encoder(processor, min_pixels=low, max_pixels=high), TEXT, SIZES[1:])
+        for low, high in ((None, None), (32 * 32, 64 * 64))
+    )
+    acts = Encoder(processor).takes_pixel_bounds
+    assert acts == (name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "glm46v"))
+    assert (bounded.num_image_tokens < free.num_image_tokens) == acts
+    assert (bounded.prompt_ids == free.prompt_ids) == (not acts)
