@@ -19,9 +19,11 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from vlmrl.model.decode_cache import DecodeCache
 from vlmrl.model.flex_attention import flex_row_attention
 from vlmrl.model.row_plan import RowPlan
-from vlmrl.model.varlen_attention import varlen_row_attention
+from vlmrl.model.varlen_attention import varlen_row_attention, vision_attention
 
 NAME = "vlmrl_shared_prefix"
+VISION_NAME = "vlmrl_flash_vision"
+"""Attention of vision towers. Because "flash" is in its name, transformers hands it whole sequences of windows."""
 BACKENDS = ("sdpa", "flex", "varlen")
 
 
@@ -113,4 +115,5 @@ def _sdpa_row_attention(
 
 
 AttentionInterface.register(NAME, prefix_attention)
+AttentionInterface.register(VISION_NAME, vision_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
