@@ -137,6 +137,9 @@ def share_prefix(model: Any) -> None:
 def checkpoint_gradients(model: Any) -> None:
     """Turn gradient checkpointing on: each layer is computed again in the backward pass."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # transformers makes embeddings and patches ask for gradients, for the sake of reentrant checkpointing. Under an
+    # adapter, or a frozen vision tower, that would run the whole tower's backward pass for nothing.
+    model.disable_input_require_grads()
     for module in model.modules():
         if family_of(model).sharing == "forked" and hasattr(module, "_gradient_checkpointing_func"):
             module._gradient_checkpointing_func = checkpoint_layer
