@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
@@ -93,4 +92,6 @@ def _compiled_block_mask() -> Any:
 
 def _allow_compilations() -> None:
     """One compilation a bucket. torch's own limit is 8, past which it runs uncompiled: all scores in memory at once."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILATIONS)
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, COMPILATIONS)
