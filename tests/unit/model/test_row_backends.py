@@ -187,10 +187,10 @@ def test_rows_of_one_bucket_compile_once():
     assert counter.frame_count == 1
 
 
-def test_as_many_lengths_may_be_compiled_as_there_are_buckets(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
-    flex_attention._allow_compilations()
-    assert torch._dynamo.config.recompile_limit >= len({flex_attention.bucket(n) for n in range(1, 65_537)})
+def test_as_many_lengths_may_be_compiled_as_there_are_buckets():
+    with torch._dynamo.config.patch(recompile_limit=8):
+        flex_attention._allow_compilations()
+        assert torch._dynamo.config.recompile_limit >= len({flex_attention.bucket(n) for n in range(1, 65_537)})
 
 
 def test_varlen_refuses_what_it_cannot_do(cpu_kernel):
