@@ -1,5 +1,5 @@
 """What the speed benchmarks share: a Qwen2.5-VL-shaped model of 43 M parameters with random weights, prompts with two
-images, a reward that varies, and the FLOPs of a training pass by formula.
+images, a reward that varies, and the comparison of the two ways to train on a group.
 """
 
 from __future__ import annotations
@@ -83,44 +83,6 @@ def make_rows(folder: Path, count: int, *, words: int = TEXT_WORDS) -> Path:
     return folder / "rows.jsonl"
 
 
-def forward_flops(config: Any, spans: list[tuple[int, int]], images: int, targets: int) -> float:
-    """Multiply-adds x 2 of one forward pass, by formula.
-
-    Args:
-        config: of the model.
-        spans: (tokens, tokens seen before them) of each causal piece that is computed.
-        images: through the vision tower. targets: positions that go through the head.
-    """
-    t, v = config.get_text_config(), config.vision_config
-    width = t.hidden_size // t.num_attention_heads
-    layer = 2 * t.hidden_size * (t.num_attention_heads + t.num_key_value_heads) * width
-    layer += 3 * t.hidden_size * t.intermediate_size
-    tokens = sum(n for n, _ in spans)
-    seen = sum(n * before + n * (n + 1) / 2 for n, before in spans)
-    language = t.num_hidden_layers * (2 * layer * tokens + 4 * t.num_attention_heads * width * seen)
-    patches = GRID * GRID
-    window = (v.window_size // v.patch_size) ** 2
-    block = 4 * v.hidden_size**2 + 3 * v.hidden_size * v.intermediate_size
-    full = len(v.fullatt_block_indexes)
-    attended = full * patches + (v.depth - full) * window
-    merged = v.hidden_size * v.spatial_merge_size**2
-    vision = images * (
-        2 * block * patches * v.depth + 4 * v.hidden_size * patches * attended
-        + 2 * patches * v.hidden_size * 3 * v.temporal_patch_size * v.patch_size**2
-        + 2 * (patches / v.spatial_merge_size**2) * merged * (merged + v.out_hidden_size)
-    )  # fmt: skip
-    return language + vision + 2.0 * targets * t.hidden_size * t.vocab_size
-
-
-def training_flops(config: Any, *, prompt: int, responses: list[int], images: int, shared: bool) -> float:
-    """FLOPs of forward and backward (twice the forward) over one group, the prompt computed once or once a response."""
-    if shared:
-        spans, seen = [(prompt, 0), *((n, prompt) for n in responses)], images
-    else:
-        spans, seen = [(prompt + n, 0) for n in responses], images * len(responses)
-    return 3 * forward_flops(config, spans, seen, sum(responses))
-
-
 def compare_paths(model: Any, processor: Any, items: list[Any], repeats: int = 2) -> dict[str, Any]:
     """Forward and backward of one group: vlmrl's packed row against the stock model on each row alone (no padding, the
     best that packing without a shared prefix can do), by the same code as `vlmrl check --deep`.
@@ -128,6 +90,7 @@ def compare_paths(model: Any, processor: Any, items: list[Any], repeats: int = 2
     Returns: the largest log-prob difference, the relative gradient difference over all parameters, the best time of
         each path, their ratio, the ratio of counted FLOPs, and the share of it that was reached.
     """
+    from vlmrl.model.flops import alone_work, shared_work, training_flops
     from vlmrl.model.load import banned_ids_of
     from vlmrl.model.policy import Policy
     from vlmrl.train.parity import relative_difference, shared_logps, stock_logps, take_gradients
@@ -142,8 +105,11 @@ def compare_paths(model: Any, processor: Any, items: list[Any], repeats: int = 2
         said[name] = paths[name]()
         seconds[name].append(time.perf_counter() - start)
         gradients[name] = take_gradients(policy)
-    facts = {"prompt": len(prompt.ids), "responses": lengths, "images": prompt.num_images}
-    flops = {name: training_flops(model.config, shared=name == "shared", **facts) for name in paths}
+    images = [(GRID, GRID)] * prompt.num_images
+    flops = {
+        name: training_flops(model, work(len(prompt.ids), lengths, images)).total
+        for name, work in (("alone", alone_work), ("shared", shared_work))
+    }
     best = {name: min(times) for name, times in seconds.items()}
     promised, reached = flops["alone"] / flops["shared"], best["alone"] / best["shared"]
     return {

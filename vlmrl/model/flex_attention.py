@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from vlmrl.model.row_plan import RowPlan
+from vlmrl.model.row_plan import RowPlan, RowTokens
 
+COMPILATIONS = 128
+"""Most shapes the kernel is compiled for; rows up to 65,536 tokens have 64 lengths, in models of one window."""
 BUCKET_TOKENS = 512
 """Rows are padded to a multiple of this; long ones to coarser steps, each at most an eighth of the row."""
 
@@ -52,14 +54,13 @@ def _block_mask(plan: RowPlan, window: int | None, padded: int) -> BlockMask:
     """The row's mask for layers of this window, made once a row."""
     name = ("flex", window, padded)
     if name not in plan.prepared:
-        tokens, blocks = plan.tokens, plan.has_blocks(window)
-        length = len(tokens.index)
+        tokens, blocks = _padded_tokens(plan.tokens, padded), plan.has_blocks(window)
         device = tokens.index.device
 
+        # What this function captures is part of the compiled kernel: tensors of the bucket's size and what a model's
+        # layers share, never the row's own length, with which each row would be compiled anew.
         def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            inside = (q < length) & (k < length)
-            last = length - 1
-            return (inside & tokens.sees(q.clamp(max=last), k.clamp(max=last), window, blocks)) | (q == k)
+            return tokens.sees(q, k, window, blocks)
 
         make: Any = _compiled_block_mask() if device.type == "cuda" else create_block_mask
         plan.prepared[name] = make(mask_mod, None, None, padded, padded, device=str(device))
@@ -68,11 +69,29 @@ def _block_mask(plan: RowPlan, window: int | None, padded: int) -> BlockMask:
     return found
 
 
+def _padded_tokens(tokens: RowTokens, padded: int) -> RowTokens:
+    """The row's tokens and, behind them, each in a group of its own, those that fill the bucket."""
+    more = torch.arange(padded - len(tokens.group), device=tokens.group.device)
+    return RowTokens(torch.cat([tokens.group, -1 - more]), *(
+        torch.cat([x, torch.full_like(more, fill)])
+        for x, fill in ((tokens.response, -1), (tokens.index, 0), (tokens.block, -1))
+    ))  # fmt: skip
+
+
 @cache
 def _compiled_attention() -> Any:
-    return torch.compile(flex_attention, dynamic=False)
+    _allow_compilations()
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
 @cache
 def _compiled_block_mask() -> Any:
+    _allow_compilations()
     return torch.compile(create_block_mask, dynamic=False)
+
+
+def _allow_compilations() -> None:
+    """One compilation a bucket. torch's own limit is 8, past which it runs uncompiled: all scores in memory at once."""
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, COMPILATIONS)

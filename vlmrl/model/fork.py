@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -79,6 +80,8 @@ class ContinuedCache(Cache):
     def __init__(self, prompt: RecordedPrompt, copies: int) -> None:
         super().__init__(layers=[])
         self.prompt, self.copies = prompt, copies
+        # Where transformers 5.16 and 5.17 look for a layer's state; later versions ask `get_recurrent_state`.
+        self.layers: list[Any] = [SimpleNamespace(recurrent_states=[self._expanded(s)]) for s in prompt.states]
 
     def _expanded(self, tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.expand(self.copies, *tensor.shape[1:])

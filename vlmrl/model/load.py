@@ -14,6 +14,7 @@ from vlmrl.model.families import PART_NAMES, family_of, part_of
 from vlmrl.model.fork import checkpoint_layer
 from vlmrl.model.hub import require_source
 from vlmrl.model.prefix_attention import NAME as SHARED_PREFIX
+from vlmrl.model.prefix_attention import VISION_NAME as VISION
 from vlmrl.model.quiet import quiet_transformers
 
 if TYPE_CHECKING:  # the models load with torch and transformers alone
@@ -123,14 +124,22 @@ def check_freeze(settings: Model, parts: Collection[str | None]) -> None:
 
 
 def share_prefix(model: Any) -> None:
-    """Let the text attention take packed rows where the family can; it stays plain SDPA for everything else."""
-    if family_of(model).sharing != "padded":
-        model.set_attn_implementation({"text_config": SHARED_PREFIX, "vision_config": "sdpa"})
+    """Let the text attention take packed rows where the family can; it stays plain SDPA for everything else.
+
+    Vision towers that run images of any size as one sequence (those with axes) get one attention call for all windows.
+    """
+    family = family_of(model)
+    if family.sharing != "padded":
+        vision = VISION if family.rope_index else "sdpa"
+        model.set_attn_implementation({"text_config": SHARED_PREFIX, "vision_config": vision})
 
 
 def checkpoint_gradients(model: Any, vision_only: bool = False) -> None:
     """Turn gradient checkpointing on: each layer (of the vision tower alone) is computed again in the backward pass."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # transformers makes embeddings and patches ask for gradients, for the sake of reentrant checkpointing. Under an
+    # adapter, or a frozen vision tower, that would run the whole tower's backward pass for nothing.
+    model.disable_input_require_grads()
     for module in model.modules():
         if family_of(model).sharing == "forked" and hasattr(module, "_gradient_checkpointing_func"):
             module._gradient_checkpointing_func = checkpoint_layer

@@ -63,13 +63,14 @@ def token_logprobs(
 
     def chunk(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(hidden)
-        banned = banned_mask(banned_ids, logits.shape[-1], logits.device)
         return _LogprobAndEntropy.apply(logits, target, temperature, banned, entropy_gradient)
 
     if len(target_K) == 0:
         return hidden_KD.sum(-1).float(), hidden_KD.detach().sum(-1).float()
+    vocabulary = head(hidden_KD[:1].detach()).shape[-1]
+    banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)  # once: each making of it makes a GPU wait
     limit = CHUNK_ELEMENTS if hidden_KD.device.type != "cpu" else min(CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS)
-    size = max(1, limit // head(hidden_KD[:1].detach()).shape[-1])
+    size = max(1, limit // vocabulary)
     if len(target_K) <= size:
         return chunk(hidden_KD, target_K)
     logps, entropies = [], []
@@ -156,7 +157,6 @@ def full_kl(
 
     def chunk(hidden: Tensor, ref_hidden: Tensor) -> Tensor:
         logits = head(hidden)
-        banned = banned_mask(banned_ids, logits.shape[-1], logits.device)
         logp = torch.log_softmax(policy_logits(logits, temperature, banned), dim=-1)
         with torch.no_grad():
             ref = torch.log_softmax(policy_logits(ref_head(ref_hidden), temperature, banned), dim=-1)
@@ -167,6 +167,7 @@ def full_kl(
     if len(hidden_KD) == 0:
         return hidden_KD.sum(-1).float()
     vocabulary = head(hidden_KD[:1].detach()).shape[-1]
+    banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)  # once: each making of it makes a GPU wait
     size = max(1, CHUNK_ELEMENTS // vocabulary)
     pieces = []
     for hidden, ref_hidden in zip(hidden_KD.split(size), ref_hidden_KD.split(size), strict=True):

@@ -53,7 +53,7 @@ class Policy(nn.Module):
         self.recompute = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
         self.backend = backend
         self.value_head = _value_head(model, self.device) if critic else None
-        self._positions: dict[bytes, Tensor] = {}
+        self._positions: dict[bytes, tuple[Tensor, int]] = {}
 
     @property
     def device(self) -> torch.device:
@@ -131,33 +131,38 @@ class Policy(nn.Module):
             ids, kinds = row.input_ids_N[cut], row.kinds_N[cut]
             if span.response == -1:
                 prompt = index
-                positions = self.prompt_positions(ids, kinds, row.span_images[index].get("image_grid_thw"))
+                positions, following = self._positions_and_next(
+                    ids, kinds, row.span_images[index].get("image_grid_thw")
+                )
             elif row.span_images[index] and self.family.rope_index:
                 start = row.layout[prompt]
                 cuts = (slice(start.start, start.end), cut)
                 story, story_kinds = (torch.cat([x[c] for c in cuts]) for x in (row.input_ids_N, row.kinds_N))
                 grids = [i["image_grid_thw"] for i in (row.span_images[prompt], row.span_images[index]) if i]
-                positions = self.prompt_positions(story, story_kinds, torch.cat(grids))[:, start.end - start.start :]
+                positions, following = self._positions_and_next(story, story_kinds, torch.cat(grids))
+                positions = positions[:, start.end - start.start :]
             else:
-                following = found[prompt][1]
-                positions = torch.arange(following, following + len(ids), device=ids.device)
+                first = found[prompt][1]
+                following = first + len(ids)
+                positions = torch.arange(first, following, device=ids.device)
                 positions = positions.expand(found[prompt][0].shape[0], -1)
-            following = int(positions.max()) + 1 if positions.numel() else found[prompt][1]
             found.append((positions, following))
         return found
 
     def prompt_positions(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> Tensor:
         """Position ids of a prompt as the model's own index function gives them: [3, P], or [1, P] without axes."""
-        if not self.family.rope_index:
-            return torch.arange(len(ids), device=ids.device)[None]
-        if grids is None:
-            return torch.arange(len(ids), device=ids.device).expand(3, -1)
+        return self._positions_and_next(ids, kinds, grids)[0]
+
+    def _positions_and_next(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> tuple[Tensor, int]:
+        """`prompt_positions`, and the position of what would follow."""
+        if not self.family.rope_index or grids is None:
+            return torch.arange(len(ids), device=ids.device).expand(3 if self.family.rope_index else 1, -1), len(ids)
         key = ids.cpu().numpy().tobytes() + b"|" + grids.cpu().numpy().tobytes()
         if key not in self._positions:
             if len(self._positions) >= CACHED_POSITIONS:
                 self._positions.clear()
             found, _ = self.model.model.get_rope_index(ids[None], kinds[None].int(), image_grid_thw=grids)
-            self._positions[key] = found[:, 0]
+            self._positions[key] = found[:, 0], int(found.max()) + 1
         return self._positions[key]
 
     def _forked(self, row: PackedRow) -> Tensor:

@@ -20,9 +20,11 @@ from vlmrl.model.decode_cache import DecodeCache
 from vlmrl.model.flex_attention import flex_row_attention
 from vlmrl.model.row_plan import RowPlan
 from vlmrl.model.split_attention import can_split, split_row_attention
-from vlmrl.model.varlen_attention import varlen_row_attention
+from vlmrl.model.varlen_attention import varlen_row_attention, vision_attention
 
 NAME = "vlmrl_shared_prefix"
+VISION_NAME = "vlmrl_flash_vision"
+"""Attention of vision towers. Because "flash" is in its name, transformers hands it whole sequences of windows."""
 BACKENDS = ("sdpa", "split", "flex", "varlen")
 
 
@@ -119,4 +121,5 @@ def _sdpa_row_attention(
 
 
 AttentionInterface.register(NAME, prefix_attention)
+AttentionInterface.register(VISION_NAME, vision_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -27,7 +27,8 @@ class RowTokens:
     Args:
         group: of the row.      response: -1 for a prompt, else 0, 1, ... within the group.
         index: place in the token's own sequence, counted through prompt and response.
-        block: number of the image that the token belongs to, unique in the row; -1 for text.
+        block: number of the image that the token belongs to, unique in the row; -1 for text, and for every token
+            where images are seen one way only.
     """
 
     group: Tensor
@@ -65,7 +66,7 @@ class RowPlan:
 
     Args:
         spans: the layout.      tokens: see `RowTokens`.      pieces: how the SDPA backend cuts the row.
-        has_images: whether any token is an image's.
+        has_images: whether any token is an image's; only known where `bidirectional` is not "never".
         bidirectional: in which layers image tokens see each other both ways: "never", "sliding" or "always".
         backend: "sdpa", "flex" or "varlen".
         masks, prepared: what the backends keep from layer to layer.
@@ -120,21 +121,27 @@ def plan_row(
     Raises: ValueError when the spans are not contiguous or a group does not begin with its prompt.
     """
     _check_layout(layout)
-    numbers: list[list[int]] = [[], [], []]
-    prompt_length = 0
-    for span in layout:
-        length = span.end - span.start
-        first = 0 if span.response == -1 else prompt_length
-        prompt_length = length if span.response == -1 else prompt_length
-        for column, values in zip(
-            numbers, ([span.group] * length, [span.response] * length, range(first, first + length)), strict=True
-        ):
-            column.extend(values)
-    group, response, index = (torch.tensor(c, dtype=torch.int64, device=device) for c in numbers)
-    block = torch.full_like(group, -1) if kinds_N is None else _image_blocks(kinds_N, layout)
-    has_images = kinds_N is not None and bool((kinds_N == 1).any())
+    # Made on the CPU and sent once: every upload and every number read back makes a GPU wait.
+    group, response, index = _token_numbers(layout).to(device)
+    wanted = kinds_N if bidirectional != "never" else None
+    block = torch.full_like(group, -1) if wanted is None else _image_blocks(wanted, layout)
+    has_images = wanted is not None and bool((wanted == 1).any())
     tokens = RowTokens(group, response, index, block)
     return RowPlan(tuple(layout), tokens, tuple(_pieces(layout)), has_images, bidirectional, backend)
+
+
+def _token_numbers(layout: Sequence[Span]) -> Tensor:
+    """Group, response and place in the own sequence of every token. int64 [3, N], on the CPU."""
+    moved: list[int] = []  # from a token's place in the row to its place in its own sequence
+    prompt_length = 0
+    for span in layout:
+        prompt_length = span.end - span.start if span.response == -1 else prompt_length
+        moved.append(span.start - (0 if span.response == -1 else prompt_length))
+    lengths = torch.tensor([s.end - s.start for s in layout])
+    spans = torch.tensor([[s.group for s in layout], [s.response for s in layout], moved])
+    numbers = spans.repeat_interleave(lengths, 1)
+    numbers[2] = torch.arange(numbers.shape[1]) - numbers[2]
+    return numbers
 
 
 def _check_layout(layout: Sequence[Span]) -> None:

@@ -1,16 +1,21 @@
-"""The variable-length backend of packed rows, for GPUs in half precision: one flash-attention call a layer.
+"""The variable-length backend of packed rows and of vision towers, for GPUs in half precision: one flash-attention call
+a layer.
 
-Every span of the row is one sequence of the call. A prompt's keys are its own; a response's keys are its prompt's,
+Every span of a row is one sequence of the call. A prompt's keys are its own; a response's keys are its prompt's,
 copied, followed by its own, and flash attention aligns the causal mask at the end, so that each response token sees
 its whole prompt and its own past. The index arithmetic is tested on the CPU; the kernel has not been run yet.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vlmrl.model.row_plan import RowPlan
@@ -18,15 +23,20 @@ from vlmrl.model.row_plan import RowPlan
 
 @dataclass(frozen=True)
 class VarlenIndex:
-    """The sequences of a varlen call.
+    """The sequences of a varlen call over a row of N tokens.
 
     Args:
-        key_at: which token of the row each copied key is; the queries are the row as it is.
+        key_at: int64, which token of the row each copied key is; the queries are the row as it is.
+        own_at: int64 [N], where among the copied keys each token stands in its own span's sequence.
+        copies: of each prompt that responses copy: start and end in the row, and int64 [1 + responses, P], where among
+            the copied keys its own and its copies are.
         query_starts, key_starts: int32, cumulative lengths, one more than there are sequences.
         longest_query, longest_key: of any sequence.
     """
 
     key_at: Tensor
+    own_at: Tensor
+    copies: tuple[tuple[int, int, Tensor], ...]
     query_starts: Tensor
     key_starts: Tensor
     longest_query: int
@@ -34,26 +44,58 @@ class VarlenIndex:
 
 
 def varlen_index(plan: RowPlan) -> VarlenIndex:
-    """Where the keys of every span are. Empty spans are left out."""
+    """Where the keys of every span are. Empty spans are left out. Made on the CPU, sent to the row's device."""
     device = plan.tokens.index.device
-    prompt = torch.empty(0, dtype=torch.int64, device=device)
+    prompt = torch.empty(0, dtype=torch.int64)
     keys: list[Tensor] = []
-    lengths: list[int] = []
+    own_at: list[Tensor] = []
+    places: list[tuple[int, int, list[Tensor]]] = []
+    queries: list[int] = []
+    copied = 0
     for span in plan.spans:
-        own = torch.arange(span.start, span.end, device=device)
+        own = torch.arange(span.start, span.end)
         if span.response == -1:
             prompt = own
-        if span.end > span.start:
-            keys.append(own if span.response == -1 else torch.cat([prompt, own]))
-            lengths.append(span.end - span.start)
+            places.append((span.start, span.end, []))
+        if span.end == span.start:
+            continue
+        keys.append(own if span.response == -1 else torch.cat([prompt, own]))
+        places[-1][2].append(copied + torch.arange(len(prompt)))
+        copied += len(keys[-1])
+        own_at.append(torch.arange(copied - len(own), copied))
+        queries.append(len(own))
     key_lengths = [len(k) for k in keys]
     return VarlenIndex(
-        torch.cat(keys), _starts(lengths, device), _starts(key_lengths, device), max(lengths), max(key_lengths)
-    )
+        torch.cat(keys).to(device), torch.cat(own_at).to(device),
+        tuple((s, e, torch.stack(p).to(device)) for s, e, p in places if e > s and len(p) > 1),
+        _starts(queries).to(device), _starts(key_lengths).to(device), max(queries), max(key_lengths),
+    )  # fmt: skip
 
 
-def _starts(lengths: list[int], device: torch.device) -> Tensor:
-    return torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+def _starts(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+class _Copied(torch.autograd.Function):
+    """Keys or values [N, heads, D] of the row -> those of the call.
+
+    Backward, each prompt token's copies are summed in float32 and rounded once, in an order that never changes. Plain
+    indexing would sort all indices in every layer and add the copies one by one in the tensor's own 8 bits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: VarlenIndex) -> Tensor:
+        ctx.index = index
+        return x.index_select(0, index.key_at)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        index: VarlenIndex = ctx.index
+        total = gradient.index_select(0, index.own_at)
+        for start, end, places in index.copies:
+            copies = gradient.index_select(0, places.flatten()).unflatten(0, places.shape)
+            total[start:end] = copies.sum(0, dtype=torch.float32)
+        return total, None
 
 
 def varlen_row_attention(
@@ -70,31 +112,48 @@ def varlen_row_attention(
     index = plan.prepared["varlen"]
     assert isinstance(index, VarlenIndex)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, D]
-    out = _kernel()(q.contiguous(), k[index.key_at], v[index.key_at], index, scaling, window)
+    k, v = (_Copied.apply(x, index) for x in (k, v))
+    out = _kernel()(
+        q.contiguous(), k, v, index.query_starts, index.key_starts, index.longest_query, index.longest_key,
+        scale=scaling, window_size=_window(window),
+    )  # fmt: skip
     return out.transpose(0, 1)[None]
 
 
-def _kernel() -> Any:
-    """(q, k, v, index, scaling, window) -> [N, H, D]: torch's own varlen attention, else flash-attn."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return _flash_attn
-    return lambda q, k, v, i, scaling, window: varlen_attn(
-        q, k, v, i.query_starts, i.key_starts, i.longest_query, i.longest_key, scale=scaling,
-        window_size=_window(window), enable_gqa=q.shape[1] != k.shape[1],
-    )  # fmt: skip
+def vision_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, cu_seq_lens_q: Tensor,
+    max_length_q: int, scaling: float | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attention of a vision tower whose images, or windows of images, follow each other in one sequence of N patches.
+
+    One kernel call on a GPU in half precision; elsewhere one call a window, as transformers does under SDPA: on a GPU
+    those are thousands of small launches, and each layer reads the lengths back from the device.
+    Args: query, key, value: [1, H, N, D].    cu_seq_lens_q: int32, where windows start, and N.    max_length_q: of one.
+    Returns: ([1, N, H, D], None), as transformers expects.
+    """
+    if _takes_kernel(query):
+        q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
+        longest = int(max_length_q)
+        out = _kernel()(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest, scale=scaling, window_size=(-1, -1))
+        return out[None], None
+    lengths = cu_seq_lens_q.diff().tolist()
+    windows = zip(*(x.split(lengths, 2) for x in (query, key, value)), strict=True)
+    out = torch.cat([F.scaled_dot_product_attention(q, k, v, scale=scaling) for q, k, v in windows], 2)
+    return out.transpose(1, 2), None
 
 
-def _flash_attn(
-    q: Tensor, k: Tensor, v: Tensor, i: VarlenIndex, scaling: float | None, window: int | None
-) -> Tensor:  # pragma: no cover (needs a GPU)
-    from flash_attn import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
+def _takes_kernel(query: Tensor) -> bool:
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
 
-    return flash_attn_varlen_func(
-        q, k, v, i.query_starts, i.key_starts, i.longest_query, i.longest_key, softmax_scale=scaling, causal=True,
-        window_size=_window(window),
-    )  # fmt: skip
+
+@cache
+def _kernel() -> Callable[..., Any]:
+    """torch's own flash attention over sequences of different length."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    # torch 2.11 takes fewer key heads than query heads without being told; later versions refuse to unless they are.
+    told = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    return partial(varlen_attn, enable_gqa=True) if told else varlen_attn
 
 
 def _window(window: int | None) -> tuple[int, int]:

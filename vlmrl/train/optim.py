@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from vlmrl.errors import TrainError
 from vlmrl.model.load import BITSANDBYTES_HINT
-from vlmrl.recipe.schema import Optim
 from vlmrl.train.kahan import KahanAdamW
+
+if TYPE_CHECKING:  # weights are updated with torch alone
+    from vlmrl.recipe.schema import Optim
 
 STATE_KEYS = (
     "step", "exp_avg", "exp_avg_sq", "compensation",  # AdamW, KahanAdamW

@@ -7,12 +7,13 @@ import json
 
 import pytest
 import torch
+from tinyfamilies import build
 from tinyworld import encoded, items_of
 
 from vlmrl.data.batch import make_row
 from vlmrl.errors import CheckpointError
 from vlmrl.model.families import part_of
-from vlmrl.model.load import load_model, read_model
+from vlmrl.model.load import checkpoint_gradients, load_model, read_model
 from vlmrl.model.lora import (
     ReferencePolicy,
     adapter_off,
@@ -270,3 +271,14 @@ def test_4bit_for_real_where_bitsandbytes_is(small_folder, row, monkeypatch):
     load_adapter_tensors(whole, adapter_tensors(model))
     before = logp(model, row, shared_prefix=False)
     assert float((logp(fold_adapter(whole), row, shared_prefix=False) - before).abs().max()) < 0.1
+
+
+def test_gradient_checkpointing_leaves_a_frozen_vision_tower_without_a_backward_pass():
+    """transformers makes patches and embeddings ask for gradients when it is turned on; nobody needs those."""
+    family = build("qwen2_5_vl")
+    attach_adapter(family.model, Lora(rank=2))
+    checkpoint_gradients(family.model)
+    family.model.train()
+    images, ids = family.picture(False, torch.Generator().manual_seed(0))
+    assert not family.model.get_input_embeddings()(torch.tensor(ids)).requires_grad
+    assert not family.model.model.get_image_features(**images).pooler_output[0].requires_grad

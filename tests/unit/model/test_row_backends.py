@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import TOLERANCE, differences, packed, reference, world
 from tinyfamilies import build
+from torch._dynamo.testing import CompileCounter
+from torch.profiler import ProfilerActivity, profile
 
 from vlmrl.data.batch import make_row
 from vlmrl.model import flex_attention, varlen_attention
@@ -18,7 +20,7 @@ from vlmrl.model.policy import Policy
 from vlmrl.model.prefix_attention import choose_backend, prefix_attention
 from vlmrl.model.row_plan import RowPlan, plan_row
 from vlmrl.model.split_attention import split_row_attention
-from vlmrl.model.varlen_attention import VarlenIndex, varlen_index
+from vlmrl.model.varlen_attention import varlen_index, vision_attention
 from vlmrl.types import Span
 
 CPU = torch.device("cpu")
@@ -31,23 +33,27 @@ LAYOUT = [
     Span(1, 0, 11, 15),
 ]
 """Two groups, ragged responses, one of them empty."""
+MANY = [Span(0, -1, 0, 6), *(Span(0, k, 6 + 2 * k, 8 + 2 * k) for k in range(5)), Span(1, -1, 16, 19)]
+"""Five responses of one prompt, and a prompt without any."""
 IMAGES = torch.tensor([0, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1])
 
 
-def slow_varlen(q, k, v, index: VarlenIndex, scaling, window):
-    """What flash attention computes: sequences one by one, causal mask aligned at the end of the keys."""
+def slow_varlen(q, k, v, query_starts, key_starts, longest_query, longest_key, *, scale, window_size):
+    """What flash attention computes: sequences one by one, masks aligned at the end of the keys."""
     pieces = []
-    for s in range(len(index.query_starts) - 1):
-        queries = q[index.query_starts[s] : index.query_starts[s + 1]].transpose(0, 1)
-        keys, values = (x[index.key_starts[s] : index.key_starts[s + 1]].transpose(0, 1) for x in (k, v))
+    assert longest_query == query_starts.diff().max() and longest_key == key_starts.diff().max()
+    assert query_starts.dtype == key_starts.dtype == torch.int32
+    for s in range(len(query_starts) - 1):
+        queries = q[query_starts[s] : query_starts[s + 1]].transpose(0, 1)
+        keys, values = (x[key_starts[s] : key_starts[s + 1]].transpose(0, 1) for x in (k, v))
         repeat = queries.shape[0] // keys.shape[0]
         keys, values = keys.repeat_interleave(repeat, 0), values.repeat_interleave(repeat, 0)
         rows, columns = queries.shape[1], keys.shape[1]
         at = torch.arange(rows)[:, None] + columns - rows
-        sees = torch.arange(columns)[None, :] <= at
-        if window is not None:
-            sees &= at - torch.arange(columns)[None, :] <= varlen_attention._window(window)[0]
-        scores = queries @ keys.transpose(1, 2) * (scaling or queries.shape[-1] ** -0.5)
+        left, right = (columns if n == -1 else n for n in window_size)
+        distance = at - torch.arange(columns)[None, :]
+        sees = (distance <= left) & (distance >= -right)
+        scores = queries @ keys.transpose(1, 2) * (scale or queries.shape[-1] ** -0.5)
         pieces.append((scores.masked_fill(~sees, float("-inf")).softmax(-1) @ values).transpose(0, 1))
     return torch.cat(pieces)
 
@@ -154,6 +160,98 @@ def test_varlen_index_by_hand():
     assert index.key_starts.tolist() == [0, 5, 13, 19, 21, 27]
     assert (index.longest_query, index.longest_key) == (5, 8)
     assert index.query_starts.dtype == index.key_starts.dtype == torch.int32
+
+
+def test_copied_keys_sum_their_gradients_in_float32_without_sorting_indices():
+    """Five copies of the first prompt: their own bfloat16 sum, one by one, would be off by up to 2 of its last bits."""
+    index = varlen_index(plan_row(MANY, CPU))
+    key = torch.randn(MANY[-1].end, 2, 16).bfloat16().requires_grad_()
+    gradient = torch.randn(len(index.key_at), 2, 16).bfloat16()
+    with profile(activities=[ProfilerActivity.CPU]) as said:
+        copied = varlen_attention._Copied.apply(key, index)
+        copied.backward(gradient)
+    assert torch.equal(copied, key[index.key_at])
+    exact = torch.zeros(key.shape).index_add_(0, index.key_at, gradient.float())
+    assert torch.equal(key.grad, exact.bfloat16())
+    assert not any("index_put" in event.key or "index_add" in event.key for event in said.key_averages())
+
+
+def test_vision_windows_in_one_call_equal_one_call_a_window(monkeypatch):
+    """What a GPU is asked, answered by the slow kernel: bfloat16 tensors that say they are on one."""
+    lengths = [4, 9, 1]
+    starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    q, k, v = (torch.randn(1, 2, sum(lengths), 8, requires_grad=True) for _ in range(3))
+    arguments = (None, q, k, v, None)
+    windows, _ = vision_attention(*arguments, cu_seq_lens_q=starts, max_length_q=9, scaling=0.2)
+    pieces = zip(*(x.split(lengths, 2) for x in (q, k, v)), strict=True)
+    expected = torch.cat([((a @ b.mT * 0.2).softmax(-1) @ c).transpose(1, 2) for a, b, c in pieces], 1)
+    assert windows.shape == (1, 14, 2, 8) and float((windows - expected).detach().abs().max()) <= 1e-6
+    monkeypatch.setattr(varlen_attention, "_kernel", lambda: slow_varlen)
+    monkeypatch.setattr(varlen_attention, "_takes_kernel", lambda query: True)
+    whole, _ = vision_attention(*arguments, cu_seq_lens_q=starts, max_length_q=9, scaling=0.2)
+    assert whole.shape == windows.shape and float((whole - windows).detach().abs().max()) <= 1e-6
+
+
+def test_a_vision_tower_of_windows_is_handed_over_whole(monkeypatch):
+    """transformers gives the lengths of all windows at once, for the windowed layer and for the full one."""
+    family = build("qwen2_5_vl")
+    row = make_row(world(family))
+    share_prefix(family.model)
+    calls = []
+
+    def kernel(q, k, v, query_starts, key_starts, longest_query, longest_key, **how):
+        calls.append(query_starts.diff().tolist())
+        return slow_varlen(q, k, v, query_starts, key_starts, longest_query, longest_key, **how)
+
+    with torch.no_grad():
+        expected = Policy(family.model)(row).logp
+        monkeypatch.setattr(varlen_attention, "_kernel", lambda: kernel)
+        monkeypatch.setattr(varlen_attention, "_takes_kernel", lambda query: True)
+        found = Policy(family.model)(row).logp
+    assert float((found - expected).abs().max()) <= TOLERANCE
+    assert len(calls) == 2 and len(calls[0]) > len(calls[1]) and sum(calls[0]) == sum(calls[1])
+
+
+def test_the_kernel_is_told_of_grouped_queries_where_it_asks(monkeypatch):
+    """torch 2.11 has no such argument, later versions refuse fewer key heads without it."""
+
+    def silent(q, k): ...
+
+    def asking(q, k, enable_gqa=False): ...
+
+    for kernel, expected in [(silent, {}), (asking, {"enable_gqa": True})]:
+        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+        varlen_attention._kernel.cache_clear()
+        assert getattr(varlen_attention._kernel(), "keywords", {}) == expected
+    monkeypatch.undo()
+    varlen_attention._kernel.cache_clear()
+    assert callable(varlen_attention._kernel())
+
+
+def test_rows_of_one_bucket_compile_once():
+    """Counted by a backend that compiles nothing: rows of different length and layout, one bucket, one compilation."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    attend = torch.compile(flex_attention.flex_attention, backend=counter, dynamic=False, fullgraph=True)
+    for prompt, response in [(5, 3), (100, 30), (301, 17)]:
+        tokens = prompt + 2 * response
+        layout = [Span(0, -1, 0, prompt), Span(0, 0, prompt, prompt + response), Span(0, 1, prompt + response, tokens)]
+        plan = plan_row(layout, CPU, backend="flex")
+        padded = flex_attention.bucket(tokens)
+        q, k, v = (torch.randn(1, heads, padded, 16) for heads in (4, 2, 2))
+        with torch.no_grad():
+            found = attend(q, k, v, block_mask=flex_attention._block_mask(plan, None, padded), enable_gqa=True)
+            expected = flex_attention.flex_row_attention(
+                *(x[:, :, :tokens] for x in (q, k, v)), plan, scaling=None, window=None
+            )
+        assert float((found[:, :, :tokens] - expected).abs().max()) <= TOLERANCE
+    assert counter.frame_count == 1
+
+
+def test_as_many_lengths_may_be_compiled_as_there_are_buckets():
+    with torch._dynamo.config.patch(recompile_limit=8):
+        flex_attention._allow_compilations()
+        assert torch._dynamo.config.recompile_limit >= len({flex_attention.bucket(n) for n in range(1, 65_537)})
 
 
 def test_varlen_refuses_what_it_cannot_do(cpu_kernel):

@@ -1,0 +1,68 @@
+"""What makes a GPU wait for the CPU, or be waited for: numbers read back, tensors made from Python lists. A test on a
+CPU can count them: per row they may be few, per layer, response and chunk of log-probs none."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from parity import world
+from tinyfamilies import TinyFamily, build
+from torch.overrides import TorchFunctionMode
+
+from vlmrl.data.batch import PromptTokens, TrainItem, make_row
+from vlmrl.model import logprobs, varlen_attention
+from vlmrl.model.load import share_prefix
+from vlmrl.model.policy import Policy
+from vlmrl.types import PackedRow, Segment
+
+READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "cpu", "numpy", "nonzero", "equal")
+UPLOADS = ("tensor", "as_tensor", "from_numpy")
+
+
+class Waits(TorchFunctionMode):
+    """Counts calls by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in READS or name in UPLOADS:
+            self.count[name] += 1
+        elif name == "__setitem__" and isinstance(args[1], list):
+            self.count["list as index"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def row_of(family: TinyFamily, responses: int) -> PackedRow:
+    prompt: PromptTokens = world(family)[0].prompt
+    return make_row([
+        TrainItem(prompt, 0, (Segment("assistant", (30, 40 + k, 50), True),), k) for k in range(responses)
+    ])  # fmt: skip
+
+
+def waits(policy: Policy, row: PackedRow) -> Counter[str]:
+    """Of a forward pass over a prompt that was seen before (its positions are kept), the vision tower left out: how it
+    attends depends on the device."""
+    policy(row)
+    kept = dict(policy.model.model.get_image_features(**row.images).items())
+    with pytest.MonkeyPatch.context() as patch, Waits() as counted:
+        patch.setattr(policy.model.model, "get_image_features", lambda *args, **kwargs: type("Kept", (), kept)())
+        policy(row)
+    return counted.count
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "varlen"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_forward_pass_waits_as_often_for_many_responses_as_for_few(name, backend, monkeypatch):
+    monkeypatch.setattr(varlen_attention, "_kernel", lambda: lambda q, *args, **kwargs: q)
+    family = build(name)
+    share_prefix(family.model)
+    policy = Policy(family.model, backend=backend, banned_ids=[0, 3])
+    few = waits(policy, row_of(family, 2))
+    assert waits(policy, row_of(family, 9)) == few
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 2 * 320)
+    assert waits(policy, row_of(family, 9)) == few, "chunks of log-probs"
+    assert sum(few.values()) <= 10
