@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tinyworld import image
 from typer.testing import CliRunner
 
 from vlmrl.cli.app import app
-from vlmrl.model import row_plan
+from vlmrl.model import split_attention
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
 from vlmrl.train import parity
@@ -64,13 +65,13 @@ def test_rows_that_agree_are_shown_with_their_figures(table):
     assert len(found["rows"]) == 4 and sum(row["image_tokens"] > 0 for row in found["rows"]) == 3
     assert all(len(set(row["response_tokens"])) > 1 for row in found["rows"]), "the responses are ragged"
     shown = " ".join(deep("--deep-prompts", "1").output.split())
-    assert "shared prefix, packed rows, attention by sdpa" in shown and "allowed because float32 keeps 24 bits" in shown
+    assert "shared prefix, packed rows, attention by split" in shown and "allowed because float32 keeps 24 bits" in shown
 
 
 def test_rows_that_disagree_are_named_and_leave_with_2(table, monkeypatch):
-    monkeypatch.setattr(
-        row_plan.RowTokens, "sees", lambda self, q, k, window, blocks: (self.group[q] == self.group[k]) & (q >= k)
-    )
+    right = split_attention._groups  # all responses as one: each sees those before it
+    siblings = lambda plan: [replace(g, each=(g.responses,)) if g.each else g for g in right(plan)]  # noqa: E731
+    monkeypatch.setattr(split_attention, "_groups", siblings)
     result = deep("--json")
     told = json.loads(result.stdout)
     assert result.exit_code == 2 and not told["ok"] and not told["deep"]["agrees"]
@@ -80,7 +81,7 @@ def test_rows_that_disagree_are_named_and_leave_with_2(table, monkeypatch):
     assert all(any(m.startswith(f"{name}: log-probs") for m in messages) for name in wrong)
     assert any(m.startswith("the gradient") for m in messages)
     assert "DISAGREES" in deep().output
-    # The path without a shared prompt has no such mask.
+    # The path without a shared prompt has no siblings in its row.
     assert deep("--set", "model.shared_prefix=false").exit_code == 0
 
 

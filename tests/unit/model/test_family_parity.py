@@ -290,7 +290,7 @@ def test_an_agents_images_are_its_own_part_of_the_row():
     family, items, _ = prepared("minicpmv4_6")
     row = make_row(items)
     whole = [row.span_images[i] for i, _ in enumerate(row.layout) if row.span_images[i]]
-    assert len(whole) == 3 and sum(len(w["target_sizes"]) for w in whole) == 5
+    assert len(whole) == 3 and all(len(w["target_sizes"]) > 0 for w in whole)
     for name, axis in (("pixel_values", 3), ("target_sizes", 0)):
         assert torch.equal(torch.cat([w[name] for w in whole], axis), row.images[name])
     assert family.axes == {k: a for k, a in row.image_axes.items() if a}

@@ -81,7 +81,8 @@ def test_a_training_pass_counts_what_the_formula_says(name, adapter):
         assert ops["convolution"] + ops.get("convolution_backward", 0) == patch
 
     heads, full = text.num_attention_heads * text.head_dim, 1 if hybrid else text.num_hidden_layers
-    seen = [(n, n + before) for n, before in work.spans] if hybrid else [(prompt, prompt), (15, prompt + 15)]
+    responses = [(n, n) for n in lengths] + [(sum(lengths), prompt)]  # each to itself, all together to the prompt
+    seen = [(n, n + before) for n, before in work.spans] if hybrid else [(prompt, prompt), *responses]
     rectangles = 4 * heads * full * sum(a * b for a, b in seen)
     vision = flops.forward["vision attention"]
     assert ops["_scaled_dot_product_flash_attention_for_cpu"] == rectangles + vision

@@ -32,7 +32,7 @@ def test_float32_equals_torch_adamw_to_the_bit():
     matrices = [p for p in theirs.parameters() if p.ndim >= 2]
     others = [p for p in theirs.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, lr=1e-2, betas=(0.8, 0.95))
+    adamw = torch.optim.AdamW(groups, lr=1e-2, betas=(0.8, 0.95), fused=True)
     for step in range(5):
         backward(ours, step)
         backward(theirs, step)
