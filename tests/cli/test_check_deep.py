@@ -65,7 +65,9 @@ def test_rows_that_agree_are_shown_with_their_figures(table):
     assert len(found["rows"]) == 4 and sum(row["image_tokens"] > 0 for row in found["rows"]) == 3
     assert all(len(set(row["response_tokens"])) > 1 for row in found["rows"]), "the responses are ragged"
     shown = " ".join(deep("--deep-prompts", "1").output.split())
-    assert "shared prefix, packed rows, attention by split" in shown and "allowed because float32 keeps 24 bits" in shown
+    assert (
+        "shared prefix, packed rows, attention by split" in shown and "allowed because float32 keeps 24 bits" in shown
+    )
 
 
 def test_rows_that_disagree_are_named_and_leave_with_2(table, monkeypatch):
