@@ -3,7 +3,7 @@
     python scripts/bench/prefix_sweep.py [--json] [--svg .github/prefix_sweep.svg] [--out /tmp/prefix_sweep]
 
 Forward and backward of one group of the 43 M-parameter model (fp32, CPU), two images in every prompt. The baseline
-computes each row on its own, without padding. Beside the measured ratio: that of the counted FLOPs (vision tower and
+packs the responses too, each behind a prompt of its own, without padding. Beside the measured ratio: that of the counted FLOPs (vision tower and
 head included) and the token ratio G(P + R) / (P + GR).
 """
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 import json
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 GRID = 28  # patches a side: 392 x 392 pixels, 196 image tokens
 TEXT_WORDS = 108
+PACKED_TOKENS = 4096
+"""Tokens of a row."""
 REWARD = """
 import zlib
 
@@ -83,12 +86,14 @@ def make_rows(folder: Path, count: int, *, words: int = TEXT_WORDS) -> Path:
     return folder / "rows.jsonl"
 
 
-def compare_paths(model: Any, processor: Any, items: list[Any], repeats: int = 2) -> dict[str, Any]:
-    """Forward and backward of one group: vlmrl's packed row against the stock model on each row alone (no padding, the
-    best that packing without a shared prefix can do), by the same code as `vlmrl check --deep`.
+def compare_paths(model: Any, processor: Any, items: list[Any], repeats: int = 3) -> dict[str, Any]:
+    """Forward and backward of one group, two ways through the same code: with the prompt once for all its responses
+    ("shared"), and packed without padding behind a prompt of its own each ("packed": what trainers that pack do).
+
+    Their log-probs and gradients are compared as `vlmrl check --deep` does: with the stock model on each row alone.
 
     Returns: the largest log-prob difference, the relative gradient difference over all parameters, the best time of
-        each path, their ratio, the ratio of counted FLOPs, and the share of it that was reached.
+        each way, their ratio, the ratio of counted FLOPs, and the share of it that was reached.
     """
     from vlmrl.model.flops import alone_work, shared_work, training_flops
     from vlmrl.model.load import banned_ids_of
@@ -97,25 +102,26 @@ def compare_paths(model: Any, processor: Any, items: list[Any], repeats: int = 2
 
     policy, prompt = Policy(model, banned_ids=banned_ids_of(model, processor.tokenizer)), items[0].prompt
     lengths = [item.num_tokens for item in items]
-    whole_row = len(prompt.ids) + sum(lengths)
-    paths = {"alone": lambda: stock_logps(policy, items), "shared": lambda: shared_logps(policy, items, whole_row)}
-    said, gradients, seconds = {}, {}, {name: [] for name in paths}
-    for name in [*paths] * repeats:
+    groups = {"packed": [replace(item, group=item.trajectory) for item in items], "shared": items}
+    seconds: dict[str, list[float]] = {name: [] for name in groups}
+    for name in [*groups] * repeats:
         start = time.perf_counter()
-        said[name] = paths[name]()
+        shared_logps(policy, groups[name], PACKED_TOKENS)
         seconds[name].append(time.perf_counter() - start)
-        gradients[name] = take_gradients(policy)
+        take_gradients(policy)
+    found = shared_logps(policy, items, PACKED_TOKENS), take_gradients(policy)
+    stock = stock_logps(policy, items), take_gradients(policy)
     images = [(GRID, GRID)] * prompt.num_images
     flops = {
         name: training_flops(model, work(len(prompt.ids), lengths, images)).total
-        for name, work in (("alone", alone_work), ("shared", shared_work))
+        for name, work in (("packed", alone_work), ("shared", shared_work))
     }
     best = {name: min(times) for name, times in seconds.items()}
-    promised, reached = flops["alone"] / flops["shared"], best["alone"] / best["shared"]
+    promised, ratio = flops["packed"] / flops["shared"], best["packed"] / best["shared"]
     return {
-        "logp_max_abs": max(float((said["shared"][k] - said["alone"][k]).abs().max()) for k in said["alone"]),
-        "grad_rel": relative_difference(gradients["shared"], gradients["alone"]),
-        "rows_alone_s": best["alone"], "shared_s": best["shared"], "ratio": reached, "flops_ratio": promised,
-        "reached": reached / promised,
-        **{f"{name}_gflops_per_s": flops[name] / best[name] / 1e9 for name in paths},
+        "logp_max_abs": max(float((found[0][k] - stock[0][k]).abs().max()) for k in stock[0]),
+        "grad_rel": relative_difference(found[1], stock[1]),
+        "packed_s": best["packed"], "shared_s": best["shared"], "ratio": ratio, "flops_ratio": promised,
+        "reached": ratio / promised,
+        **{f"{name}_gflops_per_s": flops[name] / best[name] / 1e9 for name in groups},
     }  # fmt: skip

@@ -147,7 +147,7 @@ def _chat(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def parity(out: Path, run: Path) -> dict[str, Any]:
-    """The shared-prefix update of one saved group against the stock model on each row alone; see `compare_paths`."""
+    """The shared-prefix update of one saved group against the same packed without sharing; see `compare_paths`."""
     from speed_world import compare_paths
 
     from vlmrl.data.batch import TrainItem
@@ -215,7 +215,7 @@ def main() -> None:
     result = {
         "vlmrl": ours, "trl": best | {"leanest_peak_rss_mb": min(t["peak_rss_mb"] for t in theirs)},
         "ratio": {n.removesuffix("_s"): best[n] / ours[n] for n in names},
-        "parity": {n: proof.pop(n) for n in ("logp_max_abs", "grad_rel")}, "unpadded": proof, "trl_batches": theirs,
+        "parity": {n: proof.pop(n) for n in ("logp_max_abs", "grad_rel")}, "packed": proof, "trl_batches": theirs,
     }  # fmt: skip
     if options.json:
         print(json.dumps(result))
@@ -224,9 +224,9 @@ def main() -> None:
         told = f"TRL (batch {best['batch']}) {best[n]:9.2f}   ratio {best[n] / ours[n]:.1f}"
         print(f"{n:12} vlmrl {ours[n]:9.2f}   {told}")
     print("parity       log-prob {logp_max_abs:.1e}   gradient {grad_rel:.1e}".format(**result["parity"]))
-    u = result["unpadded"]
+    u = result["packed"]
     told = f"counted FLOPs promise {u['flops_ratio']:.1f} ({u['reached']:.0%} reached)"
-    print(f"rows alone   {u['ratio']:.1f} times slower; {told}")
+    print(f"packed, each response behind its own prompt: {u['ratio']:.1f} times slower; {told}")
 
 
 if __name__ == "__main__":
