@@ -136,7 +136,8 @@ def share_prefix(model: Any) -> None:
 
 def checkpoint_gradients(model: Any, vision_only: bool = False) -> None:
     """Turn gradient checkpointing on: each layer (of the vision tower alone) is computed again in the backward pass."""
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable  # the old name
+    old = "gradient_checkpointing_enable"  # until transformers 5.22
+    enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, old)
     enable({"use_reentrant": False})
     # transformers makes embeddings and patches ask for gradients, for the sake of reentrant checkpointing. Under an
     # adapter, or a frozen vision tower, that would run the whole tower's backward pass for nothing.
