@@ -2,9 +2,9 @@
 
     python scripts/bench/prefix_sweep.py [--json] [--svg .github/prefix_sweep.svg] [--out /tmp/prefix_sweep]
 
-Forward and backward of one group of the 43 M-parameter model (fp32, CPU), two images in every prompt. The baseline
-packs the responses too, each behind a prompt of its own, without padding. Beside the measured ratio: that of the counted FLOPs (vision tower and
-head included) and the token ratio G(P + R) / (P + GR).
+Forward and backward of one group of the 43 M-parameter model (fp32, CPU), two images in every prompt. The baseline packs
+the responses too, without padding, each behind a prompt of its own. Beside the measured ratio: that of the counted FLOPs
+(vision tower and head included) and the token ratio G(P + R) / (P + GR).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def measure(folder: Path, words: int, samples: int, response: int) -> dict[str, 
         TrainItem(prompt, 0, (Segment("assistant", tuple(rng.randrange(300, 8000) for _ in range(response)), True),), k)
         for k in range(samples)
     ]
-    found = compare_paths(model, processor, items)
+    found = compare_paths(model, processor, items, repeats=1)
     P, G, R = len(e.prompt_ids), samples, response
     return {"prompt": P, "samples": G, "response": R, "token_ratio": G * (P + R) / (P + G * R), **found}
 
