@@ -3,8 +3,8 @@
     python scripts/bench/prefix_sweep.py [--json] [--svg .github/prefix_sweep.svg] [--out /tmp/prefix_sweep]
 
 Forward and backward of one group of the 43 M-parameter model (fp32, CPU), two images in every prompt. The baseline
-packs the responses too, without padding, each behind a prompt of its own. Beside the measured ratio: that of the counted
-FLOPs (vision tower and head included) and the token ratio G(P + R) / (P + GR).
+packs the responses too, without padding, each behind a prompt of its own. Beside the measured ratio: that of the
+counted FLOPs (vision tower and head included) and the token ratio G(P + R) / (P + GR).
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ class Optim(Table):
     """AdamW."""
 
     name: Literal["adamw", "adamw_8bit", "adamw_bf16_kahan"] = "adamw"
-    """adamw: float32 masters, fused on CUDA; adamw_8bit: its moments in 8 bits (bitsandbytes); adamw_bf16_kahan:
+    """adamw: float32 masters, fused; adamw_8bit: its moments in 8 bits (bitsandbytes); adamw_bf16_kahan:
     bfloat16 weights without masters, what rounding loses carried to the next update (Kahan)."""
     lr: Annotated[float, Field(gt=0)] = 1e-6
     """Peak learning rate; where the recipe has a `[lora]` table and gives none, 1e-5."""
