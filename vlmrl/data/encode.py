@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ NOT_MODEL_INPUTS = (
 """What processors return besides the tensors of images: the text, and how it was made."""
 CACHED_BYTES = 2**29
 """Processed images kept in memory, by content, the least recently used going first: pairs repeat images. 512 MiB are
-7,000 digits of 56 x 56 pixels, or 20 images of one megapixel.
+7,000 digits of 56 x 56 pixels, or 20 images of one megapixel. Where a family has no grid of patches: whole prompts.
 """
 
 
@@ -120,12 +120,15 @@ class Encoder:
     def _encode_whole(self, row: Row, text: str, images: Sequence[Image]) -> EncodedPrompt:
         """Families without a grid of patches: the processor makes ids and tensors of all images together, because how
         many tokens an image gets (tiles, crops, pooled patches) is known to it alone."""
-        made = self.processor(text=[text], images=list(images), return_tensors="pt", add_special_tokens=False)
+        key = "\x1f".join((text, *(media.sha256 for media in row.media)))
+        made = self._cached(
+            key, lambda: self.processor(text=[text], images=list(images), return_tensors="pt", add_special_tokens=False)
+        )
         ids = tuple(made["input_ids"][0].tolist())
         kinds = made.get("mm_token_type_ids", made.get("token_type_ids"))
         if kinds is None:
             kinds = made["input_ids"] == self.processor.image_token_id
-        tensors = {k: v for k, v in made.items() if isinstance(v, Tensor) and k not in NOT_MODEL_INPUTS}
+        tensors = {k: v for k, v in made.items() if k not in NOT_MODEL_INPUTS}
         shape = tensors["pixel_values"].shape
         tile = (int(shape[-1]), int(shape[-2])) if len(shape) >= 4 and "target_sizes" not in tensors else None
         sizes = tuple(tile or image.size for image in images)
@@ -165,16 +168,23 @@ class Encoder:
         return ids, tuple(int(i == image_id) for i in ids)
 
     def _image_features(self, media: Media, image: Image) -> dict[str, Tensor]:
-        if media.sha256 in self._cache:
-            self._cache.move_to_end(media.sha256)
-            return self._cache[media.sha256]
-        made = self.processor.image_processor(images=[image], return_tensors="pt", **self._size)
-        features = {k: v for k, v in made.items() if isinstance(v, Tensor) and k not in NOT_MODEL_INPUTS}
-        self._cache[media.sha256] = features
-        self._cached_bytes += _bytes(features)
+        made = self._cached(
+            media.sha256,
+            lambda: self.processor.image_processor(images=[image], return_tensors="pt", **self._size),
+        )
+        return {k: v for k, v in made.items() if k not in NOT_MODEL_INPUTS}
+
+    def _cached(self, key: str, make: Callable[[], Mapping[str, Any]]) -> Mapping[str, Tensor]:
+        """The tensors that `make` returns, made once while they are in the cache."""
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        made = {k: v for k, v in make().items() if isinstance(v, Tensor)}
+        self._cache[key] = made
+        self._cached_bytes += _bytes(made)
         while self._cached_bytes > CACHED_BYTES and len(self._cache) > 1:
             self._cached_bytes -= _bytes(self._cache.popitem(last=False)[1])
-        return features
+        return made
 
     def _model_size(self, features: Mapping[str, Tensor]) -> tuple[int, int]:
         grid, patch = features["image_grid_thw"], self.processor.image_processor.patch_size

@@ -51,3 +51,21 @@ def test_pixel_bounds_act_exactly_where_the_encoder_says_so(name):
     assert acts == (name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "glm46v"))
     assert (bounded.num_image_tokens < free.num_image_tokens) == acts
     assert (bounded.prompt_ids == free.prompt_ids) == (not acts)
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_a_prompt_that_comes_again_is_not_processed_again(name, monkeypatch):
+    processor = PROCESSORS[name]()
+    encoder, asked = Encoder(processor), []
+    kind = type(processor.image_processor)
+    right = kind.__call__
+    monkeypatch.setattr(kind, "__call__", lambda self, *a, **k: asked.append(1) or right(self, *a, **k))
+    first = encoded(encoder, TEXT, SIZES)
+    made = len(asked)
+    again = encoded(encoder, TEXT, SIZES)
+    assert made > 0 and len(asked) == made
+    assert again.prompt_ids == first.prompt_ids and again.kinds == first.kinds
+    assert first.images.keys() == again.images.keys()
+    assert all(torch.equal(again.images[k], first.images[k]) for k in first.images)
+    encoded(encoder, TEXT, SIZES[::-1])
+    assert len(asked) > made
