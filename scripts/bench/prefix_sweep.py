@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 POINTS = [  # words of text, samples, response tokens
-    (20, 4, 96), (20, 16, 96), (108, 4, 96), (108, 8, 96), (108, 16, 24), (108, 16, 96), (108, 16, 256), (108, 32, 96),
-    (600, 8, 96), (600, 16, 96),
+    (108, 4, 96), (108, 8, 96), (108, 16, 96), (20, 16, 96), (600, 8, 96), (108, 16, 24),
 ]  # fmt: skip
 
 
@@ -46,7 +45,7 @@ def measure(folder: Path, words: int, samples: int, response: int) -> dict[str, 
         TrainItem(prompt, 0, (Segment("assistant", tuple(rng.randrange(300, 8000) for _ in range(response)), True),), k)
         for k in range(samples)
     ]
-    found = compare_paths(model, processor, items, repeats=1)
+    found = compare_paths(model, processor, items)
     P, G, R = len(e.prompt_ids), samples, response
     return {"prompt": P, "samples": G, "response": R, "token_ratio": G * (P + R) / (P + G * R), **found}
 
