@@ -142,10 +142,10 @@ def checkpoint_gradients(model: Any, vision_only: bool = False) -> None:
     # transformers makes embeddings and patches ask for gradients, for the sake of reentrant checkpointing. Under an
     # adapter, or a frozen vision tower, that would run the whole tower's backward pass for nothing.
     model.disable_input_require_grads()
-    for module in model.modules():
-        if family_of(model).sharing == "forked" and hasattr(module, "_gradient_checkpointing_func"):
-            module._gradient_checkpointing_func = checkpoint_layer
+    forked = family_of(model).sharing == "forked"
     for name, module in model.named_modules():
+        if forked and hasattr(module, "_gradient_checkpointing_func"):
+            module._gradient_checkpointing_func = checkpoint_layer
         if vision_only and hasattr(module, "gradient_checkpointing") and part_of(f"{name}.") != "vision":
             module.gradient_checkpointing = False
 

@@ -16,7 +16,7 @@ from vlmrl.model.families import family_of, head_of
 from vlmrl.model.fork import MIN_TOKENS, ContinuedCache, RecordedPrompt, batches_of_similar_length, run_with_cache
 from vlmrl.model.logprobs import full_kl, token_logprobs
 from vlmrl.model.prefix_attention import choose_backend, fork_plan, no_mask
-from vlmrl.model.row_plan import plan_row
+from vlmrl.model.row_plan import groups_of, plan_row
 from vlmrl.types import PackedRow, RowReference, Span, TokenStats
 
 CACHED_POSITIONS = 256
@@ -33,7 +33,7 @@ class Policy(nn.Module):
         banned_ids: ids that are never sampled and have probability zero.
         shared_prefix: False forces the padded path (the reference in tests, and what other families use).
         entropy_gradient: whether entropies carry a gradient, for an entropy bonus.
-        backend: of packed rows: "auto", "sdpa", "flex" or "varlen".
+        backend: of packed rows: "auto", or one of `prefix_attention.BACKENDS`.
         critic: whether it has a `value_head`: a linear layer on the hidden states that predict the trained tokens, in
             float32, and 0 at first, so that all values are. It is no part of the model: `model.freeze` does not freeze
             it, and a merged model does not have it.
@@ -169,7 +169,7 @@ class Policy(nn.Module):
         """Each prompt once through a differentiable cache; its responses continue it, padded to similar lengths."""
         positions = [p for p, _ in self._span_positions(row)]
         hidden: list[Tensor] = []
-        for group in _groups(row.layout):
+        for group in groups_of(row.layout):
             prompt, responses = group[0], group[1:]
             found = self._run_prompt(row, prompt, positions[prompt])
             hidden.append(found[0])
@@ -222,7 +222,7 @@ class Policy(nn.Module):
         """The slow reference: each response behind its own copy of the prompt, one forward each, plain attention."""
         hidden: list[Tensor] = []
         before = [0] * len(row.layout)  # rows of `hidden` before each response's
-        for group in _groups(row.layout):
+        for group in groups_of(row.layout):
             for i in group[1:]:
                 before[i] = sum(map(len, hidden))
                 # Its prompt's last token, which predicts its first, and then its own.
@@ -250,16 +250,6 @@ def _value_head(model: Any, device: torch.device) -> nn.Linear:
         for parameter in head.parameters():
             parameter.zero_()
     return head
-
-
-def _groups(layout: Sequence[Span]) -> list[list[int]]:
-    """Indices of the spans of each group: its prompt, then its responses."""
-    groups: list[list[int]] = []
-    for index, span in enumerate(layout):
-        if span.response == -1:
-            groups.append([])
-        groups[-1].append(index)
-    return groups
 
 
 def _length(span: Span) -> int:

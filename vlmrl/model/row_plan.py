@@ -144,6 +144,16 @@ def _token_numbers(layout: Sequence[Span]) -> Tensor:
     return numbers
 
 
+def groups_of(layout: Sequence[Span]) -> list[list[int]]:
+    """Indices of the spans of each group: its prompt, then its responses."""
+    groups: list[list[int]] = []
+    for index, span in enumerate(layout):
+        if span.response == -1:
+            groups.append([])
+        groups[-1].append(index)
+    return groups
+
+
 def _check_layout(layout: Sequence[Span]) -> None:
     groups: dict[int, list[Span]] = defaultdict(list)
     at = 0

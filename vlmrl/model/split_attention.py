@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmrl.model.row_plan import RowPlan
+from vlmrl.model.row_plan import RowPlan, groups_of
 
 _aten = torch.ops.aten
 HAS_KERNEL = hasattr(_aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
@@ -64,13 +64,12 @@ class _Group:
 
 
 def _groups(plan: RowPlan) -> Sequence[_Group]:
-    spans: list[list[slice]] = []
-    for span in plan.spans:
-        if span.response == -1:
-            spans.append([])
-        if span.end > span.start:
-            spans[-1].append(slice(span.start, span.end))
-    return [_Group(prompt, slice(prompt.stop, [prompt, *rest][-1].stop), tuple(rest)) for prompt, *rest in spans]
+    groups: list[_Group] = []
+    for indices in groups_of(plan.spans):
+        prompt, *responses = (slice(plan.spans[i].start, plan.spans[i].end) for i in indices)
+        each = tuple(own for own in responses if own.stop > own.start)
+        groups.append(_Group(prompt, slice(prompt.stop, [prompt, *responses][-1].stop), each))
+    return groups
 
 
 def can_split(plan: RowPlan, window: int | None, query: Tensor) -> bool:
