@@ -1,6 +1,6 @@
 """One GRPO step of vlmrl and of TRL's GRPOTrainer on the same model, prompts, sampling and loss, each in a process:
 
-    python scripts/bench/vs_trl.py [--json] [--steps 4] [--batches 4 8 16] [--out /tmp/vs_trl]
+    python scripts/bench/vs_trl.py [--json] [--steps 6] [--batches 4 8 16] [--out /tmp/vs_trl]
 
 Needs TRL (the `dev` extra). 43 M parameters, about 516 prompt tokens with two images, 16 samples of 96 tokens, fp32 on
 the CPU. TRL runs at each per-device batch with as much accumulation as 16 samples need; its fastest counts. Medians
@@ -184,7 +184,7 @@ def measure(options: argparse.Namespace, side: str, **more: Any) -> dict[str, An
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--batches", type=int, nargs="+", default=[4, 8, 16], help="TRL's per-device batch sizes")
     parser.add_argument("--out", type=Path, default=Path("/tmp/vs_trl"))
     parser.add_argument("--side", choices=["vlmrl", "trl", "parity"], help=argparse.SUPPRESS)

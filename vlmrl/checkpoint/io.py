@@ -30,6 +30,11 @@ from vlmrl.store.faults import crash_point
 from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import COMPLETE, META, checkpoint_dir
 
+MAX_FILES = 64
+"""Files that weights or optimizer state are cut into, at most twice as many; each is copied in memory to be written."""
+MIN_FILE_BYTES = 64 * 2**20
+"""Smaller files than this are not made, but for the last."""
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -192,8 +197,21 @@ def check_files(folder: Path, under: str = "") -> list[str]:
 
 def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     with _single_process():
-        writer = HuggingFaceStorageWriter(str(folder))
+        writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_file_of(tensors))
         save({k: v.detach().contiguous() for k, v in tensors.items()}, storage_writer=writer, no_dist=True)
+
+
+def _file_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """The file, from 1, that each tensor goes into. The writer makes each file in memory first: many small ones."""
+    limit = max(MIN_FILE_BYTES, sum(t.nbytes for t in tensors.values()) // MAX_FILES)
+    found: dict[str, int] = {}
+    file, used = 1, 0
+    for name, tensor in tensors.items():
+        if used and used + tensor.nbytes > limit:
+            file, used = file + 1, 0
+        found[name] = file
+        used += tensor.nbytes
+    return found
 
 
 def _read_tensors(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -155,6 +155,8 @@ def join_images(images: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     Empty mappings are text. Returns: an empty mapping when there is no image at all.
     """
     some = [i for i in images if i]
+    if len(some) == 1:
+        return dict(some[0])
     return {k: torch.cat([i[k] for i in some], _image_axis(k, some[0])) for k in some[0]} if some else {}
 
 

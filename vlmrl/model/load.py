@@ -12,6 +12,7 @@ import torch
 from vlmrl.errors import CheckpointError
 from vlmrl.model.families import PART_NAMES, family_of, part_of
 from vlmrl.model.fork import checkpoint_layer
+from vlmrl.model.heap import keep_freed_memory
 from vlmrl.model.hub import require_source
 from vlmrl.model.prefix_attention import NAME as SHARED_PREFIX
 from vlmrl.model.prefix_attention import VISION_NAME as VISION
@@ -109,6 +110,8 @@ def prepare_model(model: Any, settings: Model) -> Any:
             module.p = 0.0
     if not getattr(model, "is_quantized", False):  # those are on their device since they were read
         model = model.to(pick_device(settings.device))
+    if pick_device(settings.device).type == "cpu":
+        keep_freed_memory()
     return model.eval()
 
 

@@ -18,6 +18,8 @@ CPU_CHUNK_ELEMENTS = 2**22
 """The same on the CPU, where fewer at once cost no time."""
 BLOCK_ELEMENTS = 2**21
 """Of those, how many are turned into probabilities at once."""
+CPU_BLOCK_ELEMENTS = 2**19
+"""The same on the CPU: 2 MiB, which stay in a core's cache from one operation to the next."""
 
 
 def policy_logits(logits: Tensor, temperature: float, banned: Tensor | None) -> Tensor:
@@ -88,7 +90,8 @@ class _LogprobAndEntropy(torch.autograd.Function):
     """log pi(target) [C] and entropy [C] of logits [C, V] as the head made them; float32, a few rows at a time.
 
     Kept for backward: the logits themselves, and three numbers a row. By hand, because the chain of operations would
-    keep and pass over several arrays of [C, V]. Of pi = softmax(x): d logp / dx_j = [j = target] - pi_j, and
+    keep and pass over several arrays of [C, V]; the gradient takes the place of the logits (autograd stops with an
+    error if anybody else had kept those). Of pi = softmax(x): d logp / dx_j = [j = target] - pi_j, and
     d entropy / dx_j = -pi_j (log pi_j + entropy).
     """
 
@@ -104,6 +107,7 @@ class _LogprobAndEntropy(torch.autograd.Function):
             entropy[rows] = -_p_logp(x - lse[rows, None]).sum(-1)
         ctx.save_for_backward(logits, target, lse, entropy)
         ctx.temperature, ctx.banned, ctx.entropy_gradient = temperature, banned, entropy_gradient
+        ctx.is_mine = logits.grad_fn is not None  # a leaf is somebody's own
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
         return logp, entropy
@@ -111,7 +115,7 @@ class _LogprobAndEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, logp_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
         logits, target, lse, entropy = ctx.saved_tensors
-        grad = torch.empty_like(logits)
+        grad = logits if ctx.is_mine else torch.empty_like(logits)
         for rows in _blocks(logits):
             logp = policy_logits(logits[rows], ctx.temperature, ctx.banned) - lse[rows, None]
             g = logp.exp().mul_(-logp_grad[rows, None])
@@ -131,7 +135,8 @@ def _p_logp(logp: Tensor) -> Tensor:
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
-    size = max(1, BLOCK_ELEMENTS // logits.shape[-1])
+    limit = BLOCK_ELEMENTS if logits.device.type != "cpu" else min(BLOCK_ELEMENTS, CPU_BLOCK_ELEMENTS)
+    size = max(1, limit // logits.shape[-1])
     return (slice(start, start + size) for start in range(0, len(logits), size))
 
 

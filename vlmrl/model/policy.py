@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vlmrl.model.cheap_recompute import cheap_modules, recomputing_cheap
 from vlmrl.model.families import family_of, head_of
 from vlmrl.model.fork import MIN_TOKENS, ContinuedCache, RecordedPrompt, batches_of_similar_length, run_with_cache
 from vlmrl.model.logprobs import full_kl, token_logprobs
@@ -51,6 +52,7 @@ class Policy(nn.Module):
         self.family = family_of(model)
         self.sharing = self.family.sharing if shared_prefix else "padded"
         self.recompute = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+        self.cheap = cheap_modules(model)
         self.backend = backend
         self.value_head = _value_head(model, self.device) if critic else None
         self._positions: dict[bytes, tuple[Tensor, int]] = {}
@@ -89,7 +91,9 @@ class Policy(nn.Module):
         """The last hidden states that predict the row's trained tokens. [K, D] in the model's dtype, with gradient."""
         if self.recompute:  # transformers recomputes activations in training mode only, and cannot generate in it
             self.model.train(torch.is_grad_enabled())
-        hidden_KD = {"packed": self._packed, "forked": self._forked, "padded": self._padded}[self.sharing](row)
+        run = {"packed": self._packed, "forked": self._forked, "padded": self._padded}[self.sharing]
+        with recomputing_cheap(self.cheap if torch.is_grad_enabled() else ()):
+            hidden_KD = run(row)
         if self.recompute:
             self.model.eval()
         return hidden_KD

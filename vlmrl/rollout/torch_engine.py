@@ -19,6 +19,7 @@ from transformers import DynamicCache
 
 from vlmrl.data.batch import join_images
 from vlmrl.model.decode_cache import DecodeCache, key_layers, rows_of
+from vlmrl.model.decode_linear import fast_linears
 from vlmrl.model.families import head_of
 from vlmrl.model.logprobs import banned_mask, policy_logits
 from vlmrl.model.policy import Policy
@@ -80,8 +81,9 @@ class TorchEngine:
     ) -> list[list[Sample]]:
         """See `Generator.generate`. Requests are batched by the token budget, longest prompts first."""
         results: list[list[Sample | None]] = [[None] * r.num_samples for r in requests]
-        for batch in self._batches(requests, params.max_new_tokens):
-            self._generate_batch(requests, batch, params, results, progress or (lambda n: None))
+        with fast_linears(self.policy.model):
+            for batch in self._batches(requests, params.max_new_tokens):
+                self._generate_batch(requests, batch, params, results, progress or (lambda n: None))
         return [[s for s in samples if s is not None] for samples in results]
 
     def _batches(self, requests: Sequence[Request], max_new_tokens: int) -> list[list[tuple[int, int]]]:
@@ -180,9 +182,11 @@ class TorchEngine:
 
     def _sample(self, running: list[_Running], hidden: Tensor, params: SamplingParams) -> Tensor:
         """Draw the next token of every row and note it with its log-prob. Returns the tokens [B]."""
-        logits = head_of(self.policy.model)(hidden)
+        logits = policy_logits(head_of(self.policy.model)(hidden), params.temperature or 1.0, None)
         banned = banned_mask(params.banned_ids, logits.shape[-1], logits.device)
-        logp_BV = torch.log_softmax(policy_logits(logits, params.temperature or 1.0, banned), -1)
+        if banned is not None:
+            logits.masked_fill_(banned, float("-inf"))  # in place: nobody else has them
+        logp_BV = torch.log_softmax(logits, -1)
         if params.temperature == 0:
             tokens = logp_BV.argmax(-1)
         else:

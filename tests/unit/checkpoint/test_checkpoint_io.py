@@ -70,6 +70,26 @@ def settings(dtype: str = "float32") -> Model:
     return Model(path="x", dtype=dtype, device="cpu")  # type: ignore[arg-type]
 
 
+def test_many_files_hold_the_same(trained, tiny_processor, tmp_path, monkeypatch):
+    """No file is much larger than the limit, and all together are the model and its moments."""
+    policy, optimizer = trained
+    monkeypatch.setattr(io, "MIN_FILE_BYTES", 100_000)
+    folder = io.save_checkpoint(
+        tmp_path, io.Saved(3, meta_of(policy), {}), policy.model, tiny_processor, optimizer.state_tensors()
+    )
+    largest = max(t.nbytes for t in policy.model.state_dict().values())
+    for part in (MODEL, OPTIMIZER):
+        sizes = [p.stat().st_size for p in (folder / part).glob("*.safetensors")]
+        assert 3 < len(sizes) <= 2 * io.MAX_FILES
+        assert max(sizes) < max(largest, sum(sizes) // io.MAX_FILES, 100_000) + 20_000  # and its header
+    own = policy.model.state_dict()
+    model = load_checkpoint_model(folder, settings())
+    assert all(torch.equal(v, own[k]) for k, v in model.state_dict().items())
+    moments = io.load_optimizer_tensors(folder)
+    assert moments.keys() == optimizer.state_tensors().keys()
+    assert all(torch.equal(torch.as_tensor(v), moments[k]) for k, v in optimizer.state_tensors().items())
+
+
 def test_weights_and_optimizer_come_back_to_the_bit(trained, saved, items):
     policy, optimizer = trained
     model = prepare_model(load_checkpoint_model(saved, settings()), settings())

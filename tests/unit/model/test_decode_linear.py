@@ -1,0 +1,51 @@
+"""Linear layers while decoding: the same products, and nothing left behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from vlmrl.model import decode_linear
+from vlmrl.model.decode_linear import MAX_ROWS, fast_linears
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1, 5), (3, 1, 5), (MAX_ROWS, 5), (MAX_ROWS + 1, 5), (0, 5)])
+def test_same_products(shape: tuple[int, ...], bias: bool) -> None:
+    layer, x = nn.Linear(5, 7, bias=bias), torch.randn(shape)
+    with torch.inference_mode():
+        wanted = layer(x)
+        with fast_linears(nn.Sequential(layer)):
+            found = layer(x)
+    assert found.shape == wanted.shape
+    torch.testing.assert_close(found, wanted)
+
+
+def test_layers_are_as_before_even_after_an_error() -> None:
+    layer = nn.Linear(5, 7)
+    with pytest.raises(RuntimeError, match="stop"), fast_linears(layer):
+        assert "forward" in vars(layer)
+        raise RuntimeError("stop")
+    assert "forward" not in vars(layer)
+    layer(torch.randn(2, 5)).sum().backward()
+    assert layer.weight.grad is not None
+
+
+def test_other_layers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Subclasses (quantized layers), halves, and layers whose forward somebody replaced keep their own."""
+
+    class Own(nn.Linear):
+        pass
+
+    replaced = nn.Linear(2, 2)
+    replaced.forward = lambda x: x + 1.0
+    model = nn.ModuleList([Own(2, 2), nn.Linear(2, 2, dtype=torch.bfloat16), replaced])
+    with fast_linears(model):
+        assert not any("forward" in vars(m) for m in model[:2])
+        assert model[2](torch.zeros(1)) == 1.0
+    assert replaced(torch.zeros(1)) == 1.0
+    monkeypatch.setattr(decode_linear, "HAS_KERNEL", False)
+    layer = nn.Linear(2, 2)
+    with fast_linears(layer):
+        assert "forward" not in vars(layer)
