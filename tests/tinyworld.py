@@ -74,14 +74,18 @@ def items_of(groups: Sequence[tuple[EncodedPrompt, Sequence[int]]], seed: int = 
 
 
 def saved_bytes(policy: torch.nn.Module, row: PackedRow) -> int:
-    """Bytes that a forward keeps for its backward."""
-    kept = 0
+    """Bytes that a forward keeps for its backward, with nothing made again that gradient checkpointing does not."""
+    kept, cheap = 0, getattr(policy, "cheap", None)
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         nonlocal kept
         kept += tensor.numel() * tensor.element_size()
         return tensor
 
+    if cheap:
+        policy.cheap = []  # type: ignore[assignment]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         policy(row)
+    if cheap:
+        policy.cheap = cheap
     return kept

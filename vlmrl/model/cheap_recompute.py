@@ -49,6 +49,9 @@ def recomputing_cheap(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Run a forward pass in it. Args: modules: the linear layers and activations whose tensors may be made again; none
     of them inside gradient checkpointing, which keeps nothing in the first place.
     """
+    if not modules:
+        yield
+        return
     known: dict[int, tuple[weakref.ref[Tensor], int, _Recipe]] = {}  # address -> tensor, its version, how it is made
 
     def note(x: Any) -> None:

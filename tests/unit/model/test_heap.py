@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import platform
-import resource
+import re
+import subprocess
+import sys
 
 import pytest
-import torch
 
+CHILD = """
+import resource
+import torch
 from vlmrl.model.heap import keep_freed_memory
+
+def faults(mebibytes):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(mebibytes * 2**18)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize() / 2**20
+
+assert keep_freed_memory()
+print(faults(96), [faults(64) for _ in range(5)])  # in the place that the first one left
+"""
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's mallopt")
 def test_freed_memory_is_used_again_without_page_faults() -> None:
-    assert keep_freed_memory()
-    pages = 64 * 2**20 // resource.getpagesize()
-
-    def faults() -> int:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.ones(16 * 2**20)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    faults()
-    assert faults() < pages / 10
+    """In a process of its own: a test may run in a thread, and threads have small heaps."""
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True)
+    first, *again = map(float, re.findall(r"[0-9.]+", done.stdout))
+    assert first > 90
+    assert max(again) < 5
