@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from vlmrl.dist.fsdp import whole
 from vlmrl.errors import TrainError
 from vlmrl.model.load import BITSANDBYTES_HINT
 from vlmrl.train.kahan import KahanAdamW
@@ -73,7 +74,7 @@ class Optimizer:
 
     def clip(self) -> float:
         """Scale the gradients down to `max_grad_norm`. Returns their norm before that (may be non-finite)."""
-        return float(nn.utils.clip_grad_norm_(list(self.masters.values()), self.settings.max_grad_norm))
+        return float(whole(nn.utils.clip_grad_norm_(list(self.masters.values()), self.settings.max_grad_norm)))
 
     def step(self, lr: float) -> None:
         """One update with this learning rate; gradients are cleared."""

@@ -24,11 +24,15 @@ from vlmrl.algo.losses import (
     select_tokens,
 )
 from vlmrl.data.batch import TrainItem, make_row, pack
+from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import TrainError
 from vlmrl.model.lora import ReferencePolicy
 from vlmrl.model.policy import Policy
 from vlmrl.train.optim import Optimizer
 from vlmrl.types import PackedRow, RowReference, TokenStats
+
+FILLER = -1
+"""The `trajectory` of an item that counts for nothing."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +99,20 @@ class PolicyGradient:
 
     def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
         """For Clip-Cov and KL-Cov: one more forward pass, since the choice needs all of the update's log-probs."""
-        if not self.algorithm.selects or not batch.items:
+        if not self.algorithm.selects:
             return {}
         logps: dict[int, Tensor] = {}
         fill_logps(policy, batch, logps, tokens_per_row)
-        order = sorted(logps)
-        logp = [logps[i] for i in order]
-        old = [batch.old_logp.get(i, logps[i]) for i in order]
-        advantage = [batch.advantage_of(i, len(logps[i])).to(logps[i].device) for i in order]
-        return dict(zip(order, select_tokens(self.algorithm, logp, old, advantage, batch.seed), strict=True))
+        own = {
+            i: [x.cpu() for x in (logp, batch.old_logp.get(i, logp), batch.advantage_of(i, len(logp)))]
+            for i, logp in logps.items()
+        }
+        all_of_them = {i: x for theirs in batch.world.gather(own) for i, x in theirs.items()}
+        if not all_of_them:
+            return {}
+        order = sorted(all_of_them)
+        found = select_tokens(self.algorithm, *zip(*(all_of_them[i] for i in order), strict=True), batch.seed)
+        return {i: chosen for i, chosen in zip(order, found, strict=True) if i in own}
 
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
         # With one update a batch the policy that sampled IS this one: its old log-prob is the detached new one.
@@ -172,6 +181,9 @@ class StepBatch:
         value_target: per trajectory, what the critic should have said before each trained token.
         dead_tokens: group -> trained tokens of its responses, of groups that are left out but count in the denominator.
         seed: of the surrogate's random choices.
+        world: the processes that share the step, each with its own items, of whole groups.
+        filler: a trajectory that counts for nothing (its `trajectory` is `FILLER`), with an image where the model has
+            a vision tower: for processes that have fewer rows than others, or rows without images beside rows with.
     """
 
     items: list[TrainItem]
@@ -186,14 +198,34 @@ class StepBatch:
     value_target: dict[int, Tensor] = field(default_factory=dict)
     dead_tokens: dict[int, list[int]] = field(default_factory=dict)
     seed: int = 0
+    world: World = ALONE
+    filler: TrainItem | None = None
 
     def advantage_of(self, trajectory: int, num_tokens: int) -> Tensor:
         """One advantage a trained token of a trajectory. float32 [tokens]."""
+        if trajectory == FILLER:
+            return torch.zeros(num_tokens)
         found = self.token_advantages.get(trajectory)
         return torch.full((num_tokens,), self.advantage_S[trajectory]) if found is None else found.float()
 
     def num_trained(self, item: TrainItem) -> int:
         return sum(len(s.ids) for s in item.segments if s.trained)
+
+    def rows(self, tokens_per_row: int) -> list[list[TrainItem]]:
+        """This process's rows. Every process gets as many, and with images in the same ones: the layers of a sharded
+        policy are gathered by all processes together.
+        """
+        rows = pack(self.items, tokens_per_row)
+        pictured = [any(i.prompt.images or i.images for i in row) for row in rows]
+        others = self.world.gather(pictured)
+        for at in range(max(map(len, others))):
+            if at == len(rows):
+                rows.append([])
+            needs_image = any(theirs[at] for theirs in others if at < len(theirs))
+            if not rows[at] or (needs_image and not pictured[at]):
+                assert self.filler is not None
+                rows[at] = [*rows[at], self.filler]
+        return rows
 
     def reference_of(self, items: Sequence[TrainItem], device: torch.device) -> RowReference | None:
         """What the full KL of a row of these items needs; None where it was not asked for."""
@@ -212,24 +244,33 @@ def update(
     Returns: metrics, token means over the step.
     Raises: TrainError when loss or gradient are not finite; nothing was changed then.
     """
-    counted = [batch.num_trained(i) for i in batch.items] + [n for group in batch.dead_tokens.values() for n in group]
+    own = [batch.num_trained(i) for i in batch.items] + [n for group in batch.dead_tokens.values() for n in group]
+    counted = [n for theirs in batch.world.gather(own) for n in theirs]
     total = Denominator.of(objective.aggregation, counted, max_tokens)
     selected = objective.select(policy, batch, tokens_per_row)
     sums: dict[str, float] = {"loss/total": 0.0}
     gap = 0.0
-    for items in pack(batch.items, tokens_per_row):
+    bad: list[str] = []
+    for items in batch.rows(tokens_per_row):
         row = make_row(items, policy.device)
         stats = policy(row, batch.reference_of(items, policy.device))
         data = _token_data(row, items, batch, selected)
         loss_K, shown = objective.loss(stats, data)
         if not bool(torch.isfinite(loss_K).all()):
-            _stop_at(loss_K, data, batch, optimizer)
+            bad += _not_finite(loss_K, data, batch)
+            if batch.world.size == 1:
+                break  # others would wait for this process's backward pass
+        if items[-1].trajectory == FILLER:
+            loss_K = torch.where(data.trajectory == FILLER, 0.0 * loss_K, loss_K)
+            shown = {name: values * (data.trajectory != FILLER) for name, values in shown.items()}
         loss = aggregate(loss_K, data.response_tokens, total)
         loss.backward()
         sums["loss/total"] += float(loss.detach())
         for name, values in shown.items():
             sums[name] = sums.get(name, 0.0) + float(global_mean(values, total))
         gap = max(gap, _sampler_gap(stats, data))
+    _stop_unless_finite(bad, batch.world, optimizer)
+    sums, gap = _over_processes(sums, gap, batch.world)
     norm = optimizer.clip()
     if not norm < float("inf"):
         optimizer.clear()
@@ -254,7 +295,7 @@ def fill_stats(
     policy: Policy | ReferencePolicy, batch: StepBatch, into: Mapping[str, dict[int, Tensor]], tokens_per_row: int
 ) -> None:
     """As `fill_logps`, several things from one pass. Args: into: field of TokenStats -> trajectory -> its tokens'."""
-    for items in pack(batch.items, tokens_per_row):
+    for items in batch.rows(tokens_per_row):
         row = make_row(items, policy.device)
         stats = policy(row, batch.reference_of(items, policy.device) if "kl" in into else None)
         for name, found in into.items():
@@ -272,7 +313,7 @@ def fill_reference(reference: Policy | ReferencePolicy, batch: StepBatch, tokens
 
 def _by_trajectory(row: PackedRow, items: Sequence[TrainItem], values_K: Tensor) -> dict[int, Tensor]:
     owner = torch.tensor(row.trajectories, device=row.span_K.device)[row.span_K].to(values_K.device)
-    return {item.trajectory: values_K[owner == item.trajectory] for item in items}
+    return {i.trajectory: values_K[owner == i.trajectory] for i in items if i.trajectory != FILLER}
 
 
 def _token_data(row: PackedRow, items: Sequence[TrainItem], batch: StepBatch, selected: dict[int, Tensor]) -> TokenData:
@@ -284,7 +325,15 @@ def _token_data(row: PackedRow, items: Sequence[TrainItem], batch: StepBatch, se
         x for i in items for s in i.segments if s.trained for x in (s.sampler_logp or [float("nan")] * len(s.ids))
     ]
     advantage = [batch.advantage_of(i.trajectory, batch.num_trained(i)) for i in items]
-    join = lambda by: torch.cat([by[i.trajectory] for i in items]).to(device) if by else None  # noqa: E731
+
+    def join(by: Mapping[int, Tensor]) -> Tensor | None:
+        if not by:
+            return None
+        parts = [by[i.trajectory] if i.trajectory != FILLER else torch.zeros(batch.num_trained(i)) for i in items]
+        return torch.cat([p.to(device) for p in parts])
+
+    chosen = join(selected)
+
     return TokenData(
         advantage=torch.cat(advantage).to(device),
         sampler_logp=torch.tensor(sampled, device=device, dtype=torch.float32),
@@ -293,7 +342,7 @@ def _token_data(row: PackedRow, items: Sequence[TrainItem], batch: StepBatch, se
         trajectory=trajectory,
         response=response,
         response_tokens=counts[response],
-        selected=torch.cat([selected[i.trajectory] for i in items]).to(device) if selected else None,
+        selected=None if chosen is None else chosen.bool(),
         old_value=join(batch.old_value),
         value_target=join(batch.value_target),
     )
@@ -306,11 +355,24 @@ def _sampler_gap(stats: TokenStats, data: TokenData) -> float:
     return float(difference.max()) if len(difference) else 0.0
 
 
-def _stop_at(loss_K: Tensor, data: TokenData, batch: StepBatch, optimizer: Optimizer) -> None:
-    optimizer.clear()
-    bad = sorted(set(data.trajectory[~torch.isfinite(loss_K)].tolist()))
-    names = ", ".join(batch.names_S[i] for i in bad[:5])
-    raise TrainError(
-        f"the loss is not finite for {len(bad)} response(s): {names}; the weights were not changed",
-        hint="look at these rows with `vlmrl report`; a lower optim.lr or model.dtype = float32 often helps",
-    )
+def _not_finite(loss_K: Tensor, data: TokenData, batch: StepBatch) -> list[str]:
+    """Names of the responses with a loss that is not finite."""
+    return [batch.names_S[i] for i in sorted(set(data.trajectory[~torch.isfinite(loss_K)].tolist())) if i != FILLER]
+
+
+def _stop_unless_finite(bad: list[str], world: World, optimizer: Optimizer) -> None:
+    everywhere = [name for theirs in world.gather(bad) for name in theirs]
+    if everywhere:
+        optimizer.clear()
+        names = ", ".join(everywhere[:5])
+        raise TrainError(
+            f"the loss is not finite for {len(everywhere)} response(s): {names}; the weights were not changed",
+            hint="look at these rows with `vlmrl report`; a lower optim.lr or model.dtype = float32 often helps",
+        )
+
+
+def _over_processes(sums: dict[str, float], gap: float, world: World) -> tuple[dict[str, float], float]:
+    """Metrics of the whole step from those of each process. A process of fillers alone has all names too."""
+    parts = world.gather((sums, gap))
+    names = dict.fromkeys(name for theirs, _ in parts for name in theirs)
+    return {n: sum(theirs.get(n, 0.0) for theirs, _ in parts) for n in names}, max(g for _, g in parts)

@@ -1,0 +1,72 @@
+"""One update on two processes is the update of one: gradients, metrics, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+TESTS = Path(__file__).parent.parent
+TOLERANCE = 1e-5
+"""Largest relative difference of gradients that counts as the same."""
+
+
+def run_ranks(size: int, script: Path, *arguments: str) -> None:
+    """Run a script as so many processes. Raises: AssertionError with the first error when one fails."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = os.environ | {
+        "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",
+    }  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), *arguments], env=common | {"RANK": str(rank)}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    told = [rank.communicate(timeout=240)[0] for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks), "\n".join(told)[-4000:]
+
+
+@pytest.fixture(scope="module")
+def outcome(tiny_folder, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("ranks")
+    for size in (1, 2):
+        run_ranks(size, TESTS / "dist" / "update_rank.py", str(tiny_folder), str(out))
+    return out
+
+
+@pytest.mark.parametrize("case", ["images on one", "nothing on one", "both"])
+def test_same_gradient(outcome: Path, case: str) -> None:
+    one, two = (load_file(outcome / f"{size}.safetensors") for size in (1, 2))
+    names = [n for n in one if n.startswith(f"{case}/")]
+    assert one.keys() == two.keys() and names
+    assert any("visual" in n and bool(one[n].any()) for n in names)
+    a, b = (torch.cat([x[n].double().flatten() for n in names]) for x in (two, one))
+    assert float((a - b).norm() / b.norm()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", ["images on one", "nothing on one", "both"])
+def test_same_metrics(outcome: Path, case: str) -> None:
+    """Of the first update, and of a second one from the weights that the first left."""
+    one, two = (json.loads((outcome / f"{size}.json").read_text())[case] for size in (1, 2))
+    for a, b in zip(one, two, strict=True):
+        assert a.keys() == b.keys()
+        assert b == pytest.approx(a, rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize("case", ["images on one", "nothing on one", "both"])
+def test_loss_that_is_not_finite_stops_all_with_the_name(outcome: Path, case: str) -> None:
+    """All processes raise the same error, and no weight has changed on any (checked by each)."""
+    one, two = (json.loads((outcome / f"{size}.json").read_text())[f"{case} with NaN"] for size in (1, 2))
+    assert "row 1" in one and "row 1" in two
