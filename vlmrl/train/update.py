@@ -111,7 +111,8 @@ class PolicyGradient:
         if not all_of_them:
             return {}
         order = sorted(all_of_them)
-        found = select_tokens(self.algorithm, *zip(*(all_of_them[i] for i in order), strict=True), batch.seed)
+        logp, old, advantage = zip(*(all_of_them[i] for i in order), strict=True)
+        found = select_tokens(self.algorithm, logp, old, advantage, batch.seed)
         return {i: chosen for i, chosen in zip(order, found, strict=True) if i in own}
 
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
