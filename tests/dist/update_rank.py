@@ -8,73 +8,136 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from parity import adapted
+from parity import world as world_of
 from safetensors.torch import save_file
+from tinyfamilies import build
 from tinyworld import encoded, items_of, prompt_tokens, response
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.data.batch import TrainItem
-from vlmrl.data.encode import Encoder
-from vlmrl.dist.fsdp import shard, units_of, whole
+from vlmrl.data.encode import EncodedPrompt, Encoder
+from vlmrl.dist.fsdp import gathered, shard, units_of, whole
 from vlmrl.dist.world import World, join_world
 from vlmrl.errors import TrainError
-from vlmrl.model.load import load_model, load_processor
+from vlmrl.model.load import checkpoint_gradients, load_model, load_processor, share_prefix
 from vlmrl.model.policy import Policy
-from vlmrl.recipe.schema import Model, Optim
+from vlmrl.recipe.schema import Lora, Model, Optim
+from vlmrl.rollout.engine import Request
+from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.update import FILLER, PolicyGradient, StepBatch, update
+from vlmrl.types import SamplingParams
 
-OWNERS = {"images on one": [0, 0, 1, 0], "nothing on one": [0, 0, 0, 0], "both": [0, 1, 1, 0]}
-"""Case -> the process that has each group. Groups 0, 1 and 3 have images, group 2 has none."""
-ALGORITHM = {"images on one": "grpo", "nothing on one": "grpo", "both": "clip_cov"}
+@dataclass(frozen=True)
+class Case:
+    """Which process has each group, and what is trained how. Groups 0, 1 and 3 have images, group 2 has none."""
+
+    owners: Sequence[int] = (0, 1, 1, 0)
+    algorithm: str = "grpo"
+    recompute: bool = False
+    lora: Lora | None = None
+    family: str | None = None
 
 
-def batch_of(items: list[TrainItem], filler: TrainItem, world: World, owners: list[int]) -> StepBatch:
-    mine = [i for i in items if owners[i.group] % world.size == world.rank]
+CASES = {
+    "images on one": Case((0, 0, 1, 0)),
+    "nothing on one": Case((0, 0, 0, 0), recompute=True),
+    "chosen tokens": Case(algorithm="clip_cov"),
+    "adapter": Case((1, 0, 0, 1), lora=Lora(rank=4)),
+    "forked cache": Case((0, 1, 1), family="qwen3_5"),
+    "padded": Case((0, 1, 1), family="llava"),
+}
+
+
+def batch_of(items: list[TrainItem], filler: TrainItem, world: World, owners: Sequence[int]) -> StepBatch:
+    mine = [i for i in items if owners[i.group % len(owners)] % world.size == world.rank]
     advantages = [(-1.0) ** k * (1 + 0.3 * k) for k in range(len(items))]
     return StepBatch(mine, advantages, [f"row {k}" for k in range(len(items))], world=world, filler=filler)
+
+
+def policy_of(case: Case, settings: Model) -> Policy:
+    model = load_model(settings) if case.family is None else build(case.family).model
+    if case.family is not None:
+        share_prefix(model)
+    if case.recompute:
+        checkpoint_gradients(model)
+    if case.lora is not None:
+        model = adapted(model, case.lora)
+    return Policy(model)
+
+
+def items_for(case: Case, encoder: Encoder) -> tuple[list[TrainItem], TrainItem]:
+    """All trajectories, and the filler."""
+    if case.family is not None:
+        items = world_of(build(case.family))
+        return items, replace(items[0], group=-1, trajectory=FILLER)
+    prompts = prompts_of(encoder)
+    items = items_of([(prompts[0], (5, 9)), (prompts[1], (3,)), (prompts[2], (7, 2, 4)), (prompts[3], (6, 6))])
+    blank = prompt_tokens(encoded(encoder, "", [(56, 56)], "blank"))
+    return items, TrainItem(blank, -1, (response(99, 2),), FILLER)
+
+
+def prompts_of(encoder: Encoder) -> list[EncodedPrompt]:
+    return [
+        encoded(encoder, "what is it?", [(56, 56), (112, 84)], "a"), encoded(encoder, "and this one?", [(84, 84)], "b"),
+        encoded(encoder, "no image here, only text", (), "c"), encoded(encoder, "which?", [(56, 112)], "d"),
+    ]  # fmt: skip
+
+
+def sampled(policy: Policy, prompts: list[EncodedPrompt], tokenizer: Any, world: World) -> list[list[list[int]]]:
+    """Ids of three samples a prompt, each process answering its own, some more than others."""
+    mine = [i for i in range(len(prompts)) if i % 3 % world.size == world.rank]
+    params = SamplingParams(max_new_tokens=12)
+    with gathered(policy):
+        made = TorchEngine(policy, tokenizer).generate([Request(prompts[i], 3, 70 + i) for i in mine], params)
+    by_prompt = dict(pair for theirs in world.gather(list(zip(mine, made, strict=True))) for pair in theirs)
+    return [[list(s.token_ids) for s in by_prompt[i]] for i in range(len(prompts))]
 
 
 def main(model_folder: str, out: str) -> None:
     torch.set_num_threads(1)
     settings = Model(path=model_folder, dtype="float32", device="cpu")
-    encoder = Encoder(load_processor(settings), min_pixels=56 * 56, max_pixels=112 * 112)
-    prompts = [
-        encoded(encoder, "what is it?", [(56, 56), (112, 84)], "a"), encoded(encoder, "and this one?", [(84, 84)], "b"),
-        encoded(encoder, "no image here, only text", (), "c"), encoded(encoder, "which?", [(56, 112)], "d"),
-    ]  # fmt: skip
-    items = items_of([(prompts[0], (5, 9)), (prompts[1], (3,)), (prompts[2], (7, 2, 4)), (prompts[3], (6, 6))])
-    blank = prompt_tokens(encoded(encoder, "", [(56, 56)], "blank"))
-    filler = TrainItem(blank, -1, (response(99, 2),), FILLER)
+    processor = load_processor(settings)
+    encoder = Encoder(processor, min_pixels=56 * 56, max_pixels=112 * 112)
     found: dict[str, torch.Tensor] = {}
-    told: dict[str, object] = {}
+    told: dict[str, Any] = {}
     with join_world("cpu", timeout_seconds=60) as world:
-        for case, owners in OWNERS.items():
-            policy = Policy(load_model(settings))
+        for name, case in CASES.items():
+            policy = policy_of(case, settings)
             if world.size > 1:
-                shard(policy, units_of(policy.model), world, torch.device("cpu"))
+                layers = units_of(policy.model) if policy.sharing == "packed" else []
+                shard(policy, layers, world, torch.device("cpu"))
+            if name == "images on one":
+                told["samples"] = sampled(policy, prompts_of(encoder), processor.tokenizer, world)
             optimizer = Optimizer(policy.model, Optim(lr=1e-2, max_grad_norm=1e9))
-            objective = PolicyGradient(ALGORITHMS[ALGORITHM[case]], entropy_coef=0.0)
+            objective = PolicyGradient(ALGORITHMS[case.algorithm])
             step = optimizer.step
 
-            def keep(lr: float, case: str = case, step=step, optimizer: Optimizer = optimizer) -> None:
-                for name, p in optimizer.parameters.items():
-                    found.setdefault(f"{case}/{name}", whole(torch.zeros_like(p) if p.grad is None else p.grad).clone())
+            def keep(lr: float, name: str = name, step=step, optimizer: Optimizer = optimizer) -> None:
+                for key, p in optimizer.parameters.items():
+                    gradient = whole(torch.zeros_like(p) if p.grad is None else p.grad)
+                    found.setdefault(f"{name}/{key}", gradient.clone())
                 step(lr)
 
             optimizer.step = keep
-            batch = batch_of(items, filler, world, owners)
-            runs = [update(policy, optimizer, batch, objective, lr=1e-2, tokens_per_row=150, max_tokens=16) for _ in "ab"]
-            told[case] = runs
-            bad = batch_of(items, filler, world, owners)
+            items, filler = items_for(case, encoder)
+            batch = batch_of(items, filler, world, case.owners)
+            more = {"lr": 1e-2, "tokens_per_row": 150, "max_tokens": 16}
+            told[name] = [update(policy, optimizer, batch, objective, **more) for _ in "ab"]
+            bad = batch_of(items, filler, world, case.owners)
             bad.advantage_S[1] = float("nan")
             before = {n: whole(p.detach()).clone() for n, p in policy.named_parameters()}
             try:
-                update(policy, optimizer, bad, objective, lr=1e-2, tokens_per_row=150, max_tokens=16)
+                update(policy, optimizer, bad, objective, **more)
             except TrainError as error:
-                told[f"{case} with NaN"] = error.message
+                told[f"{name} with NaN"] = error.message
             assert all(torch.equal(before[n], whole(p.detach())) for n, p in policy.named_parameters())
         messages = world.gather({k: v for k, v in told.items() if "NaN" in k})
         assert all(m == messages[0] for m in messages)

@@ -220,12 +220,16 @@ class StepBatch:
         pictured = [any(i.prompt.images or i.images for i in row) for row in rows]
         others = self.world.gather(pictured)
         for at in range(max(map(len, others))):
-            if at == len(rows):
-                rows.append([])
-            needs_image = any(theirs[at] for theirs in others if at < len(theirs))
-            if not rows[at] or (needs_image and not pictured[at]):
+            # A process without a row here runs the filler, image and all.
+            needs_image = any(at >= len(theirs) or theirs[at] for theirs in others)
+            own = rows[at] if at < len(rows) else []
+            if not own or (needs_image and not pictured[at]):
                 assert self.filler is not None
-                rows[at] = [*rows[at], self.filler]
+                own = [*own, self.filler]
+            if at < len(rows):
+                rows[at] = own
+            else:
+                rows.append(own)
         return rows
 
     def reference_of(self, items: Sequence[TrainItem], device: torch.device) -> RowReference | None:
