@@ -17,13 +17,17 @@ def merge(
     out: Path | None = typer.Option(
         None, "--out", "-o", help="Folder to write. Default: <run>/merged-<step>.", show_default=False
     ),
-    checkpoint: str = typer.Option("best", "--checkpoint", help="best, last, or a step."),
+    checkpoint: str = typer.Option("best", "--checkpoint", "--step", help="best, last, or a step."),
     dtype: str | None = typer.Option(
         None, "--dtype", help="float32 or bfloat16. Default: as trained.", show_default=False
     ),
     adapter: bool = typer.Option(False, "--adapter", help="Keep a LoRA adapter as a PEFT folder; default: fold it in."),
     base: str | None = typer.Option(
         None, "--base", help="Where the adapter's base model is now. Default: where it was.", show_default=False
+    ),
+    max_shard_size: str = typer.Option("5GB", "--max-shard-size", help="Of a weight file: 5GB, 500MB, 2GiB."),
+    skip_proof: bool = typer.Option(
+        False, "--skip-proof", help="Do not load it again to compare; the folder's merge.json says so."
     ),
     force: bool = typer.Option(False, "--force", help="Replace the folder if it exists."),
     runs: Path | None = typer.Option(None, "--runs", help="Folder of the runs.", show_default=False),
@@ -49,15 +53,22 @@ def merge(
         which = int(checkpoint) if checkpoint.isdigit() else checkpoint
         folder = open_run(runs_root(runs), run).checkpoint(which)
     target = out or folder.parent.parent / f"{'adapter' if adapter else 'merged'}-{folder.name}"
-    done = merge_checkpoint(folder, target, dtype=dtype, force=force, adapter=adapter, base=base)
+    done = merge_checkpoint(
+        folder, target, dtype=dtype, force=force, adapter=adapter, base=base, max_shard_size=max_shard_size,
+        skip_proof=skip_proof,
+    )  # fmt: skip
     emit({"folder": str(done.folder), "checkpoint": str(folder), "step": done.step, "parameters": done.parameters,
-          "bytes": done.bytes, "logp_gap": done.logp_gap, "found": list(done.found)}, json)  # fmt: skip
+          "bytes": done.bytes, "logp_gap": done.logp_gap, "proof_skipped": done.proof.skipped,
+          "loaded_whole": done.whole, "found": list(done.found)}, json)  # fmt: skip
     for line in done.found:
         print(f"found: {line}", file=sys.stderr)
+    if done.whole:
+        print(f"the whole model was loaded: {done.whole}", file=sys.stderr)
     proof = (
-        "no rollouts were saved with it to compare"
+        f"not proven: {done.proof.skipped}"
         if done.logp_gap is None
-        else f"largest log-prob difference after reload {done.logp_gap:.1e} nats"
+        else f"largest log-prob difference after reload {done.logp_gap:.1e} nats ({done.proof.tokens} tokens of "
+        f"{done.proof.rollouts} rollouts, in a process of its own)"
     )
     print(
         f"{folder.name} -> {done.folder}: {done.parameters:,} parameters, {done.bytes / 2**20:.1f} MiB; {proof}",
@@ -67,6 +78,7 @@ def merge(
         print(f"use it: PeftModel.from_pretrained(base, {str(done.folder)!r})", file=sys.stderr)
         return
     print(
-        f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {done.folder}",
+        f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {done.folder}   "
+        f"or   vllm serve {done.folder}",
         file=sys.stderr,
     )

@@ -14,7 +14,8 @@ from vlmrl.algo.family import ALGORITHMS
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import ADAPTER, MODEL
 from vlmrl.checkpoint.load import fingerprint, load_saved
-from vlmrl.checkpoint.merge import make_proof, merge, proof_gap
+from vlmrl.checkpoint.merge import merge
+from vlmrl.checkpoint.proof import make_proof, proof_gap
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import load_model
 from vlmrl.model.lora import attach_adapter
