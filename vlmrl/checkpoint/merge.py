@@ -15,6 +15,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from vlmrl import __version__
+from vlmrl.checkpoint.card import model_card
 from vlmrl.checkpoint.format import ADAPTER, PROOF, read_meta
 from vlmrl.checkpoint.io import check_files
 from vlmrl.checkpoint.load import load_checkpoint_model, put_adapter, saved_lora
@@ -31,6 +32,7 @@ from vlmrl.store.layout import COMPLETE
 
 RECORD = "merge.json"
 """In the merged folder: what it was made from, and what its proof found or why there is none."""
+CARD = "README.md"
 MAX_SHARD_SIZE = "5GB"
 
 
@@ -59,7 +61,7 @@ class Merged:
 
 def merge(
     checkpoint: Path, out: Path, *, dtype: str | None = None, force: bool = False, adapter: bool = False,
-    base: str | None = None, max_shard_size: str = MAX_SHARD_SIZE, skip_proof: bool = False,
+    base: str | None = None, max_shard_size: str = MAX_SHARD_SIZE, skip_proof: bool = False, name: str | None = None,
 ) -> Merged:  # fmt: skip
     """Write the checkpoint as a Hugging Face folder: weights, config, generation config, processor, chat template.
 
@@ -71,7 +73,7 @@ def merge(
         dtype: of the written weights; default: the dtype they were trained in.      force: replace an existing folder.
         adapter: keep the adapter as it is.      base: where its base model is now, when it is not where it was.
         max_shard_size: of a weight file, as 5GB or 500MB; a larger tensor gets a file of its own.
-        skip_proof: do not load it again; the folder's merge.json says so.
+        skip_proof: do not load it again; the folder's merge.json says so.      name: in the model card (README.md).
     Raises: CheckpointError when the checkpoint is damaged, `out` exists, or the reloaded model differs.
     """
     shard_bytes = parse_size(max_shard_size)
@@ -95,6 +97,7 @@ def merge(
             request = Request(str(checkpoint), str(temp), dtype or meta["dtype"], adapter, base)
             proof = Proof(None, skipped="--skip-proof") if skip_proof else prove_elsewhere(request)
             write_json(temp / RECORD, _record(checkpoint, request, proof, whole))
+            (temp / CARD).write_text(model_card(checkpoint, proof, adapter=adapter, name=name or out.name), "utf-8")
             _publish(temp, out)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(

@@ -29,16 +29,22 @@ def merge(
     skip_proof: bool = typer.Option(
         False, "--skip-proof", help="Do not load it again to compare; the folder's merge.json says so."
     ),
+    push_to_hub: str | None = typer.Option(
+        None, "--push-to-hub", metavar="REPO", help="Upload it, private, to this hub repository.", show_default=False
+    ),
+    public: bool = typer.Option(False, "--public", help="With --push-to-hub: everybody may see it."),
     force: bool = typer.Option(False, "--force", help="Replace the folder if it exists."),
     runs: Path | None = typer.Option(None, "--runs", help="Folder of the runs.", show_default=False),
     json: bool = typer.Option(False, "--json", help=JSON_HELP),
 ) -> None:
     """Turn a checkpoint into a Hugging Face folder, reload it, and prove that it is the same model.
 
-    A LoRA adapter is folded into the weights, or kept as a PEFT folder with --adapter.
+    A LoRA adapter is folded into the weights, or kept as a PEFT folder with --adapter. Weights are read and written
+    tensor by tensor: memory does not grow with the model.
 
     Example: vlmrl merge last --out models/digits
     """
+    from vlmrl.checkpoint.hub import check_access, push
     from vlmrl.checkpoint.merge import merge as merge_checkpoint
     from vlmrl.errors import CheckpointError
     from vlmrl.model.load import DTYPES
@@ -52,14 +58,17 @@ def merge(
     else:
         which = int(checkpoint) if checkpoint.isdigit() else checkpoint
         folder = open_run(runs_root(runs), run).checkpoint(which)
+    if push_to_hub is not None:
+        check_access(push_to_hub)
     target = out or folder.parent.parent / f"{'adapter' if adapter else 'merged'}-{folder.name}"
     done = merge_checkpoint(
         folder, target, dtype=dtype, force=force, adapter=adapter, base=base, max_shard_size=max_shard_size,
-        skip_proof=skip_proof,
+        skip_proof=skip_proof, name=push_to_hub,
     )  # fmt: skip
+    address = push(done.folder, push_to_hub, public=public) if push_to_hub is not None else None
     emit({"folder": str(done.folder), "checkpoint": str(folder), "step": done.step, "parameters": done.parameters,
           "bytes": done.bytes, "logp_gap": done.logp_gap, "proof_skipped": done.proof.skipped,
-          "loaded_whole": done.whole, "found": list(done.found)}, json)  # fmt: skip
+          "loaded_whole": done.whole, "uploaded": address, "found": list(done.found)}, json)  # fmt: skip
     for line in done.found:
         print(f"found: {line}", file=sys.stderr)
     if done.whole:
@@ -74,6 +83,8 @@ def merge(
         f"{folder.name} -> {done.folder}: {done.parameters:,} parameters, {done.bytes / 2**20:.1f} MiB; {proof}",
         file=sys.stderr,
     )
+    if address is not None:
+        print(f"uploaded: {address}", file=sys.stderr)
     if adapter:
         print(f"use it: PeftModel.from_pretrained(base, {str(done.folder)!r})", file=sys.stderr)
         return
