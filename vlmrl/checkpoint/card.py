@@ -119,12 +119,16 @@ def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> s
     """Every evaluation of exactly this checkpoint that the run holds, with intervals."""
     rows = []
     for folder in layout.eval_dirs(run_dir):
-        summary = json.loads((folder / layout.EVAL_SUMMARY).read_bytes())
-        meta = summary.get("meta") or {}
+        try:
+            summary = json.loads((folder / layout.EVAL_SUMMARY).read_bytes())
+            meta, metrics = summary.get("meta") or {}, dict(summary["metrics"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            rows.append((folder.name, "", "its summary is damaged", "", "", ""))
+            continue
         if meta.get("step") != layout.parse_checkpoint_name(checkpoint.name):
             continue
         split = f"{meta.get('source')}/{meta.get('split')}"
-        for name, m in summary["metrics"].items():
+        for name, m in metrics.items():
             if not name.startswith("part/"):
                 rows.append((folder.name, split, name, _number(m["value"]), _interval(m), str(m["n"])))
     if rows:

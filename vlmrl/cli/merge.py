@@ -1,11 +1,14 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, emit
+from vlmrl.cli.output import JSON_HELP, emit, say
+
+if TYPE_CHECKING:
+    from vlmrl.checkpoint.merge import Merged
 
 
 def register(app: typer.Typer) -> None:
@@ -69,27 +72,27 @@ def merge(
     emit({"folder": str(done.folder), "checkpoint": str(folder), "step": done.step, "parameters": done.parameters,
           "bytes": done.bytes, "logp_gap": done.logp_gap, "proof_skipped": done.proof.skipped,
           "loaded_whole": done.whole, "uploaded": address, "found": list(done.found)}, json)  # fmt: skip
+    _tell(done, folder.name, address, adapter)
+
+
+def _tell(done: Merged, checkpoint: str, address: str | None, adapter: bool) -> None:
+    """What was written, whether it was proven, and how it is used: for people, on stderr."""
     for line in done.found:
-        print(f"found: {line}", file=sys.stderr)
+        say(f"found: {line}")
     if done.whole:
-        print(f"the whole model was loaded: {done.whole}", file=sys.stderr)
+        say(f"the whole model was loaded: {done.whole}")
     proof = (
         f"not proven: {done.proof.skipped}"
         if done.logp_gap is None
         else f"largest log-prob difference after reload {done.logp_gap:.1e} nats ({done.proof.tokens} tokens of "
         f"{done.proof.rollouts} rollouts, in a process of its own)"
     )
-    print(
-        f"{folder.name} -> {done.folder}: {done.parameters:,} parameters, {done.bytes / 2**20:.1f} MiB; {proof}",
-        file=sys.stderr,
-    )
+    say(f"{checkpoint} -> {done.folder}: {done.parameters:,} parameters, {done.bytes / 2**20:.1f} MiB; {proof}")
     if address is not None:
-        print(f"uploaded: {address}", file=sys.stderr)
+        say(f"uploaded: {address}")
     if adapter:
-        print(f"use it: PeftModel.from_pretrained(base, {str(done.folder)!r})", file=sys.stderr)
+        say(f"use it: PeftModel.from_pretrained(base, {str(done.folder)!r})   or   "
+            f"vllm serve BASE --enable-lora --lora-modules trained={done.folder}")  # fmt: skip
         return
-    print(
-        f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {done.folder}   "
-        f"or   vllm serve {done.folder}",
-        file=sys.stderr,
-    )
+    say(f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {done.folder}")
+    say(f"serve it: vllm serve {done.folder}")
