@@ -42,7 +42,7 @@ def write_streaming(checkpoint: Path, folder: Path, dtype: str | None, base: str
     """Write weights, index, config and generation config. Memory: some blocks of rows, whatever the model's size.
 
     Args: dtype: of floating tensors; None = as trained.    base: where an adapter's base model is now.
-    Returns: number of parameters. Raises: CheckpointError; CannotStreamError before or after something was written.
+    Returns: number of parameters. Raises: CheckpointError; CannotStreamError, before anything was written.
     """
     meta = read_meta(checkpoint)
     if meta.get("quantize"):

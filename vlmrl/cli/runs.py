@@ -155,7 +155,7 @@ def pack(
         return
     say(f"{packed.path}: {packed.num_files} files, {packed.num_images} images, {_size(packed.bytes)}")
     if packed.left_out:
-        say(f"left out: checkpoints {', '.join(packed.left_out)} (--checkpoints last or all takes them along)")
+        say(f"left out: {', '.join(packed.left_out)} (--checkpoints last or all takes checkpoints along)")
     if packed.missing:
         why = f": {'; '.join(images.notes)}" if images.notes else ""
         say(f"warning: {len(packed.missing)} image(s) that the rollouts name could not be found{why}")

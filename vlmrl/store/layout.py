@@ -95,6 +95,11 @@ def _checkpoint_folders(run_dir: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
+def merged_dirs(run_dir: Path) -> list[Path]:
+    """Models and adapters that `vlmrl merge` wrote into the run: `merged-step-000010`, `adapter-step-000010`."""
+    return sorted(p for kind in ("merged", "adapter") for p in run_dir.glob(f"{kind}-step-*"))
+
+
 def log_path(run_dir: Path, attempt: int, rank: int = 0) -> Path:
     return run_dir / LOGS / f"attempt-{attempt}" / f"rank-{rank}.log"
 

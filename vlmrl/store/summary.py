@@ -75,7 +75,7 @@ USAGE = (layout.CHECKPOINTS, layout.ROLLOUTS, layout.MEDIA, layout.EVAL, layout.
 def disk_usage(run_dir: Path) -> dict[str, int]:
     """Bytes of a run: those of USAGE, merged (models that `vlmrl merge` wrote into it), other, total."""
     parts = {name: tree_bytes(run_dir / name) for name in USAGE}
-    parts["merged"] = sum(tree_bytes(p) for kind in ("merged", "adapter") for p in run_dir.glob(f"{kind}-step-*"))
+    parts["merged"] = sum(map(tree_bytes, layout.merged_dirs(run_dir)))
     total = tree_bytes(run_dir)
     return {**parts, "other": total - sum(parts.values()), "total": total}
 
