@@ -214,13 +214,37 @@ def test_prune_asks_first_and_keeps_the_best(root: Path):
     assert [p.name for p in run.checkpoint_dirs()] == ["step-000003", "step-000004"]
 
 
+def test_prune_of_rollouts_says_first_what_would_go(root: Path):
+    with make(root, steps=6) as run:
+        pass
+    files = [p.name for p in sorted((run.dir / "rollouts").glob("*.parquet"))]
+    nothing = vlmrl("runs", "prune", "last", runs=root)
+    assert nothing.returncode == 2 and "nothing says what may go" in nothing.stderr
+    rules = ("--keep-rollouts", "2", "--keep-rollouts-every", "3")
+    plan = as_json("runs", "prune", "last", *rules, "--yes", "--dry-run", runs=root)
+    gone = [n for n in files[:-2] if int(n[5:11]) % 3]
+    assert gone and plan["would_delete"] == [f"rollouts/{n}" for n in gone] and plan["bytes"] > 0
+    assert [p.name for p in sorted((run.dir / "rollouts").glob("*.parquet"))] == files
+    told = vlmrl("runs", "prune", "last", *rules, "--yes", runs=root)
+    assert f"deleted {len(gone)} rollout files" in told.stderr
+    assert [p.name for p in sorted((run.dir / "rollouts").glob("*.parquet"))] == [n for n in files if n not in gone]
+    assert "no rollouts" not in vlmrl("runs", "verify", "last", runs=root).stderr  # deleted, not lost
+
+
 def test_du_adds_up(root: Path):
     with make(root) as run:
         pass
     (found,) = as_json("runs", "du", runs=root)["runs"]
     files = [p for p in run.dir.rglob("*") if p.is_file()]
     assert found["total"] == sum(p.stat().st_size for p in files) and found["rollouts"] > 0
-    assert found["total"] == found["rollouts"] + found["checkpoints"] + found["media"] + found["other"]
+    kinds = ("rollouts", "checkpoints", "media", "eval", "logs", "merged", "other")
+    assert found["total"] == sum(found[kind] for kind in kinds)
+    merged = run.dir / "merged-step-000002" / "model.safetensors"
+    merged.parent.mkdir()
+    merged.write_bytes(b"x" * 12345)
+    (again,) = as_json("runs", "du", runs=root)["runs"]
+    assert again["merged"] == 12345 and again["total"] == found["total"] + 12345
+    assert "merged" in vlmrl("runs", "du", runs=root).stdout
 
 
 def test_compare_shows_what_differs_and_a_paired_difference(root: Path):

@@ -198,6 +198,20 @@ def test_resumed_from_an_older_checkpoint_equals_uninterrupted(place, whole, tmp
 
 
 @pytest.mark.slow
+def test_old_rollouts_go_as_the_run_goes_and_it_resumes_all_the_same(place, whole, tmp_path):
+    from vlmrl.store.verify import verify_run
+
+    run, status = begin(place, "rl", tmp_path, "log.keep_rollouts=1", "log.keep_rollouts_every=3", stop_at=3)
+    assert status == "interrupted"
+    run, status = go_on(run, "rl", tmp_path)
+    assert status == "done"
+    steps = [line["step"] for line in run.metrics("train")]
+    assert list(run.rollout_files()) == [s for s in steps if s % 3 == 0 or s == steps[-1]] != steps
+    assert json.dumps(history(run)) == json.dumps(history(whole("rl")))
+    assert not [p for p in verify_run(run.dir).errors if "rollouts" in p.message]
+
+
+@pytest.mark.slow
 def test_several_updates_a_step_with_a_reference_resume_too(place, tmp_path):
     overrides = ("train.updates_per_step=2", "algo.kl_coef=0.1", "algo.entropy_coef=0.01", "train.steps=3")
     expected, _ = begin(place, "rl", tmp_path / "a", *overrides)

@@ -179,25 +179,59 @@ def check_memory(loaded: LoadedRecipe, memory: Memory) -> tuple[list[Problem], d
     return [], device
 
 
-def check_disk(loaded: LoadedRecipe, folder: Path, checkpoint: int) -> tuple[list[Problem], dict[str, Any]]:
-    """Room for the checkpoints kept (one more while the next is written) and the rollouts."""
+def check_disk(
+    loaded: LoadedRecipe, folder: Path, checkpoint: int, merged: int = 0
+) -> tuple[list[Problem], dict[str, Any]]:
+    """Room for the checkpoints kept (one more while the next is written), the rollouts, and the merged model.
+
+    Args: folder: of the runs.    checkpoint: bytes of one.    merged: bytes of the model as `vlmrl merge` writes it.
+    """
     recipe = loaded.recipe
     kept = min(recipe.checkpoint.keep_last + recipe.checkpoint.keep_best, checkpoints_written(loaded)) + 1
-    tokens = recipe.train.steps * recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
-    rollouts = tokens * recipe.rollout.max_new_tokens * BYTES_PER_ROLLOUT_TOKEN if recipe.kind == "rl" else 0
+    rollouts = _rollout_steps_kept(loaded) * _rollout_bytes(loaded)
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(there).free
     facts = {"folder": str(folder), "free_bytes": free, "checkpoint_bytes": checkpoint, "checkpoints_at_once": kept,
-             "rollouts_bytes_at_most": rollouts}  # fmt: skip
-    need = kept * checkpoint + rollouts
+             "rollouts_bytes_at_most": rollouts, "merged_bytes": merged}  # fmt: skip
+    need = kept * checkpoint + rollouts + merged
     if not os.access(there, os.W_OK):
         return [Problem(f"{there} cannot be written: no run can be kept there", str(folder), "--runs DIR")], facts
     if need > free:
         level = "error" if kept * checkpoint > free else "warning"
-        message = f"the run may write {gib(need)} to {there}; {gib(free)} are free"
-        hint = "free some space, lower checkpoint.keep_last, or keep runs elsewhere with --runs DIR"
-        return [Problem(message, loaded.where(("checkpoint", "keep_last")), hint, level)], facts
+        parts = [f"{kept} checkpoints of {gib(checkpoint)}", f"rollouts of at most {gib(rollouts)}"][
+            : 1 + bool(rollouts)
+        ]
+        parts += [f"a merged model of {gib(merged)}"] * bool(merged)
+        message = f"the run may write {gib(need)} to {there} ({', '.join(parts)}); {gib(free)} are free"
+        key = ("log", "keep_rollouts") if rollouts > kept * checkpoint else ("checkpoint", "keep_last")
+        change = "set log.keep_rollouts" if key[0] == "log" else "lower checkpoint.keep_last"
+        hint = f"free some space (vlmrl runs du), {change}, or keep runs elsewhere with --runs DIR"
+        return [Problem(message, loaded.where(key, ("model", "path")), hint, level)], facts
     return [], facts
+
+
+def merged_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
+    """Size of the model as `vlmrl merge` writes it: every weight in the recipe's type, an adapter folded in."""
+    return facts.total * (4 if loaded.recipe.model.dtype == "float32" else 2)
+
+
+def _rollout_bytes(loaded: LoadedRecipe) -> int:
+    """Of one step's rollouts, at most: every response as long as it may be."""
+    r = loaded.recipe.rollout
+    tokens = r.prompts_per_step * r.samples_per_prompt * r.max_new_tokens
+    return tokens * BYTES_PER_ROLLOUT_TOKEN if loaded.recipe.kind == "rl" else 0
+
+
+def _rollout_steps_kept(loaded: LoadedRecipe) -> int:
+    """Steps whose rollouts are on the disk at the end, under `log.keep_rollouts`."""
+    steps, newest, every = (
+        loaded.recipe.train.steps,
+        loaded.recipe.log.keep_rollouts,
+        loaded.recipe.log.keep_rollouts_every,
+    )
+    if newest is None or newest >= steps:
+        return steps
+    return newest + (-(-(steps - newest) // every) if every else 0)
 
 
 def checkpoints_written(loaded: LoadedRecipe) -> int:

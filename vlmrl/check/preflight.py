@@ -19,6 +19,7 @@ from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:
+    from vlmrl.model.facts import ModelFacts
     from vlmrl.tasks.source import Source
 
 QUICK_PROMPTS = 4
@@ -60,18 +61,21 @@ def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
     return problems + rows.check_validation(loaded, opened)
 
 
-def check_model(loaded: LoadedRecipe, model_files: str | None = None) -> list[Problem]:
+def check_model(loaded: LoadedRecipe, model_files: str | None = None, runs_folder: Path | None = None) -> list[Problem]:
     """What the recipe says of the model's parts, layers and images, against its configuration; no weight is read.
 
-    `preflight` finds the same. Args: model_files: as there.
+    `preflight` finds the same. Args: model_files: as there.    runs_folder: also whether the run fits on its disk.
     """
     from vlmrl.model.facts import model_facts
 
     recipe = loaded.recipe
     problems: list[Problem] = []
     try:
-        if recipe.lora is not None or recipe.model.freeze:
-            problems += machine.check_trained(loaded, model_facts(recipe.model, path=model_files))
+        if recipe.lora is not None or recipe.model.freeze or runs_folder is not None:
+            facts = model_facts(recipe.model, path=model_files)
+            problems += machine.check_trained(loaded, facts)
+            if runs_folder is not None and not problems:
+                problems += _check_disk(loaded, runs_folder, facts)[0]
         if any(loaded.is_set(("model", key)) for key in tokens.PIXEL_KEYS):
             problems += tokens.check_pixels(loaded, tokens.make_encoder(loaded, model_files))
     except VlmrlError as error:
@@ -214,8 +218,7 @@ def _check_machine(
     found.problems += problems
     found.plan["device"] = device
     found.plan["memory"] = {**vars(memory), "peak": memory.peak}
-    checkpoint = machine.checkpoint_bytes(loaded, facts)
-    problems, disk = machine.check_disk(loaded, runs_folder, checkpoint)
+    problems, disk = _check_disk(loaded, runs_folder, facts)
     found.problems += problems
     found.plan["disk"] = disk
     limit = int(facts.text.get("max_position_embeddings") or 0)
@@ -224,6 +227,11 @@ def _check_machine(
         message = f"prompt and response may have {asked} tokens; this model takes {limit}"
         where = loaded.where(("rollout", "max_new_tokens"), ("model", "path"))
         found.problems.append(Problem(message, where, "lower rollout.max_new_tokens or model.max_pixels"))
+
+
+def _check_disk(loaded: LoadedRecipe, runs_folder: Path, facts: ModelFacts) -> tuple[list[Problem], dict[str, Any]]:
+    sizes = machine.checkpoint_bytes(loaded, facts), machine.merged_bytes(loaded, facts)
+    return machine.check_disk(loaded, runs_folder, *sizes)
 
 
 def _told(problem: Problem, already: list[Problem]) -> bool:

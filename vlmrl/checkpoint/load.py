@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +83,7 @@ def load_base(checkpoint: Path, settings: Model, *, path: str | None = None) -> 
     """
     meta = read_meta(checkpoint)
     base = meta["base"]
-    found = _find_base(checkpoint, base) if path is None else Path(path) if (Path(path) / COMPLETE).is_file() else path
+    found = find_base(checkpoint, path)
     try:
         if isinstance(found, Path):
             model = load_checkpoint_model(found, settings)
@@ -95,9 +94,15 @@ def load_base(checkpoint: Path, settings: Model, *, path: str | None = None) -> 
         raise CheckpointError(message, where=str(checkpoint), hint=BASE_HINT) from error
     exact = (meta["dtype"], meta.get("quantize")) == (settings.dtype, settings.quantize)
     if exact and fingerprint(model) != base["fingerprint"]:
-        message = f"`{base['path']}` is not the base model that this adapter was trained on: its weights differ"
-        raise CheckpointError(message, where=str(checkpoint), hint=BASE_HINT)
+        refuse_base(checkpoint)
     return model
+
+
+def refuse_base(checkpoint: Path) -> NoReturn:
+    """Raise: the base model's weights are others."""
+    path = read_meta(checkpoint)["base"]["path"]
+    message = f"`{path}` is not the base model that this adapter was trained on: its weights differ"
+    raise CheckpointError(message, where=str(checkpoint), hint=BASE_HINT)
 
 
 BASE_HINT = (
@@ -115,23 +120,43 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model_tensors(model).items()):
         if tensor.is_floating_point():
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {_bit_sums(tensor)}".encode())
+            sums = BitSums()
+            sums.add(tensor)
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {sums.pair}".encode())
     return digest.hexdigest()
 
 
-def _bit_sums(tensor: Tensor) -> tuple[int, int]:
-    bits = tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
-    plain = weighted = 0
-    for start in range(0, len(bits), CHECKSUM_ELEMENTS):
-        piece = bits[start : start + CHECKSUM_ELEMENTS].to(torch.int64)
-        at = torch.arange(1, len(piece) + 1, device=piece.device)
-        plain += int(piece.sum())
-        weighted += int((piece * at).sum()) + start * int(piece.sum())
-    return plain, weighted
+class BitSums:
+    """The two sums of a tensor in `fingerprint`, which may be given in parts, one after the other."""
+
+    def __init__(self) -> None:
+        self._plain = self._weighted = self._seen = 0
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """(sum of the bit patterns, that sum weighted by position from 1)."""
+        return self._plain, self._weighted
+
+    def add(self, tensor: Tensor) -> None:
+        """Count the next values."""
+        bits = tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
+        for start in range(0, len(bits), CHECKSUM_ELEMENTS):
+            piece = bits[start : start + CHECKSUM_ELEMENTS].to(torch.int64)
+            at = torch.arange(1, len(piece) + 1, device=piece.device)
+            plain = int(piece.sum())
+            self._plain += plain
+            self._weighted += int((piece * at).sum()) + self._seen * plain
+            self._seen += len(piece)
 
 
-def _find_base(checkpoint: Path, base: Mapping[str, Any]) -> Path | str:
-    """Where the base is: the checkpoint of a run beside this one, a folder here or where the run began, a hub name."""
+def find_base(checkpoint: Path, path: str | None = None) -> Path | str:
+    """Where the base is: a complete checkpoint as a Path, a folder or hub name as text.
+
+    Without `path`: the checkpoint of a run beside this one, a folder here or where the run began, a hub name.
+    """
+    if path is not None:
+        return Path(path) if (Path(path) / COMPLETE).is_file() else path
+    base = read_meta(checkpoint)["base"]
     run_dir = checkpoint.absolute().parent.parent
     given = Path(base["path"])
     places = [given]

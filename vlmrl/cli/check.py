@@ -212,7 +212,8 @@ def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "disk",
         (
             f"{disk['checkpoints_at_once']} checkpoints of {gib(disk['checkpoint_bytes'])} at once, rollouts at most "
-            f"{gib(disk['rollouts_bytes_at_most'])}; {gib(disk['free_bytes'])} free in {disk['folder']}"
+            f"{gib(disk['rollouts_bytes_at_most'])}, merged {gib(disk['merged_bytes'])}; "
+            f"{gib(disk['free_bytes'])} free in {disk['folder']}"
         ),
     )
 

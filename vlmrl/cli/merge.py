@@ -1,11 +1,14 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, emit
+from vlmrl.cli.output import JSON_HELP, emit, say
+
+if TYPE_CHECKING:
+    from vlmrl.checkpoint.merge import Merged
 
 
 def register(app: typer.Typer) -> None:
@@ -17,7 +20,7 @@ def merge(
     out: Path | None = typer.Option(
         None, "--out", "-o", help="Folder to write. Default: <run>/merged-<step>.", show_default=False
     ),
-    checkpoint: str = typer.Option("best", "--checkpoint", help="best, last, or a step."),
+    checkpoint: str = typer.Option("best", "--checkpoint", "--step", help="best, last, or a step."),
     dtype: str | None = typer.Option(
         None, "--dtype", help="float32 or bfloat16. Default: as trained.", show_default=False
     ),
@@ -25,16 +28,26 @@ def merge(
     base: str | None = typer.Option(
         None, "--base", help="Where the adapter's base model is now. Default: where it was.", show_default=False
     ),
+    max_shard_size: str = typer.Option("5GB", "--max-shard-size", help="Of a weight file: 5GB, 500MB, 2GiB."),
+    skip_proof: bool = typer.Option(
+        False, "--skip-proof", help="Do not load it again to compare; the folder's merge.json says so."
+    ),
+    push_to_hub: str | None = typer.Option(
+        None, "--push-to-hub", metavar="REPO", help="Upload it, private, to this hub repository.", show_default=False
+    ),
+    public: bool = typer.Option(False, "--public", help="With --push-to-hub: everybody may see it."),
     force: bool = typer.Option(False, "--force", help="Replace the folder if it exists."),
     runs: Path | None = typer.Option(None, "--runs", help="Folder of the runs.", show_default=False),
     json: bool = typer.Option(False, "--json", help=JSON_HELP),
 ) -> None:
     """Turn a checkpoint into a Hugging Face folder, reload it, and prove that it is the same model.
 
-    A LoRA adapter is folded into the weights, or kept as a PEFT folder with --adapter.
+    A LoRA adapter is folded into the weights, or kept as a PEFT folder with --adapter. Weights are read and written
+    tensor by tensor: memory does not grow with the model.
 
     Example: vlmrl merge last --out models/digits
     """
+    from vlmrl.checkpoint.hub import check_access, push
     from vlmrl.checkpoint.merge import merge as merge_checkpoint
     from vlmrl.errors import CheckpointError
     from vlmrl.model.load import DTYPES
@@ -48,25 +61,38 @@ def merge(
     else:
         which = int(checkpoint) if checkpoint.isdigit() else checkpoint
         folder = open_run(runs_root(runs), run).checkpoint(which)
+    if push_to_hub is not None:
+        check_access(push_to_hub)
     target = out or folder.parent.parent / f"{'adapter' if adapter else 'merged'}-{folder.name}"
-    done = merge_checkpoint(folder, target, dtype=dtype, force=force, adapter=adapter, base=base)
+    done = merge_checkpoint(
+        folder, target, dtype=dtype, force=force, adapter=adapter, base=base, max_shard_size=max_shard_size,
+        skip_proof=skip_proof, name=push_to_hub,
+    )  # fmt: skip
+    address = push(done.folder, push_to_hub, public=public) if push_to_hub is not None else None
     emit({"folder": str(done.folder), "checkpoint": str(folder), "step": done.step, "parameters": done.parameters,
-          "bytes": done.bytes, "logp_gap": done.logp_gap, "found": list(done.found)}, json)  # fmt: skip
+          "bytes": done.bytes, "logp_gap": done.logp_gap, "proof_skipped": done.proof.skipped,
+          "loaded_whole": done.whole, "uploaded": address, "found": list(done.found)}, json)  # fmt: skip
+    _tell(done, folder.name, address, adapter)
+
+
+def _tell(done: Merged, checkpoint: str, address: str | None, adapter: bool) -> None:
+    """What was written, whether it was proven, and how it is used: for people, on stderr."""
     for line in done.found:
-        print(f"found: {line}", file=sys.stderr)
+        say(f"found: {line}")
+    if done.whole:
+        say(f"the whole model was loaded: {done.whole}")
     proof = (
-        "no rollouts were saved with it to compare"
+        f"not proven: {done.proof.skipped}"
         if done.logp_gap is None
-        else f"largest log-prob difference after reload {done.logp_gap:.1e} nats"
+        else f"largest log-prob difference after reload {done.logp_gap:.1e} nats ({done.proof.tokens} tokens of "
+        f"{done.proof.rollouts} rollouts, in a process of its own)"
     )
-    print(
-        f"{folder.name} -> {done.folder}: {done.parameters:,} parameters, {done.bytes / 2**20:.1f} MiB; {proof}",
-        file=sys.stderr,
-    )
+    say(f"{checkpoint} -> {done.folder}: {done.parameters:,} parameters, {done.bytes / 2**20:.1f} MiB; {proof}")
+    if address is not None:
+        say(f"uploaded: {address}")
     if adapter:
-        print(f"use it: PeftModel.from_pretrained(base, {str(done.folder)!r})", file=sys.stderr)
+        say(f"use it: PeftModel.from_pretrained(base, {str(done.folder)!r})   or   "
+            f"vllm serve BASE --enable-lora --lora-modules trained={done.folder}")  # fmt: skip
         return
-    print(
-        f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {done.folder}",
-        file=sys.stderr,
-    )
+    say(f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {done.folder}")
+    say(f"serve it: vllm serve {done.folder}")

@@ -155,7 +155,7 @@ def pack(
         return
     say(f"{packed.path}: {packed.num_files} files, {packed.num_images} images, {_size(packed.bytes)}")
     if packed.left_out:
-        say(f"left out: checkpoints {', '.join(packed.left_out)} (--checkpoints last or all takes them along)")
+        say(f"left out: {', '.join(packed.left_out)} (--checkpoints last or all takes checkpoints along)")
     if packed.missing:
         why = f": {'; '.join(images.notes)}" if images.notes else ""
         say(f"warning: {len(packed.missing)} image(s) that the rollouts name could not be found{why}")
@@ -230,7 +230,7 @@ def du(
     total = sum(r["total"] for r in found)
     emit({"root": str(root), "total": total, "runs": found}, as_json)
     if not as_json:
-        parts = ("checkpoints", "rollouts", "media", "other", "total")
+        parts = ("checkpoints", "rollouts", "media", "eval", "logs", "merged", "other", "total")
         show_table("", ("run", *parts), [(r["run"], *(_size(r[p]) for p in parts)) for r in found])
         say(f"\n{_size(total)} in {len(found)} run(s)")
 
@@ -238,33 +238,64 @@ def du(
 @group.command()
 def prune(
     run: Ref,
-    keep_last: Annotated[int, typer.Option(min=1, help="Newest checkpoints to keep; the best is kept besides.")],
+    keep_last: Annotated[
+        int | None,
+        typer.Option(min=1, help="Newest checkpoints to keep; the best is kept besides.", show_default=False),
+    ] = None,
+    keep_rollouts: Annotated[
+        int | None, typer.Option(min=1, help="Newest steps whose rollouts to keep.", show_default=False)
+    ] = None,
+    keep_rollouts_every: Annotated[int, typer.Option(min=0, help="Of older steps, keep every so many-th.")] = 0,
+    media: Annotated[bool, typer.Option("--media", help="Delete images that no rollout left names.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go, whatever else is given.")] = False,
     runs: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Delete old checkpoints of a run that is not being written.
+    """Delete old checkpoints, rollouts and images of a run that is not being written.
 
-    Example: vlmrl runs prune last --keep-last 1 --yes
+    Example: vlmrl runs prune last --keep-last 1 --keep-rollouts 20 --keep-rollouts-every 50 --yes
+
+    The newest complete checkpoint stays, the best, and any that another run began with.
     """
     from vlmrl.store.layout import runs_root
-    from vlmrl.store.runs import open_run, prunable, prune_run
+    from vlmrl.store.listing import find
+    from vlmrl.store.manifest import read_manifest
+    from vlmrl.store.prune import RolloutRule, Rules, children, plan_prune, prune_run
     from vlmrl.store.summary import tree_bytes
 
-    opened = open_run(runs_root(runs), run)
-    best = [opened.manifest.best.step] if opened.manifest.best else []
-    doomed = prunable(opened.dir, keep_last, best)
-    freed = sum(tree_bytes(path) for path in doomed)
-    if yes:
-        doomed = prune_run(opened.dir, keep_last, best)
-    names = [path.name for path in doomed]
-    emit({"run": opened.id, "deleted" if yes else "would_delete": names, "bytes": freed}, as_json)
-    if as_json:
-        return
-    kept = ", ".join(p.name for p in opened.checkpoint_dirs() if p not in doomed) or "none"
-    verb = "deleted" if yes else "would delete"
-    told = f"{verb} {', '.join(names)} ({_size(freed)}); kept: {kept}" if names else f"nothing to delete; kept: {kept}"
-    say(told + ("" if yes or not names else "\nrun it with --yes to do it"))
+    if keep_last is None and keep_rollouts is None and not media:
+        hint = "--keep-last N (checkpoints), --keep-rollouts N, --media"
+        raise StoreError("nothing says what may go", hint=hint)
+    run_dir = find(runs_root(runs), run)
+    manifest = read_manifest(run_dir)
+    keep = set(children(run_dir))
+    keep |= {manifest.best.step} if manifest.best else set()
+    rules = Rules(keep_last, RolloutRule(keep_rollouts, keep_rollouts_every) if keep_rollouts else None, media)
+    doomed = plan_prune(run_dir, rules, keep)
+    sizes = {path: tree_bytes(path) if path.is_dir() else path.stat().st_size for path in doomed}
+    really = yes and not dry_run
+    if really:
+        doomed = prune_run(run_dir, rules, keep)
+    names = [p.name if p.is_dir() or p.parent.name == "checkpoints" else f"{p.parent.name}/{p.name}" for p in doomed]
+    freed = sum(sizes.get(path, 0) for path in doomed)
+    emit({"run": manifest.id, "deleted" if really else "would_delete": names, "bytes": freed}, as_json)
+    if not as_json:
+        _say_pruned(run_dir, names, freed, really)
+
+
+def _say_pruned(run_dir: Path, names: list[str], freed: int, really: bool) -> None:
+    from vlmrl.store.layout import complete_checkpoints
+
+    kept = ", ".join(p.name for p in complete_checkpoints(run_dir) if p.name not in names) or "none"
+    checkpoints = [name for name in names if "/" not in name]
+    counts = {"rollout file": "rollouts/", "image shard": "media/"}
+    found = {what: sum(n.startswith(prefix) for n in names) for what, prefix in counts.items()}
+    told = checkpoints + [f"{n} {what}{'s' if n > 1 else ''}" for what, n in found.items() if n]
+    verb = "deleted" if really else "would delete"
+    say(f"{verb} {', '.join(told)} ({_size(freed)}); kept: {kept}" if told else f"nothing to delete; kept: {kept}")
+    if told and not really:
+        say("run it with --yes to do it")
 
 
 @group.command()

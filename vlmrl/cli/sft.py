@@ -100,8 +100,11 @@ def _closing(done) -> str:
     return f"done: {done.dir}{told}\nnext: {commands}"
 
 
-def load_checked(recipe: Path, overrides: list[str], kind: str | None, root: Path):
-    """The recipe, after the quick part of `vlmrl check`: errors end here, warnings are shown."""
+def load_checked(recipe: Path, overrides: list[str], kind: str | None, root: Path, trains: bool = True):
+    """The recipe, after the quick part of `vlmrl check`: errors end here, warnings are shown.
+
+    Args: trains: a run of it follows, for which the disk must have room.
+    """
     from vlmrl.check.preflight import check_model, run_quick_checks
     from vlmrl.cli.check import find_model_files
     from vlmrl.errors import ProblemsError, format_error
@@ -111,7 +114,7 @@ def load_checked(recipe: Path, overrides: list[str], kind: str | None, root: Pat
     problems = run_quick_checks(loaded)
     if not any(p.level == "error" for p in problems):
         files, problem = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
-        problems += check_model(loaded, files) if problem is None else [problem]
+        problems += check_model(loaded, files, root if trains else None) if problem is None else [problem]
     errors = [p for p in problems if p.level == "error"]
     if errors:
         raise ProblemsError(errors)

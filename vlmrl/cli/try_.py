@@ -64,7 +64,7 @@ def try_(
         raise RecipeError(f"{missing} is missing", hint="vlmrl try RECIPE --filter 0.1:0.9 --out data/worth-it")
     bounds = parse_filter(filter_) if filter_ is not None else None
     root = runs_root(runs)
-    loaded = load_checked(Path(recipe), overrides or [], None, root)
+    loaded = load_checked(Path(recipe), overrides or [], None, root, trains=False)
     keep = None
     if bounds is not None and out is not None:
         sources = [open_source(data, loaded.recipe.reward) for data in loaded.recipe.data]

@@ -322,6 +322,11 @@ class Log(Table):
 
     sample_every_steps: Count = 10
     """Print one sampled rollout every so many steps; 0 = never."""
+    keep_rollouts: PositiveInt | None = None
+    """Newest steps whose rollouts are kept on the disk; those of older steps are deleted as the run goes. Left out =
+    all."""
+    keep_rollouts_every: Count = 0
+    """With `keep_rollouts`: of older steps, every so many-th is kept too; 0 = none."""
     sinks: list[Literal["tensorboard"]] = []
     """Further places for metrics, besides metrics.jsonl which is always written."""
 

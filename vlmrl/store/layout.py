@@ -2,7 +2,7 @@
 
     <runs root>/<yyyymmdd-hhmmss>-<recipe>-<4 hex>/          time in UTC
       manifest.json  recipe.toml  resolved.json  code.diff  run.lock (only while someone writes)
-      metrics.jsonl  rollouts/step-000010.parquet, step-000021-a2.parquet (by attempt 2)
+      metrics.jsonl  rollouts/step-000010.parquet, step-000021-a2.parquet (by attempt 2), pruned.json
       eval/<name>/rows.parquet, summary.json
       checkpoints/step-000010/ meta.json ... COMPLETE (last)
       logs/attempt-1/rank-0.log          media/*.arrow          report.html
@@ -35,6 +35,7 @@ COMPLETE = "COMPLETE"
 LOGS = "logs"
 MEDIA = "media"
 PACKED = "packed.json"
+PRUNED = "pruned.json"
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[A-Za-z0-9._-]+-[0-9a-f]{4}")
 RUNS_VARIABLE = "VLMRL_RUNS"
@@ -92,6 +93,11 @@ def _checkpoint_folders(run_dir: Path) -> list[Path]:
         return []
     found = [(step, path) for path in entries if (step := parse_checkpoint_name(path.name)) is not None]
     return [path for _, path in sorted(found)]
+
+
+def merged_dirs(run_dir: Path) -> list[Path]:
+    """Models and adapters that `vlmrl merge` wrote into the run: `merged-step-000010`, `adapter-step-000010`."""
+    return sorted(p for kind in ("merged", "adapter") for p in run_dir.glob(f"{kind}-step-*"))
 
 
 def log_path(run_dir: Path, attempt: int, rank: int = 0) -> Path:

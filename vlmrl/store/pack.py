@@ -24,7 +24,9 @@ SHARD = "pack-00000.arrow"
 
 @dataclass(frozen=True)
 class Packed:
-    """What was packed. `missing` = hashes of images that nobody has; `left_out` = checkpoints that stayed behind."""
+    """What was packed. `missing` = hashes of images that nobody has; `left_out` = checkpoints and merged models that
+    stayed behind.
+    """
 
     path: Path
     num_files: int
@@ -46,7 +48,8 @@ def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Che
         )
     complete = layout.complete_checkpoints(run_dir)
     kept = {"none": [], "last": complete[-1:], "all": complete}[checkpoints]
-    left_out = tuple(path.name for path in complete if path not in kept)
+    merged = layout.merged_dirs(run_dir)
+    left_out = tuple(path.name for path in [*complete, *merged] if path not in kept)
     named = rollout_media(sorted((run_dir / layout.ROLLOUTS).glob("step-*.parquet")))
     own = ShardFolder(run_dir / layout.MEDIA)
     wanted = [named[sha256] for sha256 in sorted(named) if sha256 not in own]
@@ -93,13 +96,17 @@ def _entry(name: str, size: int) -> tarfile.TarInfo:
 
 
 def _files(run_dir: Path, checkpoints: list[Path]) -> Iterator[Path]:
-    """Files of the run that belong into an archive: no lock, nothing half written, only the given checkpoints."""
+    """Files of the run that belong into an archive: no lock, nothing half written, no merged model (`vlmrl merge` makes
+    it again), only the given checkpoints.
+    """
+    merged = layout.merged_dirs(run_dir)
     for base, folders, files in os.walk(run_dir):
         here = Path(base)
         folders[:] = sorted(
             name
             for name in folders
             if not name.startswith((TEMP_PREFIX, TRASH_PREFIX))
+            and here / name not in merged
             and (here.name != layout.CHECKPOINTS or here.parent != run_dir or here / name in checkpoints)
         )
         for name in files:

@@ -25,6 +25,7 @@ from vlmrl.store.files import TEMP_PREFIX, remove_tree, sweep, sync_folder, temp
 from vlmrl.store.listing import find, status_of
 from vlmrl.store.lock import RunLock, this_process
 from vlmrl.store.manifest import Attempt, Best, Manifest, Status
+from vlmrl.store.prune import RolloutRule, delete_rollouts, prunable, rollout_steps
 from vlmrl.types import Group
 
 MAX_ERROR_CHARS = 2000
@@ -121,6 +122,13 @@ class Run:
         for path in doomed:
             remove_tree(path)
         return doomed
+
+    def prune_rollouts(self, rule: RolloutRule) -> None:
+        """Delete the rollouts of the steps that the rule does not keep."""
+        self._own()
+        files = rollout_steps(self.dir)
+        doomed = set(rule.doomed(step for step, _ in files))
+        delete_rollouts(self.dir, [path for step, path in files if step in doomed])
 
     def finish(self, status: Status = "done", error: str | None = None) -> None:
         """End the attempt and the run: write how it ended, give the lock back. Safe to call twice."""
@@ -336,32 +344,6 @@ def rollout_files(run_dir: Path, starts: Mapping[int, int]) -> dict[int, Path]:
             if (parsed := layout.parse_rollout_name(entry.name)) is not None:
                 found.append((*parsed, Path(entry.path)))
     return metrics_.newest(found, starts)
-
-
-def prune_run(run_dir: Path, keep_last: int, keep_steps: Iterable[int] = ()) -> list[Path]:
-    """Delete old checkpoints of a run that nobody writes. Returns what was deleted.
-
-    Raises: StoreError when a process is writing the run.
-    """
-    lock = RunLock(run_dir)
-    lock.acquire()
-    try:
-        sweep(run_dir / layout.CHECKPOINTS)
-        doomed = prunable(run_dir, keep_last, keep_steps)
-        for path in doomed:
-            remove_tree(path)
-    finally:
-        lock.release()
-    return doomed
-
-
-def prunable(run_dir: Path, keep_last: int, keep_steps: Iterable[int] = ()) -> list[Path]:
-    """Complete checkpoints that `prune_checkpoints` would delete, oldest first. `keep_last` >= 1."""
-    if keep_last < 1:
-        raise ValueError(f"keep_last must be at least 1, not {keep_last}")
-    kept = set(keep_steps)
-    older = layout.complete_checkpoints(run_dir)[:-keep_last]
-    return [path for path in older if layout.parse_checkpoint_name(path.name) not in kept]
 
 
 def _sweep_root(root: Path) -> None:

@@ -69,9 +69,13 @@ def describe(run: Run) -> dict[str, Any]:
     }
 
 
+USAGE = (layout.CHECKPOINTS, layout.ROLLOUTS, layout.MEDIA, layout.EVAL, layout.LOGS)
+
+
 def disk_usage(run_dir: Path) -> dict[str, int]:
-    """Bytes of a run: checkpoints, rollouts, media, other, total."""
-    parts = {name: tree_bytes(run_dir / name) for name in (layout.CHECKPOINTS, layout.ROLLOUTS, layout.MEDIA)}
+    """Bytes of a run: those of USAGE, merged (models that `vlmrl merge` wrote into it), other, total."""
+    parts = {name: tree_bytes(run_dir / name) for name in USAGE}
+    parts["merged"] = sum(map(tree_bytes, layout.merged_dirs(run_dir)))
     total = tree_bytes(run_dir)
     return {**parts, "other": total - sum(parts.values()), "total": total}
 

@@ -15,6 +15,7 @@ from vlmrl.store.files import leftovers
 from vlmrl.store.listing import status_of
 from vlmrl.store.manifest import Manifest, read_manifest
 from vlmrl.store.media import RunImages, rollout_media
+from vlmrl.store.prune import pruned_steps
 from vlmrl.store.rollouts import read_rollouts
 from vlmrl.store.runs import rollout_files
 
@@ -130,7 +131,7 @@ def _check_metrics(run_dir: Path, starts: dict[int, int], verdict: Verdict, roll
         verdict.error(f"metrics of attempt {unknown[0]}, which the manifest does not know", path)
     steps = {line["step"] for line in metrics.current(content.lines, starts, "train")}
     files = rollout_files(run_dir, starts)
-    lost = sorted(steps - set(files)) if files else []
+    lost = sorted(steps - set(files) - _pruned(run_dir, verdict)) if files else []
     if lost:
         shown = ", ".join(map(str, lost[:5])) + (" ..." if len(lost) > 5 else "")
         verdict.error(f"{len(lost)} step(s) have metrics but no rollouts: {shown}", run_dir / layout.ROLLOUTS)
@@ -140,6 +141,14 @@ def _check_metrics(run_dir: Path, starts: dict[int, int], verdict: Verdict, roll
         held = rollouts.get(files[step])
         if held is not None and isinstance(told, int) and told != held[2]:
             verdict.error(f"step {step}: metrics say {told} samples, the rollouts hold {held[2]}", files[step])
+
+
+def _pruned(run_dir: Path, verdict: Verdict) -> set[int]:
+    try:
+        return pruned_steps(run_dir)
+    except StoreError as error:
+        verdict.error(error.message, error.where or run_dir)
+        return set()
 
 
 def _check_checkpoints(run_dir: Path, manifest: Manifest | None, verdict: Verdict, alive: bool) -> None:

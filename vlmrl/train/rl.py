@@ -14,6 +14,7 @@ from vlmrl.evaluate.stats import bootstrap_mean
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.sample import is_dead_group
 from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.store.prune import RolloutRule
 from vlmrl.train.batches import split_groups, step_batch
 from vlmrl.train.collect import Collected, collect
 from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate
@@ -46,6 +47,8 @@ def train_rl(session: Session) -> str:
             in_loss, in_reward = (kl_coef, 0.0) if algorithm.kl_in == "loss" else (0.0, kl_coef)
             made = collect(s, generator, algorithm, in_reward, clock, strict=step < first_step + STRICT_STEPS)
             s.run.write_rollouts(step, made.groups)
+            if recipe.log.keep_rollouts is not None:
+                s.run.prune_rollouts(RolloutRule(recipe.log.keep_rollouts, recipe.log.keep_rollouts_every))
             with clock("update"):
                 stats = learn(s, made, objective_of(recipe, algorithm, in_loss))
             if algorithm.kl_target is not None:

@@ -15,7 +15,7 @@ from vlmrl.algo.family import algorithm_of
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import ADAPTER, HF, read_meta
 from vlmrl.checkpoint.load import fingerprint, load_saved, saved_lora
-from vlmrl.checkpoint.merge import make_proof
+from vlmrl.checkpoint.proof import make_proof
 from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import Encoder
 from vlmrl.data.sampler import PromptStream

@@ -252,11 +252,41 @@ def test_more_memory_than_there_is_is_an_error(world):
     assert problem.level == "error"
 
 
-def test_a_full_disk_is_an_error(world, monkeypatch):
+def test_a_full_disk_is_an_error(world, monkeypatch, tmp_path):
     from vlmrl.check import machine
 
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    assert the(world().problems, "the run may write").level == "error"
+    problem = the(world().problems, "the run may write")
+    assert problem.level == "error" and "checkpoints of" in problem.message and "rollouts of at most" in problem.message
+    for recipe in (load_recipe("recipe.toml"), load_recipe("recipe.toml", overrides=["kind=sft"])):
+        quick = the(check_model(recipe, None, tmp_path / "runs"), "the run may write")
+        assert quick.level == "error" and "a merged model of" in quick.message
+    assert not [p for p in check_model(load_recipe("recipe.toml")) if "may write" in p.message]  # nothing is to be run
+
+
+def test_the_disk_that_a_run_needs_is_counted(world):
+    """Rollouts: 100 steps x 32 prompts x 8 samples x 16 tokens x 12 bytes. Checkpoints: keep_last 1, the best, and one
+    being written, each of weights and two moments in float32."""
+    plan = world("checkpoint.every_steps=10").plan
+    count = plan["model"]["parameters"]
+    disk = plan["disk"]
+    assert (disk["checkpoints_at_once"], disk["checkpoint_bytes"], disk["merged_bytes"]) == (3, 12 * count, 4 * count)
+    assert disk["rollouts_bytes_at_most"] == 100 * 32 * 8 * 16 * 12
+    fewer = world("log.keep_rollouts=10").plan["disk"]
+    assert fewer["rollouts_bytes_at_most"] == 10 * 32 * 8 * 16 * 12
+    # Of steps 0 to 89 every 20th is kept too: 0, 20, 40, 60, 80.
+    some = world("log.keep_rollouts=10", "log.keep_rollouts_every=20").plan["disk"]
+    assert some["rollouts_bytes_at_most"] == 15 * 32 * 8 * 16 * 12
+    assert world("log.keep_rollouts=500").plan["disk"]["rollouts_bytes_at_most"] == disk["rollouts_bytes_at_most"]
+
+
+def test_rollouts_that_fill_the_disk_are_a_warning_that_names_their_key(world, monkeypatch):
+    from vlmrl.check import machine
+
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10**9})())
+    problem = the(world("train.steps=100000").problems, "the run may write")
+    assert problem.level == "warning" and "log.keep_rollouts" in str(problem.hint)
+    assert not [p for p in world("train.steps=100000", "log.keep_rollouts=20").problems if "may write" in p.message]
 
 
 def test_a_response_longer_than_the_model_reads_is_an_error(world):

@@ -12,9 +12,13 @@ import torch
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.checkpoint import io
+from vlmrl.checkpoint import merge as merges
 from vlmrl.checkpoint.format import ADAPTER, MODEL
 from vlmrl.checkpoint.load import fingerprint, load_saved
-from vlmrl.checkpoint.merge import make_proof, merge, proof_gap
+from vlmrl.checkpoint.merge import merge
+from vlmrl.checkpoint.plan import CannotStreamError
+from vlmrl.checkpoint.proof import make_proof, proof_gap
+from vlmrl.checkpoint.shards import weight_files
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import load_model
 from vlmrl.model.lora import attach_adapter
@@ -213,3 +217,68 @@ def test_options_that_contradict_each_other(saved, tmp_path, options, told):
     (saved / "COMPLETE").write_text("")
     with pytest.raises(CheckpointError, match="has no adapter"):
         merge(saved, tmp_path / "out", **options)
+
+
+def rewrite(checkpoint: Path, change) -> None:
+    """Other adapter tensors, with a table that says so: what a faulty save would leave."""
+    weights = checkpoint / ADAPTER / "adapter_model.safetensors"
+    tensors = io.load_file(weights)
+    change(tensors)
+    io.save_file(tensors, weights)
+    meta = json.loads((checkpoint / "meta.json").read_text()) | {"files": io._file_table(checkpoint)}
+    (checkpoint / "meta.json").write_text(json.dumps(meta))
+    (checkpoint / "COMPLETE").write_text("")
+
+
+def lose(tensors) -> None:
+    del tensors[next(k for k in sorted(tensors) if k.endswith("o_proj.lora_B.weight"))]
+
+
+def add(tensors) -> None:
+    tensors["base_model.model.model.language_model.layers.9.mlp.up_proj.lora_A.weight"] = torch.zeros(4, 64)
+
+
+def reshape(tensors) -> None:
+    name = next(k for k in sorted(tensors) if k.endswith("o_proj.lora_B.weight"))
+    tensors[name] = tensors[name][:-1].contiguous()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"), [(lose, "lora_B.weight is missing"), (add, "is on no layer"), (reshape, "has shape")]
+)
+def test_an_adapter_with_a_module_missing_or_too_many_is_refused(saved, tmp_path, change, told):
+    rewrite(saved, change)
+    with pytest.raises(CheckpointError, match=f"the adapter does not fit the model: .*{told}"):
+        merge(saved, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_folding_row_by_row_is_folding_the_whole_model(saved, tmp_path, dtype, monkeypatch):
+    def whole(*_):
+        raise CannotStreamError("a test asks for it")
+
+    streamed = merge(saved, tmp_path / "streamed", dtype=dtype)
+    monkeypatch.setattr(merges, "write_streaming", whole)
+    loaded = merge(saved, tmp_path / "whole", dtype=dtype)
+    assert (streamed.whole, loaded.whole) == (None, "a test asks for it")
+    ours, theirs = (
+        {k: v for p in weight_files(m.folder) for k, v in io.load_file(p).items()} for m in (streamed, loaded)
+    )
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in theirs)
+    for name in ("config.json", "generation_config.json", "tokenizer.json"):
+        assert (streamed.folder / name).read_bytes() == (loaded.folder / name).read_bytes()
+
+
+def test_a_base_that_is_the_checkpoint_of_a_run_is_streamed_too(
+    made, items, tiny_processor, small_folder, tmp_path, lora
+):
+    base = tmp_path / "runs" / "sft" / "checkpoints" / "step-000007"
+    saved = io.save_checkpoint(
+        tmp_path / "runs" / "sft", io.Saved(7, {"dtype": "float32"}, {}), load_model(settings(small_folder)),
+        tiny_processor, {},
+    )  # fmt: skip
+    assert saved == base
+    checkpoint = save(tmp_path / "runs" / "rl", str(base), made, items, tiny_processor, lora)
+    done = merge(checkpoint, tmp_path / "out")
+    assert done.whole is None and done.logp_gap is not None and done.logp_gap < 1e-4

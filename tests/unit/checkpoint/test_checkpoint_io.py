@@ -18,7 +18,7 @@ from vlmrl.algo.family import ALGORITHMS
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, read_meta
 from vlmrl.checkpoint.load import load_checkpoint_model
-from vlmrl.checkpoint.merge import make_proof, proof_gap
+from vlmrl.checkpoint.proof import make_proof, proof_gap
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import prepare_model
 from vlmrl.model.policy import Policy

@@ -13,7 +13,8 @@ from tinyworld import assert_close
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import HF, MODEL
-from vlmrl.checkpoint.merge import make_proof, merge
+from vlmrl.checkpoint.merge import merge
+from vlmrl.checkpoint.proof import make_proof
 from vlmrl.errors import CheckpointError
 from vlmrl.model.policy import Policy
 

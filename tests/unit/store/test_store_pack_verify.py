@@ -143,6 +143,16 @@ def test_a_packed_run_opens_elsewhere_without_the_dataset(run: Run, tmp_path: Pa
     assert (again.num_images, again.missing) == (2, ())
 
 
+def test_a_merged_model_stays_behind_and_is_named(run: Run, tmp_path: Path):
+    for name in ("merged-step-000002", "adapter-step-000002"):
+        (run.dir / name).mkdir()
+        (run.dir / name / "model.safetensors").write_bytes(b"x" * 1000)
+    packed = pack_run(run.dir, tmp_path / "a.tar.gz", RunImages(run.dir, run.manifest.datasets))
+    assert packed.left_out == ("step-000002", "adapter-step-000002", "merged-step-000002")
+    opened = unpack(packed.path, tmp_path / "elsewhere")
+    assert not list(opened.rglob("model.safetensors")) and (opened / "manifest.json").is_file()
+
+
 def test_packing_twice_gives_the_same_bytes(run: Run, tmp_path: Path):
     import os
 

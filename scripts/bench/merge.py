@@ -1,0 +1,178 @@
+"""Time and peak memory of `vlmrl merge` on a model of several GB, beside loading it as a whole.
+
+python scripts/bench/merge.py [--gigabytes 2.7] [--max-shard-size 500MB] [--folder DIR]
+
+A checkpoint with random bfloat16 weights is made tensor by tensor and merged three times, each in a process of its own:
+streaming, streaming with the proof in its second process, and loading everything at once. Prints one JSON object; exit
+code 1 when the streaming merge took more than 1.3 x the largest weight file + 1 GB. Everything made is deleted. At most
+two copies of the model are on the disk at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+WORKER = """
+import json, sys, time
+from pathlib import Path
+from vlmrl.checkpoint import merge
+from vlmrl.checkpoint.plan import CannotStreamError
+checkpoint, out, size, how = sys.argv[1:]
+if how == "whole":
+    def refuse(*_): raise CannotStreamError("the benchmark asks for it")
+    merge.write_streaming = refuse
+begin = time.perf_counter()
+done = merge.merge(Path(checkpoint), Path(out), max_shard_size=size, skip_proof=how != "proven")
+# Not getrusage: its peak begins at that of the process that started this one.
+(line,) = [x for x in open("/proc/self/status") if x.startswith("VmHWM")]
+peak = int(line.split()[1]) * 1024
+print(json.dumps({"seconds": round(time.perf_counter() - begin, 1), "peak_bytes": peak, "logp_gap": done.logp_gap,
+                  "largest_file": max(p.stat().st_size for p in Path(out).glob("*.safetensors"))}))
+"""
+STEP = "step-000001"
+
+
+def make_checkpoint(folder: Path, gigabytes: float) -> Path:
+    """A checkpoint of about this size, Qwen2.5-VL-shaped; at no time is more than one tensor in memory."""
+    import torch
+    from transformers import AutoConfig
+
+    from vlmrl.checkpoint.plan import make_plan
+    from vlmrl.checkpoint.shards import TensorSpec, write_shards
+    from vlmrl.model.tiny import build_tiny
+
+    build_tiny(folder / "tiny", ["one two three"], vocabulary=300, hidden=128, layers=1)
+    checkpoint = folder / "run" / "checkpoints" / STEP
+    hf = checkpoint / "hf"
+    shutil.copytree(folder / "tiny", hf, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = AutoConfig.from_pretrained(hf)
+    text, width, inner, vocabulary = config.get_text_config(), 2048, 11008, 151_936
+    layer_bytes = 2 * (2 * width * width + 2 * width * width // 8 + 3 * width * inner)
+    layers = max(1, round((gigabytes * 1e9 - 2 * vocabulary * width) / layer_bytes))
+    text.update({
+        "hidden_size": width, "intermediate_size": inner, "vocab_size": vocabulary, "num_hidden_layers": layers,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "layer_types": ["full_attention"] * layers,
+    })  # fmt: skip
+    text.rope_parameters["mrope_section"] = [16, 24, 24]
+    config.vision_config.out_hidden_size = width
+    config.save_pretrained(hf)
+    plan = make_plan(hf, torch.bfloat16)
+    generator = torch.Generator().manual_seed(0)
+
+    def blocks(name: str) -> Iterator[torch.Tensor]:
+        shape = plan.tensors[name].shape
+        values = torch.ones(shape) if "norm" in name else 0.02 * torch.randn(shape, generator=generator)
+        yield values.bfloat16()
+
+    (checkpoint / "model").mkdir()
+    specs = [TensorSpec(n, torch.bfloat16, tuple(t.shape)) for n, t in plan.tensors.items()]
+    write_shards(checkpoint / "model", specs, blocks, 10**9)
+    from safetensors.torch import save_file
+
+    save_file({}, checkpoint / "proof.safetensors")
+    seal(checkpoint)
+    return checkpoint
+
+
+def seal(checkpoint: Path) -> None:
+    """meta.json and COMPLETE for the files as they are."""
+    from vlmrl.checkpoint.io import _file_table  # pyright: ignore[reportPrivateUsage]
+
+    for name in ("meta.json", "COMPLETE"):
+        (checkpoint / name).unlink(missing_ok=True)
+    meta = {"schema": 1, "step": 1, "dtype": "bfloat16", "policy": {"temperature": 1.0, "banned_ids": []},
+            "files": _file_table(checkpoint)}  # fmt: skip
+    (checkpoint / "meta.json").write_text(json.dumps(meta))
+    (checkpoint / "COMPLETE").write_text(hashlib.sha256((checkpoint / "meta.json").read_bytes()).hexdigest())
+
+
+def write_proof(checkpoint: Path, merged: Path) -> None:
+    """Log-probs of eight rollouts of random tokens, from the weights as merged (mapped, not copied)."""
+    import torch
+    from safetensors.torch import save_file
+
+    from vlmrl.checkpoint.proof import make_proof
+    from vlmrl.data.batch import PromptTokens, TrainItem
+    from vlmrl.model.load import load_model
+    from vlmrl.model.policy import Policy
+    from vlmrl.recipe.schema import Model
+    from vlmrl.types import Segment
+
+    model = load_model(Model(path=str(merged), dtype="bfloat16", device="cpu"))
+    policy = Policy(model, temperature=1.0, shared_prefix=False)
+    tokens = torch.randint(300, 1000, (8, 24), generator=torch.Generator().manual_seed(1)).tolist()
+    prompt = PromptTokens(tuple(tokens[0][:16]), (0,) * 16, {}, 0)
+    items = [TrainItem(prompt, 0, (Segment("assistant", tuple(row), True),), i) for i, row in enumerate(tokens)]
+    proof = {name: value.contiguous().clone() for name, value in make_proof(policy, items).items()}
+    save_file(proof, checkpoint / "proof.safetensors")
+    seal(checkpoint)
+
+
+def run_worker(checkpoint: Path, out: Path, size: str, how: str) -> dict[str, Any]:
+    """Merge in a new process. Adds the peak of its proof's own memory: what is not a page of a mapped file."""
+    shutil.rmtree(out, ignore_errors=True)
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(checkpoint), str(out), size, how],
+                              stdout=subprocess.PIPE, text=True)  # fmt: skip
+    peaks = {"own": 0, "mapped": 0}
+    watcher = threading.Thread(target=_watch_child, args=(worker, peaks), daemon=True)
+    watcher.start()
+    told, _ = worker.communicate()
+    if worker.returncode:
+        raise SystemExit(f"the {how} merge failed")
+    watcher.join()
+    extra = {"proof_own_bytes": peaks["own"], "proof_mapped_bytes": peaks["mapped"]} if how == "proven" else {}
+    return json.loads(told.splitlines()[-1]) | extra
+
+
+def _watch_child(worker: subprocess.Popen[str], peaks: dict[str, int]) -> None:
+    while worker.poll() is None:
+        try:
+            children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
+            for child in children:
+                lines = Path(f"/proc/{child}/status").read_text().splitlines()
+                values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss")}
+                peaks["own"] = max(peaks["own"], values.get("RssAnon", 0))
+                peaks["mapped"] = max(peaks["mapped"], values.get("RssFile", 0))
+        except OSError:
+            pass
+        time.sleep(0.05)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--gigabytes", type=float, default=2.7)
+    parser.add_argument("--max-shard-size", default="500MB")
+    parser.add_argument("--folder", type=Path, default=None, help="where to work; default: a temporary folder")
+    options = parser.parse_args()
+    place = Path(tempfile.mkdtemp(prefix="vlmrl-merge-", dir=options.folder))
+    try:
+        checkpoint = make_checkpoint(place, options.gigabytes)
+        size = sum(p.stat().st_size for p in (checkpoint / "model").glob("*.safetensors"))
+        out = place / "merged"
+        found: dict[str, Any] = {"model_bytes": size, "cores": os.cpu_count()}
+        found["streaming"] = run_worker(checkpoint, out, options.max_shard_size, "streaming")
+        write_proof(checkpoint, out)
+        found["proven"] = run_worker(checkpoint, out, options.max_shard_size, "proven")
+        found["whole"] = run_worker(checkpoint, out, options.max_shard_size, "whole")
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    found["bound_bytes"] = int(1.3 * found["streaming"]["largest_file"] + 1e9)
+    found["within_bound"] = all(found[how]["peak_bytes"] <= found["bound_bytes"] for how in ("streaming", "proven"))
+    print(json.dumps(found, indent=1))
+    return 0 if found["within_bound"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

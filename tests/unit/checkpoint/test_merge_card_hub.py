@@ -1,0 +1,151 @@
+"""The model card says what the record holds; the upload is private unless asked otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hub_server import TOKEN, serve_hub
+
+from vlmrl.checkpoint import io
+from vlmrl.checkpoint.card import model_card
+from vlmrl.checkpoint.merge import CARD, RECORD, merge
+from vlmrl.checkpoint.proof import Proof, make_proof
+from vlmrl.model.policy import Policy
+from vlmrl.store.runs import create_run
+
+PROVEN = Proof(3.2e-6, 40, 8, 1e-4)
+META = {
+    "kind": "rl", "dtype": "float32", "policy": {"temperature": 0.7, "banned_ids": []},
+    "base": {"path": "org/base-3B", "revision": "abc123", "fingerprint": "f"},
+}  # fmt: skip
+
+
+def evaluation(run_dir: Path, name: str, step: int, metrics: dict) -> None:
+    folder = run_dir / "eval" / name
+    folder.mkdir(parents=True)
+    meta = {"step": step, "source": "digits", "split": "test"}
+    (folder / "summary.json").write_text(json.dumps({"schema": 1, "meta": meta, "metrics": metrics}))
+
+
+@pytest.fixture
+def checkpoint(tmp_path, frozen_tiny_model, tiny_processor, tiny_banned, items) -> Path:
+    datasets = [{"name": "digits", "path": str(tmp_path / "data"), "task": "digits", "split": "train", "rows": 900,
+                 "fingerprint": "0123456789abcdef"}]  # fmt: skip
+    recipe = {"kind": "rl", "algo": {"name": "dapo"}, "train": {"steps": 50, "seed": 3}, "optim": {"lr": 1e-6},
+              "rollout": {"prompts_per_step": 32, "samples_per_prompt": 8, "temperature": 1.0}}  # fmt: skip
+    run = create_run(
+        tmp_path / "runs", kind="rl", recipe_name="digits_im", recipe_text="x = 1", resolved={"recipe": recipe},
+        name="im", datasets=datasets, rewards=[{"source": "digits", "name": "same | digit", "sha256": "beef" * 16}],
+        labels=["validated on the test split"],
+    )  # fmt: skip
+    proof = make_proof(Policy(frozen_tiny_model, temperature=0.7, banned_ids=tiny_banned), items)
+    meta = META | {"policy": {"temperature": 0.7, "banned_ids": list(tiny_banned)}}
+    folder = io.save_checkpoint(run.dir, io.Saved(50, meta, {}, proof), frozen_tiny_model, tiny_processor, {})
+    run.finish()
+    return folder
+
+
+def test_the_card_says_where_the_weights_come_from_and_how_good_they_are(checkpoint, tmp_path):
+    run_dir = checkpoint.parent.parent
+    accuracy = {"value": 0.913, "low": 0.89, "high": 0.934, "n": 600}
+    evaluation(run_dir, "test-50", 50, {"accuracy": accuracy, "part/format": accuracy, "auc": accuracy | {"low": None}})
+    evaluation(run_dir, "test-10", 10, {"accuracy": {"value": 0.5, "low": 0.4, "high": 0.6, "n": 600}})
+    card = model_card(checkpoint, PROVEN, adapter=False, name="org/im")
+    head = card.split("---\n")[1].splitlines()
+    assert head[:3] == ["library_name: transformers", "pipeline_tag: image-text-to-text", "base_model: org/base-3B"]
+    assert head[3:] == ["tags:", "- vlmrl", "- dapo"]
+    for told in (
+        "# im, step 50", "| base model | org/base-3B (revision abc123) |", f"| run | {run_dir.name} |",
+        "dapo, 32 prompts x 8 samples a step, temperature 1.0, 50 steps planned, seed 3, learning rate 1e-06",
+        "digits: task digits, split train, 900 rows, fingerprint 0123456789ab",
+        r"digits: same \| digit (sha256 beefbeef",
+        "| note | validated on the test split |", "| test-50 | digits/test | accuracy | 0.913 | [0.89, 0.934] | 600 |",
+        "| test-50 | digits/test | auc | 0.913 |  | 600 |", "difference 3.2e-06 nats over 40 tokens of 8 rollouts",
+        "vllm serve org/im",
+    ):  # fmt: skip
+        assert told in card, told
+    assert "0.5" not in card.split("## Evaluation")[1].split("## Proof")[0]  # another step's
+    assert "part/format" not in card and str(tmp_path) not in card
+
+
+def test_the_card_claims_nothing_that_is_not_known(checkpoint, tmp_path):
+    card = model_card(checkpoint, Proof(None, skipped="--skip-proof"), adapter=True, name="out")
+    assert "This checkpoint was not evaluated." in card and "Not proven: --skip-proof." in card
+    assert "library_name: peft" in card and "--enable-lora --lora-modules trained=out" in card
+    damaged = checkpoint.parent.parent / "eval" / "test" / "summary.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("{")
+    assert "its summary is damaged" in model_card(checkpoint, PROVEN, adapter=False, name="out")
+    away = tmp_path / "elsewhere" / "checkpoints" / "step-000050"
+    away.parent.mkdir(parents=True)
+    checkpoint.rename(away)
+    assert "taken out of its run" in model_card(away, PROVEN, adapter=False, name="out")
+
+
+def test_a_base_that_is_a_folder_is_named_without_the_machines_paths(checkpoint, tmp_path):
+    meta = json.loads((checkpoint / "meta.json").read_text())
+    meta["base"]["path"] = str(tmp_path / "models" / "tiny")
+    (checkpoint / "meta.json").write_text(json.dumps(meta))
+    (checkpoint / "COMPLETE").write_text("")
+    card = model_card(checkpoint, PROVEN, adapter=False, name="out")
+    assert "| base model | tiny (revision abc123) |" in card and "base_model:" not in card
+    assert str(tmp_path) not in card
+
+
+def test_every_merge_has_a_card(checkpoint, tmp_path):
+    done = merge(checkpoint, tmp_path / "out")
+    card = (done.folder / CARD).read_text()
+    assert "vllm serve out" in card and f"{done.logp_gap:.1e} nats over {done.proof.tokens} tokens" in card
+
+
+PUSH = """
+import json, sys
+from pathlib import Path
+from vlmrl.checkpoint.hub import check_access, push
+from vlmrl.errors import VlmrlError
+try:
+    check_access(sys.argv[2])
+    print(push(Path(sys.argv[1]), sys.argv[2], public=sys.argv[3] == "public"))
+except VlmrlError as error:
+    print("refused:", error.message)
+"""
+
+
+def push_in_a_process(address: str, folder: Path, repo: str, how: str = "private", token: str = TOKEN) -> str:
+    """The hub's address is read when its client is imported."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": address, "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder.parent)}
+    done = subprocess.run([sys.executable, "-c", PUSH, str(folder), repo, how], capture_output=True, text=True,
+                          timeout=120, env=environment)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip().splitlines()[-1]
+
+
+def test_an_upload_is_private_whole_and_never_into_a_public_repository(checkpoint, tmp_path):
+    folder = merge(checkpoint, tmp_path / "out", max_shard_size="400KB", name="org/im").folder
+    with serve_hub() as hub:
+        told = push_in_a_process(hub.address, folder, "org/im")
+        assert told == f"{hub.address}/org/im/commit/{'1' * 40}"
+        assert hub.private == {"org/im": True}
+        own = {p.name: p.read_bytes() for p in folder.iterdir()}
+        assert hub.files["org/im"] == own and {CARD, RECORD, "config.json"} <= own.keys()
+        assert len([n for n in own if n.endswith(".safetensors")]) > 1
+
+        assert push_in_a_process(hub.address, folder, "org/open", "public").startswith(hub.address)
+        assert hub.private["org/open"] is False
+        hub.files.clear()
+        assert "exists and is public: nothing was uploaded" in push_in_a_process(hub.address, folder, "org/open")
+        assert hub.files == {}
+
+
+def test_what_cannot_be_uploaded_is_known_before_anything_is_done(tmp_path):
+    with serve_hub() as hub:
+        assert "the hub does not know you" in push_in_a_process(hub.address, tmp_path, "org/im", token="hf_wrong")
+        assert "is no name of a hub repository" in push_in_a_process(hub.address, tmp_path, "a/b/c")
+        assert not any("create" in request for request in hub.requests)
+    assert "the hub does not know you" in push_in_a_process("http://127.0.0.1:9", tmp_path, "org/im")

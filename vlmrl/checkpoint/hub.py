@@ -1,0 +1,61 @@
+"""Uploading a merged folder to the Hugging Face hub, private unless asked otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+from vlmrl.errors import CheckpointError
+
+
+def check_access(repo: str) -> None:
+    """Before hours of work: is the name one, is there a token, and does the hub take it?
+
+    Raises: CheckpointError.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise CheckpointError(f"`{repo}` is no name of a hub repository: {_first_line(error)}",
+                              hint="write it as ORGANISATION/NAME") from None  # fmt: skip
+    try:
+        HfApi().whoami()
+    except Exception as error:  # the network: every client library raises its own kinds
+        _refused("the hub does not know you", error, "hf auth login, or set HF_TOKEN")
+
+
+def push(folder: Path, repo: str, *, public: bool = False) -> str:
+    """Upload all files of the folder as one commit. Returns the commit's address.
+
+    The repository is made if it does not exist. Raises: CheckpointError, also when it exists and is public although
+    that was not asked for; nothing is uploaded then.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    hint = f"the folder is whole; when it is mended: hf upload {repo} {folder}"
+    try:
+        made = api.create_repo(repo, private=not public, exist_ok=True)
+        is_public = api.repo_info(made.repo_id).private is False
+    except Exception as error:  # as above
+        _refused(f"the hub repository {repo} cannot be made or read", error, hint)
+    if is_public and not public:
+        raise CheckpointError(f"the hub repository {repo} exists and is public: nothing was uploaded",
+                              hint="make it private, choose another, or give --public")  # fmt: skip
+    try:
+        message = f"Upload {folder.name} (vlmrl merge)"
+        return str(api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=message).commit_url)
+    except Exception as error:  # as above
+        _refused(f"the upload to {repo} failed", error, hint)
+
+
+def _refused(what: str, error: Exception, hint: str) -> NoReturn:
+    raise CheckpointError(f"{what}: {_first_line(error)}", hint=hint) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,203 @@
+"""The proof of a merge: token log-probs saved with the checkpoint, computed again from what was written.
+
+The second half runs as a process of its own (`python -m vlmrl.checkpoint.proof REQUEST`), which has nothing but the
+written folder: it loads that as anybody would (`AutoModelForImageTextToText`, `PeftModel`). transformers maps the
+weight files on a CPU, so that a model larger than the memory is paged in layer by layer as it computes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlmrl.checkpoint.format import HF, read_meta
+from vlmrl.checkpoint.io import load_proof
+from vlmrl.checkpoint.load import load_base
+from vlmrl.checkpoint.plan import CannotStreamError, make_plan
+from vlmrl.data.batch import PromptTokens, TrainItem, make_row
+from vlmrl.errors import CheckpointError, VlmrlError
+from vlmrl.model.facts import usable_memory
+from vlmrl.model.load import DTYPES, load_model, prepare_model
+from vlmrl.model.lora import load_peft_folder
+from vlmrl.model.policy import Policy
+from vlmrl.recipe.schema import Model
+from vlmrl.types import Segment
+
+TOLERANCE_NATS = {"float32": 1e-4, "bfloat16": 5e-2, "4bit": 1e-1}
+"""Largest |log-prob| difference after reload that counts as the same model: rounding of another batch shape (and, from
+4 bits, of the kernel that multiplied packed weights)."""
+TAIL_CHARS = 1500
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was compared. `logp_gap` in nats: the largest difference; None = not compared, and `skipped` says why."""
+
+    logp_gap: float | None
+    tokens: int = 0
+    rollouts: int = 0
+    limit: float | None = None
+    skipped: str | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to prove: a merged folder, or with `adapter` a PEFT folder on its base (at `base`, if it was moved).
+
+    Args: dtype: of the weights as written.
+    """
+
+    checkpoint: str
+    folder: str
+    dtype: str
+    adapter: bool = False
+    base: str | None = None
+
+
+def prove_elsewhere(request: Request) -> Proof:
+    """Prove in a second process.
+
+    Raises: CheckpointError when the log-probs differ by more than the limit, the folder does not load, or that process
+        was ended.
+    """
+    command = [sys.executable, "-m", "vlmrl.checkpoint.proof", json.dumps(asdict(request))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    if done.returncode < 0:
+        raise CheckpointError(
+            f"the process that proves the merge was ended by signal {-done.returncode}", where=request.folder,
+            hint="most likely it ran out of memory; --skip-proof writes the folder unproven, and records that in it",
+        )  # fmt: skip
+    if done.returncode or not lines:
+        raise CheckpointError(
+            f"the process that proves the merge failed: {done.stderr[-TAIL_CHARS:].strip()}", where=request.folder,
+            hint="nothing was written; this is worth a bug report",
+        )  # fmt: skip
+    answer = json.loads(lines[-1])
+    if "error" in answer:
+        raise CheckpointError(**answer["error"])
+    return check_gap(request, Proof(**answer))
+
+
+def check_gap(request: Request, proof: Proof) -> Proof:
+    """The proof with its limit. Raises: CheckpointError when it is above, or not a number."""
+    meta = read_meta(Path(request.checkpoint))
+    kinds = (request.dtype, meta["dtype"], meta.get("quantize") or meta["dtype"])
+    limit = max(TOLERANCE_NATS[kind] for kind in kinds)
+    if proof.logp_gap is not None and not proof.logp_gap <= limit:
+        raise CheckpointError(
+            f"the merged model is not the trained one: log-probs differ by {proof.logp_gap:.2g} nats (limit {limit:g})",
+            where=request.checkpoint, hint="nothing was written; this is worth a bug report",
+        )  # fmt: skip
+    return Proof(proof.logp_gap, proof.tokens, proof.rollouts, None if proof.logp_gap is None else limit, proof.skipped)
+
+
+def prove(request: Request) -> Proof:
+    """Load what was written and compare it, in this process."""
+    checkpoint, folder = Path(request.checkpoint), Path(request.folder)
+    proof = load_proof(checkpoint)
+    if not proof:
+        return Proof(None, skipped="the checkpoint was saved before any rollout: it holds no log-probs to compare")
+    if not request.adapter and (why := _does_not_fit(folder, request.dtype)):
+        return Proof(None, skipped=why)
+    model = _adapted(request) if request.adapter else load_model(_settings(folder, request.dtype))
+    sampling = read_meta(checkpoint)["policy"]
+    policy = Policy(model, temperature=sampling["temperature"], banned_ids=sampling["banned_ids"], shared_prefix=False)
+    tokens = sum(int(v.sum()) for k, v in proof.items() if k.endswith(".trained"))
+    return Proof(proof_gap(policy, proof), tokens, int(proof["count"]))
+
+
+def _settings(folder: Path, dtype: str) -> Model:
+    return Model(path=str(folder), dtype="float32" if dtype == "float32" else "bfloat16", device="cpu")
+
+
+def _adapted(request: Request) -> Any:
+    model, settings = base_model(Path(request.checkpoint), request.base)
+    return prepare_model(load_peft_folder(model, Path(request.folder)), settings)
+
+
+def base_model(checkpoint: Path, base: str | None) -> tuple[Any, Model]:
+    """(base model of a checkpoint's adapter in full width, the settings it was loaded with)."""
+    settings = merge_settings(checkpoint)
+    model = load_base(checkpoint, settings, path=base)
+    # The adapter was trained on the rounded weights: those, in full width again, are what it belongs to.
+    return (model if settings.quantize is None else model.dequantize()), settings
+
+
+def merge_settings(checkpoint: Path) -> Model:
+    """How a checkpoint's model is loaded to be merged: as it was trained, on the CPU unless it was in 4 bits."""
+    meta = read_meta(checkpoint)
+    quantize = meta.get("quantize")
+    device = "cpu" if quantize is None else "auto"
+    return Model(path=str(checkpoint / HF), dtype=meta["dtype"], device=device, quantize=quantize)
+
+
+def _does_not_fit(folder: Path, dtype: str) -> str | None:
+    """Why the model cannot be loaded here, if so: what transformers must rearrange is copied, and must fit."""
+    size, have = sum(p.stat().st_size for p in folder.glob("*.safetensors")), usable_memory()
+    if size <= have:
+        return None
+    try:
+        rearranged = any(o.converted for o in make_plan(folder, DTYPES[dtype]).outputs)
+    except CannotStreamError:
+        rearranged = True
+    if not rearranged:
+        return None
+    return f"the model ({size:,} bytes) does not fit in memory ({have:,}), and this family's weights cannot be mapped"
+
+
+def make_proof(policy: Policy, items: list[TrainItem]) -> dict[str, Tensor]:
+    """Token log-probs of a few trajectories under the policy as it is, with all that computing them again needs."""
+    proof: dict[str, Tensor] = {"count": torch.tensor(len(items))}
+    with torch.no_grad():
+        for i, item in enumerate(items):
+            ids = [t for s in item.segments for t in s.ids]
+            trained = [s.trained for s in item.segments for _ in s.ids]
+            proof |= {
+                f"{i}.prompt_ids": torch.tensor(item.prompt.ids), f"{i}.kinds": torch.tensor(item.prompt.kinds),
+                f"{i}.response_ids": torch.tensor(ids), f"{i}.trained": torch.tensor(trained),
+                f"{i}.num_images": torch.tensor(item.prompt.num_images),
+                f"{i}.logp": policy(make_row([item], policy.device)).logp.cpu(),
+            }  # fmt: skip
+            proof |= {f"{i}.image.{k}": v for k, v in item.prompt.images.items()}
+    return proof
+
+
+def proof_gap(policy: Policy, proof: dict[str, Tensor]) -> float:
+    """Largest |log-prob difference| between the policy and a proof. Nats; NaN when any log-prob is."""
+    worst = 0.0
+    with torch.no_grad():
+        for i in range(int(proof["count"])):
+            images = {k.split(".image.")[1]: v for k, v in proof.items() if k.startswith(f"{i}.image.")}
+            prompt = PromptTokens(
+                tuple(proof[f"{i}.prompt_ids"].tolist()), tuple(proof[f"{i}.kinds"].tolist()), images,
+                int(proof[f"{i}.num_images"]),
+            )  # fmt: skip
+            pairs = zip(proof[f"{i}.response_ids"].tolist(), proof[f"{i}.trained"].tolist(), strict=True)
+            segments = tuple(Segment("assistant", (token,), trained) for token, trained in pairs)
+            logp = policy(make_row([TrainItem(prompt, 0, segments, 0)], policy.device)).logp.cpu()
+            gap = float((logp - proof[f"{i}.logp"]).abs().max()) if len(logp) else 0.0
+            if math.isnan(gap):  # max() would pass it over
+                return gap
+            worst = max(worst, gap)
+    return worst
+
+
+def main(argument: str) -> None:
+    """Answer a request (JSON) with a line of JSON: a proof, or the error that a user may meet."""
+    try:
+        print(json.dumps(asdict(prove(Request(**json.loads(argument))))))
+    except VlmrlError as error:
+        print(json.dumps({"error": {"message": error.message, "where": error.where, "hint": error.hint}}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,160 @@
+"""What of a run may be deleted: old checkpoints, old rollouts, images that nothing names any more.
+
+Never deleted: the newest complete checkpoint, the best one, and those that another run goes on from. Which steps'
+rollouts were deleted is written to rollouts/pruned.json first, so that `verify` can tell them from lost ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmrl.errors import StoreError
+from vlmrl.store import layout
+from vlmrl.store.files import remove_tree, sweep, write_json
+from vlmrl.store.listing import list_runs
+from vlmrl.store.lock import RunLock
+from vlmrl.store.media import ShardFolder, rollout_media
+
+
+@dataclass(frozen=True)
+class RolloutRule:
+    """Rollouts of the newest `keep` steps stay, and of every `every`-th step; 0 = of no others."""
+
+    keep: int
+    every: int = 0
+
+    def doomed(self, steps: Iterable[int]) -> list[int]:
+        """The steps whose rollouts go, in order."""
+        ordered = sorted(set(steps))
+        return [s for s in ordered[: -self.keep or None] if not (self.every and s % self.every == 0)]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What to prune of a run; None and False = leave that alone.
+
+    Args: keep_last: newest checkpoints to keep, at least 1.    media: delete image shards that nothing names.
+    """
+
+    keep_last: int | None = None
+    rollouts: RolloutRule | None = None
+    media: bool = False
+
+
+def prunable(run_dir: Path, keep_last: int, keep_steps: Iterable[int] = ()) -> list[Path]:
+    """Complete checkpoints other than the newest `keep_last` (at least 1) and those of `keep_steps`, oldest first."""
+    if keep_last < 1:
+        raise ValueError(f"keep_last must be at least 1, not {keep_last}")
+    kept = set(keep_steps)
+    older = layout.complete_checkpoints(run_dir)[:-keep_last]
+    return [path for path in older if layout.parse_checkpoint_name(path.name) not in kept]
+
+
+def plan_prune(run_dir: Path, rules: Rules, keep_steps: Iterable[int] = ()) -> list[Path]:
+    """Files and folders that `prune_run` would delete. `keep_steps`: checkpoints to keep besides (the best)."""
+    doomed = [] if rules.keep_last is None else prunable(run_dir, rules.keep_last, keep_steps)
+    files = rollout_steps(run_dir)
+    gone = [] if rules.rollouts is None else rules.rollouts.doomed(step for step, _ in files)
+    old = [path for step, path in files if step in set(gone)]
+    doomed += old
+    if rules.media:
+        doomed += _unnamed_shards(run_dir, [path for _, path in files if path not in old])
+    return doomed
+
+
+def prune_run(run_dir: Path, rules: Rules, keep_steps: Iterable[int] = ()) -> list[Path]:
+    """Delete what `plan_prune` names, of a run that nobody writes. Returns what was deleted.
+
+    Raises: StoreError when a process is writing the run.
+    """
+    lock = RunLock(run_dir)
+    lock.acquire()
+    try:
+        sweep(run_dir / layout.CHECKPOINTS)
+        doomed = plan_prune(run_dir, rules, keep_steps)
+        for path in (p for p in doomed if p.is_dir()):
+            remove_tree(path)
+        delete_rollouts(run_dir, [p for p in doomed if p.parent.name == layout.ROLLOUTS])
+        for path in (p for p in doomed if p.parent.name == layout.MEDIA):
+            path.unlink()
+    finally:
+        lock.release()
+    return doomed
+
+
+def rollout_steps(run_dir: Path) -> list[tuple[int, Path]]:
+    """(step, file) of every rollout file, of all attempts, in order of steps."""
+    folder = run_dir / layout.ROLLOUTS
+    names = [(layout.parse_rollout_name(p.name), p) for p in folder.iterdir()] if folder.is_dir() else []
+    return sorted((parsed[0], path) for parsed, path in names if parsed is not None)
+
+
+def delete_rollouts(run_dir: Path, files: Sequence[Path]) -> None:
+    """Note the steps as pruned, then delete the files: killed in between, nothing looks lost."""
+    steps = {parsed[0] for path in files if (parsed := layout.parse_rollout_name(path.name)) is not None}
+    if not steps:
+        return
+    told = {"schema": 1, "steps": _ranges(steps | pruned_steps(run_dir))}
+    write_json(run_dir / layout.ROLLOUTS / layout.PRUNED, told)
+    for path in files:
+        path.unlink(missing_ok=True)
+
+
+def pruned_steps(run_dir: Path) -> set[int]:
+    """Steps whose rollouts were deleted on purpose. Raises: StoreError when the note is damaged."""
+    path = run_dir / layout.ROLLOUTS / layout.PRUNED
+    if not path.is_file():
+        return set()
+    try:
+        return {step for first, last in json.loads(path.read_bytes())["steps"] for step in range(first, last + 1)}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"the note of deleted rollouts is damaged: {error}", where=str(path)) from error
+
+
+def children(run_dir: Path) -> dict[int, str]:
+    """Step -> a run beside this one that began with this run's checkpoint of that step."""
+    found: dict[int, str] = {}
+    for run in list_runs(run_dir.absolute().parent):
+        parent = run.raw.get("parent")
+        if isinstance(parent, Mapping) and parent.get("run") == run_dir.name:
+            step = layout.parse_checkpoint_name(str(parent.get("checkpoint")).rpartition("/")[2])
+            if step is not None:
+                found[step] = run.id
+    return found
+
+
+def _ranges(steps: Iterable[int]) -> list[list[int]]:
+    """Sorted [first, last] of runs of neighbours. Example: {1, 2, 3, 7} -> [[1, 3], [7, 7]]."""
+    found: list[list[int]] = []
+    for step in sorted(steps):
+        if found and found[-1][1] == step - 1:
+            found[-1][1] = step
+        else:
+            found.append([step, step])
+    return found
+
+
+def _unnamed_shards(run_dir: Path, rollouts: Sequence[Path]) -> list[Path]:
+    """Image shards of the run none of whose images a remaining rollout or an evaluation names."""
+    named = set(rollout_media(rollouts))
+    for folder in layout.eval_dirs(run_dir):
+        named |= _evaluated_images(folder / layout.EVAL_ROWS)
+    shards = sorted((run_dir / layout.MEDIA).glob("*.arrow"))
+    return [p for p in shards if not named & set(ShardFolder(p.parent, p.name).hashes())]
+
+
+def _evaluated_images(path: Path) -> set[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if "images" not in pq.read_schema(path).names:
+            return set()
+        rows = pq.read_table(path, columns=["images"]).column("images").to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        message = f"the rows of this evaluation cannot be read: {str(error).splitlines()[0]}"
+        raise StoreError(message, where=str(path), hint="`vlmrl runs verify` shows what is damaged") from error
+    return {image["sha256"] for images in rows for image in images or ()}
