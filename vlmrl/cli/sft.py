@@ -40,9 +40,9 @@ def train_command(
 ) -> None:  # fmt: skip
     """What `sft` and `train` share: check, make or reopen the run, train, say what to do next."""
     from vlmrl.cli.progress import ConsoleWatcher
-    from vlmrl.launch import Labels, reopen_run, run_session, start_run
     from vlmrl.store.layout import runs_root
     from vlmrl.store.runs import open_run
+    from vlmrl.train.start import Labels, reopen_run, run_session, start_run
 
     command = "train" if kind == "rl" else "sft"
     root, argv = runs_root(runs), ["vlmrl", *sys.argv[1:]]
