@@ -32,7 +32,7 @@ def main() -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-    worker.join_run(run_dir, 1, run_dir / "logs" / "attempt-1" / f"rank-{rank}.log")
+    worker.join_run(run_dir, 1)
     (run_dir / f"pid-{rank}").write_text(str(os.getpid()))
     print(f"rank {rank} is up", file=sys.stderr, flush=True)
     asked: list[int] = []

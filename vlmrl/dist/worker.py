@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vlmrl.errors import exit_of
+from vlmrl.store import layout
 
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
 PARENT_VARIABLE = "VLMRL_LAUNCHER_PID"
@@ -129,10 +130,10 @@ def phase(name: str, step: int | None = None) -> None:
         _me.note(phase=name, **({} if step is None else {"step": step}))
 
 
-def join_run(run_dir: Path, attempt: int, log: Path) -> None:
+def join_run(run_dir: Path, attempt: int) -> None:
     """Say which run this rank belongs to, and log there from now on."""
     if _me is not None:
-        _me.log_to(log)
+        _me.log_to(layout.log_path(run_dir, attempt, _me.rank))
         _me.note(run=str(run_dir), attempt=attempt)
 
 
