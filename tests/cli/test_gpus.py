@@ -80,3 +80,15 @@ def test_one_card_trains_in_this_process(place: Path) -> None:
         ) for w in ("--set", s)), cwd=place,
     )  # fmt: skip
     assert done.json["status"] == "done"
+
+
+def test_a_batch_file_is_written_for_a_recipe_that_holds(place: Path) -> None:
+    done = this_process(
+        "launch", "slurm", "tiny.toml", "--nodes", "4", "--gpus", "8", "--set", "train.steps=2", "--sbatch=--account=me",
+        "--json", cwd=place,
+    )  # fmt: skip
+    assert done.json == {"file": "tiny.sbatch", "nodes": 4, "gpus": 8}
+    text = (place / "tiny.sbatch").read_text()
+    assert "#SBATCH --nodes=4" in text and "#SBATCH --account=me" in text and "--set train.steps=2" in text
+    done = this_process("launch", "slurm", "tiny.toml", "--set", "train.stps=2", "-o", "other.sbatch", cwd=place)
+    assert done.code == 2 and "stps" in done.err and not (place / "other.sbatch").exists()

@@ -14,7 +14,7 @@ from vlmrl.errors import exit_of
 
 COMMANDS = (
     "prep", "check", "try_", "sft", "train", "merge", "eval", "compare", "reward_check", "report",
-    "runs", "recipe", "data", "init", "demo",
+    "runs", "recipe", "data", "launch", "init", "demo",
 )  # fmt: skip
 """Modules of this package, in the order of a project's life; each has a `register(app)`."""
 
