@@ -11,6 +11,11 @@ from command_line import own_process, this_process
 from vlmrl.cli.ranks import without_launch_options
 from vlmrl.tasks.digits.task import prepare_digits
 
+SHORT = [word for setting in (
+    "train.steps=1", "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "rollout.max_new_tokens=8",
+    "eval.every_steps=0", "eval.max_rows=2", "model.dtype=float32",
+) for word in ("--set", setting)]  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, tiny_folder) -> Path:
@@ -74,18 +79,44 @@ def test_every_rank_runs_the_command_without_the_launchers_options() -> None:
 @pytest.mark.slow
 def test_one_card_trains_in_this_process(place: Path) -> None:
     done = own_process(
-        "train", "tiny.toml", "--gpus", "1", "--json", *(w for s in (
-            "train.steps=1", "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "rollout.max_new_tokens=8",
-            "eval.every_steps=0", "eval.max_rows=2", "model.dtype=float32",
-        ) for w in ("--set", s)), cwd=place,
+        "train", "tiny.toml", "--gpus", "1", "--json", "--runs", "alone", *SHORT, cwd=place
     )  # fmt: skip
     assert done.json["status"] == "done"
 
 
+def test_a_dry_run_of_a_queue_prints_the_command_of_every_run(place: Path) -> None:
+    done = this_process(
+        "train", "tiny.toml", "--seeds", "1,2", "--grid", "optim.lr=1e-6,3e-6", "--gpus-per-run", "2", "--dry-run",
+        cwd=place,
+    )  # fmt: skip
+    lines = done.out.splitlines()
+    assert done.code == 0 and len(lines) == 4, done.err
+    assert lines[1].startswith("vlmrl train tiny.toml --set optim.lr=1e-6 --set train.seed=2 --name tiny-lr1e-6-seed2-")
+    assert lines[1].endswith(" --gpus 2 --runs runs")
+
+
+def test_a_grid_over_a_key_that_does_not_exist_is_refused_before_any_run(place: Path) -> None:
+    done = this_process("train", "tiny.toml", "--grid", "optim.lrr=1,2", cwd=place)
+    assert done.code == 2 and "lrr" in done.err and not (place / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_queue_of_real_runs_ends_in_a_table_and_is_not_repeated(place: Path) -> None:
+    words = ["train", "tiny.toml", "--seeds", "1,2", "--gpus", "2", "--runs", "queued", *SHORT]
+    done = own_process(*words, cwd=place)
+    assert done.code == 0, done.err
+    table = [line.split("\t") for line in done.out.splitlines()]
+    assert table[0][:4] == ["run", "train.seed", "status", "steps"]
+    assert [row[1:4] for row in table[1:]] == [["1", "done", "1"], ["2", "done", "1"]]
+    again = own_process(*words, "--json", cwd=place)
+    assert "2 of 2 runs are done already" in again.err
+    assert [run["status"] for run in again.json["runs"]] == ["done", "done"]
+
+
 def test_a_batch_file_is_written_for_a_recipe_that_holds(place: Path) -> None:
     done = this_process(
-        "launch", "slurm", "tiny.toml", "--nodes", "4", "--gpus", "8", "--set", "train.steps=2", "--sbatch=--account=me",
-        "--json", cwd=place,
+        "launch", "slurm", "tiny.toml", "--nodes", "4", "--gpus", "8", "--set", "train.steps=2",
+        "--sbatch=--account=me", "--json", cwd=place,
     )  # fmt: skip
     assert done.json == {"file": "tiny.sbatch", "nodes": 4, "gpus": 8}
     text = (place / "tiny.sbatch").read_text()
