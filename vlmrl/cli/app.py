@@ -13,7 +13,7 @@ from vlmrl import __version__
 from vlmrl.errors import exit_of
 
 COMMANDS = (
-    "prep", "check", "try_", "sft", "train", "merge", "eval", "compare", "reward_check", "report",
+    "prep", "check", "fetch", "try_", "sft", "train", "merge", "eval", "compare", "reward_check", "report",
     "runs", "recipe", "data", "launch", "init", "demo",
 )  # fmt: skip
 """Modules of this package, in the order of a project's life; each has a `register(app)`."""

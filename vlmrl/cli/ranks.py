@@ -29,6 +29,7 @@ def run_ranks(
     from vlmrl.errors import LaunchError, StoreError
     from vlmrl.launch.agent import Job, launch, torchrun_line
     from vlmrl.launch.cards import place
+    from vlmrl.launch.fetch import offline_environment
     from vlmrl.store.runs import open_run
     from vlmrl.train.start import read_recipe
 
@@ -41,9 +42,10 @@ def run_ranks(
         if found.status == "running":
             raise StoreError(f"run {found.id} is being written", where=str(found.dir), hint="wait for it to end")
         settings = read_recipe(found)
+    env = {**placement.env, **offline_environment(settings, root)}
     job = Job(
         command=("-m", "vlmrl", *without_launch_options(sys.argv[1:])), ranks=placement.ranks, nnodes=machines.nnodes,
-        node_rank=machines.node_rank, endpoint=machines.endpoint, env=placement.env,
+        node_rank=machines.node_rank, endpoint=machines.endpoint, env=env,
         timeout_seconds=settings.parallel.timeout_seconds,
     )  # fmt: skip
     if machines.dry_run:
@@ -53,7 +55,7 @@ def run_ranks(
             print(line)
         raise typer.Exit
     if job.ranks * job.nnodes == 1:
-        os.environ.update(placement.env)
+        os.environ.update(env)
         return
     if find_spec("vlmrl.dist.world") is None:
         raise LaunchError("this version trains in one process", hint="leave --gpus and --nnodes out")
