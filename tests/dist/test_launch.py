@@ -81,7 +81,7 @@ def start(tmp_path: Path):
         run = tmp_path / folder
         run.mkdir(exist_ok=True)
         command = [str(TESTS / "stub_rank.py"), str(run), str(steps), fault]
-        words = json.dumps({"command": command, "ranks": ranks, "env": {"OMP_NUM_THREADS": "1"}, **job})
+        words = json.dumps({"command": command, "ranks": ranks, "env": {"OMP_NUM_THREADS": "1"}} | job)
         process = subprocess.Popen(
             [sys.executable, "-c", LAUNCH, words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
@@ -187,6 +187,13 @@ def test_the_launcher_killed_leaves_no_rank(start) -> None:
     pids = [launched.pid("pid-0"), launched.pid("pid-1")]
     os.kill(launched.process.pid, signal.SIGKILL)
     assert_all_gone(pids)
+
+
+def test_an_error_of_the_command_line_on_every_rank_is_shown_once(start) -> None:
+    words = ["-m", "vlmrl", "runs", "show", "nothing", "--runs", "/nowhere"]
+    code, out, err = start(0, command=words).end()
+    assert code == 2 and out == "code 2 run None\n"
+    assert err.count("error: no run `nothing`") == 1 and "Traceback" not in err and "(on rank " in err
 
 
 def test_two_agents_on_loopback_are_two_nodes(start) -> None:
