@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -76,8 +78,6 @@ def start(tmp_path: Path):
     started: list[Launched] = []
 
     def go(steps: int, fault: str = "none:0:0", *, ranks: int = 2, folder: str = "run", **job) -> Launched:
-        import json
-
         run = tmp_path / folder
         run.mkdir(exist_ok=True)
         command = [str(TESTS / "stub_rank.py"), str(run), str(steps), fault]
@@ -196,16 +196,54 @@ def test_an_error_of_the_command_line_on_every_rank_is_shown_once(start) -> None
     assert err.count("error: no run `nothing`") == 1 and "Traceback" not in err and "(on rank " in err
 
 
-def test_two_agents_on_loopback_are_two_nodes(start) -> None:
-    import socket
+@pytest.fixture
+def two_nodes(start):
+    """Start two launchers of one rank each that meet on loopback, the host of the meeting point last."""
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    nodes = [
-        start(3, ranks=1, nnodes=2, node_rank=n, endpoint=f"127.0.0.1:{port}", job_id="two-nodes") for n in (1, 0)
-    ]
+    def go(steps: int) -> list[Launched]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        job = {"ranks": 1, "nnodes": 2, "endpoint": f"127.0.0.1:{port}", "job_id": "two-nodes"}
+        return [start(steps, node_rank=n, **job) for n in (1, 0)]
+
+    return go
+
+
+def test_two_agents_on_loopback_are_two_nodes(two_nodes) -> None:
+    nodes = two_nodes(3)
     ends = [node.end() for node in nodes]
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert sum("rank 0 is up" in err for _, _, err in ends) == 1 and not any("rank 1" in e for _, _, e in ends)
     assert nodes[0].log(0) and nodes[0].log(1)
+
+
+def test_a_rank_killed_on_one_node_ends_both(two_nodes) -> None:
+    nodes = two_nodes(100_000)
+    nodes[0].until("step-0")
+    pids = [nodes[0].pid("pid-0"), nodes[0].pid("pid-1")]
+    began = time.monotonic()
+    os.kill(pids[1], signal.SIGKILL)
+    ends = [node.end() for node in nodes]
+    assert time.monotonic() - began < END_SECONDS
+    assert_all_gone(pids, 0)
+    assert sorted(code for code, _, _ in ends) == [1, 2], ends
+    assert sum("rank 1 was killed by SIGKILL" in err for _, _, err in ends) == 1
+
+
+def test_a_launcher_killed_on_one_node_ends_both(two_nodes) -> None:
+    nodes = two_nodes(100_000)
+    nodes[0].until("step-0")
+    pids = [nodes[0].pid("pid-0"), nodes[0].pid("pid-1")]
+    os.kill(nodes[0].process.pid, signal.SIGKILL)
+    assert_all_gone(pids)
+    assert nodes[1].end()[0] != 0
+
+
+def test_sigterm_at_both_nodes_saves_on_both(two_nodes) -> None:
+    nodes = two_nodes(100_000)
+    nodes[0].until("step-0")
+    for node in nodes:
+        node.process.send_signal(signal.SIGTERM)
+    assert [node.end()[0] for node in nodes] == [130, 130]
+    assert (nodes[0].folder / "saved-0").exists() and (nodes[0].folder / "saved-1").exists()

@@ -65,6 +65,8 @@ def run_ranks(
     ending, run_dir = launch(job)
     if ending.message:
         say(ending.message)
+    if ending.code == 1 and job.nnodes > 1:
+        say("another machine may have failed first, and this is what came of it here: see its terminal")
     if ending.code and run_dir is not None:
         command = "train" if kind == "rl" else "sft"
         say(f"go on from the last checkpoint with: vlmrl {command} --resume {run_dir.name} --gpus {machines.gpus}")
