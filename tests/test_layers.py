@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "vlmrl"
 LEVELS = {
-    "__init__": 0, "__main__": 7, "errors": 0, "types": 0,
+    "__init__": 0, "__main__": 8, "errors": 0, "types": 0,
     "recipe": 1, "rewards": 1, "algo": 1, "store": 1,
     "data": 2, "model": 2, "dist": 2,
     "tasks": 3, "rollout": 3, "checkpoint": 3,
@@ -27,8 +27,8 @@ FENCES = {
     "rich": ("cli/",),
     "vllm": ("rollout/vllm_engine.py",),
     "torch": ("model/", "algo/losses.py", "algo/kl.py", "algo/aggregate.py", "data/encode.py", "data/batch.py", "dist/",
-              "rollout/", "checkpoint/", "train/", "evaluate/run.py", "check/machine.py"),
-    "torch.distributed": ("dist/", "checkpoint/io.py", "rollout/weight_sync.py"),
+              "rollout/", "checkpoint/", "train/", "evaluate/run.py", "check/machine.py", "launch/agent.py"),
+    "torch.distributed": ("dist/", "checkpoint/io.py", "rollout/weight_sync.py", "launch/agent.py"),
     "peft": ("model/lora.py",),
     "bitsandbytes": ("train/optim.py",),
     "pickle": (),

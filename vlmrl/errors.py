@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -59,6 +60,10 @@ class TrainError(VlmrlError):
     """Training that had to stop: non-finite numbers, too many failed rewards."""
 
 
+class LaunchError(VlmrlError):
+    """A run of several processes that cannot be started, or that lost one of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One finding of a check. `level` "error" stops; "warning" is shown and goes on."""
@@ -91,3 +96,14 @@ def format_error(message: str, where: str | None = None, hint: str | None = None
     if hint:
         lines += ["", f"hint: {hint}"]
     return "\n".join(lines)
+
+
+def exit_of(error: BaseException) -> tuple[int, str]:
+    """(exit code, what is printed) of an error that ends a command: 2 the user's mistake, 130 Ctrl-C, 1 our bug."""
+    if isinstance(error, VlmrlError):
+        return 2, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "interrupted"
+    hint = "this is a bug in vlmrl, not your mistake; please report it with the lines above"
+    told = format_error(f"internal error: {type(error).__name__}: {error}", None, hint)
+    return 1, "".join(traceback.format_exception(error)) + "\n" + told

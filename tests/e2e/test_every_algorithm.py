@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from vlmrl.algo.family import ALGORITHMS
-from vlmrl.launch import Labels, run_session, start_run
 from vlmrl.recipe.load import load_recipe
 from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.digits.task import prepare_digits
+from vlmrl.train.start import Labels, run_session, start_run
 
 REWARD = """
 def score(x):

@@ -15,10 +15,10 @@ import torch
 
 from vlmrl.checkpoint import io
 from vlmrl.errors import RewardError
-from vlmrl.launch import Labels, reopen_run, run_session, start_run
 from vlmrl.recipe.load import load_recipe
 from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.digits.task import prepare_digits
+from vlmrl.train.start import Labels, reopen_run, run_session, start_run
 
 MEASURED = ("time/", "memory/", "rollout/tokens_per_second")
 """What two runs of the same recipe need not share: measurements of the machine."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 
 import typer
 from typer.core import TyperGroup
 
 from vlmrl import __version__
-from vlmrl.errors import VlmrlError, format_error
+from vlmrl.errors import exit_of
 
 COMMANDS = (
-    "prep", "check", "try_", "sft", "train", "merge", "eval", "compare", "reward_check", "report",
-    "runs", "recipe", "data", "init", "demo",
+    "prep", "check", "fetch", "try_", "sft", "train", "merge", "eval", "compare", "reward_check", "report",
+    "runs", "recipe", "data", "launch", "init", "demo",
 )  # fmt: skip
 """Modules of this package, in the order of a project's life; each has a `register(app)`."""
 
@@ -57,19 +56,16 @@ def main() -> None:
     # cores. Never spinning costs a fifth of the speed on an idle machine. Read when torch is loaded.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    if "VLMRL_LAUNCH_DIR" in os.environ:
+        from vlmrl.dist import worker
+
+        worker.run(app)
     try:
         app(standalone_mode=True)
-    except VlmrlError as error:
-        print(str(error), file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except Exception as error:
-        traceback.print_exc()
-        hint = "this is a bug in vlmrl, not your mistake; please report it with the lines above"
-        print("\n" + format_error(f"internal error: {type(error).__name__}: {error}", None, hint), file=sys.stderr)
-        sys.exit(1)
+    except (Exception, KeyboardInterrupt) as error:
+        code, text = exit_of(error)
+        print(text, file=sys.stderr)
+        sys.exit(code)

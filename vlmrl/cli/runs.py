@@ -1,4 +1,4 @@
-"""`vlmrl runs`: list, show, verify, pack, note, tag, du, prune, unlock."""
+"""`vlmrl runs`: list, show, verify, pack, note, tag, du, prune, unlock; `watch` is in cli/watch.py."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ group = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
+    from vlmrl.cli.watch import watch
+
+    group.command("watch")(watch)
     app.add_typer(group, name="runs")
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -17,6 +18,32 @@ NOTE = typer.Option("", "--note", help="A sentence for yourself, kept in the man
 RESUME = typer.Option(None, "--resume", help="Go on with this run from its last checkpoint.", show_default=False)
 QUIET = typer.Option(False, "--quiet", help="No line a step.")
 JSON = typer.Option(False, "--json", help=JSON_HELP)
+GPUS = typer.Option(
+    None, "--gpus", help="Cards, one process each: a number (4) or which (0,2,5). Without a card: CPU processes.",
+    show_default=False,
+)  # fmt: skip
+NNODES = typer.Option(1, "--nnodes", min=1, help="Machines of this run; start the command on each.")
+NODE_RANK = typer.Option(0, "--node-rank", min=0, help="Which machine this is, from 0; 0 hosts the meeting point.")
+ENDPOINT = typer.Option(
+    None, "--rdzv-endpoint", help="HOST:PORT where the machines meet: machine 0.", show_default=False
+)
+DRY_RUN = typer.Option(False, "--dry-run", help="Check, print the torchrun line that would run, and stop.")
+
+
+@dataclass(frozen=True)
+class Machines:
+    """The options that say where a run runs."""
+
+    gpus: str | None = None
+    nnodes: int = 1
+    node_rank: int = 0
+    endpoint: str | None = None
+    dry_run: bool = False
+
+    @property
+    def asked(self) -> bool:
+        """Whether there is more to do than to train in this process."""
+        return self.gpus is not None or self.nnodes > 1 or self.dry_run
 
 
 def register(app: typer.Typer) -> None:
@@ -25,24 +52,31 @@ def register(app: typer.Typer) -> None:
 
 def sft(
     recipe: Path | None = RECIPE, overrides: list[str] = SET, resume: str | None = RESUME, name: str | None = NAME,
-    tag: list[str] = TAG, note: str = NOTE, runs: Path | None = RUNS, quiet: bool = QUIET, json: bool = JSON,
+    tag: list[str] = TAG, note: str = NOTE, runs: Path | None = RUNS, gpus: str | None = GPUS, nnodes: int = NNODES,
+    node_rank: int = NODE_RANK, rdzv_endpoint: str | None = ENDPOINT, dry_run: bool = DRY_RUN, quiet: bool = QUIET,
+    json: bool = JSON,
 ) -> None:  # fmt: skip
     """Supervised start: learn the rows' own responses, or the task's templated traces.
 
     Example: vlmrl sft recipes/digits_sft.toml --name digits-sft
     """
-    train_command("sft", recipe, overrides, resume, (name, tag, note), runs, quiet, json)
+    machines = Machines(gpus, nnodes, node_rank, rdzv_endpoint, dry_run)
+    train_command("sft", recipe, overrides, resume, (name, tag, note), runs, quiet, json, machines)
 
 
 def train_command(
     kind: str, recipe: Path | None, overrides: list[str], resume: str | None, labels: tuple[str | None, list[str], str],
-    runs: Path | None, quiet: bool, as_json: bool,
+    runs: Path | None, quiet: bool, as_json: bool, machines: Machines,
 ) -> None:  # fmt: skip
-    """What `sft` and `train` share: check, make or reopen the run, train, say what to do next."""
+    """What `sft` and `train` share: check, make or reopen the run, train, say what to do next.
+
+    With `--gpus` this process starts one process a card, which run the same command without it, and waits for them.
+    """
     from vlmrl.cli.progress import ConsoleWatcher
-    from vlmrl.launch import Labels, reopen_run, run_session, start_run
+    from vlmrl.dist.worker import launched
     from vlmrl.store.layout import runs_root
     from vlmrl.store.runs import open_run
+    from vlmrl.train.start import Labels, reopen_run, run_session, start_run
 
     command = "train" if kind == "rl" else "sft"
     root, argv = runs_root(runs), ["vlmrl", *sys.argv[1:]]
@@ -53,12 +87,14 @@ def train_command(
             else "--resume takes the run's own recipe: leave the file out",
             hint=f"vlmrl {command} recipes/digits_im.toml   or   vlmrl {command} --resume last",
         )
+    if resume is not None and overrides:
+        raise RecipeError("--set cannot change a run that is resumed", hint="start a new run from its weights instead")
+    if machines.asked:
+        from vlmrl.cli.ranks import run_ranks
+
+        run_ranks(kind, recipe, overrides, resume, root, machines, as_json)
     watcher = ConsoleWatcher(open("/dev/null", "w") if quiet else sys.stderr)  # noqa: SIM115
     if resume is not None:
-        if overrides:
-            raise RecipeError(
-                "--set cannot change a run that is resumed", hint="start a new run from its weights instead"
-            )
         run, settings, checkpoint = reopen_run(root, resume, argv, kind)
         at = f"checkpoint {checkpoint.name}" if checkpoint else "the start: it had no complete checkpoint"
         say(f"resuming {run.id} (attempt {run.attempt}) from {at}")
@@ -74,12 +110,15 @@ def train_command(
     try:
         status = run_session(run, settings, root, watcher, checkpoint)
     except KeyboardInterrupt:
-        say(f"interrupted; go on from the last checkpoint with: vlmrl {command} --resume {run.id}")
+        if not launched():
+            say(f"interrupted; go on from the last checkpoint with: vlmrl {command} --resume {run.id}")
         raise
     done = open_run(root, run.id)
     emit(_result(done), as_json)
     if status == "interrupted":
-        say(f"saved {done.checkpoint_dirs()[-1].name}; go on with: vlmrl {command} --resume {run.id}")
+        say(f"saved {done.checkpoint_dirs()[-1].name}")
+        if not launched():  # the launcher knows the number of cards, and says it
+            say(f"go on with: vlmrl {command} --resume {run.id}")
         raise typer.Exit(130)
     say(_closing(done))
 
@@ -101,16 +140,20 @@ def _closing(done) -> str:
 
 
 def load_checked(recipe: Path, overrides: list[str], kind: str | None, root: Path, trains: bool = True):
-    """The recipe, after the quick part of `vlmrl check`: errors end here, warnings are shown.
+    """The recipe, after the quick part of `vlmrl check`: errors end here, warnings are shown. A rank does not check
+    again what its launcher has checked.
 
     Args: trains: a run of it follows, for which the disk must have room.
     """
     from vlmrl.check.preflight import check_model, run_quick_checks
     from vlmrl.cli.check import find_model_files
+    from vlmrl.dist.worker import launched
     from vlmrl.errors import ProblemsError, format_error
     from vlmrl.recipe.load import load_recipe
 
     loaded = load_recipe(recipe, overrides=overrides, kind=kind)
+    if launched():
+        return loaded
     problems = run_quick_checks(loaded)
     if not any(p.level == "error" for p in problems):
         files, problem = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))

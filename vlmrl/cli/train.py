@@ -4,7 +4,32 @@ from pathlib import Path
 
 import typer
 
-from vlmrl.cli.sft import JSON, NAME, NOTE, QUIET, RECIPE, RESUME, RUNS, SET, TAG, train_command
+from vlmrl.cli.queue import Sweep, run_sweep
+from vlmrl.cli.sft import (
+    DRY_RUN,
+    ENDPOINT,
+    GPUS,
+    JSON,
+    NAME,
+    NNODES,
+    NODE_RANK,
+    NOTE,
+    QUIET,
+    RECIPE,
+    RESUME,
+    RUNS,
+    SET,
+    TAG,
+    Machines,
+    train_command,
+)  # fmt: skip
+from vlmrl.errors import LaunchError
+
+SEEDS = typer.Option(None, "--seeds", help="A run for each seed: --seeds 1,2,3.", show_default=False)
+GRID = typer.Option([], "--grid", help="A run for each value: --grid optim.lr=1e-6,3e-6. May be repeated: all pairs.",
+                    show_default=False)  # fmt: skip
+GPUS_PER_RUN = typer.Option(1, "--gpus-per-run", min=1, help="Cards of each run of --seeds and --grid.")
+GROUP = typer.Option(None, "--group", help="Tag of these runs; default: from the recipe.", show_default=False)
 
 
 def register(app: typer.Typer) -> None:
@@ -13,12 +38,23 @@ def register(app: typer.Typer) -> None:
 
 def train(
     recipe: Path | None = RECIPE, overrides: list[str] = SET, resume: str | None = RESUME, name: str | None = NAME,
-    tag: list[str] = TAG, note: str = NOTE, runs: Path | None = RUNS, quiet: bool = QUIET, json: bool = JSON,
+    tag: list[str] = TAG, note: str = NOTE, runs: Path | None = RUNS, gpus: str | None = GPUS, nnodes: int = NNODES,
+    node_rank: int = NODE_RANK, rdzv_endpoint: str | None = ENDPOINT, dry_run: bool = DRY_RUN,
+    seeds: str | None = SEEDS, grid: list[str] = GRID, gpus_per_run: int = GPUS_PER_RUN, group: str | None = GROUP,
+    quiet: bool = QUIET, json: bool = JSON,
 ) -> None:  # fmt: skip
     """Reinforcement learning with the GRPO family: sample, score, update.
 
-    Example: vlmrl train recipes/digits_im.toml --name im --set train.steps=100
+    Example: vlmrl train recipes/digits_im.toml --name im --set train.steps=100 --gpus 2
 
-    Ctrl-C finishes the step, saves a checkpoint and says how to resume.
+    Ctrl-C finishes the step, saves a checkpoint and says how to resume. --seeds and --grid make a queue of runs, as
+    many at a time as --gpus holds; the same command again goes on where a queue was stopped.
     """
-    train_command("rl", recipe, overrides, resume, (name, tag, note), runs, quiet, json)
+    sweep = Sweep(seeds, grid, gpus_per_run, group)
+    if sweep.asked:
+        if resume is not None or name is not None or nnodes > 1:
+            raise LaunchError("--seeds and --grid name their runs themselves, on one machine",
+                              hint="leave out --resume, --name and --nnodes")  # fmt: skip
+        run_sweep(recipe, overrides, sweep, gpus, runs, dry_run, json)
+    machines = Machines(gpus, nnodes, node_rank, rdzv_endpoint, dry_run)
+    train_command("rl", recipe, overrides, resume, (name, tag, note), runs, quiet, json, machines)

@@ -53,10 +53,10 @@ def try_(
     largest (1) value that the reward can have.
     """
     from vlmrl.cli.sft import load_checked
-    from vlmrl.launch import Labels, start_run
     from vlmrl.store.layout import runs_root
     from vlmrl.tasks.source import open_source
     from vlmrl.train.keep import check_target
+    from vlmrl.train.start import Labels, start_run
     from vlmrl.train.trial import Keep, parse_filter, run_trial
 
     if (filter_ is None) != (out is None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from vlmrl.errors import CheckpointError
@@ -38,3 +39,42 @@ def require_source(path: str, revision: str | None = None) -> None:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         message = f"`{path}` is no folder here, it is not in the hub cache, and the hub cannot be asked: {reason}"
         raise CheckpointError(message, hint=hint) from error
+
+
+WANTED_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.safetensors"]
+"""What is fetched of a model: configuration, tokenizer, processor, code it ships, weights."""
+
+
+def is_cached(path: str, revision: str | None = None) -> bool:
+    """Whether all of a hub model is in the local cache: configuration, tokenizer, and every shard of its weights."""
+    from huggingface_hub import try_to_load_from_cache
+
+    def local(name: str) -> Path | None:
+        found = try_to_load_from_cache(path, name, revision=revision)
+        return Path(found) if isinstance(found, str) else None
+
+    if local("config.json") is None or local("tokenizer_config.json") is None:
+        return False
+    index = local("model.safetensors.index.json")
+    if index is None:
+        return local("model.safetensors") is not None
+    return all(local(shard) is not None for shard in set(json.loads(index.read_text())["weight_map"].values()))
+
+
+def download(path: str, revision: str | None = None) -> Path:
+    """Bring a hub model into the local cache. Returns its folder there.
+
+    Raises: CheckpointError when the hub cannot be asked, has no such model, or has its weights not as safetensors.
+    """
+    from huggingface_hub import snapshot_download
+
+    require_source(path, revision)
+    try:
+        folder = snapshot_download(path, revision=revision, allow_patterns=WANTED_FILES)
+    except Exception as error:  # the network: every client library raises its own kinds
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        raise CheckpointError(f"`{path}` cannot be fetched: {reason}", hint="the same command goes on") from error
+    if not is_cached(path, revision):
+        raise CheckpointError(f"the hub model `{path}` is not whole: configuration, tokenizer or weights are missing",
+                              where=folder, hint="its weights must be safetensors")  # fmt: skip
+    return Path(folder)

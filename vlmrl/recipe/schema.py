@@ -317,6 +317,14 @@ class Checkpoint(Table):
     """Keep the checkpoint of the best validation."""
 
 
+class Parallel(Table):
+    """Several processes, started with `--gpus`."""
+
+    timeout_seconds: Annotated[float, Field(gt=0)] = 1800.0
+    """Longest time that a process may be in one phase of a step (sampling, updating, saving ...). After it the run is
+    ended, with the process and the phase named and the stacks of all in their logs."""
+
+
 class Log(Table):
     """What is shown and where it is sent."""
 
@@ -346,6 +354,7 @@ class Recipe(Table):
     optim: Optim = Optim()
     eval: Eval = Eval()
     checkpoint: Checkpoint = Checkpoint()
+    parallel: Parallel = Parallel()
     log: Log = Log()
     paper: dict[str, Any] = {}
     """Published numbers (`[paper.numbers]`) and their `source`, shown beside yours by eval and report."""

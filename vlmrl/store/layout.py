@@ -6,6 +6,7 @@
       eval/<name>/rows.parquet, summary.json
       checkpoints/step-000010/ meta.json ... COMPLETE (last)
       logs/attempt-1/rank-0.log          media/*.arrow          report.html
+    <runs root>/queue-<group>/<run name>.log                  of `train --seeds`, `--grid`
 
 Names that begin with `.tmp-` are being written, names that begin with `.trash-` are being deleted: no reader sees them.
 """
@@ -102,6 +103,11 @@ def merged_dirs(run_dir: Path) -> list[Path]:
 
 def log_path(run_dir: Path, attempt: int, rank: int = 0) -> Path:
     return run_dir / LOGS / f"attempt-{attempt}" / f"rank-{rank}.log"
+
+
+def queue_log(root: Path, group: str, name: str) -> Path:
+    """Where a queue keeps what a run's command printed: beside the runs, in a folder that is no run."""
+    return root / f"queue-{re.sub(r'[^A-Za-z0-9._-]+', '-', group)}" / f"{name}.log"
 
 
 def eval_dir(run_dir: Path, name: str) -> Path:

@@ -46,7 +46,7 @@ def this_process() -> Owner:
         boot_id=_read("/proc/sys/kernel/random/boot_id"),
         pid_namespace=_pid_namespace(),
         pid=os.getpid(),
-        process_start=_process_start(os.getpid()) or "",
+        process_start=process_start(os.getpid()) or "",
         since=now(),
     )
 
@@ -61,7 +61,7 @@ def owner_state(owner: Owner) -> State:
             return "dead"
     if owner.pid_namespace != here.pid_namespace:
         return "elsewhere"
-    start = _process_start(owner.pid)
+    start = process_start(owner.pid)
     return "alive" if start is not None and start == owner.process_start else "dead"
 
 
@@ -192,7 +192,7 @@ def _try_flock(handle: int) -> bool:
     return True
 
 
-def _process_start(pid: int) -> str | None:
+def process_start(pid: int) -> str | None:
     """Start time of a living process; None when there is none. A zombie is dead: it writes nothing any more."""
     stat = _read(f"/proc/{pid}/stat")
     if stat:

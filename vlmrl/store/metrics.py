@@ -125,7 +125,7 @@ def read_file(run_dir: Path) -> MetricsFile:
     for number, raw in enumerate(content.split(b"\n"), start=1):
         if not raw.strip():
             continue
-        line = _parse(raw)
+        line = parse_line(raw)
         if line is None:
             torn.append(number)
         else:
@@ -151,11 +151,11 @@ def read_tail(run_dir: Path, max_bytes: int = 16_384) -> dict[str, Any] | None:
             rows = file.read().split(b"\n")
     except OSError:
         return None
-    lines = [line for raw in reversed(rows) if (line := _parse(raw)) is not None]
+    lines = [line for raw in reversed(rows) if (line := parse_line(raw)) is not None]
     return next((line for line in lines if line["kind"] == "train"), lines[0] if lines else None)
 
 
-def _parse(raw: bytes) -> dict[str, Any] | None:
+def parse_line(raw: bytes) -> dict[str, Any] | None:
     try:
         line = json.loads(raw)
     except ValueError:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from vlmrl.dist import worker
 from vlmrl.evaluate.metrics import metric_value
 from vlmrl.evaluate.run import evaluate, write_evaluation
 from vlmrl.rollout.engine import Generator
@@ -56,6 +57,7 @@ class Clock:
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
         start = time.perf_counter()
+        worker.phase(part)
         try:
             yield
         finally:
@@ -72,6 +74,7 @@ def validate(session: Session, generator: Generator) -> None:
     s, settings, step = session, session.recipe.eval, session.progress.step
     if not s.validation or s.progress.validated == step:
         return
+    worker.phase("validation", step)
     values, flat = [], {}
     params = greedy_params(s.recipe, s.policy, s.processor.tokenizer)
     for source in s.validation:
@@ -114,6 +117,7 @@ def _is_best(session: Session, value: float) -> bool:
 def after_step(session: Session, generator: Generator) -> None:
     """Validation and checkpoint where the recipe wants them after this step. A new best is always saved."""
     settings, step = session.recipe, session.progress.step
+    worker.phase("after the update", step)
     if settings.eval.every_steps and step % settings.eval.every_steps == 0:
         validate(session, generator)
     every = settings.checkpoint.every_steps

@@ -19,6 +19,7 @@ from vlmrl.checkpoint.proof import make_proof
 from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import Encoder
 from vlmrl.data.sampler import PromptStream
+from vlmrl.dist import worker
 from vlmrl.errors import CheckpointError, DataError, StoreError
 from vlmrl.model.load import DTYPES, banned_ids_of, load_model, load_processor, pick_device, prepare_model, stop_ids_of
 from vlmrl.model.lora import CONFIG_FILE, ReferencePolicy, attach_adapter, fold_adapter, read_adapter, trained_parts
@@ -333,6 +334,7 @@ def _reference(session: Session, temperature: float) -> Policy | ReferencePolicy
 def save(session: Session) -> Path:
     """Save a checkpoint of the session as it is, then remove the old ones that the recipe does not keep."""
     s, recipe = session, session.recipe
+    worker.phase("saving", s.progress.step)
     meta = {
         "kind": recipe.kind, "dtype": recipe.model.dtype, "model_type": s.policy.model.config.model_type,
         "base": dict(s.base),

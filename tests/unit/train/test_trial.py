@@ -13,13 +13,13 @@ from tinyworld import encoded, image
 from vlmrl.data.build import building
 from vlmrl.data.images import store_form
 from vlmrl.errors import DataError
-from vlmrl.launch import Labels, start_run
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rollout.sample import is_dead_group
 from vlmrl.store.runs import open_run
 from vlmrl.tasks.source import open_source
 from vlmrl.train.keep import check_target
 from vlmrl.train.seen import seen_images
+from vlmrl.train.start import Labels, start_run
 from vlmrl.train.trial import Keep, Trial, choose_rows, parse_filter, rate_histogram, run_trial, solve_rates, summary
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
 

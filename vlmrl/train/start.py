@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlmrl.dist import worker
 from vlmrl.errors import StoreError
 from vlmrl.recipe.load import LoadedRecipe, recipe_from_resolved
 from vlmrl.recipe.schema import Recipe
@@ -18,6 +19,10 @@ from vlmrl.store.runs import Run, create_run, open_run, resume_run
 
 if TYPE_CHECKING:
     from vlmrl.train.state import Watcher
+
+
+LOOP_IS_SHARED = False
+"""Whether `run_session` may run as one of several processes of a run."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ def run_session(run: Run, recipe: Recipe, root: Path, watcher: Watcher, resume: 
     from vlmrl.train.state import open_session
 
     with run:
+        worker.join_run(run.dir, run.attempt)
         session = open_session(recipe, run, root, watcher, resume=resume)
         try:
             status = (train_rl if recipe.kind == "rl" else train_sft)(session)

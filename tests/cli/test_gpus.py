@@ -1,0 +1,125 @@
+"""`--gpus` and its companions on the command line: what is printed, what is refused, what each rank would run."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from command_line import own_process, this_process
+
+from vlmrl.cli.ranks import without_launch_options
+from vlmrl.tasks.digits.task import prepare_digits
+
+SHORT = [word for setting in (
+    "train.steps=1", "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "rollout.max_new_tokens=8",
+    "eval.every_steps=0", "eval.max_rows=2", "model.dtype=float32",
+) for word in ("--set", setting)]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_folder) -> Path:
+    """A folder with digits, and a recipe for the tiny model."""
+    folder = tmp_path_factory.mktemp("gpus")
+    prepare_digits(folder / "data", num_pairs=20)
+    (folder / "tiny.toml").write_text(
+        f'[model]\npath = "{tiny_folder}"\ndevice = "cpu"\n[[data]]\npath = "data"\ntask = "digits"\n'
+    )
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def test_a_dry_run_prints_the_plain_torchrun_line_and_starts_nothing(place: Path) -> None:
+    done = this_process("train", "tiny.toml", "--gpus", "2", "--set", "optim.lr=1e-5", "--dry-run", cwd=place)
+    assert done.code == 0, done.err
+    words = shlex.split(done.out)
+    assert words[0].startswith("OMP_NUM_THREADS=")
+    assert words[1:] == [
+        "torchrun", "--standalone", "--nproc-per-node=2", "-m", "vlmrl", "train", "tiny.toml", "--set", "optim.lr=1e-5",
+    ]  # fmt: skip
+    assert not (place / "runs").exists()
+
+
+def test_a_dry_run_of_several_machines_names_the_meeting_point(place: Path) -> None:
+    done = this_process(
+        "train", "tiny.toml", "--gpus=4", "--nnodes=2", "--node-rank", "1", "--rdzv-endpoint", "first:29400",
+        "--dry-run", "--json", cwd=place,
+    )  # fmt: skip
+    line = done.json["command"]
+    assert "--nnodes=2 --node-rank=1 --rdzv-backend=c10d --rdzv-endpoint=first:29400" in line
+    assert line.endswith("--nproc-per-node=4 -m vlmrl train tiny.toml --json")
+
+
+def test_a_dry_run_tells_what_is_wrong_with_the_recipe_first(place: Path) -> None:
+    done = this_process("train", "tiny.toml", "--gpus", "2", "--set", "optim.lt=1e-5", "--dry-run", cwd=place)
+    assert done.code == 2 and "lt" in done.err and done.out == ""
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--gpus", "two"], "--gpus cannot be `two`"),
+    (["--gpus", "0,1"], "this machine has no card"),
+    (["--gpus", "2", "--nnodes", "2"], "--nnodes needs --rdzv-endpoint"),
+    (["--gpus", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv-endpoint", "a:1"], "--node-rank 2 of 2 nodes"),
+])  # fmt: skip
+def test_mistakes_are_told_before_anything_starts(place: Path, words: list[str], said: str) -> None:
+    done = this_process("train", "tiny.toml", *words, cwd=place)
+    assert done.code == 2 and said in done.err and "Traceback" not in done.err
+    assert not (place / "runs").exists()
+
+
+def test_every_rank_runs_the_command_without_the_launchers_options() -> None:
+    typed = "train r.toml --gpus 2 --set a=1 --nnodes=2 --node-rank 1 --rdzv-endpoint h:1 --dry-run --name x --gpus=3"
+    assert without_launch_options(typed.split()) == ["train", "r.toml", "--set", "a=1", "--name", "x"]
+
+
+@pytest.mark.slow
+def test_one_card_trains_in_this_process(place: Path) -> None:
+    done = own_process(
+        "train", "tiny.toml", "--gpus", "1", "--json", "--runs", "alone", *SHORT, cwd=place
+    )  # fmt: skip
+    assert done.json["status"] == "done"
+
+
+def test_a_dry_run_of_a_queue_prints_the_command_of_every_run(place: Path) -> None:
+    done = this_process(
+        "train", "tiny.toml", "--seeds", "1,2", "--grid", "optim.lr=1e-6,3e-6", "--gpus-per-run", "2", "--dry-run",
+        cwd=place,
+    )  # fmt: skip
+    lines = done.out.splitlines()
+    assert done.code == 0 and len(lines) == 4, done.err
+    assert lines[1].startswith("vlmrl train tiny.toml --set optim.lr=1e-6 --set train.seed=2 --name tiny-lr1e-6-seed2-")
+    assert lines[1].endswith(" --gpus 2 --runs runs")
+
+
+def test_a_grid_over_a_key_that_does_not_exist_is_refused_before_any_run(place: Path) -> None:
+    done = this_process("train", "tiny.toml", "--grid", "optim.lrr=1,2", cwd=place)
+    assert done.code == 2 and "lrr" in done.err and not (place / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_queue_of_real_runs_ends_in_a_table_and_is_not_repeated(place: Path) -> None:
+    words = ["train", "tiny.toml", "--seeds", "1,2", "--gpus", "2", "--runs", "queued", *SHORT]
+    done = own_process(*words, cwd=place)
+    assert done.code == 0, done.err
+    table = [line.split("\t") for line in done.out.splitlines()]
+    assert table[0][:4] == ["run", "train.seed", "status", "steps"]
+    assert [row[1:4] for row in table[1:]] == [["1", "done", "1"], ["2", "done", "1"]]
+    again = own_process(*words, "--json", cwd=place)
+    assert "2 of 2 runs are done already" in again.err
+    assert [run["status"] for run in again.json["runs"]] == ["done", "done"]
+
+
+def test_a_batch_file_is_written_for_a_recipe_that_holds(place: Path) -> None:
+    done = this_process(
+        "launch", "slurm", "tiny.toml", "--nodes", "4", "--gpus", "8", "--set", "train.steps=2",
+        "--sbatch=--account=me", "--json", cwd=place,
+    )  # fmt: skip
+    assert done.json == {"file": "tiny.sbatch", "nodes": 4, "gpus": 8}
+    text = (place / "tiny.sbatch").read_text()
+    assert "#SBATCH --nodes=4" in text and "#SBATCH --account=me" in text and "--set train.steps=2" in text
+    done = this_process("launch", "slurm", "tiny.toml", "--set", "train.stps=2", "-o", "other.sbatch", cwd=place)
+    assert done.code == 2 and "stps" in done.err and not (place / "other.sbatch").exists()

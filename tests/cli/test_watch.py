@@ -1,0 +1,137 @@
+"""`vlmrl runs watch`: what another terminal sees of a run that this process writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import START, own_process, this_process
+
+from vlmrl.store import layout
+from vlmrl.store.follow import Followed, phase_seconds
+from vlmrl.store.runs import Run, create_run, resume_run
+
+STEPS = 5
+
+
+def train_line(step: int) -> dict[str, float]:
+    return {
+        "reward/mean": step / 10, "rollout/response_tokens_mean": 18.2, "rollout/response_tokens_max": 31,
+        "policy/sampler_gap_max": 2.5e-6, "rollout/tokens_per_second": 1234.0, "memory/peak_bytes": 3 * 2**29,
+        "time/rollout_seconds": 2.0, "time/update_seconds": 3.0, "time/reward_seconds": 0.1, "time/step_seconds": 5.2,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    resolved = {"schema": 1, "recipe": {"train": {"steps": STEPS}}, "origins": {}}
+    made = create_run(tmp_path / "runs", kind="rl", recipe_name="digits", resolved=resolved, name="mine")
+    yield made
+    made.close()
+
+
+def watching(run: Run, **streams) -> subprocess.Popen:
+    words = [sys.executable, "-c", START, "runs", "watch", "mine", "--every", "0.05", "--runs", str(run.dir.parent)]
+    return subprocess.Popen(words, cwd=run.dir.parent, **streams)
+
+
+def test_a_pipe_gets_a_line_a_step_as_it_is_written_and_the_end_when_the_run_ends(run: Run) -> None:
+    run.log(0, "train", train_line(0))
+    watch = watching(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert watch.stdout is not None
+    first = watch.stdout.readline()
+    assert first == (
+        "step 1/5  reward 0.000  length 18/31  gap 2.5e-06  tok/s 1,234  memory 1.5 GiB  seconds 5.2"
+        "  of them update 3.0 rollout 2.0 reward 0.1\n"
+    )
+    run.log(1, "train", train_line(1))
+    assert watch.stdout.readline().startswith("step 2/5  reward 0.100")
+    with open(run.dir / layout.METRICS, "a") as file:
+        file.write('{"step": 2, "attempt": 1, "kind": "train", "rew')  # half a line is not shown
+    assert watch.poll() is None, "it ended although the run goes on"
+    run.finish("interrupted")
+    rest, told = watch.communicate(timeout=60)
+    assert (watch.returncode, rest) == (0, "")
+    assert told == f"{run.id}: interrupted after 2 step(s); go on with: --resume {run.id}\n"
+
+
+def test_a_terminal_gets_one_table_with_the_time_to_the_end(run: Run) -> None:
+    for step in range(3):
+        run.log(step, "train", train_line(step))
+    run.log(2, "validation", {"eval/metric": 0.75})
+    ours, theirs = pty.openpty()
+    watch = watching(run, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "150"})
+    os.close(theirs)
+    seen = b""
+    while b"min" not in seen and b" s left" not in seen:
+        seen += os.read(ours, 4096)
+    run.finish("done")
+    try:
+        while data := os.read(ours, 4096):
+            seen += data
+    except OSError:  # how a terminal ends on Linux
+        pass
+    assert watch.wait(60) == 0
+    text = seen.decode()
+    for word in (
+        "step 3/5",
+        "validation at step 2: 0.7500",
+        "reward",
+        "18/31",
+        "update 3.0",
+        "1.5 GiB",
+        "done after 3",
+    ):
+        assert word in text, text
+    os.close(ours)
+
+
+def test_a_run_that_has_ended_is_shown_at_once_and_json_is_one_object(run: Run) -> None:
+    run.log(0, "train", train_line(0))
+    run.finish("done")
+    done = own_process("runs", "watch", "--runs", run.dir.parent, cwd=run.dir.parent)
+    assert done.code == 0 and done.out.startswith("step 1/5") and "done after 1 step(s)" in done.err
+    told = this_process("runs", "watch", "mine", "--json", "--runs", run.dir.parent, cwd=run.dir.parent).json
+    assert (told["status"], told["steps"], told["of"], told["last"]["step"]) == ("done", 1, STEPS, 0)
+
+
+def test_a_killed_owner_ends_the_watch(run: Run) -> None:
+    run.log(0, "train", train_line(0))
+    run.close()
+    done = this_process("runs", "watch", "mine", "--runs", run.dir.parent, cwd=run.dir.parent)
+    assert done.code == 0 and f"killed after 1 step(s); go on with: --resume {run.id}" in done.err
+
+
+def test_steps_of_an_attempt_that_a_resume_made_void_are_counted_once(run: Run) -> None:
+    for step in range(3):
+        run.log(step, "train", train_line(step))
+    followed = Followed(run.dir)
+    assert [n["step"] for n in followed.lines()] == [0, 1, 2]
+    run.close()
+    again = resume_run(run.dir.parent, run.id)
+    again.log(0, "train", {**train_line(0), "reward/mean": 0.9})
+    assert followed.look()
+    assert [(n["step"], n["reward/mean"]) for n in followed.lines()] == [(0, 0.9)]
+    again.finish("done")
+    assert not followed.look()
+
+
+def test_the_time_left_is_that_of_the_steps_left_at_the_pace_of_the_lines(run: Run) -> None:
+    times = ["2026-01-01T00:00:00+00:00", "2026-01-01T00:00:10+00:00", "2026-01-01T00:00:30+00:00"]
+    lines = [{"step": n, "attempt": 1, "kind": "train", "time": t} for n, t in enumerate(times)]
+    (run.dir / layout.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    # Two steps took 30 s, 15 s each; after step 2 of 0 to 4 two are left.
+    assert Followed(run.dir).seconds_left == 30.0
+    (run.dir / layout.METRICS).unlink()
+    assert Followed(run.dir).seconds_left is None
+
+
+def test_phases_are_the_longest_first_without_the_step_itself() -> None:
+    lines = [train_line(0), {**train_line(1), "time/rollout_seconds": 6.0}]
+    assert list(phase_seconds(lines).items()) == [("rollout", 4.0), ("update", 3.0), ("reward", 0.1)]

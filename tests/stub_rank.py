@@ -1,0 +1,73 @@
+"""A rank that trains nothing: gloo all-reduces in a loop, with the hooks of a real one, and faults on demand.
+
+    python stub_rank.py RUN_FOLDER STEPS [FAULT:RANK:STEP]
+
+Faults: user (a VlmrlError), bug (a ValueError), hang (sleeps), peerless (sleeps, and so do the others: nobody notices a
+death), deaf (ignores SIGTERM and SIGINT), child (leaves a process behind and goes on).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from vlmrl.dist import worker
+from vlmrl.errors import DataError
+
+SECONDS_A_STEP = 0.05
+
+
+def main() -> None:
+    run_dir, steps = Path(sys.argv[1]), int(sys.argv[2])
+    fault, at_rank, at_step = (sys.argv[3] if len(sys.argv) > 3 else "none:0:0").split(":")
+    rank = int(os.environ["RANK"])
+    worker.phase("load")
+    print(f"early word of rank {rank}", flush=True)
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    worker.join_run(run_dir, 1)
+    (run_dir / f"pid-{rank}").write_text(str(os.getpid()))
+    print(f"rank {rank} is up", file=sys.stderr, flush=True)
+    asked: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda n, _: asked.append(n))
+    if fault == "peerless":
+        worker.phase("rollout", 0)
+        (run_dir / f"step-{rank}").write_text("1")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        time.sleep(600)
+    for step in range(steps):
+        worker.phase("rollout", step)
+        time.sleep(SECONDS_A_STEP)
+        if rank == int(at_rank) and step == int(at_step):
+            if fault == "user":
+                raise DataError("row 17 has no image", where="digits row 17")
+            if fault == "bug":
+                raise ValueError("a bug of ours")
+            if fault == "hang":
+                time.sleep(600)
+            if fault == "child":
+                child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+                (run_dir / f"child-{rank}").write_text(str(child.pid))
+        worker.phase("update", step)
+        votes = torch.tensor([len(asked)])
+        dist.all_reduce(votes)
+        (run_dir / f"step-{rank}").write_text(str(step))
+        if votes.item():
+            (run_dir / f"saved-{rank}").write_text(f"step {step}, signals {asked}")
+            dist.barrier()
+            dist.destroy_process_group()
+            sys.exit(130)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    worker.run(main)

@@ -1,0 +1,6 @@
+"""`python -m vlmrl`: the command line, as `torchrun -m vlmrl train ...` starts it on every rank."""
+
+from vlmrl.cli.app import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""`vlmrl fetch`: a recipe's model and data from the hub, so that runs need no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vlmrl.cli.output import JSON_HELP, emit, say
+
+
+def register(app: typer.Typer) -> None:
+    app.command("fetch", short_help="Bring a recipe's model and data here; runs then need no network.")(fetch)
+
+
+def fetch(
+    recipe: Annotated[Path, typer.Argument(help="Recipe file (TOML).")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key: --set model.path=org/name. May be repeated.")
+    ] = None,
+    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Bring the model and the data of a recipe into the local cache, on a machine with a network (a login node).
+
+    Example: vlmrl fetch recipes/digits_im.toml
+    """
+    from vlmrl.launch.fetch import needs_of
+    from vlmrl.recipe.load import load_recipe
+    from vlmrl.store.layout import runs_root
+
+    found = []
+    for need in needs_of(load_recipe(recipe, overrides=overrides or []).recipe, runs_root(runs)):
+        here = need.is_here()
+        if not here:
+            say(f"fetching {need.kind} {need.name} ...")
+            need.fetch()
+        state = "fetched" if not here else "in the cache" if need.on_hub else "local"
+        say(f"{need.kind} {need.name}: {state}")
+        found.append({"kind": need.kind, "name": need.name, "state": state})
+    emit({"needs": found}, as_json)
+    if not as_json:
+        say("all is here: runs of this recipe need no network")

@@ -1,0 +1,89 @@
+"""`vlmrl train` and `vlmrl sft` with `--gpus`: check, start one process a card, wait, say how it ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from vlmrl.cli.output import emit, say
+
+if TYPE_CHECKING:
+    from vlmrl.cli.sft import Machines
+
+LAUNCH_OPTIONS = {"--gpus": 1, "--nnodes": 1, "--node-rank": 1, "--rdzv-endpoint": 1, "--dry-run": 0}
+"""Options that are the launcher's alone, with the number of words that follow each."""
+
+
+def run_ranks(
+    kind: str, recipe: Path | None, overrides: list[str], resume: str | None, root: Path, machines: Machines,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Start the ranks and leave with their exit code; return only when this process itself is to be the one rank."""
+    from vlmrl.cli.sft import load_checked
+    from vlmrl.errors import LaunchError, StoreError
+    from vlmrl.launch.agent import Job, launch, torchrun_line
+    from vlmrl.launch.cards import place
+    from vlmrl.launch.fetch import offline_environment
+    from vlmrl.store.runs import open_run
+    from vlmrl.train.start import LOOP_IS_SHARED, read_recipe
+
+    placement = place(machines.gpus or "1")
+    if resume is None:
+        assert recipe is not None
+        settings = load_checked(recipe, overrides, kind, root).recipe
+    else:
+        found = open_run(root, resume)
+        if found.status == "running":
+            raise StoreError(f"run {found.id} is being written", where=str(found.dir), hint="wait for it to end")
+        settings = read_recipe(found)
+    env = {**placement.env, **offline_environment(settings, root)}
+    job = Job(
+        command=("-m", "vlmrl", *without_launch_options(sys.argv[1:])), ranks=placement.ranks, nnodes=machines.nnodes,
+        node_rank=machines.node_rank, endpoint=machines.endpoint, env=env,
+        timeout_seconds=settings.parallel.timeout_seconds,
+    )  # fmt: skip
+    if machines.dry_run:
+        line = torchrun_line(job)
+        emit({"command": line}, as_json)
+        if not as_json:
+            print(line)
+        raise typer.Exit
+    if job.ranks * job.nnodes == 1:
+        os.environ.update(env)
+        return
+    if not LOOP_IS_SHARED:
+        raise LaunchError(
+            "this version trains a model in one process: its updates can be shared, its step loop cannot yet",
+            hint="leave --gpus and --nnodes out; --seeds and --grid with --gpus-per-run 1 train several models at once",
+        )
+    what = "CPU processes" if placement.devices is None else "cards"
+    nodes = f" on machine {job.node_rank} of {job.nnodes}" if job.nnodes > 1 else ""
+    say(f"{job.ranks} {what}{nodes}, {placement.threads} threads each")
+    ending, run_dir = launch(job)
+    if ending.message:
+        say(ending.message)
+    if ending.code == 1 and job.nnodes > 1:
+        say("another machine may have failed first, and this is what came of it here: see its terminal")
+    if ending.code and run_dir is not None:
+        command = "train" if kind == "rl" else "sft"
+        say(f"go on from the last checkpoint with: vlmrl {command} --resume {run_dir.name} --gpus {machines.gpus}")
+    raise typer.Exit(ending.code)
+
+
+def without_launch_options(argv: Sequence[str]) -> list[str]:
+    """The words of a command line that every rank runs: all but the launcher's own options."""
+    kept: list[str] = []
+    skip = 0
+    for word in argv:
+        if skip:
+            skip -= 1
+        elif word.split("=", 1)[0] in LAUNCH_OPTIONS:
+            skip = 0 if "=" in word else LAUNCH_OPTIONS[word]
+        else:
+            kept.append(word)
+    return kept

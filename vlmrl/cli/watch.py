@@ -1,0 +1,155 @@
+"""`vlmrl runs watch`: a run as it goes, from another terminal. Reads its folder and nothing else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlmrl.cli.output import emit, say
+from vlmrl.cli.progress import duration
+from vlmrl.cli.runs import Json, Root
+
+if TYPE_CHECKING:
+    from vlmrl.store.follow import Followed
+
+MOST_PHASES = 3
+SHORTEST_TABLE = 5
+LINES_AROUND_TABLE = 8
+
+
+def watch(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A unique prefix of its id, its name, or its folder.")
+    ] = "last",
+    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 2.0,
+    runs: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Watch a run from another terminal: a live table; a line a step where stdout is no terminal. Ends with the run.
+
+    Example: vlmrl runs watch last
+    """
+    from vlmrl.store.follow import Followed
+    from vlmrl.store.layout import runs_root
+    from vlmrl.store.listing import find
+
+    followed = Followed(find(runs_root(runs), run))
+    if as_json:
+        _wait(followed, every)
+    elif sys.stdout.isatty():
+        _live(followed, every)
+    else:
+        _plain(followed, every)
+    train = followed.lines()
+    emit(
+        {"run": followed.run.id, "status": followed.run.status, "steps": len(train), "of": followed.steps,
+         "last": train[-1] if train else None}, as_json,
+    )  # fmt: skip
+    if not as_json:
+        ended = followed.run.status
+        again = "" if ended == "done" else f"; go on with: --resume {followed.run.id}"
+        say(f"{followed.run.id}: {ended} after {len(train)} step(s){again}")
+
+
+def _wait(followed: Followed, every: float) -> None:
+    while followed.look():
+        time.sleep(every)
+
+
+def _plain(followed: Followed, every: float) -> None:
+    """A line a step, as soon as it is known; those that are there already at once."""
+    shown: set[tuple[int, int]] = set()
+    going = True
+    while going:
+        going = followed.look()
+        for line in followed.lines():
+            if (key := (line["attempt"], line["step"])) not in shown:
+                shown.add(key)
+                cells = [f"{name} {text}" for name, text in columns(line).items() if text]
+                print("  ".join([f"step {_of(line['step'] + 1, followed.steps)}", *cells]), flush=True)
+        if going:
+            time.sleep(every)
+
+
+def _live(followed: Followed, every: float) -> None:
+    """A table of the last steps that is drawn anew, until the run ends."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    with Live(console=console, auto_refresh=False, screen=False) as live:
+        going = True
+        while going:
+            going = followed.look()
+            live.update(_table(followed, console.height), refresh=True)
+            if going:
+                time.sleep(every)
+
+
+def _table(followed: Followed, height: int) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    train = followed.lines()
+    shown = train[-max(SHORTEST_TABLE, height - LINES_AROUND_TABLE) :]
+    rows = [{"step": str(line["step"] + 1), **columns(line)} for line in shown]
+    names = [n for n in (rows[-1] if rows else {}) if any(row.get(n) for row in rows)]
+    table = Table(*names, box=None, padding=(0, 1), header_style="bold")
+    for row in rows:
+        table.add_row(*(row.get(name, "") for name in names))
+    return Group(Text(_headline(followed)), Text(_validation(followed)), table if rows else Text("no step yet"))
+
+
+def _headline(followed: Followed) -> str:
+    run, train = followed.run, followed.lines()
+    name = f" ({run.manifest.name})" if run.manifest.name else ""
+    left = followed.seconds_left
+    parts = [f"{run.id}{name}", run.status, f"step {_of(train[-1]['step'] + 1 if train else 0, followed.steps)}"]
+    if left is not None and run.status == "running":
+        parts.append(f"{duration(left)} left")
+    if run.attempt > 1:
+        parts.append(f"attempt {run.attempt}")
+    return "  ".join(parts)
+
+
+def _validation(followed: Followed) -> str:
+    lines, best = followed.lines("validation"), followed.run.manifest.best
+    if not lines:
+        return "no validation yet"
+    told = f"validation at step {lines[-1]['step']}: {_number(lines[-1].get('eval/metric'), '.4f')}"
+    return told + (f"; best {best.metric} {best.value:.4f} at step {best.step}" if best else "")
+
+
+def columns(line: Mapping[str, Any]) -> dict[str, str]:
+    """Column -> text of one train line, for reinforcement and supervised learning alike; "" = it has none."""
+    from vlmrl.store.follow import phase_seconds
+
+    memory = line.get("memory/peak_bytes")
+    phases = list(phase_seconds([dict(line)]).items())[:MOST_PHASES]
+    lengths = [_number(line.get(f"rollout/response_tokens_{which}"), ".0f") for which in ("mean", "max")]
+    return {
+        "reward": _number(line.get("reward/mean"), ".3f"),
+        "loss": _number(line.get("loss/cross_entropy"), ".4f"),
+        "length": "/".join(filter(None, lengths)),
+        "cut": _number(line.get("rollout/truncated_share"), ".0%"),
+        "dead": _number(line.get("rollout/dead_group_share"), ".0%"),
+        "gap": _number(line.get("policy/sampler_gap_max"), ".1e"),
+        "entropy": _number(line.get("policy/entropy"), ".2f"),
+        "tok/s": _number(line.get("rollout/tokens_per_second"), ",.0f"),
+        "memory": "" if memory is None else f"{memory / 2**30:.1f} GiB",
+        "seconds": _number(line.get("time/step_seconds"), ".1f"),
+        "of them": " ".join(f"{name} {seconds:.1f}" for name, seconds in phases),
+    }
+
+
+def _number(value: Any, form: str) -> str:
+    return format(value, form) if isinstance(value, (int, float)) else ""
+
+
+def _of(step: int, steps: int | None) -> str:
+    return f"{step}/{steps}" if steps is not None else str(step)

@@ -1,0 +1,185 @@
+"""What a rank does for the launcher that started it: its log, its phase, how it ended, and no life without a launcher.
+
+Everything goes through small files in one folder (`VLMRL_LAUNCH_DIR`), which launch/watch.py reads:
+
+    rank-0.beat     JSON: pid, phase, step, ticks (how many phases were entered), run folder
+    rank-0.log      what the rank printed before it knew its run; moved to the run's logs then
+    rank-0.end      JSON: exit code, message, time; missing when the rank was killed
+
+In a process that no launcher started every function here does nothing. No torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import io
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from vlmrl.errors import exit_of
+from vlmrl.store import layout
+
+FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
+PARENT_VARIABLE = "VLMRL_LAUNCHER_PID"
+BEAT_BYTES = 4096
+STACK_SIGNAL = signal.SIGUSR2
+"""At this signal a rank writes the stacks of its threads to its log; a hung rank too."""
+_PR_SET_PDEATHSIG = 1
+
+
+class _Both(io.TextIOBase):
+    """The terminal and the log as one text stream. Whether it is a terminal, the terminal says."""
+
+    def __init__(self, terminal: io.TextIOBase, log: io.TextIOBase) -> None:
+        self._terminal, self._log = terminal, log
+
+    def write(self, text: str) -> int:
+        self._log.write(text)
+        return self._terminal.write(text)
+
+    def flush(self) -> None:
+        self._log.flush()
+        self._terminal.flush()
+
+    def isatty(self) -> bool:
+        return self._terminal.isatty()
+
+    def fileno(self) -> int:
+        return self._terminal.fileno()
+
+    @property
+    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return "utf-8"
+
+
+class Rank:
+    """This process as its launcher sees it. Made by `begin`.
+
+    Attributes: terminal: whether it talks on the terminal; rank 0 alone does.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self.rank, self.terminal = folder, rank, rank == 0
+        self.early_log = folder / f"rank-{rank}.log"
+        self._state: dict[str, Any] = {
+            "rank": rank, "pid": os.getpid(), "phase": "start", "step": 0, "ticks": 0, "run": None, "attempt": 1,
+        }  # fmt: skip
+        self._beat = os.open(folder / f"rank-{rank}.beat", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.note()
+
+    def note(self, **changes: Any) -> None:
+        """Say that the rank goes on, and with what. One write of one block, some microseconds."""
+        self._state |= changes
+        self._state["ticks"] += 1
+        os.pwrite(self._beat, json.dumps(self._state).encode().ljust(BEAT_BYTES), 0)
+
+    def take_output(self) -> None:
+        """Send stdout and stderr, of C libraries too, to the log; what Python prints on rank 0 goes to both."""
+        outside = [os.dup(1), os.dup(2)]
+        self._send_to(self.early_log)
+        for name, fd in zip(("stdout", "stderr"), outside, strict=True):
+            log = getattr(sys, name)
+            log.reconfigure(line_buffering=True, errors="backslashreplace")
+            if self.terminal:
+                setattr(sys, name, _Both(open(fd, "w", buffering=1, errors="backslashreplace"), log))  # noqa: SIM115
+            else:
+                os.close(fd)
+
+    def log_to(self, path: Path) -> None:
+        """From now on log to `path`; what was logged so far is its beginning."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab") as file:
+            file.write(self.early_log.read_bytes())
+        self._send_to(path)
+
+    def end(self, code: int, message: str) -> None:
+        """Leave word of how it ended."""
+        content = json.dumps({"code": code, "message": message, "time": time.time()})
+        making = self.folder / f".rank-{self.rank}.end"
+        making.write_text(content)
+        os.replace(making, self.folder / f"rank-{self.rank}.end")
+
+    @staticmethod
+    def _send_to(path: Path) -> None:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        os.close(handle)
+
+
+_me: Rank | None = None
+
+
+def launched() -> bool:
+    """Whether a launcher of ours started this process as one rank of several."""
+    return _me is not None or FOLDER_VARIABLE in os.environ
+
+
+def phase(name: str, step: int | None = None) -> None:
+    """Say what this rank is doing now: what a timeout names. `step`: when it has changed."""
+    if _me is not None:
+        _me.note(phase=name, **({} if step is None else {"step": step}))
+
+
+def join_run(run_dir: Path, attempt: int) -> None:
+    """Say which run this rank belongs to, and log there from now on."""
+    if _me is not None:
+        _me.log_to(layout.log_path(run_dir, attempt, _me.rank))
+        _me.note(run=str(run_dir), attempt=attempt)
+
+
+def run(program: Callable[[], object]) -> NoReturn:
+    """Run a rank's program and leave word of how it ended. The launcher prints errors; here they go to the log.
+
+    A clean interruption (SystemExit 130: the step was finished, the state saved) ends with exit code 0, so that the
+    agent lets the other ranks finish theirs.
+    """
+    rank = begin()
+    code, message = 0, ""
+    try:
+        program()
+    except SystemExit as leave:
+        code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+        message = "" if isinstance(leave.code, (int, type(None))) else str(leave.code)
+        rank.end(code, message)
+        sys.exit(0 if code == 130 else code)
+    except (Exception, KeyboardInterrupt) as error:
+        code, message = exit_of(error)
+        # Said before it is printed: the order of these files tells who failed first.
+        rank.end(code, message)
+        print(message, file=sys.__stderr__, flush=True)
+        sys.exit(code)
+    rank.end(code, message)
+    sys.exit(0)
+
+
+def begin() -> Rank:
+    """Take this process for a rank of its launcher. Its children must not: the variable is taken away."""
+    global _me
+    die_with_parent(int(os.environ[PARENT_VARIABLE]))
+    _me = Rank(Path(os.environ.pop(FOLDER_VARIABLE)), int(os.environ["RANK"]))
+    _me.take_output()
+    faulthandler.enable(file=2)
+    faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return _me
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when the process `parent`, which started it, dies in whatever way.
+
+    Linux (prctl PR_SET_PDEATHSIG); elsewhere nothing is asked, and a rank ends when its peers are gone.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,116 @@
+"""Start the ranks of a run with torchrun's agent and wait for them: one process a rank, all running one command."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vlmrl.dist.worker import FOLDER_VARIABLE, PARENT_VARIABLE
+from vlmrl.errors import LaunchError
+from vlmrl.launch.watch import Ending, Watch
+
+JOIN_SECONDS = 900
+"""How long a node waits for the others."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is started on this node.
+
+    Args:
+        command: what each rank runs: arguments of the Python interpreter.
+        ranks: processes on this node.
+        nnodes, node_rank: number of nodes, and which one this is (node 0 hosts the rendezvous).
+        endpoint: `host:port` where the nodes meet; None for one node.
+        job_id: the same on all nodes of a job; nodes of other jobs do not meet.
+        env: environment of the ranks, besides this process's.
+        timeout_seconds: longest time a rank may be in one phase.
+    """
+
+    command: tuple[str, ...]
+    ranks: int
+    nnodes: int = 1
+    node_rank: int = 0
+    endpoint: str | None = None
+    job_id: str = "vlmrl"
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout_seconds: float = 1800.0
+
+    def __post_init__(self) -> None:
+        if self.nnodes > 1 and not self.endpoint:
+            raise LaunchError("--nnodes needs --rdzv-endpoint", hint="--rdzv-endpoint HOST:PORT, the same on all nodes")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise LaunchError(f"--node-rank {self.node_rank} of {self.nnodes} nodes", hint="nodes count from 0")
+
+
+def torchrun_line(job: Job) -> str:
+    """The plain command that starts the same ranks without vlmrl's launcher."""
+    words = [f"{k}={shlex.quote(v)}" for k, v in job.env.items()] + ["torchrun"]
+    if job.nnodes == 1:
+        words.append("--standalone")
+    else:
+        words += [f"--nnodes={job.nnodes}", f"--node-rank={job.node_rank}", "--rdzv-backend=c10d",
+                  f"--rdzv-endpoint={job.endpoint}", f"--rdzv-id={job.job_id}"]  # fmt: skip
+    return " ".join([*words, f"--nproc-per-node={job.ranks}", shlex.join(job.command)])
+
+
+def launch(job: Job) -> tuple[Ending, Path | None]:
+    """Run the job to its end. Returns how it ended, and the run's folder when there is one.
+
+    Whatever happens, no rank is left: one that dies or hangs ends the others (launch/watch.py); this process killed
+    ends them too (the kernel sees to it). Raises: LaunchError when the nodes do not meet.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.launcher.api import launch_agent
+
+    # The agent's own account of a failure would come before ours, in other words.
+    logging.disable(logging.ERROR)
+    folder = Path(tempfile.mkdtemp(prefix="vlmrl-launch-"))
+    os.environ.update({**job.env, FOLDER_VARIABLE: str(folder), PARENT_VARIABLE: str(os.getpid())})
+    watch = Watch(folder, job.timeout_seconds)
+    exit_codes: dict[int, int] = {}
+    try:
+        with watch.catching_signals():
+            watch.start()
+            try:
+                launch_agent(_config(job, folder), sys.executable, list(job.command))
+            except ChildFailedError as error:
+                exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+            except RendezvousError as error:
+                where = job.endpoint or "this machine"
+                raise LaunchError(f"the nodes did not meet at {where}: {error}", hint="is node 0 up?") from error
+            finally:
+                watch.stop()
+        return watch.ending(exit_codes), watch.run_dir
+    finally:
+        logging.disable(logging.NOTSET)
+        for name in (FOLDER_VARIABLE, PARENT_VARIABLE):
+            os.environ.pop(name, None)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _config(job: Job, folder: Path):
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
+
+    alone = job.nnodes == 1
+    meeting = {"timeout": JOIN_SECONDS, "read_timeout": JOIN_SECONDS, "is_host": str(job.node_rank == 0)}
+    return LaunchConfig(
+        min_nodes=job.nnodes, max_nodes=job.nnodes, nproc_per_node=job.ranks, max_restarts=0, role="rank",
+        run_id=uuid.uuid4().hex if alone else job.job_id, rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0" if alone else job.endpoint or "",
+        rdzv_configs=meeting,
+        local_addr="127.0.0.1" if alone else None,
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
+        # Ours hands SIGINT and SIGTERM on and lets the ranks finish their step; the agent's would end them at once.
+        signals_to_handle="SIGQUIT",
+    )  # fmt: skip

@@ -1,0 +1,152 @@
+"""Which cards a run gets: `--gpus 4` or `--gpus 0,2,5`, of those this process may see, and none that others use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vlmrl.errors import LaunchError
+from vlmrl.store.provenance import usable_cores
+
+BUSY_MIB = 1024
+"""A card with more memory in use belongs to somebody: an idle one holds a few hundred MiB of its driver at most."""
+SLURM_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+"""Cards that Slurm gave this job, where it does not set CUDA_VISIBLE_DEVICES itself."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A graphics card, or a slice of one (MIG): its number on the machine (-1 = a slice), MiB used (None = unknown)."""
+
+    index: int
+    uuid: str
+    used_mib: int | None
+
+    @property
+    def name(self) -> str:
+        """For CUDA_VISIBLE_DEVICES. Numbers, where there are: some libraries read nothing else there."""
+        return self.uuid if self.index < 0 else str(self.index)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the ranks of this node run: on these cards, or, where there are none, on the CPU.
+
+    Args: ranks: processes; devices: value of CUDA_VISIBLE_DEVICES, None on the CPU; threads: CPU threads of each rank.
+    """
+
+    ranks: int
+    devices: str | None
+    threads: int
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What the ranks are told."""
+        told = {"OMP_NUM_THREADS": str(self.threads)}
+        if self.devices is None:
+            return told
+        # nvidia-smi counts by bus; CUDA does only when told so.
+        return told | {"CUDA_VISIBLE_DEVICES": self.devices, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def place(asked: str) -> Placement:
+    """The placement that `--gpus` asks for.
+
+    Args: asked: a number of cards (of processes, on a machine without a card), or their numbers: `0,2,5`; `3,` is
+        card 3 alone. With CUDA_VISIBLE_DEVICES, numbers count the cards that it lists, as everywhere in CUDA.
+    Raises: LaunchError when it is neither, there are too few cards, or they are in use.
+    """
+    count, chosen = parse_gpus(asked)
+    cards = visible_cards(machine_cards(), os.environ)
+    ranks = len(chosen) if chosen else count
+    threads = max(1, usable_cores() // ranks)
+    if not cards:
+        if chosen:
+            raise LaunchError(
+                f"--gpus {asked}: this machine has no card", hint=f"`--gpus {ranks}` starts {ranks} CPU processes"
+            )
+        return Placement(ranks, None, threads)
+    picked = _by_number(cards, chosen, asked) if chosen else _free_ones(cards, count)
+    return Placement(ranks, ",".join(card.name for card in picked), threads)
+
+
+def parse_gpus(asked: str) -> tuple[int, tuple[int, ...]]:
+    """(how many, which): one of them is 0 or empty. Raises: LaunchError when it is neither a number nor a list."""
+    words = [w.strip() for w in asked.split(",") if w.strip()]
+    if not words or not all(w.isascii() and w.isdigit() for w in words):
+        raise LaunchError(f"--gpus cannot be `{asked}`", hint="a number of cards (4), or their numbers (0,2,5)")
+    numbers = tuple(int(w) for w in words)
+    if "," not in asked:
+        if numbers[0] == 0:
+            raise LaunchError("--gpus 0 leaves nothing to run on", hint="card 0 alone is `--gpus 0,`")
+        return numbers[0], ()
+    if len(set(numbers)) < len(numbers):
+        raise LaunchError(f"--gpus {asked} names a card twice", hint="one process a card")
+    return 0, numbers
+
+
+def machine_cards() -> list[Card]:
+    """All NVIDIA cards of this machine, as `nvidia-smi` lists them; none where there is no such program."""
+    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=60)
+    except FileNotFoundError:
+        return []
+    except subprocess.TimeoutExpired:
+        raise LaunchError("nvidia-smi does not answer", hint="the driver may hang: see `dmesg`") from None
+    if done.returncode:
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 2]
+    return [Card(int(index), uuid, int(used) if used.isdigit() else None) for index, uuid, used in rows]
+
+
+def visible_cards(cards: Sequence[Card], environ: Mapping[str, str]) -> list[Card]:
+    """The cards this process may use, in its order: by CUDA_VISIBLE_DEVICES, else what Slurm gave, else all.
+
+    As CUDA does, the list ends at the first entry that is no card.
+    """
+    slurm = next((environ[name] for name in SLURM_VARIABLES if environ.get(name)), None)
+    listed = environ.get("CUDA_VISIBLE_DEVICES", slurm)
+    if listed is None:
+        return list(cards)
+    found: list[Card] = []
+    for word in (w.strip() for w in listed.split(",")):
+        match = [c for c in cards if word and (word == str(c.index) or c.uuid.startswith(word))]
+        if word.startswith("MIG-"):
+            match = [Card(-1, word, None)]  # a slice of a card, which the list of cards does not hold
+        if len(match) != 1:
+            break
+        found += match
+    return found
+
+
+def _by_number(cards: Sequence[Card], chosen: Sequence[int], asked: str) -> list[Card]:
+    missing = [number for number in chosen if number >= len(cards)]
+    if missing:
+        raise LaunchError(f"--gpus {asked}: there is no card {missing[0]}", hint=_have(cards))
+    picked = [cards[number] for number in chosen]
+    busy = [number for number, card in zip(chosen, picked, strict=True) if _busy(card)]
+    if busy:
+        used = ", ".join(f"card {n} ({cards[n].used_mib} MiB)" for n in busy)
+        raise LaunchError(f"in use by other processes: {used}", hint=_have(cards))
+    return picked
+
+
+def _free_ones(cards: Sequence[Card], count: int) -> list[Card]:
+    if count > len(cards):
+        raise LaunchError(f"--gpus {count}: this process sees {len(cards)} card(s)", hint=_have(cards))
+    free = [card for card in cards if not _busy(card)]
+    if count > len(free):
+        raise LaunchError(f"--gpus {count}: {len(free)} of {len(cards)} card(s) are free", hint=_have(cards))
+    return free[:count]
+
+
+def _busy(card: Card) -> bool:
+    return card.used_mib is not None and card.used_mib > BUSY_MIB
+
+
+def _have(cards: Sequence[Card]) -> str:
+    states = [f"{n} {f'in use ({c.used_mib} MiB)' if _busy(c) else 'free'}" for n, c in enumerate(cards)]
+    return f"cards: {', '.join(states)}; `nvidia-smi` says who uses them"

@@ -1,0 +1,220 @@
+"""A queue of runs over seeds and a grid of keys. What is done is read from the runs themselves: killed, it goes on.
+
+Every member has a name that follows from the recipe and its values, and all share a tag. Started again, the queue
+leaves out the members whose run is done, resumes those whose run was interrupted, and starts the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from vlmrl.dist.worker import die_with_parent
+from vlmrl.errors import LaunchError
+from vlmrl.launch.cards import Placement
+from vlmrl.store import layout
+from vlmrl.store.listing import Listed, list_runs
+from vlmrl.store.provenance import usable_cores
+
+POLL_SECONDS = 0.2
+MOST_MEMBERS = 1000
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of the queue. `values`: key -> value as typed, the seed (`train.seed`) among them."""
+
+    name: str
+    values: tuple[tuple[str, str], ...]
+
+    @property
+    def overrides(self) -> list[str]:
+        """As words of the command line."""
+        return [word for key, value in self.values for word in ("--set", f"{key}={value}")]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Cards for one run at a time, as environment of its command."""
+
+    env: Mapping[str, str]
+
+
+@dataclass
+class Queue:
+    """The runs of a group.
+
+    Args:
+        command: words that start `vlmrl train` or `vlmrl sft`.
+        recipe: words that name what is trained: the recipe file and the overrides common to all.
+        options: words that every run gets, started or resumed (`--gpus`, `--runs`).
+        root: folder of the runs.     group: their tag.     say: told what happens.
+    """
+
+    command: Sequence[str]
+    recipe: Sequence[str]
+    options: Sequence[str]
+    members: Sequence[Member]
+    slots: Sequence[Slot]
+    root: Path
+    group: str
+    say: Callable[[str], None]
+    signals: list[int] = field(default_factory=list)
+
+    def found(self) -> dict[str, Listed]:
+        """Member -> its newest run, of those that have one."""
+        runs = {run.name: run for run in reversed(list_runs(self.root, tag=self.group)) if run.name}
+        return {m.name: runs[m.name] for m in self.members if m.name in runs}
+
+    def run(self) -> int:
+        """Run what is not done. Returns 0 when all are done, 130 when stopped by a signal, else 2."""
+        found = self.found()
+        done = {name for name, run in found.items() if run.status == "done"}
+        waiting = [m for m in self.members if m.name not in done]
+        if done:
+            self.say(f"{len(done)} of {len(self.members)} runs are done already")
+        free, running, failed = list(self.slots), dict[str, tuple[subprocess.Popen[bytes], Slot, int]](), False
+        with self._catching_signals():
+            while running or (waiting and not self.signals):
+                while waiting and free and not self.signals:
+                    member, slot = waiting.pop(0), free.pop(0)
+                    running[member.name] = (self._start(member, slot, found.get(member.name)), slot, 0)
+                time.sleep(POLL_SECONDS)
+                for name, (process, slot, told) in list(running.items()):
+                    for number in self.signals[told:]:
+                        process.send_signal(number)
+                    running[name] = (process, slot, len(self.signals))
+                    if (code := process.poll()) is not None:
+                        del running[name]
+                        free.append(slot)
+                        failed |= code not in (0, 130)
+                        self._tell(name, code)
+        if self.signals:
+            return 130
+        return 2 if failed or len(done | self._done()) < len(self.members) else 0
+
+    def _done(self) -> set[str]:
+        return {name for name, run in self.found().items() if run.status == "done"}
+
+    def _start(self, member: Member, slot: Slot, before: Listed | None) -> subprocess.Popen[bytes]:
+        if before is None:
+            what = [*self.recipe, *member.overrides, "--name", member.name, "--tag", self.group]
+        else:
+            what = ["--resume", before.id]
+        log = layout.queue_log(self.root, self.group, member.name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.say(f"{'starting' if before is None else 'resuming'} {member.name}")
+        with open(log, "ab") as file:
+            # A session of its own: Ctrl-C reaches it through us, once. And no life without us.
+            return subprocess.Popen(
+                [*self.command, *what, *self.options], env={**os.environ, **slot.env}, stdin=subprocess.DEVNULL,
+                stdout=file, stderr=file, start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()),
+            )  # fmt: skip
+
+    def _tell(self, name: str, code: int) -> None:
+        if code in (0, 130):
+            self.say(f"{name}: {'done' if code == 0 else 'interrupted, saved'}")
+            return
+        log = layout.queue_log(self.root, self.group, name)
+        errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
+        self.say(f"{name}: failed: {errors[-1].removeprefix('error: ') if errors else f'exit code {code}'}; see {log}")
+
+    @contextlib.contextmanager
+    def _catching_signals(self) -> Iterator[None]:
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {s: signal.signal(s, lambda number, _: self.signals.append(number)) for s in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def plan_members(stem: str, identity: str, seeds: str | None, grid: Sequence[str]) -> list[Member]:
+    """The members of a queue: every seed for every point of the grid, the grid's points outermost.
+
+    Args:
+        stem: first part of every name.     identity: text that tells this recipe, with its overrides, from others.
+        seeds: `1,2,3`.     grid: `key=value,value`, one a key.
+    Raises: LaunchError for what cannot be read, a key or value given twice, or more than 1000 members.
+    """
+    axes = [_axis(text) for text in grid]
+    if seeds is not None:
+        key, values = _axis(f"train.seed={seeds}")
+        if not all(v.isascii() and v.isdigit() for v in values):
+            raise LaunchError(f"--seeds cannot be `{seeds}`", hint="whole numbers: --seeds 1,2,3")
+        axes.append((key, values))
+    keys = [key for key, _ in axes]
+    if len(set(keys)) < len(keys):
+        raise LaunchError(f"a key is given twice: {', '.join(keys)}", hint="give all its values in one --grid")
+    points = list(itertools.islice(itertools.product(*(values for _, values in axes)), MOST_MEMBERS + 1))
+    if len(points) > MOST_MEMBERS:
+        raise LaunchError(f"the queue would have more than {MOST_MEMBERS} runs")
+    return [_member(stem, identity, tuple(zip(keys, point, strict=True))) for point in points]
+
+
+def make_slots(placement: Placement, per_run: int) -> list[Slot]:
+    """The placement's cards, or CPU cores, dealt into slots of `per_run` ranks. Raises: LaunchError for too few."""
+    count = placement.ranks // per_run
+    if count == 0:
+        raise LaunchError(f"--gpus-per-run {per_run} of {placement.ranks} card(s)", hint="give --gpus more of them")
+    if placement.devices is None:
+        return [Slot({"OMP_NUM_THREADS": str(max(1, usable_cores() // count))})] * count
+    names = placement.devices.split(",")
+    order = {"CUDA_DEVICE_ORDER": placement.env["CUDA_DEVICE_ORDER"]}
+    dealt = [",".join(names[n * per_run : (n + 1) * per_run]) for n in range(count)]
+    return [Slot({"CUDA_VISIBLE_DEVICES": cards, **order}) for cards in dealt]
+
+
+def group_of(stem: str, identity: str) -> str:
+    """The tag of a recipe's queue when none is given."""
+    return f"{stem}-{_short_hash(identity)}"
+
+
+def _axis(text: str) -> tuple[str, list[str]]:
+    key, equals, values = text.partition("=")
+    found = split_values(values)
+    if not equals or not key.strip() or not found or not all(found):
+        raise LaunchError(f"--grid cannot be `{text}`", hint="--grid optim.lr=1e-6,3e-6")
+    if len(set(found)) < len(found):
+        raise LaunchError(f"`{key}` has a value twice: {values}")
+    return key.strip(), found
+
+
+def split_values(text: str) -> list[str]:
+    """Split at commas, but not inside brackets or quotes: a value may be a TOML list or string."""
+    found, depth, quote = [""], 0, ""
+    for c in text:
+        if quote:
+            quote = "" if c == quote else quote
+        elif c in "\"'":
+            quote = c
+        elif c in "[{":
+            depth += 1
+        elif c in "]}":
+            depth -= 1
+        if c == "," and not quote and depth <= 0:
+            found.append("")
+        else:
+            found[-1] += c
+    return [value.strip() for value in found]
+
+
+def _member(stem: str, identity: str, values: tuple[tuple[str, str], ...]) -> Member:
+    told = "-".join(f"{key.rpartition('.')[2]}{value}" for key, value in values)
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", f"{stem}-{told}")[:70].strip("._-")
+    return Member(f"{readable}-{_short_hash(identity + repr(sorted(values)))}", values)
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
