@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.algo.family import algorithm_of
 from vlmrl.errors import CheckpointError, Problem
+from vlmrl.recipe.check_engine import VLLM_HINT
 from vlmrl.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:
@@ -129,6 +130,9 @@ def check_trained(loaded: LoadedRecipe, facts: ModelFacts) -> list[Problem]:
 def check_installed(loaded: LoadedRecipe) -> list[Problem]:
     """Packages beyond the usual ones that the recipe asks for, and the device that they need."""
     recipe = loaded.recipe
+    if recipe.rollout.engine == "vllm" and recipe.kind == "rl" and importlib.util.find_spec("vllm") is None:
+        message = 'rollout.engine = "vllm" needs vllm, which is not installed'
+        return [Problem(message, loaded.where(("rollout", "engine")), VLLM_HINT)]
     wanted = [(("model", "quantize"), f'model.quantize = "{recipe.model.quantize}"', recipe.model.quantize is not None),
               (("optim", "name"), 'optim.name = "adamw_8bit"', recipe.optim.name == "adamw_8bit")]  # fmt: skip
     if importlib.util.find_spec("bitsandbytes") is not None:

@@ -27,6 +27,7 @@ from vlmrl.data.batch import TrainItem, make_row, pack
 from vlmrl.errors import TrainError
 from vlmrl.model.lora import ReferencePolicy
 from vlmrl.model.policy import Policy
+from vlmrl.train.mismatch import Mismatch
 from vlmrl.train.optim import Optimizer
 from vlmrl.types import PackedRow, RowReference, TokenStats
 
@@ -216,7 +217,7 @@ def update(
     total = Denominator.of(objective.aggregation, counted, max_tokens)
     selected = objective.select(policy, batch, tokens_per_row)
     sums: dict[str, float] = {"loss/total": 0.0}
-    gap = 0.0
+    mismatch = Mismatch()
     for items in pack(batch.items, tokens_per_row):
         row = make_row(items, policy.device)
         stats = policy(row, batch.reference_of(items, policy.device))
@@ -229,7 +230,7 @@ def update(
         sums["loss/total"] += float(loss.detach())
         for name, values in shown.items():
             sums[name] = sums.get(name, 0.0) + float(global_mean(values, total))
-        gap = max(gap, _sampler_gap(stats, data))
+        mismatch.add(stats.logp.detach(), data.sampler_logp)
     norm = optimizer.clip()
     if not norm < float("inf"):
         optimizer.clear()
@@ -238,7 +239,7 @@ def update(
             hint="lower optim.lr, or use model.dtype = float32; the last checkpoint is unharmed",
         )
     optimizer.step(lr)
-    return sums | {"optim/grad_norm": norm, "optim/lr": lr, "policy/sampler_gap_max": gap}
+    return sums | {"optim/grad_norm": norm, "optim/lr": lr} | mismatch.metrics()
 
 
 @torch.no_grad()
@@ -297,13 +298,6 @@ def _token_data(row: PackedRow, items: Sequence[TrainItem], batch: StepBatch, se
         old_value=join(batch.old_value),
         value_target=join(batch.value_target),
     )
-
-
-def _sampler_gap(stats: TokenStats, data: TokenData) -> float:
-    """Largest |trainer - engine| log-prob of the row, over tokens that were sampled. Nats."""
-    difference = (stats.logp.detach() - data.sampler_logp).abs()
-    difference = difference[~torch.isnan(difference)]
-    return float(difference.max()) if len(difference) else 0.0
 
 
 def _stop_at(loss_K: Tensor, data: TokenData, batch: StepBatch, optimizer: Optimizer) -> None:
