@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
-from command_line import Done, own_process
+from command_line import START, Done, own_process
 from test_resume import REWARD
 
 from vlmrl.store.rollouts import read_rollouts
@@ -98,6 +102,37 @@ def test_evaluation_uses_the_runs_engine_and_agrees_with_the_built_in_one(place,
         [evaluation] = done.json["evaluations"]
         values.append({name: m["value"] for name, m in evaluation["metrics"].items()})
     assert values[0] == pytest.approx(values[1], nan_ok=True)
+
+
+def test_a_run_with_an_adapter_goes_on_from_its_checkpoint(place):
+    """The adapter alone is synced; a run from another's checkpoint, whose folder holds no base weights, starts too."""
+    lora = ("--set", "lora.rank=4", "--set", "train.steps=1", "--set", "eval.every_steps=0")
+    parent = train(place, *lora)
+    assert parent.code == 0, parent.err
+    child = train(place, *lora, "--set", f"model.path={parent.json['run']}")
+    assert child.code == 0, child.err
+    for done in (parent, child):
+        line = done.json["last"]
+        assert line["policy/sampler_gap_max"] < 1e-4 and line["policy/sync_gap_max"] < 1e-4
+
+
+def test_a_killed_run_leaves_no_process_and_goes_on(place):
+    more = ["--set", "train.steps=12", "--set", "checkpoint.every_steps=1", "--set", "eval.every_steps=0"]
+    command = [sys.executable, "-c", START, "train", "rl.toml", "--runs", "killed", *more]
+    process = subprocess.Popen(command, cwd=place, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while not list((place / "killed").glob("*/checkpoints/*/COMPLETE")):
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.02)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    assert not psutil.wait_procs(family, timeout=30)[1]
+    [folder] = (place / "killed").glob("2*")
+    done = own_process("train", "--resume", folder.name, "--runs", "killed", "--json", cwd=place)
+    assert done.code == 0, done.err
+    lines = open_run(place / "killed", folder.name).metrics("train")
+    assert [line["step"] for line in lines] == list(range(12)) and {line["attempt"] for line in lines} == {1, 2}
+    assert max(line["policy/sampler_gap_max"] for line in lines) < 1e-4
 
 
 def test_a_sync_beyond_the_bound_stops_the_run(place):

@@ -34,7 +34,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the training device, estimated."""
+    """Bytes on the training device, estimated. `engine`: vLLM's own weights and key-value cache."""
 
     weights: int
     masters: int
@@ -44,11 +44,12 @@ class Memory:
     logits: int
     kv_cache: int
     reference: int
+    engine: int
 
     @property
     def peak(self) -> int:
         """Weights and optimizer are always there; gradients and activations never meet the rollouts' cache."""
-        always = self.weights + self.masters + self.optimizer + self.reference
+        always = self.weights + self.masters + self.optimizer + self.reference + self.engine
         return always + max(self.gradients + self.activations + self.logits, self.kv_cache)
 
 
@@ -60,7 +61,9 @@ def estimate_memory(loaded: LoadedRecipe, facts: ModelFacts, *, prompt_tokens: i
     longest = prompt_tokens + recipe.rollout.max_new_tokens
     row_tokens = max(recipe.train.tokens_per_row, longest)
     responses = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
-    cache_tokens = min(max(recipe.rollout.batch_tokens, longest), responses * longest) if recipe.kind == "rl" else 0
+    vllm = recipe.kind == "rl" and recipe.rollout.engine == "vllm"
+    built_in = recipe.kind == "rl" and not vllm
+    cache_tokens = min(max(recipe.rollout.batch_tokens, longest), responses * longest) if built_in else 0
     merge = int(facts.vision.get("spatial_merge_size", 2)) ** 2
     prompts_in_row = max(1, row_tokens // longest)
     recompute = recipe.model.gradient_checkpointing
@@ -78,6 +81,7 @@ def estimate_memory(loaded: LoadedRecipe, facts: ModelFacts, *, prompt_tokens: i
         reference=total * size
         if recipe.kind == "rl" and recipe.lora is None and algorithm_of(recipe.algo).kl_coef > 0
         else 0,
+        engine=weight_bytes(loaded, facts) + int(recipe.rollout.kv_cache_gib * GIB) if vllm else 0,
     )
 
 

@@ -90,8 +90,8 @@ class VllmEngine:
         self.version = 0
         self._loaded = False
         self._adapter: Any = None
-        self._folder = tempfile.mkdtemp(prefix="vlmrl-adapter-", dir=TMPFS if TMPFS.is_dir() else None)
         self._llm = _start(policy, settings)
+        self._folder = tempfile.mkdtemp(prefix="vlmrl-adapter-", dir=TMPFS if TMPFS.is_dir() else None)
         self._sleeps = settings.device == "cuda"
         if not self._sleeps:
             say("vLLM on a CPU cannot sleep: its key-value cache stays in memory during updates")
@@ -203,9 +203,7 @@ class VllmEngine:
         delivery = _Delivery(self.policy.model)
         self._llm.collective_rpc(_reload, args=(delivery,))
         delivery.check(f"weight sync to version {version}")
-        self._llm.llm_engine.reset_encoder_cache()
-        self._llm.llm_engine.reset_mm_cache()
-        self._forget_prefixes()
+        self._forget()
 
     def _send_adapter(self, version: int) -> None:
         """The adapter through a folder in memory. Each has a name and number of its own, by which the engine's prefix
@@ -219,11 +217,21 @@ class VllmEngine:
         if before is not None:
             self._llm.llm_engine.remove_lora(before.lora_int_id)
             shutil.rmtree(before.lora_path)
-        if not self._llm.llm_engine.add_lora(self._adapter):
-            raise EngineError(f"weight sync to version {version}: the engine did not take the adapter")
-        self._forget_prefixes()
+        try:
+            taken, why = self._llm.llm_engine.add_lora(self._adapter), "it did not say why"
+        except (RuntimeError, ValueError) as error:
+            taken, why = False, str(error)
+        if not taken:
+            raise EngineError(
+                f"weight sync to version {version}: the engine did not take the adapter: {why}",
+                hint='vLLM serves plain LoRA and rsLoRA on linear layers; otherwise rollout.engine = "torch"',
+            )
+        self._forget()
 
-    def _forget_prefixes(self) -> None:
+    def _forget(self) -> None:
+        """Empty the caches of image features, and of keys and values."""
+        self._llm.llm_engine.reset_encoder_cache()
+        self._llm.llm_engine.reset_mm_cache()
         if not self._llm.reset_prefix_cache():
             raise EngineError("the engine kept keys and values of older weights: it has requests under way")
 
@@ -250,6 +258,7 @@ def _vllm_params(request: Request, params: SamplingParams) -> Any:
         skip_special_tokens=True, include_stop_str_in_output=True, logprobs=0,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )  # fmt: skip
+    # -inf, and exactly so: log-probs are over what is left, as the trainer's.
     made.logit_bias = {i: float("-inf") for i in params.banned_ids} or None
     return made
 

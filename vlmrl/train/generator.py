@@ -11,6 +11,7 @@ import torch
 from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import Encoder
 from vlmrl.errors import EngineError
+from vlmrl.model.lora import adapted_parts, adapter_rank
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.engine import Generator
@@ -44,7 +45,7 @@ def make_generator(
         folder=files, dtype=recipe.model.dtype, device=policy.device.type,
         max_tokens=r.max_prompt_tokens + max(r.max_new_tokens, recipe.eval.max_new_tokens or 0),
         kv_cache_bytes=int(r.kv_cache_gib * GIB), image_arguments=encoder.image_arguments,
-        lora_rank=recipe.lora.rank if recipe.lora else 0, lora_vision=bool(recipe.lora and recipe.lora.vision),
+        lora_rank=adapter_rank(policy.model), lora_vision=not adapted_parts(policy.model) <= {"language"},
         revision=recipe.model.revision, trust_remote_code=recipe.model.trust_remote_code,
     )  # fmt: skip
     return VllmEngine(policy, encoder.tokenizer, settings, say=say)

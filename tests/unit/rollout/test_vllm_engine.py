@@ -14,9 +14,10 @@ import torch
 from tinyworld import RELATIVE_TOLERANCE, encoded, prompt_tokens
 
 from vlmrl.data.batch import TrainItem, make_row
+from vlmrl.data.encode import Encoder
 from vlmrl.errors import EngineError
 from vlmrl.model.load import stop_ids_of
-from vlmrl.model.lora import adapter_off, attach_adapter
+from vlmrl.model.lora import adapted_parts, adapter_off, adapter_rank, attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
 from vlmrl.rollout import vllm_engine
@@ -32,14 +33,20 @@ BLOCK = 128
 
 
 @pytest.fixture(scope="module")
-def prompts(tiny_encoder):
+def encoder(tiny_processor):
+    """With bounds that are not the processor's own: the engine has to be told them."""
+    return Encoder(tiny_processor, min_pixels=28 * 56, max_pixels=84 * 112)
+
+
+@pytest.fixture(scope="module")
+def prompts(encoder):
     """With and without images; images that are enlarged, shrunk and kept; one longer than two blocks."""
     return [
-        encoded(tiny_encoder, "same?", name="text"),
-        encoded(tiny_encoder, "same or different?", [(56, 56), (56, 56)], name="two"),
-        encoded(tiny_encoder, "yes no", [(112, 56), (84, 112)], name="sizes"),
-        encoded(tiny_encoder, "3; 8", [(30, 41), (300, 170)], name="resized"),
-        encoded(tiny_encoder, "0 1 2 3 4 5 6 7 8 9 yes no same different " * 12, [(112, 112), (84, 84)], name="long"),
+        encoded(encoder, "same?", name="text"),
+        encoded(encoder, "same or different?", [(56, 56), (56, 56)], name="two"),
+        encoded(encoder, "yes no", [(112, 56), (84, 112)], name="sizes"),
+        encoded(encoder, "3; 8", [(30, 41), (300, 170)], name="resized"),
+        encoded(encoder, "0 1 2 3 4 5 6 7 8 9 yes no same different " * 12, [(112, 112), (84, 84)], name="long"),
     ]
 
 
@@ -54,12 +61,12 @@ def said():
 
 
 @pytest.fixture(scope="module")
-def _engine(policy, tiny_folder, tiny_encoder, said):
+def _engine(policy, tiny_folder, encoder, said):
     before = random.getstate(), np.random.get_state()[1].copy(), torch.random.get_rng_state(), torch.get_num_threads()
     os.environ["RANK"] = "3"
     engine = VllmEngine(
-        policy, tiny_encoder.tokenizer,
-        EngineSettings(str(tiny_folder), "float32", "cpu", 700, 2**28, tiny_encoder.image_arguments), say=said.append,
+        policy, encoder.tokenizer,
+        EngineSettings(str(tiny_folder), "float32", "cpu", 700, 2**28, encoder.image_arguments), say=said.append,
     )  # fmt: skip
     engine.before = before
     yield engine
@@ -219,19 +226,21 @@ def test_building_the_engine_disturbs_nothing_else(engine, said):
     assert len(said) == 1 and "cannot sleep" in said[0]
 
 
-@pytest.fixture(scope="module")
-def adapted(_tiny_model, tiny_banned):
+@pytest.fixture(scope="module", params=[False, True], ids=["language", "vision too"])
+def adapted(request, _tiny_model, tiny_banned):
     """A policy with an adapter that changes something."""
-    model = attach_adapter(copy.deepcopy(_tiny_model), Lora(rank=4, alpha=8), dtype=torch.float32)
+    settings = Lora(rank=4, alpha=8, vision=request.param)
+    model = attach_adapter(copy.deepcopy(_tiny_model), settings, dtype=torch.float32)
     return Policy(model, temperature=0.7, banned_ids=tiny_banned)
 
 
 @pytest.fixture(scope="module")
-def lora_engine(adapted, tiny_folder, tiny_encoder):
+def lora_engine(adapted, tiny_folder, encoder):
     settings = EngineSettings(
-        str(tiny_folder), "float32", "cpu", 700, 2**28, tiny_encoder.image_arguments, lora_rank=4
+        str(tiny_folder), "float32", "cpu", 700, 2**28, encoder.image_arguments,
+        lora_rank=adapter_rank(adapted.model), lora_vision="vision" in adapted_parts(adapted.model),
     )  # fmt: skip
-    engine = VllmEngine(adapted, tiny_encoder.tokenizer, settings, say=str)
+    engine = VllmEngine(adapted, encoder.tokenizer, settings, say=str)
     yield engine
     engine.close()
 
