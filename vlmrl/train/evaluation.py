@@ -19,13 +19,14 @@ from vlmrl.recipe.load import load_recipe, recipe_from_resolved
 from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.rewards import reward_record
-from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.rollout.engine import Generator
 from vlmrl.store.clock import now
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, RESOLVED, eval_dir, eval_dirs
 from vlmrl.store.metrics import encode
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run, open_run
 from vlmrl.tasks.source import Source, open_source
+from vlmrl.train.generator import make_generator
 from vlmrl.train.state import ModelOrigin, greedy_params, load_origin, make_encoder, make_policy, make_scorer
 from vlmrl.types import SamplingParams
 
@@ -79,9 +80,10 @@ class Evaluated:
 class Answerer:
     """A model ready to answer."""
 
-    engine: TorchEngine
+    engine: Generator
     encoder: Encoder
     params: SamplingParams
+    device: str
 
 
 def choose_recipe(
@@ -163,13 +165,20 @@ def open_splits(recipe: Recipe, split: str | None) -> list[Source]:
     return [open_source(data, recipe.reward, split=split or _default_split(data, recipe)) for data in recipe.data]
 
 
-def load_answerer(recipe: Recipe, origin: ModelOrigin, settings: EvalSettings) -> Answerer:
-    """Load the model. Raises: CheckpointError when nothing loadable is there."""
+def load_answerer(
+    recipe: Recipe, origin: ModelOrigin, settings: EvalSettings, say: Callable[[str], None] = lambda text: None
+) -> Answerer:
+    """Load the model into the engine that the recipe names; close that after use.
+
+    Raises: CheckpointError when nothing loadable is there; EngineError when the engine does not start.
+    """
     model, processor = load_origin(recipe.model, origin)
     policy = make_policy(recipe.model, model, processor, settings.temperature or 1.0)
-    engine = TorchEngine(policy, processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
+    encoder = make_encoder(recipe.model, processor)
+    engine = make_generator(recipe, policy, encoder, origin.files, say)
+    engine.load_weights(0)
     params = _params(recipe, greedy_params(recipe, policy, processor.tokenizer), settings)
-    return Answerer(engine, make_encoder(recipe.model, processor), params)
+    return Answerer(engine, encoder, params, str(policy.device))
 
 
 def run_evaluation(
@@ -200,7 +209,7 @@ def run_evaluation(
                 max_rows=settings.max_rows, samples=settings.samples, progress=tell,
             )  # fmt: skip
         seconds = round(time.perf_counter() - begin, 3)
-        meta |= {"seconds": seconds, "time": now(), "device": str(answerer.engine.policy.device)}
+        meta |= {"seconds": seconds, "time": now(), "device": answerer.device}
         found.append(Evaluated(folder, Evaluation(evaluation.rows, write_evaluation(folder, evaluation, meta))))
     return found
 

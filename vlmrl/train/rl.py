@@ -13,10 +13,10 @@ from vlmrl.errors import RewardError
 from vlmrl.evaluate.stats import bootstrap_mean
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.sample import is_dead_group
-from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.store.prune import RolloutRule
 from vlmrl.train.batches import split_groups, step_batch
 from vlmrl.train.collect import Collected, collect
+from vlmrl.train.generator import check_sync, make_generator
 from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.state import Session, save
@@ -35,7 +35,8 @@ def train_rl(session: Session) -> str:
     """Train until the recipe's end. Returns the run's status: done or interrupted."""
     s, recipe = session, session.recipe
     algorithm = algorithm_of(recipe.algo)
-    generator = TorchEngine(s.policy, s.processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
+    generator = make_generator(recipe, s.policy, s.encoder, s.origin.files, s.watcher.message)
+    s.stack.callback(generator.close)
     generator.load_weights(s.progress.step)
     first_step = s.progress.step
     with catch_interrupt(s) as request:
@@ -49,17 +50,21 @@ def train_rl(session: Session) -> str:
             s.run.write_rollouts(step, made.groups)
             if recipe.log.keep_rollouts is not None:
                 s.run.prune_rollouts(RolloutRule(recipe.log.keep_rollouts, recipe.log.keep_rollouts_every))
+            generator.sleep()
             with clock("update"):
                 stats = learn(s, made, objective_of(recipe, algorithm, in_loss))
             if algorithm.kl_target is not None:
                 steer_kl(s, algorithm, kl_coef, made.metrics | stats, sum(len(g.samples) for g in made.groups))
             s.progress.step += 1
-            generator.load_weights(s.progress.step)
+            with clock("sync"):
+                generator.load_weights(s.progress.step)
+                sync = check_sync(s, generator, made.rollouts)
             metrics = (
                 group_metrics(made.groups)
                 | made.metrics
                 | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
                 | stats
+                | sync
                 | rollout_speed(made.groups, clock)
                 | clock.metrics()
                 | memory_metrics(s.policy)
@@ -134,7 +139,7 @@ def learn(session: Session, made: Collected, objective: PolicyGradient) -> dict[
     ]  # fmt: skip
     stats = {name: fmean(m[name] for m in updates) for name in updates[0]}
     # Only the first update sees the weights that sampled.
-    stats["policy/sampler_gap_max"] = updates[0]["policy/sampler_gap_max"]
+    stats |= {name: value for name, value in updates[0].items() if name.startswith("policy/sampler_")}
     return stats | {"optim/updates": s.optimizer.updates}
 
 

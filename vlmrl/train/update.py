@@ -28,6 +28,7 @@ from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import TrainError
 from vlmrl.model.lora import ReferencePolicy
 from vlmrl.model.policy import Policy
+from vlmrl.train.mismatch import Mismatch
 from vlmrl.train.optim import Optimizer
 from vlmrl.types import PackedRow, RowReference, TokenStats
 
@@ -254,7 +255,7 @@ def update(
     total = Denominator.of(objective.aggregation, counted, max_tokens)
     selected = objective.select(policy, batch, tokens_per_row)
     sums: dict[str, float] = {"loss/total": 0.0}
-    gap = 0.0
+    mismatch = Mismatch()
     bad: list[str] = []
     for items in batch.rows(tokens_per_row):
         row = make_row(items, policy.device)
@@ -273,9 +274,10 @@ def update(
         sums["loss/total"] += float(loss.detach())
         for name, values in shown.items():
             sums[name] = sums.get(name, 0.0) + float(global_mean(values, total))
-        gap = max(gap, _sampler_gap(stats, data))
+        mismatch.add(stats.logp.detach(), data.sampler_logp)
     _stop_unless_finite(bad, batch.world, optimizer)
-    sums, gap = _over_processes(sums, gap, batch.world)
+    sums = _over_processes(sums, batch.world)
+    mismatch = Mismatch.joined(batch.world.gather(mismatch))
     norm = optimizer.clip()
     if not norm < float("inf"):
         optimizer.clear()
@@ -284,7 +286,7 @@ def update(
             hint="lower optim.lr, or use model.dtype = float32; the last checkpoint is unharmed",
         )
     optimizer.step(lr)
-    return sums | {"optim/grad_norm": norm, "optim/lr": lr, "policy/sampler_gap_max": gap}
+    return sums | {"optim/grad_norm": norm, "optim/lr": lr} | mismatch.metrics()
 
 
 @torch.no_grad()
@@ -353,13 +355,6 @@ def _token_data(row: PackedRow, items: Sequence[TrainItem], batch: StepBatch, se
     )
 
 
-def _sampler_gap(stats: TokenStats, data: TokenData) -> float:
-    """Largest |trainer - engine| log-prob of the row, over tokens that were sampled. Nats."""
-    difference = (stats.logp.detach() - data.sampler_logp).abs()
-    difference = difference[~torch.isnan(difference)]
-    return float(difference.max()) if len(difference) else 0.0
-
-
 def _not_finite(loss_K: Tensor, data: TokenData, batch: StepBatch) -> list[str]:
     """Names of the responses with a loss that is not finite."""
     return [batch.names_S[i] for i in sorted(set(data.trajectory[~torch.isfinite(loss_K)].tolist())) if i != FILLER]
@@ -376,8 +371,7 @@ def _stop_unless_finite(bad: list[str], world: World, optimizer: Optimizer) -> N
         )
 
 
-def _over_processes(sums: dict[str, float], gap: float, world: World) -> tuple[dict[str, float], float]:
+def _over_processes(sums: dict[str, float], world: World) -> dict[str, float]:
     """Metrics of the whole step from those of each process. A process of fillers alone has all names too."""
-    parts = world.gather((sums, gap))
-    names = dict.fromkeys(name for theirs, _ in parts for name in theirs)
-    return {n: sum(theirs.get(n, 0.0) for theirs, _ in parts) for n in names}, max(g for _, g in parts)
+    parts = world.gather(sums)
+    return {n: sum(theirs.get(n, 0.0) for theirs in parts) for n in dict.fromkeys(n for p in parts for n in p)}

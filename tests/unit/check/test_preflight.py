@@ -247,6 +247,15 @@ def test_a_hub_name_that_cannot_be_reached_is_said_at_once(world):
     assert any("no folder here, it is not in the hub cache" in m for m in errors(world("model.path=some/model")))
 
 
+def test_vllm_is_counted_with_weights_and_a_cache_of_its_own(world):
+    built_in, vllm = (
+        world(f"rollout.engine={e}", "rollout.kv_cache_gib=0.5").plan["memory"] for e in ("torch", "vllm")
+    )
+    assert built_in["engine"] == 0 and built_in["kv_cache"] > 0
+    assert vllm["engine"] == vllm["weights"] + 2**29 and vllm["kv_cache"] == 0
+    assert vllm["peak"] >= vllm["engine"] + vllm["weights"] + vllm["optimizer"]
+
+
 def test_more_memory_than_there_is_is_an_error(world):
     problem = the(world("train.tokens_per_row=2000000000").problems, "of memory")
     assert problem.level == "error"

@@ -1,0 +1,141 @@
+"""`vlmrl train` and `vlmrl eval` with the real vLLM: its log-probs reach the loss, and every sync is checked."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from command_line import START, Done, own_process
+from test_resume import REWARD
+
+from vlmrl.store.rollouts import read_rollouts
+from vlmrl.store.runs import open_run
+from vlmrl.tasks.digits.task import prepare_digits
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, small_folder) -> Path:
+    folder = tmp_path_factory.mktemp("vllm")
+    data = prepare_digits(folder / "digits", num_pairs=24).path
+    (folder / "reward.py").write_text(REWARD)
+    (folder / "rl.toml").write_text(f"""
+kind = "rl"
+[model]
+path = "{small_folder}"
+dtype = "float32"
+device = "cpu"
+min_pixels = 784
+max_pixels = 3136
+[[data]]
+path = "{data}"
+task = "digits"
+[reward]
+name = "{folder}/reward.py:score"
+[rollout]
+engine = "vllm"
+kv_cache_gib = 0.25
+prompts_per_step = 4
+samples_per_prompt = 3
+max_new_tokens = 12
+max_prompt_tokens = 300
+temperature = 0.9
+[train]
+steps = 3
+tokens_per_row = 400
+[optim]
+lr = 1e-3
+[eval]
+every_steps = 2
+max_rows = 4
+""")
+    return folder
+
+
+def train(place: Path, *more: str) -> Done:
+    return own_process("train", "rl.toml", "--json", "--runs", "runs", *more, cwd=place)
+
+
+@pytest.fixture(scope="module")
+def run(place):
+    done = train(place)
+    assert done.code == 0, done.err
+    return open_run(place / "runs", done.json["run"]), done
+
+
+def test_a_run_learns_from_what_vllm_sampled(run):
+    found, done = run
+    assert found.status == "done" and "cannot sleep" in done.err
+    lines = found.metrics("train")
+    assert len(lines) == 3 and sum(line["optim/updates"] for line in lines) > 0
+    for line in lines:
+        # float32 on both sides: what vLLM said is what the trainer computes, so the correction is on and does nothing.
+        assert line["policy/importance_weight"] == pytest.approx(1.0, abs=1e-4)
+        assert 0 < line["policy/sampler_gap_mean"] <= line["policy/sampler_gap_max"] < 1e-4
+        assert 0 <= line["policy/sampler_k3"] < 1e-8 and line["policy/sampler_ess"] == pytest.approx(1.0, abs=1e-6)
+        assert 0 < line["policy/sync_gap_mean"] <= line["policy/sync_gap_max"] < 1e-4
+        assert line["time/sync_seconds"] > 0
+
+
+def test_rollouts_carry_the_engines_log_probs_and_the_version(run):
+    for step, path in enumerate(sorted((run[0].dir / "rollouts").glob("*.parquet"))):
+        samples = [s.trajectory for g in read_rollouts(path) for s in g.samples]
+        assert len(samples) == 12 and {t.version for t in samples} == {step}
+        for t in samples:
+            [segment] = t.segments
+            assert segment.sampler_logp is not None and all(math.isfinite(x) and x < 0 for x in segment.sampler_logp)
+
+
+def test_evaluation_uses_the_runs_engine_and_agrees_with_the_built_in_one(place, run):
+    values = []
+    for engine in ("vllm", "torch"):
+        done = own_process(
+            "eval", run[0].id, "--checkpoint", "last", "--runs", "runs", "--split", "validation", "--max-rows", "6",
+            "--name", engine, "--set", f"rollout.engine={engine}", "--json", cwd=place,
+        )  # fmt: skip
+        [evaluation] = done.json["evaluations"]
+        values.append({name: m["value"] for name, m in evaluation["metrics"].items()})
+    assert values[0] == pytest.approx(values[1], nan_ok=True)
+
+
+def test_a_run_with_an_adapter_goes_on_from_its_checkpoint(place):
+    """The adapter alone is synced; a run from another's checkpoint, whose folder holds no base weights, starts too."""
+    lora = ("--set", "lora.rank=4", "--set", "train.steps=1", "--set", "eval.every_steps=0")
+    parent = train(place, *lora)
+    assert parent.code == 0, parent.err
+    child = train(place, *lora, "--set", f"model.path={parent.json['run']}")
+    assert child.code == 0, child.err
+    for done in (parent, child):
+        line = done.json["last"]
+        assert line["policy/sampler_gap_max"] < 1e-4 and line["policy/sync_gap_max"] < 1e-4
+
+
+def test_a_killed_run_leaves_no_process_and_goes_on(place):
+    more = ["--set", "train.steps=12", "--set", "checkpoint.every_steps=1", "--set", "eval.every_steps=0"]
+    command = [sys.executable, "-c", START, "train", "rl.toml", "--runs", "killed", *more]
+    process = subprocess.Popen(command, cwd=place, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while not list((place / "killed").glob("*/checkpoints/*/COMPLETE")):
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.02)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    assert not psutil.wait_procs(family, timeout=30)[1]
+    [folder] = (place / "killed").glob("2*")
+    done = own_process("train", "--resume", folder.name, "--runs", "killed", "--json", cwd=place)
+    assert done.code == 0, done.err
+    lines = open_run(place / "killed", folder.name).metrics("train")
+    assert [line["step"] for line in lines] == list(range(12)) and {line["attempt"] for line in lines} == {1, 2}
+    assert max(line["policy/sampler_gap_max"] for line in lines) < 1e-4
+
+
+def test_a_sync_beyond_the_bound_stops_the_run(place):
+    done = train(place, "--set", "rollout.max_sync_gap=1e-12")
+    assert done.code == 2 and "Traceback" not in done.err
+    assert "after the sync of version 1" in done.err and "rollout.max_sync_gap" in done.err

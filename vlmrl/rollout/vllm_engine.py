@@ -1,0 +1,395 @@
+"""vLLM as the rollout engine, in the trainer's own process and on its device. The only file that imports vllm.
+
+Token in, token out: vLLM gets the prompt's ids with one placeholder an image, the images, and the processor settings of
+the trainer; the ids it makes of them must be the trainer's. Its weights are a copy: `load_weights` brings them over.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vlmrl.errors import EngineError
+from vlmrl.model.lora import has_adapter, write_adapter
+from vlmrl.model.policy import Policy
+from vlmrl.recipe.check_engine import MIN_TEMPERATURE, VLLM_HINT
+from vlmrl.rollout.engine import Request, finish_reason
+from vlmrl.rollout.weight_sync import BASE_LAYER, base_tensors, dropped_tensors
+from vlmrl.types import Sample, SamplingParams
+
+SETTINGS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: nothing is left over when the run is killed
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for the command's own result
+    "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+}
+WORLD_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+                   "ROLE_RANK", "ROLE_WORLD_SIZE")  # fmt: skip
+"""What torchrun sets: an engine is a world of its own and must not take itself for a rank of the trainer's."""
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM has room for; an adapter gets the next larger one."""
+BATCHED_TOKENS = 8192
+"""Tokens in one step of the engine, at least: a prompt's images are encoded whole."""
+MAX_IMAGES = 64
+"""Most images of one prompt."""
+TMPFS = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How the engine is built.
+
+    Args:
+        folder: Hugging Face folder or hub name with configuration and processor; its weights are not read.
+        dtype: "float32" or "bfloat16", as the trainer's.      device: "cpu" or "cuda".
+        max_tokens: longest prompt and response together.
+        kv_cache_bytes: of the key-value cache.
+        image_arguments: what the trainer's image processor is called with (its pixel bounds).
+        lora_rank: 0 = no adapter.      lora_vision: whether the vision tower and the connector have one too.
+        revision, trust_remote_code: as in the recipe's table `model`.
+    """
+
+    folder: str
+    dtype: str
+    device: str
+    max_tokens: int
+    kv_cache_bytes: int
+    image_arguments: Mapping[str, Any] = field(default_factory=dict)
+    lora_rank: int = 0
+    lora_vision: bool = False
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+class VllmEngine:
+    """Generates with vLLM and its own copy of a `Policy`'s weights. Not usable before the first `load_weights`.
+
+    Args:
+        policy: whose weights are copied; with an adapter the base once, at the start, then the adapter alone.
+        tokenizer: the trainer's; decodes responses.
+        say: told once what does not happen on this platform.
+    Raises: EngineError when vllm cannot be imported or does not start.
+    """
+
+    copies_weights = True
+
+    def __init__(
+        self, policy: Policy, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]
+    ) -> None:  # fmt: skip
+        self.policy, self.tokenizer, self.settings = policy, tokenizer, settings
+        self.version = 0
+        self._loaded = False
+        self._adapter: Any = None
+        self._llm = _start(policy, settings)
+        self._folder = tempfile.mkdtemp(prefix="vlmrl-adapter-", dir=TMPFS if TMPFS.is_dir() else None)
+        self._sleeps = settings.device == "cuda"
+        if not self._sleeps:
+            say("vLLM on a CPU cannot sleep: its key-value cache stays in memory during updates")
+
+    def close(self) -> None:
+        """Give everything back; the engine cannot be used any more."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._llm.llm_engine.engine_core.shutdown()
+
+    def sleep(self) -> None:
+        """Give back the key-value cache, and the weights' memory; they are kept in main memory with an adapter, since
+        the base is not sent again. On a CPU nothing is given back."""
+        if self._sleeps:
+            self._llm.sleep(level=1 if has_adapter(self.policy.model) else 2)
+
+    def wake(self) -> None:
+        """Undo `sleep`; `load_weights` does it too, weights first."""
+        if self._sleeps and self._llm.llm_engine.is_sleeping():
+            self._llm.wake_up()
+
+    def load_weights(self, version: int) -> None:
+        """Copy the policy's weights and forget what was computed with the old ones.
+
+        Raises: EngineError when a tensor did not arrive.
+        """
+        if self._sleeps and self._llm.llm_engine.is_sleeping():
+            self._llm.wake_up(tags=["weights"])
+        if has_adapter(self.policy.model):
+            self._send_adapter(version)
+        else:
+            self._send_all(version)
+        self._loaded, self.version = True, version
+        self.wake()
+
+    def generate(
+        self, requests: Sequence[Request], params: SamplingParams, progress: Callable[[int], Any] | None = None
+    ) -> list[list[Sample]]:
+        """See `Generator.generate`. One request a prompt: its samples share the prompt's keys and values.
+
+        Raises: EngineError when a prompt is too long, or the engine makes other ids of it than the trainer.
+        """
+        self._check(requests, params)
+        devices = [torch.cuda.current_device()] if self.settings.device == "cuda" else []
+        with torch.random.fork_rng(devices):  # vLLM draws from the global generator too, for nothing
+            outputs = self._run(requests, params, progress or (lambda n: None))
+        return [self._samples(*pair, params) for pair in zip(requests, outputs, strict=True)]
+
+    def _run(self, requests: Sequence[Request], params: SamplingParams, progress: Callable[[int], Any]) -> list[Any]:
+        """vLLM's outputs, in the order of the requests."""
+        engine = self._llm.llm_engine
+        ids = self._llm.enqueue(
+            [_prompt(r) for r in requests], [_vllm_params(r, params) for r in requests], use_tqdm=False,
+            lora_request=self._adapter, mm_processor_kwargs=dict(self.settings.image_arguments),
+        )  # fmt: skip
+        outputs: list[Any] = []
+        try:
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    outputs.append(output)
+                    progress(len(output.outputs))
+        finally:
+            if engine.has_unfinished_requests():  # interrupted: nothing of this call may be left for the next
+                engine.abort_request(ids, internal=True)
+        return sorted(outputs, key=lambda output: int(output.request_id))  # numbered as they were given
+
+    def _check(self, requests: Sequence[Request], params: SamplingParams) -> None:
+        if not self._loaded:
+            raise EngineError("the engine has no weights yet", hint="call load_weights first")
+        if 0 < params.temperature < MIN_TEMPERATURE:
+            raise EngineError(
+                f"vLLM cannot sample at temperature {params.temperature}: it takes at least {MIN_TEMPERATURE}, or 0",
+                hint='raise rollout.temperature, or use rollout.engine = "torch"',
+            )
+        for r in requests:
+            longest = len(r.prompt.prompt_ids) + params.max_new_tokens
+            if longest > self.settings.max_tokens:
+                raise EngineError(
+                    f"prompt and response may have {longest} tokens, and the engine was built for"
+                    f" {self.settings.max_tokens}",
+                    where=_name(r), hint="raise rollout.max_prompt_tokens",
+                )  # fmt: skip
+
+    def _samples(self, request: Request, output: Any, params: SamplingParams) -> list[Sample]:
+        _check_prompt(request, output.prompt_token_ids)
+        outputs = sorted(output.outputs, key=lambda o: o.index)
+        if params.temperature == 0:  # asked for once: all would be the same
+            outputs = outputs * request.num_samples
+        return [self._sample(o, params, request, request.seed + k) for k, o in enumerate(outputs)]
+
+    def _sample(self, output: Any, params: SamplingParams, request: Request, seed: int) -> Sample:
+        ids = list(output.token_ids)
+        logp = [said[token].logprob for token, said in zip(ids, output.logprobs, strict=True)]
+        # vLLM looks for stop strings in text it decodes piece by piece; the one rule of both engines has the last word.
+        while len(ids) > 1 and finish_reason(ids[:-1], params, self._decode) is not None:
+            ids.pop()
+        reason = finish_reason(ids, params, self._decode)
+        if reason is None:
+            raise EngineError(
+                f"the engine ended a response after {len(ids)} tokens ({output.finish_reason}) where nothing ends it",
+                where=_name(request),
+            )
+        return Sample(tuple(ids), self._decode(ids), tuple(logp[: len(ids)]), reason, self.version, seed)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def _send_all(self, version: int) -> None:
+        """All weights, tensor by tensor, through vLLM's own loader: fusing and repacking are its business."""
+        delivery = _Delivery(self.policy.model)
+        self._llm.collective_rpc(_reload, args=(delivery,))
+        delivery.check(f"weight sync to version {version}")
+        self._forget()
+
+    def _send_adapter(self, version: int) -> None:
+        """The adapter through a folder in memory. Each has a name and number of its own, by which the engine's prefix
+        cache is keyed: an old one's keys can never be taken for its."""
+        from vllm.lora.request import LoRARequest
+
+        before, number = self._adapter, 1 if self._adapter is None else self._adapter.lora_int_id + 1
+        folder = Path(self._folder) / f"policy-{number}"
+        write_adapter(folder, self.policy.model, self.settings.folder)
+        self._adapter = LoRARequest(f"policy-{number}", number, str(folder))
+        if before is not None:
+            self._llm.llm_engine.remove_lora(before.lora_int_id)
+            shutil.rmtree(before.lora_path)
+        try:
+            taken, why = self._llm.llm_engine.add_lora(self._adapter), "it did not say why"
+        except (RuntimeError, ValueError) as error:
+            taken, why = False, str(error)
+        if not taken:
+            raise EngineError(
+                f"weight sync to version {version}: the engine did not take the adapter: {why}",
+                hint='vLLM serves plain LoRA and rsLoRA on linear layers; otherwise rollout.engine = "torch"',
+            )
+        self._forget()
+
+    def _forget(self) -> None:
+        """Empty the caches of image features, and of keys and values."""
+        self._llm.llm_engine.reset_encoder_cache()
+        self._llm.llm_engine.reset_mm_cache()
+        if not self._llm.reset_prefix_cache():
+            raise EngineError("the engine kept keys and values of older weights: it has requests under way")
+
+
+def _name(request: Request) -> str:
+    return f"{request.prompt.row.source} row {request.prompt.row.prompt_id}"
+
+
+def _prompt(request: Request) -> dict[str, Any]:
+    e = request.prompt
+    return {"prompt_token_ids": list(e.unexpanded_ids)} | (
+        {"multi_modal_data": {"image": list(e.pictures)}} if e.pictures else {}
+    )
+
+
+def _vllm_params(request: Request, params: SamplingParams) -> Any:
+    from vllm import SamplingParams as VllmParams
+    from vllm.sampling_params import RequestOutputKind
+
+    made = VllmParams(
+        n=request.num_samples if params.temperature > 0 else 1, seed=request.seed,
+        temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, max_tokens=params.max_new_tokens,
+        stop_token_ids=list(params.stop_ids), ignore_eos=True, stop=list(params.stop), detokenize=bool(params.stop),
+        skip_special_tokens=True, include_stop_str_in_output=True, logprobs=0,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )  # fmt: skip
+    # -inf, and exactly so: log-probs are over what is left, as the trainer's.
+    made.logit_bias = {i: float("-inf") for i in params.banned_ids} or None
+    return made
+
+
+def _check_prompt(request: Request, ids: Sequence[int]) -> None:
+    """Raise unless the engine made of a prompt what the trainer made of it."""
+    expected = request.prompt.prompt_ids
+    if tuple(ids) == tuple(expected):
+        return
+    at = next((i for i, (a, b) in enumerate(zip(ids, expected, strict=False)) if a != b), min(len(ids), len(expected)))
+    raise EngineError(
+        f"the engine's prompt has {len(ids)} ids, the trainer's {len(expected)}; they differ from token {at} on",
+        where=_name(request),
+        hint="both must have the same processor: look at preprocessor_config.json of the model",
+    )
+
+
+class _Delivery:
+    """One handing over of all weights, with proof of receipt."""
+
+    def __init__(self, trained: Any) -> None:
+        self.trained = trained
+        self.sent: list[str] = []
+        self.lost: list[str] | None = None
+
+    def load_into(self, model: Any, load: Callable[[Iterator[tuple[str, torch.Tensor]]], Any]) -> set[str]:
+        """Hand everything to the engine's model by its own loader `load`, and note what got lost.
+
+        The names: the engine's own renaming, and its own list of what it holds fused.
+        """
+        loaded = set(load(self._tensors()))
+        mapper = getattr(model, "hf_to_vllm_mapper", None)
+        rename = (lambda name: name) if mapper is None else lambda name: next(iter(mapper.apply_list([name])), None)
+        names: dict[int, list[str]] = {}  # of one tensor: a tied head is loaded with the embeddings while it is theirs
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name.replace(BASE_LAYER, "."))
+        arrived = {n for same in names.values() if loaded & set(same) for n in same}
+        parameters = {n for same in names.values() for n in same}
+        fused = getattr(model, "packed_modules_mapping", {})
+        self.lost = dropped_tensors(self.sent, arrived, parameters, rename=rename, fused=fused)
+        return loaded
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in base_tensors(self.trained):
+            self.sent.append(name)
+            yield name, tensor
+
+    def check(self, what: str) -> None:
+        """Raise when something got lost."""
+        if self.lost is None or self.lost:
+            told = "the engine never asked for the weights" if self.lost is None else (
+                f"{len(self.lost)} tensor(s) did not arrive in the engine: {', '.join(self.lost[:5])}"
+            )  # fmt: skip
+            raise EngineError(
+                f"{what}: {told}",
+                hint='this vLLM holds the model differently: use another version of it, or rollout.engine = "torch"',
+            )
+
+
+def _reload(worker: Any, delivery: _Delivery) -> None:
+    """Runs in the engine: vLLM's own reload, which asks the model's `load_weights`; that is where things get lost."""
+    model = worker.model_runner.get_model()
+    load = model.load_weights
+    model.load_weights = lambda weights: delivery.load_into(model, load)
+    try:
+        worker.reload_weights(weights_iterator=iter(()))
+    finally:
+        del model.load_weights
+
+
+def _start(policy: Policy, settings: EngineSettings) -> Any:
+    """A `vllm.LLM` with the policy's weights: not from files, since a run's checkpoint has none that it could read."""
+    try:
+        os.environ.update(SETTINGS)
+        import vllm
+        from vllm.model_executor.model_loader import BaseModelLoader, register_model_loader
+    except ImportError as error:
+        raise EngineError(f"vllm cannot be imported: {error}", hint=VLLM_HINT) from error
+    options: dict[str, Any] = {"dtype": settings.dtype}
+    if settings.lora_rank:
+        rank = next((r for r in LORA_RANKS if r >= settings.lora_rank), None)
+        if rank is None:
+            raise EngineError(f"vLLM has no room for an adapter of rank {settings.lora_rank}: {LORA_RANKS[-1]} at most")
+        options |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1,
+                    "enable_tower_connector_lora": settings.lora_vision}  # fmt: skip
+    delivery = _Delivery(policy.model)
+
+    @register_model_loader("vlmrl")
+    class FromTrainer(BaseModelLoader):
+        def download_model(self, model_config: Any) -> None:
+            pass
+
+        def load_weights(self, model: Any, model_config: Any) -> None:
+            delivery.load_into(model, model.load_weights)
+
+    cpu = settings.device == "cpu"
+    with _undisturbed():
+        try:
+            llm = vllm.LLM(
+                settings.folder, revision=settings.revision, trust_remote_code=settings.trust_remote_code,
+                load_format="vlmrl", max_model_len=settings.max_tokens,
+                max_num_batched_tokens=max(BATCHED_TOKENS, settings.max_tokens), enforce_eager=cpu,
+                enable_sleep_mode=not cpu, kv_cache_memory_bytes=settings.kv_cache_bytes, skip_mm_profiling=True,
+                limit_mm_per_prompt={"image": MAX_IMAGES, "video": 0}, enable_prefix_caching=True,
+                logprobs_mode="processed_logprobs", disable_log_stats=True, **options,
+            )  # fmt: skip
+        except (RuntimeError, ValueError, OSError) as error:
+            raise EngineError(
+                f"vLLM does not start: {error}", hint="its own messages: VLLM_LOGGING_LEVEL=INFO"
+            ) from error
+    delivery.check("start of the engine")
+    return llm
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """What building an engine changes in its process is put back: random states, threads, the launcher's variables."""
+    world = {name: os.environ.pop(name) for name in WORLD_VARIABLES if name in os.environ}
+    states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+    try:
+        yield
+    finally:
+        for name in WORLD_VARIABLES:
+            os.environ.pop(name, None)
+        os.environ.update(world)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.random.set_rng_state(states[2])
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+        torch.set_num_threads = set_threads  # vLLM's CPU worker puts a stub there, and has left one thread
+        torch.set_num_threads(threads)

@@ -1,0 +1,89 @@
+"""Which engine generates, and the check of every weight sync: the trainer re-scores what the engine just sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from vlmrl.data.batch import TrainItem
+from vlmrl.data.encode import Encoder
+from vlmrl.errors import EngineError
+from vlmrl.model.lora import adapted_parts, adapter_rank
+from vlmrl.model.policy import Policy
+from vlmrl.recipe.schema import Recipe
+from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.sample import Rollout, sample_rollouts
+from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.train.mismatch import Mismatch
+from vlmrl.train.sft import prompt_tokens
+from vlmrl.train.state import Session, sampling_params
+from vlmrl.train.update import StepBatch, fill_logps
+from vlmrl.types import Segment, hash64
+
+SYNC_PROMPTS, SYNC_TOKENS = 4, 16
+"""How much is sampled and re-scored after a weight sync: prompts, and tokens of each response at most."""
+GIB = 1 << 30
+
+
+def make_generator(
+    recipe: Recipe, policy: Policy, encoder: Encoder, files: str, say: Callable[[str], None]
+) -> Generator:  # fmt: skip
+    """The engine that the recipe names, for this policy.
+
+    Args: files: folder or hub name with the model's configuration and processor. say: told what is unusual, once.
+    Raises: EngineError when it is not installed or does not start.
+    """
+    r = recipe.rollout
+    if r.engine == "torch":
+        return TorchEngine(policy, encoder.tokenizer, batch_tokens=r.batch_tokens)
+    from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
+
+    settings = EngineSettings(
+        folder=files, dtype=recipe.model.dtype, device=policy.device.type,
+        max_tokens=r.max_prompt_tokens + max(r.max_new_tokens, recipe.eval.max_new_tokens or 0),
+        kv_cache_bytes=int(r.kv_cache_gib * GIB), image_arguments=encoder.image_arguments,
+        lora_rank=adapter_rank(policy.model), lora_vision=not adapted_parts(policy.model) <= {"language"},
+        revision=recipe.model.revision, trust_remote_code=recipe.model.trust_remote_code,
+    )  # fmt: skip
+    return VllmEngine(policy, encoder.tokenizer, settings, say=say)
+
+
+def check_sync(session: Session, generator: Generator, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Let the engine answer a few prompts of the last rollouts with its new weights, and the trainer re-score that.
+
+    Returns: `policy/sync_gap_mean` and `policy/sync_gap_max`, nats; {} for an engine without weights of its own.
+    Raises: EngineError when the mean is above `rollout.max_sync_gap`.
+    """
+    s, recipe = session, session.recipe
+    if not generator.copies_weights or not rollouts:
+        return {}
+    prompts = [r.prompt for r in rollouts[:SYNC_PROMPTS]]
+    params = sampling_params(recipe, s.policy, s.processor.tokenizer)
+    params = replace(params, max_new_tokens=min(SYNC_TOKENS, params.max_new_tokens), top_p=1.0, top_k=0)
+    answers = sample_rollouts(
+        generator, prompts, params, num_samples=1, run_seed=hash64(recipe.train.seed, "sync"), version=s.progress.step
+    )
+    batch, said = StepBatch([], [], []), []
+    for index, answer in enumerate(answers):
+        [sample] = answer.samples
+        segment = Segment("assistant", sample.token_ids, True, sample.sampler_logp)
+        batch.items.append(TrainItem(prompt_tokens(answer.prompt), index, (segment,), index))
+        said.append(torch.tensor(sample.sampler_logp))
+    ours: dict[int, Any] = {}
+    fill_logps(s.policy, batch, ours, recipe.train.tokens_per_row)
+    found = Mismatch()
+    for index, theirs in enumerate(said):
+        found.add(ours[index].cpu(), theirs)
+    if not found.gap_mean <= recipe.rollout.max_sync_gap:
+        names = ", ".join(f"{p.source.name} row {p.row.prompt_id}" for p in prompts)
+        raise EngineError(
+            f"after the sync of version {s.progress.step} the engine's log-probs are off by {found.gap_mean:.3g} nats"
+            f" on average (at most {found.gap_max:.3g}); rollout.max_sync_gap is {recipe.rollout.max_sync_gap}",
+            where=names,
+            hint='see whether it holds with model.dtype = "float32" and how policy/sampler_gap_mean went before;'
+            ' rollout.engine = "torch" goes on from the last checkpoint',
+        )
+    return {"policy/sync_gap_mean": found.gap_mean, "policy/sync_gap_max": found.gap_max}
