@@ -127,7 +127,7 @@ def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> s
             continue
         if meta.get("step") != layout.parse_checkpoint_name(checkpoint.name):
             continue
-        split = f"{meta.get('source')}/{meta.get('split')}"
+        split = "validation in training" if meta.get("during") else f"{meta.get('source')}/{meta.get('split')}"
         for name, m in metrics.items():
             if not name.startswith("part/"):
                 rows.append((folder.name, split, name, _number(m["value"]), _interval(m), str(m["n"])))

@@ -25,10 +25,10 @@ META = {
 }  # fmt: skip
 
 
-def evaluation(run_dir: Path, name: str, step: int, metrics: dict) -> None:
+def evaluation(run_dir: Path, name: str, step: int, metrics: dict, during: bool = False) -> None:
     folder = run_dir / "eval" / name
     folder.mkdir(parents=True)
-    meta = {"step": step, "source": "digits", "split": "test"}
+    meta = {"step": step, "during": "training"} if during else {"step": step, "source": "digits", "split": "test"}
     (folder / "summary.json").write_text(json.dumps({"schema": 1, "meta": meta, "metrics": metrics}))
 
 
@@ -55,6 +55,7 @@ def test_the_card_says_where_the_weights_come_from_and_how_good_they_are(checkpo
     accuracy = {"value": 0.913, "low": 0.89, "high": 0.934, "n": 600}
     evaluation(run_dir, "test-50", 50, {"accuracy": accuracy, "part/format": accuracy, "auc": accuracy | {"low": None}})
     evaluation(run_dir, "test-10", 10, {"accuracy": {"value": 0.5, "low": 0.4, "high": 0.6, "n": 600}})
+    evaluation(run_dir, "validation-50", 50, {"reward": accuracy}, during=True)
     card = model_card(checkpoint, PROVEN, adapter=False, name="org/im")
     head = card.split("---\n")[1].splitlines()
     assert head[:3] == ["library_name: transformers", "pipeline_tag: image-text-to-text", "base_model: org/base-3B"]
@@ -65,6 +66,7 @@ def test_the_card_says_where_the_weights_come_from_and_how_good_they_are(checkpo
         "digits: task digits, split train, 900 rows, fingerprint 0123456789ab",
         r"digits: same \| digit (sha256 beefbeef",
         "| note | validated on the test split |", "| test-50 | digits/test | accuracy | 0.913 | [0.89, 0.934] | 600 |",
+        "| validation-50 | validation in training | reward | 0.913 | [0.89, 0.934] | 600 |",
         "| test-50 | digits/test | auc | 0.913 |  | 600 |", "difference 3.2e-06 nats over 40 tokens of 8 rollouts",
         "vllm serve org/im",
     ):  # fmt: skip

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tinyfamilies import BUILDERS, build
 
-from vlmrl.checkpoint import io, shards
+from vlmrl.checkpoint import io, proof, shards
 from vlmrl.checkpoint.fold import Fold
 from vlmrl.checkpoint.format import HF, MODEL
 from vlmrl.checkpoint.plan import CannotStreamError, make_plan
@@ -32,6 +32,12 @@ class NoProcessor:
 
 def save(run: Path, model, dtype: str = "float32") -> Path:
     return io.save_checkpoint(run, io.Saved(3, {"dtype": dtype}, {}), model, NoProcessor(), {})
+
+
+def seal(checkpoint: Path) -> None:
+    meta = json.loads((checkpoint / "meta.json").read_text()) | {"files": io._file_table(checkpoint)}
+    (checkpoint / "meta.json").write_text(json.dumps(meta | {"policy": {"temperature": 1.0, "banned_ids": []}}))
+    (checkpoint / "COMPLETE").write_text("")
 
 
 def written(folder: Path) -> dict[str, torch.Tensor]:
@@ -173,6 +179,14 @@ def test_parts_in_any_tiling_are_put_together_and_a_lost_or_doubled_one_is_notic
         shards.BLOCK_BYTES = before
 
 
+def test_a_part_that_is_there_twice_does_not_make_up_for_one_that_is_missing(tmp_path):
+    """Rows 0-1 twice and 4-5, of 6: as many numbers as the whole."""
+    tensor = torch.arange(12.0).view(6, 2)
+    first, last = ((0, 0), (2, 2), 0), ((4, 0), (6, 2), 1)
+    with pytest.raises(CheckpointError, match="do not make a whole tensor"):
+        read_tensors(write_boxes(tmp_path, tensor, [first, first, last]))
+
+
 @given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 80))
 def test_shards_hold_everything_in_order_and_none_is_too_large(sizes, limit):
     specs = [TensorSpec(str(i), torch.uint8, (n,)) for i, n in enumerate(sizes)]
@@ -229,3 +243,35 @@ def test_sizes(text, size):
 def test_what_is_no_size(text):
     with pytest.raises(CheckpointError, match="is no size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(("family", "mapped"), [("qwen2_5_vl", True), ("qwen3_5_moe", False)])
+def test_a_model_larger_than_the_memory_is_proven_from_mapped_files_or_says_why_not(
+    family, mapped, tmp_path, monkeypatch
+):
+    checkpoint = save(tmp_path / "run", build(family).model)
+    (tmp_path / "out").mkdir()
+    write_streaming(checkpoint, tmp_path / "out", None, None, 10**9)
+    asked = proof.Request(str(checkpoint), str(tmp_path / "out"), "float32")
+    io.save_file({"count": torch.tensor(0)}, checkpoint / "proof.safetensors")
+    seal(checkpoint)
+    assert proof.prove(asked).skipped is None
+    monkeypatch.setattr(proof, "usable_memory", lambda: 1000)
+    why = proof.prove(asked).skipped
+    assert why is None if mapped else why is not None and "does not fit in memory (1,000)" in why
+
+
+def test_loading_what_was_written_maps_the_files(tmp_path):
+    """The memory that the proof's process needs of its own does not hold the weights, however large."""
+    from transformers import AutoModelForImageTextToText
+
+    checkpoint = save(tmp_path / "run", build("qwen2_5_vl").model)
+    (tmp_path / "out").mkdir()
+    write_streaming(checkpoint, tmp_path / "out", "bfloat16", None, 100_000)
+    with quiet_transformers():
+        model = AutoModelForImageTextToText.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    ranges = [tuple(int(end, 16) for end in line[0].split("-")) for line in lines]
+    assert len(ranges) > 1
+    unmapped = [n for n, p in model.named_parameters() if not any(a <= p.data_ptr() < b for a, b in ranges)]
+    assert unmapped == []
