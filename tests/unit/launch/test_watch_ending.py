@@ -87,6 +87,7 @@ def test_a_phase_in_time_is_no_hang(ranks: Ranks) -> None:
     watch = Watch(ranks.folder, 10)
     for ticks in range(1, 20):
         ranks.beat(0, ticks=ticks)
+        watch._look(9.0)  # the look that sees the new phase
         watch._look(9.0)
     assert watch.hang is None
 
