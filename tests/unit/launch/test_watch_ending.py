@@ -83,10 +83,12 @@ def test_a_hang_names_the_rank_that_entered_fewest_phases(ranks: Ranks, monkeypa
     assert "rank 1 hangs: in phase `rollout` of step 7 for more than 10 s (rank 0 in `update`)" in watch.hang
 
 
-def test_a_phase_in_time_is_no_hang(ranks: Ranks) -> None:
+def test_a_phase_in_time_is_no_hang(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watch, "_end_hang", lambda self: setattr(self, "hang", "found"))
     watch = Watch(ranks.folder, 10)
     for ticks in range(1, 20):
         ranks.beat(0, ticks=ticks)
+        watch._look(9.0)  # the look that sees the new phase
         watch._look(9.0)
     assert watch.hang is None
 
