@@ -206,10 +206,11 @@ def check_disk(
         return [Problem(f"{there} cannot be written: no run can be kept there", str(folder), "--runs DIR")], facts
     if need > free:
         level = "error" if kept * checkpoint > free else "warning"
-        parts = [f"{kept} checkpoints of {gib(checkpoint)}", f"rollouts of at most {gib(rollouts)}"][
-            : 1 + bool(rollouts)
-        ]
-        parts += [f"a merged model of {gib(merged)}"] * bool(merged)
+        parts = [f"{kept} checkpoints of {gib(checkpoint)}"]
+        if rollouts:
+            parts.append(f"rollouts of at most {gib(rollouts)}")
+        if merged:
+            parts.append(f"a merged model of {gib(merged)}")
         message = f"the run may write {gib(need)} to {there} ({', '.join(parts)}); {gib(free)} are free"
         key = ("log", "keep_rollouts") if rollouts > kept * checkpoint else ("checkpoint", "keep_last")
         change = "set log.keep_rollouts" if key[0] == "log" else "lower checkpoint.keep_last"

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from vlmrl import __version__
 from vlmrl.checkpoint.format import ADAPTER, DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, SCHEMA, VALUE_HEAD, read_meta
+from vlmrl.checkpoint.shards import TensorSpec, split_shards
 from vlmrl.errors import CheckpointError, StoreError
 from vlmrl.model.lora import has_adapter, write_adapter
 from vlmrl.store.faults import crash_point
@@ -204,14 +205,8 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 def _file_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """The file, from 1, that each tensor goes into. The writer makes each file in memory first: many small ones."""
     limit = max(MIN_FILE_BYTES, sum(t.nbytes for t in tensors.values()) // MAX_FILES)
-    found: dict[str, int] = {}
-    file, used = 1, 0
-    for name, tensor in tensors.items():
-        if used and used + tensor.nbytes > limit:
-            file, used = file + 1, 0
-        found[name] = file
-        used += tensor.nbytes
-    return found
+    specs = [TensorSpec(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()]
+    return {spec.name: file for file, shard in enumerate(split_shards(specs, limit), 1) for spec in shard}
 
 
 def _read_tensors(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:

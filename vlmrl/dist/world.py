@@ -6,7 +6,7 @@ Each is started with RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -41,10 +41,6 @@ class World:
         found: list[T | None] = [None] * self.size
         dist.all_gather_object(found, mine)
         return found  # type: ignore[return-value]  # all places are filled
-
-    def sum(self, numbers: Sequence[float]) -> list[float]:
-        """Sums over the processes, in float64, the same to the last bit on all of them."""
-        return [float(sum(column)) for column in zip(*self.gather(list(numbers)), strict=True)]
 
 
 ALONE = World()
