@@ -98,6 +98,11 @@ def format_error(message: str, where: str | None = None, hint: str | None = None
     return "\n".join(lines)
 
 
+def first_line(error: BaseException, limit: int = 200) -> str:
+    """The first line of what an error says, at most so many characters; its kind when it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:limit]
+
+
 def exit_of(error: BaseException) -> tuple[int, str]:
     """(exit code, what is printed) of an error that ends a command: 2 the user's mistake, 130 Ctrl-C, 1 our bug."""
     if isinstance(error, VlmrlError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NoReturn
 
-from vlmrl.errors import CheckpointError
+from vlmrl.errors import CheckpointError, first_line
 
 
 def check_access(repo: str) -> None:
@@ -20,7 +20,7 @@ def check_access(repo: str) -> None:
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
-        raise CheckpointError(f"`{repo}` is no name of a hub repository: {_first_line(error)}",
+        raise CheckpointError(f"`{repo}` is no name of a hub repository: {first_line(error)}",
                               hint="write it as ORGANISATION/NAME") from None  # fmt: skip
     try:
         HfApi().whoami()
@@ -54,8 +54,4 @@ def push(folder: Path, repo: str, *, public: bool = False) -> str:
 
 
 def _refused(what: str, error: Exception, hint: str) -> NoReturn:
-    raise CheckpointError(f"{what}: {_first_line(error)}", hint=hint) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    raise CheckpointError(f"{what}: {first_line(error)}", hint=hint) from error

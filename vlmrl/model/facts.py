@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vlmrl.errors import CheckpointError
+from vlmrl.errors import CheckpointError, first_line
 from vlmrl.model.families import part_of
 from vlmrl.model.hub import require_source
 from vlmrl.model.quiet import quiet_transformers
@@ -69,7 +69,7 @@ def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
             kwargs = {"trust_remote_code": settings.trust_remote_code, "revision": revision}
             config = AutoConfig.from_pretrained(source, **kwargs)
         except (OSError, ValueError, KeyError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            first = first_line(error)
             hint = "name a local folder, a run, or a hub model that is in the cache or can be downloaded"
             raise CheckpointError(f"no model can be loaded from `{source}`: {first}", hint=hint) from error
     model = _meta_model(config, settings)

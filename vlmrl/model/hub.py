@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from vlmrl.errors import CheckpointError
+from vlmrl.errors import CheckpointError, first_line
 
 ANSWER_SECONDS = 10.0
 
@@ -36,7 +36,7 @@ def require_source(path: str, revision: str | None = None) -> None:
     except RepositoryNotFoundError:
         raise CheckpointError(f"`{path}` is no folder here, and the hub has no such public model", hint=hint) from None
     except Exception as error:  # the network: every client library raises its own kinds
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        reason = first_line(error, 120)
         message = f"`{path}` is no folder here, it is not in the hub cache, and the hub cannot be asked: {reason}"
         raise CheckpointError(message, hint=hint) from error
 
@@ -72,7 +72,7 @@ def download(path: str, revision: str | None = None) -> Path:
     try:
         folder = snapshot_download(path, revision=revision, allow_patterns=WANTED_FILES)
     except Exception as error:  # the network: every client library raises its own kinds
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        reason = first_line(error, 120)
         raise CheckpointError(f"`{path}` cannot be fetched: {reason}", hint="the same command goes on") from error
     if not is_cached(path, revision):
         raise CheckpointError(f"the hub model `{path}` is not whole: configuration, tokenizer or weights are missing",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vlmrl.errors import CheckpointError
+from vlmrl.errors import CheckpointError, first_line
 from vlmrl.model.families import PART_NAMES, family_of, part_of
 from vlmrl.model.fork import checkpoint_layer
 from vlmrl.model.heap import keep_freed_memory
@@ -195,7 +195,7 @@ def _no_dropout(config: Any) -> None:
 
 
 def _not_loadable(source: str, error: Exception) -> CheckpointError:
-    first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    first = first_line(error)
     exists = Path(source).exists()
     hint = (
         "the folder must hold config.json, *.safetensors and the processor files, as `save_pretrained` writes them"
