@@ -103,7 +103,7 @@ def write_proof(checkpoint: Path, merged: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from vlmrl.checkpoint.proof import make_proof
+    from vlmrl.checkpoint.proof import prove_items
     from vlmrl.data.batch import PromptTokens, TrainItem
     from vlmrl.model.load import load_model
     from vlmrl.model.policy import Policy
@@ -115,7 +115,7 @@ def write_proof(checkpoint: Path, merged: Path) -> None:
     tokens = torch.randint(300, 1000, (8, 24), generator=torch.Generator().manual_seed(1)).tolist()
     prompt = PromptTokens(tuple(tokens[0][:16]), (0,) * 16, {}, 0)
     items = [TrainItem(prompt, 0, (Segment("assistant", tuple(row), True),), i) for i, row in enumerate(tokens)]
-    proof = {name: value.contiguous().clone() for name, value in make_proof(policy, items).items()}
+    proof = {name: value.contiguous().clone() for name, value in prove_items(policy, items).items()}
     save_file(proof, checkpoint / "proof.safetensors")
     seal(checkpoint)
 

@@ -23,7 +23,7 @@ from tinyworld import encoded, items_of, prompt_tokens, response
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import EncodedPrompt, Encoder
-from vlmrl.dist.fsdp import gathered, shard, units_of, whole
+from vlmrl.dist.fsdp import shard, units_of, whole
 from vlmrl.dist.world import World, join_world
 from vlmrl.errors import TrainError
 from vlmrl.model.load import checkpoint_gradients, load_model, load_processor, share_prefix
@@ -95,8 +95,7 @@ def sampled(policy: Policy, prompts: list[EncodedPrompt], tokenizer: Any, world:
     """Ids of three samples a prompt, each process answering its own, some more than others."""
     mine = [i for i in range(len(prompts)) if i % 3 % world.size == world.rank]
     params = SamplingParams(max_new_tokens=12)
-    with gathered(policy):
-        made = TorchEngine(policy, tokenizer).generate([Request(prompts[i], 3, 70 + i) for i in mine], params)
+    made = TorchEngine(policy, tokenizer).generate([Request(prompts[i], 3, 70 + i) for i in mine], params)
     by_prompt = dict(pair for theirs in world.gather(list(zip(mine, made, strict=True))) for pair in theirs)
     return [[list(s.token_ids) for s in by_prompt[i]] for i in range(len(prompts))]
 

@@ -18,10 +18,11 @@ from torch import Tensor
 from vlmrl.algo.family import ALGORITHMS, resolve
 from vlmrl.data.batch import TrainItem, make_row, pack
 from vlmrl.model import logprobs
-from vlmrl.model.lora import ReferencePolicy, adapter_tensors, attach_adapter
+from vlmrl.model.lora import adapter_tensors, attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Optim
 from vlmrl.train.optim import Optimizer
+from vlmrl.train.reference import ReferencePolicy
 from vlmrl.train.update import PolicyGradient, StepBatch, fill_reference, fill_stats, update
 from vlmrl.types import Segment
 

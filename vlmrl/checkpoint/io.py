@@ -7,11 +7,11 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -24,12 +24,16 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from vlmrl import __version__
 from vlmrl.checkpoint.format import ADAPTER, DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, SCHEMA, VALUE_HEAD, read_meta
-from vlmrl.checkpoint.shards import TensorSpec, split_shards
+from vlmrl.checkpoint.shards import TensorSpec, read_tensors, split_shards
+from vlmrl.dist.fsdp import own_part, own_rows, sharded_as, whole
+from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, StoreError
-from vlmrl.model.lora import has_adapter, write_adapter
+from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
 from vlmrl.store.faults import crash_point
 from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import COMPLETE, META, checkpoint_dir
+
+T = TypeVar("T")
 
 MAX_FILES = 64
 """Files that weights or optimizer state are cut into, at most twice as many; each is copied in memory to be written."""
@@ -58,11 +62,14 @@ class Saved:
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The weights by name, each storage once: a tied weight is saved under the first of its names."""
+    names: dict[int, str] = {}
+    tied = {n for n, p in model.named_parameters(remove_duplicate=False) if names.setdefault(id(p), n) != n}
     seen: set[tuple[int, tuple[int, ...]]] = set()
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
-        key = (tensor.data_ptr(), tuple(tensor.shape))
-        if tensor.numel() and key in seen:
+        part = own_part(tensor)
+        key = (part.data_ptr(), tuple(part.shape))
+        if name in tied or (part.numel() and key in seen):
             continue
         seen.add(key)
         tensors[name] = tensor
@@ -70,56 +77,101 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_checkpoint(
-    run_dir: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor]
-) -> Path:
+    run_dir: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
+    world: World = ALONE,
+) -> Path:  # fmt: skip
     """Write `checkpoints/step-<step>/`. Killed at any instant, the folder is complete or, for any reader, not there.
 
-    Returns: the folder. Raises: CheckpointError when the disk refuses; older checkpoints are untouched.
+    Args: world: the processes that hold the shards of the tensors; each writes its own, rank 0 the rest.
+    Returns: the folder. Raises: CheckpointError on all of them when the disk refuses; older checkpoints are untouched.
     """
     final = checkpoint_dir(run_dir, saved.step)
-    temp = temp_path(final)
+    temp = world.from_main(lambda: temp_path(final))
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        _write_folder(temp, saved, model, processor, optimizer_tensors)
-        if final.exists():
-            remove_tree(final)
-        os.replace(temp, final)
-        sync_folder(final.parent)
-        crash_point("before-complete")
-        write_atomic(final / COMPLETE, _sha256(final / META).encode())
+        _write_folder(temp, saved, model, processor, optimizer_tensors, world)
+        _together(world, lambda: _put_in_place(temp, final), alone=True)
     except (OSError, StoreError, SafetensorError) as error:
         raise CheckpointError(f"the checkpoint of step {saved.step} could not be saved: {error}", where=str(final),
                               hint="free disk space; older checkpoints are untouched") from error  # fmt: skip
     finally:
-        if temp.exists():
+        if world.is_main and temp.exists():
             remove_tree(temp)
     return final
 
 
+def _put_in_place(temp: Path, final: Path) -> None:
+    if final.exists():
+        remove_tree(final)
+    os.replace(temp, final)
+    sync_folder(final.parent)
+    crash_point("before-complete")
+    write_atomic(final / COMPLETE, _sha256(final / META).encode())
+
+
+def _together(world: World, action: Callable[[], T], *, alone: bool = False) -> T | None:
+    """Do a part of the saving on all processes (`alone`: on rank 0), which all wait for. It fails for all or for none.
+
+    Raises: what the action raised; OSError with its words on the others.
+    """
+    found = error = None
+    if world.is_main or not alone:
+        try:
+            found = action()
+        except (OSError, StoreError, SafetensorError) as raised:
+            error = raised
+    told = next((t for t in world.gather(None if error is None else str(error)) if t is not None), None)
+    if error is not None:
+        raise error
+    if told is not None:
+        raise OSError(told)
+    return found
+
+
 def _write_folder(
-    folder: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor]
+    folder: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor], world: World
 ) -> None:
     """Everything but COMPLETE, on the disk when this returns."""
-    folder.mkdir()
+    _together(world, lambda: folder.mkdir(parents=True), alone=True)
     if has_adapter(model):
-        base = saved.meta["base"]
-        write_adapter(folder / ADAPTER, model, base["path"], base["revision"])
+        base, adapter = saved.meta["base"], {n: whole(t) for n, t in adapter_tensors(model).items()}
+        _together(
+            world, lambda: write_adapter(folder / ADAPTER, model, base["path"], base["revision"], adapter), alone=True
+        )
     else:
-        _write_tensors(folder / MODEL, model_tensors(model))
+        _together(world, lambda: _write_tensors(folder / MODEL, model_tensors(model), world))
     crash_point("mid-save")
-    if saved.value_head:
-        save_file({k: v.detach().cpu().contiguous() for k, v in saved.value_head.items()}, folder / VALUE_HEAD)
     if optimizer_tensors:
-        _write_tensors(folder / OPTIMIZER, dict(optimizer_tensors))
-    _write_hf_files(folder / HF, model, processor)
-    (folder / RNG).parent.mkdir()
-    save_file({"torch": torch.random.get_rng_state()}, folder / RNG)
-    # Rollouts of one prompt share its pixels; safetensors wants every tensor in memory of its own.
-    save_file({k: v.detach().cpu().contiguous().clone() for k, v in saved.proof.items()}, folder / PROOF)
-    write_json(folder / DATA, dict(saved.data))
-    meta = {"schema": SCHEMA, "vlmrl": __version__, "step": saved.step, **saved.meta, "files": _file_table(folder)}
-    write_json(folder / META, meta)
-    _sync_tree(folder)
+        _together(world, lambda: _write_tensors(folder / OPTIMIZER, dict(optimizer_tensors), world))
+    value_head = {k: whole(v).detach().cpu().contiguous() for k, v in saved.value_head.items()}
+    states = {_rng_name(rank): state for rank, state in enumerate(world.gather(torch.random.get_rng_state()))}
+
+    def write_rest() -> list[str]:
+        if value_head:
+            save_file(value_head, folder / VALUE_HEAD)
+        _write_hf_files(folder / HF, model, processor)
+        (folder / RNG).parent.mkdir()
+        save_file(states, folder / RNG)
+        # Rollouts of one prompt share its pixels; safetensors wants every tensor in memory of its own.
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in saved.proof.items()}, folder / PROOF)
+        write_json(folder / DATA, dict(saved.data))
+        return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+
+    names = world.gather(_together(world, write_rest, alone=True))[0]
+    assert names is not None
+    mine = [names[i] for i in world.mine(len(names))]  # hashing is shared too
+    table = world.interleave(_together(world, lambda: [_file_facts(folder / name) for name in mine]) or [])
+
+    def write_meta() -> None:
+        files = dict(zip(names, table, strict=True))
+        meta = {"schema": SCHEMA, "vlmrl": __version__, "step": saved.step, **saved.meta, "files": files}
+        write_json(folder / META, meta)
+        _sync_tree(folder)
+
+    _together(world, write_meta, alone=True)
+
+
+def _rng_name(rank: int) -> str:
+    return "torch" if rank == 0 else f"torch.{rank}"
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
@@ -141,15 +193,23 @@ def load_weights(folder: Path, model: nn.Module) -> None:
             own[name].copy_(tensor)
 
 
-def load_optimizer_tensors(folder: Path) -> dict[str, Tensor]:
-    """What the optimizer saved, by name. Empty when nothing was (no step had been taken)."""
+def load_optimizer_tensors(folder: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """What the optimizer saved, as `<kind>.<parameter name>`. Empty when nothing was (no step had been taken).
+
+    Args: like: parameters by name. Of what is as large as its parameter, and that sharded, only this process's part is
+        read. However many processes saved it.
+    """
     if not (folder / OPTIMIZER).is_dir():
         return {}
     check_files(folder, OPTIMIZER)
-    tensors: dict[str, Tensor] = {}
-    for path in sorted((folder / OPTIMIZER).glob("*.safetensors")):
-        tensors |= load_file(path)
-    return tensors
+    found: dict[str, Tensor] = {}
+    for name, stored in read_tensors(sorted((folder / OPTIMIZER).glob("*.safetensors"))).items():
+        parameter = (like or {}).get(name.partition(".")[2])
+        if parameter is None or stored.shape != tuple(parameter.shape):
+            found[name] = stored.whole()
+        else:
+            found[name] = sharded_as(stored.rows(*own_rows(parameter)).to(own_part(parameter).device), parameter)
+    return found
 
 
 def load_value_head(folder: Path) -> dict[str, Tensor]:
@@ -167,10 +227,12 @@ def load_data(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{DATA} cannot be read: {error}", where=str(folder)) from error
 
 
-def load_rng(folder: Path) -> None:
-    """Put back torch's random state."""
+def load_rng(folder: Path, world: World = ALONE) -> None:
+    """Put back torch's random state of this process; one that did not exist then keeps the state it has."""
     check_files(folder, RNG)
-    torch.random.set_rng_state(load_file(folder / RNG)["torch"])
+    states = load_file(folder / RNG)
+    if _rng_name(world.rank) in states:
+        torch.random.set_rng_state(states[_rng_name(world.rank)])
 
 
 def load_proof(folder: Path) -> dict[str, Tensor]:
@@ -196,10 +258,12 @@ def check_files(folder: Path, under: str = "") -> list[str]:
     return sorted(table)
 
 
-def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    with _single_process():
-        writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_file_of(tensors))
-        save({k: v.detach().contiguous() for k, v in tensors.items()}, storage_writer=writer, no_dist=True)
+def _write_tensors(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
+    """Each process writes what it holds; of what all hold (no shards) one writes it."""
+    several = world.size > 1
+    with _plain_errors():
+        writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_file_of(tensors), save_distributed=several)
+        save({k: v.detach().contiguous() for k, v in tensors.items()}, storage_writer=writer, no_dist=not several)
 
 
 def _file_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
@@ -212,7 +276,7 @@ def _file_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 def _read_tensors(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     target = {k: torch.empty_like(v, memory_format=torch.contiguous_format) for k, v in like.items()}
     try:
-        with _single_process():
+        with _plain_errors():
             load(target, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     except (ValueError, RuntimeError, OSError, SafetensorError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
@@ -231,7 +295,7 @@ def _stored_names(folder: Path) -> set[str]:
 
 
 @contextmanager
-def _single_process() -> Iterator[None]:
+def _plain_errors() -> Iterator[None]:
     """torch warns that no process group exists, which is what a single process means, and wraps what went wrong in an
     exception that is no `Exception`: the first cause is raised instead."""
     with warnings.catch_warnings():
@@ -254,9 +318,8 @@ def _write_hf_files(folder: Path, model: Any, processor: Any) -> None:
     processor.save_pretrained(folder)
 
 
-def _file_table(folder: Path) -> dict[str, dict[str, Any]]:
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in files}
+def _file_facts(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
 
 
 def _sha256(path: Path) -> str:

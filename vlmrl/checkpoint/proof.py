@@ -11,6 +11,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -154,21 +155,25 @@ def _does_not_fit(folder: Path, dtype: str) -> str | None:
     return f"the model ({size:,} bytes) does not fit in memory ({have:,}), and this family's weights cannot be mapped"
 
 
-def make_proof(policy: Policy, items: list[TrainItem]) -> dict[str, Tensor]:
-    """Token log-probs of a few trajectories under the policy as it is, with all that computing them again needs."""
+def make_proof(items: Sequence[TrainItem], logps: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The log-probs of the trained tokens of a few trajectories, with all that computing them again needs."""
     proof: dict[str, Tensor] = {"count": torch.tensor(len(items))}
-    with torch.no_grad():
-        for i, item in enumerate(items):
-            ids = [t for s in item.segments for t in s.ids]
-            trained = [s.trained for s in item.segments for _ in s.ids]
-            proof |= {
-                f"{i}.prompt_ids": torch.tensor(item.prompt.ids), f"{i}.kinds": torch.tensor(item.prompt.kinds),
-                f"{i}.response_ids": torch.tensor(ids), f"{i}.trained": torch.tensor(trained),
-                f"{i}.num_images": torch.tensor(item.prompt.num_images),
-                f"{i}.logp": policy(make_row([item], policy.device)).logp.cpu(),
-            }  # fmt: skip
-            proof |= {f"{i}.image.{k}": v for k, v in item.prompt.images.items()}
+    for i, (item, logp) in enumerate(zip(items, logps, strict=True)):
+        ids = [t for s in item.segments for t in s.ids]
+        trained = [s.trained for s in item.segments for _ in s.ids]
+        proof |= {
+            f"{i}.prompt_ids": torch.tensor(item.prompt.ids), f"{i}.kinds": torch.tensor(item.prompt.kinds),
+            f"{i}.response_ids": torch.tensor(ids), f"{i}.trained": torch.tensor(trained),
+            f"{i}.num_images": torch.tensor(item.prompt.num_images), f"{i}.logp": logp.cpu(),
+        }  # fmt: skip
+        proof |= {f"{i}.image.{k}": v for k, v in item.prompt.images.items()}
     return proof
+
+
+@torch.no_grad()
+def prove_items(policy: Policy, items: Sequence[TrainItem]) -> dict[str, Tensor]:
+    """`make_proof` with what this policy says now, each trajectory in a row of its own."""
+    return make_proof(items, [policy(make_row([item], policy.device)).logp for item in items])
 
 
 def proof_gap(policy: Policy, proof: dict[str, Tensor]) -> float:

@@ -69,6 +69,11 @@ class StoredTensor:
         parts = [rows for _, rows in self.blocks()]
         return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else torch.empty(self.shape, dtype=self.dtype)
 
+    def rows(self, start: int, end: int) -> Tensor:
+        """Rows [start, end) in full width; a scalar is its only row."""
+        rows = self._rows(start, end)
+        return rows if self.shape else rows.reshape(())
+
     def _rows(self, start: int, end: int) -> Tensor:
         shape = self.shape or (1,)
         if len(self.pieces) == 1:

@@ -72,7 +72,7 @@ def check(
 
 def find_model_files(path: str, root: Path, where: str) -> tuple[str | None, Problem | None]:
     """Where the configuration and processor of the recipe's model are, or what is wrong."""
-    from vlmrl.train.state import find_model
+    from vlmrl.train.origin import find_model
 
     try:
         return find_model(path, root).files, None

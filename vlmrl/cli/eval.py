@@ -65,7 +65,7 @@ def eval_(
     """
     from vlmrl.store.layout import runs_root
     from vlmrl.train import evaluation as work
-    from vlmrl.train.state import find_model
+    from vlmrl.train.origin import find_model
 
     if n > 1 and not sample:
         raise RecipeError(f"--n {n} needs --sample: greedy gives the same answer {n} times", hint="--sample 1.0")

@@ -25,12 +25,12 @@ def run_ranks(
 ) -> None:  # fmt: skip
     """Start the ranks and leave with their exit code; return only when this process itself is to be the one rank."""
     from vlmrl.cli.sft import load_checked
-    from vlmrl.errors import LaunchError, StoreError
+    from vlmrl.errors import StoreError
     from vlmrl.launch.agent import Job, launch, torchrun_line
     from vlmrl.launch.cards import place
     from vlmrl.launch.fetch import offline_environment
     from vlmrl.store.runs import open_run
-    from vlmrl.train.start import LOOP_IS_SHARED, read_recipe
+    from vlmrl.train.start import read_recipe
 
     placement = place(machines.gpus or "1")
     if resume is None:
@@ -56,11 +56,6 @@ def run_ranks(
     if job.ranks * job.nnodes == 1:
         os.environ.update(env)
         return
-    if not LOOP_IS_SHARED:
-        raise LaunchError(
-            "this version trains a model in one process: its updates can be shared, its step loop cannot yet",
-            hint="leave --gpus and --nnodes out; --seeds and --grid with --gpus-per-run 1 train several models at once",
-        )
     what = "CPU processes" if placement.devices is None else "cards"
     nodes = f" on machine {job.node_rank} of {job.nnodes}" if job.nnodes > 1 else ""
     say(f"{job.ranks} {what}{nodes}, {placement.threads} threads each")

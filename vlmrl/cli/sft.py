@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from vlmrl.cli.output import JSON_HELP, emit
 from vlmrl.errors import RecipeError
+
+if TYPE_CHECKING:
+    from vlmrl.recipe.schema import Recipe
+    from vlmrl.store.runs import Run
 
 RECIPE = typer.Argument(None, help="Recipe file (TOML). Not needed with --resume.", show_default=False)
 SET = typer.Option([], "--set", help="Override a key: --set optim.lr=1e-5. May be repeated.", show_default=False)
@@ -74,9 +80,10 @@ def train_command(
     """
     from vlmrl.cli.progress import ConsoleWatcher
     from vlmrl.dist.worker import launched
+    from vlmrl.dist.world import is_main_process, join_world
     from vlmrl.store.layout import runs_root
     from vlmrl.store.runs import open_run
-    from vlmrl.train.start import Labels, reopen_run, run_session, start_run
+    from vlmrl.train.start import Labels, read_recipe, reopen_run, run_session, share_run, start_run
 
     command = "train" if kind == "rl" else "sft"
     root, argv = runs_root(runs), ["vlmrl", *sys.argv[1:]]
@@ -93,37 +100,50 @@ def train_command(
         from vlmrl.cli.ranks import run_ranks
 
         run_ranks(kind, recipe, overrides, resume, root, machines, as_json)
-    watcher = ConsoleWatcher(open("/dev/null", "w") if quiet else sys.stderr)  # noqa: SIM115
-    if resume is not None:
-        run, settings, checkpoint = reopen_run(root, resume, argv, kind)
-        at = f"checkpoint {checkpoint.name}" if checkpoint else "the start: it had no complete checkpoint"
-        say(f"resuming {run.id} (attempt {run.attempt}) from {at}")
-    else:
-        assert recipe is not None
-        loaded = load_checked(recipe, overrides, kind, root)
-        run, settings, checkpoint = (
-            start_run(loaded, root, argv, Labels(labels[0], tuple(labels[1]), labels[2])),
-            loaded.recipe,
-            None,
-        )
-        say(f"run {run.id}\n{arithmetic(settings)}")
-    try:
-        status = run_session(run, settings, root, watcher, checkpoint)
-    except KeyboardInterrupt:
-        if not launched():
-            say(f"interrupted; go on from the last checkpoint with: vlmrl {command} --resume {run.id}")
-        raise
-    done = open_run(root, run.id)
-    emit(_result(done), as_json)
+    talks = is_main_process()
+
+    def make() -> tuple[Run, Recipe, Path | None]:
+        if resume is not None:
+            run, settings, checkpoint = reopen_run(root, resume, argv, kind)
+            at = f"checkpoint {checkpoint.name}" if checkpoint else "the start: it had no complete checkpoint"
+            say(f"resuming {run.id} (attempt {run.attempt}) from {at}")
+            return run, settings, checkpoint
+        assert loaded is not None
+        run = start_run(loaded, root, argv, Labels(labels[0], tuple(labels[1]), labels[2]))
+        say(f"run {run.id}\n{arithmetic(loaded.recipe)}")
+        return run, loaded.recipe, None
+
+    loaded = None if recipe is None else load_checked(recipe, overrides, kind, root)
+    settings = loaded.recipe if loaded is not None else read_recipe(open_run(root, str(resume)))
+    with join_world(settings.model.device, settings.parallel.timeout_seconds) as world:
+        run, settings, checkpoint = share_run(world, make)
+        # In a rank of a launcher everything goes to the rank's own log, but what rank 0 says.
+        watcher = ConsoleWatcher(sys.stderr if not quiet and (talks or launched()) else open(os.devnull, "w"))  # noqa: SIM115
+        try:
+            status = run_session(run, settings, root, watcher, checkpoint, world)
+        except KeyboardInterrupt:
+            if not launched():
+                say(f"interrupted; go on from the last checkpoint with: vlmrl {command} --resume {run.id}")
+            raise
+    if talks:
+        _say_how_it_ended(open_run(root, run.id), status, command, as_json)
     if status == "interrupted":
-        say(f"saved {done.checkpoint_dirs()[-1].name}")
-        if not launched():  # the launcher knows the number of cards, and says it
-            say(f"go on with: vlmrl {command} --resume {run.id}")
         raise typer.Exit(130)
-    say(_closing(done))
 
 
-def _closing(done) -> str:
+def _say_how_it_ended(done: Run, status: str, command: str, as_json: bool) -> None:
+    from vlmrl.dist.worker import launched
+
+    emit(_result(done), as_json)
+    if status != "interrupted":
+        say(_closing(done))
+        return
+    say(f"saved {done.checkpoint_dirs()[-1].name}")
+    if not launched():  # the launcher knows the number of cards, and says it
+        say(f"go on with: vlmrl {command} --resume {done.id}")
+
+
+def _closing(done: Run) -> str:
     """Where the run is, its best validation, and the next commands: with `--checkpoint last` where no checkpoint is the
     best.
     """
@@ -181,7 +201,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _result(run) -> dict:
+def _result(run: Run) -> dict:
     best = run.manifest.best
     train = run.metrics("train")
     return {

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from vlmrl.types import PackedRow, Segment, Span
+
+if TYPE_CHECKING:
+    from vlmrl.data.encode import EncodedPrompt
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,10 @@ class PromptTokens:
     kinds: tuple[int, ...]
     images: Mapping[str, Tensor]
     num_images: int
+
+    @classmethod
+    def of(cls, prompt: EncodedPrompt) -> PromptTokens:
+        return cls(prompt.prompt_ids, prompt.kinds, prompt.images, prompt.num_images)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from vlmrl.dist.world import World
 
 
 def shard(
     policy: nn.Module, layers: list[nn.Module], world: World, device: torch.device, *,
-    compute_dtype: torch.dtype | None = None, offload: bool = False,
+    compute_dtype: torch.dtype | None = None, group_size: int | None = None, offload: bool = False,
+    exact: Sequence[nn.Module] = (),
 ) -> None:  # fmt: skip
     """Shard a policy in place, every layer as a unit of its own and the rest with the root.
 
@@ -26,18 +28,29 @@ def shard(
     Args:
         layers: modules that run as a whole, exactly once a row; each is gathered when it runs. None of them: everything
             is gathered for the whole row, for policies that run a layer as often as a row's groups ask for.
-        compute_dtype: of forward and backward; None = that of the parameters, which stay as they are.
+        device: that computes; parameters may still lie elsewhere.
+        compute_dtype: of forward and backward; what is trained is then held in float32. None = as the parameters are.
+        group_size: processes that hold one whole copy between them, a divisor of their number; None = all. Gathering
+            stays within these (ranks follow each other on a machine), and only gradients cross over.
         offload: parameters, gradients and optimizer state live in main memory between their uses.
+        exact: modules that compute in their parameters' own dtype.
     """
-    mesh = init_device_mesh(device.type, (world.size,))
+    size = group_size or world.size
+    if size == world.size:
+        mesh = init_device_mesh(device.type, (size,))
+    else:
+        mesh = init_device_mesh(device.type, (world.size // size, size), mesh_dim_names=("copy", "shard"))
     options: dict[str, Any] = {
-        "mesh": mesh,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32),
-        "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
-    }
-    for layer in layers:
-        fully_shard(layer, **options)
-    fully_shard(policy, **options)
+        "mesh": mesh, "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy(),
+    }  # fmt: skip
+    for module in exact:
+        fully_shard(module, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32), **options)
+    mixed = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    for module in [*layers, policy]:
+        for parameter in module.parameters() if compute_dtype is not None else ():
+            if parameter.requires_grad and not isinstance(parameter, DTensor):
+                parameter.data = parameter.data.float()  # unit by unit: never all of the model twice
+        fully_shard(module, mp_policy=mixed, **options)
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -71,6 +84,45 @@ def gathered(policy: nn.Module) -> Iterator[None]:
             unit.reshard()
         root.set_reshard_after_forward(True)
         root.set_reshard_after_forward(False, recurse=False)  # its backward pass follows at once
+
+
+def regather(policy: nn.Module) -> None:
+    """Forget what was gathered: the shards were changed behind it. Changes nothing where nothing is sharded."""
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def own_part(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+    """The part of a tensor that this process holds: of a sharded one, or of a whole one if it were sharded as `like`
+    is. A view; all of it where nothing is sharded.
+    """
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    if not isinstance(like, DTensor):
+        return tensor
+    sizes, starts = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        tensor = tensor.narrow(dim, min(start, tensor.shape[dim]), size)
+    return tensor
+
+
+def own_rows(like: Tensor) -> tuple[int, int]:
+    """[first, last) row of a tensor that this process holds; all of them where it is not sharded. A scalar is a row."""
+    rows = like.shape[0] if like.ndim else 1
+    if not isinstance(like, DTensor):
+        return 0, rows
+    sizes, starts = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    return min(starts[0], rows), min(starts[0], rows) + sizes[0]
+
+
+def sharded_as(part: Tensor, like: Tensor) -> Tensor:
+    """The whole tensor of which this process holds `part`, sharded as `like` is; `part` where that is not sharded."""
+    if not isinstance(like, DTensor):
+        return part
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vlmrl.data.encode import Encoder
+from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import DataError
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
@@ -26,6 +27,7 @@ __all__ = ["Evaluation", "evaluate", "read_evaluation", "write_evaluation"]
 def evaluate(
     generator: Generator, encoder: Encoder, source: Source, scorer: Scorer, *, params: SamplingParams, seed: int = 0,
     max_rows: int | None = None, samples: int = 1, strict: bool = False, progress: Callable[[int], Any] | None = None,
+    world: World = ALONE,
 ) -> Evaluation:  # fmt: skip
     """Answer, parse and score the rows of a source.
 
@@ -36,6 +38,7 @@ def evaluate(
         samples: responses a prompt.
         strict: a bug in the reward stops with its row; else the row's score is None and it is counted.
         progress: called with the number of responses newly finished.
+        world: processes that share the work, each with an engine of its own; all get the whole evaluation.
     Raises: DataError when the source has no rows; RewardError when strict, or when the reward failed for every row.
     """
     count = len(source.rows) if max_rows is None else min(max_rows, len(source.rows))
@@ -43,16 +46,16 @@ def evaluate(
         raise DataError(f"split `{source.split}` of `{source.name}` has no rows to evaluate")
     groups: list[Group] = []
     for start in range(0, count, CHUNK_PROMPTS):
-        rows = [source.rows[i] for i in range(start, min(start + CHUNK_PROMPTS, count))]
+        rows = [source.rows[start + i] for i in world.mine(min(CHUNK_PROMPTS, count - start))]
         prompts = [encode_prompt(source, row, 0, encoder, NO_PROMPT_LIMIT) for row in rows]
         rollouts = sample_rollouts(
             generator, prompts, params, num_samples=samples, run_seed=seed, version=generator.version, progress=progress
         )
         # A reward that fails on every row of the first chunk is a bug, not bad luck: strict shows the first row.
         scored = score_rollouts(rollouts, {source.name: scorer}, strict=strict)
-        if start == 0 and all(s.score.error is not None for g in scored for s in g.samples):
+        if start == 0 and rows and all(s.score.error is not None for g in scored for s in g.samples):
             score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)
-        groups += scored
+        groups += world.interleave(scored)
     found = make_records(groups, source)
     return Evaluation(found, summarise(found, seed=seed))
 

@@ -12,7 +12,7 @@ from typing import Literal
 from vlmrl.checkpoint.format import read_meta
 from vlmrl.model import hub
 from vlmrl.recipe.schema import Recipe
-from vlmrl.train.state import find_model
+from vlmrl.train.origin import find_model
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 """Environment in which nothing is asked of the hub."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 from fnmatch import fnmatchcase
@@ -19,8 +19,6 @@ from torch import Tensor, nn
 
 from vlmrl.errors import CheckpointError
 from vlmrl.model.families import part_of
-from vlmrl.model.policy import Policy
-from vlmrl.types import PackedRow, RowReference, TokenStats
 
 if TYPE_CHECKING:  # the models load with torch and transformers alone
     from vlmrl.recipe.schema import Lora
@@ -85,7 +83,7 @@ def attach_adapter(model: Any, lora: Lora, freeze: Sequence[str] = (), dtype: to
             if isinstance(module, nn.Dropout):
                 layer.lora_dropout[name] = _GradientDropout(module.p)
     if dtype is not None:
-        for parameter in _adapter_parameters(model).values():
+        for parameter in adapter_parameters(model).values():
             parameter.data = parameter.data.to(dtype)
     return model
 
@@ -122,56 +120,20 @@ def adapted_parts(model: nn.Module) -> set[str]:
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
     """Inside, the model computes what its base computes."""
+    # peft's `enable_adapters` would freeze the parameters too, and what a sharded model is gathered into would stay so.
     layers = list(_layers(model))
     for layer in layers:
-        layer.enable_adapters(False)
+        layer._disable_adapters = True
     try:
         yield
     finally:
         for layer in layers:
-            layer.enable_adapters(True)
+            layer._disable_adapters = False
 
 
-class ReferencePolicy:
-    """The policy that a KL term refers to, out of the trained one's own weights: never a second copy of the model.
-
-    Args:
-        policy: the trained one; its model has an adapter.
-        first: adapter tensors that the run began with; None when it began with the base (the adapter is switched off).
-    """
-
-    def __init__(self, policy: Policy, first: Mapping[str, Tensor] | None = None) -> None:
-        self.policy = policy
-        self.first = None if first is None else _by_parameter(policy.model, first)
-
-    @property
-    def device(self) -> torch.device:
-        return self.policy.device
-
-    @torch.no_grad()
-    def __call__(self, row: PackedRow, reference: RowReference | None = None) -> TokenStats:
-        """As `Policy.forward`, under the reference and without gradient."""
-        with self._first_weights():
-            return self.policy(row, reference)
-
-    @torch.no_grad()
-    def states(self, row: PackedRow) -> Tensor:
-        """As `Policy.states`, under the reference and without gradient."""
-        with self._first_weights():
-            return self.policy.states(row)
-
-    @torch.no_grad()
-    def head(self, hidden: Tensor) -> Tensor:
-        """As `Policy.head`. An adapter on the head itself (a family may call it a part of the language model) is the
-        reference's too; one that has none is not worth going through all layers for each chunk.
-        """
-        if next(_layers(self.policy.model.get_output_embeddings()), None) is None:
-            return self.policy.head(hidden)
-        with self._first_weights():
-            return self.policy.head(hidden)
-
-    def _first_weights(self) -> AbstractContextManager[None]:
-        return adapter_off(self.policy.model) if self.first is None else _swapped(self.policy.model, self.first)
+def has_adapted_head(model: Any) -> bool:
+    """Whether the layer that makes logits has an adapter (a family may call it a part of the language model)."""
+    return next(_layers(model.get_output_embeddings()), None) is not None
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -186,14 +148,18 @@ def load_adapter_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> Non
     Raises: CheckpointError when they do not fit it.
     """
     with torch.no_grad():
-        for name, value in _by_parameter(model, tensors).items():
-            _adapter_parameters(model)[name].copy_(value)
+        for name, value in by_parameter(model, tensors).items():
+            adapter_parameters(model)[name].copy_(value)
 
 
-def write_adapter(folder: Path, model: nn.Module, base: str, revision: str | None = None) -> None:
+def write_adapter(
+    folder: Path, model: nn.Module, base: str, revision: str | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> None:  # fmt: skip
     """Write `adapter_config.json` and `adapter_model.safetensors` as PEFT does; nothing is pickled.
 
-    Args: base: path or hub name of the base model, recorded as given.
+    Args: tensors: whole ones in place of the model's own, which may be sharded.
+        base: path or hub name of the base model, recorded as given.
     """
     from safetensors.torch import save_file
 
@@ -203,8 +169,8 @@ def write_adapter(folder: Path, model: nn.Module, base: str, revision: str | Non
     tidy = {k: sorted(v) if isinstance(v, set) else getattr(v, "value", v) for k, v in sorted(config.items())}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_FILE).write_text(json.dumps(tidy, indent=2) + "\n", "utf-8")
-    tensors = {k: v.cpu().contiguous() for k, v in adapter_tensors(model).items()}
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    own = adapter_tensors(model) if tensors is None else tensors
+    save_file({k: v.cpu().contiguous() for k, v in own.items()}, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
 
 def read_adapter(folder: Path) -> dict[str, Tensor]:
@@ -258,7 +224,7 @@ class Trained:
 def trained_parts(model: nn.Module) -> Trained:
     """What is trained and what is frozen, by part; the adapter's parameters are called after the part they sit in."""
     counts: tuple[dict[str, int], dict[str, int]] = ({}, {})
-    adapters = _adapter_parameters(model) if has_adapter(model) else {}
+    adapters = adapter_parameters(model) if has_adapter(model) else {}
     for name, parameter in model.named_parameters():
         part = (part_of(name) or "other") + (" adapter" if name in adapters else "")
         where = counts[0 if parameter.requires_grad else 1]
@@ -302,13 +268,14 @@ def _layers(model: nn.Module) -> Iterator[Any]:
     return (layer for _, layer in _named_layers(model))
 
 
-def _adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The adapter's parameters by the model's own names."""
     return {n: p for n, p in model.named_parameters() if ".lora_" in n}
 
 
-def _by_parameter(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def by_parameter(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by PEFT's names -> by the model's own parameter names, on the parameters' device and in their dtype."""
-    own = _adapter_parameters(model)
+    own = adapter_parameters(model)
     saved_as = {PEFT_PREFIX + _without_adapter_name(name): name for name in own}
     given = {name.removesuffix(".weight"): t for name, t in tensors.items()}
     wrong = sorted(saved_as.keys() ^ given.keys())
@@ -318,22 +285,8 @@ def _by_parameter(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, 
             f"the adapter does not fit: {len(wrong)} of {len(own)} tensors are missing, unknown or of another shape",
             hint=f"first of them: {wrong[0]}; [lora] must be as it was, and the base model the same",
         )
-    return {saved_as[n]: t.to(own[saved_as[n]]) for n, t in given.items()}
+    return {saved_as[n]: t.to(own[saved_as[n]].device, own[saved_as[n]].dtype) for n, t in given.items()}
 
 
 def _without_adapter_name(name: str) -> str:
     return name.replace(".default.", ".").removesuffix(".weight")
-
-
-@contextmanager
-def _swapped(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, the adapter has these weights."""
-    own = _adapter_parameters(model)
-    kept = {name: own[name].data for name in tensors}
-    try:
-        for name, value in tensors.items():
-            own[name].data = value
-        yield
-    finally:
-        for name, value in kept.items():
-            own[name].data = value

@@ -38,6 +38,8 @@ class Policy(nn.Module):
         critic: whether it has a `value_head`: a linear layer on the hidden states that predict the trained tokens, in
             float32, and 0 at first, so that all values are. It is no part of the model: `model.freeze` does not freeze
             it, and a merged model does not have it.
+    Attributes:
+        device, dtype: that it computes on and in. Those of the model's parameters, unless these are sharded.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class Policy(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.model: Any = model
+        first = next(model.parameters())
+        self.device, self.dtype = first.device, first.dtype
         self.temperature = temperature
         self.banned_ids = tuple(banned_ids)
         self.entropy_gradient = entropy_gradient
@@ -54,12 +58,13 @@ class Policy(nn.Module):
         self.recompute = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
         self.cheap = cheap_modules(model)
         self.backend = backend
-        self.value_head = _value_head(model, self.device) if critic else None
+        self.value_head = _value_head(self.hidden_size, self.device) if critic else None
         self._positions: dict[bytes, tuple[Tensor, int]] = {}
 
     @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+    def hidden_size(self) -> int:
+        """Width D of the hidden states."""
+        return int(self.model.config.get_text_config().hidden_size)
 
     @property
     def path(self) -> str:
@@ -70,12 +75,16 @@ class Policy(nn.Module):
             return "shared prefix, forked cache"
         return f"padded: `{self.model.config.model_type}` runs each response behind its own copy of the prompt"
 
-    def forward(self, row: PackedRow, reference: RowReference | None = None) -> TokenStats:
+    def forward(
+        self, row: PackedRow, reference: RowReference | None = None, *, states_only: bool = False
+    ) -> TokenStats | Tensor:
         """What the policy says of the row's trained tokens, in the row's order, from one pass over it.
 
-        Args: reference: of the same row; the full KL to it comes with the rest.
+        Args: reference: of the same row; the full KL to it comes with the rest. states_only: for `states`.
         """
-        hidden_KD = self.states(row)
+        hidden_KD = self._states(row)
+        if states_only:
+            return hidden_KD
         logp_K, entropy_K = token_logprobs(
             hidden_KD, row.target_K, self.head, temperature=self.temperature, banned_ids=self.banned_ids,
             entropy_gradient=self.entropy_gradient,
@@ -88,7 +97,13 @@ class Policy(nn.Module):
         return TokenStats(logp_K, entropy_K, value_K, kl_K)
 
     def states(self, row: PackedRow) -> Tensor:
-        """The last hidden states that predict the row's trained tokens. [K, D] in the model's dtype, with gradient."""
+        """The last hidden states that predict the row's trained tokens. [K, D] in the model's dtype, with gradient.
+
+        By way of `forward`: it is where a sharded policy has its parameters.
+        """
+        return self(row, states_only=True)
+
+    def _states(self, row: PackedRow) -> Tensor:
         if self.recompute:  # transformers recomputes activations in training mode only, and cannot generate in it
             self.model.train(torch.is_grad_enabled())
         run = {"packed": self._packed, "forked": self._forked, "padded": self._padded}[self.sharing]
@@ -107,8 +122,9 @@ class Policy(nn.Module):
         return {self.family.kinds_name: kinds} if self.family.kinds_name else {}
 
     def _backend(self) -> str:
-        dtype = next(self.model.parameters()).dtype
-        return choose_backend(self.device, dtype, self.family.bidirectional) if self.backend == "auto" else self.backend
+        if self.backend != "auto":
+            return self.backend
+        return choose_backend(self.device, self.dtype, self.family.bidirectional)
 
     def _packed(self, row: PackedRow) -> Tensor:
         device = row.input_ids_N.device
@@ -248,8 +264,8 @@ class Policy(nn.Module):
         ).last_hidden_state[0]  # fmt: skip
 
 
-def _value_head(model: Any, device: torch.device) -> nn.Linear:
-    head = nn.Linear(model.config.get_text_config().hidden_size, 1, device=device, dtype=torch.float32)
+def _value_head(hidden_size: int, device: torch.device) -> nn.Linear:
+    head = nn.Linear(hidden_size, 1, device=device, dtype=torch.float32)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.zero_()

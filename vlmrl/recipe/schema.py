@@ -329,6 +329,11 @@ class Parallel(Table):
     timeout_seconds: Annotated[float, Field(gt=0)] = 1800.0
     """Longest time that a process may be in one phase of a step (sampling, updating, saving ...). After it the run is
     ended, with the process and the phase named and the stacks of all in their logs."""
+    shard_size: PositiveInt | None = None
+    """Processes that hold one whole copy of the model between them, a divisor of their number: 8 with 32 keeps the
+    gathering of weights within each machine of 8, and only gradients travel between them. Left out = all of them."""
+    offload: bool = False
+    """Keep parameters, gradients and moments in main memory between their uses: slower, for models that do not fit."""
 
 
 class Log(Table):

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from vlmrl.data.batch import join_images
+from vlmrl.dist.fsdp import gathered
 from vlmrl.model.decode_cache import DecodeCache, key_layers, rows_of
 from vlmrl.model.decode_linear import fast_linears
 from vlmrl.model.families import head_of
@@ -80,13 +81,15 @@ class TorchEngine:
     def close(self) -> None:
         """Nothing to give back."""
 
-    @torch.inference_mode()
     def generate(
         self, requests: Sequence[Request], params: SamplingParams, progress: Callable[[int], Any] | None = None
     ) -> list[list[Sample]]:
-        """See `Generator.generate`. Requests are batched by the token budget, longest prompts first."""
+        """See `Generator.generate`. Requests are batched by the token budget, longest prompts first. All processes of a
+        sharded policy must call it, each with its own requests, which may be none.
+        """
         results: list[list[Sample | None]] = [[None] * r.num_samples for r in requests]
-        with fast_linears(self.policy.model):
+        # Gathered first: what the update computes with must not be made in inference mode.
+        with gathered(self.policy), torch.inference_mode(), fast_linears(self.policy.model):
             for batch in self._batches(requests, params.max_new_tokens):
                 self._generate_batch(requests, batch, params, results, progress or (lambda n: None))
         return [[s for s in samples if s is not None] for samples in results]

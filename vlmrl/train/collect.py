@@ -13,6 +13,8 @@ from vlmrl.algo.advantages import Array
 from vlmrl.algo.family import Algorithm
 from vlmrl.algo.kl import ESTIMATORS as KL_ESTIMATORS
 from vlmrl.algo.returns import explained_variance
+from vlmrl.data.batch import PromptTokens
+from vlmrl.dist.world import World
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import (
     Prompt,
@@ -24,10 +26,10 @@ from vlmrl.rollout.sample import (
     sample_rollouts,
     score_rollouts,
 )
-from vlmrl.train.batches import split_groups, step_batch
+from vlmrl.train.batches import split_updates, step_batch
 from vlmrl.train.loop import Clock
 from vlmrl.train.state import Session, draw_rows, sampling_params
-from vlmrl.train.update import fill_logps, fill_reference, fill_stats
+from vlmrl.train.update import StepBatch, fill_logps, fill_reference, fill_stats
 from vlmrl.types import Group
 
 
@@ -42,21 +44,40 @@ class Before:
     value: dict[int, torch.Tensor] = field(default_factory=dict)
     kl: dict[int, torch.Tensor] = field(default_factory=dict)
 
+    def joined(self, world: World) -> Before:
+        """That of all processes, each having looked at its own trajectories."""
+        if world.size == 1:
+            return self
+        own = [{i: x.cpu() for i, x in found.items()} for found in (self.logp, self.value, self.kl)]
+        given = world.gather(own)
+        return Before(*({i: found[k][i] for found in given for i in found[k]} for k in range(3)))
+
 
 @dataclass
 class Collected:
-    """What a step has to learn from. `metrics`: numbers that only sampling knows."""
+    """What a step has to learn from, of all processes: each has all groups, but encoded only the prompts it sampled.
 
-    rollouts: list[Rollout]
-    groups: list[Group]
+    Args:
+        prompts: of each group; None = another process has it.      owners: the process that sampled each group.
+        metrics: numbers that only sampling knows.
+    """
+
+    groups: list[Group] = field(default_factory=list)
+    prompts: list[Prompt | None] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     before: Before = field(default_factory=Before)
+
+    def sampled(self) -> list[tuple[int, Prompt]]:
+        """(index of its group, prompt) of those that this process has encoded."""
+        return [(i, prompt) for i, prompt in enumerate(self.prompts) if prompt is not None]
 
 
 def collect(
     session: Session, generator: Generator, algorithm: Algorithm, kl_coef: float, clock: Clock, *, strict: bool
 ) -> Collected:
-    """Sample and score the prompts of a step, and turn the scores into advantages.
+    """Sample and score the prompts of a step, and turn the scores into advantages. Prompt i of a draw is answered by
+    process i mod their number; what comes of it, pixels aside, goes to all.
 
     With the filter "spread", prompts whose scores are too close are replaced by new ones, in at most `filter_tries`
     draws; the refused groups are kept among the results (recorded, in the metrics) with zero advantage.
@@ -64,25 +85,29 @@ def collect(
     Args: kl_coef: weight of the KL in the reward; 0 = it is in the loss, or off. strict: as `score_rollouts`.
     """
     s, wanted, limit = session, session.recipe.rollout.prompts_per_step, session.recipe.rollout.max_new_tokens
-    made = Collected([], [])
+    made = Collected()
     draws = passed = 0
     while passed < wanted and draws < (algorithm.filter_tries if algorithm.filter != "none" else 1):
+        drawn = draw_rows(s, wanted - passed)
+        own: list[Prompt | None] = [None] * len(drawn)
         with clock("encode"):
-            prompts = [
-                encode_prompt(source, row, occurrence, s.encoder, s.recipe.rollout.max_prompt_tokens)
-                for source, row, occurrence in draw_rows(s, wanted - passed)
-            ]
+            for i in s.world.mine(len(drawn)):
+                source, row, occurrence = drawn[i]
+                own[i] = encode_prompt(source, row, occurrence, s.encoder, s.recipe.rollout.max_prompt_tokens)
         with clock("rollout"):
-            made.rollouts += (rollouts := _sample(s, generator, prompts))
+            rollouts = _sample(s, generator, [p for p in own if p is not None])
         with clock("reward"):
-            made.groups += (groups := score_rollouts(rollouts, s.scorers, strict=strict))
+            groups = s.world.interleave(score_rollouts(rollouts, s.scorers, strict=strict))
+        made.groups += groups
+        made.prompts += own
+        made.owners += [i % s.world.size for i in range(len(drawn))]
         passed += sum(has_spread(g, algorithm, limit) for g in groups)
         draws += 1
     if algorithm.filter != "none":
         made.metrics |= {"rollout/draws": draws, "rollout/prompts_passed": passed}
     greedy = None
     if algorithm.advantage == "greedy":
-        greedy = _greedy_scores(s, generator, made.rollouts, clock, strict)
+        greedy = _greedy_scores(s, generator, made, clock, strict)
         found = [g for g in greedy if g is not None]
         made.metrics |= {"reward/greedy_mean": fmean(found)} if found else {}
     penalties = values = None
@@ -103,6 +128,27 @@ def collect(
     return made
 
 
+def batch_of(
+    session: Session, made: Collected, groups: Sequence[Group], *, keep_dead: bool, count_dead: bool = False,
+    updates: int = 1,
+) -> StepBatch:  # fmt: skip
+    """What this process trains on of `groups`, which are the step's with whatever was added to them."""
+
+    def prompt_of(index: int) -> PromptTokens:
+        found = made.prompts[index]
+        if found is None:  # another process sampled it, which has more to train on: pixels do not travel, rows do
+            row, occurrence = groups[index].row, groups[index].trajectories[0].occurrence
+            source = next(x for x in session.sources if x.name == row.source)
+            found = encode_prompt(source, row, occurrence, session.encoder, session.recipe.rollout.max_prompt_tokens)
+            made.prompts[index] = found
+        return PromptTokens.of(found.encoded)
+
+    return step_batch(
+        groups, prompt_of, keep_dead=keep_dead, count_dead=count_dead, updates=updates, owners=made.owners,
+        world=session.world, filler=session.filler,
+    )  # fmt: skip
+
+
 def _sample(session: Session, generator: Generator, prompts: Sequence[Prompt]) -> list[Rollout]:
     s, recipe = session, session.recipe
     count = recipe.rollout.samples_per_prompt
@@ -113,19 +159,25 @@ def _sample(session: Session, generator: Generator, prompts: Sequence[Prompt]) -
 
 
 def _greedy_scores(
-    session: Session, generator: Generator, rollouts: Sequence[Rollout], clock: Clock, strict: bool
+    session: Session, generator: Generator, made: Collected, clock: Clock, strict: bool
 ) -> list[float | None]:
     """The score of one greedy answer to each prompt; None where its reward failed. It is not trained on, nor kept."""
     s, recipe = session, session.recipe
     params = replace(sampling_params(recipe, s.policy, s.processor.tokenizer), temperature=0.0, top_p=1.0, top_k=0)
+    sampled = made.sampled()
     with clock("rollout"):
         answers = sample_rollouts(
-            generator, [r.prompt for r in rollouts], params, num_samples=1, run_seed=recipe.train.seed,
+            generator, [prompt for _, prompt in sampled], params, num_samples=1, run_seed=recipe.train.seed,
             version=s.progress.step,
         )  # fmt: skip
     with clock("reward"):
         scores = [g.samples[0].score for g in score_rollouts(answers, s.scorers, strict=strict)]
-    return [None if score.error is not None else score.value for score in scores]
+        own = {
+            i: None if score.error is not None else score.value
+            for (i, _), score in zip(sampled, scores, strict=True)
+        }  # fmt: skip
+        found = {i: value for theirs in s.world.gather(own) for i, value in theirs.items()}
+    return [found[i] for i in range(len(made.groups))]
 
 
 def _before(session: Session, made: Collected, algorithm: Algorithm, with_kl: bool) -> Before:
@@ -135,10 +187,11 @@ def _before(session: Session, made: Collected, algorithm: Algorithm, with_kl: bo
     then has ratios of exactly 1, in bfloat16 too.
     """
     s, budget, before = session, session.recipe.train.tokens_per_row, Before()
-    groups = mark_masked(made.groups, algorithm) if algorithm.needs_critic else made.groups
-    whole = step_batch(made.rollouts, groups, keep_dead=True)
-    wanted = {"logp": before.logp} | ({"value": before.value} if algorithm.needs_critic else {})
-    for batch in split_groups(whole, s.recipe.train.updates_per_step if algorithm.needs_critic else 1):
+    critic = algorithm.needs_critic
+    groups = mark_masked(made.groups, algorithm) if critic else made.groups
+    updates = s.recipe.train.updates_per_step if critic else 1
+    wanted = {"logp": before.logp} | ({"value": before.value} if critic else {})
+    for batch in split_updates(batch_of(s, made, groups, keep_dead=True, updates=updates)):
         if not with_kl:
             fill_stats(s.policy, batch, wanted, budget)
             continue
@@ -152,7 +205,7 @@ def _before(session: Session, made: Collected, algorithm: Algorithm, with_kl: bo
             fill_logps(s.reference, batch, batch.ref_logp, budget)
             estimate = KL_ESTIMATORS[algorithm.kl]
             before.kl |= {i: estimate(before.logp[i], theirs) for i, theirs in batch.ref_logp.items()}
-    return before
+    return before.joined(s.world)
 
 
 def _by_sample(groups: Sequence[Group], found: dict[int, torch.Tensor], factor: float = 1.0) -> list[list[Array]]:

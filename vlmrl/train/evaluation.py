@@ -27,7 +27,8 @@ from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run, open_run
 from vlmrl.tasks.source import Source, open_source
 from vlmrl.train.generator import make_generator
-from vlmrl.train.state import ModelOrigin, greedy_params, load_origin, make_encoder, make_policy, make_scorer
+from vlmrl.train.origin import ModelOrigin
+from vlmrl.train.state import greedy_params, load_origin, make_encoder, make_policy, make_scorer
 from vlmrl.types import SamplingParams
 
 DATA_FILES = ("path", "prompt", "images_root", "reward")

@@ -8,17 +8,16 @@ from typing import Any
 
 import torch
 
-from vlmrl.data.batch import TrainItem
+from vlmrl.data.batch import PromptTokens, TrainItem
 from vlmrl.data.encode import Encoder
 from vlmrl.errors import EngineError
 from vlmrl.model.lora import adapted_parts, adapter_rank
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.sample import Rollout, sample_rollouts
+from vlmrl.rollout.sample import Prompt, sample_rollouts
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.train.mismatch import Mismatch
-from vlmrl.train.sft import prompt_tokens
 from vlmrl.train.state import Session, sampling_params
 from vlmrl.train.update import StepBatch, fill_logps
 from vlmrl.types import Segment, hash64
@@ -51,26 +50,27 @@ def make_generator(
     return VllmEngine(policy, encoder.tokenizer, settings, say=say)
 
 
-def check_sync(session: Session, generator: Generator, rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Let the engine answer a few prompts of the last rollouts with its new weights, and the trainer re-score that.
+def check_sync(session: Session, generator: Generator, prompts: Sequence[Prompt]) -> dict[str, float]:
+    """Let the engine answer a few of the last prompts with its new weights, and the trainer re-score that. Every
+    process does so with its own engine and prompts, of which it may have none.
 
     Returns: `policy/sync_gap_mean` and `policy/sync_gap_max`, nats; {} for an engine without weights of its own.
     Raises: EngineError when the mean is above `rollout.max_sync_gap`.
     """
     s, recipe = session, session.recipe
-    if not generator.copies_weights or not rollouts:
+    if not generator.copies_weights:
         return {}
-    prompts = [r.prompt for r in rollouts[:SYNC_PROMPTS]]
+    prompts = prompts[:SYNC_PROMPTS]
     params = sampling_params(recipe, s.policy, s.processor.tokenizer)
     params = replace(params, max_new_tokens=min(SYNC_TOKENS, params.max_new_tokens), top_p=1.0, top_k=0)
     answers = sample_rollouts(
         generator, prompts, params, num_samples=1, run_seed=hash64(recipe.train.seed, "sync"), version=s.progress.step
     )
-    batch, said = StepBatch([], [], []), []
+    batch, said = StepBatch([], [], [], world=s.world, filler=s.filler), []
     for index, answer in enumerate(answers):
         [sample] = answer.samples
         segment = Segment("assistant", sample.token_ids, True, sample.sampler_logp)
-        batch.items.append(TrainItem(prompt_tokens(answer.prompt), index, (segment,), index))
+        batch.items.append(TrainItem(PromptTokens.of(answer.prompt.encoded), index, (segment,), index))
         said.append(torch.tensor(sample.sampler_logp))
     ours: dict[int, Any] = {}
     fill_logps(s.policy, batch, ours, recipe.train.tokens_per_row)
@@ -86,4 +86,5 @@ def check_sync(session: Session, generator: Generator, rollouts: Sequence[Rollou
             hint='see whether it holds with model.dtype = "float32" and how policy/sampler_gap_mean went before;'
             ' rollout.engine = "torch" goes on from the last checkpoint',
         )
+    found = Mismatch.joined(s.world.gather(found))
     return {"policy/sync_gap_mean": found.gap_mean, "policy/sync_gap_max": found.gap_max}

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 from vlmrl.dist import worker
 from vlmrl.evaluate.metrics import metric_value
@@ -80,7 +79,7 @@ def validate(session: Session, generator: Generator) -> None:
     for source in s.validation:
         found = evaluate(
             generator, s.encoder, source, s.scorers[source.name], params=params, seed=s.recipe.train.seed,
-            max_rows=settings.max_rows,
+            max_rows=settings.max_rows, world=s.world,
         )  # fmt: skip
         values.append(metric_value(found.summary, settings.metric))
         prefix = "eval" if len(s.validation) == 1 else f"eval/{source.name}"
@@ -90,7 +89,8 @@ def validate(session: Session, generator: Generator) -> None:
         }
         name = f"{source.split}-{source.name}-step-{step:06d}"
         meta = {"step": step, "greedy": True, "checkpoint": None, "during": "training"}
-        write_evaluation(eval_dir(s.run.dir, name), found, meta)
+        if s.world.is_main:
+            write_evaluation(eval_dir(s.run.dir, name), found, meta)
     value = sum(values) / len(values)
     best = _is_best(s, value)
     s.progress.validated = step
@@ -127,13 +127,17 @@ def after_step(session: Session, generator: Generator) -> None:
 
 
 def stop_reason(session: Session, request: StopRequest) -> str | None:
-    """Why the loop ends now; None = it goes on."""
+    """Why the loop ends now; None = it goes on. The same on all processes: one that is asked to stop asks all, and the
+    clock is that of rank 0.
+    """
     s, settings = session, session.recipe
+    told = s.world.gather((request.asked, s.seconds))
+    asked, seconds = any(a for a, _ in told), told[0][1]
     if s.progress.step >= settings.train.steps:
         return "all steps done"
-    if request.asked:
+    if asked:
         return "interrupted"
-    if settings.train.max_seconds and s.seconds >= settings.train.max_seconds:
+    if settings.train.max_seconds and seconds >= settings.train.max_seconds:
         return f"train.max_seconds = {settings.train.max_seconds} is over"
     above, best = settings.train.stop_above, s.progress.best_value
     if above is not None and best is not None and s.progress.best_step == s.progress.step and _reached(s, best, above):
@@ -152,25 +156,26 @@ def end(session: Session, generator: Generator, reason: str) -> str:
     interrupted = reason == "interrupted"
     if not interrupted:
         validate(session, generator)
-    last = session.run.checkpoint_dirs()
-    if not last or last[-1].name != f"step-{session.progress.step:06d}":
+    if session.saved_step != session.progress.step:
         save(session)
     session.run.event(session.progress.step, "ended", reason=reason)
     return "interrupted" if interrupted else "done"
 
 
-def memory_metrics(policy: Any) -> dict[str, float]:
-    """`memory/peak_bytes`: of the device on CUDA (allocated), else of this process (resident). There also how many
-    shapes FlexAttention was compiled for, where it is used."""
-    if policy.device.type == "cuda":
+def memory_metrics(session: Session) -> dict[str, float]:
+    """`memory/peak_bytes`: of the device on CUDA (allocated), else of the process (resident); of the process with the
+    most. There also how many shapes FlexAttention was compiled for, where it is used."""
+    if session.policy.device.type == "cuda":
         import torch
 
         from vlmrl.model.flex_attention import compiled_shapes
 
-        compiled = {"policy/attention_compilations": float(len(compiled_shapes))} if compiled_shapes else {}
-        return {"memory/peak_bytes": float(torch.cuda.max_memory_allocated())} | compiled
-    import resource
-    import sys
+        peak = float(torch.cuda.max_memory_allocated())
+        more = {"policy/attention_compilations": float(len(compiled_shapes))} if compiled_shapes else {}
+    else:
+        import resource
+        import sys
 
-    unit = 1 if sys.platform == "darwin" else 1024
-    return {"memory/peak_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)}
+        peak, more = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss), {}
+        peak *= 1 if sys.platform == "darwin" else 1024
+    return {"memory/peak_bytes": max(session.world.gather(peak))} | more

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmrl.data.batch import TrainItem, join_images, make_row, pack
+from vlmrl.data.batch import PromptTokens, TrainItem, join_images, make_row, pack
 from vlmrl.model.facts import usable_memory
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.train.sft import prompt_tokens
-from vlmrl.train.state import find_model, load_origin, make_encoder, make_policy, open_sources, sampling_params
+from vlmrl.train.origin import find_model
+from vlmrl.train.state import load_origin, make_encoder, make_policy, open_sources, sampling_params
 from vlmrl.train.trial import choose_rows
 from vlmrl.types import Segment
 
@@ -135,7 +135,7 @@ def deep_check(recipe: Recipe, runs_root: Path, *, prompts: int) -> Parity:
             # Ragged on purpose: an untrained model writes every response to the limit.
             keep = max(1, len(sample.token_ids) * (SAMPLES - k) // SAMPLES)
             segment = Segment("assistant", sample.token_ids[:keep], True, sample.sampler_logp[:keep])
-            items.append(TrainItem(prompt_tokens(rollout.prompt), group, (segment,), len(items)))
+            items.append(TrainItem(PromptTokens.of(rollout.prompt.encoded), group, (segment,), len(items)))
     names = [f"{p.source.name} row {p.row.prompt_id}" for p in drawn]
     return compare(policy, items, names, tokens_per_row=recipe.train.tokens_per_row)
 

@@ -14,8 +14,8 @@ from vlmrl.evaluate.stats import bootstrap_mean
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.sample import is_dead_group
 from vlmrl.store.prune import RolloutRule
-from vlmrl.train.batches import split_groups, step_batch
-from vlmrl.train.collect import Collected, collect
+from vlmrl.train.batches import split_updates
+from vlmrl.train.collect import Collected, batch_of, collect
 from vlmrl.train.generator import check_sync, make_generator
 from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate
 from vlmrl.train.optim import learning_rate
@@ -58,7 +58,7 @@ def train_rl(session: Session) -> str:
             s.progress.step += 1
             with clock("sync"):
                 generator.load_weights(s.progress.step)
-                sync = check_sync(s, generator, made.rollouts)
+                sync = check_sync(s, generator, [prompt for _, prompt in made.sampled()])
             metrics = (
                 group_metrics(made.groups)
                 | made.metrics
@@ -67,7 +67,7 @@ def train_rl(session: Session) -> str:
                 | sync
                 | rollout_speed(made.groups, clock)
                 | clock.metrics()
-                | memory_metrics(s.policy)
+                | memory_metrics(s)
             )
             s.run.log(step, "train", metrics)
             s.watcher.step(step, recipe.train.steps, metrics)
@@ -110,11 +110,14 @@ def learn(session: Session, made: Collected, objective: PolicyGradient) -> dict[
     # A filter's refused groups stay out, whatever else acts on all.
     acts_on_all = algorithm.needs_critic or bool(objective.kl_coef or objective.entropy_coef)
     keep_dead = acts_on_all and algorithm.filter == "none"
-    batch = step_batch(made.rollouts, made.groups, keep_dead=keep_dead, count_dead=algorithm.count_dead)
+    batch = batch_of(
+        s, made, made.groups, keep_dead=keep_dead, count_dead=algorithm.count_dead,
+        updates=recipe.train.updates_per_step,
+    )  # fmt: skip
     batch.seed = hash64(recipe.train.seed, s.progress.step, "tokens")
     batch.old_value = made.before.value
-    s.proof_items = batch.items[:64] or step_batch(made.rollouts, made.groups, keep_dead=True).items[:64]
-    if not batch.items:
+    s.proof_items = batch.items[:64] or batch_of(s, made, made.groups, keep_dead=True).items[:64]
+    if not batch.updates:
         return {"optim/updates": s.optimizer.updates, "optim/lr": 0.0}
     budget = recipe.train.tokens_per_row
     if objective.kl_coef > 0 and s.reference is not None:
@@ -122,7 +125,7 @@ def learn(session: Session, made: Collected, objective: PolicyGradient) -> dict[
             fill_reference(s.reference, batch, budget)
         else:
             fill_logps(s.reference, batch, batch.ref_logp, budget)
-    minibatches = split_groups(batch, recipe.train.updates_per_step)
+    minibatches = split_updates(batch)
     if len(minibatches) > 1 and algorithm.needs_critic:
         batch.old_logp |= made.before.logp
     elif len(minibatches) > 1:

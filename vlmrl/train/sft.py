@@ -7,7 +7,7 @@ import random
 from vlmrl.data.batch import PromptTokens, TrainItem
 from vlmrl.errors import DataError
 from vlmrl.model.load import stop_ids_of
-from vlmrl.rollout.sample import Prompt, encode_prompt
+from vlmrl.rollout.sample import encode_prompt
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.tasks.source import Source
 from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate
@@ -31,8 +31,9 @@ def train_sft(session: Session) -> str:
             step, clock = s.progress.step, Clock()
             with clock("encode"):
                 drawn = draw_rows(s, recipe.train.rows_per_step)
-                items = [_item(s, *place, index) for index, place in enumerate(drawn)]
-            batch = StepBatch(items, [0.0] * len(items), [f"{src.name} row {row.prompt_id}" for src, row, _ in drawn])
+                items = [_item(s, *drawn[index], index) for index in s.world.mine(len(drawn))]
+            names = [f"{source.name} row {row.prompt_id}" for source, row, _ in drawn]
+            batch = StepBatch(items, [0.0] * len(drawn), names, world=s.world, filler=s.filler)
             with clock("update"):
                 lr = learning_rate(recipe.optim, step, recipe.train.steps)
                 stats = update(
@@ -41,13 +42,13 @@ def train_sft(session: Session) -> str:
                 )  # fmt: skip
             s.proof_items = items
             s.progress.step += 1
-            s.progress.samples += len(items)
+            s.progress.samples += len(drawn)
             generator.load_weights(s.progress.step)
-            tokens = sum(batch.num_trained(i) for i in items)
+            tokens = sum(s.world.gather(sum(batch.num_trained(i) for i in items)))
             metrics = stats | {
-                "optim/updates": s.optimizer.updates, "data/rows": len(items), "data/trained_tokens": tokens,
+                "optim/updates": s.optimizer.updates, "data/rows": len(drawn), "data/trained_tokens": tokens,
                 "rollout/tokens_per_second": tokens / clock.metrics()["time/step_seconds"],
-            } | clock.metrics() | memory_metrics(s.policy)  # fmt: skip
+            } | clock.metrics() | memory_metrics(s)  # fmt: skip
             s.run.log(step, "train", metrics)
             s.watcher.step(step, recipe.train.steps, metrics)
             after_step(s, generator)
@@ -59,7 +60,7 @@ def _item(session: Session, source: Source, row: Row, occurrence: int, index: in
     text = target_text(source, row, random.Random(hash64(session.recipe.train.seed, row.prompt_id, occurrence)))
     session.encoder.refuse_placeholders(text, f"{source.name} row {row.prompt_id}")
     ids = response_ids(session, text)
-    return TrainItem(prompt_tokens(prompt), index, (Segment("assistant", ids, True),), index)
+    return TrainItem(PromptTokens.of(prompt.encoded), index, (Segment("assistant", ids, True),), index)
 
 
 def target_text(source: Source, row: Row, rng: random.Random) -> str:
@@ -86,9 +87,3 @@ def response_ids(session: Session, text: str) -> tuple[int, ...]:
     end_id = tokenizer.eos_token_id
     stops = stop_ids_of(session.policy.model, tokenizer)
     return (*ids, end_id if end_id is not None else stops[0])
-
-
-def prompt_tokens(prompt: Prompt) -> PromptTokens:
-    """An encoded prompt as the packer needs it."""
-    e = prompt.encoded
-    return PromptTokens(e.prompt_ids, e.kinds, e.images, e.num_images)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.dist import worker
+from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import StoreError
 from vlmrl.recipe.load import LoadedRecipe, recipe_from_resolved
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards import reward_record
 from vlmrl.store import layout
 from vlmrl.store.provenance import usable_cores
-from vlmrl.store.runs import Run, create_run, open_run, resume_run
+from vlmrl.store.runs import FollowedRun, Run, create_run, open_run, resume_run
 
 if TYPE_CHECKING:
     from vlmrl.train.state import Watcher
-
-
-LOOP_IS_SHARED = False
-"""Whether `run_session` may run as one of several processes of a run."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ def start_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Lab
     Args: kind: what the run is, when it is not what the recipe is for (a trial).
     """
     from vlmrl.tasks.source import open_source
-    from vlmrl.train.state import find_model
+    from vlmrl.train.origin import find_model
 
     recipe = loaded.recipe
     sources = [open_source(d, recipe.reward) for d in recipe.data]
@@ -85,7 +82,24 @@ def read_recipe(run: Run) -> Recipe:
     return recipe_from_resolved(resolved, where=str(path))
 
 
-def run_session(run: Run, recipe: Recipe, root: Path, watcher: Watcher, resume: Path | None) -> str:
+def share_run(world: World, make: Callable[[], tuple[Run, Recipe, Path | None]]) -> tuple[Run, Recipe, Path | None]:
+    """What `make` gives (a run that this process writes, its recipe, the checkpoint to go on from) for all processes:
+    rank 0 makes it, the others follow that run.
+    """
+    made: list[tuple[Run, Recipe, Path | None]] = []
+
+    def told() -> tuple[Path, Recipe, Path | None]:
+        made.append(make())
+        run, recipe, checkpoint = made[0]
+        return run.dir, recipe, checkpoint
+
+    run_dir, recipe, checkpoint = world.from_main(told)
+    return made[0] if made else (FollowedRun(run_dir, world.rank), recipe, checkpoint)
+
+
+def run_session(
+    run: Run, recipe: Recipe, root: Path, watcher: Watcher, resume: Path | None, world: World = ALONE
+) -> str:
     """Train a run to its end. Returns how it ended: "done" or "interrupted". Errors end it as failed and go on."""
     from vlmrl.train.rl import train_rl
     from vlmrl.train.sft import train_sft
@@ -93,7 +107,7 @@ def run_session(run: Run, recipe: Recipe, root: Path, watcher: Watcher, resume: 
 
     with run:
         worker.join_run(run.dir, run.attempt)
-        session = open_session(recipe, run, root, watcher, resume=resume)
+        session = open_session(recipe, run, root, watcher, resume=resume, world=world)
         try:
             status = (train_rl if recipe.kind == "rl" else train_sft)(session)
         finally:

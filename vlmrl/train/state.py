@@ -13,26 +13,29 @@ import torch
 
 from vlmrl.algo.family import algorithm_of
 from vlmrl.checkpoint import io
-from vlmrl.checkpoint.format import ADAPTER, HF, read_meta
+from vlmrl.checkpoint.format import ADAPTER, read_meta
 from vlmrl.checkpoint.load import fingerprint, load_saved, saved_lora
 from vlmrl.checkpoint.proof import make_proof
 from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import Encoder
 from vlmrl.data.sampler import PromptStream
 from vlmrl.dist import worker
-from vlmrl.errors import CheckpointError, DataError, StoreError
+from vlmrl.dist.world import ALONE, World
+from vlmrl.errors import CheckpointError, DataError
 from vlmrl.model.load import DTYPES, banned_ids_of, load_model, load_processor, pick_device, prepare_model, stop_ids_of
-from vlmrl.model.lora import CONFIG_FILE, ReferencePolicy, attach_adapter, fold_adapter, read_adapter, trained_parts
+from vlmrl.model.lora import attach_adapter, fold_adapter, read_adapter, trained_parts
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model, Recipe
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.store.layout import COMPLETE, MANIFEST, checkpoint_dir, complete_checkpoints
-from vlmrl.store.listing import run_ids
 from vlmrl.store.provenance import usable_cores
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source, open_source, open_validation
 from vlmrl.train.optim import Optimizer
-from vlmrl.types import Group, SamplingParams
+from vlmrl.train.origin import ModelOrigin, origin_of
+from vlmrl.train.reference import ReferencePolicy
+from vlmrl.train.sharing import check_sharing, make_filler, on_cpu, shard_policy
+from vlmrl.train.update import StepBatch, fill_logps
+from vlmrl.types import Group, SamplingParams, hash64
 
 PROOF_ROLLOUTS = 8
 """Rollouts whose log-probs go into each checkpoint."""
@@ -46,72 +49,6 @@ class Watcher(Protocol):
     def step(self, step: int, total: int, metrics: Mapping[str, Any]) -> None: ...
     def validation(self, step: int, summary: Mapping[str, Any], best: bool) -> None: ...
     def sample(self, step: int, group: Group) -> None: ...
-
-
-@dataclass(frozen=True)
-class ModelOrigin:
-    """Where a run's first weights come from: a Hugging Face folder or name, or a checkpoint of another run."""
-
-    path: str
-    checkpoint: Path | None = None
-    parent: Mapping[str, Any] | None = None
-
-    @property
-    def files(self) -> str:
-        """Where config and processor are loaded from."""
-        return str(self.checkpoint / HF) if self.checkpoint else self.path
-
-
-def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOrigin:
-    """What `model.path` names: a local folder, a checkpoint folder, a run (one of its checkpoints), else a hub name.
-
-    Args: which: checkpoint of a run: "best", "last", or a step.
-    Raises: StoreError or CheckpointError when it names a run that has no complete checkpoint.
-    """
-    folder = Path(path)
-    if (folder / "config.json").is_file():
-        return ModelOrigin(path)
-    if (folder / COMPLETE).is_file():
-        return ModelOrigin(path, folder, {"checkpoint": folder.name, "run": folder.parent.parent.name})
-    run = _last_trained(runs_root) if path == "last" else _run_named(path, runs_root)
-    if run is not None:
-        checkpoint = run.checkpoint(which)
-        return ModelOrigin(path, checkpoint, {"run": run.id, "checkpoint": checkpoint.name})
-    if (folder / CONFIG_FILE).is_file():
-        raise CheckpointError(f"{path} holds an adapter without its base model", where=path,
-                              hint="name the run that made it, or fold it in: vlmrl merge RUN")  # fmt: skip
-    if folder.is_dir():
-        raise CheckpointError(f"{path} holds no model: there is no config.json, and it is no run", where=path)
-    return ModelOrigin(path)
-
-
-def _last_trained(runs_root: Path) -> Run | None:
-    """The newest run that has a checkpoint: `last` as a model must not stop at a `vlmrl try` or an evaluation."""
-    for name in run_ids(runs_root):
-        if complete_checkpoints(runs_root / name):
-            return open_run(runs_root, name)
-    return None
-
-
-def _run_named(path: str, runs_root: Path) -> Run | None:
-    """The run that `path` names, or None: then it is taken for a hub name, and the hub says whether it is one."""
-    try:
-        return open_run(runs_root, path)
-    except StoreError as error:
-        if (Path(path) / MANIFEST).exists() or "more than one" in error.message:
-            raise
-        return None
-
-
-def origin_of(run: Run, path: str, runs_root: Path) -> ModelOrigin:
-    """Where this run's first weights come from, as its manifest recorded it: `last`, and a run's best checkpoint, mean
-    something else by now.
-    """
-    parent = run.manifest.parent
-    if parent is None or (Path(path) / COMPLETE).is_file():
-        return find_model(path, runs_root)
-    step = int(parent["checkpoint"].rpartition("-")[2])
-    return ModelOrigin(path, checkpoint_dir(runs_root / parent["run"], step), parent)
 
 
 def load_origin(settings: Model, origin: ModelOrigin, lora: Lora | None = None) -> tuple[Any, Any]:
@@ -243,6 +180,12 @@ class Session:
     base: Mapping[str, Any] = field(default_factory=dict)
     """What the weights come from (path, revision); with an adapter, what it sits on, with its checksum."""
     proof_items: list[TrainItem] = field(default_factory=list)
+    world: World = ALONE
+    """The processes of the run. All of them go through the same steps, in which they meet; that of rank 0 writes."""
+    filler: TrainItem | None = None
+    """A row that counts for nothing (see StepBatch); there where there are several processes."""
+    saved_step: int | None = None
+    """Step of the newest checkpoint."""
     stack: ExitStack = field(default_factory=ExitStack)
     started: float = field(default_factory=time.perf_counter)
 
@@ -271,41 +214,54 @@ def open_sources(recipe: Recipe) -> tuple[list[Source], list[Source]]:
     return sources, found
 
 
-def open_session(recipe: Recipe, run: Run, runs_root: Path, watcher: Watcher, *, resume: Path | None = None) -> Session:
+def open_session(
+    recipe: Recipe, run: Run, runs_root: Path, watcher: Watcher, *, resume: Path | None = None, world: World = ALONE
+) -> Session:
     """Load everything a run needs; with `resume`, continue exactly where that checkpoint was saved.
 
-    Raises: the errors of data, rewards, model and checkpoint.
+    With several processes each loads the whole model into main memory, then keeps its shard on its device.
+    Raises: the errors of data, rewards, model and checkpoint; LaunchError for what cannot be sharded.
     """
+    check_sharing(recipe, world)
     torch.manual_seed(recipe.train.seed)
     if pick_device(recipe.model.device).type == "cpu":
-        torch.set_num_threads(usable_cores())
+        torch.set_num_threads(max(1, usable_cores() // world.local_size))
     sources, validation = open_sources(recipe)
     if any(v.split == "test" for v in validation):
         run.add_label("validated on the test split")
     origin = origin_of(run, recipe.model.path, runs_root)
     # Resumed, nothing but the checkpoint is read, unless it holds an adapter: that needs its base model.
     start = origin if resume is None else replace(origin, checkpoint=resume)
-    model, processor, base = load_for_training(recipe, start)
+    loading = recipe if world.size == 1 else on_cpu(recipe)
+    model, processor, base = load_for_training(loading, start)
     temperature = recipe.rollout.temperature if recipe.kind == "rl" else 1.0
     algorithm = algorithm_of(recipe.algo) if recipe.kind == "rl" else None
     critic = algorithm is not None and algorithm.needs_critic
     policy = make_policy(recipe.model, model, processor, temperature, recipe.algo.entropy_coef != 0, critic)
+    if resume is not None and policy.value_head is not None:
+        policy.value_head.load_state_dict(io.load_value_head(resume))
+    watcher.message(f"{trained_parts(model)}{'; and a value head' if critic else ''}")
+    if world.size > 1:
+        watcher.message(shard_policy(policy, recipe, world))
     run.write_log(f"rows are run by: {policy.path}")
     if policy.sharing == "padded" and recipe.model.shared_prefix:
         watcher.message(f"no shared prefix: {policy.path}")
+    encoder = make_encoder(recipe.model, processor)
     session = Session(
         recipe=recipe, run=run, policy=policy, processor=processor,
         optimizer=Optimizer(policy.model, recipe.optim, policy.value_head),
-        encoder=make_encoder(recipe.model, processor), sources=sources, validation=validation,
+        encoder=encoder, sources=sources, validation=validation,
         stream=PromptStream([len(s.rows) for s in sources], [s.share for s in sources], recipe.train.seed),
-        scorers={}, origin=origin, watcher=watcher, base=base,
+        scorers={}, origin=origin, watcher=watcher, base=base, world=world,
+        filler=None if world.size == 1 else make_filler(encoder, stop_ids_of(model, processor.tokenizer)[0]),
     )  # fmt: skip
-    watcher.message(f"{trained_parts(model)}{'; and a value head' if critic else ''}")
     for source in [*sources, *validation]:
         if source.name not in session.scorers:
             session.scorers[source.name] = session.stack.enter_context(make_scorer(source, recipe))
     if algorithm is not None and algorithm.kl_coef > 0:
         session.reference = _reference(session, temperature)
+    if world.size > 1:  # adapters and heads were the same on all until here; dropout is every process's own
+        torch.manual_seed(hash64(recipe.train.seed, "rank", world.rank))
     if resume is not None:
         restore(session, resume)
     return session
@@ -323,8 +279,12 @@ def _reference(session: Session, temperature: float) -> Policy | ReferencePolicy
     """The first weights, frozen, for the KL term: a copy, or with an adapter the policy's own model without it."""
     recipe, origin = session.recipe, session.origin
     if recipe.lora is None:
-        model, processor, _ = load_for_training(recipe, origin)
-        return make_policy(recipe.model, model.requires_grad_(False), processor, temperature)
+        several = session.world.size > 1
+        model, processor, _ = load_for_training(on_cpu(recipe) if several else recipe, origin)
+        reference = make_policy(recipe.model, model.requires_grad_(False), processor, temperature)
+        if several:
+            shard_policy(reference, recipe, session.world)
+        return reference
     if origin.checkpoint is None or saved_lora(origin.checkpoint) is None:
         return ReferencePolicy(session.policy)
     io.check_files(origin.checkpoint, ADAPTER)
@@ -346,31 +306,40 @@ def save(session: Session) -> Path:
         meta |= {"lora": recipe.lora.model_dump(mode="json"), "freeze": list(recipe.model.freeze),
                  "quantize": recipe.model.quantize}  # fmt: skip
     data = {"progress": asdict(replace(s.progress, seconds=s.seconds)), "stream": s.stream.state_dict()}
-    # One rollout a prompt: more prompts prove more.
-    items = list({item.group: item for item in s.proof_items}.values())[:PROOF_ROLLOUTS]
-    proof = make_proof(s.policy, items) if items else {}
     value_head = {} if s.policy.value_head is None else s.policy.value_head.state_dict()
-    saved = io.Saved(s.progress.step, meta, data, proof, value_head)
-    folder = io.save_checkpoint(s.run.dir, saved, s.policy.model, s.processor, s.optimizer.state_tensors())
+    saved = io.Saved(s.progress.step, meta, data, _proof(s), value_head)
+    tensors = s.optimizer.state_tensors()
+    folder = io.save_checkpoint(s.run.dir, saved, s.policy.model, s.processor, tensors, s.world)
+    s.saved_step = s.progress.step
     keep = [s.progress.best_step] if recipe.checkpoint.keep_best and s.progress.best_step is not None else []
     s.run.prune_checkpoints(recipe.checkpoint.keep_last, keep)
     s.run.event(s.progress.step, "checkpoint saved", folder=folder.name)
     return folder
 
 
+def _proof(session: Session) -> dict[str, torch.Tensor]:
+    """Log-probs of some of the last rollouts of rank 0 under the weights as they are."""
+    s = session
+    # One rollout a prompt: more prompts prove more.
+    items = list({item.group: item for item in s.proof_items}.values())[:PROOF_ROLLOUTS] if s.world.is_main else []
+    batch, logps = StepBatch(items, [], [], world=s.world, filler=s.filler), {}
+    fill_logps(s.policy, batch, logps, tokens_per_row=1)  # each in a row of its own
+    return make_proof(items, [logps[item.trajectory] for item in items]) if items else {}
+
+
 def restore(session: Session, folder: Path) -> None:
-    """Put a checkpoint's optimizer, value head, data position, counters and random state into the session, whose model
-    has the checkpoint's weights already.
+    """Put a checkpoint's optimizer, data position, counters and random state into the session, whose policy has the
+    checkpoint's weights already.
     """
-    meta = read_meta(folder)
-    if session.policy.value_head is not None:
-        session.policy.value_head.load_state_dict(io.load_value_head(folder))
-    session.optimizer.load_state_tensors(io.load_optimizer_tensors(folder), meta["optimizer_updates"])
+    optimizer = session.optimizer
+    tensors = io.load_optimizer_tensors(folder, optimizer.masters)
+    optimizer.load_state_tensors(tensors, read_meta(folder)["optimizer_updates"])
     data = io.load_data(folder)
     session.progress = Progress(**data["progress"])
+    session.saved_step = session.progress.step
     session.counted_before = (session.progress.samples, session.progress.reward_errors)
     session.stream.load_state_dict(data["stream"])
-    io.load_rng(folder)
+    io.load_rng(folder, session.world)
 
 
 def draw_rows(session: Session, count: int) -> Sequence[tuple[Source, Any, int]]:

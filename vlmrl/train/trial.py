@@ -34,9 +34,9 @@ from vlmrl.store.layout import MEDIA
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
 from vlmrl.train.keep import write_rows
+from vlmrl.train.origin import find_model
 from vlmrl.train.seen import seen_images
 from vlmrl.train.state import (
-    find_model,
     load_origin,
     make_encoder,
     make_policy,

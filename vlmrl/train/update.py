@@ -26,10 +26,10 @@ from vlmrl.algo.losses import (
 from vlmrl.data.batch import TrainItem, make_row, pack
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import TrainError
-from vlmrl.model.lora import ReferencePolicy
 from vlmrl.model.policy import Policy
 from vlmrl.train.mismatch import Mismatch
 from vlmrl.train.optim import Optimizer
+from vlmrl.train.reference import ReferencePolicy
 from vlmrl.types import PackedRow, RowReference, TokenStats
 
 FILLER = -1
@@ -182,6 +182,7 @@ class StepBatch:
         token_advantages: per trajectory, one advantage a trained token, in place of `advantage_S`'s.
         value_target: per trajectory, what the critic should have said before each trained token.
         dead_tokens: group -> trained tokens of its responses, of groups that are left out but count in the denominator.
+        updates: the groups of each update, in order. This and `dead_tokens` are of all processes.
         seed: of the surrogate's random choices.
         world: the processes that share the step, each with its own items, of whole groups.
         filler: a trajectory that counts for nothing (its `trajectory` is `FILLER`), with an image where the model has
@@ -199,6 +200,7 @@ class StepBatch:
     token_advantages: dict[int, Tensor] = field(default_factory=dict)
     value_target: dict[int, Tensor] = field(default_factory=dict)
     dead_tokens: dict[int, list[int]] = field(default_factory=dict)
+    updates: list[list[int]] = field(default_factory=list)
     seed: int = 0
     world: World = ALONE
     filler: TrainItem | None = None
@@ -233,11 +235,17 @@ class StepBatch:
                 rows.append(own)
         return rows
 
-    def reference_of(self, items: Sequence[TrainItem], device: torch.device) -> RowReference | None:
+    def reference_of(self, items: Sequence[TrainItem], policy: Policy | ReferencePolicy) -> RowReference | None:
         """What the full KL of a row of these items needs; None where it was not asked for."""
         if self.ref_head is None:
             return None
-        return RowReference(torch.cat([self.ref_hidden[i.trajectory] for i in items]).to(device), self.ref_head)
+        hidden = [
+            torch.zeros(self.num_trained(i), policy.hidden_size, dtype=policy.dtype)
+            if i.trajectory == FILLER
+            else self.ref_hidden[i.trajectory]
+            for i in items
+        ]
+        return RowReference(torch.cat(hidden).to(policy.device), self.ref_head)
 
 
 def update(
@@ -250,16 +258,16 @@ def update(
     Returns: metrics, token means over the step.
     Raises: TrainError when loss or gradient are not finite; nothing was changed then.
     """
-    own = [batch.num_trained(i) for i in batch.items] + [n for group in batch.dead_tokens.values() for n in group]
-    counted = [n for theirs in batch.world.gather(own) for n in theirs]
-    total = Denominator.of(objective.aggregation, counted, max_tokens)
+    trained = [n for theirs in batch.world.gather([batch.num_trained(i) for i in batch.items]) for n in theirs]
+    dead = [n for group in batch.dead_tokens.values() for n in group]
+    total = Denominator.of(objective.aggregation, trained + dead, max_tokens)
     selected = objective.select(policy, batch, tokens_per_row)
     sums: dict[str, float] = {"loss/total": 0.0}
     mismatch = Mismatch()
     bad: list[str] = []
     for items in batch.rows(tokens_per_row):
         row = make_row(items, policy.device)
-        stats = policy(row, batch.reference_of(items, policy.device))
+        stats = policy(row, batch.reference_of(items, policy))
         data = _token_data(row, items, batch, selected)
         loss_K, shown = objective.loss(stats, data)
         if not bool(torch.isfinite(loss_K).all()):
@@ -304,7 +312,7 @@ def fill_stats(
     """As `fill_logps`, several things from one pass. Args: into: field of TokenStats -> trajectory -> its tokens'."""
     for items in batch.rows(tokens_per_row):
         row = make_row(items, policy.device)
-        stats = policy(row, batch.reference_of(items, policy.device) if "kl" in into else None)
+        stats = policy(row, batch.reference_of(items, policy) if "kl" in into else None)
         for name, found in into.items():
             found |= _by_trajectory(row, items, getattr(stats, name))
 
@@ -313,7 +321,7 @@ def fill_stats(
 def fill_reference(reference: Policy | ReferencePolicy, batch: StepBatch, tokens_per_row: int) -> None:
     """Keep of the reference what the full KL of the batch needs."""
     batch.ref_head = reference.head
-    for items in pack(batch.items, tokens_per_row):
+    for items in batch.rows(tokens_per_row):
         row = make_row(items, reference.device)
         batch.ref_hidden |= _by_trajectory(row, items, reference.states(row).cpu())
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_files import file_table
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.checkpoint import io
@@ -17,7 +18,7 @@ from vlmrl.checkpoint.format import ADAPTER, MODEL
 from vlmrl.checkpoint.load import fingerprint, load_saved
 from vlmrl.checkpoint.merge import merge
 from vlmrl.checkpoint.plan import CannotStreamError
-from vlmrl.checkpoint.proof import make_proof, proof_gap
+from vlmrl.checkpoint.proof import proof_gap, prove_items
 from vlmrl.checkpoint.shards import weight_files
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import load_model
@@ -54,7 +55,7 @@ def save(run: Path, base: str, made, items, processor, lora: Lora) -> Path:
         "lora": lora.model_dump(mode="json"), "quantize": None,
         "base": {"path": base, "revision": None, "fingerprint": checksum},
     }  # fmt: skip
-    what = io.Saved(2, meta, {}, make_proof(policy, items))
+    what = io.Saved(2, meta, {}, prove_items(policy, items))
     return io.save_checkpoint(run, what, policy.model, processor, optimizer.state_tensors())
 
 
@@ -145,7 +146,7 @@ def test_an_adapter_that_is_not_the_proven_one_is_refused(saved, tmp_path, adapt
     weights = saved / ADAPTER / "adapter_model.safetensors"
     tensors = io.load_file(weights)
     io.save_file({k: v * 1.5 for k, v in tensors.items()}, weights)
-    meta = json.loads((saved / "meta.json").read_text()) | {"files": io._file_table(saved)}
+    meta = json.loads((saved / "meta.json").read_text()) | {"files": file_table(saved)}
     (saved / "meta.json").write_text(json.dumps(meta))
     (saved / "COMPLETE").write_text("")
     with pytest.raises(CheckpointError, match="not the trained one"):
@@ -225,7 +226,7 @@ def rewrite(checkpoint: Path, change) -> None:
     tensors = io.load_file(weights)
     change(tensors)
     io.save_file(tensors, weights)
-    meta = json.loads((checkpoint / "meta.json").read_text()) | {"files": io._file_table(checkpoint)}
+    meta = json.loads((checkpoint / "meta.json").read_text()) | {"files": file_table(checkpoint)}
     (checkpoint / "meta.json").write_text(json.dumps(meta))
     (checkpoint / "COMPLETE").write_text("")
 

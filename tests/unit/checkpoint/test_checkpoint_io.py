@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_files import file_table
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, read_meta
 from vlmrl.checkpoint.load import load_checkpoint_model
-from vlmrl.checkpoint.proof import make_proof, proof_gap
+from vlmrl.checkpoint.proof import proof_gap, prove_items
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import prepare_model
 from vlmrl.model.policy import Policy
@@ -53,7 +54,7 @@ def trained(frozen_tiny_model, tiny_banned, items):
 @pytest.fixture(scope="module")
 def saved_once(_tiny_model, tiny_banned, items, tiny_processor, tmp_path_factory) -> Path:
     policy, optimizer = trained_copy(_tiny_model, tiny_banned, items)
-    what = io.Saved(3, meta_of(policy), {"progress": {"step": 3}}, make_proof(policy, items[1:3]))
+    what = io.Saved(3, meta_of(policy), {"progress": {"step": 3}}, prove_items(policy, items[1:3]))
     run = tmp_path_factory.mktemp("saved")
     return io.save_checkpoint(run, what, policy.model, tiny_processor, optimizer.state_tensors())
 
@@ -246,7 +247,7 @@ def test_a_tensor_that_is_missing_is_named(saved, trained):
     tensors = io.load_file(weights)
     lost = sorted(tensors)[3]
     io.save_file({k: v for k, v in tensors.items() if k != lost}, weights)
-    rewrite_meta(saved, files=io._file_table(saved))
+    rewrite_meta(saved, files=file_table(saved))
     with pytest.raises(CheckpointError, match="1 tensors missing") as caught:
         io.load_weights(saved, trained[0].model)
     assert lost in (caught.value.hint or "")
@@ -257,7 +258,7 @@ def test_a_tensor_of_another_shape_is_an_error_in_words(saved, trained):
     tensors = io.load_file(weights)
     name = "model.language_model.norm.weight"
     io.save_file(tensors | {name: torch.zeros(7)}, weights)
-    rewrite_meta(saved, files=io._file_table(saved))
+    rewrite_meta(saved, files=file_table(saved))
     before = copy.deepcopy(trained[0].model.state_dict())
     with pytest.raises(CheckpointError):
         io.load_weights(saved, trained[0].model)

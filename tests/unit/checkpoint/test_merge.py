@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_files import file_table
 from tinyworld import assert_close
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import HF, MODEL
 from vlmrl.checkpoint.merge import merge
-from vlmrl.checkpoint.proof import make_proof
+from vlmrl.checkpoint.proof import prove_items
 from vlmrl.errors import CheckpointError
 from vlmrl.model.policy import Policy
 
@@ -34,7 +35,7 @@ def model(_tiny_model):
 def checkpoint_once(model, items, tiny_banned, tiny_processor, tmp_path_factory) -> Path:
     policy = Policy(model, temperature=0.7, banned_ids=tiny_banned)
     meta = {"dtype": "float32", "policy": {"temperature": 0.7, "banned_ids": list(tiny_banned)}}
-    saved = io.Saved(12, meta, {}, make_proof(policy, items))
+    saved = io.Saved(12, meta, {}, prove_items(policy, items))
     return io.save_checkpoint(tmp_path_factory.mktemp("merge"), saved, model, tiny_processor, {})
 
 
@@ -129,7 +130,7 @@ def test_a_model_that_is_not_the_proven_one_is_refused_and_nothing_is_written(ch
     tensors = io.load_file(weights)
     tensors["model.language_model.norm.weight"] = tensors["model.language_model.norm.weight"] * 1.05
     io.save_file(tensors, weights)
-    meta = json.loads((checkpoint / "meta.json").read_text()) | {"files": io._file_table(checkpoint)}
+    meta = json.loads((checkpoint / "meta.json").read_text()) | {"files": file_table(checkpoint)}
     (checkpoint / "meta.json").write_text(json.dumps(meta))
     (checkpoint / "COMPLETE").write_text("")
     with pytest.raises(CheckpointError, match="not the trained one"):

@@ -14,7 +14,7 @@ from hub_server import TOKEN, serve_hub
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.card import model_card
 from vlmrl.checkpoint.merge import CARD, RECORD, merge
-from vlmrl.checkpoint.proof import Proof, make_proof
+from vlmrl.checkpoint.proof import Proof, prove_items
 from vlmrl.model.policy import Policy
 from vlmrl.store.runs import create_run
 
@@ -43,7 +43,7 @@ def checkpoint(tmp_path, frozen_tiny_model, tiny_processor, tiny_banned, items) 
         name="im", datasets=datasets, rewards=[{"source": "digits", "name": "same | digit", "sha256": "beef" * 16}],
         labels=["validated on the test split"],
     )  # fmt: skip
-    proof = make_proof(Policy(frozen_tiny_model, temperature=0.7, banned_ids=tiny_banned), items)
+    proof = prove_items(Policy(frozen_tiny_model, temperature=0.7, banned_ids=tiny_banned), items)
     meta = META | {"policy": {"temperature": 0.7, "banned_ids": list(tiny_banned)}}
     folder = io.save_checkpoint(run.dir, io.Saved(50, meta, {}, proof), frozen_tiny_model, tiny_processor, {})
     run.finish()

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_files import file_table
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import MODEL
 from vlmrl.checkpoint.merge import RECORD, merge
-from vlmrl.checkpoint.proof import make_proof
+from vlmrl.checkpoint.proof import prove_items
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import load_model
 from vlmrl.model.policy import Policy
@@ -54,7 +55,7 @@ def whole(small_folder, tiny_processor, tiny_banned, items, tmp_path_factory) ->
     """The same weights saved by one process."""
     model = load_model(Model(path=str(small_folder), dtype="float32", device="cpu"))
     meta = {"dtype": "float32", "policy": {"temperature": 0.7, "banned_ids": list(tiny_banned)}}
-    proof = make_proof(Policy(model, temperature=0.7, banned_ids=tiny_banned), items)
+    proof = prove_items(Policy(model, temperature=0.7, banned_ids=tiny_banned), items)
     return io.save_checkpoint(tmp_path_factory.mktemp("whole"), io.Saved(5, meta, {}, proof), model, tiny_processor, {})
 
 
@@ -62,7 +63,7 @@ def seal(checkpoint: Path) -> None:
     """Describe the files as they are, as the save does at its end."""
     meta = json.loads((checkpoint / "meta.json").read_text())
     del meta["files"]
-    (checkpoint / "meta.json").write_text(json.dumps(meta | {"files": io._file_table(checkpoint)}))
+    (checkpoint / "meta.json").write_text(json.dumps(meta | {"files": file_table(checkpoint)}))
     (checkpoint / "COMPLETE").write_text(hashlib.sha256((checkpoint / "meta.json").read_bytes()).hexdigest())
 
 

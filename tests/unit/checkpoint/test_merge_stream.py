@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_files import file_table
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -35,7 +36,7 @@ def save(run: Path, model, dtype: str = "float32") -> Path:
 
 
 def seal(checkpoint: Path) -> None:
-    meta = json.loads((checkpoint / "meta.json").read_text()) | {"files": io._file_table(checkpoint)}
+    meta = json.loads((checkpoint / "meta.json").read_text()) | {"files": file_table(checkpoint)}
     (checkpoint / "meta.json").write_text(json.dumps(meta | {"policy": {"temperature": 1.0, "banned_ids": []}}))
     (checkpoint / "COMPLETE").write_text("")
 

@@ -15,7 +15,6 @@ from vlmrl.errors import CheckpointError
 from vlmrl.model.families import part_of
 from vlmrl.model.load import checkpoint_gradients, load_model, read_model
 from vlmrl.model.lora import (
-    ReferencePolicy,
     adapter_off,
     adapter_tensors,
     attach_adapter,
@@ -31,6 +30,7 @@ from vlmrl.model.lora import (
 )
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model
+from vlmrl.train.reference import ReferencePolicy
 
 KINDS = {"plain": {}, "rslora": {"rslora": True}, "dora": {"dora": True}, "vision": {"vision": True}}
 

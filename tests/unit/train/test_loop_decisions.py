@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from vlmrl.dist.world import ALONE
 from vlmrl.recipe.schema import Checkpoint, Eval, Train
 from vlmrl.train import loop
 from vlmrl.train.loop import StopRequest, catch_interrupt, stop_reason
@@ -21,7 +22,7 @@ def session(step: int = 3, *, train=None, evaluation=None, checkpoint=None, seco
         eval=Eval(**(evaluation or {})),
         checkpoint=Checkpoint(**(checkpoint or {})),
     )
-    return SimpleNamespace(recipe=recipe, progress=Progress(step=step, **progress), seconds=seconds)
+    return SimpleNamespace(recipe=recipe, progress=Progress(step=step, **progress), seconds=seconds, world=ALONE)
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vlmrl.algo.family import ALGORITHMS, Algorithm
-from vlmrl.data.batch import PromptTokens, TrainItem
+from vlmrl.data.batch import PromptTokens
+from vlmrl.dist.world import World
 from vlmrl.errors import RewardError
 from vlmrl.rollout.sample import add_advantages, is_dead_group, mark_masked
 from vlmrl.train import rl
+from vlmrl.train.batches import balance, split_updates, step_batch
 from vlmrl.train.collect import Before, Collected, _by_sample, _critic_metrics
 from vlmrl.train.state import Progress
 from vlmrl.train.update import StepBatch
@@ -87,25 +92,27 @@ def test_a_group_is_dead_when_what_counts_is_equal(name):
         assert is_dead_group(advantages([cut], replace(made, truncated="drop"))[0])
 
 
-def step(*groups: Group):
-    prompt = SimpleNamespace(encoded=SimpleNamespace(prompt_ids=(1, 2), kinds=(0, 0), images={}, num_images=0))
-    return [SimpleNamespace(prompt=prompt) for _ in groups], advantages(groups, row("group_mean", "mask"))
+PROMPT = PromptTokens((1, 2), (0, 0), {}, 0)
+
+
+def batch_of(groups: Sequence[Group], **settings) -> StepBatch:
+    return step_batch(groups, lambda index: PROMPT, **settings)
 
 
 def test_a_step_batch_holds_every_live_sample_that_is_not_masked_under_its_own_name():
     live = group(sample(0, 1.0), sample(1, 0.0, "length"), sample(2, math.nan, error="x"), sample(3, 0.5), name="live")
     dead = group(sample(0, 0.1), sample(1, 0.1), name="dead")
-    rollouts, groups = step(dead, live, dead)
-    batch = rl.step_batch(rollouts, groups, keep_dead=False)
+    groups = advantages([dead, live, dead], row("group_mean", "mask"))
+    batch = batch_of(groups, keep_dead=False)
     assert [batch.names_S[i.trajectory] for i in batch.items] == [
         "digits row live sample 0", "digits row live sample 3",
     ]  # fmt: skip
     assert [batch.advantage_S[i.trajectory] for i in batch.items] == [0.5, 0.0]  # 1 - (1 + 0 + 0.5) / 3 = 0.5
     assert {i.group for i in batch.items} == {1}
     assert len(batch.names_S) == 8 and batch.dead_tokens == {}
-    counted = rl.step_batch(rollouts, groups, keep_dead=False, count_dead=True)
+    counted = batch_of(groups, keep_dead=False, count_dead=True)
     assert counted.dead_tokens == {0: [3, 3], 2: [3, 3]} and counted.items == batch.items
-    kept = rl.step_batch(rollouts, groups, keep_dead=True)
+    kept = batch_of(groups, keep_dead=True)
     assert [i.group for i in kept.items] == [0, 0, 1, 1, 2, 2]
 
 
@@ -133,14 +140,13 @@ def test_a_critic_gives_every_trained_sample_its_token_advantages_and_targets():
     up = (0.25, 0.5, 1.0)
     assert [s.token_advantages for s in samples] == [up, None, up, up]
     assert [s.value_targets for s in samples] == [up, None, (1.25, 1.5, 2.0), (1.25, 1.5, 2.0)]
-    prompt = SimpleNamespace(encoded=SimpleNamespace(prompt_ids=(1, 2), kinds=(0, 0), images={}, num_images=0))
-    batch = rl.step_batch([SimpleNamespace(prompt=prompt)] * 2, made, keep_dead=True)  # type: ignore[list-item]
+    batch = batch_of(made, keep_dead=True)
     assert {i: t.tolist() for i, t in batch.value_target.items()} == {
         0: [0.25, 0.5, 1.0], 2: [1.25, 1.5, 2.0], 3: [1.25, 1.5, 2.0],
     }  # fmt: skip
     assert {i: t.tolist() for i, t in batch.token_advantages.items()} == {i: list(up) for i in (0, 2, 3)}
     # values 0 0 0, 1 1 1, 1 1 1; residuals up, up, up: variance 0.0972 of 0.3218 (by hand: 7/72 and 0.32176)
-    metrics = _critic_metrics(Collected([], made, before=Before(value=VALUES)))
+    metrics = _critic_metrics(Collected(made, before=Before(value=VALUES)))
     assert metrics["value/mean"] == pytest.approx(2 / 3)
     targets = [0.25, 0.5, 1.0] + [1.25, 1.5, 2.0] * 2
     spread = sum(t * t for t in targets) / 9 - (sum(targets) / 9) ** 2
@@ -151,21 +157,58 @@ def test_a_critic_gives_every_trained_sample_its_token_advantages_and_targets():
 def test_a_step_in_which_nothing_is_trained_on_says_nothing_of_its_critic():
     nothing = mark_masked([group(sample(0, 1.0, "length"))], replace(CRITIC, truncated="drop"))
     made = advantages(nothing, replace(CRITIC, truncated="drop"), values=_by_sample(nothing, {}))
-    assert _critic_metrics(Collected([], made)) == {}
+    assert _critic_metrics(Collected(made)) == {}
 
 
 def test_groups_are_dealt_whole_and_evenly_into_updates():
-    prompt = PromptTokens((1,), (0,), {}, 0)
-    items = [TrainItem(prompt, g, (Segment("a", (5,), True),), 10 * g + k) for g in (3, 1, 4, 5, 9) for k in range(2)]
-    batch = StepBatch(items, [], [])
-    parts = rl.split_groups(batch, 2)
-    assert [[i.trajectory for i in p.items] for p in parts] == [[30, 31, 40, 41, 90, 91], [10, 11, 50, 51]]
+    groups = [group(sample(0, 0.0), sample(1, 1.0), name=f"row {k}") for k in range(5)]
+    groups = advantages(groups, row("group_mean", "mask"))
+    batch = batch_of(groups, keep_dead=False, updates=2)
+    parts = split_updates(batch)
+    assert [[i.trajectory for i in p.items] for p in parts] == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7]]
     assert all(p.old_logp is batch.old_logp and p.ref_logp is batch.ref_logp for p in parts)
-    assert rl.split_groups(batch, 1) == [batch]
-    assert [len(p.items) for p in rl.split_groups(batch, 9)] == [2] * 5  # never an empty update
-    assert sorted(i.trajectory for p in rl.split_groups(batch, 3) for i in p.items) == sorted(
-        i.trajectory for i in items
-    )
+    alone = batch_of(groups, keep_dead=False)
+    assert split_updates(alone) == [alone]
+    assert [len(p.items) for p in split_updates(batch_of(groups, keep_dead=False, updates=9))] == [2] * 5  # none empty
+    three = split_updates(batch_of(groups, keep_dead=False, updates=3))
+    assert sorted(i.trajectory for p in three for i in p.items) == sorted(i.trajectory for i in alone.items)
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 3)), max_size=12), st.integers(1, 4))
+def test_groups_are_balanced_over_processes_and_stay_where_they_were_sampled_when_they_can(given_, size):
+    costs, owners = [c for c, _ in given_], [o % size for _, o in given_]
+    found = balance(costs, owners, size)
+    load = [sum(c for c, r in zip(costs, found, strict=True) if r == rank) for rank in range(size)]
+    fair = max(-(-sum(costs) // size), max(costs, default=0))
+    assert len(found) == len(costs) and max(load) <= fair + max(costs, default=0)
+    even = all(sum(c for c, o in zip(costs, owners, strict=True) if o == rank) <= fair for rank in range(size))
+    assert not even or found == owners
+
+
+@given(st.integers(1, 4), st.integers(1, 7), st.integers(1, 3), st.randoms())
+def test_processes_together_train_what_one_trains_update_by_update(size, number, updates, random):
+    groups = [
+        group(*(sample(k, random.random()) for k in range(random.randint(1, 4))), name=f"row {i}")
+        for i in range(number)
+    ]  # fmt: skip
+    groups = advantages(groups, row("group_mean", "mask"))
+    asked: list[list[int]] = [[] for _ in range(size)]
+    alone = split_updates(batch_of(groups, keep_dead=True, updates=updates))
+    shares = [
+        split_updates(
+            step_batch(
+                groups, lambda i, rank=rank: asked[rank].append(i) or PROMPT, keep_dead=True, updates=updates,
+                owners=[i % size for i in range(number)], world=World(rank, size),
+            )
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    assert all(len(share) == len(alone) for share in shares)
+    for k, whole in enumerate(alone):
+        together = sorted((i for share in shares for i in share[k].items), key=lambda i: i.trajectory)
+        assert together == whole.items
+        assert all(share[k].advantage_S == whole.advantage_S for share in shares)
+    assert sorted(i for theirs in asked for i in theirs) == list(range(number))  # each is encoded where it is trained
 
 
 class Ears:
