@@ -78,17 +78,19 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def save_checkpoint(
     run_dir: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
-    world: World = ALONE,
+    world: World = ALONE, dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> Path:  # fmt: skip
     """Write `checkpoints/step-<step>/`. Killed at any instant, the folder is complete or, for any reader, not there.
 
-    Args: world: the processes that hold the shards of the tensors; each writes its own, rank 0 the rest.
+    Args:
+        world: the processes that hold the shards of the tensors; each writes its own, rank 0 the rest.
+        dtypes: parameter of the model -> what it is saved in, where that is not its own.
     Returns: the folder. Raises: CheckpointError on all of them when the disk refuses; older checkpoints are untouched.
     """
     final = checkpoint_dir(run_dir, saved.step)
     temp = world.from_main(lambda: temp_path(final))
     try:
-        _write_folder(temp, saved, model, processor, optimizer_tensors, world)
+        _write_folder(temp, saved, model, processor, optimizer_tensors, world, dtypes or {})
         _together(world, lambda: _put_in_place(temp, final), alone=True)
     except (OSError, StoreError, SafetensorError) as error:
         raise CheckpointError(f"the checkpoint of step {saved.step} could not be saved: {error}", where=str(final),
@@ -128,17 +130,20 @@ def _together(world: World, action: Callable[[], T], *, alone: bool = False) -> 
 
 
 def _write_folder(
-    folder: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor], world: World
-) -> None:
+    folder: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor], world: World,
+    dtypes: Mapping[str, torch.dtype],
+) -> None:  # fmt: skip
     """Everything but COMPLETE, on the disk when this returns."""
     _together(world, lambda: folder.mkdir(parents=True), alone=True)
     if has_adapter(model):
-        base, adapter = saved.meta["base"], {n: whole(t) for n, t in adapter_tensors(model).items()}
+        base, narrow = saved.meta["base"], next(iter(dtypes.values()), None)  # an adapter is of one dtype
+        adapter = {n: whole(t if narrow is None else t.to(narrow)) for n, t in adapter_tensors(model).items()}
         _together(
             world, lambda: write_adapter(folder / ADAPTER, model, base["path"], base["revision"], adapter), alone=True
         )
     else:
-        _together(world, lambda: _write_tensors(folder / MODEL, model_tensors(model), world))
+        weights = {n: t.to(dtypes.get(n, t.dtype)) for n, t in model_tensors(model).items()}
+        _together(world, lambda: _write_tensors(folder / MODEL, weights, world))
     crash_point("mid-save")
     if optimizer_tensors:
         _together(world, lambda: _write_tensors(folder / OPTIMIZER, dict(optimizer_tensors), world))

@@ -40,6 +40,7 @@ class Policy(nn.Module):
             it, and a merged model does not have it.
     Attributes:
         device, dtype: that it computes on and in. Those of the model's parameters, unless these are sharded.
+        saved_dtypes: parameters that are held in float32 here and saved as they came, by name; {} unless sharded.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Policy(nn.Module):
         self.model: Any = model
         first = next(model.parameters())
         self.device, self.dtype = first.device, first.dtype
+        self.saved_dtypes: dict[str, torch.dtype] = {}
         self.temperature = temperature
         self.banned_ids = tuple(banned_ids)
         self.entropy_gradient = entropy_gradient

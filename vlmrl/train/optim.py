@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,11 +46,15 @@ class Optimizer:
     reinforcement learning would vanish in bfloat16's 8 bits. float32 parameters are their own masters, and so are
     bfloat16 ones under `adamw_bf16_kahan`, whose gradients are summed in float32 all the same.
 
-    Args: value_head: of a policy with a critic: trained with the rest, at the same learning rate.
+    Args:
+        value_head: of a policy with a critic: trained with the rest, at the same learning rate.
+        widened: parameters, sharded ones, that were made float32 to be their own masters.
     """
 
-    def __init__(self, policy: nn.Module, settings: Optim, value_head: nn.Module | None = None) -> None:
-        self.settings = settings
+    def __init__(
+        self, policy: nn.Module, settings: Optim, value_head: nn.Module | None = None, widened: Collection[str] = ()
+    ) -> None:
+        self.settings, self.widened = settings, frozenset(widened)
         self.parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise TrainError("nothing is trained: every part of the model is frozen", hint="shorten model.freeze")
@@ -101,8 +105,7 @@ class Optimizer:
     def load_state_tensors(self, tensors: dict[str, Tensor], updates: int) -> None:
         """Put back what `state_tensors` gave. Moments that are missing are taken as never updated."""
         self.updates = updates
-        for name, p in self.parameters.items():
-            master = self.masters[name]
+        for name, master in self.masters.items():
             saved = {key: tensors[f"{key}.{name}"].clone() for key in STATE_KEYS if f"{key}.{name}" in tensors}
             if saved:
                 step = saved.pop("step")
@@ -110,7 +113,7 @@ class Optimizer:
                     "step": int(step) if self.settings.name == "adamw_8bit" else step,
                     **{key: value.to(master.device) for key, value in saved.items()},
                 }
-            if master is not p and f"master.{name}" in tensors:
+            if f"master.{name}" in tensors:
                 with torch.no_grad():
                     master.copy_(tensors[f"master.{name}"])
 
@@ -120,7 +123,7 @@ class Optimizer:
             for key in STATE_KEYS:
                 if state.get(key) is not None:
                     yield f"{key}.{name}", torch.as_tensor(state[key])
-            if self.masters[name] is not p:
+            if self.masters[name] is not p or name in self.widened:
                 yield f"master.{name}", self.masters[name].detach()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from PIL import Image
 
 from vlmrl.data.batch import PromptTokens, TrainItem
@@ -44,6 +45,9 @@ def shard_policy(policy: Policy, recipe: Recipe, world: World) -> str:
     """Shard a policy that was loaded into main memory. Returns how, in words."""
     device, dtype = pick_device(recipe.model.device), DTYPES[recipe.model.dtype]
     settings = recipe.parallel
+    policy.saved_dtypes = {
+        n: p.dtype for n, p in policy.model.named_parameters() if p.requires_grad and p.dtype != torch.float32
+    }  # fmt: skip
     layers = units_of(policy.model) if policy.sharing == "packed" else []
     shard(
         policy, layers, world, device, compute_dtype=None if recipe.model.dtype == "float32" else dtype,

@@ -249,7 +249,7 @@ def open_session(
     encoder = make_encoder(recipe.model, processor)
     session = Session(
         recipe=recipe, run=run, policy=policy, processor=processor,
-        optimizer=Optimizer(policy.model, recipe.optim, policy.value_head),
+        optimizer=Optimizer(policy.model, recipe.optim, policy.value_head, policy.saved_dtypes),
         encoder=encoder, sources=sources, validation=validation,
         stream=PromptStream([len(s.rows) for s in sources], [s.share for s in sources], recipe.train.seed),
         scorers={}, origin=origin, watcher=watcher, base=base, world=world,
@@ -309,7 +309,7 @@ def save(session: Session) -> Path:
     value_head = {} if s.policy.value_head is None else s.policy.value_head.state_dict()
     saved = io.Saved(s.progress.step, meta, data, _proof(s), value_head)
     tensors = s.optimizer.state_tensors()
-    folder = io.save_checkpoint(s.run.dir, saved, s.policy.model, s.processor, tensors, s.world)
+    folder = io.save_checkpoint(s.run.dir, saved, s.policy.model, s.processor, tensors, s.world, s.policy.saved_dtypes)
     s.saved_step = s.progress.step
     keep = [s.progress.best_step] if recipe.checkpoint.keep_best and s.progress.best_step is not None else []
     s.run.prune_checkpoints(recipe.checkpoint.keep_last, keep)
