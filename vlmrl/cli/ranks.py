@@ -25,14 +25,13 @@ def run_ranks(
 ) -> None:  # fmt: skip
     """Start the ranks and leave with their exit code; return only when this process itself is to be the one rank."""
     from vlmrl.cli.sft import load_checked
-    from vlmrl.errors import StoreError
+    from vlmrl.errors import LaunchError, StoreError
     from vlmrl.launch.agent import Job, launch, torchrun_line
     from vlmrl.launch.cards import place
     from vlmrl.launch.fetch import offline_environment
     from vlmrl.store.runs import open_run
     from vlmrl.train.start import read_recipe
 
-    placement = place(machines.gpus or "1")
     if resume is None:
         assert recipe is not None
         settings = load_checked(recipe, overrides, kind, root).recipe
@@ -41,6 +40,12 @@ def run_ranks(
         if found.status == "running":
             raise StoreError(f"run {found.id} is being written", where=str(found.dir), hint="wait for it to end")
         settings = read_recipe(found)
+    generators = settings.rollout.generators if kind == "rl" else 0
+    if generators and machines.nnodes > 1:
+        raise LaunchError(
+            f"rollout.generators = {generators} is for one machine", hint="leave it out: each card does both"
+        )
+    placement = place(machines.gpus or "1", generators)
     env = {**placement.env, **offline_environment(settings, root)}
     job = Job(
         command=("-m", "vlmrl", *without_launch_options(sys.argv[1:])), ranks=placement.ranks, nnodes=machines.nnodes,
@@ -58,7 +63,8 @@ def run_ranks(
         return
     what = "CPU processes" if placement.devices is None else "cards"
     nodes = f" on machine {job.node_rank} of {job.nnodes}" if job.nnodes > 1 else ""
-    say(f"{job.ranks} {what}{nodes}, {placement.threads} threads each")
+    engines = f", {len(placement.engines)} more generate" if placement.engines else ""
+    say(f"{job.ranks} {what}{nodes}, {placement.threads} threads each{engines}")
     ending, run_dir = launch(job)
     if ending.message:
         say(ending.message)

@@ -28,6 +28,8 @@ from vlmrl.store import layout
 
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
 PARENT_VARIABLE = "VLMRL_LAUNCHER_PID"
+ENGINES_VARIABLE = "VLMRL_ENGINE_CARDS"
+"""Cards that the launcher set aside for engines in processes of their own: CUDA's numbers; on a CPU as many words."""
 BEAT_BYTES = 4096
 STACK_SIGNAL = signal.SIGUSR2
 """At this signal a rank writes the stacks of its threads to its log; a hung rank too."""

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from vlmrl.dist.worker import ENGINES_VARIABLE
 from vlmrl.errors import LaunchError
 from vlmrl.store.provenance import usable_cores
 
@@ -34,42 +35,54 @@ class Card:
 class Placement:
     """Where the ranks of this node run: on these cards, or, where there are none, on the CPU.
 
-    Args: ranks: processes; devices: value of CUDA_VISIBLE_DEVICES, None on the CPU; threads: CPU threads of each rank.
+    Args:
+        ranks: processes; devices: value of CUDA_VISIBLE_DEVICES, None on the CPU; threads: CPU threads of each rank.
+        engines: cards (on the CPU: anything) of engines that have processes of their own.
     """
 
     ranks: int
     devices: str | None
     threads: int
+    engines: tuple[str, ...] = ()
 
     @property
     def env(self) -> dict[str, str]:
         """What the ranks are told."""
-        told = {"OMP_NUM_THREADS": str(self.threads)}
+        told = {"OMP_NUM_THREADS": str(self.threads), ENGINES_VARIABLE: ",".join(self.engines)}
         if self.devices is None:
             return told
         # nvidia-smi counts by bus; CUDA does only when told so.
         return told | {"CUDA_VISIBLE_DEVICES": self.devices, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def place(asked: str) -> Placement:
+def place(asked: str, engines: int = 0) -> Placement:
     """The placement that `--gpus` asks for.
 
-    Args: asked: a number of cards (of processes, on a machine without a card), or their numbers: `0,2,5`; `3,` is
-        card 3 alone. With CUDA_VISIBLE_DEVICES, numbers count the cards that it lists, as everywhere in CUDA.
+    Args:
+        asked: a number of cards (of processes, on a machine without a card), or their numbers: `0,2,5`; `3,` is
+            card 3 alone. With CUDA_VISIBLE_DEVICES, numbers count the cards that it lists, as everywhere in CUDA.
+        engines: how many of them, the last ones, generate for the others in processes of their own.
     Raises: LaunchError when it is neither, there are too few cards, or they are in use.
     """
     count, chosen = parse_gpus(asked)
     cards = visible_cards(machine_cards(), os.environ)
-    ranks = len(chosen) if chosen else count
-    threads = max(1, usable_cores() // ranks)
+    processes = len(chosen) if chosen else count
+    ranks = processes - engines
+    if ranks < 1:
+        raise LaunchError(
+            f"--gpus {asked}: with rollout.generators = {engines} none is left to train",
+            hint=f"give at least {engines + 1}, or lower rollout.generators",
+        )
+    threads = max(1, usable_cores() // processes)
     if not cards:
         if chosen:
             raise LaunchError(
-                f"--gpus {asked}: this machine has no card", hint=f"`--gpus {ranks}` starts {ranks} CPU processes"
+                f"--gpus {asked}: this machine has no card",
+                hint=f"`--gpus {processes}` starts {processes} CPU processes",
             )
-        return Placement(ranks, None, threads)
-    picked = _by_number(cards, chosen, asked) if chosen else _free_ones(cards, count)
-    return Placement(ranks, ",".join(card.name for card in picked), threads)
+        return Placement(ranks, None, threads, ("cpu",) * engines)
+    picked = [card.name for card in (_by_number(cards, chosen, asked) if chosen else _free_ones(cards, count))]
+    return Placement(ranks, ",".join(picked[:ranks]), threads, tuple(picked[ranks:]))
 
 
 def parse_gpus(asked: str) -> tuple[int, tuple[int, ...]]:

@@ -179,6 +179,21 @@ def _critic(loaded: LoadedRecipe, rows: Rows) -> Iterator[Problem]:
         yield Problem(message, where, f"use {', '.join(CRITIC_SCALES[:-1])} or {CRITIC_SCALES[-1]}")
 
 
+def _overlap(loaded: LoadedRecipe, rows: Rows) -> Iterator[Problem]:
+    """Rollouts of older weights want their correction, and are drawn before it is known which prompts were refused."""
+    cells, where = _cells(loaded, rows), loaded.where(("rollout", "overlap"))
+    if cells is None or not loaded.recipe.rollout.overlap:
+        return
+    if cells["importance"] == "none":
+        message = (
+            "`rollout.overlap` samples with older weights, and `algo.importance` is none: nothing corrects for that"
+        )
+        yield Problem(message, where, 'algo.importance = "truncate", or leave it out')
+    if cells["filter"] != "none":
+        message = "`rollout.overlap` draws a step's prompts at once, and `algo.filter` draws until enough have passed"
+        yield Problem(message, where, "leave one of them out")
+
+
 ALGO_RULES: tuple[Callable[[LoadedRecipe, Rows], Iterator[Problem]], ...] = (
-    _unread, _kl, _parts, _lengths, _filter, _importance, _advantage, _critic,
+    _unread, _kl, _parts, _lengths, _filter, _importance, _advantage, _critic, _overlap,
 )  # fmt: skip

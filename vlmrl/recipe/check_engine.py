@@ -40,11 +40,28 @@ def _temperature(loaded: LoadedRecipe) -> Iterator[Problem]:
         yield Problem(message, loaded.where(("rollout", "temperature")), 'raise it, or set rollout.engine = "torch"')
 
 
-VLLM_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (_adapter, _quantized, _temperature)
+def _overlap(loaded: LoadedRecipe) -> Iterator[Problem]:
+    rollout, where = loaded.recipe.rollout, loaded.where(("rollout", "overlap"))
+    if rollout.overlap and rollout.generators == 0:
+        message = "`rollout.overlap` does nothing without cards that only generate"
+        yield Problem(message, where, "set rollout.generators, or leave it out")
+    if rollout.overlap and (rollout.top_p < 1 or rollout.top_k > 0):
+        message = "`rollout.overlap` samples with older weights, and with top-p or top-k nothing corrects for that"
+        yield Problem(message, where, "top_p = 1 and top_k = 0, or leave it out")
+
+
+VLLM_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (_adapter, _quantized, _temperature, _overlap)
 
 
 def check_engine(loaded: LoadedRecipe) -> Iterator[Problem]:
     """What is wrong with `rollout.engine`; nothing for the built-in one, and for recipes that only use that."""
-    if loaded.recipe.rollout.engine == "vllm" and loaded.recipe.kind == "rl":
+    rollout = loaded.recipe.rollout
+    if loaded.recipe.kind != "rl":
+        return
+    if rollout.engine == "vllm":
         for rule in VLLM_RULES:
             yield from rule(loaded)
+    elif rollout.generators or rollout.overlap:
+        key = "generators" if rollout.generators else "overlap"
+        message = f"`rollout.{key}` is for the engine vllm: the built-in one generates with the trainer's own weights"
+        yield Problem(message, loaded.where(("rollout", key)), 'rollout.engine = "vllm", or leave it out')

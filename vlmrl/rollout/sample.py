@@ -95,15 +95,25 @@ def sample_rollouts(
 
     Raises: EngineError when a sample was made by another version: training on stale samples is never silent.
     """
-    requests = [
-        Request(p.encoded, num_samples, sample_seed(run_seed, version, p.row.prompt_id, p.occurrence)) for p in prompts
-    ]
     start = time.perf_counter()
-    answers = generator.generate(requests, params, progress)
-    seconds = time.perf_counter() - start
+    answers = generator.generate(requests_for(prompts, num_samples, run_seed, version), params, progress)
+    return rollouts_of(prompts, answers, time.perf_counter() - start, version)
+
+
+def requests_for(prompts: Sequence[Prompt], num_samples: int, run_seed: int, step: int) -> list[Request]:
+    """What an engine is asked at a step: its seeds depend on that, the prompt and nothing else."""
+    return [
+        Request(p.encoded, num_samples, sample_seed(run_seed, step, p.row.prompt_id, p.occurrence)) for p in prompts
+    ]
+
+
+def rollouts_of(
+    prompts: Sequence[Prompt], answers: Sequence[Sequence[Sample]], seconds: float, version: int
+) -> list[Rollout]:
+    """Prompts with the answers that policy `version` gave. Raises: EngineError when another one did."""
     stale = {s.version for samples in answers for s in samples} - {version}
     if stale:
-        raise EngineError(f"the engine answered with policy version {min(stale)}, but the trainer is at {version}")
+        raise EngineError(f"the engine answered with policy version {min(stale)}, not with {version}")
     return [Rollout(p, tuple(samples), seconds) for p, samples in zip(prompts, answers, strict=True)]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,14 +25,21 @@ from vlmrl.rollout.sample import (
     encode_prompt,
     has_spread,
     mark_masked,
+    requests_for,
+    rollouts_of,
     sample_rollouts,
     score_rollouts,
 )
+from vlmrl.rollout.split_engine import SplitEngine
+from vlmrl.tasks.source import Source
 from vlmrl.train.batches import split_updates, step_batch
 from vlmrl.train.loop import Clock
 from vlmrl.train.state import Session, draw_rows, sampling_params
 from vlmrl.train.update import StepBatch, fill_logps, fill_reference, fill_stats
-from vlmrl.types import Group
+from vlmrl.types import Group, Row
+
+Drawn = tuple[Source, Row, int]
+"""A row of the stream: its source, itself, how often it was drawn before."""
 
 
 @dataclass
@@ -73,29 +82,69 @@ class Collected:
         return [(i, prompt) for i, prompt in enumerate(self.prompts) if prompt is not None]
 
 
+@dataclass
+class Ahead:
+    """The next step's prompts, which engines on cards of their own answer while this step's update runs.
+
+    Args:
+        drawn, own: all rows of the draw, and this process's prompts among them.
+        cursor: of the stream before the draw: what a checkpoint saves, since a resumed run draws them again.
+        version: of the weights that answer.      rollouts: [] until `finish`.
+    """
+
+    engine: SplitEngine
+    drawn: Sequence[Drawn]
+    own: list[Prompt | None]
+    cursor: Mapping[str, Any]
+    version: int
+    started: float
+    rollouts: list[Rollout] = field(default_factory=list)
+
+    def finish(self) -> None:
+        """Wait for the answers."""
+        prompts = [p for p in self.own if p is not None]
+        answers = self.engine.answers()
+        self.rollouts = rollouts_of(prompts, answers, time.perf_counter() - self.started, self.version)
+
+
+def look_ahead(session: Session, engine: SplitEngine, clock: Clock) -> Ahead:
+    """Draw the next step's prompts and let the engines begin on them with the weights they have."""
+    s, recipe = session, session.recipe
+    cursor = s.stream.state_dict()
+    drawn, own = _draw(s, recipe.rollout.prompts_per_step, clock)
+    prompts = [p for p in own if p is not None]
+    step = s.progress.step + 1
+    engine.ask(
+        requests_for(prompts, recipe.rollout.samples_per_prompt, recipe.train.seed, step),
+        sampling_params(recipe, s.policy, s.processor.tokenizer),
+    )
+    return Ahead(engine, drawn, own, cursor, engine.version, time.perf_counter())
+
+
 def collect(
-    session: Session, generator: Generator, algorithm: Algorithm, kl_coef: float, clock: Clock, *, strict: bool
-) -> Collected:
+    session: Session, generator: Generator, algorithm: Algorithm, kl_coef: float, clock: Clock, *, strict: bool,
+    ahead: Ahead | None = None,
+) -> Collected:  # fmt: skip
     """Sample and score the prompts of a step, and turn the scores into advantages. Prompt i of a draw is answered by
     process i mod their number; what comes of it, pixels aside, goes to all.
 
     With the filter "spread", prompts whose scores are too close are replaced by new ones, in at most `filter_tries`
     draws; the refused groups are kept among the results (recorded, in the metrics) with zero advantage.
 
-    Args: kl_coef: weight of the KL in the reward; 0 = it is in the loss, or off. strict: as `score_rollouts`.
+    Args:
+        kl_coef: weight of the KL in the reward; 0 = it is in the loss, or off.
+        strict: as `score_rollouts`.      ahead: what was sampled already.
     """
     s, wanted, limit = session, session.recipe.rollout.prompts_per_step, session.recipe.rollout.max_new_tokens
     made = Collected()
     draws = passed = 0
     while passed < wanted and draws < (algorithm.filter_tries if algorithm.filter != "none" else 1):
-        drawn = draw_rows(s, wanted - passed)
-        own: list[Prompt | None] = [None] * len(drawn)
-        with clock("encode"):
-            for i in s.world.mine(len(drawn)):
-                source, row, occurrence = drawn[i]
-                own[i] = encode_prompt(source, row, occurrence, s.encoder, s.recipe.rollout.max_prompt_tokens)
-        with clock("rollout"):
-            rollouts = _sample(s, generator, [p for p in own if p is not None])
+        if ahead is not None:
+            drawn, own, rollouts = ahead.drawn, ahead.own, ahead.rollouts
+        else:
+            drawn, own = _draw(s, wanted - passed, clock)
+            with clock("rollout"):
+                rollouts = _sample(s, generator, [p for p in own if p is not None])
         with clock("reward"):
             groups = s.world.interleave(score_rollouts(rollouts, s.scorers, strict=strict))
         made.groups += groups
@@ -147,6 +196,18 @@ def batch_of(
         groups, prompt_of, keep_dead=keep_dead, count_dead=count_dead, updates=updates, owners=made.owners,
         world=session.world, filler=session.filler,
     )  # fmt: skip
+
+
+def _draw(session: Session, count: int, clock: Clock) -> tuple[Sequence[Drawn], list[Prompt | None]]:
+    """The next rows of the stream, and those that this process answers encoded, in their places."""
+    s, limit = session, session.recipe.rollout.max_prompt_tokens
+    drawn = draw_rows(s, count)
+    own: list[Prompt | None] = [None] * len(drawn)
+    with clock("encode"):
+        for i in s.world.mine(len(drawn)):
+            source, row, occurrence = drawn[i]
+            own[i] = encode_prompt(source, row, occurrence, s.encoder, limit)
+    return drawn, own
 
 
 def _sample(session: Session, generator: Generator, prompts: Sequence[Prompt]) -> list[Rollout]:

@@ -13,9 +13,10 @@ from vlmrl.errors import RewardError
 from vlmrl.evaluate.stats import bootstrap_mean
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.sample import is_dead_group
+from vlmrl.rollout.split_engine import SplitEngine
 from vlmrl.store.prune import RolloutRule
 from vlmrl.train.batches import split_updates
-from vlmrl.train.collect import Collected, batch_of, collect
+from vlmrl.train.collect import Collected, batch_of, collect, look_ahead
 from vlmrl.train.generator import check_sync, make_generator
 from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate
 from vlmrl.train.optim import learning_rate
@@ -38,7 +39,7 @@ def train_rl(session: Session) -> str:
     generator = make_generator(recipe, s.policy, s.encoder, s.origin.files, s.watcher.message)
     s.stack.callback(generator.close)
     generator.load_weights(s.progress.step)
-    first_step = s.progress.step
+    first_step, ahead = s.progress.step, None
     with catch_interrupt(s) as request:
         if s.progress.step == 0:
             validate(s, generator)
@@ -46,13 +47,21 @@ def train_rl(session: Session) -> str:
             step, clock = s.progress.step, Clock()
             kl_coef = algorithm.kl_coef if s.progress.kl_coef is None else s.progress.kl_coef
             in_loss, in_reward = (kl_coef, 0.0) if algorithm.kl_in == "loss" else (0.0, kl_coef)
-            made = collect(s, generator, algorithm, in_reward, clock, strict=step < first_step + STRICT_STEPS)
+            strict = step < first_step + STRICT_STEPS
+            made = collect(s, generator, algorithm, in_reward, clock, strict=strict, ahead=ahead)
+            ahead, s.cursor = None, None
             s.run.write_rollouts(step, made.groups)
             if recipe.log.keep_rollouts is not None:
                 s.run.prune_rollouts(RolloutRule(recipe.log.keep_rollouts, recipe.log.keep_rollouts_every))
             generator.sleep()
+            if isinstance(generator, SplitEngine) and recipe.rollout.overlap and step + 1 < recipe.train.steps:
+                ahead = look_ahead(s, generator, clock)
+                s.cursor = ahead.cursor
             with clock("update"):
                 stats = learn(s, made, objective_of(recipe, algorithm, in_loss))
+            if ahead is not None:
+                with clock("rollout"):
+                    ahead.finish()
             if algorithm.kl_target is not None:
                 steer_kl(s, algorithm, kl_coef, made.metrics | stats, sum(len(g.samples) for g in made.groups))
             s.progress.step += 1

@@ -186,6 +186,8 @@ class Session:
     """A row that counts for nothing (see StepBatch); there where there are several processes."""
     saved_step: int | None = None
     """Step of the newest checkpoint."""
+    cursor: Mapping[str, Any] | None = None
+    """Where the data goes on after a resume, when that is not where the stream is: rows were drawn ahead."""
     stack: ExitStack = field(default_factory=ExitStack)
     started: float = field(default_factory=time.perf_counter)
 
@@ -305,7 +307,10 @@ def save(session: Session) -> Path:
     if recipe.lora is not None:
         meta |= {"lora": recipe.lora.model_dump(mode="json"), "freeze": list(recipe.model.freeze),
                  "quantize": recipe.model.quantize}  # fmt: skip
-    data = {"progress": asdict(replace(s.progress, seconds=s.seconds)), "stream": s.stream.state_dict()}
+    data = {
+        "progress": asdict(replace(s.progress, seconds=s.seconds)),
+        "stream": dict(s.cursor or s.stream.state_dict()),
+    }
     value_head = {} if s.policy.value_head is None else s.policy.value_head.state_dict()
     saved = io.Saved(s.progress.step, meta, data, _proof(s), value_head)
     tensors = s.optimizer.state_tensors()

@@ -1,0 +1,134 @@
+"""An engine in a process of its own, for trainers on other cards.
+
+    python -m vlmrl.rollout.host SOCKET TRAINERS PARENT
+
+It listens at SOCKET (a Unix socket) for so many trainers, and dies with PARENT, the trainer that started it, which
+leads: it says how the engine is built and sends the weights. All trainers ask together: one call of the engine answers
+the requests of all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from vlmrl.dist.worker import die_with_parent
+from vlmrl.errors import VlmrlError
+from vlmrl.model.load import load_processor
+from vlmrl.recipe.schema import Model
+from vlmrl.rollout import wire
+from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
+from vlmrl.types import SamplingParams
+
+
+class _Weights:
+    """The trainer's model as an engine asks for it: names and tensors, as they arrive."""
+
+    def __init__(self, leader: socket.socket, adapter: bool) -> None:
+        self.leader = leader
+        self.peft_config = {"default": None} if adapter else None
+
+    def state_dict(self) -> _Weights:
+        return self
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        return wire.receive_tensors(self.leader)
+
+
+class _HostedEngine(VllmEngine):
+    """The engine here. `adapter`: folder that the leader wrote the newest one into."""
+
+    adapter: Path
+
+    def _write_adapter(self, folder: Path) -> None:
+        shutil.copytree(self.adapter, folder)
+
+
+class Host:
+    """The engine and its trainers, by rank."""
+
+    def __init__(self, trainers: dict[int, socket.socket], leader: int) -> None:
+        self.trainers, self.leader = trainers, trainers[leader]
+        self.engine: _HostedEngine | None = None
+        self.pictures: dict[int, dict[str, Image.Image]] = {rank: {} for rank in trainers}
+
+    def serve(self) -> None:
+        """Do what the leader says until it says close."""
+        while (header := wire.receive(self.leader))[0]["do"] != "close":
+            told, blobs = header
+            try:
+                getattr(self, f"_{told['do']}")(told, blobs)
+            except VlmrlError as error:
+                answer = {"error": [error.message, error.where, error.hint]}
+                for trainer in self.trainers.values():
+                    wire.send(trainer, answer)
+                return
+        if self.engine is not None:
+            self.engine.close()
+
+    def _build(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
+        settings = EngineSettings(**told["settings"])
+        model = Model(
+            path=settings.folder, revision=settings.revision, trust_remote_code=settings.trust_remote_code, device="cpu"
+        )  # fmt: skip
+        tokenizer = load_processor(model).tokenizer
+        policy: Any = SimpleNamespace(model=_Weights(self.leader, settings.lora_rank > 0))
+        self.engine = _HostedEngine(policy, tokenizer, settings, say=lambda text: print(text, file=sys.stderr))
+        wire.send(self.leader, {"done": "build"})
+
+    def _load(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
+        assert self.engine is not None
+        if told["adapter"] is not None:
+            self.engine.adapter = Path(told["adapter"])
+        self.engine.load_weights(told["version"], changed=told["changed"])
+        wire.send(self.leader, {"done": "load"})
+
+    def _generate(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
+        assert self.engine is not None
+        asked = {}
+        for rank, trainer in self.trainers.items():
+            header, pixels = (told, blobs) if trainer is self.leader else wire.receive(trainer)
+            if header["forget"]:
+                self.pictures[rank].clear()
+            asked[rank] = wire.unpack_requests(header["requests"], pixels, self.pictures[rank])
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in told["params"].items()}
+        params = SamplingParams(**values)
+        answers = iter(self.engine.generate([r for theirs in asked.values() for r in theirs], params))
+        for rank, requests in asked.items():
+            found = [next(answers) for _ in requests]
+            wire.send(self.trainers[rank], {"samples": wire.pack_samples(found)})
+
+
+def main(path: str, count: str, parent: str) -> None:
+    die_with_parent(int(parent))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(int(count))
+        trainers: dict[int, socket.socket] = {}
+        leader = -1
+        for _ in range(int(count)):
+            trainer, _ = listener.accept()
+            header, _ = wire.receive(trainer)
+            trainers[header["rank"]] = trainer
+            leader = header["rank"] if header["leads"] else leader
+    try:
+        Host(dict(sorted(trainers.items())), leader).serve()
+    finally:
+        for trainer in trainers.values():
+            trainer.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # vLLM's threads would be waited for
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
