@@ -51,14 +51,16 @@ def train_rl(session: Session) -> str:
             if recipe.log.keep_rollouts is not None:
                 s.run.prune_rollouts(RolloutRule(recipe.log.keep_rollouts, recipe.log.keep_rollouts_every))
             generator.sleep()
+            updates = s.optimizer.updates
             with clock("update"):
                 stats = learn(s, made, objective_of(recipe, algorithm, in_loss))
             if algorithm.kl_target is not None:
                 steer_kl(s, algorithm, kl_coef, made.metrics | stats, sum(len(g.samples) for g in made.groups))
             s.progress.step += 1
             with clock("sync"):
-                generator.load_weights(s.progress.step)
-                sync = check_sync(s, generator, made.rollouts)
+                changed = s.optimizer.updates > updates
+                generator.load_weights(s.progress.step, changed=changed)
+                sync = check_sync(s, generator, made.rollouts) if changed else {}
             metrics = (
                 group_metrics(made.groups)
                 | made.metrics
