@@ -19,7 +19,7 @@ TEXT = {
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 VISION = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
-AXES = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
+AXES = {"rope_type": "default", "rope_theta": 1e4}
 TOKENS = {
     "image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": START, "vision_end_token_id": END,
 }  # fmt: skip
@@ -60,6 +60,11 @@ def wake(model: Any, seed: int = 0) -> Any:
     return model.float().eval()
 
 
+def _axes(*section: int, **more: Any) -> dict[str, Any]:
+    """Rotary settings; `section` for heads that are 16 wide."""
+    return {"rope_parameters": AXES | {"mrope_section": [n * TEXT["head_dim"] // 16 for n in section]} | more}
+
+
 def _grid(name: str, text: dict[str, Any], vision: dict[str, Any], patch: int = 14, **more: Any) -> TinyFamily:
     """Families with `image_grid_thw`: 4 x 4 patches are 4 tokens, 16 x 20 patches 80."""
     config = getattr(transformers, f"{name}Config")(text_config=TEXT | text, vision_config=vision, **more)
@@ -76,13 +81,13 @@ def _grid(name: str, text: dict[str, Any], vision: dict[str, Any], patch: int = 
 
 def _qwen2_vl() -> TinyFamily:
     vision = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14}
-    return _grid("Qwen2VL", {"rope_parameters": AXES}, vision, **TOKENS, tie_word_embeddings=True)
+    return _grid("Qwen2VL", _axes(2, 3, 3), vision, **TOKENS, tie_word_embeddings=True)
 
 
 def _qwen2_5_vl() -> TinyFamily:
     vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
               "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}  # fmt: skip
-    return _grid("Qwen2_5_VL", {"rope_parameters": AXES}, vision, **TOKENS, tie_word_embeddings=True)
+    return _grid("Qwen2_5_VL", _axes(2, 3, 3), vision, **TOKENS, tie_word_embeddings=True)
 
 
 def _qwen3_vision() -> dict[str, Any]:
@@ -92,12 +97,16 @@ def _qwen3_vision() -> dict[str, Any]:
 
 def _qwen3_vl() -> TinyFamily:
     vision = _qwen3_vision() | {"deepstack_visual_indexes": [0, 1]}
-    return _grid("Qwen3VL", {"rope_parameters": AXES}, vision, 16, **TOKENS, tie_word_embeddings=False)
+    return _grid("Qwen3VL", _axes(2, 3, 3, mrope_interleaved=True), vision, 16, **TOKENS, tie_word_embeddings=False)
 
 
 def _qwen3_vl_moe() -> TinyFamily:
     vision = _qwen3_vision() | {"deepstack_visual_indexes": [0, 1]}
-    text = {"rope_parameters": AXES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    text = _axes(2, 3, 3, mrope_interleaved=True) | {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    }
     return _grid("Qwen3VLMoe", text, vision, 16, **TOKENS, tie_word_embeddings=True)
 
 
@@ -109,8 +118,7 @@ LINEAR = {
 
 
 def _hybrid_text() -> dict[str, Any]:
-    rope = AXES | {"mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.5}
-    return {"rope_parameters": rope, **LINEAR}
+    return _axes(2, 1, 1, mrope_interleaved=True, partial_rotary_factor=0.5) | LINEAR
 
 
 def _qwen3_5() -> TinyFamily:
@@ -126,7 +134,7 @@ def _qwen3_5_moe() -> TinyFamily:
 def _glm(name: str) -> TinyFamily:
     vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
               "patch_size": 14, "image_size": 112}  # fmt: skip
-    text = {"rope_parameters": AXES | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}
+    text = _axes(1, 1, 2, partial_rotary_factor=0.5)
     tokens = {"image_token_id": IMAGE, "video_token_id": VIDEO, "image_start_token_id": START,
               "image_end_token_id": END}  # fmt: skip
     return _grid(name, text, vision, **tokens, tie_word_embeddings=False)
@@ -219,10 +227,10 @@ def _idefics(name: str) -> TinyFamily:
 
 
 def _minicpm() -> TinyFamily:
-    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+    rope = _axes(2, 1, 1, partial_rotary_factor=0.5)
     vision = VISION | {"num_hidden_layers": 3, "image_size": 112, "patch_size": 4, "insert_layer_id": 1}
     config = transformers.MiniCPMV4_6Config(
-        text_config=TEXT | LINEAR | {"model_type": "qwen3_5_text", "rope_parameters": rope}, vision_config=vision,
+        text_config=TEXT | LINEAR | rope | {"model_type": "qwen3_5_text"}, vision_config=vision,
         insert_layer_id=1, image_token_id=IMAGE, video_token_id=VIDEO, image_size=112,
     )  # fmt: skip
     model = wake(transformers.MiniCPMV4_6ForConditionalGeneration(config))
@@ -245,11 +253,20 @@ def _llava() -> TinyFamily:
     return _tiles(transformers.LlavaForConditionalGeneration(config), 16, lambda p: {"pixel_values": p}, None)
 
 
-def build(name: str) -> TinyFamily:
-    """The same weights every time: some families draw a few of them from the global generator."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return BUILDERS[name]()
+def build(name: str, wide: bool = False) -> TinyFamily:
+    """The same weights every time: some families draw a few of them from the global generator.
+
+    Args: wide: with heads that are 32 wide, and half as many: vLLM has no kernels for narrower ones.
+    """
+    narrow = dict(TEXT)
+    if wide:
+        TEXT.update(head_dim=32, num_attention_heads=2, num_key_value_heads=1)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return BUILDERS[name]()
+    finally:
+        TEXT.update(narrow)
 
 
 BUILDERS: dict[str, Callable[[], TinyFamily]] = {

@@ -77,7 +77,8 @@ def _glm(name: str, processor: str) -> Any:
 
 def _gemma3() -> Any:
     named = {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
-    tok = tokenizer("<image_soft_token>", "<video>", "<start_of_image>", "<end_of_image>", named)
+    lines = ["\n" * n for n in range(1, 5)]  # tokens of their own in Gemma's vocabulary, and vLLM asks for them
+    tok = tokenizer("<image_soft_token>", "<video>", "<start_of_image>", "<end_of_image>", named, *lines)
     images = transformers.Gemma3ImageProcessor(size={"height": 32, "width": 32})
     return transformers.Gemma3Processor(images, tok, image_seq_length=4, chat_template=template("<start_of_image>"))
 

@@ -139,7 +139,9 @@ def _write_folder(
         base, narrow = saved.meta["base"], next(iter(dtypes.values()), None)  # an adapter is of one dtype
         adapter = {n: whole(t if narrow is None else t.to(narrow)) for n, t in adapter_tensors(model).items()}
         _together(
-            world, lambda: write_adapter(folder / ADAPTER, model, base["path"], base["revision"], adapter), alone=True
+            world,
+            lambda: write_adapter(folder / ADAPTER, model, base["path"], base["revision"], adapter.items()),
+            alone=True,
         )
     else:
         weights = {n: t.to(dtypes.get(n, t.dtype)) for n, t in model_tensors(model).items()}

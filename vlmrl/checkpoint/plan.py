@@ -13,6 +13,7 @@ from torch import Tensor
 from vlmrl.checkpoint.shards import StoredTensor
 from vlmrl.errors import CheckpointError
 from vlmrl.model.quiet import quiet_transformers
+from vlmrl.model.written import as_written
 
 
 class CannotStreamError(Exception):
@@ -91,15 +92,6 @@ def _outputs(model: Any, tensors: Mapping[str, Tensor], names: Mapping[str, tupl
     if parts:
         raise CannotStreamError(f"{next(iter(parts))} is made from several tensors of the model")
     return outputs
-
-
-@torch.no_grad()
-def as_written(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by the model's own names -> as `save_pretrained` names and arranges them."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    found = revert_weight_conversion(model, dict(tensors))
-    return {name: value[0] if isinstance(value, list) else value for name, value in found.items()}
 
 
 def match_stored(plan: Plan, stored: Mapping[str, StoredTensor], where: Path) -> dict[str, StoredTensor]:

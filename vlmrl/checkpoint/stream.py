@@ -15,11 +15,12 @@ from vlmrl.checkpoint.fold import Fold, read_folds
 from vlmrl.checkpoint.format import ADAPTER, HF, MODEL, read_meta
 from vlmrl.checkpoint.io import check_files
 from vlmrl.checkpoint.load import BitSums, find_base, refuse_base, saved_lora
-from vlmrl.checkpoint.plan import CannotStreamError, Plan, as_written, make_plan, match_stored, match_written
+from vlmrl.checkpoint.plan import CannotStreamError, Plan, make_plan, match_stored, match_written
 from vlmrl.checkpoint.shards import StoredTensor, TensorSpec, read_tensors, weight_files, write_shards
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import DTYPES
 from vlmrl.model.quiet import quiet_transformers
+from vlmrl.model.written import as_written
 
 
 @dataclass(frozen=True)

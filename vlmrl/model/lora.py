@@ -6,7 +6,7 @@ The model keeps its class, so nothing else has to know. peft is imported here al
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
@@ -154,12 +154,12 @@ def load_adapter_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> Non
 
 def write_adapter(
     folder: Path, model: nn.Module, base: str, revision: str | None = None,
-    tensors: Mapping[str, Tensor] | None = None,
+    tensors: Iterable[tuple[str, Tensor]] | None = None,
 ) -> None:  # fmt: skip
     """Write `adapter_config.json` and `adapter_model.safetensors` as PEFT does; nothing is pickled.
 
-    Args: tensors: whole ones in place of the model's own, which may be sharded.
-        base: path or hub name of the base model, recorded as given.
+    Args: base: path or hub name of the base model, recorded as given.
+        tensors: the adapter's weights by PEFT's names; None = the model's own, which must not be sharded.
     """
     from safetensors.torch import save_file
 
@@ -169,8 +169,8 @@ def write_adapter(
     tidy = {k: sorted(v) if isinstance(v, set) else getattr(v, "value", v) for k, v in sorted(config.items())}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_FILE).write_text(json.dumps(tidy, indent=2) + "\n", "utf-8")
-    own = adapter_tensors(model) if tensors is None else tensors
-    save_file({k: v.cpu().contiguous() for k, v in own.items()}, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    given = adapter_tensors(model).items() if tensors is None else tensors
+    save_file({k: v.cpu().contiguous() for k, v in given}, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
 
 def read_adapter(folder: Path) -> dict[str, Tensor]:

@@ -226,8 +226,8 @@ class Rollout(Table):
     kv_cache_gib: Annotated[float, Field(gt=0)] = 4.0
     """Memory of vLLM's key-value cache, in GiB."""
     generators: Count = 0
-    """With vllm: so many of the cards of `--gpus`, the last ones, generate and the others train. 0 = each card does both
-    in turn, in the trainer's process."""
+    """With vllm: so many of the cards of `--gpus`, the last ones, generate and the others train. 0 = each card does
+    both in turn, in the trainer's process."""
     overlap: bool = False
     """With `generators`: the next step's rollouts are made while this step's update runs, so by weights that are one
     step older; the importance correction (`algo.importance`) makes up for it."""

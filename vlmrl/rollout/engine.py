@@ -44,8 +44,11 @@ class Generator(Protocol):
         """Undo `sleep`."""
         ...
 
-    def load_weights(self, version: int) -> None:
-        """Take over the trainer's weights as policy `version`; wakes it."""
+    def load_weights(self, version: int, *, changed: bool = True) -> None:
+        """Take over the trainer's weights as policy `version`; wakes it.
+
+        Args: changed: whether they may differ from those taken over last; else only the version is noted.
+        """
         ...
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class TorchEngine:
     def wake(self) -> None:
         """Nothing was given back."""
 
-    def load_weights(self, version: int) -> None:
+    def load_weights(self, version: int, *, changed: bool = True) -> None:
         """The weights are the trainer's own: only the version changes."""
         self.version = version
 

@@ -7,24 +7,23 @@ the trainer; the ids it makes of them must be the trainer's. Its weights are a c
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from vlmrl.dist.guest import has_world, undisturbed, world_kept
 from vlmrl.errors import EngineError
-from vlmrl.model.lora import has_adapter, write_adapter
+from vlmrl.model.load import DTYPES
+from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.check_engine import MIN_TEMPERATURE, VLLM_HINT
 from vlmrl.rollout.engine import Request, finish_reason
-from vlmrl.rollout.weight_sync import BASE_LAYER, base_tensors, dropped_tensors
+from vlmrl.rollout.owned_folder import OwnedFolder
+from vlmrl.rollout.weight_sync import BUCKET_BYTES, Delivery, engine_names, whole_tensors
 from vlmrl.types import Sample, SamplingParams
 
 SETTINGS = {
@@ -33,16 +32,14 @@ SETTINGS = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for the command's own result
     "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
 }
-WORLD_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
-                   "ROLE_RANK", "ROLE_WORLD_SIZE")  # fmt: skip
-"""What torchrun sets: an engine is a world of its own and must not take itself for a rank of the trainer's."""
+CACHE = os.environ.get("VLLM_CACHE_ROOT") or os.path.expanduser("~/.cache/vllm")
+"""Where vLLM keeps compiled code."""
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM has room for; an adapter gets the next larger one."""
 BATCHED_TOKENS = 8192
 """Tokens in one step of the engine, at least: a prompt's images are encoded whole."""
 MAX_IMAGES = 64
 """Most images of one prompt."""
-TMPFS = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -88,42 +85,48 @@ class VllmEngine:
     ) -> None:  # fmt: skip
         self.policy, self.tokenizer, self.settings = policy, tokenizer, settings
         self.version = 0
-        self._loaded = False
+        self._loaded = self._discarded = False
         self._adapter: Any = None
-        self._llm = _start(policy, settings)
-        self._folder = tempfile.mkdtemp(prefix="vlmrl-adapter-", dir=TMPFS if TMPFS.is_dir() else None)
+        self._in_world = has_world()  # before vLLM makes one of its own
+        self._names = engine_names(policy.model)
+        self._llm = _start(policy, self._names, settings)
+        self._folder = OwnedFolder()
         self._sleeps = settings.device == "cuda"
         if not self._sleeps:
             say("vLLM on a CPU cannot sleep: its key-value cache stays in memory during updates")
 
     def close(self) -> None:
         """Give everything back; the engine cannot be used any more."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._llm.llm_engine.engine_core.shutdown()
+        self._folder.close()
+        with world_kept() if self._in_world else nullcontext():
+            self._llm.llm_engine.engine_core.shutdown()
 
     def sleep(self) -> None:
         """Give back the key-value cache, and the weights' memory; they are kept in main memory with an adapter, since
         the base is not sent again. On a CPU nothing is given back."""
         if self._sleeps:
-            self._llm.sleep(level=1 if has_adapter(self.policy.model) else 2)
+            self._discarded = not has_adapter(self.policy.model)
+            self._llm.sleep(level=2 if self._discarded else 1)
 
     def wake(self) -> None:
         """Undo `sleep`; `load_weights` does it too, weights first."""
         if self._sleeps and self._llm.llm_engine.is_sleeping():
             self._llm.wake_up()
 
-    def load_weights(self, version: int) -> None:
-        """Copy the policy's weights and forget what was computed with the old ones.
+    def load_weights(self, version: int, *, changed: bool = True) -> None:
+        """Copy the policy's weights and forget what was computed with the old ones. All processes of a sharded policy
+        call this together.
 
         Raises: EngineError when a tensor did not arrive.
         """
         if self._sleeps and self._llm.llm_engine.is_sleeping():
             self._llm.wake_up(tags=["weights"])
-        if has_adapter(self.policy.model):
-            self._send_adapter(version)
-        else:
-            self._send_all(version)
-        self._loaded, self.version = True, version
+        if changed or self._discarded or not self._loaded:
+            if has_adapter(self.policy.model):
+                self._send_adapter(version)
+            else:
+                self._send_all(version)
+        self._loaded, self._discarded, self.version = True, False, version
         self.wake()
 
     def generate(
@@ -200,7 +203,7 @@ class VllmEngine:
 
     def _send_all(self, version: int) -> None:
         """All weights, tensor by tensor, through vLLM's own loader: fusing and repacking are its business."""
-        delivery = _Delivery(self.policy.model)
+        delivery = Delivery(self.policy.model, self._names, DTYPES[self.settings.dtype])
         self._llm.collective_rpc(_reload, args=(delivery,))
         delivery.check(f"weight sync to version {version}")
         self._forget()
@@ -211,8 +214,9 @@ class VllmEngine:
         from vllm.lora.request import LoRARequest
 
         before, number = self._adapter, 1 if self._adapter is None else self._adapter.lora_int_id + 1
-        folder = Path(self._folder) / f"policy-{number}"
-        write_adapter(folder, self.policy.model, self.settings.folder)
+        folder = self._folder.path / f"policy-{number}"
+        tensors = whole_tensors(adapter_tensors(self.policy.model).items(), BUCKET_BYTES)
+        write_adapter(folder, self.policy.model, self.settings.folder, tensors=tensors)
         self._adapter = LoRARequest(f"policy-{number}", number, str(folder))
         if before is not None:
             self._llm.llm_engine.remove_lora(before.lora_int_id)
@@ -276,49 +280,7 @@ def _check_prompt(request: Request, ids: Sequence[int]) -> None:
     )
 
 
-class _Delivery:
-    """One handing over of all weights, with proof of receipt."""
-
-    def __init__(self, trained: Any) -> None:
-        self.trained = trained
-        self.sent: list[str] = []
-        self.lost: list[str] | None = None
-
-    def load_into(self, model: Any, load: Callable[[Iterator[tuple[str, torch.Tensor]]], Any]) -> set[str]:
-        """Hand everything to the engine's model by its own loader `load`, and note what got lost.
-
-        The names: the engine's own renaming, and its own list of what it holds fused.
-        """
-        loaded = set(load(self._tensors()))
-        mapper = getattr(model, "hf_to_vllm_mapper", None)
-        rename = (lambda name: name) if mapper is None else lambda name: next(iter(mapper.apply_list([name])), None)
-        names: dict[int, list[str]] = {}  # of one tensor: a tied head is loaded with the embeddings while it is theirs
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            names.setdefault(id(parameter), []).append(name.replace(BASE_LAYER, "."))
-        arrived = {n for same in names.values() if loaded & set(same) for n in same}
-        parameters = {n for same in names.values() for n in same}
-        fused = getattr(model, "packed_modules_mapping", {})
-        self.lost = dropped_tensors(self.sent, arrived, parameters, rename=rename, fused=fused)
-        return loaded
-
-    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in base_tensors(self.trained):
-            self.sent.append(name)
-            yield name, tensor
-
-    def check(self, what: str) -> None:
-        """Raise when something got lost."""
-        if self.lost is None or self.lost:
-            told = "the engine never asked for the weights" if self.lost is None else (
-                f"{len(self.lost)} tensor(s) did not arrive in the engine: {', '.join(self.lost[:5])}"
-            )  # fmt: skip
-            raise EngineError(
-                f"{what}: {told}",
-                hint='this vLLM holds the model differently: use another version of it, or rollout.engine = "torch"',
-            )
-
-
-def _reload(worker: Any, delivery: _Delivery) -> None:
+def _reload(worker: Any, delivery: Delivery) -> None:
     """Runs in the engine: vLLM's own reload, which asks the model's `load_weights`; that is where things get lost."""
     model = worker.model_runner.get_model()
     load = model.load_weights
@@ -329,7 +291,7 @@ def _reload(worker: Any, delivery: _Delivery) -> None:
         del model.load_weights
 
 
-def _start(policy: Policy, settings: EngineSettings) -> Any:
+def _start(policy: Policy, names: Mapping[str, str], settings: EngineSettings) -> Any:
     """A `vllm.LLM` with the policy's weights: not from files, since a run's checkpoint has none that it could read."""
     try:
         os.environ.update(SETTINGS)
@@ -344,7 +306,7 @@ def _start(policy: Policy, settings: EngineSettings) -> Any:
             raise EngineError(f"vLLM has no room for an adapter of rank {settings.lora_rank}: {LORA_RANKS[-1]} at most")
         options |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1,
                     "enable_tower_connector_lora": settings.lora_vision}  # fmt: skip
-    delivery = _Delivery(policy.model)
+    delivery = Delivery(policy.model, names, DTYPES[settings.dtype])
 
     @register_model_loader("vlmrl")
     class FromTrainer(BaseModelLoader):
@@ -354,8 +316,10 @@ def _start(policy: Policy, settings: EngineSettings) -> Any:
         def load_weights(self, model: Any, model_config: Any) -> None:
             delivery.load_into(model, model.load_weights)
 
+    if settings.device == "cuda":
+        options |= _on_this_card(settings)
     cpu = settings.device == "cpu"
-    with _undisturbed():
+    with undisturbed():
         try:
             llm = vllm.LLM(
                 settings.folder, revision=settings.revision, trust_remote_code=settings.trust_remote_code,
@@ -373,23 +337,14 @@ def _start(policy: Policy, settings: EngineSettings) -> Any:
     return llm
 
 
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """What building an engine changes in its process is put back: random states, threads, the launcher's variables."""
-    world = {name: os.environ.pop(name) for name in WORLD_VARIABLES if name in os.environ}
-    states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
-    try:
-        yield
-    finally:
-        for name in WORLD_VARIABLES:
-            os.environ.pop(name, None)
-        os.environ.update(world)
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.random.set_rng_state(states[2])
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
-        torch.set_num_threads = set_threads  # vLLM's CPU worker puts a stub there, and has left one thread
-        torch.set_num_threads(threads)
+def _on_this_card(settings: EngineSettings) -> dict[str, Any]:
+    """Options for an engine beside a trainer on the process's own card, which may be one of several in use.
+
+    An engine in the process takes the first visible card unless told, and its share of the card's memory (92%) to be
+    free before it starts; it takes what its weights and `kv_cache_bytes` need. Each card has a cache of compiled code
+    of its own: engines that are built at the same moment would write the same files.
+    """
+    card = torch.cuda.current_device()
+    os.environ["VLLM_CACHE_ROOT"] = os.path.join(CACHE, f"card-{card}")
+    total = torch.cuda.get_device_properties(card).total_memory
+    return {"device_ids": [card], "gpu_memory_utilization": min(1.0, settings.kv_cache_bytes / total)}

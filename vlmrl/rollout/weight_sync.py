@@ -6,22 +6,152 @@ skips a tensor leaves old or random numbers in its place and says nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from vlmrl.errors import EngineError
+from vlmrl.model.written import as_published, published_names
 
 BASE_LAYER = ".base_layer."
 """What PEFT, and vLLM too, put into the name of a weight that an adapter sits on."""
+BUCKET_BYTES = 1 << 28
+"""A sharded policy's weights are gathered in buckets of at most so many bytes; a larger tensor is a bucket alone."""
 
 
-def base_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(checkpoint name, tensor) of the model's own weights, the adapter left out, one at a time in the model's order.
+def base_tensors(
+    model: nn.Module, names: Mapping[str, str], dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of the model's own weights as published ones are, the adapter left out, in the model's order.
 
-    A head tied to the embeddings comes under its own name too: an engine may hold it repacked, as a copy.
+    A head tied to the embeddings comes under its own name too: an engine may hold it repacked, as a copy. Sharded
+    weights come whole: every process must ask for all of them.
+
+    Args: names: what `engine_names` gave.
+        dtype: of sharded weights on their way; None = their own. Others are what their model computes with already.
     """
-    for name, tensor in model.state_dict().items():
-        if ".lora_" not in name:
-            yield name.replace(BASE_LAYER, "."), tensor.detach()
+    for name, tensor in whole_tensors(_own(model), BUCKET_BYTES, dtype):
+        if name in names:
+            yield names[name], tensor
+        else:
+            yield from as_published(model, {name: tensor}).items()
+
+
+def engine_names(model: nn.Module) -> dict[str, str]:
+    """The model's own name -> the one that engines know it by, for `base_tensors`; takes a fraction of a second."""
+    return published_names(model, {name: tensor.shape for name, tensor in _own(model)})
+
+
+def _own(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return ((n.replace(BASE_LAYER, "."), t) for n, t in model.state_dict().items() if ".lora_" not in n)
+
+
+def whole_tensors(
+    named: Iterable[tuple[str, Tensor]], bucket_bytes: int, dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """The same names and tensors, those whole that lie in shards on all processes: one collective a bucket.
+
+    At most a bucket, and the tensor that was given last, are in memory besides what the caller keeps.
+
+    Args: bucket_bytes: of a bucket, unless a single tensor is larger.      dtype: that sharded ones are cast to.
+    """
+    bucket: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in named:
+        tensor = tensor.detach()
+        if isinstance(tensor, DTensor) and dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+        added = tensor.numel() * tensor.element_size() if isinstance(tensor, DTensor) else 0
+        if bucket and (size + added > bucket_bytes or tensor.dtype != bucket[-1][1].dtype):
+            yield from _taken(bucket)
+            size = 0
+        bucket.append((name, tensor))
+        size += added
+    yield from _taken(bucket)
+
+
+def _taken(bucket: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """What is in the bucket, whole; it is empty then."""
+    shards = [t for _, t in bucket if isinstance(t, DTensor)]
+    parts = iter(_gather(shards))
+    while bucket:
+        name, tensor = bucket.pop(0)
+        if isinstance(tensor, DTensor):
+            rows = next(parts)  # [processes, numbers of each one's rows]
+            yield name, rows.reshape(-1, *tensor.shape[1:])[: len(tensor)]
+        else:
+            yield name, tensor
+
+
+def _gather(shards: Sequence[DTensor]) -> Sequence[Tensor]:
+    """Of each tensor: everybody's rows, [processes, numbers], padded to as many for all. One collective."""
+    if not shards:
+        return []
+    mesh = shards[0].device_mesh
+    [axis] = [i for i, p in enumerate(shards[0].placements) if p.is_shard(0)]
+    count = mesh.size(axis)
+    own = []
+    for shard in shards:
+        rows = shard.to_local().to(mesh.device_type)  # from main memory, where parameters are offloaded to it
+        full = -(-len(shard) // count) * shard.shape[1:].numel()
+        own.append(nn.functional.pad(rows.flatten(), (0, full - rows.numel())))
+    flat = torch.cat(own)
+    everybody = flat.new_empty(count * len(flat))
+    dist.all_gather_into_tensor(everybody, flat, mesh.get_group(axis))
+    return everybody.view(count, -1).split([len(x) for x in own], dim=1)
+
+
+class Delivery:
+    """One handing over of all weights to an engine in this process, with proof of receipt.
+
+    Args: trained: the trainer's model.      names: its `engine_names`.      dtype: the engine's.
+    """
+
+    def __init__(self, trained: nn.Module, names: Mapping[str, str], dtype: torch.dtype) -> None:
+        self.trained, self.names, self.dtype = trained, names, dtype
+        self.sent: list[str] = []
+        self.lost: list[str] | None = None
+
+    def load_into(self, model: Any, load: Callable[[Iterator[tuple[str, Tensor]]], Any]) -> set[str]:
+        """Hand everything to the engine's model by its own loader `load`, and note what got lost.
+
+        The names: the engine's own renaming, and its own list of what it holds fused.
+        """
+        tensors = self._tensors()
+        loaded = set(load(tensors))
+        for _ in tensors:  # what the loader did not care for: the other processes wait for it to be gathered
+            pass
+        mapper = getattr(model, "hf_to_vllm_mapper", None)
+        rename = (lambda name: name) if mapper is None else lambda name: next(iter(mapper.apply_list([name])), None)
+        names: dict[int, list[str]] = {}  # of one tensor: a tied head is loaded with the embeddings while it is theirs
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name.replace(BASE_LAYER, "."))
+        arrived = {n for same in names.values() if loaded & set(same) for n in same}
+        parameters = {n for same in names.values() for n in same}
+        # Some say it for themselves and some for their parts alone.
+        fused = {k: v for m in model.modules() for k, v in (getattr(m, "packed_modules_mapping", None) or {}).items()}
+        self.lost = dropped_tensors(self.sent, arrived, parameters, rename=rename, fused=fused)
+        return loaded
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in base_tensors(self.trained, self.names, self.dtype):
+            self.sent.append(name)
+            yield name, tensor
+
+    def check(self, what: str) -> None:
+        """Raise when something got lost."""
+        if self.lost is None or self.lost:
+            told = "the engine never asked for the weights" if self.lost is None else (
+                f"{len(self.lost)} tensor(s) did not arrive in the engine: {', '.join(self.lost[:5])}"
+            )  # fmt: skip
+            raise EngineError(
+                f"{what}: {told}",
+                hint='this vLLM holds the model differently: use another version of it, or rollout.engine = "torch"',
+            )
 
 
 def dropped_tensors(

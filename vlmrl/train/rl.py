@@ -57,6 +57,7 @@ def train_rl(session: Session) -> str:
             if isinstance(generator, SplitEngine) and recipe.rollout.overlap and step + 1 < recipe.train.steps:
                 ahead = look_ahead(s, generator, clock)
                 s.cursor = ahead.cursor
+            updates = s.optimizer.updates
             with clock("update"):
                 stats = learn(s, made, objective_of(recipe, algorithm, in_loss))
             if ahead is not None:
@@ -66,8 +67,9 @@ def train_rl(session: Session) -> str:
                 steer_kl(s, algorithm, kl_coef, made.metrics | stats, sum(len(g.samples) for g in made.groups))
             s.progress.step += 1
             with clock("sync"):
-                generator.load_weights(s.progress.step)
-                sync = check_sync(s, generator, [prompt for _, prompt in made.sampled()])
+                changed = s.optimizer.updates > updates
+                generator.load_weights(s.progress.step, changed=changed)
+                sync = check_sync(s, generator, [prompt for _, prompt in made.sampled()]) if changed else {}
             metrics = (
                 group_metrics(made.groups)
                 | made.metrics

@@ -6,7 +6,6 @@ import copy
 import os
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from vlmrl.model.load import stop_ids_of
 from vlmrl.model.lora import adapted_parts, adapter_off, adapter_rank, attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
-from vlmrl.rollout import vllm_engine
+from vlmrl.rollout import weight_sync
 from vlmrl.rollout.engine import Request
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
@@ -181,15 +180,15 @@ def test_new_weights_leave_nothing_old_behind(engine, policy, prompts, params):
 
 
 def test_a_tensor_that_the_engine_drops_is_named(engine, policy, prompts, params, monkeypatch):
-    name = "model.language_model.layers.1.self_attn.k_proj.weight"
-    real = vllm_engine.base_tensors
-    monkeypatch.setattr(vllm_engine, "base_tensors", lambda model: (x for x in real(model) if x[0] != name))
+    name = "model.layers.1.self_attn.k_proj.weight"
+    real = weight_sync.base_tensors
+    monkeypatch.setattr(weight_sync, "base_tensors", lambda *a: (x for x in real(*a) if x[0] != name))
     with pytest.raises(EngineError, match=r"1 tensor.*layers\.1\.self_attn\.k_proj\.weight"):
         engine.load_weights(1)
-    monkeypatch.setattr(vllm_engine, "base_tensors", lambda model: (x for x in real(model) if x[0] != "lm_head.weight"))
+    monkeypatch.setattr(weight_sync, "base_tensors", lambda *a: (x for x in real(*a) if x[0] != "lm_head.weight"))
     with pytest.raises(EngineError, match=r"1 tensor.*lm_head\.weight"):
         engine.load_weights(1)
-    monkeypatch.setattr(vllm_engine, "base_tensors", real)
+    monkeypatch.setattr(weight_sync, "base_tensors", real)
     engine.load_weights(2)
     requests = requests_of(prompts)
     assert gap(policy, requests, engine.generate(requests, params)) <= RELATIVE_TOLERANCE
@@ -247,7 +246,7 @@ def lora_engine(adapted, tiny_folder, encoder):
 
 def test_an_adapter_is_synced_alone_and_each_version_is_itself(lora_engine, adapted, prompts, params):
     requests = requests_of(prompts)
-    folder = Path(lora_engine._folder)
+    folder = lora_engine._folder.path
     for version in (3, 4, 5):
         disturb(adapted, version, (".lora_",), scale=0.1)
         lora_engine.load_weights(version)

@@ -1,0 +1,234 @@
+"""One process with a vLLM engine of its own over a shared policy: `python vllm_rank.py MODEL OUT [forever]`, with
+torchrun's environment.
+
+All processes make the same prompts; each answers its own, and one update on all of them follows. What comes out is
+written by the first: ids, gaps and errors of every case, to be compared with those of one process that does everything.
+With `forever`, for a launcher, it answers again and again, and writes OUT/building-RANK and OUT/generating-RANK (its
+process id) when it gets there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from parity import adapted
+from tinyworld import encoded, prompt_tokens, response
+
+from vlmrl.algo.family import ALGORITHMS
+from vlmrl.data.batch import TrainItem
+from vlmrl.data.encode import EncodedPrompt, Encoder
+from vlmrl.dist import worker
+from vlmrl.dist.fsdp import shard, units_of
+from vlmrl.dist.world import World, join_world
+from vlmrl.errors import EngineError
+from vlmrl.model.load import banned_ids_of, load_model, load_processor
+from vlmrl.model.lora import adapter_rank
+from vlmrl.model.policy import Policy
+from vlmrl.recipe.schema import Lora, Model, Optim
+from vlmrl.rollout import vllm_engine, weight_sync
+from vlmrl.rollout.engine import Request
+from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
+from vlmrl.train.mismatch import Mismatch
+from vlmrl.train.optim import Optimizer
+from vlmrl.train.update import FILLER, PolicyGradient, StepBatch, fill_logps, update
+from vlmrl.types import Sample, SamplingParams, Segment
+
+CASES = {"full": None, "adapter": Lora(rank=4, alpha=8)}
+SAMPLES = 3
+PARAMS = SamplingParams(temperature=1.5, max_new_tokens=12)
+DROPPED = "model.layers.1.self_attn.k_proj.weight"
+SMALL_BUCKET = 1 << 16
+
+
+def prompts_of(encoder: Encoder) -> list[EncodedPrompt]:
+    return [
+        encoded(encoder, "what is it?", [(56, 56), (112, 84)], "a"), encoded(encoder, "and this one?", [(84, 84)], "b"),
+        encoded(encoder, "no image here, only text", (), "c"), encoded(encoder, "which?", [(56, 112)], "d"),
+    ]  # fmt: skip
+
+
+class Place:
+    """A policy, sharded where there are several processes, with prompts and an engine of this process."""
+
+    def __init__(self, folder: str, lora: Lora | None, world: World) -> None:
+        settings = Model(path=folder, dtype="float32", device="cpu")
+        processor = load_processor(settings)
+        encoder = Encoder(processor, min_pixels=56 * 56, max_pixels=112 * 112)
+        model = load_model(settings)
+        banned = banned_ids_of(model, processor.tokenizer)
+        model = model if lora is None else adapted(model, lora)
+        self.world, self.prompts = world, prompts_of(encoder)
+        self.params = replace(PARAMS, banned_ids=banned)
+        self.policy = Policy(model, temperature=PARAMS.temperature, banned_ids=banned)
+        self.filler = TrainItem(prompt_tokens(encoded(encoder, "", [(56, 56)], "x")), -1, (response(9, 2),), FILLER)
+        if world.size > 1:
+            shard(self.policy, units_of(model), world, torch.device("cpu"))
+        engine = EngineSettings(
+            folder, "float32", "cpu", 400, 2**26, encoder.image_arguments, lora_rank=adapter_rank(model)
+        )
+        self.engine = VllmEngine(self.policy, processor.tokenizer, engine, say=str)
+
+    @property
+    def own(self) -> list[int]:
+        return [i for i in range(len(self.prompts)) if i % self.world.size == self.world.rank]
+
+    def answer(self) -> tuple[list[list[list[int]]], StepBatch]:
+        """(ids of all prompts' samples, this process's part of a step made of them)."""
+        made = self.engine.generate([Request(self.prompts[i], SAMPLES, 70 + i) for i in self.own], self.params)
+        mine: dict[int, list[Sample]] = dict(zip(self.own, made, strict=True))
+        ids = {i: [list(s.token_ids) for s in samples] for i, samples in mine.items()}
+        everybody = dict(pair for theirs in self.world.gather(list(ids.items())) for pair in theirs)
+        items = [
+            TrainItem(
+                prompt_tokens(self.prompts[i]), i, (Segment("assistant", s.token_ids, True, s.sampler_logp),),
+                i * SAMPLES + k,
+            )
+            for i, samples in mine.items()
+            for k, s in enumerate(samples)
+        ]  # fmt: skip
+        count = len(self.prompts) * SAMPLES
+        advantages = [(-1.0) ** k * (1 + 0.3 * k) for k in range(count)]
+        names = [str(k) for k in range(count)]
+        batch = StepBatch(items, advantages, names, world=self.world, filler=self.filler)
+        return [everybody[i] for i in range(len(self.prompts))], batch
+
+    def gap(self, batch: StepBatch) -> float:
+        """Largest difference of trainer and engine over all processes, in nats."""
+        logps: dict[int, torch.Tensor] = {}
+        fill_logps(self.policy, batch, logps, 400)
+        found = Mismatch()
+        for item in batch.items:
+            found.add(logps[item.trajectory], torch.tensor(item.segments[0].sampler_logp))
+        return Mismatch.joined(self.world.gather(found)).gap_max
+
+
+class Watched:
+    """Bytes of gathered tensors that are alive, and the most there were at once."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, int] = {}  # address -> bytes
+        self.most = self.total = self.buckets = 0
+        self._gather, self._whole = weight_sync._gather, weight_sync.whole_tensors
+
+    def __enter__(self) -> Watched:
+        def gather(shards: Sequence[Any]) -> Sequence[torch.Tensor]:
+            parts = self._gather(shards)
+            if shards:
+                self.buckets += 1
+                self.count(parts[0])
+            return parts
+
+        def whole(*arguments: Any) -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in self._whole(*arguments):
+                self.total += tensor.nbytes
+                self.count(tensor)
+                yield name, tensor
+                del tensor
+
+        weight_sync._gather, weight_sync.whole_tensors = gather, whole
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        weight_sync._gather, weight_sync.whole_tensors = self._gather, self._whole
+
+    def count(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.live:
+            self.live[storage.data_ptr()] = storage.nbytes()
+            self.most = max(self.most, sum(self.live.values()))
+            weakref.finalize(storage, self.live.pop, storage.data_ptr())
+
+
+def watched_sync(place: Place, version: int) -> dict[str, int]:
+    """A sync with small buckets: what was in memory for it at once."""
+    weight_sync.BUCKET_BYTES, bucket = SMALL_BUCKET, weight_sync.BUCKET_BYTES
+    with Watched() as seen:
+        place.engine.load_weights(version)
+    weight_sync.BUCKET_BYTES = bucket
+    largest = max(p.numel() * p.element_size() for p in place.policy.parameters())
+    return {"most": seen.most, "total": seen.total, "buckets": seen.buckets, "largest": largest}
+
+
+def dropped(place: Place, version: int) -> str:
+    """What is said when a tensor is left out."""
+    real = weight_sync.base_tensors
+    weight_sync.base_tensors = lambda *a: (x for x in real(*a) if x[0] != DROPPED)
+    try:
+        place.engine.load_weights(version)
+    except EngineError as error:
+        return error.message
+    finally:
+        weight_sync.base_tensors = real
+    return "nothing"
+
+
+def case(place: Place) -> dict[str, Any]:
+    told: dict[str, Any] = {"ids": [], "gaps": []}
+    optimizer = Optimizer(place.policy.model, Optim(lr=1e-2, max_grad_norm=1.0))
+    for version in range(2):
+        place.engine.load_weights(version)
+        ids, batch = place.answer()
+        told["ids"].append(ids)
+        told["gaps"].append(place.gap(batch))
+        objective = PolicyGradient(ALGORITHMS["grpo"], importance="truncate")
+        update(place.policy, optimizer, batch, objective, lr=1e-2, tokens_per_row=400, max_tokens=12)
+    told["stale"] = place.gap(place.answer()[1])
+    told["memory"] = watched_sync(place, 2)
+    ids, batch = place.answer()
+    told["gaps"].append(place.gap(batch))
+    return told
+
+
+def launchers() -> dict[str, str]:
+    """The launcher's variables."""
+    return {n: v for n, v in os.environ.items() if any(x in n for x in ("RANK", "WORLD", "MASTER", "ELASTIC"))}
+
+
+def main(folder: str, out: str, forever: str = "") -> None:
+    torch.set_num_threads(1)
+    rank = int(os.environ.get("RANK", "0"))
+    os.environ |= {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": str(rank), "ROLE_RANK": str(rank)}
+    before = launchers()
+    os.environ.update(vllm_engine.SETTINGS)
+    import vllm
+
+    seen: list[str] = []
+    real = vllm.LLM
+
+    def spy(*arguments: Any, **options: Any) -> Any:
+        (Path(out) / f"building-{rank}").write_text(str(os.getpid()))
+        seen.extend(launchers())
+        return real(*arguments, **options)
+
+    vllm.LLM = spy
+    told: dict[str, Any] = {}
+    with join_world("cpu", timeout_seconds=60) as world:
+        for name, lora in CASES.items():
+            place = Place(folder, lora, world)
+            while forever:
+                place.engine.load_weights(0)
+                place.answer()
+                (Path(out) / f"generating-{rank}").write_text(str(os.getpid()))
+            told[name] = case(place)
+            if name == "full":
+                told["dropped"] = dropped(place, 3)
+            place.engine.close()
+        told |= {"seen": seen, "unchanged": launchers() == before}
+        everybody = world.gather({name: told[name] for name in ("dropped", "seen", "unchanged")})
+        assert all(x == everybody[0] for x in everybody), everybody
+        if world.is_main:
+            (Path(out) / f"{world.size}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    if "forever" in sys.argv:
+        worker.run(lambda: main(*sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -1,0 +1,79 @@
+"""A folder in memory is gone with its owner: at the end, or at the next start after a kill."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vlmrl.rollout import owned_folder
+from vlmrl.rollout.owned_folder import PREFIX, OwnedFolder
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from vlmrl.rollout.owned_folder import OwnedFolder
+folder = OwnedFolder(Path(sys.argv[1]))
+(folder.path / "adapter").write_text("weights")
+print(folder.path, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_closed_folder_is_gone(tmp_path: Path) -> None:
+    folder = OwnedFolder(tmp_path)
+    (folder.path / "deep").mkdir()
+    assert folder.path.name.startswith(PREFIX) and list(tmp_path.iterdir()) == [folder.path]
+    folder.close()
+    folder.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_made_in_memory_unless_told() -> None:
+    folder = OwnedFolder()
+    assert not owned_folder.TMPFS.is_dir() or folder.path.parent == owned_folder.TMPFS
+    folder.close()
+
+
+def test_the_folder_of_a_killed_process_is_removed_by_the_next_and_that_of_a_living_one_never(tmp_path: Path) -> None:
+    (tmp_path / "somebody else's").mkdir()
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        theirs = Path(process.stdout.readline().strip())
+        OwnedFolder(tmp_path).close()
+        assert (theirs / "adapter").exists(), "a living owner was robbed"
+    finally:
+        process.kill()
+        process.communicate()
+    assert theirs.exists()
+    own = OwnedFolder(tmp_path)
+    assert not theirs.exists() and {p.name for p in tmp_path.iterdir()} == {own.path.name, "somebody else's"}
+    own.close()
+
+
+def test_a_folder_that_is_taken_away_before_it_is_held_is_made_anew(tmp_path: Path, monkeypatch) -> None:
+    """Between its making and its lock another process may take it for a dead one's."""
+    real, made = owned_folder.tempfile.mkdtemp, []
+
+    def make(**options) -> str:
+        made.append(real(**options))
+        if len(made) == 1:
+            owned_folder._remove_ownerless(tmp_path)
+        return made[-1]
+
+    monkeypatch.setattr(owned_folder.tempfile, "mkdtemp", make)
+    folder = OwnedFolder(tmp_path)
+    assert len(made) == 2 and str(folder.path) == made[1] and not Path(made[0]).exists()
+    folder.close()
+
+
+@pytest.mark.parametrize("what", ["held", "gone"])
+def test_a_lock_is_refused_for_a_folder_that_is(tmp_path: Path, what: str) -> None:
+    folder = OwnedFolder(tmp_path)
+    if what == "gone":
+        folder.close()
+    assert owned_folder._lock(folder.path) is None
+    folder.close()

@@ -1,0 +1,66 @@
+"""A library that lives in a rank's process and takes it for a program of its own (an engine): what it must not touch."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+WORLD_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+                   "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
+AGENT_PREFIX = "TORCHELASTIC_"
+"""What torchrun sets: an engine is a world of its own and must not take itself for a rank of the trainer's."""
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """What building an engine changes in its process is put back: random states, threads, the launcher's variables.
+
+    Inside, those variables are not there.
+    """
+    names = [n for n in os.environ if n in WORLD_VARIABLES or n.startswith(AGENT_PREFIX)]
+    world = {name: os.environ.pop(name) for name in names}
+    states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+    try:
+        yield
+    finally:
+        for name in WORLD_VARIABLES:
+            os.environ.pop(name, None)
+        os.environ.update(world)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.random.set_rng_state(states[2])
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+        torch.set_num_threads = set_threads  # vLLM's CPU worker puts a stub there, and has left one thread
+        torch.set_num_threads(threads)
+
+
+def has_world() -> bool:
+    """Whether this process is in a group with others, or with itself."""
+    return dist.is_initialized()
+
+
+@contextmanager
+def world_kept() -> Iterator[None]:
+    """Inside, groups of a guest's own can be destroyed; the group of all processes of the run, and so all groups at
+    once, cannot: vLLM does that when it ends, whoever made it."""
+    real = dist.destroy_process_group
+
+    def destroy(group: Any = None) -> None:
+        if group is not None and group is not dist.group.WORLD:
+            real(group)
+
+    dist.destroy_process_group = destroy
+    try:
+        yield
+    finally:
+        dist.destroy_process_group = real

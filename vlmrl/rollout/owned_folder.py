@@ -1,0 +1,63 @@
+"""A folder for files that pass through memory to an engine, which a killed process does not leave behind for long.
+
+Its owner holds an advisory lock on the folder itself, which the kernel takes back when the owner dies in whatever way;
+whoever makes such a folder next removes those that nobody holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+TMPFS = Path("/dev/shm")
+PREFIX = "vlmrl-adapter-"
+
+
+class OwnedFolder:
+    """A new, empty folder of this process, from now on to `close` or the end of the process.
+
+    Args: parent: where it is made; None = in memory where the system offers that (/dev/shm), else the temporary folder.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        parent = parent or (TMPFS if TMPFS.is_dir() else Path(tempfile.gettempdir()))
+        _remove_ownerless(parent)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            handle = _lock(self.path)
+            if handle is not None:
+                break  # else another process cleaned up between the two lines above, and took it for a dead one's
+        self._handle: int | None = handle
+
+    def close(self) -> None:
+        """Remove the folder and what is in it. Safe to call twice."""
+        if self._handle is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._handle)
+            self._handle = None
+
+
+def _remove_ownerless(parent: Path) -> None:
+    for path in parent.glob(f"{PREFIX}*"):
+        if (handle := _lock(path)) is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(handle)
+
+
+def _lock(folder: Path) -> int | None:
+    """A handle that holds the folder; None when somebody else does, or it is gone or another user's."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(handle), os.stat(folder)):
+            return handle
+    except OSError:
+        pass
+    os.close(handle)
+    return None
