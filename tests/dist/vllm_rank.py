@@ -36,6 +36,7 @@ from vlmrl.recipe.schema import Lora, Model, Optim
 from vlmrl.rollout import vllm_engine, weight_sync
 from vlmrl.rollout.engine import Request
 from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
+from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.train.mismatch import Mismatch
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.update import FILLER, PolicyGradient, StepBatch, fill_logps, update
@@ -74,7 +75,8 @@ class Place:
         engine = EngineSettings(
             folder, "float32", "cpu", 400, 2**26, encoder.image_arguments, lora_rank=adapter_rank(model)
         )
-        self.engine = VllmEngine(self.policy, processor.tokenizer, engine, say=str)
+        weights = PolicyWeights(model, torch.float32, folder)
+        self.engine = VllmEngine(weights, processor.tokenizer, engine, say=str)
 
     @property
     def own(self) -> list[int]:

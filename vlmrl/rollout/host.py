@@ -15,7 +15,6 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from PIL import Image
@@ -30,27 +29,17 @@ from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
 from vlmrl.types import SamplingParams
 
 
-class _Weights:
-    """The trainer's model as an engine asks for it: names and tensors, as they arrive."""
+class SentWeights:
+    """The weights that the leader sends, as they arrive. `written`: folder that it wrote its newest adapter into."""
 
-    def __init__(self, leader: socket.socket, adapter: bool) -> None:
-        self.leader = leader
-        self.peft_config = {"default": None} if adapter else None
+    def __init__(self, leader: socket.socket, adapted: bool) -> None:
+        self.leader, self.adapted, self.written = leader, adapted, ""
 
-    def state_dict(self) -> _Weights:
-        return self
-
-    def items(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
         return wire.receive_tensors(self.leader)
 
-
-class _HostedEngine(VllmEngine):
-    """The engine here. `adapter`: folder that the leader wrote the newest one into."""
-
-    adapter: Path
-
-    def _write_adapter(self, folder: Path) -> None:
-        shutil.copytree(self.adapter, folder)
+    def write_adapter(self, folder: Path) -> None:
+        shutil.copytree(self.written, folder)
 
 
 class Host:
@@ -58,7 +47,8 @@ class Host:
 
     def __init__(self, trainers: dict[int, socket.socket], leader: int) -> None:
         self.trainers, self.leader = trainers, trainers[leader]
-        self.engine: _HostedEngine | None = None
+        self.engine: VllmEngine | None = None
+        self.weights = SentWeights(self.leader, False)
         self.pictures: dict[int, dict[str, Image.Image]] = {rank: {} for rank in trainers}
 
     def serve(self) -> None:
@@ -81,14 +71,13 @@ class Host:
             path=settings.folder, revision=settings.revision, trust_remote_code=settings.trust_remote_code, device="cpu"
         )  # fmt: skip
         tokenizer = load_processor(model).tokenizer
-        policy: Any = SimpleNamespace(model=_Weights(self.leader, settings.lora_rank > 0))
-        self.engine = _HostedEngine(policy, tokenizer, settings, say=lambda text: print(text, file=sys.stderr))
+        self.weights.adapted = settings.lora_rank > 0
+        self.engine = VllmEngine(self.weights, tokenizer, settings, say=lambda text: print(text, file=sys.stderr))
         wire.send(self.leader, {"done": "build"})
 
     def _load(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
         assert self.engine is not None
-        if told["adapter"] is not None:
-            self.engine.adapter = Path(told["adapter"])
+        self.weights.written = told["adapter"]
         self.engine.load_weights(told["version"], changed=told["changed"])
         wire.send(self.leader, {"done": "load"})
 

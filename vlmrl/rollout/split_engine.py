@@ -11,40 +11,24 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from vlmrl.dist.worker import ENGINES_VARIABLE
 from vlmrl.dist.world import World
 from vlmrl.errors import EngineError
 from vlmrl.rollout import wire
 from vlmrl.rollout.engine import Request
+from vlmrl.rollout.owned_folder import OwnedFolder
 from vlmrl.rollout.vllm_engine import EngineSettings
+from vlmrl.rollout.weight_sync import WeightSource
 from vlmrl.types import Sample, SamplingParams
 
 START_SECONDS = 120.0
 """How long an engine's process may take until it listens: Python and its imports."""
-
-
-class Weights:
-    """What a trainer sends: all weights, or an adapter.
-
-    Args:
-        whole: (name, tensor) of the weights that an adapter sits on, or all; every process of the trainer goes through
-            them together.
-        write_adapter: writes the adapter into a folder, on all processes together; None without one.
-    """
-
-    def __init__(
-        self, whole: Callable[[], Iterable[tuple[str, Tensor]]], write_adapter: Callable[[Path], None] | None
-    ) -> None:
-        self.whole, self.write_adapter = whole, write_adapter
 
 
 class SplitEngine:
@@ -56,15 +40,15 @@ class SplitEngine:
     copies_weights = True
 
     def __init__(
-        self, weights: Weights, settings: EngineSettings, world: World, cards: Sequence[str],
+        self, weights: WeightSource, settings: EngineSettings, world: World, cards: Sequence[str],
         log: Callable[[str], Path],
     ) -> None:  # fmt: skip
         self.weights, self.settings, self.world = weights, settings, world
         self.version, self._loaded = 0, False
-        self._folder = Path(tempfile.mkdtemp(prefix="vlmrl-engines-", dir=_memory_folder()))
+        self._folder = OwnedFolder()
         mine = [i for i in range(len(cards)) if i % world.size == world.rank]
-        self._hosts = {i: _start(i, cards[i], self._folder, world.size, settings, log) for i in mine}
-        folders = world.gather(str(self._folder))
+        self._hosts = {i: _start(i, cards[i], self._folder.path, world.size, settings, log) for i in mine}
+        folders = world.gather(str(self._folder.path))
         self._links = [
             _connect(_socket_path(Path(folders[i % world.size]), i), world.rank, i in self._hosts, self._hosts.get(i))
             for i in range(len(cards))
@@ -91,13 +75,13 @@ class SplitEngine:
         """Send the trainer's weights to every engine. Raises: EngineError when one did not take them."""
         send = changed or not self._loaded
         folder = None
-        if send and self.weights.write_adapter is not None:
-            folder = self._folder / f"adapter-{version}"
+        if send and self.weights.adapted:
+            folder = self._folder.path / f"adapter-{version}"
             self.weights.write_adapter(folder)
         for link in self._led:
             told = {"do": "load", "version": version, "changed": changed}
             wire.send(link, told | {"adapter": None if folder is None else str(folder)})
-        if send and self.weights.write_adapter is None:
+        if send and not self.weights.adapted:
             self._stream()
         for i in self._hosts:
             self._answer(i)
@@ -148,11 +132,11 @@ class SplitEngine:
                 host.wait()
         for link in self._links:
             link.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     def _stream(self) -> None:
         try:
-            for name, tensor in self.weights.whole():
+            for name, tensor in self.weights.tensors():
                 wire.send_tensor(self._led, name, tensor)
             for link in self._led:
                 wire.send(link, {"tensor": None})
@@ -162,7 +146,11 @@ class SplitEngine:
             raise
 
     def _answer(self, engine: int) -> Mapping[str, Any]:
-        header, _ = wire.receive(self._links[engine])
+        try:
+            header, _ = wire.receive(self._links[engine])
+        except EngineError as error:
+            hint = f"its log is beside the run's others: engine-{engine}.log"
+            raise EngineError(f"engine {engine} has died", hint=hint) from error
         if "error" in header:
             message, where, hint = header["error"]
             raise EngineError(message, where=where, hint=hint)
@@ -172,10 +160,6 @@ class SplitEngine:
 def engine_cards() -> list[str]:
     """Cards that the launcher set aside for engines; none when it did not."""
     return [c for c in os.environ.get(ENGINES_VARIABLE, "").split(",") if c]
-
-
-def _memory_folder() -> str | None:
-    return "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
 def _socket_path(folder: Path, engine: int) -> Path:

@@ -17,13 +17,10 @@ import torch
 
 from vlmrl.dist.guest import has_world, undisturbed, world_kept
 from vlmrl.errors import EngineError
-from vlmrl.model.load import DTYPES
-from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
-from vlmrl.model.policy import Policy
 from vlmrl.recipe.check_engine import MIN_TEMPERATURE, VLLM_HINT
 from vlmrl.rollout.engine import Request, finish_reason
 from vlmrl.rollout.owned_folder import OwnedFolder
-from vlmrl.rollout.weight_sync import BUCKET_BYTES, Delivery, engine_names, whole_tensors
+from vlmrl.rollout.weight_sync import Delivery, WeightSource
 from vlmrl.types import Sample, SamplingParams
 
 SETTINGS = {
@@ -69,10 +66,10 @@ class EngineSettings:
 
 
 class VllmEngine:
-    """Generates with vLLM and its own copy of a `Policy`'s weights. Not usable before the first `load_weights`.
+    """Generates with vLLM and its own copy of a policy's weights. Not usable before the first `load_weights`.
 
     Args:
-        policy: whose weights are copied; with an adapter the base once, at the start, then the adapter alone.
+        weights: what is copied; with an adapter the base once, at the start, then the adapter alone.
         tokenizer: the trainer's; decodes responses.
         say: told once what does not happen on this platform.
     Raises: EngineError when vllm cannot be imported or does not start.
@@ -81,15 +78,14 @@ class VllmEngine:
     copies_weights = True
 
     def __init__(
-        self, policy: Policy, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]
+        self, weights: WeightSource, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]
     ) -> None:  # fmt: skip
-        self.policy, self.tokenizer, self.settings = policy, tokenizer, settings
+        self.weights, self.tokenizer, self.settings = weights, tokenizer, settings
         self.version = 0
         self._loaded = self._discarded = False
         self._adapter: Any = None
         self._in_world = has_world()  # before vLLM makes one of its own
-        self._names = engine_names(policy.model)
-        self._llm = _start(policy, self._names, settings)
+        self._llm = _start(weights, settings)
         self._folder = OwnedFolder()
         self._sleeps = settings.device == "cuda"
         if not self._sleeps:
@@ -105,7 +101,7 @@ class VllmEngine:
         """Give back the key-value cache, and the weights' memory; they are kept in main memory with an adapter, since
         the base is not sent again. On a CPU nothing is given back."""
         if self._sleeps:
-            self._discarded = not has_adapter(self.policy.model)
+            self._discarded = not self.weights.adapted
             self._llm.sleep(level=2 if self._discarded else 1)
 
     def wake(self) -> None:
@@ -122,7 +118,7 @@ class VllmEngine:
         if self._sleeps and self._llm.llm_engine.is_sleeping():
             self._llm.wake_up(tags=["weights"])
         if changed or self._discarded or not self._loaded:
-            if has_adapter(self.policy.model):
+            if self.weights.adapted:
                 self._send_adapter(version)
             else:
                 self._send_all(version)
@@ -203,7 +199,7 @@ class VllmEngine:
 
     def _send_all(self, version: int) -> None:
         """All weights, tensor by tensor, through vLLM's own loader: fusing and repacking are its business."""
-        delivery = Delivery(self.policy.model, self._names, DTYPES[self.settings.dtype])
+        delivery = Delivery(self.weights)
         self._llm.collective_rpc(_reload, args=(delivery,))
         delivery.check(f"weight sync to version {version}")
         self._forget()
@@ -215,8 +211,7 @@ class VllmEngine:
 
         before, number = self._adapter, 1 if self._adapter is None else self._adapter.lora_int_id + 1
         folder = self._folder.path / f"policy-{number}"
-        tensors = whole_tensors(adapter_tensors(self.policy.model).items(), BUCKET_BYTES)
-        write_adapter(folder, self.policy.model, self.settings.folder, tensors=tensors)
+        self.weights.write_adapter(folder)
         self._adapter = LoRARequest(f"policy-{number}", number, str(folder))
         if before is not None:
             self._llm.llm_engine.remove_lora(before.lora_int_id)
@@ -291,8 +286,8 @@ def _reload(worker: Any, delivery: Delivery) -> None:
         del model.load_weights
 
 
-def _start(policy: Policy, names: Mapping[str, str], settings: EngineSettings) -> Any:
-    """A `vllm.LLM` with the policy's weights: not from files, since a run's checkpoint has none that it could read."""
+def _start(weights: WeightSource, settings: EngineSettings) -> Any:
+    """A `vllm.LLM` with these weights: not from files, since a run's checkpoint has none that it could read."""
     try:
         os.environ.update(SETTINGS)
         import vllm
@@ -306,7 +301,7 @@ def _start(policy: Policy, names: Mapping[str, str], settings: EngineSettings) -
             raise EngineError(f"vLLM has no room for an adapter of rank {settings.lora_rank}: {LORA_RANKS[-1]} at most")
         options |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1,
                     "enable_tower_connector_lora": settings.lora_vision}  # fmt: skip
-    delivery = Delivery(policy.model, names, DTYPES[settings.dtype])
+    delivery = Delivery(weights)
 
     @register_model_loader("vlmrl")
     class FromTrainer(BaseModelLoader):

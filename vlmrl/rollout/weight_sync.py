@@ -7,7 +7,8 @@ skips a tensor leaves old or random numbers in its place and says nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from vlmrl.errors import EngineError
+from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
 from vlmrl.model.written import as_published, published_names
 
 BASE_LAYER = ".base_layer."
@@ -101,18 +103,51 @@ def _gather(shards: Sequence[DTensor]) -> Sequence[Tensor]:
         own.append(nn.functional.pad(rows.flatten(), (0, full - rows.numel())))
     flat = torch.cat(own)
     everybody = flat.new_empty(count * len(flat))
-    dist.all_gather_into_tensor(everybody, flat, mesh.get_group(axis))
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
+    gather(everybody, flat, mesh.get_group(axis))
     return everybody.view(count, -1).split([len(x) for x in own], dim=1)
 
 
-class Delivery:
-    """One handing over of all weights to an engine in this process, with proof of receipt.
+class WeightSource(Protocol):
+    """Where an engine gets its weights from. Attributes: adapted: whether there is an adapter."""
 
-    Args: trained: the trainer's model.      names: its `engine_names`.      dtype: the engine's.
+    adapted: bool
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(published name, tensor) of all weights, an adapter's aside, one at a time."""
+        ...
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write the adapter into a new folder, as PEFT does."""
+        ...
+
+
+class PolicyWeights:
+    """The weights of a policy in this process. All processes of a sharded one go through them together.
+
+    Args:
+        dtype: of an engine: what sharded weights are cast to on their way.
+        folder: of the base model, recorded with an adapter.
     """
 
-    def __init__(self, trained: nn.Module, names: Mapping[str, str], dtype: torch.dtype) -> None:
-        self.trained, self.names, self.dtype = trained, names, dtype
+    def __init__(self, model: Any, dtype: torch.dtype, folder: str) -> None:
+        self.model, self.dtype, self.folder = model, dtype, folder
+        self.adapted = has_adapter(model)
+        self.names = engine_names(model)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return base_tensors(self.model, self.names, self.dtype)
+
+    def write_adapter(self, folder: Path) -> None:
+        tensors = whole_tensors(adapter_tensors(self.model).items(), BUCKET_BYTES)
+        write_adapter(folder, self.model, self.folder, tensors=tensors)
+
+
+class Delivery:
+    """One handing over of all weights to an engine in this process, with proof of receipt."""
+
+    def __init__(self, weights: WeightSource) -> None:
+        self.weights = weights
         self.sent: list[str] = []
         self.lost: list[str] | None = None
 
@@ -138,7 +173,7 @@ class Delivery:
         return loaded
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in base_tensors(self.trained, self.names, self.dtype):
+        for name, tensor in self.weights.tensors():
             self.sent.append(name)
             yield name, tensor
 

@@ -205,6 +205,10 @@ class Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
+    def process_log(self, name: str) -> Path:
+        """logs/attempt-N/<name>.log, of a process that a rank has started; its folder is made."""
+        return self.log_path().with_name(f"{name}.log")
+
     def _own(self) -> None:
         if self._lock is None:
             raise StoreError(f"run {self.id} was opened for reading", where=str(self.dir))

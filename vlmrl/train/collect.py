@@ -68,7 +68,7 @@ class Collected:
 
     Args:
         prompts: of each group; None = another process has it.      owners: the process that sampled each group.
-        metrics: numbers that only sampling knows.
+        metrics: numbers that only sampling knows.      seconds: of sampling.
     """
 
     groups: list[Group] = field(default_factory=list)
@@ -76,6 +76,7 @@ class Collected:
     owners: list[int] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     before: Before = field(default_factory=Before)
+    seconds: float = 0.0
 
     def sampled(self) -> list[tuple[int, Prompt]]:
         """(index of its group, prompt) of those that this process has encoded."""
@@ -141,6 +142,7 @@ def collect(
     while passed < wanted and draws < (algorithm.filter_tries if algorithm.filter != "none" else 1):
         if ahead is not None:
             drawn, own, rollouts = ahead.drawn, ahead.own, ahead.rollouts
+            made.metrics["rollout/version_lag"] = s.progress.step - ahead.version
         else:
             drawn, own = _draw(s, wanted - passed, clock)
             with clock("rollout"):
@@ -149,6 +151,7 @@ def collect(
             groups = s.world.interleave(score_rollouts(rollouts, s.scorers, strict=strict))
         made.groups += groups
         made.prompts += own
+        made.seconds += rollouts[0].seconds if rollouts else 0.0
         made.owners += [i % s.world.size for i in range(len(drawn))]
         passed += sum(has_spread(g, algorithm, limit) for g in groups)
         draws += 1

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from vlmrl.data.batch import PromptTokens, TrainItem
 from vlmrl.data.encode import Encoder
+from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import EngineError
+from vlmrl.model.load import DTYPES
 from vlmrl.model.lora import adapted_parts, adapter_rank
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, sample_rollouts
+from vlmrl.rollout.split_engine import SplitEngine, engine_cards
 from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.train.mismatch import Mismatch
 from vlmrl.train.state import Session, sampling_params
 from vlmrl.train.update import StepBatch, fill_logps
@@ -28,11 +33,15 @@ GIB = 1 << 30
 
 
 def make_generator(
-    recipe: Recipe, policy: Policy, encoder: Encoder, files: str, say: Callable[[str], None]
+    recipe: Recipe, policy: Policy, encoder: Encoder, files: str, say: Callable[[str], None], *, world: World = ALONE,
+    log: Callable[[str], Path] | None = None,
 ) -> Generator:  # fmt: skip
-    """The engine that the recipe names, for this policy.
+    """The engine that the recipe names, for this policy: in this process, or, while training (`log` is given), on the
+    cards that the launcher set aside.
 
-    Args: files: folder or hub name with the model's configuration and processor. say: told what is unusual, once.
+    Args:
+        files: folder or hub name with the model's configuration and processor.
+        say: told what is unusual, once.      log: name of a process -> its log.
     Raises: EngineError when it is not installed or does not start.
     """
     r = recipe.rollout
@@ -47,7 +56,16 @@ def make_generator(
         lora_rank=adapter_rank(policy.model), lora_vision=not adapted_parts(policy.model) <= {"language"},
         revision=recipe.model.revision, trust_remote_code=recipe.model.trust_remote_code,
     )  # fmt: skip
-    return VllmEngine(policy, encoder.tokenizer, settings, say=say)
+    weights = PolicyWeights(policy.model, DTYPES[recipe.model.dtype], files)
+    if log is None or not r.generators:
+        return VllmEngine(weights, encoder.tokenizer, settings, say=say)
+    cards = engine_cards()
+    if len(cards) != r.generators:
+        raise EngineError(
+            f"rollout.generators = {r.generators}, and the launcher set {len(cards)} cards aside for engines",
+            hint="start the run with --gpus N, N the cards that train and those that generate together",
+        )
+    return SplitEngine(weights, settings, world, cards, log)
 
 
 def check_sync(session: Session, generator: Generator, prompts: Sequence[Prompt]) -> dict[str, float]:

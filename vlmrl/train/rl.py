@@ -36,7 +36,9 @@ def train_rl(session: Session) -> str:
     """Train until the recipe's end. Returns the run's status: done or interrupted."""
     s, recipe = session, session.recipe
     algorithm = algorithm_of(recipe.algo)
-    generator = make_generator(recipe, s.policy, s.encoder, s.origin.files, s.watcher.message)
+    generator = make_generator(
+        recipe, s.policy, s.encoder, s.origin.files, s.watcher.message, world=s.world, log=s.run.process_log
+    )
     s.stack.callback(generator.close)
     generator.load_weights(s.progress.step)
     first_step, ahead = s.progress.step, None
@@ -76,7 +78,7 @@ def train_rl(session: Session) -> str:
                 | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
                 | stats
                 | sync
-                | rollout_speed(made.groups, clock)
+                | rollout_speed(made)
                 | clock.metrics()
                 | memory_metrics(s)
             )
@@ -220,7 +222,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     return metrics
 
 
-def rollout_speed(groups: Sequence[Group], clock: Clock) -> dict[str, float]:
+def rollout_speed(made: Collected) -> dict[str, float]:
     """`rollout/tokens_per_second`: sampled tokens over the seconds of sampling."""
-    tokens = sum(len(x.trajectory.response_ids) for g in groups for x in g.samples)
-    return {"rollout/tokens_per_second": tokens / max(clock.seconds.get("rollout", 0.0), 1e-9)}
+    tokens = sum(len(x.trajectory.response_ids) for g in made.groups for x in g.samples)
+    return {"rollout/tokens_per_second": tokens / max(made.seconds, 1e-9)}

@@ -23,6 +23,7 @@ from vlmrl.rollout import weight_sync
 from vlmrl.rollout.engine import Request
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
+from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.types import SamplingParams, Segment
 
 pytestmark = pytest.mark.slow
@@ -64,7 +65,7 @@ def _engine(policy, tiny_folder, encoder, said):
     before = random.getstate(), np.random.get_state()[1].copy(), torch.random.get_rng_state(), torch.get_num_threads()
     os.environ["RANK"] = "3"
     engine = VllmEngine(
-        policy, encoder.tokenizer,
+        PolicyWeights(policy.model, torch.float32, str(tiny_folder)), encoder.tokenizer,
         EngineSettings(str(tiny_folder), "float32", "cpu", 700, 2**28, encoder.image_arguments), say=said.append,
     )  # fmt: skip
     engine.before = before
@@ -239,7 +240,8 @@ def lora_engine(adapted, tiny_folder, encoder):
         str(tiny_folder), "float32", "cpu", 700, 2**28, encoder.image_arguments,
         lora_rank=adapter_rank(adapted.model), lora_vision="vision" in adapted_parts(adapted.model),
     )  # fmt: skip
-    engine = VllmEngine(adapted, encoder.tokenizer, settings, say=str)
+    weights = PolicyWeights(adapted.model, torch.float32, str(tiny_folder))
+    engine = VllmEngine(weights, encoder.tokenizer, settings, say=str)
     yield engine
     engine.close()
 
