@@ -20,7 +20,7 @@ from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.digits.task import prepare_digits
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
-SPLIT = ["rollout.engine=vllm", "rollout.generators=1", "rollout.kv_cache_gib=0.2", "rollout.max_prompt_tokens=400",
+SPLIT = ["rollout.engine=vllm", "rollout.engine_gpus=1", "rollout.kv_cache_gib=0.2", "rollout.max_prompt_tokens=400",
          "eval.every_steps=0", "eval.max_rows=2"]  # fmt: skip
 AHEAD = [*SPLIT, "rollout.overlap=true", "train.steps=4", "lora.rank=4"]
 

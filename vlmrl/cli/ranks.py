@@ -40,12 +40,12 @@ def run_ranks(
         if found.status == "running":
             raise StoreError(f"run {found.id} is being written", where=str(found.dir), hint="wait for it to end")
         settings = read_recipe(found)
-    generators = settings.rollout.generators if kind == "rl" else 0
-    if generators and machines.nnodes > 1:
+    engines = settings.rollout.engine_gpus if kind == "rl" else 0
+    if engines and machines.nnodes > 1:
         raise LaunchError(
-            f"rollout.generators = {generators} is for one machine", hint="leave it out: each card does both"
+            f"rollout.engine_gpus = {engines} is for one machine", hint="leave it out: each card does both"
         )
-    placement = place(machines.gpus or "1", generators)
+    placement = place(machines.gpus or "1", engines)
     env = {**placement.env, **offline_environment(settings, root)}
     job = Job(
         command=("-m", "vlmrl", *without_launch_options(sys.argv[1:])), ranks=placement.ranks, nnodes=machines.nnodes,

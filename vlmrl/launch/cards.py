@@ -48,7 +48,9 @@ class Placement:
     @property
     def env(self) -> dict[str, str]:
         """What the ranks are told."""
-        told = {"OMP_NUM_THREADS": str(self.threads), ENGINES_VARIABLE: ",".join(self.engines)}
+        told = {"OMP_NUM_THREADS": str(self.threads)}
+        if self.engines:
+            told[ENGINES_VARIABLE] = ",".join(self.engines)
         if self.devices is None:
             return told
         # nvidia-smi counts by bus; CUDA does only when told so.
@@ -70,8 +72,8 @@ def place(asked: str, engines: int = 0) -> Placement:
     ranks = processes - engines
     if ranks < 1:
         raise LaunchError(
-            f"--gpus {asked}: with rollout.generators = {engines} none is left to train",
-            hint=f"give at least {engines + 1}, or lower rollout.generators",
+            f"--gpus {asked}: with rollout.engine_gpus = {engines} none is left to train",
+            hint=f"give at least {engines + 1}, or lower rollout.engine_gpus",
         )
     threads = max(1, usable_cores() // processes)
     if not cards:

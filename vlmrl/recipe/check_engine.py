@@ -42,9 +42,9 @@ def _temperature(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 def _overlap(loaded: LoadedRecipe) -> Iterator[Problem]:
     rollout, where = loaded.recipe.rollout, loaded.where(("rollout", "overlap"))
-    if rollout.overlap and rollout.generators == 0:
+    if rollout.overlap and rollout.engine_gpus == 0:
         message = "`rollout.overlap` does nothing without cards that only generate"
-        yield Problem(message, where, "set rollout.generators, or leave it out")
+        yield Problem(message, where, "set rollout.engine_gpus, or leave it out")
     if rollout.overlap and (rollout.top_p < 1 or rollout.top_k > 0):
         message = "`rollout.overlap` samples with older weights, and with top-p or top-k nothing corrects for that"
         yield Problem(message, where, "top_p = 1 and top_k = 0, or leave it out")
@@ -61,7 +61,7 @@ def check_engine(loaded: LoadedRecipe) -> Iterator[Problem]:
     if rollout.engine == "vllm":
         for rule in VLLM_RULES:
             yield from rule(loaded)
-    elif rollout.generators or rollout.overlap:
-        key = "generators" if rollout.generators else "overlap"
+    elif rollout.engine_gpus or rollout.overlap:
+        key = "engine_gpus" if rollout.engine_gpus else "overlap"
         message = f"`rollout.{key}` is for the engine vllm: the built-in one generates with the trainer's own weights"
         yield Problem(message, loaded.where(("rollout", key)), 'rollout.engine = "vllm", or leave it out')

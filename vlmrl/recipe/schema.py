@@ -225,11 +225,11 @@ class Rollout(Table):
     every step. All else (`sft`, `try`, `check --deep`) uses the built-in one."""
     kv_cache_gib: Annotated[float, Field(gt=0)] = 4.0
     """Memory of vLLM's key-value cache, in GiB."""
-    generators: Count = 0
+    engine_gpus: Count = 0
     """With vllm: so many of the cards of `--gpus`, the last ones, generate and the others train. 0 = each card does
     both in turn, in the trainer's process."""
     overlap: bool = False
-    """With `generators`: the next step's rollouts are made while this step's update runs, so by weights that are one
+    """With `engine_gpus`: the next step's rollouts are made while this step's update runs, so by weights that are one
     step older; the importance correction (`algo.importance`) makes up for it."""
     max_sync_gap: Annotated[float, Field(gt=0)] = 0.1
     """After each weight sync a few responses of vLLM are re-scored by the trainer; a mean difference of their log-probs

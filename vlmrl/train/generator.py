@@ -57,12 +57,12 @@ def make_generator(
         revision=recipe.model.revision, trust_remote_code=recipe.model.trust_remote_code,
     )  # fmt: skip
     weights = PolicyWeights(policy.model, DTYPES[recipe.model.dtype], files)
-    if log is None or not r.generators:
+    if log is None or not r.engine_gpus:
         return VllmEngine(weights, encoder.tokenizer, settings, say=say)
     cards = engine_cards()
-    if len(cards) != r.generators:
+    if len(cards) != r.engine_gpus:
         raise EngineError(
-            f"rollout.generators = {r.generators}, and the launcher set {len(cards)} cards aside for engines",
+            f"rollout.engine_gpus = {r.engine_gpus}, and the launcher set {len(cards)} cards aside for engines",
             hint="start the run with --gpus N, N the cards that train and those that generate together",
         )
     return SplitEngine(weights, settings, world, cards, log)

@@ -97,7 +97,7 @@ def test_a_seed_is_the_same_on_every_machine():
 
 
 def test_samples_of_another_version_are_an_error(prompts):
-    with pytest.raises(EngineError, match="version 4, but the trainer is at 5"):
+    with pytest.raises(EngineError, match="version 4, not with 5"):
         rollouts_of(prompts, Echo(4), version=5)
 
 
