@@ -76,3 +76,45 @@ def test_each_epoch_deals_every_row_once_in_a_new_order() -> None:
     epochs = [[draw.row for draw in made.next(50)] for _ in range(3)]
     assert all(sorted(rows) == list(range(50)) for rows in epochs)
     assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != list(range(50))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=3), steps=st.integers(0, 5), count=st.integers(1, 6),
+    seed=st.integers(0, 3),
+)  # fmt: skip
+def test_adopting_ones_own_state_is_loading_it(lengths, steps, count, seed):
+    shares = [1.0 + i for i in range(len(lengths))]
+    a, b, c = (PromptStream(lengths, shares, seed) for _ in range(3))
+    for _ in range(steps):
+        a.next(count)
+    assert b.adopt(a.state_dict()) == []
+    c.load_state_dict(a.state_dict())
+    assert b.state_dict() == c.state_dict() == a.state_dict()
+    assert b.next(count) == c.next(count) == a.next(count)
+
+
+@given(length=st.integers(1, 9), drawn=st.integers(1, 12), more=st.integers(1, 4))
+def test_a_source_that_grew_begins_its_first_epoch_and_the_others_go_on(length, drawn, more):
+    before = PromptStream([5, length], [1.0, 1.0], 0)
+    before.next(drawn)
+    state = before.state_dict()
+    after = PromptStream([5, length + more], [1.0, 1.0], 0)
+    (note,) = after.adopt(state)
+    assert f"{length} rows before, {length + more} now" in note
+    new = after.state_dict()
+    assert new["decks"][0] == state["decks"][0] and new["drawn"] == state["drawn"]
+    assert new["decks"][1] == {"epoch": 0, "position": 0, "waiting": []}
+    draws = [d.row for _ in range(2 * (length + more)) for d in after.next(1) if d.source == 1]
+    assert sorted(draws[: length + more]) == list(range(length + more)), "its first epoch holds each row once"
+
+
+def test_other_shares_are_counted_from_there_on_and_another_seed_begins_anew():
+    before = PromptStream([40, 40], [9.0, 1.0], 0)
+    before.next(20)
+    after = PromptStream([40, 40], [1.0, 1.0], 0)
+    assert len(after.adopt(before.state_dict())) == 1
+    assert [d.source for d in after.next(4)] == [0, 1, 0, 1], "the other source does not catch up"
+    assert after.state_dict()["decks"][0]["position"] == before.state_dict()["decks"][0]["position"] + 2
+    other = PromptStream([40, 40], [9.0, 1.0], 1)
+    assert "train.seed" in other.adopt(before.state_dict())[0]
+    assert other.state_dict() == PromptStream([40, 40], [9.0, 1.0], 1).state_dict()

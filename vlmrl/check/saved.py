@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import StoreError, VlmrlError
 from vlmrl.store import layout
+from vlmrl.store.kept import newest_resolved
 from vlmrl.store.metrics import newest
 from vlmrl.store.rollouts import read_table
 from vlmrl.store.runs import Run, open_run
@@ -153,7 +154,7 @@ def _recipe_of(run: Run | None, notes: list[str]) -> Recipe | None:
 
     if run is None:
         return None
-    path = run.dir / layout.RESOLVED
+    path = newest_resolved(run.dir)
     try:
         return recipe_from_resolved(json.loads(path.read_text("utf-8")), where=str(path))
     except OSError as error:

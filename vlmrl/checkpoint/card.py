@@ -15,6 +15,7 @@ from vlmrl.checkpoint.format import read_meta
 from vlmrl.checkpoint.proof import Proof
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
+from vlmrl.store.kept import newest_resolved
 from vlmrl.store.manifest import Manifest, read_manifest
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -48,7 +49,7 @@ def model_card(checkpoint: Path, proof: Proof, *, adapter: bool, name: str) -> s
 
 def _recipe(run_dir: Path) -> Mapping[str, Any]:
     try:
-        return json.loads((run_dir / layout.RESOLVED).read_bytes()).get("recipe") or {}
+        return json.loads(newest_resolved(run_dir).read_bytes()).get("recipe") or {}
     except (OSError, ValueError, AttributeError):
         return {}
 
@@ -90,7 +91,8 @@ def _lineage(
         return [*rows, ("run", "not known: the checkpoint was taken out of its run")]
     rows += [("run", manifest.id), ("recipe", f"{manifest.recipe} (sha256 {manifest.recipe_sha256[:12] or 'unknown'})")]
     if manifest.parent:
-        rows.append(("started from", f"run {manifest.parent.get('run')}, {manifest.parent.get('checkpoint')}"))
+        rows.append(("started from", f"run {manifest.parent.get('run')}, {manifest.parent.get('checkpoint')}"
+                                     f"{', all of its state' if manifest.forked_at is not None else ''}"))  # fmt: skip
     if recipe:
         rows.append(("training", _training(recipe)))
     for d in manifest.datasets:

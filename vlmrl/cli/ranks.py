@@ -13,34 +13,27 @@ import typer
 from vlmrl.cli.output import emit, say
 
 if TYPE_CHECKING:
+    from vlmrl.cli.begin import Beginning
     from vlmrl.cli.sft import Machines
 
 LAUNCH_OPTIONS = {"--gpus": 1, "--nnodes": 1, "--node-rank": 1, "--rdzv-endpoint": 1, "--dry-run": 0}
 """Options that are the launcher's alone, with the number of words that follow each."""
 
 
-def run_ranks(
-    kind: str, recipe: Path | None, overrides: list[str], resume: str | None, root: Path, machines: Machines,
-    as_json: bool,
-) -> None:  # fmt: skip
+def run_ranks(asked: Beginning, root: Path, machines: Machines, as_json: bool) -> None:
     """Start the ranks and leave with their exit code; return only when this process itself is to be the one rank."""
-    from vlmrl.cli.sft import load_checked
+    from vlmrl.cli.begin import prepare, recipe_of, show_changes
     from vlmrl.errors import LaunchError, StoreError
     from vlmrl.launch.agent import Job, launch, torchrun_line
     from vlmrl.launch.cards import place
     from vlmrl.launch.fetch import offline_environment
-    from vlmrl.store.runs import open_run
-    from vlmrl.train.start import read_recipe
+    from vlmrl.recipe.load import LoadedRecipe
 
-    if resume is None:
-        assert recipe is not None
-        settings = load_checked(recipe, overrides, kind, root).recipe
-    else:
-        found = open_run(root, resume)
-        if found.status == "running":
-            raise StoreError(f"run {found.id} is being written", where=str(found.dir), hint="wait for it to end")
-        settings = read_recipe(found)
-    engines = settings.rollout.engine_gpus if kind == "rl" else 0
+    ready = prepare(asked, root)
+    settings = recipe_of(ready)
+    if asked.resume is not None and not isinstance(ready, LoadedRecipe) and ready.run.status == "running":
+        raise StoreError(f"run {ready.run.id} is being written", where=str(ready.run.dir), hint="wait for it to end")
+    engines = settings.rollout.engine_gpus if asked.kind == "rl" else 0
     if engines and machines.nnodes > 1:
         raise LaunchError(
             f"rollout.engine_gpus = {engines} is for one machine", hint="leave it out: each card does both"
@@ -52,13 +45,16 @@ def run_ranks(
         node_rank=machines.node_rank, endpoint=machines.endpoint, env=env,
         timeout_seconds=settings.parallel.timeout_seconds,
     )  # fmt: skip
+    alone = job.ranks * job.nnodes == 1
+    if machines.dry_run or not alone:
+        show_changes(ready)
     if machines.dry_run:
         line = torchrun_line(job)
         emit({"command": line}, as_json)
         if not as_json:
             print(line)
         raise typer.Exit
-    if job.ranks * job.nnodes == 1:
+    if alone:
         os.environ.update(env)
         return
     what = "CPU processes" if placement.devices is None else "cards"
@@ -71,8 +67,9 @@ def run_ranks(
     if ending.code == 1 and job.nnodes > 1:
         say("another machine may have failed first, and this is what came of it here: see its terminal")
     if ending.code and run_dir is not None:
-        command = "train" if kind == "rl" else "sft"
-        say(f"go on from the last checkpoint with: vlmrl {command} --resume {run_dir.name} --gpus {machines.gpus}")
+        say(
+            f"go on from the last checkpoint with: vlmrl {asked.command} --resume {run_dir.name} --gpus {machines.gpus}"
+        )
     raise typer.Exit(ending.code)
 
 

@@ -27,7 +27,6 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
     steps = about["rollout_steps"]
     git = about["git"]
     tags = " ".join(f"#{tag}" for tag in about["tags"])
-    parent = about["parent"] or {}
     return [
         ("status", about["status"] + (f": {_short(about['error'])}" if about["error"] else "")),
         ("warning", "; ".join(about["problems"])),
@@ -39,9 +38,10 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
             f"{_minute(about['start'])}, {ago(about['start'])} ago, ran {span(about['seconds'])} on {about['host']}",
         ),
         ("attempts", _attempts(about["attempts"])),
+        *(("changed", f"at step {a['from_step']}: {a['changes_text']}") for a in about["attempts"] if a["changes"]),
         ("command", about["command"]),
         ("data", "; ".join(_dataset(d) for d in about["datasets"])),
-        ("parent", " ".join(str(v) for v in parent.values() if v)),
+        ("parent", about["parent_text"]),
         ("code", f"{git['commit'][:12]}{', changed since: code.diff' if git.get('dirty') else ''}" if git else ""),
         ("last step", numbers(about["last_train"])),
         ("validation", _validation(about["first_validation"], about["last_validation"])),

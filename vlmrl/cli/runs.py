@@ -345,6 +345,7 @@ def _line(run: Listed) -> dict[str, Any]:
         "tags": list(raw.get("tags", ())),
         "labels": list(raw.get("labels", ())),
         "note": raw.get("note", ""),
+        "parent": raw.get("parent"),
         "problem": run.problem,
         "error": raw.get("error"),
         "path": str(run.dir),
@@ -352,8 +353,10 @@ def _line(run: Listed) -> dict[str, Any]:
 
 
 def _about(line: dict[str, Any]) -> str:
-    """Tags, labels and note in one cell; a damaged run says what is wrong."""
+    """Tags, labels, note and what it is a fork of in one cell; a damaged run says what is wrong."""
     parts = [line["problem"], line["error"], *(f"#{t}" for t in line["tags"]), *line["labels"], line["note"]]
+    parent = line["parent"] or {}
+    parts += [f"fork of {parent['run']}@{parent['step']}"] if "step" in parent else []
     return " ".join(part for part in parts if part)
 
 

@@ -8,20 +8,32 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, emit
-from vlmrl.errors import RecipeError
+from vlmrl.cli.begin import Beginning, begin, prepare, recipe_of
+from vlmrl.cli.output import JSON_HELP, emit, say
 
 if TYPE_CHECKING:
-    from vlmrl.recipe.schema import Recipe
     from vlmrl.store.runs import Run
 
-RECIPE = typer.Argument(None, help="Recipe file (TOML). Not needed with --resume.", show_default=False)
+RECIPE = typer.Argument(
+    None, help="Recipe file (TOML). With --resume or --from: what is to hold now; else the run's own.",
+    show_default=False,
+)  # fmt: skip
 SET = typer.Option([], "--set", help="Override a key: --set optim.lr=1e-5. May be repeated.", show_default=False)
 RUNS = typer.Option(None, "--runs", help="Folder of the runs. Default: $VLMRL_RUNS, else ./runs.", show_default=False)
 NAME = typer.Option(None, "--name", help="A name; commands accept it instead of the id.", show_default=False)
 TAG = typer.Option([], "--tag", help="A tag for `vlmrl runs list --tag`. May be repeated.", show_default=False)
 NOTE = typer.Option("", "--note", help="A sentence for yourself, kept in the manifest.", show_default=False)
-RESUME = typer.Option(None, "--resume", help="Go on with this run from its last checkpoint.", show_default=False)
+RESUME = typer.Option(
+    None, "--resume", help="Go on with this run from its last checkpoint, also with more steps: --set train.steps=...",
+    show_default=False,
+)  # fmt: skip
+ACCEPT = typer.Option(
+    False, "--accept-changes", help="With --resume: go on although what is learned changes; recorded."
+)
+FROM = typer.Option(
+    None, "--from", help="A new run that goes on from all of a run's checkpoint: RUN@STEP, RUN@best, RUN (the last).",
+    show_default=False,
+)  # fmt: skip
 QUIET = typer.Option(False, "--quiet", help="No line a step.")
 JSON = typer.Option(False, "--json", help=JSON_HELP)
 GPUS = typer.Option(
@@ -57,8 +69,9 @@ def register(app: typer.Typer) -> None:
 
 
 def sft(
-    recipe: Path | None = RECIPE, overrides: list[str] = SET, resume: str | None = RESUME, name: str | None = NAME,
-    tag: list[str] = TAG, note: str = NOTE, runs: Path | None = RUNS, gpus: str | None = GPUS, nnodes: int = NNODES,
+    recipe: Path | None = RECIPE, overrides: list[str] = SET, resume: str | None = RESUME,
+    accept_changes: bool = ACCEPT, from_: str | None = FROM, name: str | None = NAME, tag: list[str] = TAG,
+    note: str = NOTE, runs: Path | None = RUNS, gpus: str | None = GPUS, nnodes: int = NNODES,
     node_rank: int = NODE_RANK, rdzv_endpoint: str | None = ENDPOINT, dry_run: bool = DRY_RUN, quiet: bool = QUIET,
     json: bool = JSON,
 ) -> None:  # fmt: skip
@@ -67,13 +80,11 @@ def sft(
     Example: vlmrl sft recipes/digits_sft.toml --name digits-sft
     """
     machines = Machines(gpus, nnodes, node_rank, rdzv_endpoint, dry_run)
-    train_command("sft", recipe, overrides, resume, (name, tag, note), runs, quiet, json, machines)
+    asked = Beginning("sft", recipe, overrides, resume, from_, accept_changes, (name, tag, note))
+    train_command(asked, runs, quiet, json, machines)
 
 
-def train_command(
-    kind: str, recipe: Path | None, overrides: list[str], resume: str | None, labels: tuple[str | None, list[str], str],
-    runs: Path | None, quiet: bool, as_json: bool, machines: Machines,
-) -> None:  # fmt: skip
+def train_command(asked: Beginning, runs: Path | None, quiet: bool, as_json: bool, machines: Machines) -> None:
     """What `sft` and `train` share: check, make or reopen the run, train, say what to do next.
 
     With `--gpus` this process starts one process a card, which run the same command without it, and waits for them.
@@ -83,40 +94,20 @@ def train_command(
     from vlmrl.dist.world import is_main_process, join_world
     from vlmrl.store.layout import runs_root
     from vlmrl.store.runs import open_run
-    from vlmrl.train.start import Labels, read_recipe, reopen_run, run_session, share_run, start_run
+    from vlmrl.train.start import run_session, share_run
 
-    command = "train" if kind == "rl" else "sft"
-    root, argv = runs_root(runs), ["vlmrl", *sys.argv[1:]]
-    if (recipe is None) == (resume is None):
-        raise RecipeError(
-            "give a recipe, or --resume RUN"
-            if recipe is None
-            else "--resume takes the run's own recipe: leave the file out",
-            hint=f"vlmrl {command} recipes/digits_im.toml   or   vlmrl {command} --resume last",
-        )
-    if resume is not None and overrides:
-        raise RecipeError("--set cannot change a run that is resumed", hint="start a new run from its weights instead")
+    asked.check()
+    command, root = asked.command, runs_root(runs)
     if machines.asked:
         from vlmrl.cli.ranks import run_ranks
 
-        run_ranks(kind, recipe, overrides, resume, root, machines, as_json)
+        run_ranks(asked, root, machines, as_json)
     talks = is_main_process()
-
-    def make() -> tuple[Run, Recipe, Path | None]:
-        if resume is not None:
-            run, settings, checkpoint = reopen_run(root, resume, argv, kind)
-            at = f"checkpoint {checkpoint.name}" if checkpoint else "the start: it had no complete checkpoint"
-            say(f"resuming {run.id} (attempt {run.attempt}) from {at}")
-            return run, settings, checkpoint
-        assert loaded is not None
-        run = start_run(loaded, root, argv, Labels(labels[0], tuple(labels[1]), labels[2]))
-        say(f"run {run.id}\n{arithmetic(loaded.recipe)}")
-        return run, loaded.recipe, None
-
-    loaded = None if recipe is None else load_checked(recipe, overrides, kind, root)
-    settings = loaded.recipe if loaded is not None else read_recipe(open_run(root, str(resume)))
+    ready = prepare(asked, root)
+    settings = recipe_of(ready)
     with join_world(settings.model.device, settings.parallel.timeout_seconds) as world:
-        run, settings, checkpoint = share_run(world, make)
+        argv = ["vlmrl", *sys.argv[1:]]
+        run, settings, checkpoint = share_run(world, lambda: begin(asked, ready, root, argv))
         # In a rank of a launcher everything goes to the rank's own log, but what rank 0 says.
         watcher = ConsoleWatcher(sys.stderr if not quiet and (talks or launched()) else open(os.devnull, "w"))  # noqa: SIM115
         try:
@@ -165,25 +156,32 @@ def load_checked(recipe: Path, overrides: list[str], kind: str | None, root: Pat
 
     Args: trains: a run of it follows, for which the disk must have room.
     """
+    from vlmrl.recipe.load import load_recipe
+
+    loaded = load_recipe(recipe, overrides=overrides, kind=kind)
+    check_loaded(loaded, root, trains)
+    return loaded
+
+
+def check_loaded(loaded, root: Path, trains: bool, files: str | None = None) -> None:
+    """The quick part of `vlmrl check` on a recipe. Args: files: the model's, where `model.path` does not lead there."""
     from vlmrl.check.preflight import check_model, run_quick_checks
     from vlmrl.cli.check import find_model_files
     from vlmrl.dist.worker import launched
     from vlmrl.errors import ProblemsError, format_error
-    from vlmrl.recipe.load import load_recipe
 
-    loaded = load_recipe(recipe, overrides=overrides, kind=kind)
     if launched():
-        return loaded
-    problems = run_quick_checks(loaded)
+        return
+    problems, problem = run_quick_checks(loaded), None
     if not any(p.level == "error" for p in problems):
-        files, problem = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
+        if files is None:
+            files, problem = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
         problems += check_model(loaded, files, root if trains else None) if problem is None else [problem]
     errors = [p for p in problems if p.level == "error"]
     if errors:
         raise ProblemsError(errors)
     for p in problems:
         say(format_error(p.message, p.where, p.hint, "warning"))
-    return loaded
 
 
 def arithmetic(recipe) -> str:
@@ -195,10 +193,6 @@ def arithmetic(recipe) -> str:
     updates = f", {t.updates_per_step} update{'s' if t.updates_per_step > 1 else ''} a step"
     shape = f"{t.steps} steps x {r.prompts_per_step} prompts x {r.samples_per_prompt} samples"
     return f"{shape} = {t.steps * each:,} responses{updates}"
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _result(run: Run) -> dict:

@@ -4,10 +4,13 @@ from pathlib import Path
 
 import typer
 
+from vlmrl.cli.begin import Beginning
 from vlmrl.cli.queue import Sweep, run_sweep
 from vlmrl.cli.sft import (
+    ACCEPT,
     DRY_RUN,
     ENDPOINT,
+    FROM,
     GPUS,
     JSON,
     NAME,
@@ -37,8 +40,9 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    recipe: Path | None = RECIPE, overrides: list[str] = SET, resume: str | None = RESUME, name: str | None = NAME,
-    tag: list[str] = TAG, note: str = NOTE, runs: Path | None = RUNS, gpus: str | None = GPUS, nnodes: int = NNODES,
+    recipe: Path | None = RECIPE, overrides: list[str] = SET, resume: str | None = RESUME,
+    accept_changes: bool = ACCEPT, from_: str | None = FROM, name: str | None = NAME, tag: list[str] = TAG,
+    note: str = NOTE, runs: Path | None = RUNS, gpus: str | None = GPUS, nnodes: int = NNODES,
     node_rank: int = NODE_RANK, rdzv_endpoint: str | None = ENDPOINT, dry_run: bool = DRY_RUN,
     seeds: str | None = SEEDS, grid: list[str] = GRID, gpus_per_run: int = GPUS_PER_RUN, group: str | None = GROUP,
     quiet: bool = QUIET, json: bool = JSON,
@@ -47,14 +51,21 @@ def train(
 
     Example: vlmrl train recipes/digits_im.toml --name im --set train.steps=100 --gpus 2
 
-    Ctrl-C finishes the step, saves a checkpoint and says how to resume. --seeds and --grid make a queue of runs, as
-    many at a time as --gpus holds; the same command again goes on where a queue was stopped.
+    Ctrl-C finishes the step, saves a checkpoint and says how to resume.
+
+    --resume RUN --set train.steps=200 goes on with a run, a done one too. Its length, cadences, cards and engine memory
+    may change freely; a changed algorithm, reward file, prompt or dataset is shown and wants --accept-changes; what the
+    checkpoint does not fit is refused. --from RUN@100 --set optim.lr=1e-6 begins a new run with all of that checkpoint.
+
+    --seeds and --grid make a queue of runs, as many at a time as --gpus holds; the same command again goes on where a
+    queue was stopped.
     """
     sweep = Sweep(seeds, grid, gpus_per_run, group)
     if sweep.asked:
-        if resume is not None or name is not None or nnodes > 1:
-            raise LaunchError("--seeds and --grid name their runs themselves, on one machine",
-                              hint="leave out --resume, --name and --nnodes")  # fmt: skip
+        if resume is not None or from_ is not None or name is not None or nnodes > 1:
+            raise LaunchError("--seeds and --grid begin their runs and name them themselves, on one machine",
+                              hint="leave out --resume, --from, --name and --nnodes")  # fmt: skip
         run_sweep(recipe, overrides, sweep, gpus, runs, dry_run, json)
     machines = Machines(gpus, nnodes, node_rank, rdzv_endpoint, dry_run)
-    train_command("rl", recipe, overrides, resume, (name, tag, note), runs, quiet, json, machines)
+    asked = Beginning("rl", recipe, overrides, resume, from_, accept_changes, (name, tag, note))
+    train_command(asked, runs, quiet, json, machines)

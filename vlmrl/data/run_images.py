@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import VlmrlError
-from vlmrl.store import layout
+from vlmrl.store.kept import resolved_files
 from vlmrl.store.manifest import read_manifest
 from vlmrl.store.media import RunImages
 from vlmrl.types import Media
@@ -23,19 +23,23 @@ def run_images(run_dir: Path) -> RunImages:
         manifest = read_manifest(run_dir)
     except VlmrlError:
         return RunImages(run_dir)
-    images = RunImages(run_dir, manifest.datasets, cwd=manifest.cwd)
+    images = RunImages(run_dir, manifest.all_datasets, cwd=manifest.cwd)
     resolvers = [_table_resolver(entry, manifest.cwd, images.notes) for entry in _data_entries(run_dir)]
     images.add_resolvers(resolvers)
     return images
 
 
 def _data_entries(run_dir: Path) -> list[dict[str, Any]]:
-    """The recipe's `[[data]]` entries as the run resolved them; none when resolved.json is missing or damaged."""
-    try:
-        data = json.loads((run_dir / layout.RESOLVED).read_bytes())["recipe"]["data"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    return [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
+    """The `[[data]]` entries of every recipe the run has had, the newest first; a damaged one is left out."""
+    found: list[dict[str, Any]] = []
+    for path in reversed(resolved_files(run_dir)):
+        try:
+            data = json.loads(path.read_bytes())["recipe"]["data"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        entries = data if isinstance(data, list) else []
+        found += [entry for entry in entries if isinstance(entry, dict) and entry not in found]
+    return found
 
 
 def _table_resolver(entry: dict[str, Any], cwd: str, notes: list[str]) -> Callable[[Media], bytes | None]:

@@ -81,9 +81,31 @@ class PromptStream:
                     f"the saved data order has {key} {state.get(key)}, this run has {value}",
                     hint="resume with the data, shares and seed of the run, or start a new run from its checkpoint",
                 )
-        self._drawn = [int(count) for count in state["drawn"]]
-        for deck, saved in zip(self._decks, state["decks"], strict=True):
-            deck.restore(int(saved["epoch"]), int(saved["position"]), [(int(r), int(e)) for r, e in saved["waiting"]])
+        self.adopt(state)
+
+    def adopt(self, state: Mapping[str, Any]) -> list[str]:
+        """Go on where `state` was taken as far as it fits, of other sources, shares or another seed too.
+
+        A source with as many rows as before, under the same seed, goes on at its position; any other begins its first
+        epoch. Under other shares or another number of sources the shares are counted from here on.
+        Returns: what begins anew, one sentence each; [] when all fits.
+        """
+        lengths, shares = list(self._lengths), list(self._given)
+        if state.get("seed") != self._seed:
+            return ["the order of the rows begins anew: train.seed is another"]
+        notes = []
+        for index, (deck, saved) in enumerate(zip(self._decks, state["decks"], strict=False)):
+            if state["lengths"][index] == lengths[index]:
+                waiting = [(int(r), int(e)) for r, e in saved["waiting"]]
+                deck.restore(int(saved["epoch"]), int(saved["position"]), waiting)
+            else:
+                rows = f"{state['lengths'][index]} rows before, {lengths[index]} now"
+                notes.append(f"source {index} begins its first epoch anew: {rows}")
+        if state["shares"] == shares:
+            self._drawn = [int(count) for count in state["drawn"]]
+        else:
+            notes.append(f"the shares of the sources are counted from here on: {state['shares']} before, {shares} now")
+        return notes
 
     def _next_source(self) -> int:
         """The quota method: of the sources that may have one more, the one whose next row is due first.

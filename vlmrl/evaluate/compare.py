@@ -21,6 +21,7 @@ from vlmrl.evaluate.stats import paired_bootstrap
 from vlmrl.recipe.lines import dotted
 from vlmrl.recipe.load import leaves
 from vlmrl.store import layout
+from vlmrl.store.kept import newest_resolved
 from vlmrl.store.runs import Run, open_run
 
 Record = Mapping[str, Any]
@@ -126,7 +127,7 @@ def _recipe_differences(a: Side, b: Side, notes: list[str]) -> list[dict[str, An
     values = []
     for side in (a, b):
         assert side.run is not None
-        path = side.run.dir / layout.RESOLVED
+        path = newest_resolved(side.run.dir)
         try:
             values.append({dotted(key): value for key, value in leaves(json.loads(path.read_bytes())["recipe"])})
         except FileNotFoundError:
@@ -151,7 +152,7 @@ def _made_with(run: Run) -> dict[str, Any]:
         "cpu": m.hardware.get("cpu"),
         "cpu cores": m.hardware.get("cpu_cores"),
         "gpus": ", ".join(str(g.get("name")) for g in m.hardware.get("gpus", ())) or "none",
-        "parent": " ".join(str(v) for v in (m.parent or {}).values() if v) or None,
+        "parent": m.parent_text or None,
         "attempts": len(m.attempts),
     }
     diff = run.dir / layout.CODE_DIFF

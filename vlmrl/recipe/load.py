@@ -20,7 +20,7 @@ from vlmrl.errors import Problem, ProblemsError, RecipeError
 from vlmrl.recipe.files import Layer, find_recipe, parent_layer, read_layer
 from vlmrl.recipe.lines import Key, dotted
 from vlmrl.recipe.messages import problems_of, table_class
-from vlmrl.recipe.overrides import Override, apply_override, parse_override
+from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.schema import Recipe
 
 MAX_TABLE_DEPTH = 2
@@ -114,14 +114,7 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | 
         places.update({key: Place(layer.file, line) for key, line in layer.lines.items()})
     for text in overrides:
         _override(raw, places, text, problems)
-    problems += _odd_values(raw, places, file)
-    _find_paths(raw, places, file.parent)
-    recipe = _validated(raw, places, file, problems)
-    if recipe and kind and recipe.kind != kind:
-        problems.append(_wrong_kind(recipe.kind, kind, places, file))
-    if problems or recipe is None:
-        raise ProblemsError(sorted(problems, key=_line_order))
-    derived = {}
+    recipe, derived = _finish(raw, places, file, problems, kind), {}
     if recipe.lora is not None and ("optim", "lr") not in places:
         recipe = recipe.model_copy(update={"optim": recipe.optim.model_copy(update={"lr": LORA_LR})})
         derived["optim.lr"] = LORA_LR_ORIGIN
@@ -130,6 +123,48 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | 
     resolved = {"schema": RESOLVED_SCHEMA, "recipe": dump, "origins": origins}
     parent = layers[0].file if len(layers) > 1 else None
     return LoadedRecipe(recipe, own.text, file, origins, resolved, parent, places)
+
+
+def reload_recipe(
+    resolved: Mapping[str, Any], file: Path, text: str = "", *, overrides: Sequence[str] = (), kind: str | None = None
+) -> LoadedRecipe:
+    """The recipe of a `resolved.json` once more, with `--set` on top.
+
+    Every other value, and where it was written, stays; no default is filled in anew: a run keeps those it began with.
+
+    Args:
+        file: the resolved.json, for errors.    text: the recipe as it was given.
+        overrides, kind: as in `load_recipe`.
+    Raises: RecipeError or ProblemsError as `recipe_from_resolved` and `load_recipe`.
+    """
+    recipe_from_resolved(resolved, where=str(file))
+    raw, told = _copy(resolved["recipe"]), dict(resolved.get("origins") or {})
+    places = {key: p for key, _ in leaves(raw) if (p := _place_of(str(told.get(dotted(key), "default"))))}
+    _drop_none(raw)
+    problems: list[Problem] = []
+    changed = [key for text_ in overrides if (key := _override(raw, places, text_, problems)) is not None]
+    recipe = _finish(raw, places, file, problems, kind)
+    dump = recipe.model_dump(mode="json")
+    origins = {
+        dotted(key): "--set" if any(key[: len(c)] == c for c in changed) else str(told.get(dotted(key), "default"))
+        for key, _ in leaves(dump)
+    }
+    new = {"schema": RESOLVED_SCHEMA, "recipe": dump, "origins": origins}
+    return LoadedRecipe(recipe, text, file, origins, new, None, places)
+
+
+def _finish(
+    raw: dict[str, Any], places: dict[Key, Place], file: Path, problems: list[Problem], kind: str | None
+) -> Recipe:
+    """The recipe of merged values. Raises: ProblemsError with all problems."""
+    problems += _odd_values(raw, places, file)
+    _find_paths(raw, places, file.parent)
+    recipe = _validated(raw, places, file, problems)
+    if recipe and kind and recipe.kind != kind:
+        problems.append(_wrong_kind(recipe.kind, kind, places, file))
+    if problems or recipe is None:
+        raise ProblemsError(sorted(problems, key=_line_order))
+    return recipe
 
 
 def recipe_from_resolved(resolved: Mapping[str, Any], *, where: str) -> Recipe:
@@ -173,21 +208,17 @@ def _merge(raw: dict[str, Any], places: dict[Key, Place], layer: Layer, prefix: 
         _forget(places, key)
 
 
-def _override(raw: dict[str, Any], places: dict[Key, Place], text: str, problems: list[Problem]) -> None:
+def _override(raw: dict[str, Any], places: dict[Key, Place], text: str, problems: list[Problem]) -> Key | None:
+    """Apply one `--set`. Returns the place it went to; None when it is a problem."""
     parsed = parse_override(text)
-    problem = parsed if isinstance(parsed, Problem) else None
-    if isinstance(parsed, Override):
-        applied = apply_override(raw, parsed)
-        if isinstance(applied, Problem):
-            problem = applied
-        else:
-            _forget(places, applied)
-            places.update(
-                {applied[:n]: Place(None, 0, text) for n in range(1, len(applied)) if applied[:n] not in places}
-            )
-            places[applied] = Place(None, 0, text)
-    if problem:
-        problems.append(problem)
+    applied = parsed if isinstance(parsed, Problem) else apply_override(raw, parsed)
+    if isinstance(applied, Problem):
+        problems.append(applied)
+        return None
+    _forget(places, applied)
+    places.update({applied[:n]: Place(None, 0, text) for n in range(1, len(applied)) if applied[:n] not in places})
+    places[applied] = Place(None, 0, text)
+    return applied
 
 
 def _forget(places: dict[Key, Place], key: Key) -> None:
@@ -206,6 +237,23 @@ def _copy(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _copy(inner) for name, inner in value.items()}
     return [_copy(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _drop_none(value: Any) -> None:
+    """Take out what is not set, so that `--set` can make a table that was left out. TOML has no other way to say it."""
+    if isinstance(value, dict):
+        for name in [n for n, inner in value.items() if inner is None]:
+            del value[name]
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _drop_none(inner)
+
+
+def _place_of(origin: str) -> Place | None:
+    """The place that an origin tells; None for a default."""
+    if origin == "--set":
+        return Place(None, 0, "")
+    file, _, line = origin.rpartition(":")
+    return Place(Path(file), int(line)) if file and line.isdigit() else None
 
 
 def _odd_values(value: Any, places: Mapping[Key, Place], file: Path, key: Key = ()) -> list[Problem]:

@@ -24,6 +24,7 @@ from vlmrl.report.examples import Album, GroupView, StepView, answer_views, exam
 from vlmrl.store import layout
 from vlmrl.store.clock import now, span
 from vlmrl.store.files import write_atomic
+from vlmrl.store.kept import newest_recipe, newest_resolved
 from vlmrl.store.media import RunImages
 from vlmrl.store.runs import Run
 from vlmrl.store.summary import describe
@@ -211,11 +212,11 @@ def _recipe(run: Run, notes: list[str]) -> tuple[list[tuple[str, Any, str]], str
     from vlmrl.recipe.load import leaves
 
     try:
-        text = (run.dir / layout.RECIPE).read_text("utf-8", "replace")
+        text = newest_recipe(run.dir).read_text("utf-8", "replace")
     except OSError:
         text = ""
     try:
-        resolved = json.loads((run.dir / layout.RESOLVED).read_bytes())
+        resolved = json.loads(newest_resolved(run.dir).read_bytes())
         origins = resolved.get("origins") or {}
         rows = [(dotted(k), v, str(origins.get(dotted(k), ""))) for k, v in leaves(resolved["recipe"])]
     except FileNotFoundError:
@@ -234,7 +235,7 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
     pairs = [
         ("command", " ".join(m.argv)),
         ("run folder", str(run.dir)),
-        ("parent", " ".join(str(v) for v in (m.parent or {}).values() if v)),
+        ("parent", m.parent_text),
         ("code", code),
         ("vlmrl", f"{m.vlmrl}, Python {m.python}"),
         ("packages", ", ".join(f"{k} {v}" for k, v in m.packages.items())),
@@ -248,5 +249,5 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
         pairs.append((f"reward {r.get('source', '')}", f"{r.get('name')}, source {str(r.get('sha256') or '')[:16]}"))
     for a in m.attempts:
         began = f"from step {a.from_step}, {a.start[:16].replace('T', ' ')} UTC on {a.host}: {a.status}"
-        pairs.append((f"attempt {a.number}", began))
+        pairs += [(f"attempt {a.number}", began), (f"changed by attempt {a.number}", a.changes_text)]
     return [(k, v) for k, v in pairs if v.strip()]

@@ -63,6 +63,29 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def link_tree(source: Path, target: Path) -> None:
+    """The same folder under a second name: files are hard links, or copies where the file system has none.
+
+    For files that are never written in place. Durable when this returns. Raises: OSError.
+    """
+    target.mkdir(parents=True)
+    for path in sorted(source.rglob("*")):
+        other = target / path.relative_to(source)
+        if path.is_dir():
+            other.mkdir()
+            continue
+        try:
+            os.link(path, other)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            shutil.copy2(path, other)
+            with open(other, "rb") as file:
+                os.fsync(file.fileno())
+    for folder in (target, *(p for p in target.rglob("*") if p.is_dir())):
+        sync_folder(folder)
+
+
 def remove_tree(path: Path) -> None:
     """Delete a folder so that a kill half-way never leaves something that looks whole: renamed first, then removed."""
     if not path.name.startswith(TRASH_PREFIX):

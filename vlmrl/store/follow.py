@@ -10,6 +10,7 @@ from typing import Any
 
 from vlmrl.store import layout
 from vlmrl.store.clock import seconds_between
+from vlmrl.store.kept import newest_resolved
 from vlmrl.store.metrics import current, parse_line
 from vlmrl.store.runs import Run, open_run
 
@@ -79,7 +80,7 @@ def phase_seconds(lines: list[dict[str, Any]]) -> dict[str, float]:
 
 def _steps(run_dir: Path) -> int | None:
     try:
-        steps = json.loads((run_dir / layout.RESOLVED).read_bytes())["recipe"]["train"]["steps"]
+        steps = json.loads(newest_resolved(run_dir).read_bytes())["recipe"]["train"]["steps"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return steps if isinstance(steps, int) else None

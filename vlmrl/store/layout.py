@@ -2,6 +2,8 @@
 
     <runs root>/<yyyymmdd-hhmmss>-<recipe>-<4 hex>/          time in UTC
       manifest.json  recipe.toml  resolved.json  code.diff  run.lock (only while someone writes)
+      recipe-a2.toml, resolved-a2.json (of attempt 2, when it changed something)
+      kept/reward-<16 hex>.py, prompt-<16 hex>.jinja (by their hash)
       metrics.jsonl  rollouts/step-000010.parquet, step-000021-a2.parquet (by attempt 2), pruned.json
       eval/<name>/rows.parquet, summary.json
       checkpoints/step-000010/ meta.json ... COMPLETE (last)
@@ -34,12 +36,14 @@ CHECKPOINTS = "checkpoints"
 META = "meta.json"
 COMPLETE = "COMPLETE"
 LOGS = "logs"
+KEPT = "kept"
 MEDIA = "media"
 PACKED = "packed.json"
 PRUNED = "pruned.json"
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[A-Za-z0-9._-]+-[0-9a-f]{4}")
 RUNS_VARIABLE = "VLMRL_RUNS"
+_KEPT_SUFFIX = {"reward": ".py", "prompt": ".jinja"}
 _ROLLOUT = re.compile(r"step-(\d{6,})(?:-a(\d+))?\.parquet")
 _CHECKPOINT = re.compile(r"step-(\d{6,})")
 
@@ -53,6 +57,21 @@ def new_run_id(recipe_name: str, now: datetime | None = None) -> str:
     """`<yyyymmdd-hhmmss>-<recipe>-<4 hex>`, UTC; characters that do not belong into a folder name become `-`."""
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", recipe_name).strip("-._")[:40] or "run"
     return f"{(now or datetime.now(timezone.utc)):%Y%m%d-%H%M%S}-{slug}-{secrets.token_hex(2)}"
+
+
+def recipe_path(run_dir: Path, attempt: int = 1) -> Path:
+    """The recipe as it was given to an attempt: `recipe.toml`, `recipe-a2.toml`."""
+    return run_dir / (RECIPE if attempt == 1 else f"recipe-a{attempt}.toml")
+
+
+def resolved_path(run_dir: Path, attempt: int = 1) -> Path:
+    """The recipe as it was resolved for an attempt: `resolved.json`, `resolved-a2.json`."""
+    return run_dir / (RESOLVED if attempt == 1 else f"resolved-a{attempt}.json")
+
+
+def kept_path(run_dir: Path, kind: str, sha256: str) -> Path:
+    """`kept/reward-<16 hex>.py`, `kept/prompt-<16 hex>.jinja`. `sha256`: as in the manifest."""
+    return run_dir / KEPT / f"{kind}-{re.sub('[^0-9a-f]', '', sha256)[:16]}{_KEPT_SUFFIX[kind]}"
 
 
 def rollout_path(run_dir: Path, step: int, attempt: int = 1) -> Path:

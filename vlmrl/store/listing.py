@@ -16,7 +16,7 @@ from vlmrl.store.manifest import Status, read_bytes, read_raw
 MOST_CANDIDATES = 10
 
 
-LISTED_KEYS = ("name", "kind", "recipe", "start", "end", "tags", "note", "labels", "best", "error", "parent")
+LISTED_KEYS = ("name", "kind", "recipe", "start", "end", "tags", "note", "labels", "best", "error", "parent", "origin")
 
 
 @dataclass(frozen=True)

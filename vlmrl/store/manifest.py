@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any, Literal
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.files import folder_guard, write_json
+from vlmrl.store.lock import this_process
+from vlmrl.store.provenance import redact_argv
 
 SCHEMA = 1
 
@@ -30,6 +33,9 @@ class Attempt:
             so its first rollouts and its first `train` line carry step S.
         from_checkpoint: path of that checkpoint relative to the run, None at the start.
         end: when it ended; None while it runs, or when it was killed.
+        changes: what it does otherwise than the attempt before, or a fork than its parent: JSON objects with `what`,
+            `old`, `new`, `kind` (free, asked, refused), `why` and maybe `restarts` (recipe/changes.py).
+        accepted: whether the user said --accept-changes.
     """
 
     number: int
@@ -41,6 +47,14 @@ class Attempt:
     end: str | None = None
     status: Status = "running"
     argv: tuple[str, ...] = ()
+    changes: tuple[Mapping[str, Any], ...] = ()
+    accepted: bool = False
+
+    @property
+    def changes_text(self) -> str:
+        """What it did otherwise, in one line; empty when nothing."""
+        told = (f"{c.get('what')} {short_value(c.get('old'))} -> {short_value(c.get('new'))}" for c in self.changes)
+        return "; ".join(told) + (" (accepted)" if self.accepted and self.changes else "")
 
 
 @dataclass(frozen=True)
@@ -60,7 +74,9 @@ class Manifest:
         kind: rl, sft, eval, try, merge ...: the command that made it.
         recipe: name of the recipe (its file name without `.toml`).
         labels: what every report must say beside the numbers, e.g. "validated on the test split".
-        parent: {"run": id, "checkpoint": relative path} when it started from another run.
+        parent: {"run": id, "checkpoint": name} when it started from another run's weights; with "step" when it is a
+            fork, which goes on from the whole of that checkpoint.
+        origin: of a fork: what its parent's first weights came from, as a `parent`; {} = from no run.
         datasets: one mapping a source: name, path, fingerprint, task, split, rows ...
         rewards, prompts: one mapping a source: source, name, sha256.
         recipe_sha256: of recipe.toml as written.       source_sha256: of the vlmrl code itself.
@@ -83,6 +99,7 @@ class Manifest:
     argv: tuple[str, ...] = ()
     cwd: str = ""
     parent: Mapping[str, Any] | None = None
+    origin: Mapping[str, Any] | None = None
     seeds: Mapping[str, int] = field(default_factory=dict)
     threads: int | None = None
     datasets: tuple[Mapping[str, Any], ...] = ()
@@ -102,6 +119,55 @@ class Manifest:
     def attempt_starts(self) -> dict[int, int]:
         """Attempt -> the step it began at."""
         return {a.number: a.from_step for a in self.attempts}
+
+    @property
+    def forked_at(self) -> int | None:
+        """The step that a fork began at; None for a run that began at step 0."""
+        return None if self.origin is None else self.attempts[0].from_step
+
+    @property
+    def first_weights(self) -> Mapping[str, Any] | None:
+        """The run and checkpoint that the very first weights came from: of a fork, those of its parent."""
+        return self.parent if self.origin is None else self.origin or None
+
+    @property
+    def parent_text(self) -> str:
+        """The parent in words; empty when there is none."""
+        if not self.parent:
+            return ""
+        run, checkpoint = self.parent.get("run"), self.parent.get("checkpoint")
+        return f"forked from {run} at step {self.forked_at}" if self.origin is not None else f"{run} {checkpoint}"
+
+    @property
+    def all_datasets(self) -> tuple[Mapping[str, Any], ...]:
+        """The datasets, and those that a change replaced: the images of older rollouts are theirs."""
+        replaced = (c["old"] for a in self.attempts for c in a.changes if isinstance(c.get("old"), Mapping))
+        return (*self.datasets, *(old for old in replaced if "fingerprint" in old))
+
+    def restarts_since(self, step: int) -> set[str]:
+        """What must begin anew in the state of a checkpoint of `step`: what the changes made on it or later say."""
+        late = (a for a in self.attempts if a.from_step >= step)
+        return {name for a in late for c in a.changes for name in c.get("restarts", ())}
+
+
+def short_value(value: Any) -> str:
+    """A value for one line: a dataset as its rows and fingerprint, a hash cut, `not set` for None."""
+    if isinstance(value, Mapping) and "fingerprint" in value:
+        return f"{value.get('rows')} rows of {value.get('path')}, fingerprint {str(value['fingerprint'])[:12]}"
+    text = "not set" if value is None else str(value)
+    return text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text
+
+
+def new_attempt(
+    number: int, start: str, argv: Sequence[str], checkpoint: Path | None = None,
+    changes: Sequence[Mapping[str, Any]] = (),
+) -> Attempt:  # fmt: skip
+    """An attempt of this process. `checkpoint`: what it goes on from."""
+    owner = this_process()
+    name = f"{layout.CHECKPOINTS}/{checkpoint.name}" if checkpoint else None
+    step = (layout.parse_checkpoint_name(checkpoint.name) if checkpoint else None) or 0
+    words = tuple(redact_argv(argv))
+    return Attempt(number, start, owner.host, owner.pid, step, name, argv=words, changes=tuple(changes))
 
 
 def read_manifest(run_dir: Path) -> Manifest:
@@ -206,7 +272,8 @@ def _from_json(value: dict[str, Any], path: Path | str) -> Manifest:
     attempt_fields = {f.name for f in fields(Attempt)}
     try:
         attempts = [{k: v for k, v in a.items() if k in attempt_fields} for a in data.get("attempts", ())]
-        data["attempts"] = tuple(Attempt(**{**a, "argv": tuple(a.get("argv", ()))}) for a in attempts)
+        lists = ("argv", "changes")
+        data["attempts"] = tuple(Attempt(**{**a, **{k: tuple(a.get(k, ())) for k in lists}}) for a in attempts)
         data["best"] = Best(**data["best"]) if data.get("best") else None
         for key in ("tags", "labels", "argv", "datasets", "rewards", "prompts"):
             data[key] = tuple(data.get(key, ()))

@@ -115,14 +115,14 @@ def pruned_steps(run_dir: Path) -> set[int]:
 
 
 def children(run_dir: Path) -> dict[int, str]:
-    """Step -> a run beside this one that began with this run's checkpoint of that step."""
+    """Step -> a run beside this one that needs this run's checkpoint of that step: its first weights are those."""
     found: dict[int, str] = {}
     for run in list_runs(run_dir.absolute().parent):
-        parent = run.raw.get("parent")
-        if isinstance(parent, Mapping) and parent.get("run") == run_dir.name:
-            step = layout.parse_checkpoint_name(str(parent.get("checkpoint")).rpartition("/")[2])
-            if step is not None:
-                found[step] = run.id
+        for parent in (run.raw.get("parent"), run.raw.get("origin")):
+            if isinstance(parent, Mapping) and parent.get("run") == run_dir.name:
+                step = layout.parse_checkpoint_name(str(parent.get("checkpoint")).rpartition("/")[2])
+                if step is not None:
+                    found[step] = run.id
     return found
 
 

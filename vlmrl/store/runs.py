@@ -11,20 +11,20 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from vlmrl import __version__
 from vlmrl.errors import StoreError
-from vlmrl.store import layout, provenance
+from vlmrl.store import kept, layout, provenance
 from vlmrl.store import manifest as manifests
 from vlmrl.store import metrics as metrics_
 from vlmrl.store import rollouts as rollouts_
 from vlmrl.store.clock import now
-from vlmrl.store.files import TEMP_PREFIX, remove_tree, sweep, sync_folder, temp_path, write_atomic, write_json
+from vlmrl.store.files import TEMP_PREFIX, link_tree, remove_tree, sweep, sync_folder, temp_path, write_atomic
 from vlmrl.store.listing import find, status_of
-from vlmrl.store.lock import RunLock, this_process
-from vlmrl.store.manifest import Attempt, Best, Manifest, Status
+from vlmrl.store.lock import RunLock
+from vlmrl.store.manifest import Best, Manifest, Status
 from vlmrl.store.prune import RolloutRule, delete_rollouts, prunable, rollout_steps
 from vlmrl.types import Group
 
@@ -167,6 +167,9 @@ class Run:
         files = self.rollout_files()
         if step not in files:
             steps = f"steps {min(files)} to {max(files)}" if files else "none"
+            fork = self.manifest.forked_at
+            if fork is not None and step < fork and self.manifest.parent:
+                steps += f"; those before step {fork} are its parent's, {self.manifest.parent['run']}"
             raise StoreError(
                 f"run {self.id} has no rollouts of step {step}", where=str(self.dir), hint=f"it has: {steps}"
             )
@@ -227,37 +230,6 @@ class Run:
             self.finish("failed", getattr(error, "message", None) or f"{kind.__name__}: {error}")
 
 
-class FollowedRun(Run):
-    """A run as the processes of it that do not write it have it: it reads as any, and what would be written is left to
-    the one that does. Each has its own log.
-    """
-
-    def __init__(self, run_dir: Path, rank: int) -> None:
-        super().__init__(run_dir, manifests.read_manifest(run_dir))
-        self._rank = rank
-
-    def log(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
-        """Nothing: all processes have these numbers, one writes them."""
-
-    def write_log(self, text: str, rank: int = 0) -> None:
-        super().write_log(text, self._rank)
-
-    def write_rollouts(self, step: int, groups: Sequence[Group]) -> Path:
-        return layout.rollout_path(self.dir, step, self.attempt)
-
-    def update(self, **changes: Any) -> None:
-        self.manifest = replace(self.manifest, **changes)
-
-    def prune_checkpoints(self, keep_last: int, keep_steps: Iterable[int] = ()) -> list[Path]:
-        return []
-
-    def prune_rollouts(self, rule: RolloutRule) -> None:
-        """Nothing."""
-
-    def finish(self, status: Status = "done", error: str | None = None) -> None:
-        """Nothing: the writing process says how it ended."""
-
-
 def create_run(
     root: Path | str,
     *,
@@ -276,10 +248,13 @@ def create_run(
     prompts: Sequence[Mapping[str, Any]] = (),
     labels: Sequence[str] = (),
     threads: int | None = None,
+    texts: kept.Texts = MappingProxyType({}),
+    fork: kept.Fork | None = None,
 ) -> Run:
     """Make a run folder and take it. The folder appears under its name whole, with manifest, recipe and lock.
 
-    Args: as the fields of `Manifest`; `recipe_text` is written to recipe.toml, `resolved` to resolved.json.
+    Args: as the fields of `Manifest`; `recipe_text` is written to recipe.toml, `resolved` to resolved.json, `texts` are
+        kept, `fork` is the checkpoint that it goes on from.
     Raises: StoreError for an unusable name or tag, or when the runs root cannot be written.
     """
     if name is not None:
@@ -300,21 +275,28 @@ def create_run(
     manifest = Manifest(
         id=run_dir.name, kind=kind, recipe=recipe_name, start=start, name=name, tags=tuple(dict.fromkeys(tags)),
         note=note, labels=tuple(labels), argv=tuple(provenance.redact_argv(argv)), cwd=os.getcwd(), parent=parent,
+        origin=fork.origin if fork else None,
         seeds=dict(seeds or {}), threads=threads, datasets=tuple(datasets),
         rewards=tuple(provenance.redact_value(r) for r in rewards),
         prompts=tuple(prompts),
         recipe_sha256=hashlib.sha256(recipe).hexdigest() if recipe_text is not None else "",
         source_sha256=provenance.source_sha256(), git=git, vlmrl=__version__, python=platform.python_version(),
         packages=provenance.packages(), environment=provenance.environment(), hardware=provenance.hardware(),
-        attempts=(_attempt(1, start, argv),),
+        attempts=(manifests.new_attempt(1, start, argv, fork and fork.checkpoint, fork.changes if fork else ()),),
     )  # fmt: skip
-    if recipe_text is not None:
-        write_atomic(making / layout.RECIPE, recipe)
-    if resolved is not None:
-        write_json(making / layout.RESOLVED, provenance.redact_value(metrics_.encode(resolved)))
-    if diff:
-        write_atomic(making / layout.CODE_DIFF, diff.encode())
-    manifests.write_manifest(making, manifest)
+    try:
+        kept.write_recipe(making, resolved, recipe if recipe_text is not None else None)
+        kept.keep_texts(making, texts)
+        if diff:
+            write_atomic(making / layout.CODE_DIFF, diff.encode())
+        if fork:
+            link_tree(fork.checkpoint, making / layout.CHECKPOINTS / fork.checkpoint.name)
+        manifests.write_manifest(making, manifest)
+    except (OSError, StoreError) as error:
+        shutil.rmtree(making, ignore_errors=True)
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"cannot make a run folder: {error.strerror}", where=str(error.filename or root)) from error
     lock = RunLock(making)
     lock.acquire()
     os.rename(making, run_dir)
@@ -333,8 +315,9 @@ def open_run(root: Path | str, ref: str) -> Run:
 
 
 def resume_run(
-    root: Path | str, ref: str, *, argv: Sequence[str] = (), from_step: int | None = None, threads: int | None = None
-) -> Run:
+    root: Path | str, ref: str, *, argv: Sequence[str] = (), from_step: int | None = None, threads: int | None = None,
+    renewal: kept.Renewal | None = None,
+) -> Run:  # fmt: skip
     """Take an existing run for a new attempt.
 
     Leftovers of a kill are removed (they never counted), a torn last line of metrics.jsonl is closed off, and the
@@ -342,33 +325,42 @@ def resume_run(
 
     Args:
         from_step: step of the complete checkpoint it continues from; default: the newest; 0 when there is none.
+        renewal: what it does otherwise than before.
     Raises: StoreError when another process writes the run, or `from_step` has no complete checkpoint.
     """
-    reader = open_run(root, ref)
-    lock = RunLock(reader.dir)
+    run_dir = open_run(root, ref).dir
+    lock = RunLock(run_dir)
     lock.acquire()
     try:
-        sweep(reader.dir)
-        for path in layout.incomplete_checkpoints(reader.dir):
+        reader = Run(run_dir, manifests.read_manifest(run_dir))
+        sweep(run_dir)
+        for path in layout.incomplete_checkpoints(run_dir):
             remove_tree(path)
         found = {int(path.name.rpartition("-")[2]): path for path in reader.checkpoint_dirs()}
         step = max(found, default=0) if from_step is None else from_step
         if step and step not in found:
             have = ", ".join(map(str, found)) or "none"
             raise StoreError(f"run {reader.id} has no complete checkpoint of step {step}", hint=f"steps it has: {have}")
-        checkpoint = f"{layout.CHECKPOINTS}/{found[step].name}" if step in found else None
         before = tuple(replace(a, status="killed") if a.status == "running" else a for a in reader.manifest.attempts)
-        attempt = _attempt(max((a.number for a in before), default=0) + 1, now(), argv, step, checkpoint)
-        changes: dict[str, Any] = {"status": "running", "end": None, "error": None, "attempts": (*before, attempt)}
+        number = max((a.number for a in before), default=0) + 1
+        attempt = manifests.new_attempt(number, now(), argv, found.get(step), renewal.changes if renewal else ())
+        changes: dict[str, Any] = {"status": "running", "end": None, "error": None}
         if reader.manifest.best is not None and reader.manifest.best.step > step:
             changes["best"] = _best_until(reader, step)
+        if renewal is not None:
+            kept.write_renewal(run_dir, number, renewal)
+            attempt = replace(attempt, accepted=renewal.accepted)
+            changes |= {name: tuple(map(provenance.redact_value, r)) for name, r in renewal.records.items()}
+            changes |= {"best": None} if renewal.restarts_best else {}
+            changes |= {"seeds": dict(renewal.seeds)} if renewal.seeds else {}
+        changes["attempts"] = (*before, attempt)
         if threads is not None:
             changes["threads"] = threads
-        manifest = manifests.update_manifest(reader.dir, lambda m: replace(m, **changes))
+        manifest = manifests.update_manifest(run_dir, lambda m: replace(m, **changes))
     except BaseException:
         lock.release()
         raise
-    return Run(reader.dir, manifest, lock)
+    return Run(run_dir, manifest, lock)
 
 
 def rollout_files(run_dir: Path, starts: Mapping[int, int]) -> dict[int, Path]:
@@ -390,15 +382,15 @@ def _sweep_root(root: Path) -> None:
 
 
 def _best_until(run: Run, step: int) -> Best | None:
-    """The best validation up to a step: what a resume from there goes back to. From the lines marked `eval/is_best`."""
-    lines = [n for n in run.metrics("validation") if n["step"] <= step and n.get("eval/is_best") is True]
-    value = lines[-1].get("eval/metric") if lines else None
+    """The best validation up to a step: what a resume from there goes back to. From the lines marked `eval/is_best`.
+
+    Validations before a change that made the best begin anew are of another kind.
+    """
+    restarts = (a.number for a in run.manifest.attempts if any("best" in c.get("restarts", ()) for c in a.changes))
+    first = max(restarts, default=1)
+    lines = [n for n in run.metrics("validation") if n["step"] <= step and n["attempt"] >= first]
+    best = next((n for n in reversed(lines) if n.get("eval/is_best") is True), {})
+    value = best.get("eval/metric")
     if run.manifest.best is None or not isinstance(value, (int, float)):
         return None
-    return Best(lines[-1]["step"], run.manifest.best.metric, float(value))
-
-
-def _attempt(number: int, start: str, argv: Sequence[str], step: int = 0, checkpoint: str | None = None) -> Attempt:
-    owner = this_process()
-    words = tuple(provenance.redact_argv(argv))
-    return Attempt(number, start, owner.host, owner.pid, step, checkpoint, argv=words)
+    return Best(best["step"], run.manifest.best.metric, float(value))

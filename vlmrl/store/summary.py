@@ -45,6 +45,7 @@ def describe(run: Run) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "command": " ".join(m.argv),
         "parent": m.parent,
+        "parent_text": m.parent_text,
         "datasets": [dict(d) for d in m.datasets],
         "seeds": dict(m.seeds),
         "git": m.git,
@@ -52,7 +53,15 @@ def describe(run: Run) -> dict[str, Any]:
         "hardware": dict(m.hardware),
         "host": m.attempts[-1].host if m.attempts else None,
         "attempts": [
-            {"number": a.number, "start": a.start, "end": a.end, "from_step": a.from_step, "status": a.status}
+            {
+                "number": a.number,
+                "start": a.start,
+                "end": a.end,
+                "from_step": a.from_step,
+                "status": a.status,
+                "changes": [dict(c) for c in a.changes],
+                "changes_text": a.changes_text,
+            }
             for a in m.attempts
         ],
         "last_train": train[-1] if train else None,

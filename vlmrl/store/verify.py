@@ -12,6 +12,7 @@ from typing import Any
 from vlmrl.errors import Problem, StoreError
 from vlmrl.store import layout, metrics
 from vlmrl.store.files import leftovers
+from vlmrl.store.kept import resolved_files
 from vlmrl.store.listing import status_of
 from vlmrl.store.manifest import Manifest, read_manifest
 from vlmrl.store.media import RunImages, rollout_media
@@ -62,7 +63,7 @@ def verify_run(run_dir: Path, images: RunImages | None = None) -> Verdict:
     _check_checkpoints(run_dir, manifest, verdict, alive)
     _check_evaluations(run_dir, verdict)
     if images is None and manifest is not None:
-        images = RunImages(run_dir, manifest.datasets, cwd=manifest.cwd)
+        images = RunImages(run_dir, manifest.all_datasets, cwd=manifest.cwd)
     if images is not None:
         _check_images(run_dir, rollouts, images, verdict)
     if not alive:
@@ -79,8 +80,8 @@ def _check_recipe(run_dir: Path, manifest: Manifest, verdict: Verdict) -> None:
                 verdict.error("the recipe was changed after the run began", path)
         except OSError as error:
             verdict.error(f"the recipe cannot be read: {error.strerror}", path)
-    path = run_dir / layout.RESOLVED
-    if path.exists():
+    first, *later = resolved_files(run_dir)
+    for path in ([first] if first.exists() else []) + later:
         _read_json(path, verdict)
     if manifest.git and manifest.git.get("dirty") and not (run_dir / layout.CODE_DIFF).is_file():
         verdict.error("the code had changes that are not committed, but code.diff is missing", run_dir)

@@ -21,7 +21,8 @@ from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.rewards import reward_record
 from vlmrl.rollout.engine import Generator
 from vlmrl.store.clock import now
-from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, RESOLVED, eval_dir, eval_dirs
+from vlmrl.store.kept import newest_resolved, read_resolved
+from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
 from vlmrl.store.metrics import encode
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run, open_run
@@ -232,13 +233,10 @@ def _run_recipe(origin: ModelOrigin) -> dict[str, Any] | None:
     if origin.checkpoint is None:
         return None
     run_dir = origin.checkpoint.parent.parent
-    try:
-        resolved = json.loads((run_dir / RESOLVED).read_bytes())
-    except FileNotFoundError:
+    path = newest_resolved(run_dir)
+    if not path.exists():
         return None
-    except (OSError, ValueError) as error:
-        raise StoreError(f"the run's recipe cannot be read: {error}", where=str(run_dir / RESOLVED)) from error
-    values = recipe_from_resolved(resolved, where=str(run_dir / RESOLVED)).model_dump(mode="json")
+    values = recipe_from_resolved(read_resolved(run_dir), where=str(path)).model_dump(mode="json")
     cwd = Path(open_run(run_dir.parent, run_dir.name).manifest.cwd)
     for table, keys in [(values["reward"], ("name",)), *((d, DATA_FILES) for d in values["data"])]:
         for key in keys:

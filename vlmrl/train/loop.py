@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Iterator
@@ -92,26 +91,11 @@ def validate(session: Session, generator: Generator) -> None:
         if s.world.is_main:
             write_evaluation(eval_dir(s.run.dir, name), found, meta)
     value = sum(values) / len(values)
-    best = _is_best(s, value)
-    s.progress.validated = step
-    s.progress.stale = 0 if best else s.progress.stale + 1
+    best = s.progress.count_validation(value, settings.goal)
     if best:
-        s.progress.best_step, s.progress.best_value = step, value
         s.run.set_best(step, settings.metric, value)
     s.run.log(step, "validation", flat | {"eval/metric": value, "eval/is_best": best})
     s.watcher.validation(step, flat, best)
-
-
-def _is_best(session: Session, value: float) -> bool:
-    """Whether a validation is the best so far. A tie with the model the run started from goes to the trained one, which
-    is a checkpoint of the run.
-    """
-    before = session.progress.best_value
-    if math.isnan(value):
-        return False
-    if before is None or (value == before and session.progress.best_step == 0):
-        return True
-    return value > before if session.recipe.eval.goal == "max" else value < before
 
 
 def after_step(session: Session, generator: Generator) -> None:

@@ -74,7 +74,7 @@ def origin_of(run: Run, path: str, runs_root: Path) -> ModelOrigin:
     """Where this run's first weights come from, as its manifest recorded it: `last`, and a run's best checkpoint, mean
     something else by now.
     """
-    parent = run.manifest.parent
+    parent = run.manifest.first_weights
     if parent is None or (Path(path) / COMPLETE).is_file():
         return find_model(path, runs_root)
     step = int(parent["checkpoint"].rpartition("-")[2])

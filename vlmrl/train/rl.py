@@ -43,7 +43,7 @@ def train_rl(session: Session) -> str:
     generator.load_weights(s.progress.step)
     first_step, ahead = s.progress.step, None
     with catch_interrupt(s) as request:
-        if s.progress.step == 0:
+        if s.progress.validated < 0:
             validate(s, generator)
         while (reason := stop_reason(s, request)) is None:
             step, clock = s.progress.step, Clock()

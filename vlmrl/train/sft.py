@@ -25,7 +25,7 @@ def train_sft(session: Session) -> str:
     generator = TorchEngine(s.policy, s.processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
     generator.load_weights(s.progress.step)
     with catch_interrupt(s) as request:
-        if s.progress.step == 0:
+        if s.progress.validated < 0:
             validate(s, generator)
         while (reason := stop_reason(s, request)) is None:
             step, clock = s.progress.step, Clock()

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmrl.dist import worker
 from vlmrl.dist.world import ALONE, World
-from vlmrl.errors import StoreError
-from vlmrl.recipe.load import LoadedRecipe, recipe_from_resolved
+from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
-from vlmrl.rewards import reward_record
-from vlmrl.store import layout
+from vlmrl.store.followed import FollowedRun
 from vlmrl.store.provenance import usable_cores
-from vlmrl.store.runs import FollowedRun, Run, create_run, open_run, resume_run
+from vlmrl.store.runs import Run, create_run, resume_run
+from vlmrl.train.records import records_of, texts_of
+from vlmrl.train.resume import Plan
 
 if TYPE_CHECKING:
     from vlmrl.train.state import Watcher
@@ -36,50 +35,44 @@ def start_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Lab
 
     Args: kind: what the run is, when it is not what the recipe is for (a trial).
     """
-    from vlmrl.tasks.source import open_source
     from vlmrl.train.origin import find_model
+    from vlmrl.train.state import open_sources
 
     recipe = loaded.recipe
-    sources = [open_source(d, recipe.reward) for d in recipe.data]
+    sources, validation = open_sources(recipe)
     origin = find_model(recipe.model.path, root)
     return create_run(
         root, kind=kind or recipe.kind, recipe_name=loaded.path.stem, recipe_text=loaded.text, resolved=loaded.resolved,
         argv=argv, seeds={"run": recipe.train.seed}, name=labels.name, tags=labels.tags, note=labels.note,
-        parent=origin.parent, threads=usable_cores(),
-        datasets=[{"name": s.name, "path": s.dataset.path, "split": s.split, "task": s.task.name,
-                   "rows": len(s.rows), "fingerprint": s.dataset.fingerprint} for s in sources],
-        rewards=[{"source": s.name, **reward_record(s.reward, s.weights)} for s in sources],
-        prompts=[{"source": s.name, "sha256": s.prompt_sha256} for s in sources],
+        parent=origin.parent, threads=usable_cores(), texts=texts_of(sources), **records_of(sources, validation),
     )  # fmt: skip
 
 
-def reopen_run(root: Path, ref: str, argv: Sequence[str], kind: str) -> tuple[Run, Recipe, Path | None]:
-    """An existing run taken for a new attempt, its recipe as it was resolved, and the checkpoint to go on from.
+def reopen_run(root: Path, plan: Plan, argv: Sequence[str]) -> tuple[Run, Recipe, Path | None]:
+    """A run taken for a new attempt, as planned: (run, recipe, the checkpoint to go on from).
 
-    Raises: StoreError when it is of another kind, finished, or written by a live process.
+    Raises: StoreError when a live process writes it.
     """
-    found = open_run(root, ref)
-    if found.manifest.kind != kind:
-        raise StoreError(f"run {found.id} was made by `{found.manifest.kind}`, not `{kind}`", where=str(found.dir))
-    recipe = read_recipe(found)
-    checkpoints = found.checkpoint_dirs()
-    if found.status == "done":
-        raise StoreError(
-            f"run {found.id} is done: there is nothing to resume", where=str(found.dir),
-            hint=f"start a new run from its weights: --set model.path={found.id}",
-        )  # fmt: skip
-    run = resume_run(root, found.id, argv=argv, threads=usable_cores())
-    return run, recipe, checkpoints[-1] if checkpoints else None
+    run = resume_run(root, str(plan.run.dir), argv=argv, threads=usable_cores(), renewal=plan.renewal)
+    if plan.changes:
+        run.event(
+            run.start_step, "resumed with changes", changes=[c["what"] for c in run.manifest.attempts[-1].changes]
+        )
+    checkpoints = run.checkpoint_dirs()
+    return run, plan.loaded.recipe, checkpoints[-1] if checkpoints else None
 
 
-def read_recipe(run: Run) -> Recipe:
-    """The recipe of a run as it was resolved. Raises: StoreError or RecipeError when resolved.json is damaged."""
-    path = run.dir / layout.RESOLVED
-    try:
-        resolved: Any = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise StoreError(f"the run's recipe cannot be read: {error}", where=str(path)) from error
-    return recipe_from_resolved(resolved, where=str(path))
+def fork_run(root: Path, plan: Plan, argv: Sequence[str], labels: Labels) -> tuple[Run, Recipe, Path | None]:
+    """A new run that goes on from the whole of a checkpoint of another: (run, recipe, its copy of the checkpoint)."""
+    parent, loaded = plan.run, plan.loaded
+    assert plan.checkpoint is not None
+    run = create_run(
+        root, kind=parent.manifest.kind, recipe_name=loaded.path.stem if plan.recipe_given else parent.manifest.recipe,
+        recipe_text=loaded.text, resolved=loaded.resolved, argv=argv, seeds={"run": loaded.recipe.train.seed},
+        name=labels.name, tags=labels.tags, note=labels.note, threads=usable_cores(), texts=plan.texts, fork=plan.fork,
+        parent={"run": parent.id, "checkpoint": plan.checkpoint.name, "step": plan.step}, **plan.records,
+    )  # fmt: skip
+    return run, loaded.recipe, run.checkpoint_dirs()[-1]
 
 
 def share_run(world: World, make: Callable[[], tuple[Run, Recipe, Path | None]]) -> tuple[Run, Recipe, Path | None]:

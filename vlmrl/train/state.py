@@ -32,6 +32,7 @@ from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source, open_source, open_validation
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.origin import ModelOrigin, origin_of
+from vlmrl.train.progress import Progress
 from vlmrl.train.reference import ReferencePolicy
 from vlmrl.train.sharing import check_sharing, make_filler, on_cpu, shard_policy
 from vlmrl.train.update import StepBatch, fill_logps
@@ -130,31 +131,6 @@ def greedy_params(recipe: Recipe, policy: Policy, tokenizer: Any) -> SamplingPar
     limit = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
     params = sampling_params(recipe, policy, tokenizer)
     return replace(params, temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=limit)
-
-
-@dataclass
-class Progress:
-    """What a run has to remember besides weights: all of it goes into a checkpoint's data.json.
-
-    Args:
-        step: policy version = steps taken.
-        best_step, best_value: of the validation metric; None before the first validation.
-        stale: validations since the best.
-        validated: step of the last validation; -1 before the first.
-        samples, reward_errors: since the run began.
-        seconds: of training, over all attempts.
-        kl_coef: the KL coefficient as steered so far; None = the recipe's, untouched.
-    """
-
-    step: int = 0
-    best_step: int | None = None
-    best_value: float | None = None
-    stale: int = 0
-    validated: int = -1
-    samples: int = 0
-    reward_errors: int = 0
-    seconds: float = 0.0
-    kl_coef: float | None = None
 
 
 @dataclass
@@ -340,11 +316,22 @@ def restore(session: Session, folder: Path) -> None:
     tensors = io.load_optimizer_tensors(folder, optimizer.masters)
     optimizer.load_state_tensors(tensors, read_meta(folder)["optimizer_updates"])
     data = io.load_data(folder)
-    session.progress = Progress(**data["progress"])
+    session.progress = Progress(**data["progress"]).begun_anew(session.run.manifest)
     session.saved_step = session.progress.step
+    _count_late_validation(session)
     session.counted_before = (session.progress.samples, session.progress.reward_errors)
-    session.stream.load_state_dict(data["stream"])
+    for note in session.stream.adopt(data["stream"]):
+        session.watcher.message(note)
     io.load_rng(folder, session.world)
+
+
+def _count_late_validation(session: Session) -> None:
+    """The validation that ends a run comes after the checkpoint of its step was saved: resumed, it counts."""
+    progress = session.progress
+    if 0 <= progress.validated < progress.step:
+        line = next((n for n in session.run.metrics("validation") if n["step"] == progress.step), None)
+        if line is not None:
+            progress.count_validation(line["eval/metric"], session.recipe.eval.goal)
 
 
 def draw_rows(session: Session, count: int) -> Sequence[tuple[Source, Any, int]]:

@@ -63,7 +63,12 @@ def test_a_request_stops_an_unfinished_run_and_a_finished_run_is_finished():
     ],
 )  # fmt: skip
 def test_what_counts_as_the_best_so_far(goal, before, value, best):
-    assert loop._is_best(session(evaluation={"goal": goal}, best_value=before), value) is best
+    progress = Progress(step=3, best_value=before, best_step=None if before is None else 2, stale=1)
+    assert progress.count_validation(value, goal) is best
+    assert (progress.validated, progress.stale) == (3, 0 if best else 2)
+    assert (progress.best_step, progress.best_value) == (
+        (3, value) if best else (None if before is None else 2, before)
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,4 +104,4 @@ def test_the_first_signal_asks_the_second_stops_and_the_handlers_come_back():
 
 @pytest.mark.parametrize(("step", "best"), [(0, True), (2, False)])
 def test_a_tie_is_won_by_the_trained_model_against_the_one_it_started_from_alone(step, best):
-    assert loop._is_best(session(best_step=step, best_value=0.5), 0.5) is best
+    assert Progress(step=3, best_step=step, best_value=0.5).count_validation(0.5, "max") is best

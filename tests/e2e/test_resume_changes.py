@@ -1,0 +1,407 @@
+"""A run that goes on with changes, and one that forks: what may change, what is shown and recorded, what is exact."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from test_resume import Ears, assert_same_run, begin, command, history, place, plain  # noqa: F401
+
+from vlmrl.checkpoint import io
+from vlmrl.errors import StoreError
+from vlmrl.store.kept import newest_resolved, read_resolved
+from vlmrl.store.runs import Run, open_run
+from vlmrl.store.verify import verify_run
+from vlmrl.tasks.digits.task import prepare_digits
+from vlmrl.train.resume import Asked, notes_of, plan_fork, plan_resume, told
+from vlmrl.train.start import Labels, fork_run, reopen_run, run_session
+
+CONSTANT = ("optim.schedule=constant",)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory) -> Path:
+    return prepare_digits(tmp_path_factory.mktemp("data") / "digits", num_pairs=24).path
+
+
+def go_on(
+    run: Run,
+    root: Path,
+    *overrides: str,
+    kind: str = "rl",
+    accept: bool = False,
+    recipe=None,
+    stop_at=None,
+    ears: Ears | None = None,
+):
+    plan = plan_resume(root, Asked(run.id, kind, recipe, overrides, accept))
+    reopened, settings, checkpoint = reopen_run(root, plan, ["vlmrl"])
+    status = run_session(reopened, settings, root, ears or Ears(stop_at), checkpoint)
+    return open_run(root, run.id), status
+
+
+def fork(root: Path, ref: str, *overrides: str, kind: str = "rl", stop_at=None):
+    plan = plan_fork(root, Asked(ref, kind, None, overrides))
+    made, settings, checkpoint = fork_run(root, plan, ["vlmrl"], Labels())
+    status = run_session(made, settings, root, Ears(stop_at), checkpoint)
+    return open_run(root, made.id), status
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    x, y = (io.load_file(next((f / "model").glob("*.safetensors"))) for f in (a, b))
+    return all(torch.equal(x[k], y[k]) for k in x)
+
+
+@pytest.fixture(scope="module")
+def six(place, tmp_path_factory):  # noqa: F811
+    """Six steps at once, at a constant learning rate."""
+    return begin(place, "rl", tmp_path_factory.mktemp("six"), *CONSTANT)[0]
+
+
+@pytest.fixture(scope="module")
+def four(place, tmp_path_factory):  # noqa: F811
+    """(root, a run that is done after four steps); copied by who changes it."""
+    root = tmp_path_factory.mktemp("four")
+    run, status = begin(place, "rl", root, "train.steps=4", *CONSTANT)
+    assert status == "done"
+    return root, run
+
+
+@pytest.fixture
+def done(four, tmp_path):
+    """(root, the run of `four`) in a place of its own."""
+    root, run = four
+    shutil.copytree(root, tmp_path / "runs")
+    return tmp_path / "runs", open_run(tmp_path / "runs", run.id)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["rl", "sft"])
+def test_four_steps_and_two_more_are_six_to_the_bit(place, six, tmp_path, kind):  # noqa: F811
+    expected = six if kind == "rl" else begin(place, kind, tmp_path / "at-once", *CONSTANT)[0]
+    run, status = begin(place, kind, tmp_path, "train.steps=4", *CONSTANT)
+    assert status == run.status == "done"
+    run, status = go_on(run, tmp_path, "train.steps=6", kind=kind)
+    assert status == run.status == "done"
+    # A first part of four steps ends with a checkpoint that six at once do not make.
+    shutil.rmtree(run.dir / "checkpoints" / "step-000004")
+    assert_same_run(run, expected)
+    (change,) = run.manifest.attempts[1].changes
+    assert (change["what"], change["old"], change["new"], change["kind"]) == ("train.steps", 4, 6, "free")
+    assert not verify_run(run.dir).errors
+
+
+@pytest.mark.slow
+def test_cadences_and_batching_of_the_engine_change_nothing_that_is_learned(place, six, done):  # noqa: F811
+    """The validation that ended the first part counts, once, though six at once under these cadences has none there."""
+    root, run = done
+    free = ("eval.every_steps=3", "checkpoint.every_steps=1", "checkpoint.keep_last=1", "log.sample_every_steps=0",
+            "rollout.batch_tokens=100000", "train.max_seconds=100000")  # fmt: skip
+    run, status = go_on(run, root, "train.steps=6", *free)
+    assert status == "done"
+    assert same_weights(run.checkpoint_dirs()[-1], six.checkpoint_dirs()[-1])
+    train = [[m for m in history(r) if m["kind"] == "train"] for r in (run, six)]
+    assert json.dumps(train[0]) == json.dumps(train[1])
+    for step in range(6):
+        assert [plain(g) for g in run.read_rollouts(step)] == [plain(g) for g in six.read_rollouts(step)]
+    assert {c["kind"] for c in run.manifest.attempts[1].changes} == {"free"}
+
+
+@pytest.mark.slow
+def test_a_last_validation_that_came_after_its_checkpoint_counts_when_the_run_goes_on(place, tmp_path):  # noqa: F811
+    """Without it the best would be forgotten, its checkpoint deleted, and a worse one named the best."""
+    cadence = ("eval.every_steps=3", "checkpoint.every_steps=2", "train.steps=2", "checkpoint.keep_last=1")
+    run, _ = begin(place, "rl", tmp_path, *cadence, *CONSTANT)
+    at_two = next(m for m in run.metrics("validation") if m["step"] == 2)
+    saved = io.load_data(run.checkpoint_dirs()[-1])["progress"]
+    assert saved["step"] == 2 and saved["validated"] == 0  # saved before it was validated
+    run, _ = go_on(run, tmp_path, "train.steps=3", "checkpoint.every_steps=0", stop_at=3)
+    progress = io.load_data(run.checkpoint_dirs()[-1])["progress"]
+    values = {m["step"]: m["eval/metric"] for m in run.metrics("validation")}
+    assert values[2] == at_two["eval/metric"]
+    expected = 0
+    for step in (2, 3):  # ties go to the trained model only against step 0
+        if values[step] > values[expected] or (values[step] == values[expected] and expected == 0):
+            expected = step
+    assert progress["best_step"] == expected and run.manifest.best and run.manifest.best.step == expected
+
+
+@pytest.mark.slow
+def test_a_done_run_without_more_to_do_is_left_alone_and_the_command_that_gives_it_more_is_named(done):
+    root, run = done
+    before = files(run.dir)
+    for overrides in ((), ("train.steps=3",), ("train.steps=4",), ("eval.every_steps=1",)):
+        with pytest.raises(StoreError, match="is done: all steps done") as caught:
+            plan_resume(root, Asked(run.id, "rl", None, overrides))
+        assert f"vlmrl train --resume {run.id} --set train.steps=" in (caught.value.hint or "")
+    assert files(run.dir) == before
+
+
+@pytest.mark.slow
+def test_what_changes_the_learning_is_refused_with_a_diff_then_accepted_and_recorded(place, done):  # noqa: F811
+    root, run = done
+    before = files(run.dir)
+    words = ("train.steps=6", "optim.lr=2e-3", "algo.clip_high=0.3")
+    with pytest.raises(StoreError) as caught:
+        go_on(run, root, *words)
+    message = str(caught.value)
+    assert "optim.lr: 0.001 -> 0.002" in message and "--set optim.lr=2e-3" in message
+    assert "algo.clip_high: not set -> 0.3" in message and "--accept-changes" in message
+    assert files(run.dir) == before, "a refused resume touched the run"
+    run, status = go_on(run, root, *words, accept=True)
+    assert status == "done"
+    attempt = run.manifest.attempts[-1]
+    assert attempt.accepted and attempt.from_step == 4 and attempt.number == 2 and attempt.start
+    assert {c["what"]: (c["old"], c["new"]) for c in attempt.changes} == {
+        "train.steps": (4, 6), "optim.lr": (1e-3, 2e-3), "algo.clip_high": (None, 0.3),
+    }  # fmt: skip
+    assert [m["optim/lr"] for m in run.metrics("train")] == [5e-4, 1e-3, 1e-3, 1e-3, 2e-3, 2e-3]
+    event = next(e for e in run.metrics("event") if e["event"] == "resumed with changes")
+    assert (event["step"], event["attempt"], sorted(event["changes"])) == (
+        4,
+        2,
+        sorted(c["what"] for c in attempt.changes),
+    )
+    assert newest_resolved(run.dir).name == "resolved-a2.json"
+    assert read_resolved(run.dir)["recipe"]["optim"]["lr"] == 2e-3
+    assert read_resolved(run.dir)["origins"]["optim.lr"] == "--set"
+    assert json.loads((run.dir / "resolved.json").read_text())["recipe"]["optim"]["lr"] == 1e-3
+    # A third attempt begins from the second's recipe.
+    run, _ = go_on(run, root, "train.steps=7")
+    assert [c["what"] for c in run.manifest.attempts[-1].changes] == ["train.steps"]
+    assert run.metrics("train")[-1]["optim/lr"] == 2e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "override",
+    ["model.path=other", "lora.rank=4", "model.dtype=bfloat16", "optim.name=adamw_8bit", "algo.name=ppo", "kind=sft"],
+)
+def test_what_the_checkpoint_does_not_fit_is_refused_even_when_accepted_and_for_a_fork(done, override):
+    root, run = done
+    before = files(root)
+    for plan, ref in ((plan_resume, run.id), (plan_fork, f"{run.id}@3")):
+        with pytest.raises(StoreError) as caught:
+            plan(root, Asked(ref, "rl", None, ("train.steps=6", override), True))
+        assert "REFUSED" in str(caught.value) and override.split("=")[0].split(".")[0] in str(caught.value)
+    assert files(root) == before
+
+
+@pytest.mark.slow
+def test_an_edited_recipe_file_is_compared_with_the_run(place, done, tmp_path):  # noqa: F811
+    root, run = done
+    text = (place / "rl.toml").read_text()
+    edited = tmp_path / "edited.toml"
+    edited.write_text(text.replace("steps = 6", "steps = 5").replace('schedule = "cosine"', 'schedule = "constant"'))
+    run, status = go_on(run, root, recipe=edited)
+    assert status == "done"
+    assert [c["what"] for c in run.manifest.attempts[-1].changes] == ["train.steps"]
+    assert (run.dir / "recipe-a2.toml").read_text() == edited.read_text()
+    assert (run.dir / "recipe.toml").read_text() == text
+    assert not verify_run(run.dir).errors
+
+
+@pytest.mark.slow
+def test_a_falling_learning_rate_cannot_be_continued_exactly_and_that_is_said(place, tmp_path):  # noqa: F811
+    run, _ = begin(place, "sft", tmp_path, "train.steps=2")
+    plan = plan_resume(tmp_path, Asked(run.id, "sft", None, ("train.steps=4",)))
+    assert any("cosine" in note and "from step 2 on" in note for note in notes_of(plan))
+
+
+@pytest.mark.slow
+def test_an_edited_reward_is_shown_as_a_diff_and_wanted_accepted(place, tmp_path):  # noqa: F811
+    reward = tmp_path / "mine.py"
+    reward.write_text((place / "reward.py").read_text())
+    named = f'reward.name="{reward}:score"'
+    run, _ = begin(place, "rl", tmp_path, "train.steps=2", named, *CONSTANT)
+    old = run.manifest.rewards[0]["sha256"]
+    reward.write_text(reward.read_text().replace("12", "24"))
+    before = files(run.dir)
+    with pytest.raises(StoreError) as caught:
+        go_on(run, tmp_path, "train.steps=3")
+    message = str(caught.value)
+    assert '-    return {"length": min(1.0, x.num_tokens / 12)' in message
+    assert '+    return {"length": min(1.0, x.num_tokens / 24)' in message
+    assert files(run.dir) == before
+    run, status = go_on(run, tmp_path, "train.steps=3", accept=True)
+    assert status == "done"
+    change = next(c for c in run.manifest.attempts[-1].changes if c["what"].startswith("reward "))
+    assert change["old"] == old and change["new"] == run.manifest.rewards[0]["sha256"] != old
+    kept = sorted(p.name for p in (run.dir / "kept").glob("reward-*.py"))
+    assert kept == sorted([f"reward-{old[:16]}.py", f"reward-{change['new'][:16]}.py"])
+    # What was validated before was scored by another reward: the best begins anew, at the step the run went on from.
+    assert run.manifest.best is not None and run.manifest.best.step >= 2
+    validated = [(m["step"], m["attempt"]) for m in run.metrics("validation")]
+    assert validated == [(0, 1), (2, 2), (3, 2)]
+
+
+@pytest.mark.slow
+def test_an_edited_prompt_is_shown_as_a_diff(place, tmp_path):  # noqa: F811
+    template = tmp_path / "ask.jinja"
+    template.write_text("<image><image>Same digit?\nAnswer with a number.\n")
+    named = f'data.0.prompt="{template}"'
+    run, _ = begin(place, "sft", tmp_path, "train.steps=2", named)
+    template.write_text("<image><image>The same digit?\nAnswer with a number.\n")
+    with pytest.raises(StoreError) as caught:
+        go_on(run, tmp_path, "train.steps=3", kind="sft")
+    message = str(caught.value)
+    assert "-<image><image>Same digit?" in message and "+<image><image>The same digit?" in message
+
+
+@pytest.mark.slow
+def test_another_dataset_is_told_by_rows_and_fingerprint_and_begins_its_first_epoch(place, digits, tmp_path):  # noqa: F811
+    data = tmp_path / "digits"
+    shutil.copytree(digits, data)
+    named = f'data.0.path="{data}"'
+    run, _ = begin(place, "sft", tmp_path, "train.steps=2", named)
+    moved = tmp_path / "moved"
+    shutil.move(data, moved)
+    plan = plan_resume(tmp_path, Asked(run.id, "sft", None, ("train.steps=3", f'data.0.path="{moved}"')))
+    assert {c.what: c.kind for c in plan.changes} == {"train.steps": "free", "data.0.path": "free"}
+    prepare_digits(data, num_pairs=36)
+    with pytest.raises(StoreError) as caught:
+        go_on(run, tmp_path, "train.steps=3", kind="sft")
+    was, now = run.manifest.datasets[0], json.loads((data / "dataset.json").read_text())
+    assert f"{was['rows']} rows" in str(caught.value) and was["fingerprint"][:12] in str(caught.value)
+    assert now["fingerprint"][:12] in str(caught.value)
+    ears = Ears()
+    run, status = go_on(run, tmp_path, "train.steps=3", kind="sft", accept=True, ears=ears)
+    assert status == "done"
+    assert run.manifest.datasets[0]["fingerprint"] == now["fingerprint"]
+    assert was in [dict(d) for d in run.manifest.all_datasets]
+    stream = io.load_data(run.checkpoint_dirs()[-1])["stream"]
+    assert stream["lengths"] == [run.manifest.datasets[0]["rows"]] and stream["decks"][0]["position"] == 7
+    assert any("begins its first epoch anew" in text for text in ears.heard)
+
+
+@pytest.mark.slow
+def test_a_fork_without_changes_is_the_run_to_the_bit(six, done):
+    root, parent = done
+    forked, status = fork(root, f"{parent.id}@3", "train.steps=6")
+    assert status == forked.status == "done"
+    assert same_weights(forked.checkpoint_dirs()[-1], six.checkpoint_dirs()[-1])
+    mine, theirs = ([m for m in history(r) if m["kind"] == "train" and m["step"] >= 3] for r in (forked, six))
+    assert json.dumps(mine) == json.dumps(theirs)
+    for step in (3, 4, 5):
+        assert [plain(g) for g in forked.read_rollouts(step)] == [plain(g) for g in six.read_rollouts(step)]
+    assert forked.manifest.parent == {"run": parent.id, "checkpoint": "step-000003", "step": 3}
+    assert forked.manifest.forked_at == 3 and forked.start_step == 3
+    assert [m["step"] for m in forked.metrics("train")] == [3, 4, 5]
+    assert forked.metrics("validation")[0]["step"] == 3, "its own best begins with what it began with"
+    data = [io.load_data(r.checkpoint_dirs()[-1]) for r in (forked, six)]
+    assert data[0]["stream"] == data[1]["stream"] and data[0]["progress"]["samples"] == data[1]["progress"]["samples"]
+    with pytest.raises(StoreError, match="no rollouts of step 1") as caught:
+        forked.read_rollouts(1)
+    assert parent.id in (caught.value.hint or "")
+    assert not verify_run(forked.dir).errors
+
+
+@pytest.mark.slow
+def test_a_fork_may_change_what_is_learned_lists_it_and_is_resumed_like_any_run(place, done):  # noqa: F811
+    root, parent = done
+    words = ("train.steps=6", "optim.lr=2e-3", "algo.kl_coef=0.1")
+    before = files(parent.dir)
+    whole, _ = fork(root, f"{parent.id}@3", *words)
+    assert files(parent.dir) == before, "a fork wrote into its parent"
+    step = whole.start_step
+    assert {c["what"] for c in whole.manifest.attempts[0].changes} == {"train.steps", "optim.lr", "algo.kl_coef"}
+    stopped, status = fork(root, f"{parent.id}@{step}", *words, stop_at=step + 1)
+    assert status == "interrupted" and stopped.id != whole.id
+    shutil.rmtree(parent.dir)  # a fork needs nothing of its parent's
+    stopped, status = go_on(stopped, root)
+    assert status == "done"
+    assert same_weights(stopped.checkpoint_dirs()[-1], whole.checkpoint_dirs()[-1])
+    assert json.dumps(history(stopped)) == json.dumps(history(whole))
+    assert all(m["optim/lr"] == 2e-3 for m in whole.metrics("train"))
+
+
+@pytest.mark.slow
+def test_a_fork_killed_before_its_first_own_checkpoint_goes_on_from_its_copy(done):
+    root, parent = done
+    forked, _ = fork(root, f"{parent.id}@3", "train.steps=6", "checkpoint.every_steps=0", "checkpoint.keep_best=false",
+                     stop_at=4)  # fmt: skip
+    for folder in forked.checkpoint_dirs()[1:]:
+        shutil.rmtree(folder)
+    assert [p.name for p in forked.checkpoint_dirs()] == ["step-000003"]
+    forked, status = go_on(forked, root)
+    assert status == "done" and forked.manifest.attempts[-1].from_step == 3
+    assert [m["step"] for m in forked.metrics("train")] == [3, 4, 5]
+
+
+@pytest.mark.slow
+def test_the_kl_of_a_fork_is_to_its_parents_first_weights_not_to_what_it_forked_from(place, tmp_path):  # noqa: F811
+    """And those are another run's here, called `last` when the parent began."""
+    grandparent, _ = begin(place, "sft", tmp_path, "train.steps=1")
+    words = ('model.path="last"', "train.steps=3", "algo.kl_coef=0.5", "checkpoint.every_steps=1", *CONSTANT)
+    parent, _ = begin(place, "rl", tmp_path, *words)
+    forked, _ = fork(tmp_path, f"{parent.id}@1")
+    assert forked.manifest.first_weights == parent.manifest.parent
+    assert forked.manifest.first_weights and forked.manifest.first_weights["run"] == grandparent.id
+    kl = [{m["step"]: m["loss/kl"] for m in r.metrics("train")} for r in (parent, forked)]
+    assert kl[1] == {step: kl[0][step] for step in (1, 2)} and kl[0][1] > 0
+    assert same_weights(forked.checkpoint_dirs()[-1], parent.checkpoint_dirs()[-1])
+    again, _ = fork(tmp_path, f"{forked.id}@2")
+    assert again.manifest.first_weights == parent.manifest.parent and again.metrics("train")[0]["loss/kl"] == kl[0][2]
+
+
+@pytest.mark.slow
+def test_forks_that_cannot_be(done):
+    root, parent = done
+    for ref, match in (
+        (f"{parent.id}@1", "no checkpoint 1"),
+        (f"{parent.id}", "train.steps = 4"),
+        ("nobody@3", "no run"),
+    ):
+        with pytest.raises(StoreError, match=match):
+            plan_fork(root, Asked(ref, "rl"))
+    with pytest.raises(StoreError, match="was made by `vlmrl train`, not `vlmrl sft`"):
+        plan_fork(root, Asked(parent.id, "sft"))
+    assert len(list(root.iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_the_commands_show_ask_and_go_on(place, done):  # noqa: F811
+    root, run = done
+    refused = command(root, "train", "--resume", run.id, "--set", "train.steps=5", "--set", "optim.lr=2e-3")
+    _, error = refused.communicate(timeout=300)
+    assert refused.returncode == 2 and "optim.lr: 0.001 -> 0.002" in error and "Traceback" not in error
+    resumed = command(
+        root,
+        "train",
+        "--resume",
+        run.id,
+        "--set",
+        "train.steps=5",
+        "--set",
+        "optim.lr=2e-3",
+        "--accept-changes",
+        "--json",
+    )
+    out, error = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, error
+    assert json.loads(out)["steps"] == 5 and "optim.lr: 0.001 -> 0.002" in error
+    forked = command(root, "train", "--from", f"{run.id}@3", "--set", "train.steps=4", "--name", "side", "--json")
+    out, error = forked.communicate(timeout=300)
+    assert forked.returncode == 0, error
+    assert f"forked from {run.id} at step 3" in error and json.loads(out)["steps"] == 1
+    for words in (("--resume", "side", "--from", run.id), ("--from", "side", "--accept-changes"), ()):
+        wrong = command(root, "train", *words)
+        _, error = wrong.communicate(timeout=300)
+        assert wrong.returncode == 2 and "Traceback" not in error
+
+
+def test_changes_for_people_hide_secrets_and_cut_hashes():
+    from vlmrl.recipe.changes import Change, rule_of
+
+    reward = rule_of(("reward", "args"))
+    text = told(
+        [Change("reward.args.api_key", "abc1234567", "xyz", reward), Change("reward r", "a" * 64, "b" * 64, reward)]
+    )
+    assert "abc1234567" not in text and "xyz" not in text and "a" * 12 in text and "a" * 13 not in text

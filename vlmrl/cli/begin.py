@@ -1,0 +1,111 @@
+"""How `vlmrl train` and `vlmrl sft` begin: a new run, the next attempt of one (`--resume`), or a fork (`--from`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlmrl.cli.output import say
+from vlmrl.errors import RecipeError
+
+if TYPE_CHECKING:
+    from vlmrl.recipe.load import LoadedRecipe
+    from vlmrl.recipe.schema import Recipe
+    from vlmrl.store.runs import Run
+    from vlmrl.train.resume import Plan
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The options that say what is trained. `labels`: name, tags and note of a new run."""
+
+    kind: str
+    recipe: Path | None
+    overrides: Sequence[str]
+    resume: str | None = None
+    fork: str | None = None
+    accept: bool = False
+    labels: tuple[str | None, Sequence[str], str] = (None, (), "")
+
+    @property
+    def command(self) -> str:
+        return "train" if self.kind == "rl" else "sft"
+
+    def check(self) -> None:
+        """Raise a RecipeError when the options do not go together."""
+        if self.recipe is None and self.resume is None and self.fork is None:
+            raise RecipeError(
+                "give a recipe, or --resume RUN, or --from RUN",
+                hint=f"vlmrl {self.command} recipes/digits_im.toml   or   vlmrl {self.command} --resume last",
+            )
+        if self.resume is not None and self.fork is not None:
+            raise RecipeError("--resume goes on with a run and --from begins a new one", hint="leave one of them out")
+        if self.accept and self.resume is None:
+            raise RecipeError(
+                "--accept-changes goes with --resume: a new run has nothing to accept", hint="leave it out"
+            )
+
+
+def prepare(asked: Beginning, root: Path) -> LoadedRecipe | Plan:
+    """The recipe of a new run, or the plan of a resume or fork, checked. Nothing is written.
+
+    Raises: the errors of recipe, data, reward and model; StoreError for what a run may not become.
+    """
+    from vlmrl.checkpoint.format import HF
+    from vlmrl.cli.sft import check_loaded, load_checked
+    from vlmrl.train.resume import Asked, plan_fork, plan_resume
+
+    ref = asked.resume if asked.resume is not None else asked.fork
+    if ref is None:
+        assert asked.recipe is not None
+        return load_checked(asked.recipe, list(asked.overrides), asked.kind, root)
+    words = Asked(ref, asked.kind, asked.recipe, asked.overrides, asked.accept)
+    plan = plan_fork(root, words) if asked.fork is not None else plan_resume(root, words)
+    if plan.changes_recipe:
+        check_loaded(plan.loaded, root, trains=False, files=str(plan.checkpoint / HF) if plan.checkpoint else None)
+    return plan
+
+
+def show_changes(ready: LoadedRecipe | Plan) -> None:
+    """What a resume or fork does otherwise, and what follows from it."""
+    from vlmrl.train.resume import Plan, notes_of, told
+
+    if isinstance(ready, Plan) and ready.changes:
+        say(f"changed:\n{told(ready.changes)}")
+        for note in notes_of(ready):
+            say(f"note: {note}")
+
+
+def recipe_of(ready: LoadedRecipe | Plan) -> Recipe:
+    """The recipe that will be trained."""
+    from vlmrl.train.resume import Plan
+
+    return ready.loaded.recipe if isinstance(ready, Plan) else ready.recipe
+
+
+def begin(
+    asked: Beginning, ready: LoadedRecipe | Plan, root: Path, argv: Sequence[str]
+) -> tuple[Run, Recipe, Path | None]:
+    """The run, taken by this process; its recipe; the checkpoint it goes on from, None at step 0."""
+    from vlmrl.cli.sft import arithmetic
+    from vlmrl.dist.worker import launched
+    from vlmrl.recipe.load import LoadedRecipe
+    from vlmrl.train.start import Labels, fork_run, reopen_run, start_run
+
+    if not launched():  # the launcher has shown them
+        show_changes(ready)
+    name, tags, note = asked.labels
+    labels = Labels(name, tuple(tags), note)
+    if isinstance(ready, LoadedRecipe):
+        run, recipe, checkpoint = start_run(ready, root, argv, labels), ready.recipe, None
+        say(f"run {run.id}\n{arithmetic(recipe)}")
+    elif asked.fork is not None:
+        run, recipe, checkpoint = fork_run(root, ready, argv, labels)
+        say(f"run {run.id}\n{run.manifest.parent_text}, up to step {recipe.train.steps}")
+    else:
+        run, recipe, checkpoint = reopen_run(root, ready, argv)
+        at = f"checkpoint {checkpoint.name}" if checkpoint else "the start: it had no complete checkpoint"
+        say(f"resuming {run.id} (attempt {run.attempt}) from {at}")
+    return run, recipe, checkpoint

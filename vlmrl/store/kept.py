@@ -1,0 +1,139 @@
+"""What a run keeps of its recipe, and of the texts behind it, attempt by attempt: nothing old is overwritten.
+
+A resume that changes something writes `resolved-a2.json` (and `recipe-a2.toml`, where a file was given) before the
+manifest names the attempt with its changes; a reader goes by the manifest, so one that was killed in between changed
+nothing. Reward files and prompt templates are kept by the hash that the manifest records, secrets hidden.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import StoreError
+from vlmrl.store import layout, provenance
+from vlmrl.store.files import write_atomic, write_json
+from vlmrl.store.manifest import read_raw
+from vlmrl.store.metrics import encode
+
+Texts = Mapping[tuple[str, str], str]
+"""(reward or prompt, sha256 as in the manifest) -> text."""
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """What a resume changes.
+
+    Args:
+        changes: one JSON object each, for the attempt in the manifest (recipe/changes.py).
+        accepted: whether the user said --accept-changes.
+        resolved: the recipe as it is now.    recipe_text: its file, where one was given.
+        records: the manifest's datasets, rewards and prompts as they are now.
+        texts: of the rewards and prompts as they are now.    seeds: as in the manifest.
+    """
+
+    changes: Sequence[Mapping[str, Any]]
+    accepted: bool
+    resolved: Mapping[str, Any]
+    recipe_text: str | None = None
+    records: Mapping[str, Any] = field(default_factory=dict)
+    texts: Texts = field(default_factory=dict)
+    seeds: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def restarts_best(self) -> bool:
+        return any("best" in change.get("restarts", ()) for change in self.changes)
+
+
+@dataclass(frozen=True)
+class Fork:
+    """What a new run goes on from.
+
+    Args:
+        checkpoint: a complete one, of another run; the new run gets it as its own.
+        origin: `Manifest.first_weights` of that run, or {}.    changes: as in `Attempt`.
+    """
+
+    checkpoint: Path
+    origin: Mapping[str, Any]
+    changes: Sequence[Mapping[str, Any]] = ()
+
+
+def resolved_files(run_dir: Path) -> list[Path]:
+    """The resolved recipes of a run, oldest first: resolved.json, and that of each attempt which changed something."""
+    return [layout.resolved_path(run_dir, number) for number in _changed_attempts(run_dir)]
+
+
+def newest_resolved(run_dir: Path) -> Path:
+    """The resolved recipe that holds now. Every reader of a run's recipe asks here."""
+    return resolved_files(run_dir)[-1]
+
+
+def read_resolved(run_dir: Path) -> dict[str, Any]:
+    """The resolved recipe that holds now: {"schema", "recipe", "origins"}.
+
+    Raises: StoreError when it is missing or damaged.
+    """
+    path = newest_resolved(run_dir)
+    try:
+        value = json.loads(path.read_bytes())
+        if not isinstance(value, dict):
+            raise ValueError("it does not hold a JSON object")
+        return value
+    except (OSError, ValueError) as error:
+        raise StoreError(f"the run's recipe cannot be read: {error}", where=str(path)) from error
+
+
+def newest_recipe(run_dir: Path) -> Path:
+    """The newest recipe file that was given, as it was given."""
+    files = [layout.recipe_path(run_dir, number) for number in _changed_attempts(run_dir)]
+    return next((path for path in reversed(files) if path.is_file()), files[0])
+
+
+def write_recipe(run_dir: Path, resolved: Mapping[str, Any] | None, text: bytes | None, attempt: int = 1) -> None:
+    """Keep the recipe of an attempt, as resolved and as given; None = there is none."""
+    if text is not None:
+        write_atomic(layout.recipe_path(run_dir, attempt), text)
+    if resolved is not None:
+        write_json(layout.resolved_path(run_dir, attempt), provenance.redact_value(encode(resolved)))
+
+
+def write_renewal(run_dir: Path, attempt: int, renewal: Renewal) -> None:
+    """Everything of a renewal but what goes into the manifest."""
+    text = renewal.recipe_text
+    given = None if text is None else provenance.redact_text(text).encode("utf-8", "backslashreplace")
+    write_recipe(run_dir, renewal.resolved, given, attempt)
+    keep_texts(run_dir, renewal.texts)
+
+
+def keep_texts(run_dir: Path, texts: Texts) -> None:
+    """Keep reward files and prompt templates, each content once."""
+    for (kind, sha256), text in texts.items():
+        path = layout.kept_path(run_dir, kind, sha256)
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            write_atomic(path, provenance.redact_text(text).encode("utf-8", "backslashreplace"))
+
+
+def kept_text(run_dir: Path, kind: str, sha256: str) -> str | None:
+    """The text that had this hash; None when the run does not keep it."""
+    try:
+        return layout.kept_path(run_dir, kind, sha256).read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _changed_attempts(run_dir: Path) -> Iterator[int]:
+    """1, then the numbers of the attempts that changed something."""
+    yield 1
+    try:
+        attempts = read_raw(run_dir).get("attempts")
+    except StoreError:  # a damaged manifest hides no recipe
+        attempts = None
+    for attempt in attempts if isinstance(attempts, list) else ():
+        number = attempt.get("number") if isinstance(attempt, dict) and attempt.get("changes") else None
+        if isinstance(number, int) and number > 1:
+            yield number

@@ -1,0 +1,89 @@
+"""What a run's manifest says of its data, rewards and prompts, and how that differs from what is there now."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from vlmrl.recipe.changes import Change, Rule
+from vlmrl.rewards import reward_record
+from vlmrl.store.kept import Texts, kept_text
+from vlmrl.store.provenance import redact_text
+from vlmrl.store.runs import Run
+from vlmrl.tasks.source import Source
+
+
+class Records(TypedDict):
+    """What a manifest says of the sources of a recipe."""
+
+    datasets: list[dict[str, Any]]
+    rewards: list[dict[str, Any]]
+    prompts: list[dict[str, Any]]
+
+
+ROWS = Rule("asked", "the rows themselves", ("data",), ("best",))
+REWARD = Rule("asked", "what earns a reward", ("reward",), ("best",))
+PROMPT = Rule("asked", "what the model is asked", ("prompt",), ("best",))
+
+
+def records_of(sources: Sequence[Source], validation: Sequence[Source] = ()) -> Records:
+    """The manifest's `datasets`, `rewards` and `prompts`, one mapping a source each.
+
+    Validation rows that are in a file of their own count as a dataset of their own.
+    """
+    trained = {s.dataset.path for s in sources}
+    apart = [s for s in validation if s.dataset.path not in trained]
+    return {
+        "datasets": [_dataset(s, s.name) for s in sources] + [_dataset(s, f"{s.name} (validation)") for s in apart],
+        "rewards": [{"source": s.name, **reward_record(s.reward, s.weights)} for s in sources],
+        "prompts": [{"source": s.name, "sha256": s.prompt_sha256} for s in sources],
+    }
+
+
+def _dataset(source: Source, name: str) -> dict[str, Any]:
+    return {
+        "name": name, "path": source.dataset.path, "split": source.split, "task": source.task.name,
+        "rows": len(source.rows), "fingerprint": source.dataset.fingerprint,
+    }  # fmt: skip
+
+
+def texts_of(sources: Sequence[Source]) -> Texts:
+    """The reward files and prompt templates of the sources, by the hashes of their records."""
+    rewards = {("reward", s.reward.source_sha256): s.reward.user.source for s in sources if s.reward.user}
+    return rewards | {("prompt", s.prompt_sha256): s.template for s in sources if s.template}
+
+
+def content_changes(run: Run, now: Records, texts: Texts) -> list[Change]:
+    """What of a run's datasets, rewards and prompts is other than its manifest says, of the sources that both have."""
+    was, found = run.manifest, []
+    for old, new in _pairs(was.datasets, now["datasets"], "name"):
+        if old.get("fingerprint") != new["fingerprint"]:
+            found.append(Change(f"rows of {new['name']}", old, new, ROWS))
+    for old, new in _pairs(was.rewards, now["rewards"], "source"):
+        if old.get("sha256") != new["sha256"]:
+            name = f"reward {new['name']}"
+            diff = _diff(run, "reward", name, old, new, texts) if old.get("name") == new["name"] else ""
+            found.append(Change(name, old.get("sha256"), new["sha256"], REWARD, diff=diff))
+    for old, new in _pairs(was.prompts, now["prompts"], "source"):
+        if old.get("sha256") != new["sha256"]:
+            name = f"prompt of {new['source']}"
+            diff = _diff(run, "prompt", name, old, new, texts)
+            found.append(Change(name, old.get("sha256"), new["sha256"], PROMPT, diff=diff))
+    return list({change.what: change for change in found}.values())  # a reward of several sources once
+
+
+def _pairs(
+    old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], key: str
+) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    by_name = {str(record.get(key)): record for record in old}
+    return [(by_name[record[key]], record) for record in new if record[key] in by_name]
+
+
+def _diff(run: Run, kind: str, name: str, old: Mapping[str, Any], new: Mapping[str, Any], texts: Texts) -> str:
+    """A unified diff of the kept text and the one there now, secrets hidden in both; "" when either is not known."""
+    before, after = kept_text(run.dir, kind, str(old.get("sha256"))), texts.get((kind, new["sha256"]))
+    if before is None or after is None:
+        return ""
+    a, b = before.splitlines(), redact_text(after).splitlines()
+    return "\n".join(difflib.unified_diff(a, b, f"{name} before", f"{name} now", lineterm="", n=2))
