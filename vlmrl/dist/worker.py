@@ -117,6 +117,7 @@ class Rank:
 
 
 _me: Rank | None = None
+_doing: tuple[str, int] = ("start", 0)
 
 
 def launched() -> bool:
@@ -125,9 +126,16 @@ def launched() -> bool:
 
 
 def phase(name: str, step: int | None = None) -> None:
-    """Say what this rank is doing now: what a timeout names. `step`: when it has changed."""
+    """Say what this process is doing now: what a timeout or an error names. `step`: when it has changed."""
+    global _doing
+    _doing = name, _doing[1] if step is None else step
     if _me is not None:
         _me.note(phase=name, **({} if step is None else {"step": step}))
+
+
+def doing() -> str:
+    """What this process does now, in words. Example: ``phase `update` of step 12 on rank 0``."""
+    return f"phase `{_doing[0]}` of step {_doing[1]} on rank {os.environ.get('RANK', '0')}"
 
 
 def join_run(run_dir: Path, attempt: int) -> None:

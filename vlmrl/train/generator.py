@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import Encoder
-from vlmrl.errors import EngineError
+from vlmrl.errors import EngineError, Load
 from vlmrl.model.lora import adapted_parts, adapter_rank
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Rollout, sample_rollouts
 from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.train.memory import in_rows
 from vlmrl.train.mismatch import Mismatch
 from vlmrl.train.sft import prompt_tokens
 from vlmrl.train.state import Session, sampling_params
@@ -38,7 +40,7 @@ def make_generator(
     """
     r = recipe.rollout
     if r.engine == "torch":
-        return TorchEngine(policy, encoder.tokenizer, batch_tokens=r.batch_tokens)
+        return TorchEngine(policy, encoder.tokenizer, batch_tokens=r.batch_tokens, on_halved=partial(_tell_halved, say))
     from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
 
     settings = EngineSettings(
@@ -49,6 +51,10 @@ def make_generator(
         revision=recipe.model.revision, trust_remote_code=recipe.model.trust_remote_code,
     )  # fmt: skip
     return VllmEngine(policy, encoder.tokenizer, settings, say=say)
+
+
+def _tell_halved(say: Callable[[str], None], load: Load) -> None:
+    say(f"out of memory with {load} at once: again with less; {load.budget} is too large for this machine")
 
 
 def check_sync(session: Session, generator: Generator, rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -71,9 +77,10 @@ def check_sync(session: Session, generator: Generator, rollouts: Sequence[Rollou
         [sample] = answer.samples
         segment = Segment("assistant", sample.token_ids, True, sample.sampler_logp)
         batch.items.append(TrainItem(prompt_tokens(answer.prompt), index, (segment,), index))
+        batch.names_S.append(f"{answer.prompt.source.name} row {answer.prompt.row.prompt_id}")
         said.append(torch.tensor(sample.sampler_logp))
     ours: dict[int, Any] = {}
-    fill_logps(s.policy, batch, ours, recipe.train.tokens_per_row)
+    in_rows(s, partial(fill_logps, s.policy, batch, ours))
     found = Mismatch()
     for index, theirs in enumerate(said):
         found.add(ours[index].cpu(), theirs)

@@ -20,6 +20,7 @@ from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import Encoder
 from vlmrl.data.sampler import PromptStream
 from vlmrl.dist import worker
+from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, DataError, StoreError
 from vlmrl.model.load import DTYPES, banned_ids_of, load_model, load_processor, pick_device, prepare_model, stop_ids_of
 from vlmrl.model.lora import CONFIG_FILE, ReferencePolicy, attach_adapter, fold_adapter, read_adapter, trained_parts
@@ -207,6 +208,7 @@ class Progress:
         samples, reward_errors: since the run began.
         seconds: of training, over all attempts.
         kl_coef: the KL coefficient as steered so far; None = the recipe's, untouched.
+        halved: token budgets that memory had no room for: recipe key -> [its value in the recipe, what it is now].
     """
 
     step: int = 0
@@ -218,6 +220,7 @@ class Progress:
     reward_errors: int = 0
     seconds: float = 0.0
     kl_coef: float | None = None
+    halved: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -236,6 +239,7 @@ class Session:
     scorers: dict[str, Scorer]
     origin: ModelOrigin
     watcher: Watcher
+    world: World = ALONE
     progress: Progress = field(default_factory=Progress)
     counted_before: tuple[int, int] = (0, 0)
     """Samples and failed rewards of earlier attempts: a mended reward does not answer for them."""

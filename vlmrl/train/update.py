@@ -6,7 +6,9 @@ Letters: K trained tokens of a row, S trajectories of the step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -23,10 +25,11 @@ from vlmrl.algo.losses import (
     policy_loss,
     select_tokens,
 )
-from vlmrl.data.batch import TrainItem, make_row, pack
+from vlmrl.data.batch import TrainItem, make_row, pack, row_load
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import TrainError
 from vlmrl.model.lora import ReferencePolicy
+from vlmrl.model.memory import asking_for
 from vlmrl.model.policy import Policy
 from vlmrl.train.mismatch import Mismatch
 from vlmrl.train.optim import Optimizer
@@ -233,6 +236,11 @@ class StepBatch:
                 rows.append(own)
         return rows
 
+    def naming(self, items: Sequence[TrainItem], device: torch.device) -> AbstractContextManager[None]:
+        """Inside, running out of memory is an OutOfMemoryError with these items, which make up a row."""
+        own = [i for i in items if i.trajectory != FILLER]
+        return asking_for(partial(row_load, own, self.names_S), device)
+
     def reference_of(self, items: Sequence[TrainItem], device: torch.device) -> RowReference | None:
         """What the full KL of a row of these items needs; None where it was not asked for."""
         if self.ref_head is None:
@@ -248,36 +256,10 @@ def update(
 
     Args: lr: this update's learning rate. tokens_per_row: packing budget. max_tokens: for aggregation "constant".
     Returns: metrics, token means over the step.
-    Raises: TrainError when loss or gradient are not finite; nothing was changed then.
+    Raises: TrainError when loss or gradient are not finite, OutOfMemoryError when a row does not fit; nothing was
+        changed then.
     """
-    own = [batch.num_trained(i) for i in batch.items] + [n for group in batch.dead_tokens.values() for n in group]
-    counted = [n for theirs in batch.world.gather(own) for n in theirs]
-    total = Denominator.of(objective.aggregation, counted, max_tokens)
-    selected = objective.select(policy, batch, tokens_per_row)
-    sums: dict[str, float] = {"loss/total": 0.0}
-    mismatch = Mismatch()
-    bad: list[str] = []
-    for items in batch.rows(tokens_per_row):
-        row = make_row(items, policy.device)
-        stats = policy(row, batch.reference_of(items, policy.device))
-        data = _token_data(row, items, batch, selected)
-        loss_K, shown = objective.loss(stats, data)
-        if not bool(torch.isfinite(loss_K).all()):
-            bad += _not_finite(loss_K, data, batch)
-            if batch.world.size == 1:
-                break  # others would wait for this process's backward pass
-        if items[-1].trajectory == FILLER:
-            loss_K = torch.where(data.trajectory == FILLER, 0.0 * loss_K, loss_K)
-            shown = {name: values * (data.trajectory != FILLER) for name, values in shown.items()}
-        loss = aggregate(loss_K, data.response_tokens, total)
-        loss.backward()
-        sums["loss/total"] += float(loss.detach())
-        for name, values in shown.items():
-            sums[name] = sums.get(name, 0.0) + float(global_mean(values, total))
-        mismatch.add(stats.logp.detach(), data.sampler_logp)
-    _stop_unless_finite(bad, batch.world, optimizer)
-    sums = _over_processes(sums, batch.world)
-    mismatch = Mismatch.joined(batch.world.gather(mismatch))
+    sums = add_gradients(policy, optimizer, batch, objective, tokens_per_row=tokens_per_row, max_tokens=max_tokens)
     norm = optimizer.clip()
     if not norm < float("inf"):
         optimizer.clear()
@@ -286,7 +268,43 @@ def update(
             hint="lower optim.lr, or use model.dtype = float32; the last checkpoint is unharmed",
         )
     optimizer.step(lr)
-    return sums | {"optim/grad_norm": norm, "optim/lr": lr} | mismatch.metrics()
+    return sums | {"optim/grad_norm": norm, "optim/lr": lr}
+
+
+def add_gradients(
+    policy: Policy, optimizer: Optimizer, batch: StepBatch, objective: Objective, *, tokens_per_row: int,
+    max_tokens: int,
+) -> dict[str, float]:  # fmt: skip
+    """The gradient of a step, row by row, added to what the parameters have. As `update`, which it is the body of."""
+    own = [batch.num_trained(i) for i in batch.items] + [n for group in batch.dead_tokens.values() for n in group]
+    counted = [n for theirs in batch.world.gather(own) for n in theirs]
+    total = Denominator.of(objective.aggregation, counted, max_tokens)
+    selected = objective.select(policy, batch, tokens_per_row)
+    sums: dict[str, float] = {"loss/total": 0.0}
+    mismatch = Mismatch()
+    bad: list[str] = []
+    for items in batch.rows(tokens_per_row):
+        with batch.naming(items, policy.device):
+            row = make_row(items, policy.device)
+            stats = policy(row, batch.reference_of(items, policy.device))
+            data = _token_data(row, items, batch, selected)
+            loss_K, shown = objective.loss(stats, data)
+            if not bool(torch.isfinite(loss_K).all()):
+                bad += _not_finite(loss_K, data, batch)
+                if batch.world.size == 1:
+                    break  # others would wait for this process's backward pass
+            if items[-1].trajectory == FILLER:
+                loss_K = torch.where(data.trajectory == FILLER, 0.0 * loss_K, loss_K)
+                shown = {name: values * (data.trajectory != FILLER) for name, values in shown.items()}
+            loss = aggregate(loss_K, data.response_tokens, total)
+            loss.backward()
+        sums["loss/total"] += float(loss.detach())
+        for name, values in shown.items():
+            sums[name] = sums.get(name, 0.0) + float(global_mean(values, total))
+        mismatch.add(stats.logp.detach(), data.sampler_logp)
+    _stop_unless_finite(bad, batch.world, optimizer)
+    sums = _over_processes(sums, batch.world)
+    return sums | Mismatch.joined(batch.world.gather(mismatch)).metrics()
 
 
 @torch.no_grad()
@@ -303,8 +321,9 @@ def fill_stats(
 ) -> None:
     """As `fill_logps`, several things from one pass. Args: into: field of TokenStats -> trajectory -> its tokens'."""
     for items in batch.rows(tokens_per_row):
-        row = make_row(items, policy.device)
-        stats = policy(row, batch.reference_of(items, policy.device) if "kl" in into else None)
+        with batch.naming(items, policy.device):
+            row = make_row(items, policy.device)
+            stats = policy(row, batch.reference_of(items, policy.device) if "kl" in into else None)
         for name, found in into.items():
             found |= _by_trajectory(row, items, getattr(stats, name))
 
@@ -314,8 +333,9 @@ def fill_reference(reference: Policy | ReferencePolicy, batch: StepBatch, tokens
     """Keep of the reference what the full KL of the batch needs."""
     batch.ref_head = reference.head
     for items in pack(batch.items, tokens_per_row):
-        row = make_row(items, reference.device)
-        batch.ref_hidden |= _by_trajectory(row, items, reference.states(row).cpu())
+        with batch.naming(items, reference.device):
+            row = make_row(items, reference.device)
+            batch.ref_hidden |= _by_trajectory(row, items, reference.states(row).cpu())
 
 
 def _by_trajectory(row: PackedRow, items: Sequence[TrainItem], values_K: Tensor) -> dict[int, Tensor]:

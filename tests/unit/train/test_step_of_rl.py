@@ -88,7 +88,9 @@ def test_a_group_is_dead_when_what_counts_is_equal(name):
 
 
 def step(*groups: Group):
-    prompt = SimpleNamespace(encoded=SimpleNamespace(prompt_ids=(1, 2), kinds=(0, 0), images={}, num_images=0))
+    prompt = SimpleNamespace(
+        encoded=SimpleNamespace(prompt_ids=(1, 2), kinds=(0, 0), images={}, num_images=0, image_sizes=())
+    )
     return [SimpleNamespace(prompt=prompt) for _ in groups], advantages(groups, row("group_mean", "mask"))
 
 
@@ -133,7 +135,9 @@ def test_a_critic_gives_every_trained_sample_its_token_advantages_and_targets():
     up = (0.25, 0.5, 1.0)
     assert [s.token_advantages for s in samples] == [up, None, up, up]
     assert [s.value_targets for s in samples] == [up, None, (1.25, 1.5, 2.0), (1.25, 1.5, 2.0)]
-    prompt = SimpleNamespace(encoded=SimpleNamespace(prompt_ids=(1, 2), kinds=(0, 0), images={}, num_images=0))
+    prompt = SimpleNamespace(
+        encoded=SimpleNamespace(prompt_ids=(1, 2), kinds=(0, 0), images={}, num_images=0, image_sizes=())
+    )
     batch = rl.step_batch([SimpleNamespace(prompt=prompt)] * 2, made, keep_dead=True)  # type: ignore[list-item]
     assert {i: t.tolist() for i, t in batch.value_target.items()} == {
         0: [0.25, 0.5, 1.0], 2: [1.25, 1.5, 2.0], 3: [1.25, 1.5, 2.0],
