@@ -288,3 +288,13 @@ def test_the_engine_halves_its_batches_once_and_the_run_keeps_that(place, calm, 
         "rollout.batch_tokens": [65_536, event["now"]]
     }
     assert_close_history(run, calm("rl"))
+
+
+@pytest.mark.slow
+def test_a_start_again_with_half_the_budget_keeps_it(place, calm, monkeypatch, tmp_path):
+    monkeypatch.setenv("VLMRL_HALVED", '{"train.tokens_per_row": [300, 140]}')
+    run, status = begin(place, "rl", tmp_path, stop_at=2)
+    monkeypatch.delenv("VLMRL_HALVED")
+    run, status = go_on(run, "rl", tmp_path)
+    assert status == "done" and [m["train/tokens_per_row"] for m in run.metrics("train")] == [140] * 4
+    assert_close_history(run, calm("rl"))

@@ -26,7 +26,7 @@ def run_ranks(
     """Start the ranks and leave with their exit code; return only when this process itself is to be the one rank."""
     from vlmrl.cli.sft import load_checked
     from vlmrl.errors import LaunchError, StoreError
-    from vlmrl.launch.agent import Job, launch, torchrun_line
+    from vlmrl.launch.agent import Job, launch_twice, torchrun_line
     from vlmrl.launch.cards import place
     from vlmrl.launch.fetch import offline_environment
     from vlmrl.store.runs import open_run
@@ -64,13 +64,16 @@ def run_ranks(
     what = "CPU processes" if placement.devices is None else "cards"
     nodes = f" on machine {job.node_rank} of {job.nnodes}" if job.nnodes > 1 else ""
     say(f"{job.ranks} {what}{nodes}, {placement.threads} threads each")
-    ending, run_dir = launch(job)
+    command = "train" if kind == "rl" else "sft"
+    flags = [flag for flag in ("--quiet", "--json") if flag in sys.argv]
+    ending, run_dir = launch_twice(
+        job, lambda run: ("-m", "vlmrl", command, "--resume", run.name, "--runs", str(root), *flags), say
+    )
     if ending.message:
         say(ending.message)
     if ending.code == 1 and job.nnodes > 1:
         say("another machine may have failed first, and this is what came of it here: see its terminal")
     if ending.code and run_dir is not None:
-        command = "train" if kind == "rl" else "sft"
         say(f"go on from the last checkpoint with: vlmrl {command} --resume {run_dir.name} --gpus {machines.gpus}")
     raise typer.Exit(ending.code)
 

@@ -4,7 +4,7 @@ Everything goes through small files in one folder (`VLMRL_LAUNCH_DIR`), which la
 
     rank-0.beat     JSON: pid, phase, step, ticks (how many phases were entered), run folder
     rank-0.log      what the rank printed before it knew its run; moved to the run's logs then
-    rank-0.end      JSON: exit code, message, time; missing when the rank was killed
+    rank-0.end      JSON: exit code, message, time, budgets to start again with; missing when the rank was killed
 
 In a process that no launcher started every function here does nothing. No torch.
 """
@@ -19,15 +19,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vlmrl.errors import exit_of
+from vlmrl.errors import OutOfMemoryError, exit_of
 from vlmrl.store import layout
 
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
 PARENT_VARIABLE = "VLMRL_LAUNCHER_PID"
+HALVED_VARIABLE = "VLMRL_HALVED"
 BEAT_BYTES = 4096
 STACK_SIGNAL = signal.SIGUSR2
 """At this signal a rank writes the stacks of its threads to its log; a hung rank too."""
@@ -101,9 +102,9 @@ class Rank:
             file.write(self.early_log.read_bytes())
         self._send_to(path)
 
-    def end(self, code: int, message: str) -> None:
-        """Leave word of how it ended."""
-        content = json.dumps({"code": code, "message": message, "time": time.time()})
+    def end(self, code: int, message: str, halved: Mapping[str, list[int]] | None = None) -> None:
+        """Leave word of how it ended. `halved`: token budgets that all ranks may be started again with."""
+        content = json.dumps({"code": code, "message": message, "time": time.time(), "halved": dict(halved or {})})
         making = self.folder / f".rank-{self.rank}.end"
         making.write_text(content)
         os.replace(making, self.folder / f"rank-{self.rank}.end")
@@ -145,6 +146,14 @@ def join_run(run_dir: Path, attempt: int) -> None:
         _me.note(run=str(run_dir), attempt=attempt)
 
 
+def halved() -> dict[str, list[int]]:
+    """Token budgets that the launcher started this process again with, after memory ran out; {} = none.
+
+    Returns: recipe key -> [its value in the recipe, what it is now].
+    """
+    return json.loads(os.environ.get(HALVED_VARIABLE, "{}"))
+
+
 def run(program: Callable[[], object]) -> NoReturn:
     """Run a rank's program and leave word of how it ended. The launcher prints errors; here they go to the log.
 
@@ -163,7 +172,7 @@ def run(program: Callable[[], object]) -> NoReturn:
     except (Exception, KeyboardInterrupt) as error:
         code, message = exit_of(error)
         # Said before it is printed: the order of these files tells who failed first.
-        rank.end(code, message)
+        rank.end(code, message, error.halved if isinstance(error, OutOfMemoryError) else None)
         print(message, file=sys.__stderr__, flush=True)
         sys.exit(code)
     rank.end(code, message)

@@ -96,6 +96,7 @@ def run_session(run: Run, recipe: Recipe, root: Path, watcher: Watcher, resume: 
         worker.join_run(run.dir, run.attempt)
         worker.phase("load")
         session = open_session(recipe, run, root, watcher, resume=resume)
+        session.progress.halved |= worker.halved()
         try:
             status = (train_rl if recipe.kind == "rl" else train_sft)(session)
         finally:
