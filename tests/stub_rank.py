@@ -3,11 +3,13 @@
     python stub_rank.py RUN_FOLDER STEPS [FAULT:RANK:STEP]
 
 Faults: user (a VlmrlError), bug (a ValueError), hang (sleeps), peerless (sleeps, and so do the others: nobody notices a
-death), deaf (ignores SIGTERM and SIGINT), child (leaves a process behind and goes on).
+death), deaf (ignores SIGTERM and SIGINT), child (leaves a process behind and goes on), memory (runs out of it, unless
+started again with half), memories (runs out of it then too).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from vlmrl.dist import worker
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, OutOfMemoryError
 
 SECONDS_A_STEP = 0.05
 
@@ -35,6 +37,7 @@ def main() -> None:
     worker.join_run(run_dir, 1)
     (run_dir / f"pid-{rank}").write_text(str(os.getpid()))
     print(f"rank {rank} is up", file=sys.stderr, flush=True)
+    (run_dir / f"halved-{rank}").write_text(json.dumps(worker.halved()))
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: asked.append(n))
@@ -52,6 +55,10 @@ def main() -> None:
                 raise DataError("row 17 has no image", where="digits row 17")
             if fault == "bug":
                 raise ValueError("a bug of ours")
+            if fault == "memories" or (fault == "memory" and not worker.halved()):
+                error = OutOfMemoryError("out of memory with a row")
+                error.halved = {} if worker.halved() else {"train.tokens_per_row": [400, 200]}
+                raise error
             if fault == "hang":
                 time.sleep(600)
             if fault == "child":

@@ -54,7 +54,7 @@ def encoded(encoder: Encoder, text: str, sizes: Sequence[tuple[int, int]] = (), 
 
 
 def prompt_tokens(prompt: EncodedPrompt) -> PromptTokens:
-    return PromptTokens(prompt.prompt_ids, prompt.kinds, prompt.images, prompt.num_images)
+    return PromptTokens(prompt.prompt_ids, prompt.kinds, prompt.images, prompt.num_images, prompt.image_sizes)
 
 
 def response(seed: int, length: int, vocabulary: int = 290) -> Segment:

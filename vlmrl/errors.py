@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 
@@ -65,6 +66,55 @@ class LaunchError(VlmrlError):
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What was to be in memory at once: a packed row, or a batch of the built-in engine.
+
+    Args:
+        budget: the recipe key that bounds it.
+        tokens, image_tokens: in it; images count in both.
+        responses: in it. A smaller budget takes them apart; a single one stays as it is.
+        rows: the data rows in it, each with its number of responses and the size of its images, in words.
+    """
+
+    budget: str
+    tokens: int
+    image_tokens: int
+    responses: int
+    rows: tuple[str, ...]
+
+    def __str__(self) -> str:
+        images = f" ({self.image_tokens:,} of images)" if self.image_tokens else ""
+        return f"{self.tokens:,} tokens{images} in {self.responses} response{'' if self.responses == 1 else 's'}"
+
+    def half(self, budget: int) -> int:
+        """A budget that takes it apart: half of it, or of the budget where that was larger than it."""
+        return max(1, min(budget, self.tokens) // 2)
+
+
+class OutOfMemoryError(VlmrlError):
+    """Memory ran out: that of the card, or the machine's.
+
+    Args:
+        load: what did not fit, where that is known.
+    Attributes:
+        halved: what the run may be started again with: recipe key -> [its value in the recipe, what to take instead].
+        fits: a value of the load's budget that was tried and fits; None = none was.
+    """
+
+    def __init__(
+        self, message: str, *, where: str | None = None, hint: str | None = None, load: Load | None = None
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.load = load
+        self.halved: dict[str, list[int]] = {}
+        self.fits: int | None = None
+
+    def __reduce__(self):
+        again = partial(type(self), where=self.where, hint=self.hint, load=self.load)
+        return again, (self.message,), {"halved": self.halved, "fits": self.fits}
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One finding of a check. `level` "error" stops; "warning" is shown and goes on."""
 
@@ -101,6 +151,11 @@ def format_error(message: str, where: str | None = None, hint: str | None = None
 def first_line(error: BaseException, limit: int = 200) -> str:
     """The first line of what an error says, at most so many characters; its kind when it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:limit]
+
+
+def gib(size: int) -> str:
+    """Bytes as people read them."""
+    return f"{size / (1 << 30):,.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):,.0f} MiB"
 
 
 def exit_of(error: BaseException) -> tuple[int, str]:

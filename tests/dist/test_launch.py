@@ -18,8 +18,9 @@ import pytest
 TESTS = Path(__file__).parent.parent
 LAUNCH = """
 import json, sys
-from vlmrl.launch.agent import Job, launch
-ending, run = launch(Job(**json.loads(sys.argv[1])))
+from vlmrl.launch.agent import Job, launch_twice
+job = Job(**json.loads(sys.argv[1]))
+ending, run = launch_twice(job, lambda run: job.command, lambda text: print(text, file=sys.stderr))
 print(f"code {ending.code} run {run}")
 print(ending.message, file=sys.stderr)
 sys.exit(ending.code)
@@ -122,6 +123,24 @@ def test_a_bug_on_a_rank_is_shown_with_its_traceback_and_exit_code_1(start) -> N
     code, _, err = start(1000, "bug:0:2").end()
     assert code == 1
     assert "ValueError: a bug of ours" in err and "this is a bug in vlmrl" in err and err.count("Traceback") == 1
+
+
+def test_memory_that_runs_out_on_a_rank_starts_all_once_more_with_half_the_budget(start) -> None:
+    launched = start(20, "memory:1:3")
+    code, out, err = launched.end()
+    assert code == 0, err
+    assert out.endswith(f"code 0 run {launched.folder}\n")
+    assert "error: out of memory with a row\n(on rank 1; its log: " in err
+    assert "all processes are started once more, with train.tokens_per_row = 200 (was 400)" in err
+    assert err.count("rank 0 is up") == 2 and "Traceback" not in err
+    for rank in (0, 1):
+        assert (launched.folder / f"halved-{rank}").read_text() == '{"train.tokens_per_row": [400, 200]}'
+
+
+def test_memory_that_runs_out_again_ends_the_run(start) -> None:
+    code, _, err = start(20, "memories:1:3").end()
+    assert code == 2 and err.count("rank 0 is up") == 2 and err.count("started once more") == 1
+    assert err.count("error: out of memory with a row") == 2
 
 
 def test_a_killed_rank_ends_all_and_is_named(start) -> None:

@@ -32,7 +32,8 @@ from vlmrl.recipe.schema import Lora, Model, Optim
 from vlmrl.rollout.engine import Request
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.train.optim import Optimizer
-from vlmrl.train.update import FILLER, PolicyGradient, StepBatch, update
+from vlmrl.train.step import FILLER, StepBatch
+from vlmrl.train.update import PolicyGradient, update
 from vlmrl.types import SamplingParams
 
 @dataclass(frozen=True)

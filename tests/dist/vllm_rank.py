@@ -39,7 +39,8 @@ from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
 from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.train.mismatch import Mismatch
 from vlmrl.train.optim import Optimizer
-from vlmrl.train.update import FILLER, PolicyGradient, StepBatch, fill_logps, update
+from vlmrl.train.step import FILLER, StepBatch
+from vlmrl.train.update import PolicyGradient, fill_logps, update
 from vlmrl.types import Sample, SamplingParams, Segment
 
 CASES = {"full": None, "adapter": Lora(rank=4, alpha=8)}

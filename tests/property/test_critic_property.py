@@ -23,7 +23,8 @@ from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Optim
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.reference import ReferencePolicy
-from vlmrl.train.update import PolicyGradient, StepBatch, fill_reference, fill_stats, update
+from vlmrl.train.step import StepBatch
+from vlmrl.train.update import PolicyGradient, fill_reference, fill_stats, update
 from vlmrl.types import Segment
 
 PPO = ALGORITHMS["ppo"]

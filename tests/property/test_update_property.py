@@ -27,7 +27,8 @@ from vlmrl.data.batch import TrainItem, make_row, pack
 from vlmrl.model.load import load_model
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model
-from vlmrl.train.update import CrossEntropy, PolicyGradient, StepBatch, fill_logps, update
+from vlmrl.train.step import StepBatch
+from vlmrl.train.update import CrossEntropy, PolicyGradient, fill_logps, update
 from vlmrl.types import Segment
 
 MAX_TOKENS = 16

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.algo.family import algorithm_of
-from vlmrl.errors import CheckpointError, Problem
+from vlmrl.errors import CheckpointError, Problem, gib
 from vlmrl.recipe.check_engine import VLLM_HINT
 from vlmrl.recipe.load import LoadedRecipe
 
@@ -272,11 +272,6 @@ def arithmetic(loaded: LoadedRecipe, sources: Sequence[tuple[str, float, int]], 
     facts["epochs"] = {name: total * share / shares / count for name, share, count in sources}
     facts |= {"validations": validations, "validation_answers": validations * validation_rows}
     return facts | {"checkpoints": checkpoints_written(loaded)}
-
-
-def gib(size: int) -> str:
-    """Bytes as people read them."""
-    return f"{size / GIB:,.1f} GiB" if size >= GIB else f"{size / (1 << 20):,.0f} MiB"
 
 
 def _activations(config: Mapping[str, Any], tokens: int, recomputed: bool) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from vlmrl.cli.output import JSON_HELP, console, emit
-from vlmrl.errors import Problem, ProblemsError, VlmrlError
+from vlmrl.errors import Problem, ProblemsError, VlmrlError, gib
 
 
 def register(app: typer.Typer) -> None:
@@ -198,8 +198,6 @@ def _run_line(run: Mapping[str, Any]) -> str:
 def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "model" not in plan:
         return
-    from vlmrl.check.machine import gib
-
     model, memory, device, disk = plan["model"], plan["memory"], plan["device"], plan["disk"]
     yield (
         "model",

@@ -24,7 +24,7 @@ def run_ranks(asked: Beginning, root: Path, machines: Machines, as_json: bool) -
     """Start the ranks and leave with their exit code; return only when this process itself is to be the one rank."""
     from vlmrl.cli.begin import prepare, recipe_of, show_changes
     from vlmrl.errors import LaunchError, StoreError
-    from vlmrl.launch.agent import Job, launch, torchrun_line
+    from vlmrl.launch.agent import Job, launch_twice, torchrun_line
     from vlmrl.launch.cards import place
     from vlmrl.launch.fetch import offline_environment
     from vlmrl.recipe.load import LoadedRecipe
@@ -61,7 +61,10 @@ def run_ranks(asked: Beginning, root: Path, machines: Machines, as_json: bool) -
     nodes = f" on machine {job.node_rank} of {job.nnodes}" if job.nnodes > 1 else ""
     engines = f", {len(placement.engines)} more generate" if placement.engines else ""
     say(f"{job.ranks} {what}{nodes}, {placement.threads} threads each{engines}")
-    ending, run_dir = launch(job)
+    flags = [flag for flag in ("--quiet", "--json") if flag in sys.argv]
+    ending, run_dir = launch_twice(
+        job, lambda run: ("-m", "vlmrl", asked.command, "--resume", run.name, "--runs", str(root), *flags), say
+    )
     if ending.message:
         say(ending.message)
     if ending.code == 1 and job.nnodes > 1:

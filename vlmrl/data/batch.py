@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from vlmrl.errors import Load
 from vlmrl.types import PackedRow, Segment, Span
 
 if TYPE_CHECKING:
@@ -17,16 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """A prompt as the packer needs it: ids, kinds (0 text, 1 image), image tensors and their number."""
+    """A prompt as the packer needs it: ids, kinds (0 text, 1 image), image tensors and their number.
+
+    `image_sizes`: (width, height) of each image as the model sees it, where it is known; for error messages.
+    """
 
     ids: tuple[int, ...]
     kinds: tuple[int, ...]
     images: Mapping[str, Tensor]
     num_images: int
+    image_sizes: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, prompt: EncodedPrompt) -> PromptTokens:
-        return cls(prompt.prompt_ids, prompt.kinds, prompt.images, prompt.num_images)
+        return cls(prompt.prompt_ids, prompt.kinds, prompt.images, prompt.num_images, prompt.image_sizes)
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,26 @@ def _by_group(items: Sequence[TrainItem]) -> list[list[TrainItem]]:
     for item in items:
         groups.setdefault(item.group, []).append(item)
     return list(groups.values())
+
+
+def row_load(items: Sequence[TrainItem], names: Sequence[str]) -> Load:
+    """What a packed row of these items asks of memory. Args: names: of the trajectories, "<row> sample <k>"."""
+    found: list[str] = []
+    tokens = image_tokens = 0
+    for group in _by_group(items):
+        prompt = group[0].prompt
+        tokens += len(prompt.ids) + sum(i.num_tokens for i in group)
+        image_tokens += sum(map(bool, prompt.kinds)) + sum(sum(map(bool, i.kinds)) for i in group)
+        name = names[group[0].trajectory].partition(" sample ")[0]
+        found.append(load_name(name, len(group), prompt.image_sizes))
+    return Load("train.tokens_per_row", tokens, image_tokens, len(items), tuple(found))
+
+
+def load_name(row: str, responses: int, image_sizes: Sequence[tuple[int, int]]) -> str:
+    """One data row of a load. Example: `digits row 17 (8 responses; images 448 x 448, 224 x 448)`."""
+    told = f"{responses} response{'' if responses == 1 else 's'}"
+    sizes = ", ".join(f"{width} x {height}" for width, height in image_sizes)
+    return f"{row} ({told}; images {sizes})" if sizes else f"{row} ({told})"
 
 
 def make_row(items: Sequence[TrainItem], device: torch.device | str = "cpu") -> PackedRow:

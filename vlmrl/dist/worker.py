@@ -4,7 +4,7 @@ Everything goes through small files in one folder (`VLMRL_LAUNCH_DIR`), which la
 
     rank-0.beat     JSON: pid, phase, step, ticks (how many phases were entered), run folder
     rank-0.log      what the rank printed before it knew its run; moved to the run's logs then
-    rank-0.end      JSON: exit code, message, time; missing when the rank was killed
+    rank-0.end      JSON: exit code, message, time, budgets to start again with; missing when the rank was killed
 
 In a process that no launcher started every function here does nothing. No torch.
 """
@@ -19,17 +19,18 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vlmrl.errors import exit_of
+from vlmrl.errors import OutOfMemoryError, exit_of
 from vlmrl.store import layout
 
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
 PARENT_VARIABLE = "VLMRL_LAUNCHER_PID"
 ENGINES_VARIABLE = "VLMRL_ENGINE_CARDS"
 """Cards that the launcher set aside for engines in processes of their own: CUDA's numbers; on a CPU as many words."""
+HALVED_VARIABLE = "VLMRL_HALVED"
 BEAT_BYTES = 4096
 STACK_SIGNAL = signal.SIGUSR2
 """At this signal a rank writes the stacks of its threads to its log; a hung rank too."""
@@ -103,9 +104,9 @@ class Rank:
             file.write(self.early_log.read_bytes())
         self._send_to(path)
 
-    def end(self, code: int, message: str) -> None:
-        """Leave word of how it ended."""
-        content = json.dumps({"code": code, "message": message, "time": time.time()})
+    def end(self, code: int, message: str, halved: Mapping[str, list[int]] | None = None) -> None:
+        """Leave word of how it ended. `halved`: token budgets that all ranks may be started again with."""
+        content = json.dumps({"code": code, "message": message, "time": time.time(), "halved": dict(halved or {})})
         making = self.folder / f".rank-{self.rank}.end"
         making.write_text(content)
         os.replace(making, self.folder / f"rank-{self.rank}.end")
@@ -119,6 +120,7 @@ class Rank:
 
 
 _me: Rank | None = None
+_doing: tuple[str, int] = ("start", 0)
 
 
 def launched() -> bool:
@@ -127,9 +129,16 @@ def launched() -> bool:
 
 
 def phase(name: str, step: int | None = None) -> None:
-    """Say what this rank is doing now: what a timeout names. `step`: when it has changed."""
+    """Say what this process is doing now: what a timeout or an error names. `step`: when it has changed."""
+    global _doing
+    _doing = name, _doing[1] if step is None else step
     if _me is not None:
         _me.note(phase=name, **({} if step is None else {"step": step}))
+
+
+def doing() -> str:
+    """What this process does now, in words. Example: ``phase `update` of step 12 on rank 0``."""
+    return f"phase `{_doing[0]}` of step {_doing[1]} on rank {os.environ.get('RANK', '0')}"
 
 
 def join_run(run_dir: Path, attempt: int) -> None:
@@ -137,6 +146,14 @@ def join_run(run_dir: Path, attempt: int) -> None:
     if _me is not None:
         _me.log_to(layout.log_path(run_dir, attempt, _me.rank))
         _me.note(run=str(run_dir), attempt=attempt)
+
+
+def halved() -> dict[str, list[int]]:
+    """Token budgets that the launcher started this process again with, after memory ran out; {} = none.
+
+    Returns: recipe key -> [its value in the recipe, what it is now].
+    """
+    return json.loads(os.environ.get(HALVED_VARIABLE, "{}"))
 
 
 def run(program: Callable[[], object]) -> NoReturn:
@@ -157,7 +174,7 @@ def run(program: Callable[[], object]) -> NoReturn:
     except (Exception, KeyboardInterrupt) as error:
         code, message = exit_of(error)
         # Said before it is printed: the order of these files tells who failed first.
-        rank.end(code, message)
+        rank.end(code, message, error.halved if isinstance(error, OutOfMemoryError) else None)
         print(message, file=sys.__stderr__, flush=True)
         sys.exit(code)
     rank.end(code, message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shlex
@@ -9,11 +10,11 @@ import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vlmrl.dist.worker import FOLDER_VARIABLE, PARENT_VARIABLE
+from vlmrl.dist.worker import FOLDER_VARIABLE, HALVED_VARIABLE, PARENT_VARIABLE
 from vlmrl.errors import LaunchError
 from vlmrl.launch.watch import Ending, Watch
 
@@ -62,6 +63,24 @@ def torchrun_line(job: Job) -> str:
     return " ".join([*words, f"--nproc-per-node={job.ranks}", shlex.join(job.command)])
 
 
+def launch_twice(
+    job: Job, again: Callable[[Path], tuple[str, ...]], say: Callable[[str], None]
+) -> tuple[Ending, Path | None]:
+    """As `launch`; when memory ran out on a rank, all are started once more on the same run with half the budget.
+
+    One rank cannot go back alone while the others wait for it. Several nodes have a launcher each, which know nothing
+    of each other: there the run ends.
+    Args: again: the run's folder -> the command that resumes it. say: told of the second start.
+    """
+    ending, run_dir = launch(job)
+    if not ending.halved or run_dir is None or job.nnodes > 1:
+        return ending, run_dir
+    budgets = ", ".join(f"{key} = {now} (was {before})" for key, (before, now) in ending.halved.items())
+    say(f"{ending.message}\nall processes are started once more, with {budgets}")
+    env = {**job.env, HALVED_VARIABLE: json.dumps(dict(ending.halved))}
+    return launch(replace(job, command=again(run_dir), env=env))
+
+
 def launch(job: Job) -> tuple[Ending, Path | None]:
     """Run the job to its end. Returns how it ended, and the run's folder when there is one.
 
@@ -93,7 +112,7 @@ def launch(job: Job) -> tuple[Ending, Path | None]:
         return watch.ending(exit_codes), watch.run_dir
     finally:
         logging.disable(logging.NOTSET)
-        for name in (FOLDER_VARIABLE, PARENT_VARIABLE):
+        for name in (FOLDER_VARIABLE, PARENT_VARIABLE, HALVED_VARIABLE):
             os.environ.pop(name, None)
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,10 +34,14 @@ communication library aborts with it when a peer is gone."""
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run of several ranks ended: the exit code, and the one error to show."""
+    """How a run of several ranks ended: the exit code, and the one error to show.
+
+    `halved`: when memory ran out, the token budgets with which all may be started once more (dist/worker.py).
+    """
 
     code: int
     message: str = ""
+    halved: Mapping[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -118,7 +122,8 @@ class Watch(threading.Thread):
                 return Ending(2, self._killed_by(rank, -code))
         if failed:
             first = failed[0][1]
-            return Ending(words[first]["code"], self._with_place(words[first]["message"], first))
+            said = words[first]
+            return Ending(said["code"], self._with_place(said["message"], first), said.get("halved", {}))
         if any(w["code"] == 130 for w in words.values()):
             return Ending(130)
         for rank, code in sorted(exit_codes.items()):

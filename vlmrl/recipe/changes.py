@@ -41,8 +41,8 @@ TABLE = (
     )),
     Rule("free", "where and how fast the same numbers are computed", (
         "model.device", "model.gradient_checkpointing", "model.shared_prefix", "train.tokens_per_row",
-        "rollout.batch_tokens", "rollout.kv_cache_gib", "rollout.engine_gpus", "parallel.timeout_seconds",
-        "parallel.shard_size", "parallel.offload",
+        "train.rehearsal", "rollout.batch_tokens", "rollout.kv_cache_gib", "rollout.engine_gpus",
+        "parallel.timeout_seconds", "parallel.shard_size", "parallel.offload",
         "reward.timeout_seconds", "reward.memory_mb", "reward.workers",
     )),
     Rule("free", "a bound that stops a run, or a permission", (

@@ -269,6 +269,9 @@ class Train(Table):
     """Optimizer updates made from one batch of rollouts."""
     tokens_per_row: PositiveInt = 4096
     """Token budget of one packed row of a microbatch; memory grows with it, results do not depend on it."""
+    rehearsal: bool = True
+    """Before the first step, run the largest row that the data can make forward and backward, and change nothing: a run
+    that does not fit in memory ends then, with the key to change. false = find out in the middle of the run."""
     stop_above: float | None = None
     """Stop early when the validation metric (`eval.metric`) reaches this value."""
     max_seconds: PositiveInt | None = None

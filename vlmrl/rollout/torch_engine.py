@@ -8,8 +8,10 @@ cumulative distribution: what it draws does not depend on its neighbours in the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,14 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from vlmrl.data.batch import join_images
+from vlmrl.data.batch import join_images, load_name
 from vlmrl.dist.fsdp import gathered
+from vlmrl.errors import Load, OutOfMemoryError
 from vlmrl.model.decode_cache import DecodeCache, key_layers, rows_of
 from vlmrl.model.decode_linear import fast_linears
 from vlmrl.model.families import head_of
 from vlmrl.model.logprobs import banned_mask, policy_logits
+from vlmrl.model.memory import asking_for, give_back
 from vlmrl.model.policy import Policy
 from vlmrl.model.prefix_attention import NAME as SHARED_ATTENTION
 from vlmrl.model.prefix_attention import no_mask
@@ -56,15 +60,22 @@ class TorchEngine:
     Args:
         policy: shared with the trainer; `load_weights` therefore only sets the version.
         tokenizer: decodes responses.
-        batch_tokens: most tokens (prompts and responses) in the key-value cache at once.
+        batch_tokens: most tokens (prompts and responses) in the key-value cache at once. When a batch runs out of
+            memory it is halved, once, and what is not answered yet is answered in smaller batches.
+        on_halved: told then what did not fit.
     Attributes:
+        may_halve: whether it has not been halved yet.
         shares_prompts: whether a prompt's keys and values are stored once for all of its samples.
     """
 
     copies_weights = False
 
-    def __init__(self, policy: Policy, tokenizer: Any, *, batch_tokens: int = 65_536) -> None:
-        self.policy, self.tokenizer, self.batch_tokens = policy, tokenizer, batch_tokens
+    def __init__(
+        self, policy: Policy, tokenizer: Any, *, batch_tokens: int = 65_536,
+        on_halved: Callable[[Load], Any] = lambda load: None,
+    ) -> None:  # fmt: skip
+        self.policy, self.tokenizer, self.batch_tokens, self.on_halved = policy, tokenizer, batch_tokens, on_halved
+        self.may_halve = True
         self.version = 0
         self.shares_prompts = can_store_once(policy)
 
@@ -90,17 +101,59 @@ class TorchEngine:
         results: list[list[Sample | None]] = [[None] * r.num_samples for r in requests]
         # Gathered first: what the update computes with must not be made in inference mode.
         with gathered(self.policy), torch.inference_mode(), fast_linears(self.policy.model):
-            for batch in self._batches(requests, params.max_new_tokens):
-                self._generate_batch(requests, batch, params, results, progress or (lambda n: None))
+            self._answer(requests, params, results, progress or (lambda n: None))
         return [[s for s in samples if s is not None] for samples in results]
 
-    def _batches(self, requests: Sequence[Request], max_new_tokens: int) -> list[list[tuple[int, int]]]:
-        """(request, sample) pairs in batches whose cache fits the budget; samples of a prompt stay together."""
+    def _answer(
+        self, requests: Sequence[Request], params: SamplingParams, results: list[list[Sample | None]],
+        progress: Callable[[int], Any],
+    ) -> None:  # fmt: skip
+        """Fill the empty places of `results`.
+
+        Raises: OutOfMemoryError when a batch does not fit and its budget was halved before, or it is one sample.
+        """
+        open_places = [[k for k, sample in enumerate(samples) if sample is None] for samples in results]
+        try:
+            for batch in self._batches(requests, params.max_new_tokens, open_places):
+                with asking_for(partial(self._load, requests, batch, params.max_new_tokens), self.policy.device):
+                    self._generate_batch(requests, batch, params, results, progress)
+            return
+        except OutOfMemoryError as error:
+            load = error.load
+            if load is None or load.responses == 1 or not self.may_halve:
+                raise
+        # Out of the handler: the error's frames hold the batch's cache.
+        give_back(self.policy.device)
+        self.on_halved(load)
+        self.batch_tokens, self.may_halve = load.half(self.batch_tokens), False
+        self._answer(requests, params, results, progress)
+
+    def _load(self, requests: Sequence[Request], batch: Sequence[tuple[int, int]], max_new_tokens: int) -> Load:
+        """What a batch asks of memory."""
+        samples = Counter(index for index, _ in batch)
+        prompts = [requests[index].prompt for index in samples]
+        stored = len(samples) if self.shares_prompts else len(batch)
+        return Load(
+            "rollout.batch_tokens", stored * max(len(p.prompt_ids) for p in prompts) + len(batch) * max_new_tokens,
+            sum(p.num_image_tokens for p in prompts), len(batch),
+            tuple(
+                load_name(f"{p.row.source} row {p.row.prompt_id}", n, p.image_sizes)
+                for p, n in zip(prompts, samples.values(), strict=True)
+            ),
+        )  # fmt: skip
+
+    def _batches(
+        self, requests: Sequence[Request], max_new_tokens: int, places: Sequence[Sequence[int]] | None = None
+    ) -> list[list[tuple[int, int]]]:
+        """(request, sample) pairs in batches whose cache fits the budget; samples of a prompt stay together.
+
+        Args: places: the samples of each request that are wanted; None = all.
+        """
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt.prompt_ids))
         batches: list[list[tuple[int, int]]] = []
         longest = copies = 0  # of the newest batch: its prompts are padded to the longest; how often they are stored
         for index in order:
-            for sample in range(requests[index].num_samples):
+            for sample in range(requests[index].num_samples) if places is None else places[index]:
                 rows = len(batches[-1]) + 1 if batches else 1
                 stored = copies + (not self.shares_prompts or not batches or batches[-1][-1][0] != index)
                 if not batches or stored * longest + rows * max_new_tokens > self.batch_tokens:

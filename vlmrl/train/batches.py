@@ -10,7 +10,7 @@ import torch
 from vlmrl.data.batch import PromptTokens, TrainItem
 from vlmrl.dist.world import ALONE, World
 from vlmrl.rollout.sample import is_dead_group
-from vlmrl.train.update import StepBatch
+from vlmrl.train.step import StepBatch
 from vlmrl.types import Group
 
 

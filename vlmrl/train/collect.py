@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -34,8 +35,10 @@ from vlmrl.rollout.split_engine import SplitEngine
 from vlmrl.tasks.source import Source
 from vlmrl.train.batches import split_updates, step_batch
 from vlmrl.train.loop import Clock
+from vlmrl.train.memory import in_rows
 from vlmrl.train.state import Session, draw_rows, sampling_params
-from vlmrl.train.update import StepBatch, fill_logps, fill_reference, fill_stats
+from vlmrl.train.step import StepBatch
+from vlmrl.train.update import fill_logps, fill_reference, fill_stats
 from vlmrl.types import Group, Row
 
 Drawn = tuple[Source, Row, int]
@@ -165,7 +168,7 @@ def collect(
     penalties = values = None
     if kl_coef > 0 or algorithm.needs_critic:
         with clock("update"):
-            made.before = _before(s, made, algorithm, kl_coef > 0)
+            made.before = in_rows(s, partial(_before, s, made, algorithm, kl_coef > 0))
         if kl_coef > 0:
             penalties = _by_sample(made.groups, made.before.kl, kl_coef)
             made.metrics |= {"policy/kl_in_reward": float(_joined(made.before.kl).mean())} if made.before.kl else {}
@@ -244,29 +247,29 @@ def _greedy_scores(
     return [found[i] for i in range(len(made.groups))]
 
 
-def _before(session: Session, made: Collected, algorithm: Algorithm, with_kl: bool) -> Before:
+def _before(session: Session, made: Collected, algorithm: Algorithm, with_kl: bool, tokens_per_row: int) -> Before:
     """One pass of the policy over the step's trajectories for all that is asked of it, and one of the reference.
 
     With a critic the rows are those that the updates will have (a filter's refused groups aside): the first of several
     then has ratios of exactly 1, in bfloat16 too.
     """
-    s, budget, before = session, session.recipe.train.tokens_per_row, Before()
+    s, before = session, Before()
     critic = algorithm.needs_critic
     groups = mark_masked(made.groups, algorithm) if critic else made.groups
     updates = s.recipe.train.updates_per_step if critic else 1
     wanted = {"logp": before.logp} | ({"value": before.value} if critic else {})
     for batch in split_updates(batch_of(s, made, groups, keep_dead=True, updates=updates)):
         if not with_kl:
-            fill_stats(s.policy, batch, wanted, budget)
+            fill_stats(s.policy, batch, wanted, tokens_per_row)
             continue
         assert s.reference is not None
         if algorithm.kl == "full":
-            fill_reference(s.reference, batch, budget)
-            fill_stats(s.policy, batch, wanted | {"kl": before.kl}, budget)
+            fill_reference(s.reference, batch, tokens_per_row)
+            fill_stats(s.policy, batch, wanted | {"kl": before.kl}, tokens_per_row)
             batch.ref_hidden.clear()
         else:
-            fill_stats(s.policy, batch, wanted, budget)
-            fill_logps(s.reference, batch, batch.ref_logp, budget)
+            fill_stats(s.policy, batch, wanted, tokens_per_row)
+            fill_logps(s.reference, batch, batch.ref_logp, tokens_per_row)
             estimate = KL_ESTIMATORS[algorithm.kl]
             before.kl |= {i: estimate(before.logp[i], theirs) for i, theirs in batch.ref_logp.items()}
     return before.joined(s.world)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from vlmrl.data.batch import PromptTokens, TrainItem
 from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import ALONE, World
-from vlmrl.errors import EngineError
+from vlmrl.errors import EngineError, Load
 from vlmrl.model.load import DTYPES
 from vlmrl.model.lora import adapted_parts, adapter_rank
 from vlmrl.model.policy import Policy
@@ -22,9 +23,11 @@ from vlmrl.rollout.sample import Prompt, sample_rollouts
 from vlmrl.rollout.split_engine import SplitEngine, engine_cards
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.rollout.weight_sync import PolicyWeights
+from vlmrl.train.memory import in_rows
 from vlmrl.train.mismatch import Mismatch
 from vlmrl.train.state import Session, sampling_params
-from vlmrl.train.update import StepBatch, fill_logps
+from vlmrl.train.step import StepBatch
+from vlmrl.train.update import fill_logps
 from vlmrl.types import Segment, hash64
 
 SYNC_PROMPTS, SYNC_TOKENS = 4, 16
@@ -46,7 +49,7 @@ def make_generator(
     """
     r = recipe.rollout
     if r.engine == "torch":
-        return TorchEngine(policy, encoder.tokenizer, batch_tokens=r.batch_tokens)
+        return TorchEngine(policy, encoder.tokenizer, batch_tokens=r.batch_tokens, on_halved=partial(_tell_halved, say))
     from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
 
     settings = EngineSettings(
@@ -66,6 +69,10 @@ def make_generator(
             hint="start the run with --gpus N, N the cards that train and those that generate together",
         )
     return SplitEngine(weights, settings, world, cards, log)
+
+
+def _tell_halved(say: Callable[[str], None], load: Load) -> None:
+    say(f"out of memory with {load} at once: again with less; {load.budget} is too large for this machine")
 
 
 def check_sync(session: Session, generator: Generator, prompts: Sequence[Prompt]) -> dict[str, float]:
@@ -89,9 +96,10 @@ def check_sync(session: Session, generator: Generator, prompts: Sequence[Prompt]
         [sample] = answer.samples
         segment = Segment("assistant", sample.token_ids, True, sample.sampler_logp)
         batch.items.append(TrainItem(PromptTokens.of(answer.prompt.encoded), index, (segment,), index))
+        batch.names_S.append(f"{answer.prompt.source.name} row {answer.prompt.row.prompt_id}")
         said.append(torch.tensor(sample.sampler_logp))
     ours: dict[int, Any] = {}
-    fill_logps(s.policy, batch, ours, recipe.train.tokens_per_row)
+    in_rows(s, partial(fill_logps, s.policy, batch, ours))
     found = Mismatch()
     for index, theirs in enumerate(said):
         found.add(ours[index].cpu(), theirs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,12 @@ from vlmrl.train.kahan import KahanAdamW
 if TYPE_CHECKING:  # weights are updated with torch alone
     from vlmrl.recipe.schema import Optim
 
+STATE_DTYPES = {
+    "adamw": (torch.float32, torch.float32),
+    "adamw_8bit": (torch.uint8, torch.uint8),
+    "adamw_bf16_kahan": (torch.bfloat16, torch.bfloat16, torch.float32),
+}
+"""What an optimizer keeps of each trained number."""
 STATE_KEYS = (
     "step", "exp_avg", "exp_avg_sq", "compensation",  # AdamW, KahanAdamW
     "state1", "state2", "qmap1", "qmap2", "absmax1", "absmax2",  # AdamW8bit
@@ -91,6 +98,23 @@ class Optimizer:
             for name, p in self.parameters.items():
                 if self.masters[name] is not p:
                     p.copy_(self.masters[name])
+
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Inside, all memory that updates ever take is taken: every gradient, and the state that is not there yet.
+
+        For gradients that nobody will use: there are none afterwards, and nothing else has changed.
+        """
+        dtypes = STATE_DTYPES[self.settings.name]
+        try:
+            missing = [m for m in self.masters.values() if not self.adamw.state.get(m)]
+            held = [torch.zeros_like(m, dtype=dtype) for m in missing for dtype in dtypes]
+            for master in self.masters.values():
+                master.grad = torch.zeros_like(master, dtype=torch.float32)
+            yield
+            del held
+        finally:
+            self.clear()
 
     def clear(self) -> None:
         """Forget all gradients."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from vlmrl.store.manifest import Manifest
@@ -20,6 +20,7 @@ class Progress:
         validated: step of the last validation; -1 before the first.
         samples, reward_errors: since the run began.
         seconds: of training, over all attempts.
+        halved: token budgets that memory had no room for: recipe key -> [its value in the recipe, what it is now].
         kl_coef: the KL coefficient as steered so far; None = the recipe's, untouched.
     """
 
@@ -32,6 +33,7 @@ class Progress:
     reward_errors: int = 0
     seconds: float = 0.0
     kl_coef: float | None = None
+    halved: dict[str, list[int]] = field(default_factory=dict)
 
     def count_validation(self, value: float, goal: Literal["max", "min"]) -> bool:
         """Note a validation of this step. Returns whether it is the best so far."""

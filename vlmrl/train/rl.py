@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import cycle, islice
 from statistics import fmean
 from typing import Any
 
 from vlmrl.algo.family import Algorithm, algorithm_of
 from vlmrl.algo.shaping import next_kl_coef
+from vlmrl.data.batch import PromptTokens, TrainItem
+from vlmrl.dist import worker
 from vlmrl.errors import RewardError
 from vlmrl.evaluate.stats import bootstrap_mean
 from vlmrl.recipe.schema import Recipe
-from vlmrl.rollout.sample import is_dead_group
+from vlmrl.rollout.sample import encode_prompt, is_dead_group
 from vlmrl.rollout.split_engine import SplitEngine
 from vlmrl.store.prune import RolloutRule
+from vlmrl.tasks.source import Source
 from vlmrl.train.batches import split_updates
 from vlmrl.train.collect import Collected, batch_of, collect, look_ahead
 from vlmrl.train.generator import check_sync, make_generator
 from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate
+from vlmrl.train.memory import budget_metrics, in_rows, keep_batches
 from vlmrl.train.optim import learning_rate
+from vlmrl.train.rehearsal import rehearse
 from vlmrl.train.state import Session, save
 from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, update
-from vlmrl.types import Group, hash64
+from vlmrl.types import Group, Row, Segment, hash64
 
 STRICT_STEPS = 3
 """Steps of an attempt in which a failing reward stops the run with the row; later the sample is masked and counted."""
@@ -36,10 +43,16 @@ def train_rl(session: Session) -> str:
     """Train until the recipe's end. Returns the run's status: done or interrupted."""
     s, recipe = session, session.recipe
     algorithm = algorithm_of(recipe.algo)
+    worker.phase("engine start", s.progress.step)
     generator = make_generator(
         recipe, s.policy, s.encoder, s.origin.files, s.watcher.message, world=s.world, log=s.run.process_log
     )
     s.stack.callback(generator.close)
+    keep_batches(s, generator)
+    generator.load_weights(s.progress.step)
+    generator.sleep()  # as during updates
+    in_loss = algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0
+    rehearse(s, objective_of(recipe, algorithm, in_loss), partial(longest_item, s))
     generator.load_weights(s.progress.step)
     first_step, ahead = s.progress.step, None
     with catch_interrupt(s) as request:
@@ -81,6 +94,7 @@ def train_rl(session: Session) -> str:
                 | rollout_speed(made)
                 | clock.metrics()
                 | memory_metrics(s)
+                | budget_metrics(s)
             )
             s.run.log(step, "train", metrics)
             s.watcher.step(step, recipe.train.steps, metrics)
@@ -89,6 +103,16 @@ def train_rl(session: Session) -> str:
             count_errors(s, made.groups)
             after_step(s, generator)
         return end(s, generator, reason)
+
+
+def longest_item(session: Session, source: Source, row: Row, occurrence: int, index: int) -> TrainItem:
+    """A row's prompt with a response of `max_new_tokens`, out of the prompt's own words."""
+    s = session
+    encoded = encode_prompt(source, row, occurrence, s.encoder, s.recipe.rollout.max_prompt_tokens).encoded
+    prompt = PromptTokens.of(encoded)
+    words = [i for i, kind in zip(prompt.ids, prompt.kinds, strict=True) if not kind and i not in s.policy.banned_ids]
+    ids = tuple(islice(cycle(words), s.recipe.rollout.max_new_tokens))
+    return TrainItem(prompt, index, (Segment("assistant", ids, True),), index)
 
 
 def objective_of(recipe: Recipe, algorithm: Algorithm, kl_coef: float) -> PolicyGradient:
@@ -132,27 +156,21 @@ def learn(session: Session, made: Collected, objective: PolicyGradient) -> dict[
     s.proof_items = batch.items[:64] or batch_of(s, made, made.groups, keep_dead=True).items[:64]
     if not batch.updates:
         return {"optim/updates": s.optimizer.updates, "optim/lr": 0.0}
-    budget = recipe.train.tokens_per_row
     if objective.kl_coef > 0 and s.reference is not None:
         if algorithm.kl == "full":
-            fill_reference(s.reference, batch, budget)
+            in_rows(s, partial(fill_reference, s.reference, batch))
         else:
-            fill_logps(s.reference, batch, batch.ref_logp, budget)
+            in_rows(s, partial(fill_logps, s.reference, batch, batch.ref_logp))
     minibatches = split_updates(batch)
     if len(minibatches) > 1 and algorithm.needs_critic:
         batch.old_logp |= made.before.logp
     elif len(minibatches) > 1:
         # Packed as `update` will pack them: the first update then has ratios of exactly 1, in bfloat16 too.
         for minibatch in minibatches:
-            fill_logps(s.policy, minibatch, batch.old_logp, budget)
-    lr = learning_rate(recipe.optim, s.progress.step, recipe.train.steps)
-    updates = [
-        update(
-            s.policy, s.optimizer, minibatch, objective, lr=lr, tokens_per_row=budget,
-            max_tokens=recipe.rollout.max_new_tokens,
-        )
-        for minibatch in minibatches
-    ]  # fmt: skip
+            in_rows(s, partial(fill_logps, s.policy, minibatch, batch.old_logp))
+    rest = {"lr": learning_rate(recipe.optim, s.progress.step, recipe.train.steps),
+            "max_tokens": recipe.rollout.max_new_tokens}  # fmt: skip
+    updates = [in_rows(s, partial(update, s.policy, s.optimizer, m, objective, **rest)) for m in minibatches]
     stats = {name: fmean(m[name] for m in updates) for name in updates[0]}
     # Only the first update sees the weights that sampled.
     stats |= {name: value for name, value in updates[0].items() if name.startswith("policy/sampler_")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 from vlmrl.data.batch import PromptTokens, TrainItem
 from vlmrl.errors import DataError
@@ -11,9 +12,12 @@ from vlmrl.rollout.sample import encode_prompt
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.tasks.source import Source
 from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate
+from vlmrl.train.memory import budget_metrics, in_rows, keep_batches
 from vlmrl.train.optim import learning_rate
+from vlmrl.train.rehearsal import rehearse
 from vlmrl.train.state import Session, draw_rows
-from vlmrl.train.update import CrossEntropy, StepBatch, update
+from vlmrl.train.step import StepBatch
+from vlmrl.train.update import CrossEntropy, update
 from vlmrl.types import Row, Segment, hash64
 
 RESPONSE_COLUMN = "response"
@@ -23,6 +27,8 @@ def train_sft(session: Session) -> str:
     """Train until the recipe's end. Returns the run's status: done or interrupted. One pass = one optimizer step."""
     s, recipe = session, session.recipe
     generator = TorchEngine(s.policy, s.processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
+    keep_batches(s, generator)
+    rehearse(s, CrossEntropy(), partial(_item, s), lambda source, row: target_text(source, row, random.Random(0)))
     generator.load_weights(s.progress.step)
     with catch_interrupt(s) as request:
         if s.progress.validated < 0:
@@ -36,10 +42,8 @@ def train_sft(session: Session) -> str:
             batch = StepBatch(items, [0.0] * len(drawn), names, world=s.world, filler=s.filler)
             with clock("update"):
                 lr = learning_rate(recipe.optim, step, recipe.train.steps)
-                stats = update(
-                    s.policy, s.optimizer, batch, CrossEntropy(), lr=lr, tokens_per_row=recipe.train.tokens_per_row,
-                    max_tokens=recipe.rollout.max_new_tokens,
-                )  # fmt: skip
+                rest = {"lr": lr, "max_tokens": recipe.rollout.max_new_tokens}
+                stats = in_rows(s, partial(update, s.policy, s.optimizer, batch, CrossEntropy(), **rest))
             s.proof_items = items
             s.progress.step += 1
             s.progress.samples += len(drawn)
@@ -48,7 +52,7 @@ def train_sft(session: Session) -> str:
             metrics = stats | {
                 "optim/updates": s.optimizer.updates, "data/rows": len(drawn), "data/trained_tokens": tokens,
                 "rollout/tokens_per_second": tokens / clock.metrics()["time/step_seconds"],
-            } | clock.metrics() | memory_metrics(s)  # fmt: skip
+            } | clock.metrics() | memory_metrics(s) | budget_metrics(s)  # fmt: skip
             s.run.log(step, "train", metrics)
             s.watcher.step(step, recipe.train.steps, metrics)
             after_step(s, generator)

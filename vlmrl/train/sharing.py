@@ -13,7 +13,7 @@ from vlmrl.errors import LaunchError
 from vlmrl.model.load import DTYPES, pick_device
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
-from vlmrl.train.update import FILLER
+from vlmrl.train.step import FILLER
 from vlmrl.types import Media, Message, Row, Segment
 
 FILLER_SIDE = 56

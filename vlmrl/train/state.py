@@ -35,7 +35,8 @@ from vlmrl.train.origin import ModelOrigin, origin_of
 from vlmrl.train.progress import Progress
 from vlmrl.train.reference import ReferencePolicy
 from vlmrl.train.sharing import check_sharing, make_filler, on_cpu, shard_policy
-from vlmrl.train.update import StepBatch, fill_logps
+from vlmrl.train.step import StepBatch
+from vlmrl.train.update import fill_logps
 from vlmrl.types import Group, SamplingParams, hash64
 
 PROOF_ROLLOUTS = 8
@@ -149,6 +150,7 @@ class Session:
     scorers: dict[str, Scorer]
     origin: ModelOrigin
     watcher: Watcher
+    world: World = ALONE
     progress: Progress = field(default_factory=Progress)
     counted_before: tuple[int, int] = (0, 0)
     """Samples and failed rewards of earlier attempts: a mended reward does not answer for them."""

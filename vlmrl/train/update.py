@@ -5,8 +5,8 @@ Letters: K trained tokens of a row, S trajectories of the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -23,17 +23,15 @@ from vlmrl.algo.losses import (
     policy_loss,
     select_tokens,
 )
-from vlmrl.data.batch import TrainItem, make_row, pack
-from vlmrl.dist.world import ALONE, World
+from vlmrl.data.batch import TrainItem, make_row
+from vlmrl.dist.world import World
 from vlmrl.errors import TrainError
 from vlmrl.model.policy import Policy
 from vlmrl.train.mismatch import Mismatch
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.reference import ReferencePolicy
-from vlmrl.types import PackedRow, RowReference, TokenStats
-
-FILLER = -1
-"""The `trajectory` of an item that counts for nothing."""
+from vlmrl.train.step import FILLER, StepBatch
+from vlmrl.types import PackedRow, TokenStats
 
 
 @dataclass(frozen=True)
@@ -167,87 +165,6 @@ class CrossEntropy:
         return loss, {"loss/cross_entropy": loss.detach(), "policy/entropy": stats.entropy}
 
 
-@dataclass
-class StepBatch:
-    """All that one step trains on.
-
-    Args:
-        items: trajectories to train on; `item.trajectory` indexes the lists below.
-        advantage_S: one number a trajectory.
-        names_S: how to call a trajectory in an error ("digits row 17 sample 3").
-        old_logp, ref_logp, old_value: per trajectory, one value a trained token; filled by `fill_stats` when needed.
-        ref_hidden: per trajectory, the reference's hidden states that predict its trained tokens, [tokens, D] on the
-            CPU in the model's dtype: 2 D bytes a token in bfloat16 (7 KiB at D = 3584: 6.7 GiB for a million tokens).
-            Filled by `fill_reference` for the full KL alone.      ref_head: makes logits of them, a chunk at a time.
-        token_advantages: per trajectory, one advantage a trained token, in place of `advantage_S`'s.
-        value_target: per trajectory, what the critic should have said before each trained token.
-        dead_tokens: group -> trained tokens of its responses, of groups that are left out but count in the denominator.
-        updates: the groups of each update, in order. This and `dead_tokens` are of all processes.
-        seed: of the surrogate's random choices.
-        world: the processes that share the step, each with its own items, of whole groups.
-        filler: a trajectory that counts for nothing (its `trajectory` is `FILLER`), with an image where the model has
-            a vision tower: for processes that have fewer rows than others, or rows without images beside rows with.
-    """
-
-    items: list[TrainItem]
-    advantage_S: list[float]
-    names_S: list[str]
-    old_logp: dict[int, Tensor] = field(default_factory=dict)
-    ref_logp: dict[int, Tensor] = field(default_factory=dict)
-    old_value: dict[int, Tensor] = field(default_factory=dict)
-    ref_hidden: dict[int, Tensor] = field(default_factory=dict)
-    ref_head: Callable[[Tensor], Tensor] | None = None
-    token_advantages: dict[int, Tensor] = field(default_factory=dict)
-    value_target: dict[int, Tensor] = field(default_factory=dict)
-    dead_tokens: dict[int, list[int]] = field(default_factory=dict)
-    updates: list[list[int]] = field(default_factory=list)
-    seed: int = 0
-    world: World = ALONE
-    filler: TrainItem | None = None
-
-    def advantage_of(self, trajectory: int, num_tokens: int) -> Tensor:
-        """One advantage a trained token of a trajectory. float32 [tokens]."""
-        if trajectory == FILLER:
-            return torch.zeros(num_tokens)
-        found = self.token_advantages.get(trajectory)
-        return torch.full((num_tokens,), self.advantage_S[trajectory]) if found is None else found.float()
-
-    def num_trained(self, item: TrainItem) -> int:
-        return sum(len(s.ids) for s in item.segments if s.trained)
-
-    def rows(self, tokens_per_row: int) -> list[list[TrainItem]]:
-        """This process's rows. Every process gets as many, and with images in the same ones: the layers of a sharded
-        policy are gathered by all processes together.
-        """
-        rows = pack(self.items, tokens_per_row)
-        pictured = [any(i.prompt.images or i.images for i in row) for row in rows]
-        others = self.world.gather(pictured)
-        for at in range(max(map(len, others))):
-            # A process without a row here runs the filler, image and all.
-            needs_image = any(at >= len(theirs) or theirs[at] for theirs in others)
-            own = rows[at] if at < len(rows) else []
-            if not own or (needs_image and not pictured[at]):
-                assert self.filler is not None
-                own = [*own, self.filler]
-            if at < len(rows):
-                rows[at] = own
-            else:
-                rows.append(own)
-        return rows
-
-    def reference_of(self, items: Sequence[TrainItem], policy: Policy | ReferencePolicy) -> RowReference | None:
-        """What the full KL of a row of these items needs; None where it was not asked for."""
-        if self.ref_head is None:
-            return None
-        hidden = [
-            torch.zeros(self.num_trained(i), policy.hidden_size, dtype=policy.dtype)
-            if i.trajectory == FILLER
-            else self.ref_hidden[i.trajectory]
-            for i in items
-        ]
-        return RowReference(torch.cat(hidden).to(policy.device), self.ref_head)
-
-
 def update(
     policy: Policy, optimizer: Optimizer, batch: StepBatch, objective: Objective, *, lr: float, tokens_per_row: int,
     max_tokens: int,
@@ -256,36 +173,10 @@ def update(
 
     Args: lr: this update's learning rate. tokens_per_row: packing budget. max_tokens: for aggregation "constant".
     Returns: metrics, token means over the step.
-    Raises: TrainError when loss or gradient are not finite; nothing was changed then.
+    Raises: TrainError when loss or gradient are not finite, OutOfMemoryError when a row does not fit; nothing was
+        changed then.
     """
-    trained = [n for theirs in batch.world.gather([batch.num_trained(i) for i in batch.items]) for n in theirs]
-    dead = [n for group in batch.dead_tokens.values() for n in group]
-    total = Denominator.of(objective.aggregation, trained + dead, max_tokens)
-    selected = objective.select(policy, batch, tokens_per_row)
-    sums: dict[str, float] = {"loss/total": 0.0}
-    mismatch = Mismatch()
-    bad: list[str] = []
-    for items in batch.rows(tokens_per_row):
-        row = make_row(items, policy.device)
-        stats = policy(row, batch.reference_of(items, policy))
-        data = _token_data(row, items, batch, selected)
-        loss_K, shown = objective.loss(stats, data)
-        if not bool(torch.isfinite(loss_K).all()):
-            bad += _not_finite(loss_K, data, batch)
-            if batch.world.size == 1:
-                break  # others would wait for this process's backward pass
-        if items[-1].trajectory == FILLER:
-            loss_K = torch.where(data.trajectory == FILLER, 0.0 * loss_K, loss_K)
-            shown = {name: values * (data.trajectory != FILLER) for name, values in shown.items()}
-        loss = aggregate(loss_K, data.response_tokens, total)
-        loss.backward()
-        sums["loss/total"] += float(loss.detach())
-        for name, values in shown.items():
-            sums[name] = sums.get(name, 0.0) + float(global_mean(values, total))
-        mismatch.add(stats.logp.detach(), data.sampler_logp)
-    _stop_unless_finite(bad, batch.world, optimizer)
-    sums = _over_processes(sums, batch.world)
-    mismatch = Mismatch.joined(batch.world.gather(mismatch))
+    sums = add_gradients(policy, optimizer, batch, objective, tokens_per_row=tokens_per_row, max_tokens=max_tokens)
     norm = optimizer.clip()
     if not norm < float("inf"):
         optimizer.clear()
@@ -294,7 +185,43 @@ def update(
             hint="lower optim.lr, or use model.dtype = float32; the last checkpoint is unharmed",
         )
     optimizer.step(lr)
-    return sums | {"optim/grad_norm": norm, "optim/lr": lr} | mismatch.metrics()
+    return sums | {"optim/grad_norm": norm, "optim/lr": lr}
+
+
+def add_gradients(
+    policy: Policy, optimizer: Optimizer, batch: StepBatch, objective: Objective, *, tokens_per_row: int,
+    max_tokens: int,
+) -> dict[str, float]:  # fmt: skip
+    """The gradient of a step, row by row, added to what the parameters have. As `update`, which it is the body of."""
+    trained = [n for theirs in batch.world.gather([batch.num_trained(i) for i in batch.items]) for n in theirs]
+    dead = [n for group in batch.dead_tokens.values() for n in group]
+    total = Denominator.of(objective.aggregation, trained + dead, max_tokens)
+    selected = objective.select(policy, batch, tokens_per_row)
+    sums: dict[str, float] = {"loss/total": 0.0}
+    mismatch = Mismatch()
+    bad: list[str] = []
+    for items in batch.rows(tokens_per_row):
+        with batch.naming(items, policy.device):
+            row = make_row(items, policy.device)
+            stats = policy(row, batch.reference_of(items, policy))
+            data = _token_data(row, items, batch, selected)
+            loss_K, shown = objective.loss(stats, data)
+            if not bool(torch.isfinite(loss_K).all()):
+                bad += _not_finite(loss_K, data, batch)
+                if batch.world.size == 1:
+                    break  # others would wait for this process's backward pass
+            if items[-1].trajectory == FILLER:
+                loss_K = torch.where(data.trajectory == FILLER, 0.0 * loss_K, loss_K)
+                shown = {name: values * (data.trajectory != FILLER) for name, values in shown.items()}
+            loss = aggregate(loss_K, data.response_tokens, total)
+            loss.backward()
+        sums["loss/total"] += float(loss.detach())
+        for name, values in shown.items():
+            sums[name] = sums.get(name, 0.0) + float(global_mean(values, total))
+        mismatch.add(stats.logp.detach(), data.sampler_logp)
+    _stop_unless_finite(bad, batch.world, optimizer)
+    sums = _over_processes(sums, batch.world)
+    return sums | Mismatch.joined(batch.world.gather(mismatch)).metrics()
 
 
 @torch.no_grad()
@@ -311,8 +238,9 @@ def fill_stats(
 ) -> None:
     """As `fill_logps`, several things from one pass. Args: into: field of TokenStats -> trajectory -> its tokens'."""
     for items in batch.rows(tokens_per_row):
-        row = make_row(items, policy.device)
-        stats = policy(row, batch.reference_of(items, policy) if "kl" in into else None)
+        with batch.naming(items, policy.device):
+            row = make_row(items, policy.device)
+            stats = policy(row, batch.reference_of(items, policy) if "kl" in into else None)
         for name, found in into.items():
             found |= _by_trajectory(row, items, getattr(stats, name))
 
@@ -322,8 +250,9 @@ def fill_reference(reference: Policy | ReferencePolicy, batch: StepBatch, tokens
     """Keep of the reference what the full KL of the batch needs."""
     batch.ref_head = reference.head
     for items in batch.rows(tokens_per_row):
-        row = make_row(items, reference.device)
-        batch.ref_hidden |= _by_trajectory(row, items, reference.states(row).cpu())
+        with batch.naming(items, reference.device):
+            row = make_row(items, reference.device)
+            batch.ref_hidden |= _by_trajectory(row, items, reference.states(row).cpu())
 
 
 def _by_trajectory(row: PackedRow, items: Sequence[TrainItem], values_K: Tensor) -> dict[int, Tensor]:

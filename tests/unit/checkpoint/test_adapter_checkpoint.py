@@ -26,7 +26,8 @@ from vlmrl.model.lora import attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model, Optim
 from vlmrl.train.optim import Optimizer
-from vlmrl.train.update import PolicyGradient, StepBatch, update
+from vlmrl.train.step import StepBatch
+from vlmrl.train.update import PolicyGradient, update
 
 LORA = Lora(rank=4, alpha=8)
 

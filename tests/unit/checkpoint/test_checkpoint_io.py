@@ -26,7 +26,8 @@ from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model, Optim
 from vlmrl.store.layout import COMPLETE, META, complete_checkpoints
 from vlmrl.train.optim import Optimizer
-from vlmrl.train.update import PolicyGradient, StepBatch, update
+from vlmrl.train.step import StepBatch
+from vlmrl.train.update import PolicyGradient, update
 
 
 def train_once(policy: Policy, optimizer: Optimizer, items) -> None:

@@ -45,6 +45,16 @@ def test_of_several_errors_the_first_in_time_is_shown(ranks: Ranks) -> None:
     assert ending.code == 2 and ending.message.startswith("error: the row is bad") and "rank 1" in ending.message
 
 
+def test_budgets_to_start_again_with_are_those_of_the_first_error(ranks: Ranks) -> None:
+    ranks.word(0, 1, "connection closed by peer", 2.0)
+    half = {"train.tokens_per_row": [400, 200]}
+    told = {"code": 2, "message": "error: out of memory", "time": 1.0, "halved": half}
+    (ranks.folder / "rank-1.end").write_text(json.dumps(told))
+    assert Watch(ranks.folder, 10).ending({0: 1, 1: 2}).halved == half
+    ranks.word(0, 2, "error: the row is bad", 0.5)
+    assert Watch(ranks.folder, 10).ending({0: 2, 1: 2}).halved == {}
+
+
 def test_a_rank_the_system_killed_is_the_cause_of_what_the_others_say(ranks: Ranks) -> None:
     ranks.word(0, 1, "connection closed by peer", 1.0)
     ending = Watch(ranks.folder, 10).ending({0: 1, 1: -signal.SIGKILL})

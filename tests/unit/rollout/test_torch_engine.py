@@ -12,6 +12,7 @@ import torch
 from tinyworld import RELATIVE_TOLERANCE, encoded, prompt_tokens
 
 from vlmrl.data.batch import TrainItem, make_row
+from vlmrl.errors import OutOfMemoryError
 from vlmrl.model.load import stop_ids_of
 from vlmrl.model.policy import Policy
 from vlmrl.rollout.engine import Request, finish_reason
@@ -112,6 +113,56 @@ def test_batches_hold_every_sample_once_and_keep_the_budget(policy, tiny_process
         prompts_held = {i for i, _ in batch}
         longest = max(len(requests[i].prompt.prompt_ids) for i in prompts_held)
         assert len(batch) == 1 or len(prompts_held) * longest + len(batch) * 24 <= batch_tokens
+
+
+def ask_for_too_much(engine: TorchEngine, rows: int, monkeypatch) -> list[int]:
+    """Make the engine ask for more memory than there is when more samples than these decode together."""
+    step, held = engine._step, []
+
+    def one_more(tokens, positions, cache):
+        held.append(len(tokens))
+        if len(held) % 3 == 0 and len(tokens) > rows:  # not at once: some samples are done by then
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return step(tokens, positions, cache)
+
+    monkeypatch.setattr(engine, "_step", one_more)
+    return held
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_batch_that_does_not_fit_is_halved_once_and_the_samples_are_the_same(
+    policy, tiny_processor, engine, prompts, params, monkeypatch, shares
+):
+    told = []
+    short = TorchEngine(policy, tiny_processor.tokenizer, batch_tokens=100_000, on_halved=told.append)
+    short.shares_prompts = shares
+    requests, finished = requests_of(prompts), []
+    expected = engine.generate(requests, params)
+    held = ask_for_too_much(short, 20, monkeypatch)
+    found = short.generate(requests, params, finished.append)
+    assert max(held) == 30 and [len(g) for g in found] == [6] * 5
+    assert [[s.token_ids for s in g] for g in found] == [[s.token_ids for s in g] for g in expected]
+    assert sum(finished) == 30
+    [load] = told
+    assert load.budget == "rollout.batch_tokens" and load.responses == 30
+    assert load.tokens == (5 if shares else 30) * max(len(p.prompt_ids) for p in prompts) + 30 * 24
+    assert load.image_tokens == sum(p.num_image_tokens for p in prompts) > 0
+    assert any("two (6 responses; images 56 x 56, 56 x 56)" in row for row in load.rows)
+    assert short.batch_tokens == load.tokens // 2 and not short.may_halve
+    del held[:]
+    short.generate(requests, params)
+    assert max(held) <= 20 and len(told) == 1, "the half is kept"
+    ask_for_too_much(short, 1, monkeypatch)
+    with pytest.raises(OutOfMemoryError, match=r"tokens .* at once; peak ") as caught:
+        short.generate(requests, params)
+    assert len(told) == 1 and caught.value.load is not None and caught.value.load.responses > 1
+
+
+def test_a_single_sample_that_does_not_fit_is_not_tried_again(engine, prompts, params, monkeypatch):
+    ask_for_too_much(engine, 0, monkeypatch)
+    with pytest.raises(OutOfMemoryError, match="1 response at once") as caught:
+        engine.generate(requests_of(prompts[3:4], 1), params)
+    assert caught.value.where == "source row one (1 response; images 56 x 84)" and engine.may_halve
 
 
 def test_samples_do_not_depend_on_how_many_the_others_have(engine, prompts, params):

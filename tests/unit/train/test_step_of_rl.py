@@ -21,7 +21,7 @@ from vlmrl.train import rl
 from vlmrl.train.batches import balance, split_updates, step_batch
 from vlmrl.train.collect import Before, Collected, _by_sample, _critic_metrics
 from vlmrl.train.state import Progress
-from vlmrl.train.update import StepBatch
+from vlmrl.train.step import StepBatch
 from vlmrl.types import Group, Row, Score, ScoredSample, Segment, Trajectory
 
 

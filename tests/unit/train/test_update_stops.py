@@ -14,7 +14,8 @@ from vlmrl.errors import TrainError
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Optim
 from vlmrl.train.optim import Optimizer
-from vlmrl.train.update import CrossEntropy, PolicyGradient, StepBatch, update
+from vlmrl.train.step import StepBatch
+from vlmrl.train.update import CrossEntropy, PolicyGradient, update
 
 
 @pytest.fixture

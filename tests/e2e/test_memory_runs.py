@@ -1,0 +1,300 @@
+"""Runs that meet the end of their memory: the rehearsal before step 1, one try with half the budget, what is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from test_resume import Ears, assert_same_run, begin, go_on, history
+
+from vlmrl.checkpoint import io
+from vlmrl.dist import worker
+from vlmrl.errors import EngineError, OutOfMemoryError, exit_of
+from vlmrl.model.policy import Policy
+from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.store.runs import Run, open_run
+from vlmrl.tasks.digits.task import prepare_digits
+from vlmrl.train import collect, rl, state
+
+RECIPE = """kind = "{kind}"
+[model]
+path = "{model}"
+dtype = "float32"
+device = "cpu"
+min_pixels = 784
+max_pixels = 3136
+[[data]]
+path = "{data}"
+task = "digits"
+[reward]
+name = "{folder}/reward.py:score"
+[rollout]
+prompts_per_step = 4
+samples_per_prompt = 4
+max_new_tokens = 12
+temperature = 0.9
+[train]
+steps = 4
+rows_per_step = 4
+tokens_per_row = 300
+[optim]
+lr = 1e-3
+[eval]
+every_steps = 2
+max_rows = 4
+[checkpoint]
+every_steps = 1
+keep_last = 9
+"""
+REWARD = "def score(x):\n    return min(1.0, x.response.count('e') / 20)\n"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_folder) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    data = prepare_digits(folder / "digits", num_pairs=24).path
+    (folder / "reward.py").write_text(REWARD)
+    for kind in ("rl", "sft"):
+        (folder / f"{kind}.toml").write_text(RECIPE.format(kind=kind, model=tiny_folder, data=data, folder=folder))
+    return folder
+
+
+def ask_for_too_much() -> None:
+    torch.empty(1 << 60, dtype=torch.uint8)
+
+
+def limit_rows(monkeypatch, tokens: int, doing: str = "") -> list[int]:
+    """Passes with gradient over rows of more tokens than these ask for too much while the run does that."""
+    run, rows = Policy._states, []
+
+    def states(self, row):
+        if torch.is_grad_enabled() and doing in worker.doing():
+            rows.append(row.input_ids_N.numel())
+            if rows[-1] > tokens:
+                ask_for_too_much()
+        return run(self, row)
+
+    monkeypatch.setattr(Policy, "states", states)
+    return rows
+
+
+def events(run: Run, name: str) -> list[dict]:
+    return [line for line in run.metrics("event") if name in line["event"]]
+
+
+def assert_close_history(a: Run, b: Run) -> None:
+    """The same numbers in every step, but for rounding, what measures rounding, and the budget itself."""
+    for x, y in zip(history(a), history(b), strict=True):
+        drop = ("train/tokens_per_row", "policy/sampler_")
+        x, y = ({k: v for k, v in line.items() if not k.startswith(drop)} for line in (x, y))
+        assert x.keys() == y.keys()
+        for name, value in x.items():
+            assert y[name] == (pytest.approx(value, rel=1e-4, abs=1e-6) if isinstance(value, float) else value), name
+
+
+@pytest.fixture(scope="module")
+def calm(place, tmp_path_factory):
+    """kind -> the run whose memory sufficed."""
+    made: dict[str, Run] = {}
+
+    def of(kind: str) -> Run:
+        if kind not in made:
+            made[kind], status = begin(place, kind, tmp_path_factory.mktemp(kind))
+            assert status == "done"
+        return made[kind]
+
+    return of
+
+
+MORE = ("train.updates_per_step=2", "algo.kl_coef=0.1", "algo.entropy_coef=0.01", "train.steps=1", "eval.every_steps=0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "overrides"), [
+    ("rl", ()), ("sft", ()), ("rl", MORE), ("rl", (*MORE, 'algo.kl="full"', 'algo.kl_in="reward"')),
+    ("rl", (*MORE[:1], *MORE[3:], 'algo.name="ppo"')),
+    ("rl", (*MORE[3:], "lora.rank=4", 'model.dtype="bfloat16"', "model.gradient_checkpointing=true")),
+    ("sft", (*MORE[3:], "lora.rank=4", "lora.dropout=0.2", 'optim.name="adamw_bf16_kahan"', 'model.dtype="bfloat16"')),
+])  # fmt: skip
+def test_a_rehearsal_changes_nothing_to_the_bit(place, calm, tmp_path, kind, overrides):
+    """Weights, moments, random states, data positions, metrics, rollouts: all as without it."""
+    run, _ = begin(place, kind, tmp_path / "with", *overrides) if overrides else (calm(kind), None)
+    other, _ = begin(place, kind, tmp_path / "without", "train.rehearsal=false", *overrides)
+    [said] = events(run, "rehearsed")
+    assert not events(other, "rehearsed") and said["complete"] and 0 < said["rows_looked_at"] <= 24
+    if "lora.rank=4" in overrides:
+        assert json.dumps(history(run)) == json.dumps(history(other))
+    else:
+        assert_same_run(run, other)
+    first, second = run.checkpoint_dirs()[-1], other.checkpoint_dirs()[-1]
+    for part in ("rng", "optimizer", "adapter"):
+        for path in (first / part).glob("*.safetensors"):
+            x, y = (io.load_file(folder / part / path.name) for folder in (first, second))
+            assert x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x), path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["rl", "sft"])
+def test_the_rehearsed_row_is_as_large_as_any_of_the_run(place, calm, monkeypatch, tmp_path, kind):
+    rows = limit_rows(monkeypatch, 10_000)
+    ears = Ears()
+    run, _ = begin(place, kind, tmp_path, ears=ears)
+    [event] = events(run, "rehearsed")
+    assert rows[0] == event["tokens"] >= max(rows[1:]) and len(rows) > 4
+    assert event["tokens"] > 250 and event["limit_bytes"] > event["peak_bytes"] > 1 << 20
+    [line] = [text for text in ears.heard if "largest row" in text]
+    assert f"{event['tokens']} tokens (" in line and "peak " in line and " rows to come were looked at" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["rl", "sft"])
+def test_a_run_that_failed_once_is_the_run_that_never_failed_and_keeps_the_half(
+    place, calm, monkeypatch, tmp_path, kind
+):
+    with monkeypatch.context() as patch:
+        rows = limit_rows(patch, 150, "phase `update` of step 2")
+        ears = Ears(stop_at=3)
+        run, status = begin(place, kind, tmp_path, ears=ears)
+    assert status == "interrupted" and max(rows) > 150 >= rows[-1]
+    [event] = events(run, "budget halved")
+    now = event["now"]
+    assert (event["step"], event["was"], event["key"]) == (2, 300, "train.tokens_per_row") and now <= 150
+    assert [line for line in ears.heard if f"train.tokens_per_row = {now}" in line]
+    run, status = go_on(run, kind, tmp_path)
+    assert status == "done" and len(events(run, "budget halved")) == 1
+    assert [m["train/tokens_per_row"] for m in run.metrics("train")] == [300, 300, now, now]
+    assert [e["tokens"] <= 150 for e in events(run, "rehearsed")] == [False, True]
+    assert_close_history(run, calm(kind))
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_twice_ends_with_the_report(place, monkeypatch, tmp_path):
+    limit_rows(monkeypatch, 84, "phase `update` of step 1")
+    with pytest.raises(OutOfMemoryError) as caught:
+        begin(place, "rl", tmp_path, "train.tokens_per_row=600", "rollout.samples_per_prompt=12")
+    error = caught.value
+    assert error.message.startswith("out of memory in phase `update` of step 1 on rank 0 with ")
+    assert "digits row digits-" in error.where and "; images 56 x 56, 56 x 56)" in error.where
+    assert error.hint.startswith("set train.tokens_per_row = ") and exit_of(error)[0] == 2
+    run = open_run(tmp_path, "last")
+    assert run.status == "failed" and "out of memory in phase" in run.manifest.error
+    assert [c.name for c in run.checkpoint_dirs()] == ["step-000001"]
+
+
+@pytest.mark.slow
+def test_a_rehearsal_that_does_not_fit_halves_the_budget_before_the_first_step(place, calm, monkeypatch, tmp_path):
+    limit_rows(monkeypatch, 200)
+    run, status = begin(place, "rl", tmp_path)
+    assert status == "done" and [m["train/tokens_per_row"] for m in run.metrics("train")] == [132] * 4
+    [event] = events(run, "budget halved")
+    assert (event["step"], event["now"]) == (0, 132)
+    assert_close_history(run, calm("rl"))
+
+
+@pytest.mark.slow
+def test_a_rehearsal_that_fits_nowhere_near_ends_the_run_with_a_value_that_was_tried(place, monkeypatch, tmp_path):
+    rows = limit_rows(monkeypatch, 100)
+    with pytest.raises(OutOfMemoryError) as caught:
+        begin(place, "rl", tmp_path)
+    # a prompt of 84 tokens, responses of 12: two groups of four, one, one response
+    assert rows == [264, 132, 96]
+    assert caught.value.hint == "set train.tokens_per_row = 66: tried, it fits"
+    assert caught.value.message.startswith("out of memory in phase `rehearsal` of step 0 on rank 0 with ")
+    assert not open_run(tmp_path, "last").metrics("train")
+    assert begin(place, "rl", tmp_path, "train.tokens_per_row=66")[1] == "done"
+
+
+@pytest.mark.slow
+def test_a_single_response_that_does_not_fit_names_another_key(place, monkeypatch, tmp_path):
+    limit_rows(monkeypatch, 10)
+    for overrides, key in (
+        ((), "model.gradient_checkpointing = true"),
+        (("model.gradient_checkpointing=true",), "rollout.max_new_tokens = 6"),
+    ):
+        with pytest.raises(OutOfMemoryError, match="in 1 response at once") as caught:
+            begin(place, "rl", tmp_path, *overrides)
+        assert caught.value.hint.startswith(f"set {key}; a smaller train.tokens_per_row would not help")
+
+
+def fail_in(monkeypatch, owner, name: str, *, after: int = 0) -> None:
+    """A call of that name, after so many, asks for too much."""
+    run, calls = getattr(owner, name), []
+
+    def call(*args, **kwargs):
+        calls.append(name)
+        if len(calls) > after:
+            ask_for_too_much()
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def failing_vllm(*args):
+    try:
+        ask_for_too_much()
+    except RuntimeError as error:
+        raise EngineError(f"vLLM does not start: {error}") from error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("phase", "owner", "name", "after", "key"), [
+    ("load", state, "load_for_training", 0, "lora.rank = 16"),
+    ("validation", TorchEngine, "_prefill", 0, "rollout.batch_tokens = "),
+    ("encode", collect, "encode_prompt", 0, "model.max_pixels = 1568"),
+    ("rollout", TorchEngine, "_prefill", 1, "rollout.batch_tokens = "),  # the first is the validation's
+    ("sync", rl, "check_sync", 0, "lora.rank = 16"),
+    ("saving", io, "_write_tensors", 0, "lora.rank = 16"),
+])  # fmt: skip
+def test_memory_that_runs_out_elsewhere_names_the_phase_and_a_key(
+    place, monkeypatch, tmp_path, phase, owner, name, after, key
+):
+    fail_in(monkeypatch, owner, name, after=after)
+    with pytest.raises(OutOfMemoryError) as caught:
+        begin(place, "rl", tmp_path)
+    assert caught.value.message.startswith(f"out of memory in phase `{phase}` of step ")
+    assert f"set {key}" in caught.value.hint
+    assert open_run(tmp_path, "last").status == "failed"
+
+
+@pytest.mark.slow
+def test_an_engine_that_does_not_start_for_want_of_memory_names_its_cache(place, monkeypatch, tmp_path):
+    monkeypatch.setattr(rl, "make_generator", failing_vllm)
+    with pytest.raises(OutOfMemoryError) as caught:
+        begin(place, "rl", tmp_path, 'rollout.engine="vllm"')
+    assert "phase `engine start`" in caught.value.message and caught.value.hint == "set rollout.kv_cache_gib = 2"
+
+
+@pytest.mark.slow
+def test_the_engine_halves_its_batches_once_and_the_run_keeps_that(place, calm, monkeypatch, tmp_path):
+    prefill, sizes = TorchEngine._prefill, []
+
+    def limited(self, requests, copies, longest_response):
+        sizes.append(sum(copies))
+        if sizes[-1] > 8:
+            ask_for_too_much()
+        return prefill(self, requests, copies, longest_response)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchEngine, "_prefill", limited)
+        run, status = begin(place, "rl", tmp_path, stop_at=2)
+    assert max(sizes) == 16 and sizes.count(16) == 1
+    [event] = events(run, "budget halved")
+    assert event["key"] == "rollout.batch_tokens" and event["was"] == 65_536 and event["now"] < 1000
+    run, status = go_on(run, "rl", tmp_path)
+    assert status == "done" and run.checkpoint_dirs()
+    assert io.load_data(run.checkpoint_dirs()[-1])["progress"]["halved"] == {
+        "rollout.batch_tokens": [65_536, event["now"]]
+    }
+    assert_close_history(run, calm("rl"))
+
+
+@pytest.mark.slow
+def test_a_start_again_with_half_the_budget_keeps_it(place, calm, monkeypatch, tmp_path):
+    monkeypatch.setenv("VLMRL_HALVED", '{"train.tokens_per_row": [300, 140]}')
+    run, status = begin(place, "rl", tmp_path, stop_at=2)
+    monkeypatch.delenv("VLMRL_HALVED")
+    run, status = go_on(run, "rl", tmp_path)
+    assert status == "done" and [m["train/tokens_per_row"] for m in run.metrics("train")] == [140] * 4
+    assert_close_history(run, calm("rl"))

@@ -1,0 +1,273 @@
+"""Before the first step: the largest packed row that the data can make runs forward and backward, and changes nothing.
+
+A run that cannot fit then ends in its first minute, with the key to change, and not in its third hour.
+
+What is exact: the row is built and run as an update would, every response as long as `rollout.max_new_tokens` (in
+`sft`: as the row's own), with the reference, old log-probs and values where the objective has them, and with all
+gradients and optimizer state in memory. What is estimated: which prompts are the heaviest. The rows that the run will
+draw are looked at for at most `SCAN_SECONDS`, ranked by the size of their images and the length of their text; the
+first few are encoded and measured. What is not covered: rows of much shorter responses hold more prompts, and so more
+images, in as many tokens; and the built-in engine's cache (`rollout.batch_tokens`).
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlmrl.algo.family import algorithm_of
+from vlmrl.data.batch import TrainItem, row_load
+from vlmrl.data.measure import CHARACTERS_PER_TOKEN, estimate_image_tokens
+from vlmrl.dist import worker
+from vlmrl.errors import Load, OutOfMemoryError, gib
+from vlmrl.model.memory import give_back, memory_use
+from vlmrl.recipe.schema import Recipe
+from vlmrl.tasks.source import Source
+from vlmrl.train.memory import ROWS, budget_of, halve, may_halve
+from vlmrl.train.state import Session
+from vlmrl.train.step import StepBatch
+from vlmrl.train.update import (
+    Objective,
+    PolicyGradient,
+    TokenData,
+    add_gradients,
+    fill_logps,
+    fill_reference,
+    fill_stats,
+)
+from vlmrl.types import Row, Segment, TokenStats
+
+SCAN_SECONDS = 10.0
+"""How long rows are looked at."""
+ENCODED_ROWS = 4
+"""How many of the longest rows, and of those with most image tokens, are encoded."""
+
+MakeItem = Callable[[Source, Row, int, int], TrainItem]
+"""(source, row, occurrence, index) -> the longest trajectory that training may make of the row."""
+ResponseText = Callable[[Source, Row], str]
+"""The response that a row brings along."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A row that the run will draw, by its place, with an estimate of its tokens."""
+
+    source: int
+    row: int
+    occurrence: int
+    text_tokens: int
+    image_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        return self.text_tokens + self.image_tokens
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What looking at the rows to come found. `complete`: whether the run draws no others."""
+
+    rows: tuple[Drawn, ...]
+    complete: bool
+
+    def __str__(self) -> str:
+        return f"{'all' if self.complete else 'the first'} {len(self.rows):,} rows to come were looked at"
+
+
+@dataclass(frozen=True)
+class _Finite:
+    """An objective whose loss is finite whatever the model says of responses that nobody sampled."""
+
+    objective: Objective
+
+    @property
+    def aggregation(self) -> str:
+        return self.objective.aggregation
+
+    def select(self, policy: Any, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
+        return self.objective.select(policy, batch, tokens_per_row)
+
+    def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, shown = self.objective.loss(stats, data)
+        return torch.nan_to_num(loss, 0.0, 0.0, 0.0), shown
+
+
+def rehearse(
+    session: Session, objective: Objective, make_item: MakeItem, response_text: ResponseText = lambda source, row: ""
+) -> None:
+    """Run the largest row, and say in one line what it took. No weight, moment, random state or data position changes.
+
+    A row that does not fit is tried once more with half the budget, which is the run's from then on.
+    Raises: OutOfMemoryError when that does not fit either; smaller budgets are tried first, to say which one would.
+        DataError when a row to come cannot be encoded, as the step that draws it would.
+    """
+    s = session
+    if not s.recipe.train.rehearsal:
+        s.run.write_log("the largest row is not rehearsed: train.rehearsal = false")
+        return
+    worker.phase("rehearsal", s.progress.step)
+    start = time.perf_counter()
+    scan = s.world.gather(look_ahead(s, response_text))[0]  # of the first process: the others take the same rows
+    if not scan.rows:
+        return
+    chosen = [(s.sources[d.source], s.sources[d.source].rows[d.row], d.occurrence) for d in heaviest(scan)]
+    items = [make_item(*place, 0) for place in chosen]
+    largest = _find_room(s, objective, items, [f"{source.name} row {row.prompt_id}" for source, row, _ in chosen])
+    peak, limit = memory_use(s.policy.device)
+    seconds = time.perf_counter() - start
+    s.watcher.message(
+        f"the largest row fits: {largest}, {largest.rows[0]}; peak {gib(peak)} of {gib(limit)}; {seconds:.1f} s"
+        f" ({scan})"
+    )
+    s.run.event(
+        s.progress.step, "largest row rehearsed", tokens=largest.tokens, image_tokens=largest.image_tokens,
+        responses=largest.responses, rows=list(largest.rows), peak_bytes=peak, limit_bytes=limit, seconds=seconds,
+        rows_looked_at=len(scan.rows), complete=scan.complete,
+    )  # fmt: skip
+    if s.policy.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(s.policy.device)
+
+
+def look_ahead(session: Session, response_text: ResponseText, seconds: float = SCAN_SECONDS) -> Scan:
+    """The different rows that the rest of the run will draw (under a filter: may draw), in that order."""
+    s, recipe, start = session, session.recipe, time.perf_counter()
+    stream, found = copy.deepcopy(s.stream), {}
+    per_step = recipe.rollout.prompts_per_step if recipe.kind == "rl" else recipe.train.rows_per_step
+    for _ in range((recipe.train.steps - s.progress.step) * _draws_a_step(recipe)):
+        for draw in stream.next(per_step):
+            if draw[:2] not in found:
+                found[draw[:2]] = _estimate(s, *draw, response_text)
+        if len(found) == sum(len(source.rows) for source in s.sources):
+            break
+        if time.perf_counter() - start > seconds:
+            return Scan(tuple(found.values()), False)
+    return Scan(tuple(found.values()), True)
+
+
+def _draws_a_step(recipe: Recipe) -> int:
+    """How often a step may draw its prompts anew."""
+    algorithm = algorithm_of(recipe.algo) if recipe.kind == "rl" else None
+    return algorithm.filter_tries if algorithm is not None and algorithm.filter != "none" else 1
+
+
+def _estimate(session: Session, source: int, row: int, occurrence: int, response_text: ResponseText) -> Drawn:
+    owner, model = session.sources[source], session.recipe.model
+    content = owner.rows[row]
+    characters = sum(len(m.content) for m in owner.messages(content)) + len(response_text(owner, content))
+    images = sum(estimate_image_tokens(media, model.min_pixels, model.max_pixels) for media in content.media)
+    return Drawn(source, row, occurrence, characters // CHARACTERS_PER_TOKEN, images)
+
+
+def heaviest(scan: Scan) -> list[Drawn]:
+    """The longest rows and those with most image tokens, by estimate: at most twice `ENCODED_ROWS`."""
+    longest = heapq.nlargest(ENCODED_ROWS, scan.rows, key=lambda d: d.tokens)
+    pictured = heapq.nlargest(ENCODED_ROWS, scan.rows, key=lambda d: d.image_tokens)
+    return list(dict.fromkeys([*longest, *pictured]))
+
+
+def full_row(item: TrainItem, *, responses: int, groups: int, tokens_per_row: int) -> list[TrainItem]:
+    """A row of copies of this trajectory, as full as `pack` makes rows of its prompt.
+
+    The last response is shorter where that fills the row: responses are of all lengths.
+    Args: item: of one segment, its prompt's longest. responses: of each prompt. groups: prompts of a step.
+    """
+    made: list[TrainItem] = []
+    size = 0
+    for group in range(groups):
+        size += len(item.prompt.ids)
+        for _ in range(responses):
+            room = item.num_tokens if not made else min(item.num_tokens, tokens_per_row - size)
+            if room < 1:
+                return made
+            [segment] = item.segments
+            made.append(TrainItem(item.prompt, group, (Segment(segment.role, segment.ids[:room], True),), len(made)))
+            size += room
+    return made
+
+
+def _find_room(session: Session, objective: Objective, items: Sequence[TrainItem], names: Sequence[str]) -> Load:
+    """The largest row under the run's budget, which has room, or has room after the budget was halved."""
+    s, budget = session, budget_of(session, ROWS)
+    largest, first = _try(s, objective, items, names, budget)
+    if first is None:
+        return largest
+    divisible = first.responses > 1 and may_halve(s, ROWS)
+    if s.world.size > 1:
+        error = _too_large(first)
+        error.halved = {ROWS: [budget, first.half(budget)]} if divisible else {}
+        raise error
+    smaller, left = budget, first
+    while left is not None and left.responses > 1:
+        smaller = left.half(smaller)
+        largest, left = _try(s, objective, items, names, smaller)
+    if left is None and divisible and smaller == first.half(budget):
+        halve(s, first)
+        return largest
+    error = _too_large(first if left is None else left)
+    error.fits = smaller if left is None else None
+    raise error
+
+
+def _too_large(load: Load) -> OutOfMemoryError:
+    return OutOfMemoryError(f"out of memory with {load} at once", where="; ".join(load.rows), load=load)
+
+
+def _try(
+    session: Session, objective: Objective, items: Sequence[TrainItem], names: Sequence[str], budget: int
+) -> tuple[Load, Load | None]:
+    """(the largest row under this budget, the row that did not fit or None). Two rows run: that with most tokens, and
+    that with most image tokens, where it is another one.
+    """
+    s, rollout = session, session.recipe.rollout
+    is_rl = s.recipe.kind == "rl"
+    responses = rollout.samples_per_prompt if is_rl else 1
+    groups = rollout.prompts_per_step if is_rl else s.recipe.train.rows_per_step
+    rows: list[tuple[Load, StepBatch]] = []
+    for item, name in zip(items, names, strict=True):
+        made = full_row(item, responses=responses, groups=groups, tokens_per_row=budget)
+        batch = StepBatch(made, [1.0] * len(made), [name] * len(made), world=s.world)
+        rows.append((row_load(made, batch.names_S), batch))
+    longest = max(rows, key=lambda row: (row[0].tokens, row[0].image_tokens))
+    pictured = max(rows, key=lambda row: (row[0].image_tokens, row[0].tokens))
+    for _, batch in [longest] if pictured[0] == longest[0] else [pictured, longest]:
+        try:
+            _run(s, objective, batch, budget)
+        except OutOfMemoryError as error:
+            if error.load is None:
+                raise
+            missing = error.load
+        else:
+            missing = None
+        s.optimizer.clear()
+        give_back(s.policy.device)
+        if missing is not None:
+            return longest[0], missing
+    return longest[0], None
+
+
+def _run(session: Session, objective: Objective, batch: StepBatch, budget: int) -> None:
+    """Everything that training does with a row, but for the step of the optimizer."""
+    s, device = session, session.policy.device
+    algorithm = objective.algorithm if isinstance(objective, PolicyGradient) else None
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), s.optimizer.reserved():
+        wanted = {"logp": batch.old_logp}
+        if s.reference is not None and algorithm is not None and algorithm.kl == "full":
+            fill_reference(s.reference, batch, budget)
+            wanted["kl"] = {}
+        elif s.reference is not None:
+            fill_logps(s.reference, batch, batch.ref_logp, budget)
+        if algorithm is not None and algorithm.needs_critic:
+            wanted["value"] = batch.old_value
+        if len(wanted) > 1 or s.recipe.train.updates_per_step > 1:
+            fill_stats(s.policy, batch, wanted, budget)
+        batch.value_target = batch.old_value
+        most = s.recipe.rollout.max_new_tokens
+        add_gradients(s.policy, s.optimizer, batch, _Finite(objective), tokens_per_row=budget, max_tokens=most)
+        s.optimizer.clip()

@@ -1,0 +1,107 @@
+"""All that one step trains on, packed into rows that all processes run together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from vlmrl.data.batch import TrainItem, pack, row_load
+from vlmrl.dist.world import ALONE, World
+from vlmrl.model.memory import asking_for
+from vlmrl.model.policy import Policy
+from vlmrl.train.reference import ReferencePolicy
+from vlmrl.types import RowReference
+
+FILLER = -1
+"""The `trajectory` of an item that counts for nothing."""
+
+
+@dataclass
+class StepBatch:
+    """All that one step trains on.
+
+    Args:
+        items: trajectories to train on; `item.trajectory` indexes the lists below.
+        advantage_S: one number a trajectory.
+        names_S: how to call a trajectory in an error ("digits row 17 sample 3").
+        old_logp, ref_logp, old_value: per trajectory, one value a trained token; filled by `fill_stats` when needed.
+        ref_hidden: per trajectory, the reference's hidden states that predict its trained tokens, [tokens, D] on the
+            CPU in the model's dtype: 2 D bytes a token in bfloat16 (7 KiB at D = 3584: 6.7 GiB for a million tokens).
+            Filled by `fill_reference` for the full KL alone.      ref_head: makes logits of them, a chunk at a time.
+        token_advantages: per trajectory, one advantage a trained token, in place of `advantage_S`'s.
+        value_target: per trajectory, what the critic should have said before each trained token.
+        dead_tokens: group -> trained tokens of its responses, of groups that are left out but count in the denominator.
+        updates: the groups of each update, in order. This and `dead_tokens` are of all processes.
+        seed: of the surrogate's random choices.
+        world: the processes that share the step, each with its own items, of whole groups.
+        filler: a trajectory that counts for nothing (its `trajectory` is `FILLER`), with an image where the model has
+            a vision tower: for processes that have fewer rows than others, or rows without images beside rows with.
+    """
+
+    items: list[TrainItem]
+    advantage_S: list[float]
+    names_S: list[str]
+    old_logp: dict[int, Tensor] = field(default_factory=dict)
+    ref_logp: dict[int, Tensor] = field(default_factory=dict)
+    old_value: dict[int, Tensor] = field(default_factory=dict)
+    ref_hidden: dict[int, Tensor] = field(default_factory=dict)
+    ref_head: Callable[[Tensor], Tensor] | None = None
+    token_advantages: dict[int, Tensor] = field(default_factory=dict)
+    value_target: dict[int, Tensor] = field(default_factory=dict)
+    dead_tokens: dict[int, list[int]] = field(default_factory=dict)
+    updates: list[list[int]] = field(default_factory=list)
+    seed: int = 0
+    world: World = ALONE
+    filler: TrainItem | None = None
+
+    def advantage_of(self, trajectory: int, num_tokens: int) -> Tensor:
+        """One advantage a trained token of a trajectory. float32 [tokens]."""
+        if trajectory == FILLER:
+            return torch.zeros(num_tokens)
+        found = self.token_advantages.get(trajectory)
+        return torch.full((num_tokens,), self.advantage_S[trajectory]) if found is None else found.float()
+
+    def num_trained(self, item: TrainItem) -> int:
+        return sum(len(s.ids) for s in item.segments if s.trained)
+
+    def rows(self, tokens_per_row: int) -> list[list[TrainItem]]:
+        """This process's rows. Every process gets as many, and with images in the same ones: the layers of a sharded
+        policy are gathered by all processes together.
+        """
+        rows = pack(self.items, tokens_per_row)
+        pictured = [any(i.prompt.images or i.images for i in row) for row in rows]
+        others = self.world.gather(pictured)
+        for at in range(max(map(len, others))):
+            # A process without a row here runs the filler, image and all.
+            needs_image = any(at >= len(theirs) or theirs[at] for theirs in others)
+            own = rows[at] if at < len(rows) else []
+            if not own or (needs_image and not pictured[at]):
+                assert self.filler is not None
+                own = [*own, self.filler]
+            if at < len(rows):
+                rows[at] = own
+            else:
+                rows.append(own)
+        return rows
+
+    def naming(self, items: Sequence[TrainItem], device: torch.device) -> AbstractContextManager[None]:
+        """Inside, running out of memory is an OutOfMemoryError with these items, which make up a row."""
+        own = [i for i in items if i.trajectory != FILLER]
+        return asking_for(partial(row_load, own, self.names_S), device)
+
+    def reference_of(self, items: Sequence[TrainItem], policy: Policy | ReferencePolicy) -> RowReference | None:
+        """What the full KL of a row of these items needs; None where it was not asked for."""
+        if self.ref_head is None:
+            return None
+        hidden = [
+            torch.zeros(self.num_trained(i), policy.hidden_size, dtype=policy.dtype)
+            if i.trajectory == FILLER
+            else self.ref_hidden[i.trajectory]
+            for i in items
+        ]
+        return RowReference(torch.cat(hidden).to(policy.device), self.ref_head)
