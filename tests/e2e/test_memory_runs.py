@@ -76,7 +76,7 @@ def limit_rows(monkeypatch, tokens: int, doing: str = "") -> list[int]:
                 ask_for_too_much()
         return run(self, row)
 
-    monkeypatch.setattr(Policy, "states", states)
+    monkeypatch.setattr(Policy, "_states", states)
     return rows
 
 
