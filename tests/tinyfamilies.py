@@ -161,7 +161,7 @@ def _gemma3() -> TinyFamily:
     text = TEXT | {"sliding_window": 12, "query_pre_attn_scalar": 16,
                    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}  # fmt: skip
     config = transformers.Gemma3Config(
-        text_config=text, vision_config=_tower(), image_token_id=IMAGE, boi_token_index=START, eoi_token_index=END,
+        text_config=text, vision_config=_tower() | {"vision_use_head": False}, image_token_id=IMAGE, boi_token_index=START, eoi_token_index=END,
         mm_tokens_per_image=4,
     )  # fmt: skip
     model = wake(transformers.Gemma3ForConditionalGeneration(config))
