@@ -134,7 +134,7 @@ def _qwen3_5_moe() -> TinyFamily:
 def _glm(name: str) -> TinyFamily:
     vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
               "patch_size": 14, "image_size": 112}  # fmt: skip
-    text = _axes(1, 1, 2, partial_rotary_factor=0.5)
+    text = _axes(1, 1, 2, partial_rotary_factor=0.5) | {"attention_bias": True}
     tokens = {"image_token_id": IMAGE, "video_token_id": VIDEO, "image_start_token_id": START,
               "image_end_token_id": END}  # fmt: skip
     return _grid(name, text, vision, **tokens, tie_word_embeddings=False)
@@ -161,8 +161,8 @@ def _gemma3() -> TinyFamily:
     text = TEXT | {"sliding_window": 12, "query_pre_attn_scalar": 16,
                    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}  # fmt: skip
     config = transformers.Gemma3Config(
-        text_config=text, vision_config=_tower() | {"vision_use_head": False}, image_token_id=IMAGE, boi_token_index=START, eoi_token_index=END,
-        mm_tokens_per_image=4,
+        text_config=text, vision_config=_tower() | {"vision_use_head": False}, image_token_id=IMAGE,
+        boi_token_index=START, eoi_token_index=END, mm_tokens_per_image=4,
     )  # fmt: skip
     model = wake(transformers.Gemma3ForConditionalGeneration(config))
 
@@ -246,8 +246,9 @@ def _minicpm() -> TinyFamily:
 
 def _llava() -> TinyFamily:
     """A family that is not in the table: it takes the padded path."""
+    vision = _tower() | {"model_type": "siglip_vision_model", "vision_use_head": False}
     config = transformers.LlavaConfig(
-        text_config=TEXT | {"model_type": "llama"}, vision_config=_tower() | {"model_type": "siglip_vision_model"},
+        text_config=TEXT | {"model_type": "llama"}, vision_config=vision,
         image_token_index=IMAGE, vision_feature_select_strategy="full", vision_feature_layer=-1,
     )  # fmt: skip
     return _tiles(transformers.LlavaForConditionalGeneration(config), 16, lambda p: {"pixel_values": p}, None)

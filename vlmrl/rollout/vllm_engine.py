@@ -20,7 +20,7 @@ from vlmrl.errors import EngineError
 from vlmrl.model.load import DTYPES
 from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
 from vlmrl.model.policy import Policy
-from vlmrl.recipe.check_engine import MIN_TEMPERATURE, VLLM_HINT
+from vlmrl.recipe.check_engine import MIN_TEMPERATURE, TORCH_HINT, VLLM_HINT, vllm_refusal
 from vlmrl.rollout.engine import Request, finish_reason
 from vlmrl.rollout.owned_folder import OwnedFolder
 from vlmrl.rollout.weight_sync import BUCKET_BYTES, Delivery, engine_names, whole_tensors
@@ -83,6 +83,9 @@ class VllmEngine:
     def __init__(
         self, policy: Policy, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]
     ) -> None:  # fmt: skip
+        why = vllm_refusal(policy.model.config.model_type, settings.device, settings.dtype)
+        if why is not None:
+            raise EngineError(why, hint=TORCH_HINT)
         self.policy, self.tokenizer, self.settings = policy, tokenizer, settings
         self.version = 0
         self._loaded = self._discarded = False
@@ -110,8 +113,12 @@ class VllmEngine:
 
     def wake(self) -> None:
         """Undo `sleep`; `load_weights` does it too, weights first."""
+        self._wake()
+
+    def _wake(self, *tags: str) -> None:
         if self._sleeps and self._llm.llm_engine.is_sleeping():
-            self._llm.wake_up()
+            torch.cuda.empty_cache()  # the engine's memory is not torch's: what the trainer freed must go back
+            self._llm.wake_up(tags=list(tags) or None)
 
     def load_weights(self, version: int, *, changed: bool = True) -> None:
         """Copy the policy's weights and forget what was computed with the old ones. All processes of a sharded policy
@@ -119,8 +126,7 @@ class VllmEngine:
 
         Raises: EngineError when a tensor did not arrive.
         """
-        if self._sleeps and self._llm.llm_engine.is_sleeping():
-            self._llm.wake_up(tags=["weights"])
+        self._wake("weights")
         if changed or self._discarded or not self._loaded:
             if has_adapter(self.policy.model):
                 self._send_adapter(version)
@@ -345,6 +351,7 @@ def _on_this_card(settings: EngineSettings) -> dict[str, Any]:
     of its own: engines that are built at the same moment would write the same files.
     """
     card = torch.cuda.current_device()
+    torch.cuda.empty_cache()
     os.environ["VLLM_CACHE_ROOT"] = os.path.join(CACHE, f"card-{card}")
     total = torch.cuda.get_device_properties(card).total_memory
     return {"device_ids": [card], "gpu_memory_utilization": min(1.0, settings.kv_cache_bytes / total)}
