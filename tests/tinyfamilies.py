@@ -181,7 +181,8 @@ def _gemma4(bidirectional: str | None = "vision", shared: int = 0) -> TinyFamily
         "vocab_size_per_layer_input": 320, "final_logit_softcapping": 3.0, "num_kv_shared_layers": shared,
     }  # fmt: skip
     vision = VISION | {"num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4,
-                       "position_embedding_size": 32, "pooling_kernel_size": 3}  # fmt: skip
+                       "position_embedding_size": 32, "pooling_kernel_size": 3,
+                       "default_output_length": 70}  # fmt: skip
     config = transformers.Gemma4Config(
         text_config=text, vision_config=vision, audio_config=None, image_token_id=IMAGE, video_token_id=VIDEO,
         boi_token_id=START, eoi_token_id=END, audio_token_id=14, boa_token_id=15, eoa_token_index=16,

@@ -56,8 +56,10 @@ def main() -> None:
         start = time.perf_counter()
         command = [sys.executable, str(HERE), family, "--here", *more]
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-        said = (done.stdout if done.returncode == 0 else f"NO  {done.stderr}").strip().splitlines()
-        told = said[-1] if done.returncode == 0 else f"NO  {said[-1][:200]}"
+        if done.returncode == 0:
+            told = done.stdout.strip().splitlines()[-1]
+        else:
+            told = "NO  " + [text for text in done.stderr.splitlines() if "Error: " in text][-1][:300]
         print(f"{family:16} {told}  ({time.perf_counter() - start:.0f} s)", flush=True)
 
 

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,19 @@ QUESTIONS = [("same or different?", [(56, 56), (84, 56)]), ("which digit?", [(56
 SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
+def named(folder: Path) -> dict[str, str]:
+    """The CPU build is installed as vllm-cpu, and its own command asks for the version of a package called vllm."""
+    try:
+        version("vllm")
+        return {}
+    except PackageNotFoundError:
+        found = f"{version('vllm-cpu')}+cpu"
+        info = folder / "named" / f"vllm-{found}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {found}\n")
+        return {"PYTHONPATH": os.pathsep.join([str(info.parent), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
 @contextmanager
 def served(line: str, *more: str, folder: Path) -> Iterator[str]:
     """The address of a server that the line starts in a folder; it is ended, and nothing of it is left."""
@@ -47,7 +61,7 @@ def served(line: str, *more: str, folder: Path) -> Iterator[str]:
     command = [*shlex.split(line), "--host", "127.0.0.1", "--port", str(port), *more]
     log = folder / "server.log"
     with open(log, "wb") as out:
-        server = subprocess.Popen(command, cwd=folder, env=os.environ | SMALL, stdout=out, stderr=out)
+        server = subprocess.Popen(command, cwd=folder, env=os.environ | SMALL | named(folder), stdout=out, stderr=out)
     family = [psutil.Process(server.pid)]
     try:
         address = f"http://127.0.0.1:{port}"

@@ -71,11 +71,14 @@ class EngineSettings:
 class VllmEngine:
     """Generates with vLLM and its own copy of a `Policy`'s weights. Not usable before the first `load_weights`.
 
+    Several processes with a sharded policy have one each. They make them at the same moment, and call `load_weights`
+    together; each generates for itself.
+
     Args:
         policy: whose weights are copied; with an adapter the base once, at the start, then the adapter alone.
         tokenizer: the trainer's; decodes responses.
         say: told once what does not happen on this platform.
-    Raises: EngineError when vllm cannot be imported or does not start.
+    Raises: EngineError when vllm cannot be imported, cannot generate for the model, or does not start.
     """
 
     copies_weights = True
@@ -335,9 +338,10 @@ def _start(policy: Policy, names: Mapping[str, str], settings: EngineSettings) -
                 limit_mm_per_prompt={"image": MAX_IMAGES, "video": 0}, enable_prefix_caching=True,
                 logprobs_mode="processed_logprobs", disable_log_stats=True, **options,
             )  # fmt: skip
-        except (RuntimeError, ValueError, OSError) as error:
+        except Exception as error:  # of any kind: a model that it does not expect ends in a KeyError, say
             raise EngineError(
-                f"vLLM does not start: {error}", hint="its own messages: VLLM_LOGGING_LEVEL=INFO"
+                f"vLLM does not start: {type(error).__name__}: {error}",
+                hint='its own messages: VLLM_LOGGING_LEVEL=INFO; without it: rollout.engine = "torch"',
             ) from error
     delivery.check("start of the engine")
     return llm
