@@ -131,9 +131,12 @@ class Delivery:
         for name, parameter in model.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name.replace(BASE_LAYER, "."))
         arrived = {n for same in names.values() if loaded & set(same) for n in same}
-        parameters = {n for same in names.values() for n in same}
         # Some say it for themselves and some for their parts alone.
         fused = {k: v for m in model.modules() for k, v in (getattr(m, "packed_modules_mapping", None) or {}).items()}
+        every = {n for same in names.values() for n in same}
+        homes = {_home(new, every, fused) for n in self.sent if (new := rename(n)) is not None}
+        # Of several names of one tensor those that something was sent for: others are the engine's second ways to it.
+        parameters = {n for same in names.values() for n in ([x for x in same if x in homes] or same[:1])}
         self.lost = dropped_tensors(self.sent, arrived, parameters, rename=rename, fused=fused)
         return loaded
 
