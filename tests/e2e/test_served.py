@@ -108,7 +108,7 @@ def expected(folder: Path, max_tokens: int) -> list[tuple[tuple[int, ...], tuple
     params = SamplingParams(0.0, max_new_tokens=max_tokens, stop_ids=stop_ids_of(model, processor.tokenizer))
     engine = TorchEngine(Policy(model), processor.tokenizer)
     for text, sizes in QUESTIONS:
-        row = Row("row", "source", "task", {}, tuple(Media(str(k), *size) for k, size in enumerate(sizes)))
+        row = Row("row", "source", "task", {}, tuple(Media(f"{text}-{k}", *size) for k, size in enumerate(sizes)))
         pictures = [image(k, *size) for k, size in enumerate(sizes)]
         prompt = encoder.encode(row, [Message("user", "<image>" * len(sizes) + text)], pictures)
         [[answer]] = engine.generate([Request(prompt, 1, 0)], params)
