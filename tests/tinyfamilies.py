@@ -18,7 +18,7 @@ TEXT = {
     "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 320, "max_position_embeddings": 2048, "pad_token_id": 0,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-VISION = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
+VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
 AXES = {"rope_type": "default", "rope_theta": 1e4}
 TOKENS = {
     "image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": START, "vision_end_token_id": END,
@@ -161,7 +161,7 @@ def _gemma3() -> TinyFamily:
     text = TEXT | {"sliding_window": 12, "query_pre_attn_scalar": 16,
                    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}  # fmt: skip
     config = transformers.Gemma3Config(
-        text_config=text, vision_config=_tower() | {"vision_use_head": False}, image_token_id=IMAGE,
+        text_config=text, vision_config=_tower(), image_token_id=IMAGE,
         boi_token_index=START, eoi_token_index=END, mm_tokens_per_image=4,
     )  # fmt: skip
     model = wake(transformers.Gemma3ForConditionalGeneration(config))
@@ -247,7 +247,7 @@ def _minicpm() -> TinyFamily:
 
 def _llava() -> TinyFamily:
     """A family that is not in the table: it takes the padded path."""
-    vision = _tower() | {"model_type": "siglip_vision_model", "vision_use_head": False}
+    vision = _tower() | {"model_type": "siglip_vision_model"}
     config = transformers.LlavaConfig(
         text_config=TEXT | {"model_type": "llama"}, vision_config=vision,
         image_token_index=IMAGE, vision_feature_select_strategy="full", vision_feature_layer=-1,
@@ -258,17 +258,20 @@ def _llava() -> TinyFamily:
 def build(name: str, wide: bool = False) -> TinyFamily:
     """The same weights every time: some families draw a few of them from the global generator.
 
-    Args: wide: with heads that are 32 wide, and half as many: vLLM has no kernels for narrower ones.
+    Args: wide: with heads that are 32 wide, and half as many: vLLM has no kernels for narrower ones. And without
+        SigLIP's pooling head, which published models of these families do not have.
     """
     narrow = dict(TEXT)
     if wide:
         TEXT.update(head_dim=32, num_attention_heads=2, num_key_value_heads=1)
+        VISION["vision_use_head"] = False
     try:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return BUILDERS[name]()
     finally:
         TEXT.update(narrow)
+        VISION.pop("vision_use_head", None)
 
 
 BUILDERS: dict[str, Callable[[], TinyFamily]] = {

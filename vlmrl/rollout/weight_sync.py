@@ -130,7 +130,8 @@ class Delivery:
         names: dict[int, list[str]] = {}  # of one tensor: a tied head is loaded with the embeddings while it is theirs
         for name, parameter in model.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name.replace(BASE_LAYER, "."))
-        arrived = {n for same in names.values() if loaded & set(same) for n in same}
+        # What is loaded may be a buffer, too.
+        arrived = loaded | {n for same in names.values() if loaded & set(same) for n in same}
         # Some say it for themselves and some for their parts alone.
         fused = {k: v for m in model.modules() for k, v in (getattr(m, "packed_modules_mapping", None) or {}).items()}
         every = {n for same in names.values() for n in same}
