@@ -18,7 +18,7 @@ TEXT = {
     "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 320, "max_position_embeddings": 2048, "pad_token_id": 0,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-VISION = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
+VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
 AXES = {"rope_type": "default", "rope_theta": 1e4}
 TOKENS = {
     "image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": START, "vision_end_token_id": END,
@@ -134,7 +134,7 @@ def _qwen3_5_moe() -> TinyFamily:
 def _glm(name: str) -> TinyFamily:
     vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
               "patch_size": 14, "image_size": 112}  # fmt: skip
-    text = _axes(1, 1, 2, partial_rotary_factor=0.5)
+    text = _axes(1, 1, 2, partial_rotary_factor=0.5) | {"attention_bias": True}
     tokens = {"image_token_id": IMAGE, "video_token_id": VIDEO, "image_start_token_id": START,
               "image_end_token_id": END}  # fmt: skip
     return _grid(name, text, vision, **tokens, tie_word_embeddings=False)
@@ -161,8 +161,8 @@ def _gemma3() -> TinyFamily:
     text = TEXT | {"sliding_window": 12, "query_pre_attn_scalar": 16,
                    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}  # fmt: skip
     config = transformers.Gemma3Config(
-        text_config=text, vision_config=_tower(), image_token_id=IMAGE, boi_token_index=START, eoi_token_index=END,
-        mm_tokens_per_image=4,
+        text_config=text, vision_config=_tower(), image_token_id=IMAGE,
+        boi_token_index=START, eoi_token_index=END, mm_tokens_per_image=4,
     )  # fmt: skip
     model = wake(transformers.Gemma3ForConditionalGeneration(config))
 
@@ -181,7 +181,8 @@ def _gemma4(bidirectional: str | None = "vision", shared: int = 0) -> TinyFamily
         "vocab_size_per_layer_input": 320, "final_logit_softcapping": 3.0, "num_kv_shared_layers": shared,
     }  # fmt: skip
     vision = VISION | {"num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4,
-                       "position_embedding_size": 32, "pooling_kernel_size": 3}  # fmt: skip
+                       "position_embedding_size": 32, "pooling_kernel_size": 3,
+                       "default_output_length": 70}  # fmt: skip
     config = transformers.Gemma4Config(
         text_config=text, vision_config=vision, audio_config=None, image_token_id=IMAGE, video_token_id=VIDEO,
         boi_token_id=START, eoi_token_id=END, audio_token_id=14, boa_token_id=15, eoa_token_index=16,
@@ -246,8 +247,9 @@ def _minicpm() -> TinyFamily:
 
 def _llava() -> TinyFamily:
     """A family that is not in the table: it takes the padded path."""
+    vision = _tower() | {"model_type": "siglip_vision_model"}
     config = transformers.LlavaConfig(
-        text_config=TEXT | {"model_type": "llama"}, vision_config=_tower() | {"model_type": "siglip_vision_model"},
+        text_config=TEXT | {"model_type": "llama"}, vision_config=vision,
         image_token_index=IMAGE, vision_feature_select_strategy="full", vision_feature_layer=-1,
     )  # fmt: skip
     return _tiles(transformers.LlavaForConditionalGeneration(config), 16, lambda p: {"pixel_values": p}, None)
@@ -256,17 +258,20 @@ def _llava() -> TinyFamily:
 def build(name: str, wide: bool = False) -> TinyFamily:
     """The same weights every time: some families draw a few of them from the global generator.
 
-    Args: wide: with heads that are 32 wide, and half as many: vLLM has no kernels for narrower ones.
+    Args: wide: with heads that are 32 wide, and half as many: vLLM has no kernels for narrower ones. And without
+        SigLIP's pooling head, which published models of these families do not have.
     """
     narrow = dict(TEXT)
     if wide:
         TEXT.update(head_dim=32, num_attention_heads=2, num_key_value_heads=1)
+        VISION["vision_use_head"] = False
     try:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return BUILDERS[name]()
     finally:
         TEXT.update(narrow)
+        VISION.pop("vision_use_head", None)
 
 
 BUILDERS: dict[str, Callable[[], TinyFamily]] = {

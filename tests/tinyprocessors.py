@@ -69,7 +69,7 @@ def _glm(name: str, processor: str) -> Any:
     images = getattr(transformers, f"{processor}ImageProcessor")(size=size)
     module = __import__(f"transformers.models.{name}.video_processing_{name}", fromlist=["x"])
     return getattr(transformers, f"{processor}Processor")(
-        image_processor=images, tokenizer=tokenizer(*names, {}),
+        image_processor=images, tokenizer=tokenizer(*names, {}, "<|begin_of_video|>", "<|end_of_video|>"),
         video_processor=getattr(module, f"{processor}VideoProcessor")(),
         chat_template=template(names[2] + names[0] + names[3]),
     )  # fmt: skip

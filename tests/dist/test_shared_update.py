@@ -78,3 +78,8 @@ def test_engine_of_a_sharded_policy_samples_the_same(outcome: Path) -> None:
     one, two = (json.loads((outcome / f"{size}.json").read_text())["samples"] for size in (1, 2))
     assert one == two
     assert len({tuple(ids) for prompt in one for ids in prompt}) > 6
+
+
+def test_gathered_in_buckets_tensors_are_what_was_sharded() -> None:
+    """Rows that three processes do not divide, fewer rows than processes, plain tensors among them, other dtypes."""
+    run_ranks(3, TESTS / "dist" / "gather_rank.py")

@@ -10,8 +10,10 @@ import pytest
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.recipe.load import load_recipe
+from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.digits.task import prepare_digits
+from vlmrl.train import rl
 from vlmrl.train.start import Labels, run_session, start_run
 
 REWARD = """
@@ -72,6 +74,29 @@ def train(place: Path, root: Path, *overrides: str) -> Run:
     run = start_run(loaded, root, ["vlmrl"], Labels(None, (), ""))
     assert run_session(run, loaded.recipe, root, Silent(), None) == "done"
     return open_run(root, run.id)
+
+
+@pytest.mark.parametrize(("reward", "changed"), [("same", False), ("score", True)])
+def test_a_step_of_dead_groups_alone_sends_nothing_to_the_engine_and_checks_nothing(
+    place, tmp_path, monkeypatch, reward, changed
+):
+    synced = []
+
+    class Copying(TorchEngine):
+        """Takes itself for an engine with weights of its own."""
+
+        copies_weights = True
+
+        def load_weights(self, version: int, *, changed: bool = True) -> None:
+            super().load_weights(version, changed=changed)
+            synced.append((version, changed))
+
+    monkeypatch.setattr(rl, "make_generator", lambda r, policy, encoder, *_: Copying(policy, encoder.tokenizer))
+    run = train(place, tmp_path, f"reward.name={place}/reward.py:{reward}")
+    assert synced == [(0, True), (1, changed), (2, changed)]
+    assert ["policy/sync_gap_max" in line for line in run.metrics("train")] == [changed, changed]
+    versions = [s.trajectory.version for step in range(2) for g in run.read_rollouts(step) for s in g.samples]
+    assert versions == [0] * 9 + [1] * 9
 
 
 def finite(metrics) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.algo.family import algorithm_of
 from vlmrl.errors import CheckpointError, Problem, gib
-from vlmrl.recipe.check_engine import VLLM_HINT
+from vlmrl.recipe.check_engine import TORCH_HINT, VLLM_HINT, vllm_refusal
 from vlmrl.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:
@@ -129,6 +129,17 @@ def check_trained(loaded: LoadedRecipe, facts: ModelFacts) -> list[Problem]:
         keys = [("lora", key) for key in ("targets", "exclude") if f"lora.{key}" in error.message]
         return [Problem(error.message, loaded.where(*keys, ("lora", "rank")), error.hint)]
     return []
+
+
+def check_served(loaded: LoadedRecipe, facts: ModelFacts) -> list[Problem]:
+    """Whether the engine that the recipe names can generate for this model on this machine."""
+    from vlmrl.model.facts import device_facts
+
+    recipe = loaded.recipe
+    if recipe.rollout.engine != "vllm" or recipe.kind != "rl":
+        return []
+    why = vllm_refusal(facts.model_type, device_facts(recipe.model.device)[0]["kind"], recipe.model.dtype)
+    return [] if why is None else [Problem(why, loaded.where(("rollout", "engine")), TORCH_HINT)]
 
 
 def check_installed(loaded: LoadedRecipe) -> list[Problem]:

@@ -71,9 +71,10 @@ def check_model(loaded: LoadedRecipe, model_files: str | None = None, runs_folde
     recipe = loaded.recipe
     problems: list[Problem] = []
     try:
-        if recipe.lora is not None or recipe.model.freeze or runs_folder is not None:
+        vllm = recipe.rollout.engine == "vllm"
+        if recipe.lora is not None or recipe.model.freeze or vllm or runs_folder is not None:
             facts = model_facts(recipe.model, path=model_files)
-            problems += machine.check_trained(loaded, facts)
+            problems += machine.check_trained(loaded, facts) + machine.check_served(loaded, facts)
             if runs_folder is not None and not problems:
                 problems += _check_disk(loaded, runs_folder, facts)[0]
         if any(loaded.is_set(("model", key)) for key in tokens.PIXEL_KEYS):
@@ -206,7 +207,7 @@ def _check_machine(
         where = loaded.where(("model", "path"))
         found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
         return
-    problems = machine.check_trained(loaded, facts)
+    problems = machine.check_trained(loaded, facts) + machine.check_served(loaded, facts)
     if problems:
         found.problems += [p for p in problems if not _told(p, found.problems)]
         return

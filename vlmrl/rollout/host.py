@@ -32,8 +32,8 @@ from vlmrl.types import SamplingParams
 class SentWeights:
     """The weights that the leader sends, as they arrive. `written`: folder that it wrote its newest adapter into."""
 
-    def __init__(self, leader: socket.socket, adapted: bool) -> None:
-        self.leader, self.adapted, self.written = leader, adapted, ""
+    def __init__(self, leader: socket.socket) -> None:
+        self.leader, self.model_type, self.adapted, self.written = leader, "", False, ""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         return wire.receive_tensors(self.leader)
@@ -48,7 +48,7 @@ class Host:
     def __init__(self, trainers: dict[int, socket.socket], leader: int) -> None:
         self.trainers, self.leader = trainers, trainers[leader]
         self.engine: VllmEngine | None = None
-        self.weights = SentWeights(self.leader, False)
+        self.weights = SentWeights(self.leader)
         self.pictures: dict[int, dict[str, Image.Image]] = {rank: {} for rank in trainers}
 
     def serve(self) -> None:
@@ -71,7 +71,7 @@ class Host:
             path=settings.folder, revision=settings.revision, trust_remote_code=settings.trust_remote_code, device="cpu"
         )  # fmt: skip
         tokenizer = load_processor(model).tokenizer
-        self.weights.adapted = settings.lora_rank > 0
+        self.weights.model_type, self.weights.adapted = told["model_type"], settings.lora_rank > 0
         self.engine = VllmEngine(self.weights, tokenizer, settings, say=lambda text: print(text, file=sys.stderr))
         wire.send(self.leader, {"done": "build"})
 

@@ -56,7 +56,7 @@ class SplitEngine:
         self._known = [wire.Known() for _ in cards]
         self._asked: list[list[int]] | None = None
         for i in self._hosts:
-            wire.send(self._links[i], {"do": "build", "settings": asdict(settings)})
+            wire.send(self._links[i], {"do": "build", "settings": asdict(settings), "model_type": weights.model_type})
         self._stream()
         for i in self._hosts:
             self._answer(i)

@@ -17,7 +17,7 @@ import torch
 
 from vlmrl.dist.guest import has_world, undisturbed, world_kept
 from vlmrl.errors import EngineError
-from vlmrl.recipe.check_engine import MIN_TEMPERATURE, VLLM_HINT
+from vlmrl.recipe.check_engine import MIN_TEMPERATURE, TORCH_HINT, VLLM_HINT, vllm_refusal
 from vlmrl.rollout.engine import Request, finish_reason
 from vlmrl.rollout.owned_folder import OwnedFolder
 from vlmrl.rollout.weight_sync import Delivery, WeightSource
@@ -68,11 +68,14 @@ class EngineSettings:
 class VllmEngine:
     """Generates with vLLM and its own copy of a policy's weights. Not usable before the first `load_weights`.
 
+    Several processes with a sharded policy have one each. They make them at the same moment, and call `load_weights`
+    together; each generates for itself.
+
     Args:
         weights: what is copied; with an adapter the base once, at the start, then the adapter alone.
         tokenizer: the trainer's; decodes responses.
         say: told once what does not happen on this platform.
-    Raises: EngineError when vllm cannot be imported or does not start.
+    Raises: EngineError when vllm cannot be imported, cannot generate for the model, or does not start.
     """
 
     copies_weights = True
@@ -80,6 +83,9 @@ class VllmEngine:
     def __init__(
         self, weights: WeightSource, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]
     ) -> None:  # fmt: skip
+        why = vllm_refusal(weights.model_type, settings.device, settings.dtype)
+        if why is not None:
+            raise EngineError(why, hint=TORCH_HINT)
         self.weights, self.tokenizer, self.settings = weights, tokenizer, settings
         self.version = 0
         self._loaded = self._discarded = False
@@ -106,8 +112,12 @@ class VllmEngine:
 
     def wake(self) -> None:
         """Undo `sleep`; `load_weights` does it too, weights first."""
+        self._wake()
+
+    def _wake(self, *tags: str) -> None:
         if self._sleeps and self._llm.llm_engine.is_sleeping():
-            self._llm.wake_up()
+            torch.cuda.empty_cache()  # the engine's memory is not torch's: what the trainer freed must go back
+            self._llm.wake_up(tags=list(tags) or None)
 
     def load_weights(self, version: int, *, changed: bool = True) -> None:
         """Copy the policy's weights and forget what was computed with the old ones. All processes of a sharded policy
@@ -115,8 +125,7 @@ class VllmEngine:
 
         Raises: EngineError when a tensor did not arrive.
         """
-        if self._sleeps and self._llm.llm_engine.is_sleeping():
-            self._llm.wake_up(tags=["weights"])
+        self._wake("weights")
         if changed or self._discarded or not self._loaded:
             if self.weights.adapted:
                 self._send_adapter(version)
@@ -324,9 +333,10 @@ def _start(weights: WeightSource, settings: EngineSettings) -> Any:
                 limit_mm_per_prompt={"image": MAX_IMAGES, "video": 0}, enable_prefix_caching=True,
                 logprobs_mode="processed_logprobs", disable_log_stats=True, **options,
             )  # fmt: skip
-        except (RuntimeError, ValueError, OSError) as error:
+        except Exception as error:  # of any kind: a model that it does not expect ends in a KeyError, say
             raise EngineError(
-                f"vLLM does not start: {error}", hint="its own messages: VLLM_LOGGING_LEVEL=INFO"
+                f"vLLM does not start: {type(error).__name__}: {error}",
+                hint='its own messages: VLLM_LOGGING_LEVEL=INFO; without it: rollout.engine = "torch"',
             ) from error
     delivery.check("start of the engine")
     return llm
@@ -340,6 +350,7 @@ def _on_this_card(settings: EngineSettings) -> dict[str, Any]:
     of its own: engines that are built at the same moment would write the same files.
     """
     card = torch.cuda.current_device()
+    torch.cuda.empty_cache()
     os.environ["VLLM_CACHE_ROOT"] = os.path.join(CACHE, f"card-{card}")
     total = torch.cuda.get_device_properties(card).total_memory
     return {"device_ids": [card], "gpu_memory_utilization": min(1.0, settings.kv_cache_bytes / total)}

@@ -109,8 +109,12 @@ def _gather(shards: Sequence[DTensor]) -> Sequence[Tensor]:
 
 
 class WeightSource(Protocol):
-    """Where an engine gets its weights from. Attributes: adapted: whether there is an adapter."""
+    """Where an engine gets its weights from.
 
+    Attributes: model_type: the model's, as transformers calls it. adapted: whether there is an adapter.
+    """
+
+    model_type: str
     adapted: bool
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -132,7 +136,7 @@ class PolicyWeights:
 
     def __init__(self, model: Any, dtype: torch.dtype, folder: str) -> None:
         self.model, self.dtype, self.folder = model, dtype, folder
-        self.adapted = has_adapter(model)
+        self.model_type, self.adapted = str(model.config.model_type), has_adapter(model)
         self.names = engine_names(model)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -165,10 +169,14 @@ class Delivery:
         names: dict[int, list[str]] = {}  # of one tensor: a tied head is loaded with the embeddings while it is theirs
         for name, parameter in model.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name.replace(BASE_LAYER, "."))
-        arrived = {n for same in names.values() if loaded & set(same) for n in same}
-        parameters = {n for same in names.values() for n in same}
+        # What is loaded may be a buffer, too.
+        arrived = loaded | {n for same in names.values() if loaded & set(same) for n in same}
         # Some say it for themselves and some for their parts alone.
         fused = {k: v for m in model.modules() for k, v in (getattr(m, "packed_modules_mapping", None) or {}).items()}
+        every = {n for same in names.values() for n in same}
+        homes = {_home(new, every, fused) for n in self.sent if (new := rename(n)) is not None}
+        # Of several names of one tensor those that something was sent for: others are the engine's second ways to it.
+        parameters = {n for same in names.values() for n in ([x for x in same if x in homes] or same[:1])}
         self.lost = dropped_tensors(self.sent, arrived, parameters, rename=rename, fused=fused)
         return loaded
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from vlmrl.check import machine
+from vlmrl.model import facts
 from vlmrl.recipe.check_engine import check_engine
 from vlmrl.recipe.load import load_recipe
 
@@ -35,6 +36,26 @@ def test_what_vllm_cannot_do_is_refused_for_vllm_alone(tmp_path, text, key):
 def test_quantized_weights_are_refused(tmp_path):
     recipe = loaded(tmp_path, 'model.quantize="4bit"', "rollout.engine=vllm", text="[lora]\nrank = 8\n")
     assert ["model.quantize" in p.message for p in check_engine(recipe)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "dtype", "kind", "refused"),
+    [
+        ("gemma3", "bfloat16", "cpu", True),
+        ("gemma3", "bfloat16", "cuda", False),
+        ("qwen3_5", "float32", "cpu", True),
+        ("qwen3_5", "bfloat16", "cpu", False),
+        ("qwen2_5_vl", "float32", "cpu", False),
+    ],
+)
+def test_a_family_that_vllm_cannot_serve_here_is_refused_before_a_weight_is_read(
+    tmp_path, monkeypatch, model_type, dtype, kind, refused
+):
+    monkeypatch.setattr(facts, "device_facts", lambda wanted: ({"kind": kind}, []))
+    model = facts.ModelFacts(model_type, {}, {}, {})
+    found = machine.check_served(loaded(tmp_path, "rollout.engine=vllm", f"model.dtype={dtype}"), model)
+    assert [model_type in p.message and 'engine = "torch"' in (p.hint or "") for p in found] == [True] * refused
+    assert not machine.check_served(loaded(tmp_path, f"model.dtype={dtype}"), model)
 
 
 def test_a_missing_vllm_is_said_with_how_to_get_it(tmp_path, monkeypatch):

@@ -54,19 +54,28 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_and_that_of_a_liv
     own.close()
 
 
-def test_a_folder_that_is_taken_away_before_it_is_held_is_made_anew(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("moment", ["before it is opened", "before it is locked"])
+def test_a_folder_that_is_taken_away_before_it_is_held_is_made_anew(tmp_path: Path, monkeypatch, moment: str) -> None:
     """Between its making and its lock another process may take it for a dead one's."""
-    real, made = owned_folder.tempfile.mkdtemp, []
+    make, lock, made = owned_folder.tempfile.mkdtemp, owned_folder.fcntl.flock, []
 
-    def make(**options) -> str:
-        made.append(real(**options))
-        if len(made) == 1:
-            owned_folder._remove_ownerless(tmp_path)
+    def cleaned_up(when: str) -> None:
+        if when == moment and len(made) == 1:
+            Path(made[0]).rmdir()
+
+    def mkdtemp(**options) -> str:
+        made.append(make(**options))
+        cleaned_up("before it is opened")
         return made[-1]
 
-    monkeypatch.setattr(owned_folder.tempfile, "mkdtemp", make)
+    def flock(handle: int, how: int) -> None:
+        cleaned_up("before it is locked")
+        lock(handle, how)
+
+    monkeypatch.setattr(owned_folder.tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr(owned_folder.fcntl, "flock", flock)
     folder = OwnedFolder(tmp_path)
-    assert len(made) == 2 and str(folder.path) == made[1] and not Path(made[0]).exists()
+    assert len(made) == 2 and str(folder.path) == made[1] and folder.path.is_dir() and not Path(made[0]).exists()
     folder.close()
 
 

@@ -180,6 +180,16 @@ def test_new_weights_leave_nothing_old_behind(engine, policy, prompts, params):
             assert {s.version for g in answers for s in g} == {version}
 
 
+def test_where_nothing_changed_only_the_version_does(engine, policy, prompts, params, monkeypatch):
+    requests = requests_of(prompts)
+    before = engine.generate(requests, params)
+    monkeypatch.setattr(engine, "_send_all", lambda version: pytest.fail("weights were sent"))
+    engine.load_weights(6, changed=False)
+    after = engine.generate(requests, params)
+    assert [[replace(s, version=0) for s in g] for g in after] == before
+    assert {s.version for g in after for s in g} == {6}
+
+
 def test_a_tensor_that_the_engine_drops_is_named(engine, policy, prompts, params, monkeypatch):
     name = "model.layers.1.self_attn.k_proj.weight"
     real = weight_sync.base_tensors

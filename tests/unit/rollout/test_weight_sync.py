@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
-from vlmrl.rollout.weight_sync import dropped_tensors
+from vlmrl.rollout import weight_sync
+from vlmrl.rollout.weight_sync import Delivery, dropped_tensors
 
 FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "qkv": ["qkv"]}
 SENT = [
@@ -49,3 +52,46 @@ def test_a_tensor_the_engine_has_no_place_for_is_named():
 def test_a_weight_sent_fused_needs_no_parts():
     sent = [n for n in SENT if "_proj.weight" not in n] + ["model.layers.0.qkv_proj.weight"]
     assert lost(sent=sent) == []
+
+
+def delivered(*, skipped: str = "") -> list[str] | None:
+    """What a delivery finds lost, to an engine that reaches a layer by a second way too and fuses two of its weights.
+
+    Args: skipped: a weight that its loader leaves out.
+    """
+
+    class Inner(nn.Module):
+        packed_modules_mapping = {"qk": ["q", "k"]}
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.qk, self.out = nn.Linear(2, 4, bias=False), nn.Linear(2, 2, bias=False)
+
+    engine = nn.ModuleDict({"second": nn.ModuleDict({"way": Inner()})})
+    engine["layer"] = engine["second"]["way"]  # type: ignore[index]
+    trained = nn.ModuleDict({"layer": nn.ModuleDict({n: nn.Linear(2, 2, bias=False) for n in ("q", "k", "out")})})
+    delivery = Delivery(trained, {n: n for n in trained.state_dict()}, torch.float32)
+
+    def load(tensors) -> set[str]:
+        names = [n for n, _ in tensors if n != skipped]
+        return {"layer.qk.weight" if n[6] in "qk" else n for n in names}
+
+    delivery.load_into(engine, load)
+    return delivery.lost
+
+
+def test_a_second_way_to_a_weight_is_no_other_weight():
+    assert delivered() == []
+    assert delivered(skipped="layer.out.weight") == ["layer.out.weight"]
+
+
+def test_what_an_engines_loader_does_not_read_is_gathered_all_the_same(monkeypatch):
+    """Other processes wait for it."""
+    trained = nn.ModuleDict({n: nn.Linear(2, 2, bias=False) for n in ("a", "b", "c")})
+    given = []
+    real = weight_sync.whole_tensors
+    monkeypatch.setattr(weight_sync, "whole_tensors", lambda *a: (given.append(pair[0]) or pair for pair in real(*a)))
+    delivery = Delivery(trained, {n: n for n in trained.state_dict()}, torch.float32)
+    delivery.load_into(nn.ModuleDict({"a": nn.Linear(2, 2, bias=False)}), lambda tensors: {next(tensors)[0]})
+    assert given == ["a.weight", "b.weight", "c.weight"]
+    assert delivery.lost == ["b.weight", "c.weight"]

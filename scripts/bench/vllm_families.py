@@ -1,0 +1,67 @@
+"""Which families the installed vLLM can generate for, on a CPU: prints the table, one engine start a line.
+
+    python scripts/bench/vllm_families.py [FAMILY ...] [--lora] [--dtype bfloat16]
+
+Each line is a process of its own: a tiny random model of the family's own class, three full weight syncs (or of the
+adapter alone), text and image prompts. `gap`: largest difference of the trainer's and the engine's log-probs after a
+sync, nats; `ids`: greedy ids equal to the built-in engine's. Known refusals (vlmrl/recipe/check_engine.py) are tried
+all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve()
+BOUND = {"float32": 2e-5, "bfloat16": 0.3}
+"""Nats. In bfloat16 a log-prob of -8 has steps of 0.03, and two ways of rounding the layers before it."""
+SECONDS = 300
+
+
+def line(family: str, lora: bool, dtype: str) -> str:
+    """Measure a family in this process."""
+    sys.path.insert(0, str(HERE.parents[2] / "tests"))
+    from vllm_family import measure
+
+    from vlmrl.rollout import vllm_engine
+
+    vllm_engine.vllm_refusal = lambda *_: None
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(family, Path(folder), lora=lora, dtype=dtype)
+    good = max(found.gap) < BOUND[dtype] and all(found.same)
+    return f"{'yes' if good else 'NO':4}gap {max(found.gap):.1e}  stale {min(found.stale):.1e}  ids {all(found.same)}"
+
+
+def main() -> None:
+    """Parse the arguments; start a process a family, or be one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("family", nargs="*")
+    parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--dtype", default="float32", choices=list(BOUND))
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.here:
+        print(line(asked.family[0], asked.lora, asked.dtype))
+        return
+    sys.path.insert(0, str(HERE.parents[2] / "tests"))
+    from tinyfamilies import BUILDERS
+
+    more = ["--dtype", asked.dtype, *(["--lora"] if asked.lora else [])]
+    for family in asked.family or BUILDERS:
+        start = time.perf_counter()
+        command = [sys.executable, str(HERE), family, "--here", *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        if done.returncode == 0:
+            told = done.stdout.strip().splitlines()[-1]
+        else:
+            told = "NO  " + [text for text in done.stderr.splitlines() if "Error: " in text][-1][:300]
+        print(f"{family:16} {told}  ({time.perf_counter() - start:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""A tiny model of a family under vLLM: are the engine's log-probs and ids the trainer's, after every sync?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from tinyfamilies import build
+from tinyprocessors import encoder_of
+from tinyworld import encoded, prompt_tokens
+
+from vlmrl.data.batch import TrainItem, make_row
+from vlmrl.data.encode import EncodedPrompt
+from vlmrl.model.load import banned_ids_of, share_prefix
+from vlmrl.model.lora import adapter_rank, attach_adapter
+from vlmrl.model.policy import Policy
+from vlmrl.recipe.schema import Lora
+from vlmrl.rollout.engine import Request
+from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
+from vlmrl.rollout.weight_sync import PolicyWeights
+from vlmrl.types import Sample, SamplingParams, Segment
+
+SYNCS = 3
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a family does.
+
+    Args:
+        gap: largest |trainer - engine| log-prob after each sync, nats; over text and image prompts alike.
+        stale: the same before each sync but the first, the trainer's weights already changed.
+        same: whether the greedy ids were the built-in engine's, after each sync.
+    """
+
+    gap: Sequence[float]
+    stale: Sequence[float]
+    same: Sequence[bool]
+
+
+def measure(name: str, folder: Path, *, lora: bool = False, dtype: str = "float32") -> Found:
+    """Three syncs of a family of tests/tinyfamilies.py, the weights (or the adapter's) changed before each.
+
+    Args: folder: where its configuration and processor are written. Raises: what vLLM raises.
+    """
+    encoder, model = encoder_of(name), build(name, wide=True).model.to(DTYPES[dtype])
+    model.save_pretrained(folder)
+    encoder.processor.save_pretrained(folder)
+    if lora:
+        attach_adapter(model, Lora(rank=4, alpha=8), dtype=DTYPES[dtype])
+    share_prefix(model)
+    banned = banned_ids_of(model, encoder.tokenizer)
+    policy, cold = (Policy(model, temperature=t, banned_ids=banned) for t in (0.9, 1.0))
+    settings = EngineSettings(
+        str(folder), dtype, "cpu", 900, 2**28, encoder.image_arguments, lora_rank=adapter_rank(model)
+    )
+    prompts = [
+        encoded(encoder, "same?", name="t"), encoded(encoder, "0 1 2 yes", [(90, 70)], name="one"),
+        encoded(encoder, "same or different?", [(56, 56), (64, 64)], name="two"),
+    ]  # fmt: skip
+    warm = SamplingParams(0.9, max_new_tokens=16, banned_ids=banned)
+    greedy = replace(warm, temperature=0.0)
+    requests = [Request(p, 3, 100 * i) for i, p in enumerate(prompts)]
+    weights = PolicyWeights(policy.model, torch.float32, settings.folder)
+    engine, ours = VllmEngine(weights, encoder.tokenizer, settings, say=str), TorchEngine(cold, encoder.tokenizer)
+    gaps, stale, same = [], [], []
+    for version in range(SYNCS):
+        if version:
+            _change(policy, version)
+            stale.append(_gap(policy, prompts, engine.generate(requests, warm)))
+        engine.load_weights(version)
+        gaps.append(_gap(policy, prompts, engine.generate(requests, warm)))
+        once = [replace(r, num_samples=1) for r in requests]
+        found, expected = (e.generate(once, greedy) for e in (engine, ours))
+        same.append([s.token_ids for [s] in found] == [s.token_ids for [s] in expected])
+    engine.close()
+    return Found(gaps, stale, same)
+
+
+def _change(policy: Policy, seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in policy.model.named_parameters():
+            if p.ndim >= 2 and p.requires_grad:
+                p.add_((0.1 if ".lora_" in name else 0.1 * p.std()) * torch.randn(p.shape, generator=rng).to(p.dtype))
+
+
+def _gap(policy: Policy, prompts: Sequence[EncodedPrompt], answers: Sequence[Sequence[Sample]]) -> float:
+    gaps = []
+    for prompt, samples in zip(prompts, answers, strict=True):
+        tokens = prompt_tokens(prompt)
+        items = [TrainItem(tokens, 0, (Segment("a", s.token_ids, True),), k) for k, s in enumerate(samples)]
+        with torch.no_grad():
+            logp = policy(make_row(items)).logp
+        gaps.append(float((logp - torch.tensor([x for s in samples for x in s.sampler_logp])).abs().max()))
+    return max(gaps)
