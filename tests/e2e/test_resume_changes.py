@@ -353,6 +353,21 @@ def test_the_kl_of_a_fork_is_to_its_parents_first_weights_not_to_what_it_forked_
 
 
 @pytest.mark.slow
+def test_a_fork_of_an_adapter_is_the_run_to_the_bit(place, tmp_path):  # noqa: F811
+    words = ("lora.rank=4", "train.steps=2", "algo.kl_coef=0.1", "checkpoint.every_steps=1", *CONSTANT)
+    parent, _ = begin(place, "rl", tmp_path, *words)
+    forked, status = fork(tmp_path, f"{parent.id}@1")
+    assert status == "done"
+    mine, theirs = (
+        io.load_file(r.checkpoint_dirs()[-1] / "adapter" / "adapter_model.safetensors") for r in (forked, parent)
+    )
+    assert all(torch.equal(mine[k], theirs[k]) for k in theirs) and any(
+        bool(theirs[k].any()) for k in theirs if "lora_B" in k
+    )
+    assert forked.metrics("train")[0]["loss/kl"] == parent.metrics("train")[1]["loss/kl"] > 0
+
+
+@pytest.mark.slow
 def test_forks_that_cannot_be(done):
     root, parent = done
     for ref, match in (

@@ -115,7 +115,7 @@ def plan_resume(root: Path, asked: Request) -> Plan:
         fork = f"vlmrl {COMMANDS[asked.kind]} --from {run.id}@last"
         hint = f"{way}; or leave this run as it is and fork it: {fork} ...; nothing was written"
         raise StoreError(
-            f"run {run.id} would not go on as it was:\n{told(plan.changes)}", where=str(run.dir), hint=hint
+            f"run {run.id} would not go on as it was:\n{told(plan.changes, run.id)}", where=str(run.dir), hint=hint
         )
     return plan
 
@@ -131,7 +131,7 @@ def plan_fork(root: Path, asked: Request) -> Plan:
     plan = _plan(run, run.checkpoint(which), asked)
     if any(c.kind == "refused" for c in plan.changes):
         raise StoreError(
-            f"the checkpoint does not fit:\n{told([c for c in plan.changes if c.kind == 'refused'])}",
+            f"the checkpoint does not fit:\n{told([c for c in plan.changes if c.kind == 'refused'], run.id)}",
             where=str(plan.checkpoint), hint="leave that out; nothing was written",
         )  # fmt: skip
     if plan.step >= plan.loaded.recipe.train.steps:
@@ -152,13 +152,14 @@ def parse_fork(ref: str) -> tuple[str, str | int]:
     return ref, "last"
 
 
-def told(changes: Sequence[Change]) -> str:
-    """Changes for people: what, old -> new, why; a diff below where there is one."""
+def told(changes: Sequence[Change], run: str = "RUN") -> str:
+    """Changes for people: what, old -> new, why; a diff below where there is one. `run`: its name in commands."""
     mark = {"free": "", "asked": "asked: ", "refused": "REFUSED: "}
     lines = []
     for c in changes:
         old, new = (redact_value(short_value(v), c.what) for v in (c.old, c.new))
-        lines.append(f"  {c.what}: {old} -> {new}   [{mark[c.kind]}{c.reason}]{f'  {c.where}' if c.where else ''}")
+        why = mark[c.kind] + c.reason.replace("RUN", run)
+        lines.append(f"  {c.what}: {old} -> {new}   [{why}]{f'  {c.where}' if c.where else ''}")
         lines += [f"      {line}" for line in c.diff.splitlines()]
     return "\n".join(lines)
 
