@@ -18,7 +18,7 @@ from vlmrl.errors import RewardError
 from vlmrl.recipe.load import load_recipe
 from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.digits.task import prepare_digits
-from vlmrl.train.resume import Asked, plan_resume
+from vlmrl.train.resume import Request, plan_resume
 from vlmrl.train.start import Labels, reopen_run, run_session, start_run
 
 MEASURED = ("time/", "memory/", "rollout/tokens_per_second")
@@ -108,7 +108,7 @@ def begin(place: Path, kind: str, root: Path, *overrides: str, stop_at: int | No
 
 
 def go_on(run: Run, kind: str, root: Path, stop_at: int | None = None):
-    reopened, recipe, checkpoint = reopen_run(root, plan_resume(root, Asked(run.id, kind)), ["vlmrl"])
+    reopened, recipe, checkpoint = reopen_run(root, plan_resume(root, Request(run.id, kind)), ["vlmrl"])
     status = run_session(reopened, recipe, root, Ears(stop_at), checkpoint)
     return open_run(root, run.id), status
 

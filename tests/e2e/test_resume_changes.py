@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_resume import Ears, assert_same_run, begin, command, history, place, plain  # noqa: F401
+from command_line import this_process
+from test_resume import Ears, assert_same_run, begin, history, place, plain  # noqa: F401
 
 from vlmrl.checkpoint import io
 from vlmrl.errors import StoreError
@@ -16,7 +17,7 @@ from vlmrl.store.kept import newest_resolved, read_resolved
 from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
 from vlmrl.tasks.digits.task import prepare_digits
-from vlmrl.train.resume import Asked, notes_of, plan_fork, plan_resume, told
+from vlmrl.train.resume import Request, notes_of, plan_fork, plan_resume, told
 from vlmrl.train.start import Labels, fork_run, reopen_run, run_session
 
 CONSTANT = ("optim.schedule=constant",)
@@ -37,14 +38,14 @@ def go_on(
     stop_at=None,
     ears: Ears | None = None,
 ):
-    plan = plan_resume(root, Asked(run.id, kind, recipe, overrides, accept))
+    plan = plan_resume(root, Request(run.id, kind, recipe, overrides, accept))
     reopened, settings, checkpoint = reopen_run(root, plan, ["vlmrl"])
     status = run_session(reopened, settings, root, ears or Ears(stop_at), checkpoint)
     return open_run(root, run.id), status
 
 
 def fork(root: Path, ref: str, *overrides: str, kind: str = "rl", stop_at=None):
-    plan = plan_fork(root, Asked(ref, kind, None, overrides))
+    plan = plan_fork(root, Request(ref, kind, None, overrides))
     made, settings, checkpoint = fork_run(root, plan, ["vlmrl"], Labels())
     status = run_session(made, settings, root, Ears(stop_at), checkpoint)
     return open_run(root, made.id), status
@@ -139,7 +140,7 @@ def test_a_done_run_without_more_to_do_is_left_alone_and_the_command_that_gives_
     before = files(run.dir)
     for overrides in ((), ("train.steps=3",), ("train.steps=4",), ("eval.every_steps=1",)):
         with pytest.raises(StoreError, match="is done: all steps done") as caught:
-            plan_resume(root, Asked(run.id, "rl", None, overrides))
+            plan_resume(root, Request(run.id, "rl", None, overrides))
         assert f"vlmrl train --resume {run.id} --set train.steps=" in (caught.value.hint or "")
     assert files(run.dir) == before
 
@@ -189,7 +190,7 @@ def test_what_the_checkpoint_does_not_fit_is_refused_even_when_accepted_and_for_
     before = files(root)
     for plan, ref in ((plan_resume, run.id), (plan_fork, f"{run.id}@3")):
         with pytest.raises(StoreError) as caught:
-            plan(root, Asked(ref, "rl", None, ("train.steps=6", override), True))
+            plan(root, Request(ref, "rl", None, ("train.steps=6", override), True))
         assert "REFUSED" in str(caught.value) and override.split("=")[0].split(".")[0] in str(caught.value)
     assert files(root) == before
 
@@ -211,7 +212,7 @@ def test_an_edited_recipe_file_is_compared_with_the_run(place, done, tmp_path): 
 @pytest.mark.slow
 def test_a_falling_learning_rate_cannot_be_continued_exactly_and_that_is_said(place, tmp_path):  # noqa: F811
     run, _ = begin(place, "sft", tmp_path, "train.steps=2")
-    plan = plan_resume(tmp_path, Asked(run.id, "sft", None, ("train.steps=4",)))
+    plan = plan_resume(tmp_path, Request(run.id, "sft", None, ("train.steps=4",)))
     assert any("cosine" in note and "from step 2 on" in note for note in notes_of(plan))
 
 
@@ -263,7 +264,7 @@ def test_another_dataset_is_told_by_rows_and_fingerprint_and_begins_its_first_ep
     run, _ = begin(place, "sft", tmp_path, "train.steps=2", named)
     moved = tmp_path / "moved"
     shutil.move(data, moved)
-    plan = plan_resume(tmp_path, Asked(run.id, "sft", None, ("train.steps=3", f'data.0.path="{moved}"')))
+    plan = plan_resume(tmp_path, Request(run.id, "sft", None, ("train.steps=3", f'data.0.path="{moved}"')))
     assert {c.what: c.kind for c in plan.changes} == {"train.steps": "free", "data.0.path": "free"}
     prepare_digits(data, num_pairs=36)
     with pytest.raises(StoreError) as caught:
@@ -352,6 +353,21 @@ def test_the_kl_of_a_fork_is_to_its_parents_first_weights_not_to_what_it_forked_
 
 
 @pytest.mark.slow
+def test_a_fork_of_an_adapter_is_the_run_to_the_bit(place, tmp_path):  # noqa: F811
+    words = ("lora.rank=4", "train.steps=2", "algo.kl_coef=0.1", "checkpoint.every_steps=1", *CONSTANT)
+    parent, _ = begin(place, "rl", tmp_path, *words)
+    forked, status = fork(tmp_path, f"{parent.id}@1")
+    assert status == "done"
+    mine, theirs = (
+        io.load_file(r.checkpoint_dirs()[-1] / "adapter" / "adapter_model.safetensors") for r in (forked, parent)
+    )
+    assert all(torch.equal(mine[k], theirs[k]) for k in theirs) and any(
+        bool(theirs[k].any()) for k in theirs if "lora_B" in k
+    )
+    assert forked.metrics("train")[0]["loss/kl"] == parent.metrics("train")[1]["loss/kl"] > 0
+
+
+@pytest.mark.slow
 def test_forks_that_cannot_be(done):
     root, parent = done
     for ref, match in (
@@ -360,41 +376,35 @@ def test_forks_that_cannot_be(done):
         ("nobody@3", "no run"),
     ):
         with pytest.raises(StoreError, match=match):
-            plan_fork(root, Asked(ref, "rl"))
+            plan_fork(root, Request(ref, "rl"))
     with pytest.raises(StoreError, match="was made by `vlmrl train`, not `vlmrl sft`"):
-        plan_fork(root, Asked(parent.id, "sft"))
+        plan_fork(root, Request(parent.id, "sft"))
     assert len(list(root.iterdir())) == 1
 
 
 @pytest.mark.slow
 def test_the_commands_show_ask_and_go_on(place, done):  # noqa: F811
     root, run = done
-    refused = command(root, "train", "--resume", run.id, "--set", "train.steps=5", "--set", "optim.lr=2e-3")
-    _, error = refused.communicate(timeout=300)
-    assert refused.returncode == 2 and "optim.lr: 0.001 -> 0.002" in error and "Traceback" not in error
-    resumed = command(
-        root,
-        "train",
-        "--resume",
-        run.id,
-        "--set",
-        "train.steps=5",
-        "--set",
-        "optim.lr=2e-3",
-        "--accept-changes",
-        "--json",
-    )
-    out, error = resumed.communicate(timeout=300)
-    assert resumed.returncode == 0, error
-    assert json.loads(out)["steps"] == 5 and "optim.lr: 0.001 -> 0.002" in error
-    forked = command(root, "train", "--from", f"{run.id}@3", "--set", "train.steps=4", "--name", "side", "--json")
-    out, error = forked.communicate(timeout=300)
-    assert forked.returncode == 0, error
-    assert f"forked from {run.id} at step 3" in error and json.loads(out)["steps"] == 1
+    more = ("--set", "train.steps=5", "--set", "optim.lr=2e-3", "--runs", root)
+    refused = this_process("train", "--resume", run.id, *more, cwd=root)
+    assert refused.code == 2 and "optim.lr: 0.001 -> 0.002" in refused.err and "--accept-changes" in refused.err
+    resumed = this_process("train", "--resume", run.id, *more, "--accept-changes", "--json", cwd=root)
+    assert resumed.json["steps"] == 5 and "optim.lr: 0.001 -> 0.002" in resumed.err
+    forked = this_process("train", "--from", f"{run.id}@3", "--set", "train.steps=4", "--name", "side", "--json",
+                          "--runs", root, cwd=root)  # fmt: skip
+    assert forked.json["steps"] == 1 and f"forked from {run.id} at step 3" in forked.err
     for words in (("--resume", "side", "--from", run.id), ("--from", "side", "--accept-changes"), ()):
-        wrong = command(root, "train", *words)
-        _, error = wrong.communicate(timeout=300)
-        assert wrong.returncode == 2 and "Traceback" not in error
+        wrong = this_process("train", *words, "--runs", root, cwd=root)
+        assert wrong.code == 2 and wrong.err.startswith("error: ") and "Traceback" not in wrong.err
+    listed = this_process("runs", "list", "--runs", root, cwd=root).out
+    assert f"fork of {run.id}@3" in listed
+    shown = this_process("runs", "show", run.id, "--runs", root, cwd=root).err
+    assert "at step 4: train.steps 4 -> 5; optim.lr 0.001 -> 0.002 (accepted)" in shown
+    assert f"forked from {run.id} at step 3" in this_process("runs", "show", "side", "--runs", root, cwd=root).err
+    compared = this_process("compare", run.id, "side", "--runs", root, cwd=root).out
+    assert "train.steps\t5\t4" in compared and f"forked from {run.id} at step 3" in compared
+    this_process("report", "side", "--runs", root, cwd=root)
+    assert f"forked from {run.id} at step 3" in next(root.glob("*/report.html")).read_text()
 
 
 def test_changes_for_people_hide_secrets_and_cut_hashes():

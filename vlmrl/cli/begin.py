@@ -55,16 +55,17 @@ def prepare(asked: Beginning, root: Path) -> LoadedRecipe | Plan:
     """
     from vlmrl.checkpoint.format import HF
     from vlmrl.cli.sft import check_loaded, load_checked
-    from vlmrl.train.resume import Asked, plan_fork, plan_resume
+    from vlmrl.train.resume import Request, plan_fork, plan_resume
 
     ref = asked.resume if asked.resume is not None else asked.fork
     if ref is None:
         assert asked.recipe is not None
         return load_checked(asked.recipe, list(asked.overrides), asked.kind, root)
-    words = Asked(ref, asked.kind, asked.recipe, asked.overrides, asked.accept)
+    words = Request(ref, asked.kind, asked.recipe, asked.overrides, asked.accept)
     plan = plan_fork(root, words) if asked.fork is not None else plan_resume(root, words)
-    if plan.changes_recipe:
-        check_loaded(plan.loaded, root, trains=False, files=str(plan.checkpoint / HF) if plan.checkpoint else None)
+    if plan.changes_recipe or asked.fork is not None:
+        files = str(plan.checkpoint / HF) if plan.checkpoint else None
+        check_loaded(plan.loaded, root, trains=asked.fork is not None, files=files)
     return plan
 
 

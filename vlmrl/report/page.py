@@ -116,6 +116,7 @@ def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
     recipe, recipe_text = _recipe(run, notes)
     facts = _facts(about, lines)
     facts += [("model", str(value)) for key, value, _ in recipe if key == "model.path"]
+    facts += [("parent", about["parent_text"])] if run.manifest.forked_at is not None else []
     return RunView(
         label, colour, about, span(about["seconds"]), lines, curves.headlines(lines), facts, steps,
         answers, answers_of, recipe, recipe_text, lines.events[-MAX_EVENTS:], _provenance(run), notes,

@@ -57,7 +57,9 @@ def texts_of(sources: Sequence[Source]) -> Texts:
 def content_changes(run: Run, now: Records, texts: Texts) -> list[Change]:
     """What of a run's datasets, rewards and prompts is other than its manifest says, of the sources that both have."""
     was, found = run.manifest, []
-    for old, new in _pairs(was.datasets, now["datasets"], "name"):
+    before, after = len(was.rewards), len(now["rewards"])  # one a source; datasets of validation files come behind
+    trained = _pairs(was.datasets[:before], now["datasets"][:after], "name")
+    for old, new in trained + _pairs(was.datasets[before:], now["datasets"][after:], "name"):
         if old.get("fingerprint") != new["fingerprint"]:
             found.append(Change(f"rows of {new['name']}", old, new, ROWS))
     for old, new in _pairs(was.rewards, now["rewards"], "source"):
@@ -76,6 +78,9 @@ def content_changes(run: Run, now: Records, texts: Texts) -> list[Change]:
 def _pairs(
     old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], key: str
 ) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Which record was which: by position, since a table that moved may have another name; else by name."""
+    if len(old) == len(new):
+        return list(zip(old, new, strict=True))
     by_name = {str(record.get(key)): record for record in old}
     return [(by_name[record[key]], record) for record in new if record[key] in by_name]
 

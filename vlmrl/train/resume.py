@@ -28,7 +28,7 @@ LENGTH_KEYS = {"train.steps", "train.stop_above", "train.max_seconds", "eval.pat
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What a command says of the run it goes on from.
 
     Args:
@@ -97,7 +97,7 @@ def read_recipe(run: Run) -> Recipe:
     return recipe_from_resolved(read_resolved(run.dir), where=str(newest_resolved(run.dir)))
 
 
-def plan_resume(root: Path, asked: Asked) -> Plan:
+def plan_resume(root: Path, asked: Request) -> Plan:
     """How a run would go on.
 
     Raises: StoreError when it is of another kind, has nothing left to do, or would change what it must not or what was
@@ -110,18 +110,17 @@ def plan_resume(root: Path, asked: Asked) -> Plan:
     _something_left(plan)
     wanted = [c for c in plan.changes if c.kind == "refused" or (c.kind == "asked" and not asked.accept)]
     if wanted:
-        command = f"vlmrl {COMMANDS[asked.kind]}"
-        again = "the same command with --accept-changes, which the manifest will record, or" if all(
-            c.kind == "asked" for c in wanted
-        ) else "leave out what is refused; for the rest"  # fmt: skip
+        refused = any(c.kind == "refused" for c in wanted)
+        way = "leave out what is refused" if refused else "the same command with --accept-changes, which is recorded"
+        fork = f"vlmrl {COMMANDS[asked.kind]} --from {run.id}@last"
+        hint = f"{way}; or leave this run as it is and fork it: {fork} ...; nothing was written"
         raise StoreError(
-            f"run {run.id} would not go on as it was:\n{told(plan.changes)}", where=str(run.dir),
-            hint=f"{again} a new run from its checkpoint: {command} --from {run.id}@last ... Nothing was written",
-        )  # fmt: skip
+            f"run {run.id} would not go on as it was:\n{told(plan.changes, run.id)}", where=str(run.dir), hint=hint
+        )
     return plan
 
 
-def plan_fork(root: Path, asked: Asked) -> Plan:
+def plan_fork(root: Path, asked: Request) -> Plan:
     """How a new run would begin with the whole of a checkpoint (`RUN@STEP`, `RUN@best`, `RUN@last`, `RUN` = last).
 
     Raises: StoreError when there is no such checkpoint, or it does not fit; the errors of recipe, data and reward.
@@ -132,7 +131,7 @@ def plan_fork(root: Path, asked: Asked) -> Plan:
     plan = _plan(run, run.checkpoint(which), asked)
     if any(c.kind == "refused" for c in plan.changes):
         raise StoreError(
-            f"the checkpoint does not fit:\n{told([c for c in plan.changes if c.kind == 'refused'])}",
+            f"the checkpoint does not fit:\n{told([c for c in plan.changes if c.kind == 'refused'], run.id)}",
             where=str(plan.checkpoint), hint="leave that out; nothing was written",
         )  # fmt: skip
     if plan.step >= plan.loaded.recipe.train.steps:
@@ -153,13 +152,14 @@ def parse_fork(ref: str) -> tuple[str, str | int]:
     return ref, "last"
 
 
-def told(changes: Sequence[Change]) -> str:
-    """Changes for people: what, old -> new, why; a diff below where there is one."""
+def told(changes: Sequence[Change], run: str = "RUN") -> str:
+    """Changes for people: what, old -> new, why; a diff below where there is one. `run`: its name in commands."""
     mark = {"free": "", "asked": "asked: ", "refused": "REFUSED: "}
     lines = []
     for c in changes:
         old, new = (redact_value(short_value(v), c.what) for v in (c.old, c.new))
-        lines.append(f"  {c.what}: {old} -> {new}   [{mark[c.kind]}{c.reason}]{f'  {c.where}' if c.where else ''}")
+        why = mark[c.kind] + c.reason.replace("RUN", run)
+        lines.append(f"  {c.what}: {old} -> {new}   [{why}]{f'  {c.where}' if c.where else ''}")
         lines += [f"      {line}" for line in c.diff.splitlines()]
     return "\n".join(lines)
 
@@ -181,7 +181,7 @@ def notes_of(plan: Plan) -> list[str]:
     return notes
 
 
-def _plan(run: Run, checkpoint: Path | None, asked: Asked) -> Plan:
+def _plan(run: Run, checkpoint: Path | None, asked: Request) -> Plan:
     """The plan, whatever it may hold."""
     from vlmrl.train.state import open_sources
 

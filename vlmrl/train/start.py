@@ -72,6 +72,7 @@ def fork_run(root: Path, plan: Plan, argv: Sequence[str], labels: Labels) -> tup
         name=labels.name, tags=labels.tags, note=labels.note, threads=usable_cores(), texts=plan.texts, fork=plan.fork,
         parent={"run": parent.id, "checkpoint": plan.checkpoint.name, "step": plan.step}, **plan.records,
     )  # fmt: skip
+    run.event(plan.step, "forked", parent=parent.id, checkpoint=plan.checkpoint.name)
     return run, loaded.recipe, run.checkpoint_dirs()[-1]
 
 
