@@ -14,28 +14,34 @@ from vlmrl.cli.output import emit, say
 
 if TYPE_CHECKING:
     from vlmrl.cli.sft import Machines
+    from vlmrl.recipe.load import LoadedRecipe
 
 LAUNCH_OPTIONS = {"--gpus": 1, "--nnodes": 1, "--node-rank": 1, "--rdzv-endpoint": 1, "--dry-run": 0}
 """Options that are the launcher's alone, with the number of words that follow each."""
 
 
 def run_ranks(
-    kind: str, recipe: Path | None, overrides: list[str], resume: str | None, root: Path, machines: Machines,
+    kind: str, recipe: Path | None, overrides: list[str], resume: str | None, runs: Path | None, machines: Machines,
     as_json: bool,
-) -> None:  # fmt: skip
-    """Start the ranks and leave with their exit code; return only when this process itself is to be the one rank."""
-    from vlmrl.cli.sft import load_checked
+) -> LoadedRecipe | None:  # fmt: skip
+    """Start the ranks and leave with their exit code. Returns only when this process itself is to be the one rank: its
+    recipe, checked; None with `resume`.
+    """
+    from vlmrl.cli.sft import load_checked, resume_command
     from vlmrl.errors import StoreError
     from vlmrl.launch.agent import Job, launch, torchrun_line
     from vlmrl.launch.cards import place
     from vlmrl.launch.fetch import offline_environment
+    from vlmrl.store.layout import runs_root
+    from vlmrl.store.manifest import blame
     from vlmrl.store.runs import open_run
     from vlmrl.train.start import read_recipe
 
-    placement = place(machines.gpus or "1")
+    root, loaded, placement = runs_root(runs), None, place(machines.gpus or "1")
     if resume is None:
         assert recipe is not None
-        settings = load_checked(recipe, overrides, kind, root).recipe
+        loaded = load_checked(recipe, overrides, kind, root)
+        settings = loaded.recipe
     else:
         found = open_run(root, resume)
         if found.status == "running":
@@ -55,7 +61,7 @@ def run_ranks(
         raise typer.Exit
     if job.ranks * job.nnodes == 1:
         os.environ.update(env)
-        return
+        return loaded
     what = "CPU processes" if placement.devices is None else "cards"
     nodes = f" on machine {job.node_rank} of {job.nnodes}" if job.nnodes > 1 else ""
     say(f"{job.ranks} {what}{nodes}, {placement.threads} threads each")
@@ -65,8 +71,9 @@ def run_ranks(
     if ending.code == 1 and job.nnodes > 1:
         say("another machine may have failed first, and this is what came of it here: see its terminal")
     if ending.code and run_dir is not None:
-        command = "train" if kind == "rl" else "sft"
-        say(f"go on from the last checkpoint with: vlmrl {command} --resume {run_dir.name} --gpus {machines.gpus}")
+        if ending.reason and (ending.code == 2 or job.nnodes == 1):
+            blame(run_dir, ending.reason)
+        say(f"go on from the last checkpoint with: {resume_command(kind, run_dir.name, runs, machines)}")
     raise typer.Exit(ending.code)
 
 
