@@ -64,7 +64,7 @@ def run_ranks(
         return loaded
     what = "CPU processes" if placement.devices is None else "cards"
     nodes = f" on machine {job.node_rank} of {job.nnodes}" if job.nnodes > 1 else ""
-    say(f"{job.ranks} {what}{nodes}, {placement.threads} threads each")
+    say(f"{job.ranks} {what}{nodes}, {placement.threads} thread{'s' if placement.threads != 1 else ''} each")
     ending, run_dir = launch(job)
     if ending.message:
         say(ending.message)
