@@ -73,4 +73,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    import torch.distributed  # noqa: F401  (before the first beat: on a busy machine it takes longer than a hang may)
+
     worker.run(main)
