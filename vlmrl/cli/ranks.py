@@ -37,7 +37,7 @@ def run_ranks(
     from vlmrl.store.runs import open_run
     from vlmrl.train.start import read_recipe
 
-    root, loaded, placement = runs_root(runs), None, place(machines.gpus or "1")
+    root, loaded, known, placement = runs_root(runs), None, None, place(machines.gpus or "1")
     if resume is None:
         assert recipe is not None
         loaded = load_checked(recipe, overrides, kind, root)
@@ -46,7 +46,7 @@ def run_ranks(
         found = open_run(root, resume)
         if found.status == "running":
             raise StoreError(f"run {found.id} is being written", where=str(found.dir), hint="wait for it to end")
-        settings = read_recipe(found)
+        settings, known = read_recipe(found), found.dir
     env = {**placement.env, **offline_environment(settings, root)}
     job = Job(
         command=("-m", "vlmrl", *without_launch_options(sys.argv[1:])), ranks=placement.ranks, nnodes=machines.nnodes,
@@ -66,6 +66,7 @@ def run_ranks(
     nodes = f" on machine {job.node_rank} of {job.nnodes}" if job.nnodes > 1 else ""
     say(f"{job.ranks} {what}{nodes}, {placement.threads} thread{'s' if placement.threads != 1 else ''} each")
     ending, run_dir = launch(job)
+    run_dir = run_dir or known
     if ending.message:
         say(ending.message)
     if ending.code == 1 and job.nnodes > 1:
