@@ -29,14 +29,17 @@ def main() -> None:
     fault, at_rank, at_step = (sys.argv[3] if len(sys.argv) > 3 else "none:0:0").split(":")
     rank = int(os.environ["RANK"])
     worker.phase("load")
-    print(f"early word of rank {rank}", flush=True)
+    print(f"early word of rank {rank}", file=worker.stdout(), flush=True)
+    print(f"a library's progress on rank {rank}", file=sys.stderr)
     import torch
     import torch.distributed as dist
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     worker.join_run(run_dir, 1)
     (run_dir / f"pid-{rank}").write_text(str(os.getpid()))
-    print(f"rank {rank} is up", file=sys.stderr, flush=True)
+    if rank == 0:
+        worker.stderr().write("\rcounting 1")
+    worker.stderr().write(f"\r          \rrank {rank} is up\n" if rank == 0 else f"rank {rank} is up\n")
     (run_dir / f"halved-{rank}").write_text(json.dumps(worker.halved()))
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -77,4 +80,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    import torch.distributed  # noqa: F401  (before the first beat: on a busy machine it takes longer than a hang may)
+
     worker.run(main)

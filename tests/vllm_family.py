@@ -65,7 +65,7 @@ def measure(name: str, folder: Path, *, lora: bool = False, dtype: str = "float3
     warm = SamplingParams(0.9, max_new_tokens=16, banned_ids=banned)
     greedy = replace(warm, temperature=0.0)
     requests = [Request(p, 3, 100 * i) for i, p in enumerate(prompts)]
-    weights = PolicyWeights(policy.model, torch.float32, settings.folder)
+    weights = PolicyWeights(policy.model, DTYPES[dtype], settings.folder)
     engine, ours = VllmEngine(weights, encoder.tokenizer, settings, say=str), TorchEngine(cold, encoder.tokenizer)
     gaps, stale, same = [], [], []
     for version in range(SYNCS):

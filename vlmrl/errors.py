@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says when a disk, a quota or a file is full."""
 
 
 class VlmrlError(Exception):
@@ -158,12 +162,20 @@ def gib(size: int) -> str:
     return f"{size / (1 << 30):,.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):,.0f} MiB"
 
 
+def reason_of(error: BaseException) -> str:
+    """Why something ended, in one sentence: an error's message without place and hint; of a bug its kind too."""
+    return error.message if isinstance(error, VlmrlError) else f"{type(error).__name__}: {error}"
+
+
 def exit_of(error: BaseException) -> tuple[int, str]:
     """(exit code, what is printed) of an error that ends a command: 2 the user's mistake, 130 Ctrl-C, 1 our bug."""
     if isinstance(error, VlmrlError):
         return 2, str(error)
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"
+    if isinstance(error, OSError) and error.errno in FULL:
+        told = f"the disk refuses to take more: {error.strerror}"
+        return 2, format_error(told, error.filename, "free disk space: `vlmrl runs du` says what takes it")
     hint = "this is a bug in vlmrl, not your mistake; please report it with the lines above"
     told = format_error(f"internal error: {type(error).__name__}: {error}", None, hint)
     return 1, "".join(traceback.format_exception(error)) + "\n" + told

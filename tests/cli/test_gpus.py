@@ -78,10 +78,12 @@ def test_every_rank_runs_the_command_without_the_launchers_options() -> None:
 
 @pytest.mark.slow
 def test_one_card_trains_in_this_process(place: Path) -> None:
+    warned = ("--set", "algo.kl_horizon=100")  # without a target it does nothing
     done = own_process(
-        "train", "tiny.toml", "--gpus", "1", "--json", "--runs", "alone", *SHORT, cwd=place
+        "train", "tiny.toml", "--gpus", "1", "--json", "--runs", "alone", *warned, *SHORT, cwd=place
     )  # fmt: skip
     assert done.json["status"] == "done"
+    assert done.err.count("warning: `algo.kl_horizon` does nothing") == done.err.count("warning: ") == 1, done.err
 
 
 def test_a_dry_run_of_a_queue_prints_the_command_of_every_run(place: Path) -> None:

@@ -99,14 +99,15 @@ def start(tmp_path: Path):
                 os.kill(int(path.read_text()), signal.SIGKILL)
 
 
-def test_ranks_that_end_well_end_the_launcher_well_and_rank_0_alone_talks(start) -> None:
+def test_ranks_that_end_well_end_the_launcher_well_and_rank_0_alone_talks_and_no_library(start) -> None:
     launched = start(3)
     code, out, err = launched.end()
     assert code == 0, err
     assert out == f"early word of rank 0\ncode 0 run {launched.folder}\n"
-    assert "rank 0 is up" in err and "rank 1" not in out + err
+    assert "counting" in err and "rank 0 is up" in err and "rank 1" not in out + err and "library" not in out + err
     for rank in (0, 1):
-        assert launched.log(rank) == f"early word of rank {rank}\nrank {rank} is up\n"
+        log = f"early word of rank {rank}\na library's progress on rank {rank}\nrank {rank} is up\n"
+        assert launched.log(rank) == log
 
 
 def test_the_first_failing_ranks_error_is_the_one_shown(start) -> None:

@@ -261,7 +261,8 @@ def check_files(folder: Path, under: str = "") -> list[str]:
         path = folder / name
         if not path.is_file() or path.stat().st_size != wanted["bytes"] or _sha256(path) != wanted["sha256"]:
             state = "was changed since it was saved" if path.is_file() else "is missing"
-            raise CheckpointError(f"{name} {state}", where=str(folder), hint="use another checkpoint of the run")
+            hint = "use another checkpoint of the run; --resume takes the one before when this folder is gone"
+            raise CheckpointError(f"{name} {state}", where=str(folder), hint=hint)
     return sorted(table)
 
 

@@ -46,7 +46,9 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 def say(text: str) -> None:
     """A line for people, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    from vlmrl.dist.worker import stderr
+
+    print(text, file=stderr(), flush=True)
 
 
 def _width(text: str) -> int:
@@ -56,5 +58,7 @@ def _width(text: str) -> int:
 
 def emit(result: Any, as_json: bool) -> None:
     """With `--json`: the result as one JSON object on stdout. Without: nothing (the command has shown its table)."""
+    from vlmrl.dist.worker import stdout
+
     if as_json:
-        print(json.dumps(result, ensure_ascii=False, default=str, allow_nan=False), flush=True)
+        print(json.dumps(result, ensure_ascii=False, default=str, allow_nan=False), file=stdout(), flush=True)

@@ -15,24 +15,34 @@ from vlmrl.cli.output import emit, say
 if TYPE_CHECKING:
     from vlmrl.cli.begin import Beginning
     from vlmrl.cli.sft import Machines
+    from vlmrl.recipe.load import LoadedRecipe
+    from vlmrl.train.resume import Plan
 
 LAUNCH_OPTIONS = {"--gpus": 1, "--nnodes": 1, "--node-rank": 1, "--rdzv-endpoint": 1, "--dry-run": 0}
 """Options that are the launcher's alone, with the number of words that follow each."""
 
 
-def run_ranks(asked: Beginning, root: Path, machines: Machines, as_json: bool) -> None:
-    """Start the ranks and leave with their exit code; return only when this process itself is to be the one rank."""
+def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: bool) -> LoadedRecipe | Plan:
+    """Start the ranks and leave with their exit code. Returns only when this process itself is to be the one rank: what
+    it is to train, checked.
+    """
     from vlmrl.cli.begin import prepare, recipe_of, show_changes
+    from vlmrl.cli.sft import resume_command
     from vlmrl.errors import LaunchError, StoreError
     from vlmrl.launch.agent import Job, launch_twice, torchrun_line
     from vlmrl.launch.cards import place
     from vlmrl.launch.fetch import offline_environment
     from vlmrl.recipe.load import LoadedRecipe
+    from vlmrl.store.layout import runs_root
+    from vlmrl.store.manifest import blame
 
+    root = runs_root(runs)
     ready = prepare(asked, root)
-    settings = recipe_of(ready)
-    if asked.resume is not None and not isinstance(ready, LoadedRecipe) and ready.run.status == "running":
-        raise StoreError(f"run {ready.run.id} is being written", where=str(ready.run.dir), hint="wait for it to end")
+    settings, known = recipe_of(ready), None
+    if asked.resume is not None and not isinstance(ready, LoadedRecipe):
+        known = ready.run.dir
+        if ready.run.status == "running":
+            raise StoreError(f"run {ready.run.id} is being written", where=str(known), hint="wait for it to end")
     engines = settings.rollout.engine_gpus if asked.kind == "rl" else 0
     if engines and machines.nnodes > 1:
         raise LaunchError(
@@ -56,23 +66,24 @@ def run_ranks(asked: Beginning, root: Path, machines: Machines, as_json: bool) -
         raise typer.Exit
     if alone:
         os.environ.update(env)
-        return
+        return ready
     what = "CPU processes" if placement.devices is None else "cards"
     nodes = f" on machine {job.node_rank} of {job.nnodes}" if job.nnodes > 1 else ""
     engines = f", {len(placement.engines)} more generate" if placement.engines else ""
-    say(f"{job.ranks} {what}{nodes}, {placement.threads} threads each{engines}")
+    say(f"{job.ranks} {what}{nodes}, {placement.threads} thread{'s' if placement.threads != 1 else ''} each{engines}")
     flags = [flag for flag in ("--quiet", "--json") if flag in sys.argv]
     ending, run_dir = launch_twice(
         job, lambda run: ("-m", "vlmrl", asked.command, "--resume", run.name, "--runs", str(root), *flags), say
     )
+    run_dir = run_dir or known
     if ending.message:
         say(ending.message)
     if ending.code == 1 and job.nnodes > 1:
         say("another machine may have failed first, and this is what came of it here: see its terminal")
     if ending.code and run_dir is not None:
-        say(
-            f"go on from the last checkpoint with: vlmrl {asked.command} --resume {run_dir.name} --gpus {machines.gpus}"
-        )
+        if ending.reason and (ending.code == 2 or job.nnodes == 1):
+            blame(run_dir, ending.reason)
+        say(f"go on from the last checkpoint with: {resume_command(asked.kind, run_dir.name, runs, machines)}")
     raise typer.Exit(ending.code)
 
 

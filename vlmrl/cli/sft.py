@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,21 @@ class Machines:
         """Whether there is more to do than to train in this process."""
         return self.gpus is not None or self.nnodes > 1 or self.dry_run
 
+    @property
+    def words(self) -> list[str]:
+        """The same options on a command line, but for --dry-run."""
+        gpus = [] if self.gpus is None else ["--gpus", self.gpus]
+        if self.nnodes == 1:
+            return gpus
+        place = ["--nnodes", str(self.nnodes), "--node-rank", str(self.node_rank)]
+        return [*gpus, *place, "--rdzv-endpoint", str(self.endpoint)]
+
+
+def resume_command(kind: str, run_id: str, runs: Path | None, machines: Machines) -> str:
+    """What goes on with a run that was started with these options."""
+    where = [] if runs is None else ["--runs", str(runs)]
+    return shlex.join(["vlmrl", "train" if kind == "rl" else "sft", "--resume", run_id, *where, *machines.words])
+
 
 def register(app: typer.Typer) -> None:
     app.command("sft", short_help="Supervised start.")(sft)
@@ -90,39 +106,39 @@ def train_command(asked: Beginning, runs: Path | None, quiet: bool, as_json: boo
     With `--gpus` this process starts one process a card, which run the same command without it, and waits for them.
     """
     from vlmrl.cli.progress import ConsoleWatcher
-    from vlmrl.dist.worker import launched
+    from vlmrl.dist.worker import launched, stderr
     from vlmrl.dist.world import is_main_process, join_world
     from vlmrl.store.layout import runs_root
     from vlmrl.store.runs import open_run
     from vlmrl.train.start import run_session, share_run
 
     asked.check()
-    command, root = asked.command, runs_root(runs)
+    kind, root = asked.kind, runs_root(runs)
     if machines.asked:
         from vlmrl.cli.ranks import run_ranks
 
-        run_ranks(asked, root, machines, as_json)
-    talks = is_main_process()
-    ready = prepare(asked, root)
-    settings = recipe_of(ready)
+        ready = run_ranks(asked, runs, machines, as_json)
+    else:
+        ready = prepare(asked, root)
+    talks, settings = is_main_process(), recipe_of(ready)
     with join_world(settings.model.device, settings.parallel.timeout_seconds) as world:
         argv = ["vlmrl", *sys.argv[1:]]
         run, settings, checkpoint = share_run(world, lambda: begin(asked, ready, root, argv))
         # In a rank of a launcher everything goes to the rank's own log, but what rank 0 says.
-        watcher = ConsoleWatcher(sys.stderr if not quiet and (talks or launched()) else open(os.devnull, "w"))  # noqa: SIM115
+        watcher = ConsoleWatcher(stderr() if not quiet and (talks or launched()) else open(os.devnull, "w"))  # noqa: SIM115
         try:
             status = run_session(run, settings, root, watcher, checkpoint, world)
         except KeyboardInterrupt:
             if not launched():
-                say(f"interrupted; go on from the last checkpoint with: vlmrl {command} --resume {run.id}")
+                say(f"interrupted; go on from the last checkpoint with: {resume_command(kind, run.id, runs, machines)}")
             raise
     if talks:
-        _say_how_it_ended(open_run(root, run.id), status, command, as_json)
+        _say_how_it_ended(open_run(root, run.id), status, resume_command(kind, run.id, runs, machines), as_json)
     if status == "interrupted":
         raise typer.Exit(130)
 
 
-def _say_how_it_ended(done: Run, status: str, command: str, as_json: bool) -> None:
+def _say_how_it_ended(done: Run, status: str, go_on: str, as_json: bool) -> None:
     from vlmrl.dist.worker import launched
 
     emit(_result(done), as_json)
@@ -131,7 +147,7 @@ def _say_how_it_ended(done: Run, status: str, command: str, as_json: bool) -> No
         return
     say(f"saved {done.checkpoint_dirs()[-1].name}")
     if not launched():  # the launcher knows the number of cards, and says it
-        say(f"go on with: vlmrl {command} --resume {done.id}")
+        say(f"go on with: {go_on}")
 
 
 def _closing(done: Run) -> str:

@@ -4,7 +4,7 @@ Everything goes through small files in one folder (`VLMRL_LAUNCH_DIR`), which la
 
     rank-0.beat     JSON: pid, phase, step, ticks (how many phases were entered), run folder
     rank-0.log      what the rank printed before it knew its run; moved to the run's logs then
-    rank-0.end      JSON: exit code, message, time, budgets to start again with; missing when the rank was killed
+    rank-0.end      JSON: exit code, message, reason, time, budgets to start again with; missing when it was killed
 
 In a process that no launcher started every function here does nothing. No torch.
 """
@@ -21,9 +21,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
-from vlmrl.errors import OutOfMemoryError, exit_of
+from vlmrl.errors import OutOfMemoryError, exit_of, reason_of
 from vlmrl.store import layout
 
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
@@ -40,11 +40,13 @@ _PR_SET_PDEATHSIG = 1
 class _Both(io.TextIOBase):
     """The terminal and the log as one text stream. Whether it is a terminal, the terminal says."""
 
-    def __init__(self, terminal: io.TextIOBase, log: io.TextIOBase) -> None:
+    def __init__(self, terminal: TextIO, log: TextIO) -> None:
         self._terminal, self._log = terminal, log
 
     def write(self, text: str) -> int:
-        self._log.write(text)
+        line = text.rpartition("\r")[2]  # what is written over in place, a counter, is for the eye alone
+        if line == text or line.endswith("\n"):
+            self._log.write(line)
         return self._terminal.write(text)
 
     def flush(self) -> None:
@@ -71,6 +73,7 @@ class Rank:
     def __init__(self, folder: Path, rank: int) -> None:
         self.folder, self.rank, self.terminal = folder, rank, rank == 0
         self.early_log = folder / f"rank-{rank}.log"
+        self.voices: dict[str, TextIO] = {}
         self._state: dict[str, Any] = {
             "rank": rank, "pid": os.getpid(), "phase": "start", "step": 0, "ticks": 0, "run": None, "attempt": 1,
         }  # fmt: skip
@@ -84,14 +87,16 @@ class Rank:
         os.pwrite(self._beat, json.dumps(self._state).encode().ljust(BEAT_BYTES), 0)
 
     def take_output(self) -> None:
-        """Send stdout and stderr, of C libraries too, to the log; what Python prints on rank 0 goes to both."""
+        """Send what any library writes to stdout and stderr, in C or in Python, to the log. What rank 0 itself has to
+        say goes to both (`stdout`, `stderr` of this module): no progress bar or warning comes between.
+        """
         outside = [os.dup(1), os.dup(2)]
         self._send_to(self.early_log)
         for name, fd in zip(("stdout", "stderr"), outside, strict=True):
             log = getattr(sys, name)
             log.reconfigure(line_buffering=True, errors="backslashreplace")
             if self.terminal:
-                setattr(sys, name, _Both(open(fd, "w", buffering=1, errors="backslashreplace"), log))  # noqa: SIM115
+                self.voices[name] = cast(TextIO, _Both(open(fd, "w", buffering=1, errors="backslashreplace"), log))  # noqa: SIM115
             else:
                 os.close(fd)
 
@@ -104,9 +109,13 @@ class Rank:
             file.write(self.early_log.read_bytes())
         self._send_to(path)
 
-    def end(self, code: int, message: str, halved: Mapping[str, list[int]] | None = None) -> None:
-        """Leave word of how it ended. `halved`: token budgets that all ranks may be started again with."""
-        content = json.dumps({"code": code, "message": message, "time": time.time(), "halved": dict(halved or {})})
+    def end(self, code: int, message: str, reason: str = "", halved: Mapping[str, list[int]] | None = None) -> None:
+        """Leave word of how it ended: exit code, what is printed, and why in one sentence.
+
+        Args: halved: token budgets that all ranks may be started again with.
+        """
+        word = {"code": code, "message": message, "reason": reason, "time": time.time(), "halved": dict(halved or {})}
+        content = json.dumps(word)
         making = self.folder / f".rank-{self.rank}.end"
         making.write_text(content)
         os.replace(making, self.folder / f"rank-{self.rank}.end")
@@ -126,6 +135,20 @@ _doing: tuple[str, int] = ("start", 0)
 def launched() -> bool:
     """Whether a launcher of ours started this process as one rank of several."""
     return _me is not None or FOLDER_VARIABLE in os.environ
+
+
+def stdout() -> TextIO:
+    """Where this process says what a program reads: on a rank, the terminal of rank 0 and the log."""
+    return _voice("stdout")
+
+
+def stderr() -> TextIO:
+    """Where this process speaks to people: on a rank, the terminal of rank 0 and the log."""
+    return _voice("stderr")
+
+
+def _voice(name: str) -> TextIO:
+    return getattr(sys, name) if _me is None else _me.voices.get(name) or getattr(sys, name)
 
 
 def phase(name: str, step: int | None = None) -> None:
@@ -174,8 +197,8 @@ def run(program: Callable[[], object]) -> NoReturn:
     except (Exception, KeyboardInterrupt) as error:
         code, message = exit_of(error)
         # Said before it is printed: the order of these files tells who failed first.
-        rank.end(code, message, error.halved if isinstance(error, OutOfMemoryError) else None)
-        print(message, file=sys.__stderr__, flush=True)
+        rank.end(code, message, reason_of(error), error.halved if isinstance(error, OutOfMemoryError) else None)
+        print(message, file=sys.stderr, flush=True)
         sys.exit(code)
     rank.end(code, message)
     sys.exit(0)

@@ -90,7 +90,6 @@ def join_world(device: str, timeout_seconds: float = 1800.0) -> Iterator[World]:
         torch.cuda.set_device(world.local_rank)
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
-    try:
-        yield world
-    finally:
-        dist.destroy_process_group()
+    yield world
+    # Not after an error: the others would lose this process before it has said what happened to it.
+    dist.destroy_process_group()

@@ -34,13 +34,14 @@ communication library aborts with it when a peer is gone."""
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run of several ranks ended: the exit code, and the one error to show.
+    """How a run of several ranks ended: the exit code, the one error to show, and that error in one sentence.
 
     `halved`: when memory ran out, the token budgets with which all may be started once more (dist/worker.py).
     """
 
     code: int
     message: str = ""
+    reason: str = ""
     halved: Mapping[str, list[int]] = field(default_factory=dict)
 
 
@@ -114,20 +115,21 @@ class Watch(threading.Thread):
         failed = sorted((w["time"], rank) for rank, w in words.items() if w["code"] not in (0, 130))
         stopped = any(w["code"] == 130 for w in words.values()) or not words
         if self.hang is not None:
-            return Ending(2, self.hang)
+            return Ending(2, self.hang, _sentence(self.hang))
         if self.signals and stopped and not any(words[rank]["code"] == 2 for _, rank in failed):
             return Ending(130)
         for rank, code in sorted(exit_codes.items()):
             if -code in SYSTEM_SIGNALS and rank not in self.killed and rank not in words:
-                return Ending(2, self._killed_by(rank, -code))
+                return self._lost(rank, code)
         if failed:
             first = failed[0][1]
-            said = words[first]
-            return Ending(said["code"], self._with_place(said["message"], first), said.get("halved", {}))
+            word = words[first]
+            place = self._with_place(word["message"], first)
+            return Ending(word["code"], place, word["reason"], word["halved"])
         if any(w["code"] == 130 for w in words.values()):
             return Ending(130)
         for rank, code in sorted(exit_codes.items()):
-            return Ending(2, self._killed_by(rank, -code) if code < 0 else self._left(rank, code))
+            return self._lost(rank, code)
         return Ending(0)
 
     def _look(self, passed: float) -> None:
@@ -199,6 +201,11 @@ class Watch(threading.Thread):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.ranks[rank].state["pid"], number)
 
+    def _lost(self, rank: int, code: int) -> Ending:
+        """Of a rank that left no word."""
+        message = self._killed_by(rank, -code) if code < 0 else self._left(rank, code)
+        return Ending(2, message, _sentence(message))
+
     def _killed_by(self, rank: int, number: int) -> str:
         name = signal.Signals(number).name
         hint = "the system may have run out of memory: see `dmesg`" if number == signal.SIGKILL else "see its log"
@@ -230,3 +237,8 @@ class Watch(threading.Thread):
             with contextlib.suppress(ValueError, FileNotFoundError):
                 found[int(path.stem.removeprefix("rank-"))] = json.loads(path.read_bytes())
         return found
+
+
+def _sentence(message: str) -> str:
+    """What went wrong of a formatted error."""
+    return message.splitlines()[0].removeprefix("error: ")

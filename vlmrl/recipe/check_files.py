@@ -14,6 +14,8 @@ from vlmrl.recipe.messages import nearest
 
 TABLE_ENDINGS = (".parquet", ".jsonl", ".json", ".csv")
 MAX_SOURCE_BYTES = 4 << 20
+TINY_MODEL = "demo/model"
+"""Where the shipped recipes expect the tiny model that `vlmrl demo --model-only` makes."""
 
 _HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
@@ -186,6 +188,9 @@ def _model(loaded: LoadedRecipe) -> Iterator[Problem]:
         if not any((path / name).exists() for name in ("config.json", "manifest.json", "meta.json")):
             hint = "a model folder holds config.json, weights in .safetensors and the processor's files"
             yield Problem(f"{path} holds no model: there is no config.json", loaded.where(key), hint)
+    elif value == TINY_MODEL:
+        data = loaded.recipe.data[0].path if loaded.recipe.data else "data/digits"
+        yield _missing(loaded, key, value, f"make it first: `vlmrl demo --model-only {value} --data {data}`")
     elif path.is_file():
         hint = f'path = "{path.parent}"' if path.parent.name else None
         yield Problem(f"`model.path` is the file {path}; it must be a folder", loaded.where(key), hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,9 +15,10 @@ from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.files import folder_guard, write_json
 from vlmrl.store.lock import this_process
-from vlmrl.store.provenance import redact_argv
+from vlmrl.store.provenance import redact_argv, redact_text
 
 SCHEMA = 1
+MAX_ERROR_CHARS = 2000
 
 Status = Literal["running", "done", "failed", "interrupted", "killed"]
 """As stored: running, done, failed, interrupted. "killed" is derived: it says running, but its owner is dead."""
@@ -251,6 +253,14 @@ def edit(
         return replace(m, name=new_name, note=m.note if note is None else note, tags=tuple(tags))
 
     return update_manifest(run_dir, change)
+
+
+def blame(run_dir: Path, reason: str) -> None:
+    """Write why a run failed into its manifest, for a run of several processes whose writer cannot know: it was killed,
+    or has seen no more of it than that another process was gone. A disk that refuses leaves what the writer wrote.
+    """
+    with contextlib.suppress(StoreError):
+        update_manifest(run_dir, lambda m: replace(m, error=redact_text(reason)[:MAX_ERROR_CHARS]))
 
 
 def check_name(name: str) -> None:

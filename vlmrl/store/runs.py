@@ -15,7 +15,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from vlmrl import __version__
-from vlmrl.errors import StoreError
+from vlmrl.errors import StoreError, reason_of
 from vlmrl.store import kept, layout, provenance
 from vlmrl.store import manifest as manifests
 from vlmrl.store import metrics as metrics_
@@ -24,11 +24,9 @@ from vlmrl.store.clock import now
 from vlmrl.store.files import TEMP_PREFIX, link_tree, remove_tree, sweep, sync_folder, temp_path, write_atomic
 from vlmrl.store.listing import find, status_of
 from vlmrl.store.lock import RunLock
-from vlmrl.store.manifest import Best, Manifest, Status
+from vlmrl.store.manifest import MAX_ERROR_CHARS, Best, Manifest, Status
 from vlmrl.store.prune import RolloutRule, delete_rollouts, prunable, rollout_steps
 from vlmrl.types import Group
-
-MAX_ERROR_CHARS = 2000
 
 
 class Run:
@@ -227,7 +225,9 @@ class Run:
         elif issubclass(kind, KeyboardInterrupt):
             self.finish("interrupted")
         else:
-            self.finish("failed", getattr(error, "message", None) or f"{kind.__name__}: {error}")
+            # On a disk that is full this is refused too: what happened first is then the error that goes on.
+            with contextlib.suppress(StoreError):
+                self.finish("failed", reason_of(error) if error is not None else kind.__name__)
 
 
 def create_run(

@@ -25,7 +25,9 @@ class Ranks:
         (self.folder / f"rank-{rank}.beat").write_bytes(json.dumps(state).encode().ljust(BEAT_BYTES))
 
     def word(self, rank: int, code: int, message: str = "", time: float = 0.0) -> None:
-        (self.folder / f"rank-{rank}.end").write_text(json.dumps({"code": code, "message": message, "time": time}))
+        reason = message.removeprefix("error: ")
+        content = {"code": code, "message": message, "reason": reason, "time": time, "halved": {}}
+        (self.folder / f"rank-{rank}.end").write_text(json.dumps(content))
 
 
 @pytest.fixture
@@ -43,12 +45,13 @@ def test_of_several_errors_the_first_in_time_is_shown(ranks: Ranks) -> None:
     ranks.word(1, 2, "error: the row is bad", 1.0)
     ending = Watch(ranks.folder, 10).ending({0: 1, 1: 2})
     assert ending.code == 2 and ending.message.startswith("error: the row is bad") and "rank 1" in ending.message
+    assert ending.reason == "the row is bad"
 
 
 def test_budgets_to_start_again_with_are_those_of_the_first_error(ranks: Ranks) -> None:
     ranks.word(0, 1, "connection closed by peer", 2.0)
     half = {"train.tokens_per_row": [400, 200]}
-    told = {"code": 2, "message": "error: out of memory", "time": 1.0, "halved": half}
+    told = {"code": 2, "message": "error: out of memory", "reason": "out of memory", "time": 1.0, "halved": half}
     (ranks.folder / "rank-1.end").write_text(json.dumps(told))
     assert Watch(ranks.folder, 10).ending({0: 1, 1: 2}).halved == half
     ranks.word(0, 2, "error: the row is bad", 0.5)
@@ -59,6 +62,7 @@ def test_a_rank_the_system_killed_is_the_cause_of_what_the_others_say(ranks: Ran
     ranks.word(0, 1, "connection closed by peer", 1.0)
     ending = Watch(ranks.folder, 10).ending({0: 1, 1: -signal.SIGKILL})
     assert ending.code == 2 and "rank 1 was killed by SIGKILL" in ending.message and "dmesg" in ending.message
+    assert ending.reason == "rank 1 was killed by SIGKILL in its start"
 
 
 def test_a_rank_that_we_or_the_agent_or_a_library_ended_is_not_the_cause(ranks: Ranks) -> None:

@@ -1,0 +1,58 @@
+"""How a run's record says that it failed: on a disk that is full, and when another process knows better why."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from store_builders import make_run
+
+from vlmrl.errors import CheckpointError, StoreError, exit_of
+from vlmrl.store import files
+from vlmrl.store.manifest import MAX_ERROR_CHARS, blame, read_manifest
+from vlmrl.store.runs import open_run
+
+
+def test_a_disk_too_full_for_the_manifest_does_not_hide_what_happened(tmp_path: Path, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = make_run(tmp_path)
+    with pytest.raises(CheckpointError, match="could not be saved"), run:
+        monkeypatch.setattr(files.os, "replace", full)
+        raise CheckpointError("the checkpoint of step 4 could not be saved")
+    monkeypatch.undo()
+    assert not run.writable and open_run(tmp_path, run.id).status == "killed", "its lock is given back"
+
+
+def test_a_failure_of_our_own_making_is_still_raised_where_the_run_ended_well(tmp_path: Path, monkeypatch) -> None:
+    run = make_run(tmp_path)
+    with pytest.raises(StoreError, match="cannot write"), run:
+        monkeypatch.setattr(files.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    assert not run.writable
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_no_bug_wherever_it_strikes(number: int) -> None:
+    code, text = exit_of(OSError(number, "No space left on device", "/data/runs/x"))
+    assert code == 2 and text.startswith("error: the disk refuses to take more: No space left on device\n  --> /data")
+    assert "vlmrl runs du" in text and "Traceback" not in text
+
+
+def test_other_errors_of_the_system_are_bugs() -> None:
+    code, text = exit_of(OSError(errno.EBADF, "Bad file descriptor"))
+    assert code == 1 and "internal error: OSError" in text
+
+
+def test_the_launcher_corrects_why_a_run_failed_and_nothing_else(tmp_path: Path) -> None:
+    run = make_run(tmp_path, name="mine")
+    run.finish("failed", "RuntimeError: connection closed by peer")
+    before = read_manifest(run.dir)
+    blame(run.dir, "rank 1 was killed by SIGKILL; Authorization: Bearer " + "s3cr3ts3cr3t" + "x" * 3000)
+    after = read_manifest(run.dir)
+    assert after.error is not None and after.error.startswith("rank 1 was killed by SIGKILL")
+    assert len(after.error) <= MAX_ERROR_CHARS and "s3cr3t" not in after.error
+    assert (after.status, after.end, after.attempts, after.name) == (
+        before.status, before.end, before.attempts, before.name,
+    )  # fmt: skip
