@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import TINY_TEXTS
 from test_resume import Ears, assert_same_run, begin, go_on, history
 
 from vlmrl.checkpoint import io
 from vlmrl.dist import worker
 from vlmrl.errors import EngineError, OutOfMemoryError, exit_of
 from vlmrl.model.policy import Policy
+from vlmrl.model.tiny import build_tiny
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.digits.task import prepare_digits
@@ -298,3 +303,58 @@ def test_a_start_again_with_half_the_budget_keeps_it(place, calm, monkeypatch, t
     run, status = go_on(run, "rl", tmp_path)
     assert status == "done" and [m["train/tokens_per_row"] for m in run.metrics("train")] == [140] * 4
     assert_close_history(run, calm("rl"))
+
+
+@pytest.fixture(scope="module")
+def wide_folder(tmp_path_factory) -> Path:
+    """A model whose rows of 6,000 tokens take some 380 MiB."""
+    return build_tiny(tmp_path_factory.mktemp("wide") / "model", TINY_TEXTS, vocabulary=300, hidden=192, layers=4)
+
+
+def limited_run(place: Path, model: Path, root: Path, where: str, mib: int, *overrides: str):
+    """(exit code, stderr) of a run that the system really refuses memory."""
+    script = Path(__file__).parent.parent / "limited_run.py"
+    settings = (
+        f'model.path="{model}"', "train.steps=1", "eval.every_steps=0", "eval.max_rows=1", "train.tokens_per_row=6000",
+        "rollout.prompts_per_step=2", "rollout.samples_per_prompt=32", "rollout.max_new_tokens=90",
+        "rollout.batch_tokens=2000", *overrides,
+    )  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(script), str(place / "rl.toml"), str(root), where, str(mib), *settings],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+ENDS_AT_ONCE = "train.max_seconds=1"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the address space")
+def test_memory_that_the_system_refuses_halves_the_budget_in_the_rehearsal(place, wide_folder, tmp_path):
+    code, said = limited_run(place, wide_folder, tmp_path, "rehearsal", 300, ENDS_AT_ONCE)
+    assert code == 0, said
+    assert "out of memory in phase `rehearsal` of step 0 on rank 0 with 5,928 tokens (16 of images) in 64 resp" in said
+    assert "again with train.tokens_per_row = 2964" in said and "the largest row fits: 2,964 tokens" in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the address space")
+def test_memory_that_the_system_refuses_ends_the_run_with_a_value_that_fits(place, wide_folder, tmp_path):
+    code, said = limited_run(place, wide_folder, tmp_path, "rehearsal", 80, ENDS_AT_ONCE)
+    assert code == 2 and "Traceback" not in said, said
+    assert "error: out of memory in phase `rehearsal` of step 0 on rank 0 with 5,928 tokens (16 of images)" in said
+    assert "tried, it fits" in said and "images 56 x 56, 56 x 56" in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the address space")
+def test_memory_that_the_system_refuses_halves_the_budget_in_an_update(place, wide_folder, tmp_path):
+    code, said = limited_run(place, wide_folder, tmp_path, "update 0", 170, "train.rehearsal=false")
+    assert code == 0, said
+    assert (
+        "out of memory in phase `update` of step 0 on rank 0 with " in said
+        and "again with train.tokens_per_row" in said
+    )
+    [line] = open_run(tmp_path, "last").metrics("train")
+    assert line["train/tokens_per_row"] < 3000 and line["optim/updates"] == 1

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from vlmrl.data.batch import PromptTokens, TrainItem, make_row, pack
 from vlmrl.model import row_plan
 from vlmrl.model.row_plan import plan_row
+from vlmrl.train.rehearsal import full_row
 from vlmrl.types import Segment, Span
 
 
@@ -135,3 +136,19 @@ def test_a_layout_that_is_not_whole_groups_is_refused():
     ]:
         with pytest.raises(ValueError, match=why):
             plan_row(layout, torch.device("cpu"))
+
+
+@given(st.integers(1, 9), st.integers(1, 12), st.integers(1, 6), st.integers(1, 5), st.integers(1, 80))
+def test_the_rehearsed_row_is_one_that_packing_makes_and_as_full_as_its_prompts_allow(
+    prompt: int, longest: int, responses: int, groups: int, budget: int
+):
+    item = TrainItem(
+        PromptTokens((1,) * prompt, (0,) * prompt, {}, 0), 0, (Segment("x", tuple(range(longest)), True),), 0
+    )
+    row = full_row(item, responses=responses, groups=groups, tokens_per_row=budget)
+    assert pack(row, budget) == [row]
+    size = len({i.group for i in row}) * prompt + sum(i.num_tokens for i in row)
+    whole = groups * (prompt + responses * longest)
+    # Full, or everything there is, or what is left has no room for a prompt and a token.
+    assert size == min(whole, max(budget, prompt + longest)) or budget - prompt <= size <= budget
+    assert row[0].num_tokens == longest and all(0 < i.num_tokens <= longest for i in row)

@@ -31,7 +31,8 @@ def check(
     Example: vlmrl check recipes/digits_im.toml --set train.steps=200
 
     With --deep, log-probs and gradients of a few of your rows, packed as training packs them, are compared with the
-    model's own forward of each response alone; rows that disagree are named. Exit code 2 when any does.
+    model's own forward of each response alone; rows that disagree are named. Exit code 2 when any does. Whether the
+    largest row fits in memory, `train` and `sft` find out before their first step.
     """
     from vlmrl.check.preflight import preflight
     from vlmrl.recipe.load import load_recipe

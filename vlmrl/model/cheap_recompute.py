@@ -61,15 +61,18 @@ def recomputing_cheap(modules: Sequence[nn.Module]) -> Iterator[None]:
                 known[x.data_ptr()] = weakref.ref(x), x._version, recipe
 
     def pack(saved: Tensor) -> Tensor | _Packed:
+        # Without its history: an operation that keeps its own output would hold itself, until a backward pass that may
+        # never come (memory ran out).
+        plain = saved.detach()
         found = known.get(saved.data_ptr())
         if found is None:
-            return saved
-        # Autograd hands over a detached alias. As long as the tensor itself lives, its address is nobody else's.
+            return plain
+        # As long as the tensor itself lives, its address is nobody else's.
         tensor, version, recipe = found[0](), found[1], found[2]
         if tensor is None or tensor._version != version or tensor.dtype != saved.dtype:
-            return saved
+            return plain
         whole = tensor.numel() == saved.numel() and saved.is_contiguous()
-        return _Packed(recipe, saved.shape) if whole else saved
+        return _Packed(recipe, saved.shape) if whole else plain
 
     handles = []
     for module in modules:
@@ -83,6 +86,7 @@ def recomputing_cheap(modules: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+        known.clear()  # autograd keeps `pack` with every tensor: the same circle
 
 
 def cheap_modules(model: nn.Module) -> list[nn.Module]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from vlmrl.errors import Load, OutOfMemoryError, VlmrlError, gib
+from vlmrl.model.heap import return_freed_memory
 
 SAYINGS = (
     "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "std::bad_alloc",
@@ -20,6 +21,13 @@ SAYINGS = (
     "No available memory for the cache blocks", "is less than desired GPU memory utilization",  # vLLM's start
 )  # fmt: skip
 """How errors that have no type of their own say that memory ran out."""
+
+VAGUE_SAYINGS = (
+    "could not create a primitive", "could not create a memory object", "could not execute a primitive",  # oneDNN
+    "PyObject pointer is null",  # safetensors
+)  # fmt: skip
+"""What may be a lack of memory among other things: taken for one where the process is near its limit."""
+NEAR = 0.9
 
 
 def ran_out(error: BaseException | None) -> bool:
@@ -30,8 +38,11 @@ def ran_out(error: BaseException | None) -> bool:
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             return True
         # Our own errors may quote somebody else's, such as a reward's that met the limit of its worker.
-        if not isinstance(error, VlmrlError) and any(said in str(error) for said in SAYINGS):
-            return True
+        if not isinstance(error, VlmrlError):
+            if any(said in str(error) for said in SAYINGS):
+                return True
+            if any(said in str(error) for said in VAGUE_SAYINGS) and _is_near_limit():
+                return True
         error = error.__cause__
     return False
 
@@ -62,10 +73,11 @@ def use_in_words(device: torch.device) -> str:
 
 
 def give_back(device: torch.device) -> None:
-    """Let go of what nobody holds any more, the card's memory that torch keeps for itself included."""
+    """Let go of what nobody holds any more, what torch and the C library keep for themselves included."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    return_freed_memory()
 
 
 @contextmanager
@@ -81,6 +93,11 @@ def asking_for(load: Callable[[], Load], device: torch.device) -> Iterator[None]
             f"out of memory with {found} at once; {use_in_words(device)}", where="; ".join(found.rows),
             hint=f"lower {found.budget}", load=found,
         ) from error  # fmt: skip
+
+
+def _is_near_limit() -> bool:
+    peak, limit = memory_use(torch.device("cpu"))
+    return peak > NEAR * limit
 
 
 def _machine_bytes() -> int:

@@ -91,13 +91,13 @@ def explaining(recipe: Recipe) -> Iterator[None]:
     """Inside, whatever runs out of memory ends as an OutOfMemoryError with phase, rank and the key to change first."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:  # a library in Rust panics with what is no Exception
         if not ran_out(error):
             raise
         raise explain(recipe, error) from error
 
 
-def explain(recipe: Recipe, error: Exception) -> OutOfMemoryError:
+def explain(recipe: Recipe, error: BaseException) -> OutOfMemoryError:
     """The error for a person: phase, rank, what was in memory, peak and limit, and what to change first."""
     raw = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError("", where=getattr(error, "where", None))
     load = raw.load

@@ -216,7 +216,7 @@ def _find_room(session: Session, objective: Objective, items: Sequence[TrainItem
 
 
 def _too_large(load: Load) -> OutOfMemoryError:
-    return OutOfMemoryError(f"out of memory with {load} at once", where="; ".join(load.rows), load=load)
+    return OutOfMemoryError(f"out of memory with {load} at once", where="; ".join(dict.fromkeys(load.rows)), load=load)
 
 
 def _try(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -171,3 +173,27 @@ def test_nothing_inside_gradient_checkpointing() -> None:
     assert whole > len(text) > len(left)
     assert not any("visual.blocks" in names[m] for m in text if m in names)
     assert not any(".layers." in names[m] for m in left if m in names)
+
+
+class Norm(nn.Module):
+    """An operation that keeps its own output (rsqrt), as in every norm of Llama's family."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def test_a_forward_pass_without_a_backward_leaves_nothing_behind():
+    """As after memory ran out in the middle of it."""
+    model = nn.Sequential(nn.Linear(8, 8), Norm(), GatedMlp(), Norm(), GatedMlp())
+    x = torch.randn(3, 8)
+
+    def alive() -> int:
+        gc.collect()
+        return sum(isinstance(o, Tensor) and o.grad_fn is not None for o in gc.get_objects())
+
+    before = alive()
+    with recomputing_cheap(cheap_modules(model)):
+        out = model(x)
+    assert alive() > before
+    del out
+    assert alive() == before
