@@ -62,7 +62,6 @@ def served(line: str, *more: str, folder: Path) -> Iterator[str]:
     log = folder / "server.log"
     with open(log, "wb") as out:
         server = subprocess.Popen(command, cwd=folder, env=os.environ | SMALL | named(folder), stdout=out, stderr=out)
-    family = [psutil.Process(server.pid)]
     try:
         address = f"http://127.0.0.1:{port}"
         for _ in range(1800):
@@ -73,14 +72,17 @@ def served(line: str, *more: str, folder: Path) -> Iterator[str]:
             except (urllib.error.URLError, ConnectionError, TimeoutError):
                 time.sleep(0.1)
         yield address
-        family += family[0].children(recursive=True)
-        server.send_signal(signal.SIGTERM)
-        assert not psutil.wait_procs(family, timeout=60)[1]
     finally:
-        for process in family:
-            if process.is_running():
-                process.kill()
+        left: list[psutil.Process] = []
+        if server.poll() is None:
+            process = psutil.Process(server.pid)
+            family = [process, *process.children(recursive=True)]
+            server.send_signal(signal.SIGTERM)
+            left = psutil.wait_procs(family, timeout=60)[1]
+            for one in left:
+                one.kill()
         server.wait()
+    assert not left
 
 
 def ask(address: str, model: str, text: str, sizes: list[tuple[int, int]], max_tokens: int) -> dict[str, Any]:
