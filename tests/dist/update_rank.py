@@ -17,7 +17,7 @@ import torch
 from parity import adapted
 from parity import world as world_of
 from safetensors.torch import save_file
-from tinyfamilies import build
+from tinyfamilies import BUILDERS, build
 from tinyworld import encoded, items_of, prompt_tokens, response
 
 from vlmrl.algo.family import ALGORITHMS
@@ -54,7 +54,7 @@ CASES = {
     "adapter": Case((1, 0, 0, 1), lora=Lora(rank=4)),
     "forked cache": Case((0, 1, 1), family="qwen3_5"),
     "padded": Case((0, 1, 1), family="llava"),
-}
+} | {name: Case((0, 1, 1), family=name) for name in BUILDERS if name not in ("qwen2_5_vl", "qwen3_5", "llava")}
 
 
 def batch_of(items: list[TrainItem], filler: TrainItem, world: World, owners: Sequence[int]) -> StepBatch:
