@@ -33,7 +33,7 @@ def run_ranks(
     from vlmrl.launch.cards import place
     from vlmrl.launch.fetch import offline_environment
     from vlmrl.store.layout import runs_root
-    from vlmrl.store.manifest import blame
+    from vlmrl.store.manifest import settle
     from vlmrl.store.runs import open_run
     from vlmrl.train.start import read_recipe
 
@@ -66,14 +66,16 @@ def run_ranks(
     nodes = f" on machine {job.node_rank} of {job.nnodes}" if job.nnodes > 1 else ""
     say(f"{job.ranks} {what}{nodes}, {placement.threads} thread{'s' if placement.threads != 1 else ''} each")
     ending, run_dir = launch(job)
+    if ending.code and run_dir is not None:
+        told = ending.code == 2 or job.nnodes == 1  # elsewhere another machine may know better
+        status = "interrupted" if ending.code == 130 else "failed"
+        settle(run_dir, status if job.node_rank == 0 else None, ending.reason if told else "")
     run_dir = run_dir or known
     if ending.message:
         say(ending.message)
     if ending.code == 1 and job.nnodes > 1:
         say("another machine may have failed first, and this is what came of it here: see its terminal")
     if ending.code and run_dir is not None:
-        if ending.reason and (ending.code == 2 or job.nnodes == 1):
-            blame(run_dir, ending.reason)
         say(f"go on from the last checkpoint with: {resume_command(kind, run_dir.name, runs, machines)}")
     raise typer.Exit(ending.code)
 
