@@ -5,6 +5,7 @@ python scripts/bench/kill.py [--kills 30] [--seed 0] [--cold] [--keep DIR]
 A kill is SIGKILL to the command's whole process group. After each one everything that has its final name must be whole
 (`vlmrl runs show` and `verify`, byte for byte comparisons), and the next command must finish the work. A run that was
 killed and resumed, up to three times, must end as the run that nobody touched: weights, optimizer, metrics, rollouts.
+Runs of several processes, and other ways to die: kill_ranks.py.
 
 Commands are forks of one warm interpreter, so that kills fall into their work and not into imports of torch; the runs
 they are compared with are interpreters of their own. With --cold every command is one: minutes more.
@@ -250,7 +251,8 @@ def assert_clean(folder: Path, prefix: str) -> None:
         raise Broken(f"left behind after the command that went on: {left}")
 
 
-def tensors(folder: Path) -> dict[str, tuple[Any, bytes]]:
+def tensors(folder: Path) -> dict[tuple[str, str], tuple[Any, bytes]]:
+    """By file and name: several processes each have a part of a tensor in a file of their own."""
     from safetensors import safe_open
 
     found = {}
@@ -258,7 +260,7 @@ def tensors(folder: Path) -> dict[str, tuple[Any, bytes]]:
         with safe_open(path, "np") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
                 value = file.get_tensor(name)
-                found[name] = (value.dtype.str, value.shape), value.tobytes()
+                found[path.name, name] = (value.dtype.str, value.shape), value.tobytes()
     return found
 
 

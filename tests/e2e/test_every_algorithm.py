@@ -91,9 +91,9 @@ def test_a_step_of_dead_groups_alone_sends_nothing_to_the_engine_and_checks_noth
             super().load_weights(version, changed=changed)
             synced.append((version, changed))
 
-    monkeypatch.setattr(rl, "make_generator", lambda r, policy, encoder, *_: Copying(policy, encoder.tokenizer))
+    monkeypatch.setattr(rl, "make_generator", lambda r, policy, encoder, *_, **__: Copying(policy, encoder.tokenizer))
     run = train(place, tmp_path, f"reward.name={place}/reward.py:{reward}")
-    assert synced == [(0, True), (1, changed), (2, changed)]
+    assert synced == [(0, True), (0, False), (1, changed), (2, changed)]
     assert ["policy/sync_gap_max" in line for line in run.metrics("train")] == [changed, changed]
     versions = [s.trajectory.version for step in range(2) for g in run.read_rollouts(step) for s in g.samples]
     assert versions == [0] * 9 + [1] * 9

@@ -236,7 +236,7 @@ def fail_in(monkeypatch, owner, name: str, *, after: int = 0) -> None:
     monkeypatch.setattr(owner, name, call)
 
 
-def failing_vllm(*args):
+def failing_vllm(*args, **more):
     try:
         ask_for_too_much()
     except RuntimeError as error:

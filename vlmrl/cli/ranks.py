@@ -34,7 +34,7 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     from vlmrl.launch.fetch import offline_environment
     from vlmrl.recipe.load import LoadedRecipe
     from vlmrl.store.layout import runs_root
-    from vlmrl.store.manifest import blame
+    from vlmrl.store.manifest import settle
 
     root = runs_root(runs)
     ready = prepare(asked, root)
@@ -75,14 +75,16 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     ending, run_dir = launch_twice(
         job, lambda run: ("-m", "vlmrl", asked.command, "--resume", run.name, "--runs", str(root), *flags), say
     )
+    if ending.code and run_dir is not None:
+        told = ending.code == 2 or job.nnodes == 1  # elsewhere another machine may know better
+        status = "interrupted" if ending.code == 130 else "failed"
+        settle(run_dir, status if job.node_rank == 0 else None, ending.reason if told else "")
     run_dir = run_dir or known
     if ending.message:
         say(ending.message)
     if ending.code == 1 and job.nnodes > 1:
         say("another machine may have failed first, and this is what came of it here: see its terminal")
     if ending.code and run_dir is not None:
-        if ending.reason and (ending.code == 2 or job.nnodes == 1):
-            blame(run_dir, ending.reason)
         say(f"go on from the last checkpoint with: {resume_command(asked.kind, run_dir.name, runs, machines)}")
     raise typer.Exit(ending.code)
 

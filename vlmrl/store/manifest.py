@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
+from vlmrl.store.clock import now
 from vlmrl.store.files import folder_guard, write_json
 from vlmrl.store.lock import this_process
 from vlmrl.store.provenance import redact_argv, redact_text
@@ -255,12 +256,23 @@ def edit(
     return update_manifest(run_dir, change)
 
 
-def blame(run_dir: Path, reason: str) -> None:
-    """Write why a run failed into its manifest, for a run of several processes whose writer cannot know: it was killed,
-    or has seen no more of it than that another process was gone. A disk that refuses leaves what the writer wrote.
+def settle(run_dir: Path, status: Status | None, reason: str) -> None:
+    """Write how a run of several processes ended into its manifest: its writer may have been killed, or has seen no
+    more than that another process was gone. A disk that refuses leaves what the writer wrote.
+
+    Args: status: for a run that still says running, whose writer is certainly dead; None = it may live. reason: why;
+        "" = what is written stays.
     """
+
+    def change(m: Manifest) -> Manifest:
+        error = redact_text(reason)[:MAX_ERROR_CHARS] or m.error
+        if m.status != "running" or status is None:
+            return replace(m, error=error)
+        last = replace(m.attempts[-1], end=now(), status=status)
+        return replace(m, error=error, status=status, end=last.end, attempts=(*m.attempts[:-1], last))
+
     with contextlib.suppress(StoreError):
-        update_manifest(run_dir, lambda m: replace(m, error=redact_text(reason)[:MAX_ERROR_CHARS]))
+        update_manifest(run_dir, change)
 
 
 def check_name(name: str) -> None:

@@ -53,7 +53,7 @@ def train_rl(session: Session) -> str:
     generator.sleep()  # as during updates
     in_loss = algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0
     rehearse(s, objective_of(recipe, algorithm, in_loss), partial(longest_item, s))
-    generator.load_weights(s.progress.step)
+    generator.load_weights(s.progress.step, changed=False)  # wakes it
     first_step, ahead = s.progress.step, None
     with catch_interrupt(s) as request:
         if s.progress.validated < 0:

@@ -39,8 +39,7 @@ def asked(monkeypatch) -> list[str]:
 
 def engine_of(asked: list[str], *, adapter: bool) -> VllmEngine:
     engine = object.__new__(VllmEngine)
-    model = SimpleNamespace(peft_config={"default": 1} if adapter else None)
-    engine.policy, engine._llm = SimpleNamespace(model=model), Played(asked)  # type: ignore[assignment]
+    engine.weights, engine._llm = SimpleNamespace(adapted=adapter), Played(asked)  # type: ignore[assignment]
     engine._sleeps, engine._loaded, engine._discarded, engine.version = True, True, False, 0
     engine._send_all = lambda version: asked.append("send all")  # type: ignore[method-assign]
     engine._send_adapter = lambda version: asked.append("send adapter")  # type: ignore[method-assign]

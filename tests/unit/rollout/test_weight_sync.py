@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -54,6 +56,21 @@ def test_a_weight_sent_fused_needs_no_parts():
     assert lost(sent=sent) == []
 
 
+class Plain:
+    """The weights of modules that are published under their own names."""
+
+    model_type, adapted = "plain", False
+
+    def __init__(self, trained: nn.Module) -> None:
+        self.trained = trained
+
+    def tensors(self):
+        return weight_sync.base_tensors(self.trained, {n: n for n in self.trained.state_dict()}, torch.float32)
+
+    def write_adapter(self, folder: Path) -> None:
+        raise AssertionError("there is none")
+
+
 def delivered(*, skipped: str = "") -> list[str] | None:
     """What a delivery finds lost, to an engine that reaches a layer by a second way too and fuses two of its weights.
 
@@ -70,7 +87,7 @@ def delivered(*, skipped: str = "") -> list[str] | None:
     engine = nn.ModuleDict({"second": nn.ModuleDict({"way": Inner()})})
     engine["layer"] = engine["second"]["way"]  # type: ignore[index]
     trained = nn.ModuleDict({"layer": nn.ModuleDict({n: nn.Linear(2, 2, bias=False) for n in ("q", "k", "out")})})
-    delivery = Delivery(trained, {n: n for n in trained.state_dict()}, torch.float32)
+    delivery = Delivery(Plain(trained))
 
     def load(tensors) -> set[str]:
         names = [n for n, _ in tensors if n != skipped]
@@ -91,7 +108,7 @@ def test_what_an_engines_loader_does_not_read_is_gathered_all_the_same(monkeypat
     given = []
     real = weight_sync.whole_tensors
     monkeypatch.setattr(weight_sync, "whole_tensors", lambda *a: (given.append(pair[0]) or pair for pair in real(*a)))
-    delivery = Delivery(trained, {n: n for n in trained.state_dict()}, torch.float32)
+    delivery = Delivery(Plain(trained))
     delivery.load_into(nn.ModuleDict({"a": nn.Linear(2, 2, bias=False)}), lambda tensors: {next(tensors)[0]})
     assert given == ["a.weight", "b.weight", "c.weight"]
     assert delivery.lost == ["b.weight", "c.weight"]

@@ -10,7 +10,7 @@ from store_builders import make_run
 
 from vlmrl.errors import CheckpointError, StoreError, exit_of
 from vlmrl.store import files
-from vlmrl.store.manifest import MAX_ERROR_CHARS, blame, read_manifest
+from vlmrl.store.manifest import MAX_ERROR_CHARS, read_manifest, settle
 from vlmrl.store.runs import open_run
 
 
@@ -49,10 +49,21 @@ def test_the_launcher_corrects_why_a_run_failed_and_nothing_else(tmp_path: Path)
     run = make_run(tmp_path, name="mine")
     run.finish("failed", "RuntimeError: connection closed by peer")
     before = read_manifest(run.dir)
-    blame(run.dir, "rank 1 was killed by SIGKILL; Authorization: Bearer " + "s3cr3ts3cr3t" + "x" * 3000)
+    settle(run.dir, "failed", "rank 1 was killed by SIGKILL; Authorization: Bearer " + "s3cr3ts3cr3t" + "x" * 3000)
     after = read_manifest(run.dir)
     assert after.error is not None and after.error.startswith("rank 1 was killed by SIGKILL")
     assert len(after.error) <= MAX_ERROR_CHARS and "s3cr3t" not in after.error
     assert (after.status, after.end, after.attempts, after.name) == (
         before.status, before.end, before.attempts, before.name,
     )  # fmt: skip
+
+
+def test_the_launcher_ends_a_run_whose_writer_was_killed_before_it_could(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    settle(run.dir, None, "rank 1 was killed")
+    assert read_manifest(run.dir).status == "running", "its writer may live"
+    settle(run.dir, "interrupted", "")
+    after = read_manifest(run.dir)
+    assert (after.status, after.error, after.attempts[-1].status) == ("interrupted", "rank 1 was killed", "interrupted")
+    assert after.end is not None and after.end == after.attempts[-1].end
+    run.close()

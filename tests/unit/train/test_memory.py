@@ -126,7 +126,9 @@ def session_of(model, **train):
 @pytest.fixture
 def items(tiny_encoder):
     """Two groups of eight responses: 33 + 147 and 45 + 124 tokens."""
-    prompts = [encoded(tiny_encoder, "same or not?", sizes, n) for n, sizes in zip("ab", SIZES, strict=True)]
+    prompts = [
+        encoded(tiny_encoder, "same or not?", sizes, n) for n, sizes in zip(("room a", "room b"), SIZES, strict=True)
+    ]
     lengths = [20, 17, 22, 9, 25, 14, 21, 19], [11, 22, 17, 15, 20, 8, 13, 18]
     return items_of(list(zip(prompts, lengths, strict=True)))
 
