@@ -8,6 +8,7 @@ import re
 import resource
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -285,3 +286,20 @@ def test_ctrl_c_twice_stops_at_once_without_saving(place, start) -> None:
     assert_all_gone(pids, 5)
     assert run_in(place, "twice").status == "interrupted"
     assert resume_words(err)
+
+
+def test_two_machines_make_one_run(place, start, finished) -> None:
+    """Two launchers of one process each, as on two machines: the rollouts of two processes on one machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    words = ("train", "tiny.toml", "--runs", "machines", "--gpus", "1", "--nnodes", "2", "--rdzv-endpoint", endpoint)
+    ends = [c.end() for c in [start(*words, "--node-rank", str(n), "--json") for n in range(2)]]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert json.loads(ends[0][1])["status"] == "done" and not ends[1][1]
+    here, there = run_in(place, "killed"), run_in(place, "machines")
+    assert len(list((place / "machines").glob("*/manifest.json"))) == 1
+    assert here.rollout_files().keys() == there.rollout_files().keys()
+    for step in here.rollout_files():
+        a, b = ([s.trajectory.response_ids for g in r.read_rollouts(step) for s in g.samples] for r in (here, there))
+        assert a == b, step

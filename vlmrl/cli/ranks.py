@@ -67,7 +67,7 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     if alone:
         os.environ.update(env)
         return ready
-    what = "CPU processes" if placement.devices is None else "cards"
+    what = ("CPU process" if job.ranks == 1 else "CPU processes") if placement.devices is None else "card(s)"
     nodes = f" on machine {job.node_rank} of {job.nnodes}" if job.nnodes > 1 else ""
     engines = f", {len(placement.engines)} more generate" if placement.engines else ""
     say(f"{job.ranks} {what}{nodes}, {placement.threads} thread{'s' if placement.threads != 1 else ''} each{engines}")
