@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vlmrl.dist.world import World, join_world
 from vlmrl.recipe.load import load_recipe
-from vlmrl.train.resume import Asked, plan_resume
+from vlmrl.train.resume import Request, plan_resume
 from vlmrl.train.start import Labels, reopen_run, run_session, share_run, start_run
 
 
@@ -46,7 +46,7 @@ def train(job: dict, world: World) -> None:
 
     def make():
         if job.get("resume"):
-            return reopen_run(root, plan_resume(root, Asked("last", job["kind"])), ["vlmrl"])
+            return reopen_run(root, plan_resume(root, Request("last", job["kind"])), ["vlmrl"])
         loaded = load_recipe(job["recipe"], overrides=job["overrides"], kind=job["kind"])
         return start_run(loaded, root, ["vlmrl"], Labels()), loaded.recipe, None
 

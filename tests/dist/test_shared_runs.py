@@ -173,7 +173,8 @@ def test_both_wrote_their_shards_and_a_log_and_one_the_rest(runs: Path) -> None:
     for part in ("model", "optimizer"):
         assert {f.name[:11] for f in (checkpoint / part).glob("*.safetensors")} == {"shard-00001", "shard-00002"}
     io.check_files(checkpoint)
-    assert len(run.manifest.attempts) == 1 and run.log_path(1).is_file()
+    assert [a.processes for a in run.manifest.attempts] == [2] and run.manifest.threads == 1
+    assert run.log_path(1).is_file()
     assert "rows are run by" in run.log_path(1).read_text()
 
 
@@ -188,7 +189,7 @@ def test_stopped_and_resumed_by_as_many_is_the_run_that_was_not_stopped_to_the_b
 
 def test_a_run_wanders_from_two_processes_to_one_and_back(runs: Path) -> None:
     whole, wandering = open_run(runs / "1" / "whole", "last"), open_run(runs / "wandering", "last")
-    assert [a.from_step for a in wandering.manifest.attempts] == [0, 2, 4]
+    assert [(a.from_step, a.processes) for a in wandering.manifest.attempts] == [(0, 2), (2, 1), (4, 2)]
     assert_same_rollouts(whole, wandering)
     assert_same_history(whole, wandering, rel=2e-4, abs=2e-5)
     assert_same_weights(whole, wandering, 1e-4)

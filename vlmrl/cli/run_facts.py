@@ -35,7 +35,8 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("note", about["note"]),
         (
             "started",
-            f"{_minute(about['start'])}, {ago(about['start'])} ago, ran {span(about['seconds'])} on {about['host']}",
+            f"{_minute(about['start'])}, {ago(about['start'])} ago, ran {span(about['seconds'])} on {about['host']}"
+            f"{_processes(about['attempts'])}",
         ),
         ("attempts", _attempts(about["attempts"])),
         *(("changed", f"at step {a['from_step']}: {a['changes_text']}") for a in about["attempts"] if a["changes"]),
@@ -84,6 +85,13 @@ def _best(best: dict[str, Any] | None, checkpoints: list[str]) -> str:
         return ""
     kept = f"step-{best['step']:06d}" in checkpoints
     return f"step {best['step']}: {best['metric']} {best['value']:.4g}{'' if kept else ' (no checkpoint of that step)'}"
+
+
+def _processes(attempts: list[dict[str, Any]]) -> str:
+    """Of how many processes it was, where of several (`, 2 processes`); by attempt where these differ."""
+    counts = [a["processes"] for a in attempts]
+    told = [counts[0]] if len(set(counts)) == 1 else counts
+    return f", {', '.join(map(str, told))} processes" if max(counts, default=1) > 1 else ""
 
 
 def _attempts(attempts: list[dict[str, Any]]) -> str:

@@ -84,6 +84,18 @@ def gathered(policy: nn.Module) -> Iterator[None]:
             unit.reshard()
         root.set_reshard_after_forward(True)
         root.set_reshard_after_forward(False, recurse=False)  # its backward pass follows at once
+        _forget_order(units)
+
+
+def _forget_order(units: Sequence[FSDPModule]) -> None:
+    """FSDP notes in what order its units ran and gathers them ahead in the reverse of it. What ran here, as often as this
+    process alone asked for, must not decide what all gather together in the next backward pass.
+    """
+    for unit in units:
+        state = unit._get_fsdp_state()
+        state._comm_ctx.post_forward_order.clear()
+        if state._fsdp_param_group is not None:
+            state._fsdp_param_group._post_forward_indices.clear()
 
 
 def regather(policy: nn.Module) -> None:

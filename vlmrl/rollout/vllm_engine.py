@@ -329,6 +329,7 @@ def _start(weights: WeightSource, settings: EngineSettings) -> Any:
                 settings.folder, revision=settings.revision, trust_remote_code=settings.trust_remote_code,
                 load_format="vlmrl", max_model_len=settings.max_tokens,
                 max_num_batched_tokens=max(BATCHED_TOKENS, settings.max_tokens), enforce_eager=cpu,
+                enable_chunked_prefill=not cpu,  # a seeded request cannot be prefilled in parts there: an error in vLLM
                 enable_sleep_mode=not cpu, kv_cache_memory_bytes=settings.kv_cache_bytes, skip_mm_profiling=True,
                 limit_mm_per_prompt={"image": MAX_IMAGES, "video": 0}, enable_prefix_caching=True,
                 logprobs_mode="processed_logprobs", disable_log_stats=True, **options,

@@ -39,6 +39,7 @@ class Attempt:
         changes: what it does otherwise than the attempt before, or a fork than its parent: JSON objects with `what`,
             `old`, `new`, `kind` (free, asked, refused), `why` and maybe `restarts` (recipe/changes.py).
         accepted: whether the user said --accept-changes.
+        processes: how many train it together; host and pid are of the one that writes.
     """
 
     number: int
@@ -52,6 +53,7 @@ class Attempt:
     argv: tuple[str, ...] = ()
     changes: tuple[Mapping[str, Any], ...] = ()
     accepted: bool = False
+    processes: int = 1
 
     @property
     def changes_text(self) -> str:
@@ -165,12 +167,15 @@ def new_attempt(
     number: int, start: str, argv: Sequence[str], checkpoint: Path | None = None,
     changes: Sequence[Mapping[str, Any]] = (),
 ) -> Attempt:  # fmt: skip
-    """An attempt of this process. `checkpoint`: what it goes on from."""
+    """An attempt of this process (one of several, by torchrun's environment). `checkpoint`: what it goes on from."""
     owner = this_process()
     name = f"{layout.CHECKPOINTS}/{checkpoint.name}" if checkpoint else None
     step = (layout.parse_checkpoint_name(checkpoint.name) if checkpoint else None) or 0
     words = tuple(redact_argv(argv))
-    return Attempt(number, start, owner.host, owner.pid, step, name, argv=words, changes=tuple(changes))
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    return Attempt(
+        number, start, owner.host, owner.pid, step, name, argv=words, changes=tuple(changes), processes=processes
+    )
 
 
 def read_manifest(run_dir: Path) -> Manifest:

@@ -151,10 +151,14 @@ def source_sha256() -> str:
 
 
 def usable_cores() -> int:
-    """Threads this process may use: one a core it may run on, at most OMP_NUM_THREADS."""
+    """Threads this process may use: OMP_NUM_THREADS, at most one a core it may run on; where that is not set, its share
+    of these cores among the processes that torchrun started on this machine.
+    """
     cores = _cores()
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    return max(1, min(cores, int(asked)) if asked.isdigit() and int(asked) else cores)
+    if asked.isdigit() and int(asked):
+        return min(cores, int(asked))
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _cores() -> int:

@@ -61,6 +61,7 @@ def describe(run: Run) -> dict[str, Any]:
                 "status": a.status,
                 "changes": [dict(c) for c in a.changes],
                 "changes_text": a.changes_text,
+                "processes": a.processes,
             }
             for a in m.attempts
         ],

@@ -149,7 +149,7 @@ def collect(
         else:
             drawn, own = _draw(s, wanted - passed, clock)
             with clock("rollout"):
-                rollouts = _sample(s, generator, [p for p in own if p is not None])
+                rollouts = _sample(s, generator, [p for p in own if p is not None], len(drawn))
         with clock("reward"):
             groups = s.world.interleave(score_rollouts(rollouts, s.scorers, strict=strict))
         made.groups += groups
@@ -216,12 +216,13 @@ def _draw(session: Session, count: int, clock: Clock) -> tuple[Sequence[Drawn], 
     return drawn, own
 
 
-def _sample(session: Session, generator: Generator, prompts: Sequence[Prompt]) -> list[Rollout]:
+def _sample(session: Session, generator: Generator, prompts: Sequence[Prompt], total: int) -> list[Rollout]:
+    """Answers to this process's prompts, of `total` that all have."""
     s, recipe = session, session.recipe
     count = recipe.rollout.samples_per_prompt
     return sample_rollouts(
         generator, prompts, sampling_params(recipe, s.policy, s.processor.tokenizer), num_samples=count,
-        run_seed=recipe.train.seed, version=s.progress.step, progress=_progress(s, len(prompts) * count),
+        run_seed=recipe.train.seed, version=s.progress.step, progress=_progress(s, total * count),
     )  # fmt: skip
 
 
@@ -306,11 +307,12 @@ def _joined(found: dict[int, torch.Tensor]) -> Array:
 
 
 def _progress(session: Session, total: int):
+    """Tells how much of `total` is done, taking the other processes for as fast as this one."""
     done = 0
 
     def finished(count: int) -> None:
         nonlocal done
-        done += count
-        session.watcher.generated(done, total)
+        done += count * session.world.size
+        session.watcher.generated(min(done, total), total)
 
     return finished

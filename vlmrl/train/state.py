@@ -205,7 +205,7 @@ def open_session(
     check_sharing(recipe, world)
     torch.manual_seed(recipe.train.seed)
     if pick_device(recipe.model.device).type == "cpu":
-        torch.set_num_threads(max(1, usable_cores() // world.local_size))
+        torch.set_num_threads(usable_cores())
     sources, validation = open_sources(recipe)
     if any(v.split == "test" for v in validation):
         run.add_label("validated on the test split")

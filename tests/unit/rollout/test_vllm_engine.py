@@ -19,7 +19,7 @@ from vlmrl.model.load import stop_ids_of
 from vlmrl.model.lora import adapted_parts, adapter_off, adapter_rank, attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
-from vlmrl.rollout import weight_sync
+from vlmrl.rollout import vllm_engine, weight_sync
 from vlmrl.rollout.engine import Request
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
@@ -116,6 +116,18 @@ def disturb(policy, seed: int, parts=("",), scale: float | None = None) -> None:
 def test_log_probs_equal_the_trainers(engine, policy, prompts, params):
     requests = requests_of(prompts)
     assert gap(policy, requests, engine.generate(requests, params)) <= RELATIVE_TOLERANCE
+
+
+def test_more_prompts_than_one_step_of_the_engine_holds(engine, policy, encoder, params):
+    """Their prompts do not fit one prefill together; each has seeds of its own all the same."""
+    prompts = [encoded(encoder, f"{i} 0 1 2 3 4 5 6 7 8 9 yes no " * 12, name=f"many {i}") for i in range(60)]
+    tokens = sum(len(p.prompt_ids) for p in prompts)
+    assert tokens > 1.2 * vllm_engine.BATCHED_TOKENS, tokens
+    requests = requests_of(prompts, 2)
+    answers = engine.generate(requests, replace(params, max_new_tokens=6))
+    assert gap(policy, requests[::10], answers[::10]) <= RELATIVE_TOLERANCE
+    alone = engine.generate(requests[59:], replace(params, max_new_tokens=6))
+    assert [s.token_ids for s in alone[0]] == [s.token_ids for s in answers[59]]
 
 
 def test_same_greedy_tokens_as_the_built_in_engine(engine, policy, prompts, params, tiny_processor):
