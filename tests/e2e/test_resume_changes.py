@@ -393,7 +393,8 @@ def test_the_commands_show_ask_and_go_on(place, done):  # noqa: F811
     forked = this_process("train", "--from", f"{run.id}@3", "--set", "train.steps=4", "--name", "side", "--json",
                           "--runs", root, cwd=root)  # fmt: skip
     assert forked.json["steps"] == 1 and f"forked from {run.id} at step 3" in forked.err
-    for words in (("--resume", "side", "--from", run.id), ("--from", "side", "--accept-changes"), ()):
+    for words in (("--resume", "side", "--from", run.id), ("--from", "side", "--accept-changes"), (),
+                  ("--resume", run.id, "--tag", "late")):  # fmt: skip
         wrong = this_process("train", *words, "--runs", root, cwd=root)
         assert wrong.code == 2 and wrong.err.startswith("error: ") and "Traceback" not in wrong.err
     listed = this_process("runs", "list", "--runs", root, cwd=root).out

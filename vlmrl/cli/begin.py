@@ -42,6 +42,12 @@ class Beginning:
             )
         if self.resume is not None and self.fork is not None:
             raise RecipeError("--resume goes on with a run and --from begins a new one", hint="leave one of them out")
+        name, tags, note = self.labels
+        if self.resume is not None and (name or tags or note):
+            raise RecipeError(
+                "--name, --tag and --note are for a new run: a resumed one keeps its own",
+                hint=f"vlmrl runs note {self.resume} ...   or   vlmrl runs tag {self.resume} ...",
+            )
         if self.accept and self.resume is None:
             raise RecipeError(
                 "--accept-changes goes with --resume: a new run has nothing to accept", hint="leave it out"
