@@ -69,6 +69,8 @@ CASES = {
     "sft": [],
 }
 """Name -> overrides."""
+ONWARD = "adapter of a run"
+"""Trained on, with the adapter that it began with as the reference."""
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +104,10 @@ def runs(place: Path) -> Path:
         return [
             job(place, f"{size}/{name}", "sft" if name == "sft" else "rl", overrides)
             for name, overrides in CASES.items()
-        ]
+        ] + [
+            job(place, f"{size}/{ONWARD}", overrides=overrides)
+            for overrides in (LORA, [*LORA, "algo.kl_coef=0.1", "model.path=last"])
+        ]  # fmt: skip
 
     narrow = [*LONG, "model.dtype=bfloat16", *LORA]
     start(2, "first", [
@@ -157,7 +162,7 @@ def assert_same_weights(a: Run, b: Run, tolerance: float) -> None:
         torch.testing.assert_close(ours[name], theirs[name], rtol=tolerance, atol=tolerance, msg=name)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, ONWARD])
 def test_two_processes_make_the_run_of_one(runs: Path, case: str) -> None:
     one, two = (open_run(runs / size / case, "last") for size in "12")
     assert one.status == two.status == "done"

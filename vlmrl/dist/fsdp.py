@@ -113,14 +113,14 @@ def own_part(tensor: Tensor, like: Tensor | None = None) -> Tensor:
         return tensor.to_local()
     if not isinstance(like, DTensor):
         return tensor
-    sizes, starts = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
-    for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-        tensor = tensor.narrow(dim, min(start, tensor.shape[dim]), size)
-    return tensor
+    first, last = own_rows(like)
+    return tensor[first:last]
 
 
 def own_rows(like: Tensor) -> tuple[int, int]:
-    """[first, last) row of a tensor that this process holds; all of them where it is not sharded. A scalar is a row."""
+    """[first, last) row of a tensor that this process holds (FSDP cuts rows); all where it is not sharded. A scalar is a
+    row.
+    """
     rows = like.shape[0] if like.ndim else 1
     if not isinstance(like, DTensor):
         return 0, rows

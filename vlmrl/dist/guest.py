@@ -18,14 +18,18 @@ AGENT_PREFIX = "TORCHELASTIC_"
 """What torchrun sets: an engine is a world of its own and must not take itself for a rank of the trainer's."""
 
 
+def environment_without_world() -> dict[str, str]:
+    """This process's environment but for what torchrun put there."""
+    return {n: v for n, v in os.environ.items() if n not in WORLD_VARIABLES and not n.startswith(AGENT_PREFIX)}
+
+
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """What building an engine changes in its process is put back: random states, threads, the launcher's variables.
 
     Inside, those variables are not there.
     """
-    names = [n for n in os.environ if n in WORLD_VARIABLES or n.startswith(AGENT_PREFIX)]
-    world = {name: os.environ.pop(name) for name in names}
+    world = {name: os.environ.pop(name) for name in os.environ.keys() - environment_without_world()}
     states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads

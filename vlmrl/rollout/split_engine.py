@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vlmrl.dist.guest import environment_without_world
 from vlmrl.dist.worker import ENGINES_VARIABLE
 from vlmrl.dist.world import World
 from vlmrl.errors import EngineError
@@ -169,16 +170,12 @@ def _socket_path(folder: Path, engine: int) -> Path:
 def _start(
     engine: int, card: str, folder: Path, trainers: int, settings: EngineSettings, log: Callable[[str], Path]
 ) -> subprocess.Popen[bytes]:
-    env = {k: v for k, v in os.environ.items() if k not in WORLD_VARIABLES}
+    env = environment_without_world()
     if settings.device == "cuda":
         env["CUDA_VISIBLE_DEVICES"] = card
     command = [sys.executable, "-m", "vlmrl.rollout.host", str(_socket_path(folder, engine)), str(trainers)]
     with open(log(f"engine-{engine}"), "ab") as file:
         return subprocess.Popen([*command, str(os.getpid())], env=env, stdout=file, stderr=file)
-
-
-WORLD_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
-"""An engine is a world of its own."""
 
 
 def _connect(path: Path, rank: int, leads: bool, host: subprocess.Popen[bytes] | None) -> socket.socket:

@@ -92,11 +92,6 @@ class Plan:
         return Fork(self.checkpoint, dict(self.run.manifest.first_weights or {}), _recorded(self.changes))
 
 
-def read_recipe(run: Run) -> Recipe:
-    """The recipe of a run as it was last resolved. Raises: StoreError or RecipeError when it is damaged."""
-    return recipe_from_resolved(read_resolved(run.dir), where=str(newest_resolved(run.dir)))
-
-
 def plan_resume(root: Path, asked: Request) -> Plan:
     """How a run would go on.
 
