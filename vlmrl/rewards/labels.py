@@ -83,6 +83,7 @@ class LabelForm:
     vocabulary: Vocabulary
     named: bool = False
     partial: bool = True
+    what: ClassVar[str] = "labels"
     stops: ClassVar[bool] = False
 
     def read(self, body: str, level: str) -> Said:

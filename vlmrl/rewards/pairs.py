@@ -45,6 +45,8 @@ class Form(Protocol):
     `read` and `read_truth` are remembered: they must depend on their arguments alone.
     """
 
+    what: ClassVar[str]
+    """What the levels hold, in the plural."""
     stops: ClassVar[bool]
     """Whether it breaks the format to state a level below one that differs."""
 
@@ -67,6 +69,7 @@ class NameForm:
 
     partial: bool = True
     aliases: Mapping[str, str] = field(default_factory=dict)
+    what: ClassVar[str] = "names"
     stops: ClassVar[bool] = False
 
     def read(self, body: str, level: str) -> Said:
@@ -114,7 +117,7 @@ class PairReward:
         stated, differs, problem = self._read(bodies)
         agrees = self._agrees(confidence, differs)
         if not problem and agrees is False and self.consistency == "gate":
-            problem = f"the answer {confidence} contradicts the levels"
+            problem = f"the answer {confidence} contradicts the {self.form.what}"
         if problem:
             return self._nothing(truth, problem)
         parts: dict[str, Any] = {"format": 1.0, "answer": answer_score(confidence, same, self.answer)}

@@ -114,6 +114,7 @@ class RelationForm:
     """Same, Different or Uncertain. The truth is given as names: it differs where they do."""
 
     names: NameForm
+    what: ClassVar[str] = "relations"
     stops: ClassVar[bool] = True
 
     def read(self, body: str, level: str) -> Said:
