@@ -147,10 +147,17 @@ def _list_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
     known = catalogs()
     wanted = {"tasks": tasks, "algos": algos, "rewards": rewards}
     chosen = {name: dict(getattr(known, name)) for name, on in wanted.items() if on}
-    emit(chosen, as_json)
+    variants = {name: list(names) for name, names in known.variants.items() if names}
+    emit(chosen | ({"variants": variants} if tasks else {}), as_json)
     if not as_json:
         for name, entries in chosen.items():
             _table(name, ("name", "about"), list(entries.items()))
+    if not as_json and tasks:
+        _table(
+            "variants, for the key `variant` of a data entry",
+            ("task", "may be"),
+            [(k, ", ".join(v)) for k, v in variants.items()],
+        )
 
 
 def _toml(value: Any) -> str:

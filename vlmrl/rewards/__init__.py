@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards import taxonomy, text
+from vlmrl.rewards import taxonomy, taxonrl, text
 from vlmrl.rewards.base import STYLES, RewardSpec
 
 
@@ -27,6 +27,7 @@ class Builtin:
 REWARDS: dict[str, Builtin] = {
     "taxonomy": Builtin(taxonomy.taxonomy, "pairs: format, calibrated answer, one part per level of a hierarchy"),
     "pair_answer": Builtin(taxonomy.pair_answer, "pairs: format and calibrated answer, the baseline without levels"),
+    "taxonrl": Builtin(taxonrl.taxonrl, "pairs: a reward that TaxonRL published, to the digit, to reproduce its runs"),
     "exact_match": Builtin(text.exact_match, "the answer is the expected text (case and blanks aside)"),
     "number_match": Builtin(text.number_match, "the answer is the expected number, within a tolerance"),
     "format_tags": Builtin(text.format_tags, "the response is exactly a sequence of tags"),
@@ -99,7 +100,7 @@ def load_recorded(record: Mapping[str, Any], base_dir: Path | str | None = None)
 def builtin_sha256(module: str) -> str:
     """Hash of what decides a built-in's score: its module, the parsers, and the sum of the parts; names and bytes."""
     digest = hashlib.sha256()
-    for name in sorted({"base", "parse", module.rpartition(".")[2]}):
+    for name in sorted({"base", "layouts", "parse", module.rpartition(".")[2]}):
         digest.update(name.encode() + b"\0" + (Path(__file__).parent / f"{name}.py").read_bytes() + b"\0")
     return digest.hexdigest()
 

@@ -25,7 +25,7 @@ def row_messages(task: Task, row: Row) -> tuple[Message, ...]:
     if task.messages is not None:
         turns = task.messages(row)
     else:
-        text = render_user(task.template, row, task.variables, where=f"tasks/{task.name}/prompt.jinja")
+        text = render_user(task.template, row, task.variables, where=task.template_file)
         turns = (Message("user", text),)
     return place_images(turns, row)[0]
 

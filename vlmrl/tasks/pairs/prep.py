@@ -212,7 +212,7 @@ def _measure(rows_by_split: Mapping[str, Sequence[Mapping[str, Any]]], task: Tas
         for row in rows:
             columns = {key: row[key] for key in row if key not in ("prompt_id", "truth", "images")}
             made = Row(row["prompt_id"], split, task.name, row["truth"], tuple(row["images"]), columns)
-            text = render_user(task.template, made, task.variables, where=f"tasks/{task.name}/prompt.jinja")
+            text = render_user(task.template, made, task.variables, where=task.template_file)
             place_images((Message("user", text),), made)
             prompts.append(text)
         out[split] = measure_rows([row["images"] for row in rows], prompts)

@@ -36,8 +36,7 @@ def pair_task(info: Mapping[str, Any], *, name: str = "pairs", summary: str = SU
         template=template,
         variables={"levels": levels},
         validate=_validator(levels),
-        reward="taxonomy",
-        reward_args={"levels": levels},
+        profiles={"default": ("taxonomy", {"levels": levels})},
         outcome=_outcome(levels),
         trace=lambda row, rng: write_trace(row.truth, levels, rng),
     )
