@@ -12,7 +12,7 @@ from vlmrl.recipe.schema import Data, Reward
 from vlmrl.rewards.layouts import LAYOUTS
 from vlmrl.rewards.taxonrl import FUNCTIONS
 from vlmrl.tasks import TASKS, make_task
-from vlmrl.tasks.domain import Domain, Variant
+from vlmrl.tasks.domain import Domain, Variant, known_fields, truth_distance
 from vlmrl.tasks.domains import DOMAINS
 from vlmrl.tasks.render import IMAGE, place_images, render_user
 from vlmrl.tasks.source import open_source
@@ -86,7 +86,26 @@ def test_a_table_that_was_not_prepared_is_refused_with_the_command(tmp_path: Pat
 
 def test_known_fields_are_those_that_some_row_knows() -> None:
     truths = [{"age_group": [None, "Adult"], "gender": None}, {"age_group": ["Adult", "Infant"], "gender": ["F", None]}]
-    assert DOMAINS["chimp"].known_fields(truths) == ["age_group"]
+    assert known_fields(DOMAINS["chimp"], truths) == ["age_group"]
+
+
+@pytest.mark.parametrize(
+    ("names", "distance"),
+    [
+        ({"order": ["A", "B"]}, 4),
+        ({"order": ["A", "A"], "family": ["C", "D"]}, 3),
+        ({"order": [None, "A"], "family": ["C", "C"], "genus": ["E", "F"]}, 2),
+        ({"genus": ["E", "e."]}, 1),
+        ({"family": ["C", "D"]}, None),  # the orders are not known
+        ({}, None),
+    ],
+)
+def test_the_distance_of_different_pairs_is_what_the_names_leave_no_doubt_about(
+    names: dict[str, Any], distance: int | None
+) -> None:
+    assert truth_distance(DOMAINS["bird"], {"same": False, **names}) == distance
+    assert truth_distance(DOMAINS["bird"], {"same": True}) == 0
+    assert truth_distance(DOMAINS["whale"], {"same": True}) is None
 
 
 def test_a_recipe_names_variant_and_profile(tmp_path: Path) -> None:
