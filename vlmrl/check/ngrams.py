@@ -18,7 +18,9 @@ MAX_WORDS = 400
 """Of each response, its first words."""
 MAX_NGRAM = 3
 MIN_TEXTS = 20
-"""An n-gram in fewer of the texts, or in all but fewer, says nothing."""
+"""An n-gram in fewer of the texts says nothing."""
+MIN_PROMPTS = 8
+"""So many prompts must have texts both with and without it."""
 MOST = 15
 MIN_Z = 4.0
 """How many standard errors both the rise and the pay must be from nothing for an n-gram to be told: among some 100,000
@@ -38,11 +40,12 @@ def paid_ngrams(facts: Facts, scores: Scores, texts: Mapping[int, str]) -> dict[
     """N-grams (1 to 3 words) whose frequency rose over the run and that go with the score.
 
     Of each: in how many of the texts it is (`texts`), its share in the first and in the last third of the steps, and by
-    how much more texts with it are paid than texts without it (`pays`), compared within each third, so that a score
-    which only rises with training is not taken for pay. Rise and pay must both be MIN_Z standard errors from nothing.
+    how much texts with it are paid more than texts without it (`pays`). Both are compared in a way that neither a score
+    that rises with training nor a name that belongs to a prompt can feign: pay among the samples of one prompt, rise
+    between prompts. Rise and pay must both be MIN_Z standard errors from nothing.
 
     Args:
-        texts: row of the input -> response; the sample that is looked at.
+        texts: row of the input -> response; the sample that is looked at, groups whole.
     Returns: texts (how many), thirds (whether there are steps to compare), found: the n-grams by rise times pay, the
         largest first; of n-grams that are in the same texts, the longest alone.
     """
@@ -51,13 +54,40 @@ def paid_ngrams(facts: Facts, scores: Scores, texts: Mapping[int, str]) -> dict[
     told: dict[str, Any] = {"texts": len(at), "thirds": bool(len(at)) and int(third_D.max()) > 0, "found": []}
     if not told["thirds"]:
         return told
+    prompts = Prompts.of(facts.groups_N[at], third_D, scores.values_N[at])
     found: dict[bytes, dict[str, Any]] = {}
     for holders in _ngrams([texts[row] for row in facts.rows_N[at].tolist()]):
-        for gram, one in _judged(holders, third_D, scores.values_N[at]):
+        for gram, one in _judged(holders, prompts):
             key = np.sort(holders.text_P[holders.gram_P == gram]).tobytes()
             found[key] = {"ngram": holders.names[gram], **one}
     told["found"] = sorted(found.values(), key=lambda f: -(f["last"] - f["first"]) * f["pays"])[:MOST]
     return told
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The texts by prompt: D texts of C prompts (each text its own where nothing says which belong together).
+
+    Args:
+        prompt_D: of each text.     size_C: texts of each prompt.     third_C: third of the steps it is in.
+        rest_D: score minus the mean of the texts it is compared with: those of its prompt, else those of its third.
+        stratum_D: what it is compared within.      size_S: texts of each stratum.
+    """
+
+    prompt_D: Ints
+    size_C: Ints
+    third_C: Ints
+    rest_D: Floats
+    stratum_D: Ints
+    size_S: Ints
+
+    @classmethod
+    def of(cls, groups_D: Ints, third_D: Ints, values_D: Floats) -> Prompts:
+        _, first, prompt_D, size_C = np.unique(groups_D, return_index=True, return_inverse=True, return_counts=True)
+        stratum_D = prompt_D if size_C.max() > 1 else third_D
+        size_S = np.bincount(stratum_D)
+        mean_S = np.bincount(stratum_D, weights=values_D) / np.maximum(size_S, 1)
+        return cls(prompt_D, size_C, third_D[first], values_D - mean_S[stratum_D], stratum_D, size_S)
 
 
 def _ngrams(texts: Sequence[str]) -> Iterator[Holders]:
@@ -93,50 +123,44 @@ def _ngrams(texts: Sequence[str]) -> Iterator[Holders]:
         gram_T = np.where(used & frequent[gram_T], gram_T, -1)
 
 
-def _judged(holders: Holders, third_D: Any, value_D: Floats) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The n-grams with a certain rise and a certain pay, with both."""
-    size = len(holders.names)
-    cell_P = holders.gram_P * 3 + third_D[holders.text_P]
-    value_P = value_D[holders.text_P]
+def _judged(holders: Holders, prompts: Prompts) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The n-grams with a certain rise and a certain pay, with both. Letters: K pairs of an n-gram and a prompt."""
+    size, p = len(holders.names), prompts
+    number = len(p.size_C)
+    cells, cell_P = np.unique(holders.gram_P * number + p.prompt_D[holders.text_P], return_inverse=True)
+    gram_K, prompt_K = cells // number, cells % number
+    share_K = np.bincount(cell_P) / p.size_C[prompt_K]
+    first, first_error = _mean_share(share_K, gram_K, p.third_C[prompt_K] == 0, size, int(np.sum(p.third_C == 0)))
+    last, last_error = _mean_share(share_K, gram_K, p.third_C[prompt_K] == 2, size, int(np.sum(p.third_C == 2)))
+    earned_K = np.bincount(cell_P, weights=p.rest_D[holders.text_P], minlength=len(cells))
+    earned = np.bincount(gram_K, weights=earned_K, minlength=size)
+    error = np.sqrt(np.bincount(gram_K, weights=earned_K**2, minlength=size))
+    compared = np.bincount(gram_K, weights=np.abs(earned_K) > 1e-12, minlength=size)
+    strata, stratum_P = np.unique(holders.gram_P * len(p.size_S) + p.stratum_D[holders.text_P], return_inverse=True)
+    held = np.bincount(stratum_P)
+    against = held * (1 - held / p.size_S[strata % len(p.size_S)])
+    contrast = np.bincount(strata // len(p.size_S), weights=against, minlength=size)
+    texts = np.bincount(holders.gram_P, minlength=size)
+    rises = last - first > np.maximum(MIN_Z * np.hypot(first_error, last_error), 1e-9)
+    pays = earned > np.maximum(MIN_Z * error, 1e-9)
+    enough = (texts >= MIN_TEXTS) & (compared >= MIN_PROMPTS) & (contrast > 0)
+    for gram in np.flatnonzero(rises & pays & enough).tolist():
+        share = {"first": float(first[gram]), "last": float(last[gram])}
+        yield gram, {"texts": int(texts[gram]), **share, "pays": float(earned[gram] / contrast[gram])}
 
-    def sums(weights: Any) -> Floats:
-        return np.bincount(cell_P, weights=weights, minlength=3 * size).reshape(size, 3).astype(np.float64)
 
-    total_3 = np.bincount(third_D, minlength=3).astype(np.float64)
-    count_G3, sum_G3, square_G3 = sums(None), sums(value_P), sums(value_P**2)
-    n = count_G3.sum(1)
-    share_G3 = count_G3 / np.maximum(total_3, 1)
-    pooled = (count_G3[:, 0] + count_G3[:, 2]) / (total_3[0] + total_3[2])
-    error = np.sqrt(pooled * (1 - pooled) * (1 / total_3[0] + 1 / total_3[2]))
-    rise = share_G3[:, 2] - share_G3[:, 0]
-    all_sum, all_square = (np.bincount(third_D, weights=w, minlength=3) for w in (value_D, value_D**2))
-    gap, spread, weight = np.zeros(size), np.zeros(size), np.zeros(size)
-    for k in range(3):
-        a, b = count_G3[:, k], total_3[k] - count_G3[:, k]
-        usable = (a >= 2) & (b >= 2)
-        a, b = np.where(usable, a, 2), np.where(usable, b, 2)
-        mean_a, mean_b = sum_G3[:, k] / a, (all_sum[k] - sum_G3[:, k]) / b
-        var_a = np.maximum(square_G3[:, k] / a - mean_a**2, 0) / (a - 1)
-        var_b = np.maximum((all_square[k] - square_G3[:, k]) / b - mean_b**2, 0) / (b - 1)
-        w = np.where(usable, a * b / (a + b), 0.0)
-        gap, spread, weight = gap + w * (mean_a - mean_b), spread + w**2 * (var_a + var_b), weight + w
-    certain = (rise > MIN_Z * error) & (gap > 1e-9) & (gap > MIN_Z * np.sqrt(spread))
-    enough = (n >= MIN_TEXTS) & (n <= total_3.sum() - MIN_TEXTS)
-    for gram in np.flatnonzero(certain & enough & (error > 0) & (weight > 0)).tolist():
-        yield (
-            gram,
-            {
-                "texts": int(n[gram]),
-                "first": float(share_G3[gram, 0]),
-                "last": float(share_G3[gram, 2]),
-                "pays": float(gap[gram] / weight[gram]),
-            },
-        )
+def _mean_share(share_K: Floats, gram_K: Ints, here_K: Any, size: int, number: int) -> tuple[Floats, Floats]:
+    """Each n-gram's mean share over `number` prompts (0 in those that are no pair of it), and its standard error."""
+    if number < 2:
+        return np.zeros(size), np.full(size, np.inf)
+    mean = np.bincount(gram_K[here_K], weights=share_K[here_K], minlength=size) / number
+    square = np.bincount(gram_K[here_K], weights=share_K[here_K] ** 2, minlength=size) / number
+    return mean, np.sqrt(np.maximum(square - mean**2, 0) / (number - 1))
 
 
 def _thirds(steps: Any) -> Any:
     """0, 1, 2 for steps in the first, the middle and the last third of the run's range; 0 for all of a single step."""
     if not len(steps) or steps.min() == steps.max():
         return np.zeros(len(steps), dtype=np.int64)
-    low, high = int(steps.min()), int(steps.max())
-    return np.minimum(2, (steps.astype(np.int64) - low) * 3 // (high - low + 1))
+    past = steps.astype(np.int64) - int(steps.min())
+    return past * 2 if past.max() == 1 else past * 3 // (past.max() + 1)

@@ -46,7 +46,7 @@ def open_table(
             f"no column of ground truths; the table has: {', '.join(names)}", where=str(path),
             hint="name it: --columns ground_truth=...; or give typed fields as columns: same, order, ...",
         )  # fmt: skip
-    decoder = TableDecoder(str(path), kind, path.stem, roles, rule)
+    decoder = TableDecoder(str(path), kind, path.stem, roles, rule, rule.fields_in(first))
     reader = TableReader(str(path), decoder, tuple(names))
     truth, _, _ = rule.read(first.get(roles.get("ground_truth", "")), first)
     head = Head(ref.name if ref is not None else "", truth, {})

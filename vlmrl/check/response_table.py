@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from vlmrl.check.cells import ArrowCells, Cells, RowCells, json_row, number_of, show, text_of
 from vlmrl.check.facts import Broken, Chunk, Decoded, Facts
 from vlmrl.check.scores import Coded, Ints, Scores
-from vlmrl.check.truths import TruthRule
-from vlmrl.data.columns import plain
+from vlmrl.check.truths import Found, TruthRule
 from vlmrl.errors import DataError
 from vlmrl.types import RewardInput, hash64
 
@@ -44,6 +44,8 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Role -> column names that are recognised, in order of preference."""
 IMAGES = ("images", "image", "image_path", "image_paths")
+CUT = ("length", "max_tokens")
+"""What trainers and servers call the end at the token limit."""
 CHUNK_ROWS = 8192
 CHUNK_BYTES = 8 << 20
 
@@ -82,6 +84,7 @@ class TableDecoder:
     Args:
         file: as shown to people.     kind: the file's ending.
         source: name of the table.    roles: see `map_roles`.    truth: how a ground truth is read.
+        typed: whether truth fields are columns of their own.
     """
 
     file: str
@@ -89,36 +92,34 @@ class TableDecoder:
     source: str
     roles: Mapping[str, str]
     truth: TruthRule
+    typed: bool = False
 
     def decode(self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False) -> Decoded:
         """Rows that cannot be read are among `broken`, with their line."""
-        wanted = None if rows is None else set(rows)
-        used = {c for r, c in self.roles.items() if r != "ground_truth"} | set(IMAGES)
+        cells = ArrowCells(chunk.data, chunk.place) if self.kind == ".parquet" else RowCells(chunk.data)
+        wanted = range(chunk.rows) if rows is None else sorted(rows)
+        texts = cells.column(self.roles["response"])
+        truths = self._truths(cells)
         broken: list[Broken] = []
         doubts: list[Broken] = []
-        kept: list[tuple[int, int, dict[str, Any]]] = []
-        inputs: list[RewardInput] = []
-        truths: dict[Any, Any] = {}
-        for number, (place, row) in enumerate(self._rows(chunk)):
-            if wanted is not None and number not in wanted:
+        kept: list[int] = []
+        for i in wanted:
+            _, problem, doubt = truths[i]
+            if type(texts[i]) is not str:
+                cell, texts[i] = texts[i], text_of(texts[i])
+                if texts[i] is None:
+                    problem = f"`{self.roles['response']}` is {show(cell)}, not text"
+            if problem or i in cells.bad:
+                broken.append(Broken(self.place(cells.places[i]), cells.bad.get(i, problem)))
                 continue
-            where = self.place(place)
-            if isinstance(row, str):
-                broken.append(Broken(where, row))
-                continue
-            made = self._input(row, used, truths)
-            if isinstance(made, str):
-                broken.append(Broken(where, made))
-                continue
-            x, doubt = made
             if doubt:
-                doubts.append(Broken(where, doubt))
-            inputs.append(x)
-            kept.append((chunk.first + number, place, row))
+                doubts.append(Broken(self.place(cells.places[i]), doubt))
+            kept.append(i)
+        inputs = self._inputs(cells, kept, texts, truths)
+        images = [()] * len(inputs) if media else ()
         return Decoded(
-            inputs, self._facts(chunk, kept, inputs), self._stored([row for *_, row in kept]), broken,
-            [()] * len(inputs) if media else (), doubts,
-        )  # fmt: skip
+            inputs, self._facts(chunk, cells, kept, inputs), self._stored(cells, kept), broken, images, doubts
+        )
 
     def where(self, facts: Facts, index: int) -> str:
         return self.place(int(facts.places_N[index]))
@@ -126,78 +127,77 @@ class TableDecoder:
     def place(self, place: int) -> str:
         return f"{self.file} row {place}" if self.kind in (".parquet", ".json") else f"{self.file}:{place}"
 
-    def _rows(self, chunk: Chunk) -> Iterator[tuple[int, dict[str, Any] | str]]:
-        """(place, row) of each row of the piece; a text in place of a row says why it cannot be read."""
-        if self.kind == ".parquet":
-            names = chunk.data.schema.names
-            columns = [chunk.data.column(name).to_pylist() for name in names]
-            for number, values in enumerate(zip(*columns, strict=True)):
-                yield chunk.place + number, dict(zip(names, values, strict=True))
-        elif self.kind == ".jsonl":
-            for place, line in chunk.data:
-                yield place, _json_row(line)
-        else:
-            yield from chunk.data
+    def _truths(self, cells: Cells) -> list[Found]:
+        """[N] the truth of every row; equal texts are read once."""
+        name = self.roles.get("ground_truth")
+        column = cells.column(name) if name is not None else [None] * len(cells.places)
+        if self.typed:
+            return [self.truth.read(cell, cells.row(i)) for i, cell in enumerate(column)]
+        known: dict[Any, Found] = {}
+        found: list[Found] = []
+        for cell in column:
+            key = (type(cell), cell) if isinstance(cell, (str, int, float)) else None
+            one = known.get(key) if key is not None else None
+            if one is None:
+                one = self.truth.read(cell, {})
+                if key is not None:
+                    known[key] = one
+            found.append(one)
+        return found
 
-    def _input(self, row: Mapping[str, Any], used: set[str], truths: dict[Any, Any]) -> tuple[RewardInput, str] | str:
-        """(input, what is doubtful about its truth), or why it cannot be read. `truths` remembers what it has read."""
-        roles = self.roles
-        response = _text(row.get(roles["response"]))
-        if response is None:
-            return f"`{roles['response']}` is {_show(row.get(roles['response']))}, not text"
-        cell = row.get(roles.get("ground_truth", ""))
-        key = (type(cell), cell) if isinstance(cell, (str, int, float)) and not self.truth.fields_in(row) else None
-        found = truths.get(key) if key is not None else None
-        if found is None:
-            found = self.truth.read(cell, row)
-            if key is not None:
-                truths[key] = found
-        truth, problem, doubt = found
-        if problem:
-            return problem
-        taken = {*used, *self.truth.fields}
-        more = {name: _plain(value) for name, value in row.items() if name not in taken}
-        finish = "length" if row.get(roles.get("finish", "")) in ("length", "max_tokens") else "stop"
-        tokens = _number(row.get(roles.get("num_tokens", "")))
-        prompt = _text(row.get(roles.get("prompt", "")))
-        tokens = 0 if math.isnan(tokens) else int(tokens)
-        return RewardInput(response, truth, more, (), finish, tokens, prompt or ""), doubt
+    def _inputs(
+        self, cells: Cells, kept: Sequence[int], texts: Sequence[str], truths: Sequence[Found]
+    ) -> list[RewardInput]:
+        others = cells.others({*self.roles.values(), *IMAGES, *self.truth.fields})
+        finish, tokens, prompt = (
+            cells.column(self.roles[role]) if role in self.roles else None
+            for role in ("finish", "num_tokens", "prompt")
+        )
+        lengths = [0] * len(texts) if tokens is None else [int(_or_zero(number_of(t))) for t in tokens]
+        prompts = [""] * len(texts) if prompt is None else [text_of(p) or "" for p in prompt]
+        ends = ["stop"] * len(texts) if finish is None else ["length" if f in CUT else "stop" for f in finish]
+        return [RewardInput(texts[i], truths[i][0], others[i], (), ends[i], lengths[i], prompts[i]) for i in kept]  # type: ignore[arg-type]
 
-    def _facts(self, chunk: Chunk, kept: Sequence[tuple[int, int, Any]], inputs: Sequence[RewardInput]) -> Facts:
-        size = len(kept)
-        rows_N, places_N = (np.asarray([k[i] for k in kept], dtype=np.int64).reshape(size) for i in (0, 1))
-        column = self.roles.get("group")
-        groups, groups_N = [None] * size, rows_N
+    def _facts(self, chunk: Chunk, cells: Cells, kept: Sequence[int], inputs: Sequence[RewardInput]) -> Facts:
+        size, at = len(kept), np.asarray(kept, dtype=np.int64)
         steps = np.zeros(size, np.int32)
         if (name := self.roles.get("step")) is not None:
-            numbers = np.asarray([_number(row.get(name)) for *_, row in kept]).reshape(size)
-            steps = np.nan_to_num(numbers, nan=0.0).astype(np.int32)
-        if column is not None:
-            groups = [str(row.get(column)) for *_, row in kept]
-            known = {key: hash64(*key) for key in set(zip(steps.tolist(), groups, strict=True))}
-            groups_N = np.asarray([known[key] for key in zip(steps.tolist(), groups, strict=True)], dtype=np.int64)
+            column = cells.column(name)
+            steps = np.asarray([_or_zero(number_of(column[i])) for i in kept]).astype(np.int32).reshape(size)
+        prompts, groups_N = Coded(np.full(size, -1, np.int32), []), at + chunk.first
+        if (name := self.roles.get("group")) is not None:
+            column = cells.column(name)
+            prompts = Coded.of(str(column[i]) for i in kept)
+            keys = prompts.codes_N.astype(np.int64) << 32 | steps.astype(np.int64) & 0xFFFFFFFF
+            distinct, inverse = np.unique(keys, return_inverse=True)
+            hashes = [hash64(prompts.words[key >> 32], key & 0xFFFFFFFF) for key in distinct.tolist()]
+            groups_N = np.asarray(hashes, dtype=np.int64)[inverse].reshape(size)
         return Facts(
-            rows_N=rows_N,
-            places_N=places_N,
+            rows_N=at + chunk.first,
+            places_N=np.asarray(cells.places, dtype=np.int64)[at],
             files_N=np.zeros(size, np.int32),
             steps_N=steps,
             groups_N=groups_N,
             samples_N=np.zeros(size, np.int32),
             sources=Coded(np.zeros(size, np.int32), [self.source]),
-            prompts=Coded.of(groups),
+            prompts=prompts,
             cut_N=np.asarray([x.finish == "length" for x in inputs], dtype=bool),
             tokens_N=np.asarray([x.num_tokens for x in inputs], dtype=np.int32),
             chars_N=np.asarray([len(x.response) for x in inputs], dtype=np.int32),
             advantages_N=np.full(size, math.nan),
         )
 
-    def _stored(self, rows: Sequence[Mapping[str, Any]]) -> Scores | None:
-        column = self.roles.get("score")
-        if column is None:
+    def _stored(self, cells: Cells, kept: Sequence[int]) -> Scores | None:
+        if (name := self.roles.get("score")) is None:
             return None
-        values = np.asarray([_number(row.get(column)) for row in rows], dtype=np.float64)
+        column = cells.column(name)
+        values = np.asarray([number_of(column[i]) for i in kept], dtype=np.float64)
         errors = Coded.of("no score was saved" if math.isnan(v) else None for v in values.tolist())
-        return Scores(values, {}, Coded.of([""] * len(rows)), errors)
+        return Scores(values, {}, Coded.of([""] * len(kept)), errors)
+
+
+def _or_zero(number: float) -> float:
+    return 0.0 if math.isnan(number) else number
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def read_json(path: str) -> list[dict[str, Any] | str]:
         value = value["data"]
     if not isinstance(value, list):
         raise DataError("expected a list of objects (or an object with such a list as `data`)", where=path)
-    return [row if isinstance(row, dict) else f"a row is {_show(row)}, not an object" for row in value]
+    return [row if isinstance(row, dict) else f"a row is {show(row)}, not an object" for row in value]
 
 
 def _pieces(rows: Any) -> Iterator[list[Any]]:
@@ -303,42 +303,6 @@ def _pieces(rows: Any) -> Iterator[list[Any]]:
             piece = []
     if piece:
         yield piece
-
-
-def _json_row(line: bytes) -> dict[str, Any] | str:
-    try:
-        row = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
-    except (ValueError, RecursionError) as error:
-        return f"not JSON: {error}"
-    return row if isinstance(row, dict) else f"a row is {_show(row)}, not an object"
-
-
-def _text(value: Any) -> str | None:
-    """A cell as text: itself, or the last turn of a chat."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and value and isinstance(value[-1], Mapping):
-        content = value[-1].get("content")
-        return content if isinstance(content, str) else None
-    return None
-
-
-def _number(value: Any) -> float:
-    """A cell as a number; NaN for what is none."""
-    try:
-        number = float(value) if isinstance(value, (int, float, str)) else math.nan
-    except (ValueError, OverflowError):
-        return math.nan
-    return number if math.isfinite(number) else math.nan
-
-
-def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, (str, int, float, bool)) else plain(value)
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _lines(path: str) -> Iterator[bytes]:
@@ -363,7 +327,7 @@ def first_row(path: str, kind: str) -> tuple[list[str], dict[str, Any]]:
         return list(names), batch.to_pylist()[0]
     rows: Iterator[Any]
     if kind == ".jsonl":
-        rows = (_json_row(line) for line in _lines(path))
+        rows = (json_row(line) for line in _lines(path))
     else:
         rows = (row for _, row in read_csv(path)) if kind == ".csv" else iter(read_json(path))
     first, columns = None, {}

@@ -28,8 +28,8 @@ from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.types import Media, RewardInput
 
-MAX_TEXTS = 20_000
-"""At most so many responses are kept as text, for what looks at words: picked by a hash of their row."""
+MAX_TEXTS = 8_000
+"""About so many responses are kept as text, for what looks at words: whole groups, picked by a hash."""
 POOL_ROWS = 40_000
 """Fewer rows are done before a second process has started."""
 HASH_RANGE = 1 << 32
@@ -70,7 +70,7 @@ class Scan:
         stored: the scores saved beside the responses; None = none were.
         sides: the new scores, one a reward that was asked for.      seconds: what each took for each row.
         right_N: the task's own accuracy, 0 or 1; NaN where it has none.
-        texts: row of the input -> response, for up to MAX_TEXTS rows spread over it.
+        texts: row of the input -> response, for about MAX_TEXTS rows spread over it, groups whole.
         broken: rows that could not be read.     doubts: see `Decoded`; the first of each file piece.
         num_broken, num_doubts: how many there are of both.
     """
@@ -170,7 +170,7 @@ def _spread(reader: Reader, plan: Plan, jobs: int) -> Iterator[tuple[Scan, int]]
 
 
 def _with_limits(reader: Reader) -> Iterator[tuple[Chunk, int]]:
-    """Each piece, with the hash below which its rows' texts are kept: halved as the input turns out to be longer."""
+    """Each piece, with the hash below which a group's texts are kept: halved as the input turns out to be longer."""
     limit, rows = HASH_RANGE, 0
     for chunk in reader.chunks():
         rows += chunk.rows
@@ -221,10 +221,10 @@ class Work:
         self._stack.close()
 
     def on(self, chunk: Chunk, limit: int) -> Scan:
-        """Read and score one piece; texts of rows whose hash is below `limit` are kept."""
+        """Read and score one piece; texts of groups whose hash is below `limit` are kept."""
         made = self.plan.decoder.decode(chunk, media=self._images)
         scored = [self._score(made, side) for side in self._scorers]
-        kept = np.flatnonzero(row_hashes(made.facts.rows_N) < limit)
+        kept = np.flatnonzero(hashes(made.facts.groups_N) < limit)
         texts = {int(made.facts.rows_N[i]): made.inputs[i].response for i in kept.tolist()}
         return Scan(
             made.facts, made.stored, [s for s, _ in scored], [t for _, t in scored], self._right(made), texts,
@@ -278,9 +278,9 @@ class Work:
         return right
 
 
-def row_hashes(rows_N: Any) -> Any:
-    """A number in [0, 2**32) for each row, the same in every run, without a pattern that groups could have."""
-    mixed = rows_N.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+def hashes(numbers_N: Any) -> Any:
+    """A number in [0, 2**32) for each one, the same in every process, without a pattern."""
+    mixed = numbers_N.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9) >> np.uint64(32)
 
 
@@ -318,8 +318,7 @@ def _joined(pieces: Sequence[Scan], limit: int) -> Scan:
     facts = Facts.concat([p.facts for p in pieces])
     stored = [p.stored for p in pieces]
     texts = {row: text for p in pieces for row, text in p.texts.items()}
-    hashes = row_hashes(np.asarray(list(texts), dtype=np.int64))
-    kept = {row for row, number in zip(texts, hashes.tolist(), strict=True) if number < limit}
+    kept = set(facts.rows_N[hashes(facts.groups_N) < limit].tolist())
     return Scan(
         facts,
         Scores.concat([s for s in stored if s is not None]) if all(s is not None for s in stored) else None,
