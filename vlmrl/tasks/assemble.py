@@ -98,7 +98,7 @@ def assemble(
 ) -> Prepared:
     """Fit, write and examine a dataset, and put its folder in place.
 
-    Args: info: for dataset.json; counts, histograms, the doctor's report and what was dropped are added.
+    Args: info: for dataset.json; counts, the doctor's report and what was dropped are added.
     Raises: DataError when rows are over the limit and `on_overlong` is "fail", or another dataset is at the target.
     """
     shrunk = fit_prompts(build, parts, limits)

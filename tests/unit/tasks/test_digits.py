@@ -82,7 +82,7 @@ def test_dataset_json_tells_what_was_made_and_what_was_not(made: Path) -> None:
     info = json.loads((made / "dataset.json").read_text())
     assert info["seed"] == 3 and info["counts"]["images"] == 1797 and info["counts"]["classes"] == 10
     assert info["doctor"]["image_tokens"]["train"]["bins"] == [[8, 12, 6000]]
-    assert "estimate" in info["histograms"]["train"]["note"] and info["dropped"] == []
+    assert "estimate" in info["doctor"]["note"] and info["dropped"] == []
     text = json.dumps(info)
     assert str(made.parent) not in text and "/tmp" not in text
 
