@@ -12,6 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from vlmrl.check.facts import Facts
+from vlmrl.check.rescore import image_reader
+from vlmrl.check.saved import Saved
+from vlmrl.check.scan import Chosen
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
@@ -58,6 +64,22 @@ class ProbeResult:
     error: str
     flagged: bool
     example: str
+
+
+def probe_source(saved: Saved, facts: Facts, source: str, choice: Chosen) -> dict[str, Any]:
+    """`probe_reward` with the truths of up to 48 different prompts of a source, spread over what was saved."""
+    code = facts.sources.words.index(source)
+    places = np.flatnonzero(facts.sources.codes_N == code)
+    _, first = np.unique(facts.prompts.codes_N[places], return_index=True)
+    places = places[np.sort(first)] if len(first) > 1 else places
+    places = places[np.linspace(0, len(places) - 1, min(MAX_ROWS, len(places))).astype(int)]
+    samples = list(saved.pick(facts.rows_N[places].tolist()).values())
+    image_of = image_reader(saved)
+    inputs = [
+        replace(s.input, images=image_of(s.media, s.where)) if choice.spec.needs_images else s.input for s in samples
+    ]
+    levels = saved.levels.get(source, ())
+    return probe_reward(choice.spec, choice.weights, inputs, levels=levels, limits=saved.limits())
 
 
 def probe_reward(

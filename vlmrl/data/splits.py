@@ -6,10 +6,13 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import DataError
 from vlmrl.types import Media, hash64
+
+if TYPE_CHECKING:
+    from vlmrl.data.shards import Examined
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +24,15 @@ class LabelledImage:
         labels: one name per level, coarse to fine; the whole tuple is the class (two groups may use the same leaf
             name).
         origin: where it came from, for messages (`Balinese/character01/0108_01.png`, `scan 17`).
+        seen: what was found when it was read; None = it was not examined.
+        facts: what else is known about it: name -> value (the age of a chimpanzee in this picture).
     """
 
     media: Media
     labels: tuple[str, ...]
     origin: str
+    seen: Examined | None = None
+    facts: Mapping[str, str | None] = field(default_factory=dict, hash=False)
 
 
 @dataclass

@@ -24,7 +24,7 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
     Raises: DataError when the dataset is a table that was not prepared, or lacks a field that the variant asks for.
     """
     chosen = _choose(domain, info, variant)
-    asked = [domain.truth_field(name) for name in chosen.fields]
+    asked = [domain.truth_field(name) for name in chosen.asked]
     template = files("vlmrl.tasks").joinpath(domain.name).joinpath(f"{chosen.name}.jinja").read_text(encoding="utf-8")
     return Task(
         name=domain.name,
@@ -46,7 +46,7 @@ def _choose(domain: Domain, info: Mapping[str, Any], name: str | None) -> Varian
         )  # fmt: skip
     there = info.get("truth_fields", domain.field_names)
     wanted = domain.variant(name or domain.main or BASELINE)
-    lacking = [f"`{field}`" for field in wanted.fields if field not in there]
+    lacking = [f"`{field}`" for field in wanted.asked if field not in there]
     if not lacking:
         return wanted
     if name is None:
@@ -61,10 +61,10 @@ def _choose(domain: Domain, info: Mapping[str, Any], name: str | None) -> Varian
 def default_reward(domain: Domain, variant: Variant) -> tuple[str, Mapping[str, Any]]:
     """The task's own reward of a variant: name in REWARDS and arguments."""
     if variant.form == "names":
-        return "taxonomy", {"levels": list(variant.fields), "levels_decide": False}
+        return "taxonomy", {"levels": list(variant.asked), "levels_decide": False}
     return "pair_answer", {}
 
 
 def published_reward(domain: Domain, variant: Variant) -> tuple[str, Mapping[str, Any]]:
     """TaxonRL's published reward of a variant, bugs included; a baseline reads the answer alone."""
-    return "taxonrl", {"function": variant.published, "layout": domain.layout if variant.fields else "answer"}
+    return "taxonrl", {"function": variant.published, "layout": domain.layout if variant.asked else "answer"}

@@ -5,7 +5,7 @@ import pytest
 from vlmrl.errors import RewardError
 from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import combine
-from vlmrl.rewards.taxonomy import answer_score, level_parts, read_truth
+from vlmrl.rewards.pairs import answer_score, level_parts
 from vlmrl.types import RewardInput
 
 TWO = ("loop", "digit")
@@ -16,6 +16,10 @@ def score(response, truth, **args):
     spec = load_reward("taxonomy", args={"levels": list(TWO), **args})
     parts = spec(RewardInput(response, truth))
     return parts, combine(parts, spec.weights)[0]
+
+
+def truth_of(truth, level):
+    return load_reward("taxonomy", args={"levels": [level]}).fn.read_truth(truth)  # type: ignore[attr-defined]
 
 
 def test_a_hand_worked_score():
@@ -122,13 +126,13 @@ def test_levels_that_do_not_decide_cannot_contradict():
 def test_a_truth_of_the_wrong_shape_is_an_error():
     for value in ("a; b", ["a"], ["a", "b", "c"], 5, [["a"], "b"]):
         with pytest.raises(RewardError, match="two names"):
-            read_truth({"same": True, "loop": value}, ("loop",))
+            truth_of({"same": True, "loop": value}, "loop")
     with pytest.raises(RewardError, match="levels say the opposite"):
-        read_truth({"same": True, "loop": ["yes", "no"]}, ("loop",))
+        truth_of({"same": True, "loop": ["yes", "no"]}, "loop")
 
 
 def test_numbers_are_accepted_as_names():
-    assert read_truth({"same": True, "digit": [7, 7]}, ("digit",)).names == {"digit": ("7", "7")}
+    assert truth_of({"same": True, "digit": [7, 7]}, "digit") == (True, {"digit": ("7", "7")})
 
 
 @pytest.mark.parametrize(

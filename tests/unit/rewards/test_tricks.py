@@ -74,7 +74,7 @@ def test_r7_the_default_score_is_proper_so_the_honest_belief_is_the_best_answer(
     for belief in (0.5, 0.6, 0.9):
 
         def expected(p, q=belief, rule="brier"):
-            from vlmrl.rewards.taxonomy import answer_score
+            from vlmrl.rewards.pairs import answer_score
 
             return q * answer_score(p, True, rule) + (1 - q) * answer_score(p, False, rule)
 

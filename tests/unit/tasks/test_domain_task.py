@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from domain_builders import TRUTHS, write_dataset
+
+from vlmrl.errors import DataError, RecipeError
+from vlmrl.recipe.schema import Data, Reward
+from vlmrl.rewards.layouts import LAYOUTS
+from vlmrl.rewards.taxonrl import FUNCTIONS
+from vlmrl.tasks import TASKS, make_task
+from vlmrl.tasks.domain import Domain, Variant, known_fields, truth_distance
+from vlmrl.tasks.domains import DOMAINS
+from vlmrl.tasks.render import IMAGE, place_images, render_user
+from vlmrl.tasks.source import open_source
+from vlmrl.types import Media, Message, Row
+
+VARIANTS = [(domain, variant) for domain in DOMAINS.values() for variant in domain.variants]
+IDS = [f"{domain.name}-{variant.name}" for domain, variant in VARIANTS]
+every_variant = pytest.mark.parametrize(("domain", "variant"), VARIANTS, ids=IDS)
+
+
+def row_of(name: str, **columns: Any) -> Row:
+    media = (Media("a" * 64, 8, 8), Media("b" * 64, 8, 8))
+    return Row("r", "s", name, TRUTHS[name], media, columns)
+
+
+def prompt_of(domain: Domain, variant: Variant, **columns: Any) -> str:
+    task = make_task(domain.name, {}, variant.name)
+    return render_user(task.template, row_of(domain.name, **columns), task.variables, where=task.template_file)
+
+
+def test_the_table_has_the_seven_domains_with_their_variants() -> None:
+    assert {name: domain.variant_names for name, domain in DOMAINS.items()} == {
+        "fungi": ("baseline", "im_concrete"),
+        "bird": ("baseline", "im_basic", "im_concrete"),
+        "sea_star": ("baseline", "im"),
+        "chimp": ("baseline", "im", "im_named"),
+        "gorilla": ("baseline", "im"),
+        "human": ("baseline",),
+        "whale": ("baseline",),
+    }
+    assert all(name in TASKS for name in DOMAINS)
+
+
+@every_variant
+def test_what_a_variant_asks_for_is_in_the_truth_and_its_published_function_exists(
+    domain: Domain, variant: Variant
+) -> None:
+    assert set(variant.asked) <= set(domain.field_names) == set(LAYOUTS[domain.layout].fields)
+    assert (variant.form == "answer") == (not variant.asked)
+    assert variant.published in FUNCTIONS
+    assert FUNCTIONS[variant.published].layout == (domain.layout if variant.asked else "answer")
+
+
+def test_im_is_the_main_variant_and_the_default_is_what_the_dataset_has_the_truth_for() -> None:
+    assert make_task("fungi", {}).variant == make_task("fungi", {}, "im").variant == "im_concrete"
+    assert make_task("chimp", {}, "im").variant == "im" and make_task("whale", {}).variant == "baseline"
+    known = {"truth_fields": ["order", "family"]}
+    assert make_task("fungi", known).variant == "baseline"
+    with pytest.raises(DataError, match="variant `im` of task `fungi` needs the truth of `genus`, and no row has it"):
+        make_task("fungi", known, "im")
+    assert make_task("fungi", known, "baseline").variant == "baseline"
+
+
+def test_a_variant_that_does_not_exist_is_named_with_the_nearest() -> None:
+    with pytest.raises(RecipeError, match="unknown variant `im_concret` of task `bird`") as caught:
+        make_task("bird", {}, "im_concret")
+    assert caught.value.hint == "did you mean `im_concrete`?  known: baseline, im_basic, im_concrete, im"
+    with pytest.raises(RecipeError, match="known: none"):
+        make_task("pairs", {"levels": ["a"]}, "im")
+    with pytest.raises(RecipeError, match="unknown reward profile `taxonrl` of task `pairs`"):
+        make_task("pairs", {"levels": ["a"]}).profile("taxonrl")
+
+
+def test_a_table_that_was_not_prepared_is_refused_with_the_command(tmp_path: Path) -> None:
+    table = tmp_path / "rows.jsonl"
+    table.write_text('{"problem": "<image><image>Same?", "answer": "1"}\n')
+    with pytest.raises(DataError, match="task `fungi` needs a prepared dataset") as caught:
+        open_source(Data(path=str(table), task="fungi"), Reward())
+    assert "vlmrl prep fungi" in str(caught.value.hint)
+
+
+def test_known_fields_are_those_that_some_row_knows() -> None:
+    truths = [{"age_group": [None, "Adult"], "gender": None}, {"age_group": ["Adult", "Infant"], "gender": ["F", None]}]
+    assert known_fields(DOMAINS["chimp"], truths) == ["age_group"]
+
+
+@pytest.mark.parametrize(
+    ("names", "distance"),
+    [
+        ({"order": ["A", "B"]}, 4),
+        ({"order": ["A", "A"], "family": ["C", "D"]}, 3),
+        ({"order": [None, "A"], "family": ["C", "C"], "genus": ["E", "F"]}, 2),
+        ({"genus": ["E", "e."]}, 1),
+        ({"family": ["C", "D"]}, None),  # the orders are not known
+        ({}, None),
+    ],
+)
+def test_the_distance_of_different_pairs_is_what_the_names_leave_no_doubt_about(
+    names: dict[str, Any], distance: int | None
+) -> None:
+    assert truth_distance(DOMAINS["bird"], {"same": False, **names}) == distance
+    assert truth_distance(DOMAINS["bird"], {"same": True}) == 0
+    assert truth_distance(DOMAINS["whale"], {"same": True}) is None
+
+
+def test_a_recipe_names_variant_and_profile(tmp_path: Path) -> None:
+    path = str(write_dataset(tmp_path / "d", "fungi", [TRUTHS["fungi"]], truth_fields=list(LAYOUTS["fungi"].fields)))
+    source = open_source(Data(path=path), Reward())
+    assert (source.task.variant, source.reward.name) == ("im_concrete", "taxonomy")
+    assert source.template_path == "tasks/fungi/im_concrete.jinja"
+    baseline = open_source(Data(path=path, variant="baseline"), Reward())
+    assert (baseline.task.variant, baseline.reward.name) == ("baseline", "pair_answer")
+    assert baseline.prompt_sha256 != source.prompt_sha256
+    published = open_source(Data(path=path), Reward(profile="taxonrl", args={"format_weight": 0.1}))
+    assert published.reward.name == "taxonrl"
+    assert published.reward.args == {
+        "function": "lfw_fungi_im:compute_score_gemini", "layout": "fungi", "format_weight": 0.1,
+    }  # fmt: skip
+    with pytest.raises(RecipeError, match="unknown reward profile `taxon`"):
+        open_source(Data(path=path), Reward(profile="taxon"))
+    other = open_source(Data(path=path, reward="exact_match"), Reward(profile="taxonrl"))
+    assert other.reward.name == "exact_match"
+
+
+@every_variant
+def test_a_prompt_asks_with_the_rows_own_question_where_it_has_one(domain: Domain, variant: Variant) -> None:
+    own = prompt_of(domain, variant)
+    assert own.count(IMAGE) == 2 and own.startswith("<image><image>\nDo these two photographs show ")
+    published = prompt_of(domain, variant, problem=" <image>One <image>two: the same?\n")
+    assert published.startswith("<image>One <image>two: the same?\n\nFirst think, between <think> and </think>")
+    assert published.count(IMAGE) == 2 and "Do these two photographs" not in published
+    assert own.partition("First think")[2] == published.partition("First think")[2]
+    assert prompt_of(domain, variant, problem="") == prompt_of(domain, variant, problem=None) == own
+    place_images((Message("user", published),), row_of(domain.name))
+
+
+@every_variant
+def test_a_prompt_shows_its_tags_literally_and_its_closed_vocabulary(domain: Domain, variant: Variant) -> None:
+    prompt = prompt_of(domain, variant)
+    assert "\\" not in prompt and "&lt;" not in prompt and "&gt;" not in prompt and "`" not in prompt
+    assert prompt.endswith("\n<answer>probability</answer>")
+    for name in variant.asked:
+        field = domain.truth_field(name)
+        assert f"<{field.tag}>" in prompt and all(label in prompt for label in field.labels)
+    assert "{" not in prompt and not re.search(r"\n{3}| \n", prompt)
