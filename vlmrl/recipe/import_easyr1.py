@@ -230,8 +230,6 @@ def _reward(draft: Draft, base: Path) -> None:
         name = str(function) if ".py:" in str(function) else f"{function}:main"
         draft.put("reward.name", name, "worker.reward.reward_function")
         draft.put("reward.style", "easyr1", "worker.reward.reward_function")
-        why = "the part `overall` is the score, as there; name its weight so that no other part counts"
-        draft.put("reward.weights", {"overall": 1.0}, "worker.reward.reward_function", why=why)
     else:
         draft.todo.append("name a reward: [reward] name")
 
