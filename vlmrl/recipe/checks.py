@@ -30,7 +30,8 @@ FALLING_METRICS = ("brier", "parse_failure", "parse_failures", "parse_failure_ra
 RISING_METRICS = ("reward", "accuracy", "auc")
 RL_ONLY = (
     "algo.", "rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.temperature", "rollout.top_p",
-    "rollout.top_k", "rollout.engine", "rollout.kv_cache_gib", "rollout.max_sync_gap", "train.updates_per_step",
+    "rollout.top_k", "rollout.engine", "rollout.kv_cache_gib", "rollout.tensor_parallel", "rollout.max_sync_gap",
+    "train.updates_per_step",
 )  # fmt: skip
 """Keys (or their beginnings) that `vlmrl sft` does not read."""
 
