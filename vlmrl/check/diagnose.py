@@ -28,7 +28,7 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 _NO_CONTRAST = ("all_wrong", "dead_groups", "constant_part", "no_updates", "zero_gradient")
 EXPLAINS: dict[str, tuple[str, ...]] = {
-    "failing_reward": ("failed",),
+    "failing_reward": ("failed", *_NO_CONTRAST),
     "chat_template": ("cut_off", "format_unmet", "one_answer", *_NO_CONTRAST),
     "prefilled_tag": ("format_unmet", "cut_off", *_NO_CONTRAST),
     "temperature_high": ("format_unmet", "cut_off", *_NO_CONTRAST),

@@ -112,6 +112,12 @@ class Facts:
         return [g for g in self.groups if max(r.score for r in g) == min(r.score for r in g)]
 
     @cached_property
+    def score_range(self) -> tuple[float, float]:
+        """(lowest, highest) score that was given; (0, 0) without any."""
+        scores = [r.score for r in self.responses if r.error is None]
+        return min(scores, default=0.0), max(scores, default=0.0)
+
+    @cached_property
     def part_names(self) -> list[str]:
         return list(dict.fromkeys(name for r in self.responses for name in r.parts))
 

@@ -82,7 +82,7 @@ def cut_off(facts: Facts) -> Iterator[Cause]:
     if share < limit("cut_warning"):
         return
     whole = [r.tokens for r in facts.responses if not r.cut]
-    most = max(r.tokens for r in facts.responses)
+    most = facts.recipe.rollout.max_new_tokens if facts.recipe else max(r.tokens for r in cut)
     evidence = [f"mean score of cut responses {fmean(r.score for r in cut):.3f}" + (
         f", of whole ones {fmean(r.score for r in facts.responses if not r.cut):.3f}" if whole else "")]  # fmt: skip
     if whole:

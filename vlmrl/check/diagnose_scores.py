@@ -124,11 +124,9 @@ def constant_part(facts: Facts) -> Iterator[Cause]:
     for value, names in found.items():
         share = sum(weights.get(name, 0.0) for name in names) / most
         parts = f"the part{'s' * (len(names) > 1)} {', '.join(f'`{n}`' for n in names)}"
-        what, level = f"{parts}: {value} for all {len(facts.responses)} responses", "error"
-        if value is None:
-            what, level = f"{parts}: applies to no response, for its truth is missing in every row", "warning"
-        elif value in (0, 1):
-            what, level = f"{parts}: {value:g} for all {len(facts.responses)} responses", "warning"
+        what, level = f"{parts}: applies to no response, for its truth is missing in every row", "warning"
+        if value is not None:
+            what = f"{parts}: {value:g} for all {len(facts.responses)} responses"
         if value == 1 and not blind:
             what, level = f"{what} (learned, or too easy to tell them apart)", "note"
         elif blind and value is not None:
@@ -285,7 +283,10 @@ def _right(r: Response, facts: Facts) -> bool:
 
 def _perfect(r: Response, facts: Facts) -> bool:
     most = facts.most_possible(r.source)
-    return r.score >= limit("right_score") * (most if most else 1.0)
+    if most:
+        return r.score >= limit("right_score") * most
+    low, high = facts.score_range  # nothing says how much there is to earn
+    return low < high == r.score
 
 
 def _spread(group: Sequence[Response]) -> float:

@@ -63,7 +63,8 @@ def _show_cause(number: int, cause: Cause) -> None:
         say(f"   {line}")
     for row in cause.rows:
         note = f" ({json.dumps(row['note'], ensure_ascii=True)[1:-1]})" if row["note"] else ""
-        say(f"   {row['where']}: {row['score']:.3f}{note}\n     {_quoted(row['text'])}")
+        score = "the reward failed" if row["score"] is None else f"{row['score']:.3f}"
+        say(f"   {row['where']}: {score}{note}\n     {_quoted(row['text'])}")
     say(f"   next: {cause.command}")
 
 

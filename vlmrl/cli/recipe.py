@@ -1,4 +1,4 @@
-"""`vlmrl recipe`: show, explain, list, schema, diff."""
+"""`vlmrl recipe`: show, explain, list, schema, diff, import, check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit
+from vlmrl.cli.output import JSON_HELP, console, emit, say
 
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 Sets = Annotated[
@@ -129,6 +129,65 @@ def diff(
     if not as_json:
         cells = [(r["key"], _toml(r["left"]), _toml(r["right"])) for r in rows]
         _table(f"{len(rows)} differences", ("key", left, right), cells)
+
+
+@group.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="YAML, JSON, a list of overrides, or a launch script.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the recipe here; default: stdout.")] = None,
+    system: Annotated[str | None, typer.Option(help="Whose it is: easyr1, verl, trl. Default: found out.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows of the training data: makes steps of epochs.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes it was for: TRL's batch sizes are per device.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Turn a configuration of EasyR1, verl or TRL into a recipe, and say what did not map or means something else.
+
+    Example: vlmrl recipe import run_fungi.sh --rows 10000 --out fungi.toml
+
+    The file is read, never run. Behind each value stands the setting it came from.
+    """
+    from vlmrl.errors import RecipeError
+    from vlmrl.recipe.import_recipe import import_recipe
+
+    if out is not None and out.exists():
+        raise RecipeError(f"{out} exists already", hint="choose another --out, or remove it")
+    text, report = import_recipe(file, system=system, rows=rows, processes=processes)
+    if out is not None:
+        try:
+            out.write_text(text, "utf-8")
+        except OSError as error:
+            raise RecipeError(f"cannot write the recipe: {error.strerror}", where=str(out)) from None
+    emit(report | {"recipe": text, "out": None if out is None else str(out)}, as_json)
+    if as_json:
+        return
+    if out is None:
+        typer.echo(text, nl=False)
+    _show_import(report, out)
+
+
+def _show_import(report: dict[str, Any], out: Path | None) -> None:
+    """On stderr: what needs an eye."""
+    for note in report["notes"]:
+        say(f"note: {note}")
+    say(f"{len(report['mapped'])} settings mapped from {report['system']}" + (f" to {out}" if out else ""))
+    if report["changed"]:
+        say("\nmapped with another meaning:")
+        for changed in report["changed"]:
+            say(f"  {changed['key']} = {_toml(changed['value'])}: {changed['why']}")
+    if report["left_out"]:
+        say("\nnot mapped:")
+        reasons: dict[str, list[str]] = {}
+        for left in report["left_out"]:
+            reasons.setdefault(left["why"], []).append(left["key"])
+        for why, keys in reasons.items():
+            say(f"  {', '.join(keys)}: {why}")
+    if report["todo"]:
+        say("\nto do:")
+        for todo in report["todo"]:
+            say(f"  {todo}")
+    say(f"\nnext: vlmrl check {out or 'RECIPE'}")
 
 
 def _explain_table(found: Any) -> None:

@@ -28,11 +28,12 @@ from vlmrl.recipe.schema import Data
 COLUMN_ROLES = ("prompt", "images", "answer", "response")
 SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 TEST_SPLITS = ("test", "testing")
-FALLING_METRICS = ("brier", "parse_failure", "parse_failures", "parse_failure_rate")
-RISING_METRICS = ("reward", "accuracy", "auc")
+FALLING_METRICS = ("brier", "ece", "repaired", "parse_failure", "parse_failures", "parse_failure_rate")
+RISING_METRICS = ("reward", "accuracy", "auc", "precision", "recall", "f1", "consistent")
 RL_ONLY = (
     "algo.", "rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.temperature", "rollout.top_p",
-    "rollout.top_k", "rollout.engine", "rollout.kv_cache_gib", "rollout.max_sync_gap", "train.updates_per_step",
+    "rollout.top_k", "rollout.engine", "rollout.kv_cache_gib", "rollout.tensor_parallel", "rollout.max_sync_gap",
+    "train.updates_per_step",
 )  # fmt: skip
 """Keys (or their beginnings) that `vlmrl sft` does not read."""
 

@@ -204,7 +204,7 @@ def _is_free(field: FieldInfo) -> bool:
 def _type_words(annotation: Any) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if literal_choices(annotation) and _has_list(annotation):
-        return " or ".join(_toml_value(a.__args__[0]) if literal_choices(a) else _type_words(a) for a in arguments)
+        return " or ".join(toml_value(a.__args__[0]) if literal_choices(a) else _type_words(a) for a in arguments)
     if literal_choices(annotation) and origin is not list:
         return "one of the choices"
     if origin is typing.Annotated:
@@ -260,9 +260,9 @@ def toml_lines(loaded: LoadedRecipe, *, origin: bool) -> list[str]:
         if value is None:
             text = f"# {name} is not set" if origin else ""
         elif origin:
-            text = f"{name} = {_toml_value(value)}".ljust(48) + f"  # {source}"
+            text = f"{name} = {toml_value(value)}".ljust(48) + f"  # {source}"
         else:
-            text = "" if source == "default" else f"{name} = {_toml_value(value)}"
+            text = "" if source == "default" else f"{name} = {toml_value(value)}"
         if text:
             tables.setdefault(key[:-1], []).append(text)
     lines = list(tables.pop(()))
@@ -285,13 +285,14 @@ def _header(table: Key) -> str:
     return f"[{dotted(tuple(p for p in table if isinstance(p, str)))}]"
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A recipe's value as it is written in TOML, in one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
     if isinstance(value, list):
-        return f"[{', '.join(_toml_value(v) for v in value)}]"
+        return f"[{', '.join(toml_value(v) for v in value)}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{dotted((k,))} = {_toml_value(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{dotted((k,))} = {toml_value(v)}" for k, v in value.items()) + "}"
     return repr(value)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmrl.rewards.layouts import DISTANCES, LAYOUTS, distance_bounds
-from vlmrl.rewards.parse import normalise_name
-from vlmrl.tasks.domain import Domain, Field
+from vlmrl.tasks.domain import Domain, Field, names_agree
 
 FORBIDDEN = ";<>\n"
 """What a name cannot hold, neither in an answer nor in TaxonRL's layouts."""
@@ -24,13 +23,6 @@ def truth_problems(domain: Domain, truth: Mapping[str, Any]) -> list[str]:
     for field in domain.fields:
         wrong += _field_problems(field, truth.get(field.name))
     return wrong or _contradictions(domain, truth)
-
-
-def names_agree(pair: Any, field: str) -> bool | None:
-    """Whether the two names of a field are one, as the reward compares them; None where either is not known."""
-    if pair is None or None in pair:
-        return None
-    return normalise_name(pair[0], field) == normalise_name(pair[1], field)
 
 
 def _field_problems(field: Field, pair: Any) -> list[str]:
