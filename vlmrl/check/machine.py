@@ -81,7 +81,9 @@ def estimate_memory(loaded: LoadedRecipe, facts: ModelFacts, *, prompt_tokens: i
         reference=total * size
         if recipe.kind == "rl" and recipe.lora is None and algorithm_of(recipe.algo).kl_coef > 0
         else 0,
-        engine=weight_bytes(loaded, facts) + int(recipe.rollout.kv_cache_gib * GIB) if vllm else 0,
+        engine=weight_bytes(loaded, facts) // recipe.rollout.tensor_parallel + int(recipe.rollout.kv_cache_gib * GIB)
+        if vllm
+        else 0,
     )
 
 

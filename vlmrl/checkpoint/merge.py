@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 
 from vlmrl import __version__
 from vlmrl.checkpoint.card import model_card
+from vlmrl.checkpoint.files import check_files
 from vlmrl.checkpoint.format import ADAPTER, PROOF, read_meta
-from vlmrl.checkpoint.io import check_files
 from vlmrl.checkpoint.load import load_checkpoint_model, put_adapter, saved_lora
 from vlmrl.checkpoint.plan import CannotStreamError
 from vlmrl.checkpoint.proof import Proof, Request, base_model, merge_settings, prove_elsewhere

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlmrl.checkpoint.files import check_files
 from vlmrl.checkpoint.fold import Fold, read_folds
 from vlmrl.checkpoint.format import ADAPTER, HF, MODEL, read_meta
-from vlmrl.checkpoint.io import check_files
 from vlmrl.checkpoint.load import BitSums, find_base, refuse_base, saved_lora
 from vlmrl.checkpoint.plan import CannotStreamError, Plan, make_plan, match_stored, match_written
 from vlmrl.checkpoint.shards import StoredTensor, TensorSpec, read_tensors, weight_files, write_shards

@@ -102,6 +102,19 @@ def read_labelled(
     return Labelled(source.name, images, dropped, ignored, digest.hexdigest(), collection)
 
 
+def collection_state(source: Path) -> Any:
+    """What is there, a JSON value: another one means that files were added, removed or changed."""
+    if source.is_file():
+        return [source.stat().st_size, source.stat().st_mtime_ns]
+    digest = hashlib.sha256()
+    for folder, folders, names in os.walk(source):
+        folders.sort()
+        for name in sorted(names):
+            found = os.lstat(os.path.join(folder, name))
+            digest.update(f"{folder}/{name}\0{found.st_size} {found.st_mtime_ns}\n".encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()
+
+
 def image_paths(collection: Collection, dropped: list[dict[str, Any]]) -> tuple[list[str], dict[str, int]]:
     """The paths of a collection's image files, sorted, and how many other files there are by ending.
 

@@ -65,7 +65,18 @@ def _overlap(loaded: LoadedRecipe) -> Iterator[Problem]:
         yield Problem(message, where, "top_p = 1 and top_k = 0, or leave it out")
 
 
-VLLM_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (_adapter, _quantized, _temperature, _overlap)
+def _parts(loaded: LoadedRecipe) -> Iterator[Problem]:
+    rollout = loaded.recipe.rollout
+    cards, parts = rollout.engine_gpus, rollout.tensor_parallel
+    if cards % parts:
+        message = f"`rollout.engine_gpus` is {cards}, which are no whole engines of `rollout.tensor_parallel` = {parts}"
+        fitting = parts * -(-cards // parts)
+        yield Problem(message, loaded.where(("rollout", "engine_gpus")), f"rollout.engine_gpus = {fitting}")
+
+
+VLLM_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (
+    _adapter, _quantized, _temperature, _overlap, _parts,
+)  # fmt: skip
 
 
 def check_engine(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -76,7 +87,7 @@ def check_engine(loaded: LoadedRecipe) -> Iterator[Problem]:
     if rollout.engine == "vllm":
         for rule in VLLM_RULES:
             yield from rule(loaded)
-    elif rollout.engine_gpus or rollout.overlap:
-        key = "engine_gpus" if rollout.engine_gpus else "overlap"
+    elif rollout.engine_gpus or rollout.overlap or rollout.tensor_parallel > 1:
+        key = "engine_gpus" if rollout.engine_gpus else "overlap" if rollout.overlap else "tensor_parallel"
         message = f"`rollout.{key}` is for the engine vllm: the built-in one generates with the trainer's own weights"
         yield Problem(message, loaded.where(("rollout", key)), 'rollout.engine = "vllm", or leave it out')

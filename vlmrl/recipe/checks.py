@@ -32,7 +32,8 @@ FALLING_METRICS = ("brier", "ece", "repaired", "parse_failure", "parse_failures"
 RISING_METRICS = ("reward", "accuracy", "auc", "precision", "recall", "f1", "consistent")
 RL_ONLY = (
     "algo.", "rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.temperature", "rollout.top_p",
-    "rollout.top_k", "rollout.engine", "rollout.kv_cache_gib", "rollout.max_sync_gap", "train.updates_per_step",
+    "rollout.top_k", "rollout.engine", "rollout.kv_cache_gib", "rollout.tensor_parallel", "rollout.max_sync_gap",
+    "train.updates_per_step",
 )  # fmt: skip
 """Keys (or their beginnings) that `vlmrl sft` does not read."""
 

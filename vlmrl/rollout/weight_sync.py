@@ -148,7 +148,10 @@ class PolicyWeights:
 
 
 class Delivery:
-    """One handing over of all weights to an engine in this process, with proof of receipt."""
+    """One handing over of all weights to an engine's worker in this process, with proof of receipt.
+
+    Attributes: lost: names of what did not arrive; None before it was asked for.
+    """
 
     def __init__(self, weights: WeightSource) -> None:
         self.weights = weights
@@ -185,16 +188,17 @@ class Delivery:
             self.sent.append(name)
             yield name, tensor
 
-    def check(self, what: str) -> None:
-        """Raise when something got lost."""
-        if self.lost is None or self.lost:
-            told = "the engine never asked for the weights" if self.lost is None else (
-                f"{len(self.lost)} tensor(s) did not arrive in the engine: {', '.join(self.lost[:5])}"
-            )  # fmt: skip
-            raise EngineError(
-                f"{what}: {told}",
-                hint='this vLLM holds the model differently: use another version of it, or rollout.engine = "torch"',
-            )
+
+def check_arrival(what: str, lost: Sequence[str] | None) -> None:
+    """Raise when something got lost on its way into an engine. Args: lost: names; None = it was never asked for."""
+    if lost is None or lost:
+        told = "the engine never asked for the weights" if lost is None else (
+            f"{len(lost)} tensor(s) did not arrive in the engine: {', '.join(lost[:5])}"
+        )  # fmt: skip
+        raise EngineError(
+            f"{what}: {told}",
+            hint='this vLLM holds the model differently: use another version of it, or rollout.engine = "torch"',
+        )
 
 
 def dropped_tensors(
