@@ -116,6 +116,8 @@ class VllmEngine:
         if settings.tensor_parallel > 1:
             self._handover = ToWorkers(weights, self._folder.path / "weights", settings.tensor_parallel)
         self._llm = _start(settings, self._handover)
+        if settings.tensor_parallel > 1:
+            self._folder.adopt_segments()
         if not settings.sleeps:
             say("vLLM on a CPU cannot sleep: its key-value cache stays in memory during updates")
 
