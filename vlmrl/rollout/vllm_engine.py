@@ -103,7 +103,7 @@ class VllmEngine:
     def __init__(
         self, weights: WeightSource, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]
     ) -> None:  # fmt: skip
-        why = vllm_refusal(weights.model_type, settings.device, settings.dtype)
+        why = vllm_refusal(weights.model_type, settings.device, settings.dtype, weights.two_way_images)
         if why is not None:
             raise EngineError(why, hint=TORCH_HINT)
         self.weights, self.tokenizer, self.settings = weights, tokenizer, settings
