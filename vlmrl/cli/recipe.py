@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit, say
+from vlmrl.cli.output import JSON_HELP, console, emit, say, show_table
+from vlmrl.errors import Problem
 
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 Sets = Annotated[
@@ -53,8 +55,6 @@ def explain(
 
     Example: vlmrl recipe explain rollout.samples_per_prompt
     """
-    from dataclasses import asdict
-
     from vlmrl.recipe.explain import explain as look_up
 
     found = look_up(key)
@@ -72,8 +72,48 @@ def explain(
     typer.echo("\n".join(lines))
 
 
+@group.command()
+def check(
+    recipes: Annotated[list[str], typer.Argument(help="TOML files, or names of shipped recipes.")],
+    overrides: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Check recipes themselves: keys, values, names, prompt and reward files. Exit code 2 when one is wrong.
+
+    Example: vlmrl recipe check fungi_im bird_im_concrete recipes/digits_im.toml
+
+    Data and models that are not made yet are told, and are no mistake here; `vlmrl check RECIPE` also opens the data,
+    looks at rows and prompts, and plans memory and time.
+    """
+    from vlmrl.check.catalogs import catalogs
+    from vlmrl.errors import ProblemsError, VlmrlError, format_error
+    from vlmrl.recipe.checks import check_made
+    from vlmrl.recipe.load import load_recipe
+
+    known, results = catalogs(), []
+    for recipe in recipes:
+        try:
+            problems = check_made(load_recipe(recipe, overrides=overrides or []), known)
+        except ProblemsError as error:
+            problems = list(error.problems)
+        except VlmrlError as error:
+            problems = [Problem(error.message, error.where, error.hint)]
+        results.append((recipe, problems))
+    wrong = [recipe for recipe, problems in results if any(p.level == "error" for p in problems)]
+    told = [{"recipe": r, "ok": r not in wrong, "problems": [asdict(p) for p in problems]} for r, problems in results]
+    emit({"ok": not wrong, "recipes": told}, as_json)
+    if not as_json:
+        for recipe, problems in results:
+            say(f"{recipe}: {'wrong' if recipe in wrong else 'sound'}")
+            for p in problems:
+                say(format_error(p.message, p.where, p.hint, p.level))
+    if wrong:
+        raise typer.Exit(2)
+
+
 @group.command("list")
 def list_(
+    words: Annotated[list[str] | None, typer.Argument(help="Only recipes whose name has one of these in it.")] = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="List the tasks instead.")] = False,
     algos: Annotated[bool, typer.Option("--algos", help="List the algorithms instead.")] = False,
     rewards: Annotated[bool, typer.Option("--rewards", help="List the built-in rewards instead.")] = False,
@@ -81,18 +121,19 @@ def list_(
 ) -> None:
     """List recipes (shipped and in this folder), or the names that a recipe may use.
 
-    Example: vlmrl recipe list --algos
+    Example: vlmrl recipe list bird    or: vlmrl recipe list --algos
     """
     if tasks or algos or rewards:
         _list_names(tasks, algos, rewards, as_json)
         return
-    from vlmrl.recipe.explain import list_recipes
+    from vlmrl.recipe.explain import first_sentence, list_recipes
 
-    found = list_recipes(Path.cwd())
+    found = [r for r in list_recipes(Path.cwd()) if not words or any(word in r.name for word in words)]
     rows = [{"name": r.name, "path": str(r.path), "kind": r.kind, "about": r.error or r.comment} for r in found]
     emit({"recipes": rows}, as_json)
     if not as_json:
-        _table("recipes", ("name", "kind", "about"), [(r["name"], r["kind"], r["about"]) for r in rows])
+        show_table("", ("name", "kind", "about"), [(r["name"], r["kind"], first_sentence(r["about"])) for r in rows])
+        say("\n`vlmrl recipe show NAME` prints one, `vlmrl recipe list WORD` lists those with WORD in their names")
 
 
 @group.command()
@@ -183,6 +224,8 @@ def _show_import(report: dict[str, Any], out: Path | None) -> None:
             reasons.setdefault(left["why"], []).append(left["key"])
         for why, keys in reasons.items():
             say(f"  {', '.join(keys)}: {why}")
+    if report["as_here"]:
+        say(f"\nas here, so not written: {', '.join(report['as_here'])}")
     if report["todo"]:
         say("\nto do:")
         for todo in report["todo"]:

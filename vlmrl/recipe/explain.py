@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -105,14 +106,15 @@ class Listed:
 
 
 def list_recipes(folder: Path | None = None) -> list[Listed]:
-    """The shipped recipes, then those of `folder` and its `recipes` folder that are not shipped ones."""
+    """The shipped recipes, then those of `folder` and its `recipes` folder that are not shipped ones; bases last."""
     shipped = shipped_folder()
     files = {path.resolve(): str(path.relative_to(shipped).with_suffix("")) for path in sorted(shipped.rglob("*.toml"))}
     if folder is not None:
         for path in [*sorted(folder.glob("*.toml")), *sorted((folder / "recipes").glob("*.toml"))]:
             if path.name != "pyproject.toml":
                 files.setdefault(path.resolve(), str(path.relative_to(folder)))
-    return [_listed(name, path, path.parent == (shipped / "base").resolve()) for path, name in files.items()]
+    listed = [_listed(name, path, path.parent == (shipped / "base").resolve()) for path, name in files.items()]
+    return sorted(listed, key=lambda r: r.kind == "base")
 
 
 def first_comment(text: str) -> str:
@@ -123,6 +125,11 @@ def first_comment(text: str) -> str:
             break
         lines.append(line.lstrip("#").strip())
     return " ".join(line for line in lines if line)
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a comment, for a list: up to a full stop, or a colon with what comes before it."""
+    return re.split(r"(?<=[a-z0-9)%])\.(?:\s|$)", text, maxsplit=1)[0]
 
 
 def _listed(name: str, path: Path, is_base: bool) -> Listed:

@@ -103,11 +103,14 @@ class Draft:
         return "\n".join(lines) + "\n"
 
     def report(self) -> dict[str, Any]:
-        """As JSON values: mapped, changed, left_out, todo."""
+        """As JSON values: mapped, changed, left_out, as_here (settings that a recipe need not write), todo."""
+        sources = {word for t in self.taken.values() for word in t.source.split(" and ")}
+        silent = [key for key in self.given if key not in sources and key not in self.left]
         return {
             "mapped": [{"key": t.key, "value": t.value, "from": t.source} for t in self.taken.values() if not t.why],
             "changed": [{"key": t.key, "value": t.value, "from": t.source, "why": t.why} for t in self.changed],
             "left_out": [{"key": k, "value": self.given.get(k), "why": why} for k, why in self.left.items()],
+            "as_here": silent,
             "todo": list(self.todo),
         }
 

@@ -17,9 +17,9 @@ from typing import Any
 from vlmrl.errors import RecipeError
 from vlmrl.recipe.files import MAX_RECIPE_BYTES
 
-MAX_KEYS = 5000
+MAX_KEYS, MAX_DEPTH = 5000, 20
 SYSTEMS = ("easyr1", "verl", "trl")
-NULLS = ("null", "None", "none", "~", "")
+NULLS = ("null", "~", "")
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}|\$([A-Za-z_]\w*)")
 _FILLED_IN = re.compile(r"\$[({@*\w]|`")
@@ -84,7 +84,9 @@ def flatten(value: Any, file: Path, prefix: str = "") -> dict[str, Any]:
 def _leaves(value: Mapping[Any, Any], prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
     for name, inner in value.items():
         key = f"{prefix}{name}"
-        if isinstance(inner, Mapping) and inner and depth < 20:
+        if isinstance(inner, Mapping) and inner:
+            if depth > MAX_DEPTH:
+                raise RecipeError("tables are nested too deeply in this file: no configuration")
             yield from _leaves(inner, f"{key}.", depth + 1)
         elif inner is not None:
             yield key, plain_value(inner) if isinstance(inner, str) else inner

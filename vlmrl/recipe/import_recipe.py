@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vlmrl.errors import RecipeError
+from vlmrl.errors import Problem, ProblemsError, RecipeError
 from vlmrl.recipe import import_easyr1, import_trl, import_verl
 from vlmrl.recipe.import_draft import Draft
 from vlmrl.recipe.import_read import SYSTEMS, Foreign, read_foreign
@@ -32,7 +33,8 @@ def import_recipe(
         system: easyr1, verl or trl; None = found out.
         rows: of the training data, which makes steps of epochs.
         processes: that the configuration was for (TRL's batch sizes are per device).
-    Returns: the report has `system`, `mapped`, `changed` (mapped, with another meaning), `left_out`, `todo`, `notes`.
+    Returns: the report has `system`, `mapped`, `changed` (mapped, with another meaning), `left_out`, `as_here`,
+        `todo`, `notes`.
     Raises: RecipeError when the file cannot be read, is of no known system, or a value of it cannot be what it is.
     """
     if system is not None and system not in SYSTEMS:
@@ -58,8 +60,18 @@ def _filled(foreign: Foreign, rows: int | None, processes: int | None) -> Draft:
 
 
 def _check_loads(text: str, file: Path) -> None:
-    """What was imported is a recipe. Raises: ProblemsError with the settings that cannot be, as lines of the recipe."""
+    """What was imported is a recipe. Raises: ProblemsError with the settings that cannot be what they are."""
+    lines = text.splitlines()
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / f"{file.stem}.toml"
+        made = Path(folder) / "recipe.toml"
         made.write_text(text, "utf-8")
-        load_recipe(made)
+        try:
+            load_recipe(made)
+        except ProblemsError as error:
+            found = [replace(p, where=f"{file}, imported as: {_line_of(p, lines)}") for p in error.problems]
+            raise ProblemsError(found) from None
+
+
+def _line_of(problem: Problem, lines: list[str]) -> str:
+    number = (problem.where or "").rpartition(":")[2]
+    return " ".join(lines[int(number) - 1].split()) if number.isdigit() and int(number) <= len(lines) else "the recipe"
