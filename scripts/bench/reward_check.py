@@ -167,10 +167,10 @@ def main() -> None:
             kinds["nothing"] = ["--reward", "length", "--set", "soft_tokens=1", "--set", "max_tokens=2"]
         for kind, words in kinds.items():
             best = min((run([*common, *words]) for _ in range(asked.repeats)), key=lambda r: r["wall"])
+            rate = f"{asked.rows / best['wall']:,.0f} rows a second, {best['peak_mib']:,.0f} MiB at most"
             print(
-                f"{kind}: {best['wall']:.1f} s ({best['cpu']:.1f} s of CPU), "
-                f"{asked.rows / best['wall']:,.0f} rows a second, {best['peak_mib']:,.0f} MiB at most, {asked.jobs} processes", flush=True,
-            )  # fmt: skip
+                f"{kind}: {best['wall']:.1f} s ({best['cpu']:.1f} s of CPU), {rate}, {asked.jobs} processes", flush=True
+            )
 
 
 if __name__ == "__main__":
