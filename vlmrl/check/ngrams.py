@@ -42,7 +42,8 @@ def paid_ngrams(facts: Facts, scores: Scores, texts: Mapping[int, str]) -> dict[
     Of each: in how many of the texts it is (`texts`), its share in the first and in the last third of the steps, and by
     how much texts with it are paid more than texts without it (`pays`). Both are compared in a way that neither a score
     that rises with training nor a name that belongs to a prompt can feign: pay among the samples of one prompt, rise
-    between prompts. Rise and pay must both be MIN_Z standard errors from nothing.
+    between prompts. (Where each row is a prompt of its own, the texts of a third are compared with each other, and a name
+    that goes with easy prompts can look paid.) Rise and pay must both be MIN_Z standard errors from nothing.
 
     Args:
         texts: row of the input -> response; the sample that is looked at, groups whole.
