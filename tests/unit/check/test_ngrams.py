@@ -14,8 +14,8 @@ STEPS = 30
 
 def made(groups, size, *, plant, pay, rise=True):
     """Texts of 40 words; a name that belongs to the prompt and its score, a score that rises with training, and a
-    phrase that spreads over the run (`rise`) and adds `pay` to the score of the texts it is in (`plant`). Alone, without
-    others of its prompt, a text has no name: nothing could tell what the name pays from what the prompt is worth.
+    phrase that spreads over the run (`rise`) and adds `pay` to the score of the texts it is in (`plant`). A text that
+    is alone has no name: nothing could tell what the name pays from what the prompt is worth.
     """
     rng = random.Random(0)
     n = groups * size
