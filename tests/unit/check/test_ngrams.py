@@ -23,10 +23,8 @@ def made(groups, size, *, plant, pay, rise=True):
     step = (group * STEPS // groups).astype(np.int32)
     texts, values = {}, []
     for i in range(n):
-        words = rng.choices([f"w{k}" for k in range(60)], k=40) + [
-            f"name{group[i] % 10}" if size > 1 else "name",
-            f"epoch{step[i] // 10}",
-        ]
+        words = rng.choices([f"w{k}" for k in range(60)], k=40)
+        words += [f"name{group[i] % 10}" if size > 1 else "name", f"epoch{step[i] // 10}"]
         value = 0.02 * step[i] + 0.05 * (group[i] % 10) + rng.random() * 0.3
         if plant and rng.random() < (step[i] / STEPS if rise else 0.4):
             words[20:20] = ["truly", "and", "deeply"]
