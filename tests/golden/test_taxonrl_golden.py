@@ -6,6 +6,7 @@ Each file holds inputs of taxonrl/generate.py, in batches, and what each functio
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 from pathlib import Path
 
@@ -28,6 +29,16 @@ def test_every_function_and_every_domain_has_its_numbers():
     assert [file.name.removesuffix(".json.gz") for file in FILES] == sorted(LAYOUTS)
     assert {function for file in FILES for function in read(file)["expected"]} == set(FUNCTIONS)
     assert sum(file.stat().st_size for file in FILES) < 2_000_000
+
+
+def test_the_inputs_are_those_of_the_generator():
+    spec = importlib.util.spec_from_file_location("generate", Path(__file__).parent / "taxonrl" / "generate.py")
+    assert spec and spec.loader
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    for file in FILES:
+        first = [list(sample) for sample in generate.samples(file.name.removesuffix(".json.gz"), 200, seed=7)]
+        assert json.dumps(read(file)["inputs"][:200]) == json.dumps(first)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.removesuffix(".json.gz"))
