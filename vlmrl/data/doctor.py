@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from vlmrl.data.likeness import near_duplicates
-from vlmrl.data.measure import estimate_image_tokens, histogram
+from vlmrl.data.measure import NOTE, estimate_image_tokens, histogram, measure_images
 from vlmrl.data.shards import Examined
 
 Verdict = Literal["ok", "look", "bad"]
@@ -66,6 +66,7 @@ def examine_dataset(facts: Facts, *, max_prompt_tokens: int | None = None) -> di
     tokens = {split: _tokens(facts.images, rows) for split, rows in facts.rows.items()}
     limit = max_prompt_tokens or TOKEN_LIMIT
     report: dict[str, Any] = {
+        **measure_images([image.media for image in facts.images]),
         "image_tokens": {split: histogram([image for image, _ in counts]) for split, counts in tokens.items()},
         "prompt_tokens": {split: histogram([image + text for image, text in counts]) for split, counts in tokens.items()},
         "max_prompt_tokens": limit,
@@ -76,6 +77,7 @@ def examine_dataset(facts: Facts, *, max_prompt_tokens: int | None = None) -> di
         "repeated_pairs": _repeated_pairs(facts),
         "groups": _groups(facts),
         "remarks": dict(Counter(remark for image in facts.images for remark in image.remarks).most_common()),
+        "note": NOTE,
     }
     checks = [
         _check_lengths(report),

@@ -15,6 +15,10 @@ PATCH_PIXELS = 28
 """Side of one image token of Qwen2.5-VL: 14-pixel patches, merged two by two."""
 MIN_PIXELS, MAX_PIXELS = 3136, 1_003_520
 CHARACTERS_PER_TOKEN = 4
+NOTE = (
+    "tokens are estimates made without a tokenizer: images as for Qwen2.5-VL (28 x 28 pixels a token, "
+    f"{MIN_PIXELS} to {MAX_PIXELS} pixels an image), text at {CHARACTERS_PER_TOKEN} characters a token"
+)
 
 
 def estimate_image_tokens(media: Media, min_pixels: int = MIN_PIXELS, max_pixels: int = MAX_PIXELS) -> int:
@@ -75,25 +79,11 @@ def histogram(values: Sequence[float]) -> dict[str, Any]:
     return {"min": min(values), "max": max(values), "mean": round(math.fsum(values) / len(values), 2), "bins": bins}
 
 
-def measure_rows(images_by_row: Sequence[Sequence[Media]], prompts: Sequence[str]) -> dict[str, Any]:
-    """The histograms of dataset.json.
-
-    Args:
-        images_by_row: the images of each row.
-        prompts: the rendered prompt of each row as text, `<image>` placeholders included.
-    """
-    unique = {media.sha256: media for images in images_by_row for media in images}
-    sizes = Counter(f"{media.width}x{media.height}" for media in unique.values())
+def measure_images(images: Sequence[Media]) -> dict[str, Any]:
+    """Sizes of images, each content once: the 20 most frequent with their counts, and a histogram of pixels."""
+    sizes = Counter(f"{media.width}x{media.height}" for media in images)
     common = dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:20])
-    characters = [len(text.replace("<image>", "")) for text in prompts]
-    text_tokens = [estimate_text_tokens(count) for count in characters]
-    image_tokens = [sum(estimate_image_tokens(media) for media in images) for images in images_by_row]
     return {
         "image_sizes": {**common, "others": sum(sizes.values()) - sum(common.values())},
-        "image_pixels": histogram([media.width * media.height for media in unique.values()]),
-        "image_tokens_per_row": histogram(image_tokens),
-        "prompt_characters": histogram(characters),
-        "prompt_tokens": histogram([a + b for a, b in zip(text_tokens, image_tokens, strict=True)]),
-        "note": "tokens are estimates made without a tokenizer: images as for Qwen2.5-VL (28 x 28 pixels a token, "
-        f"{MIN_PIXELS} to {MAX_PIXELS} pixels an image), text at {CHARACTERS_PER_TOKEN} characters a token",
+        "image_pixels": histogram([media.width * media.height for media in images]),
     }

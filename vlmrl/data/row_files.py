@@ -66,10 +66,10 @@ class RowFiles:
         return counts
 
     def where(self, piece: Piece, index: int) -> str:
-        """How a person finds row `index` of a piece."""
+        """How a person finds row `index` of a piece: its line in a text file, else its split and number from 0."""
         if piece.numbers:
-            return f"{self.label}:{piece.numbers[index]}"
-        return f"{self.label} {piece.split} row {piece.first + index}"
+            return f"{Path(self.label).name}:{piece.numbers[index]}"
+        return f"{piece.split} row {piece.first + index}"
 
 
 def read_piece(piece: Piece, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -141,6 +141,21 @@ class Located:
     tables: Mapping[str, Any]
     state: Any
 
+    def columns(self) -> list[str]:
+        """The columns of the first split, from its first file alone."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = next(iter(self.tables.values()))
+        if not isinstance(table, list):
+            return list(table.column_names)
+        if table[0].suffix.lower() != ".parquet":
+            return list(open_files(table[:1]).columns)
+        try:
+            return list(pq.read_schema(table[0]).names)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"not a readable Parquet file: {error}", where=str(table[0])) from error
+
 
 def locate_rows(source: str, images_root: Path | None = None) -> Located:
     """Find a table.
@@ -168,7 +183,9 @@ def locate_rows(source: str, images_root: Path | None = None) -> Located:
         raise DataError(f"no split `{split}` in {label}", hint=f"splits there: {', '.join(tables)}")
     if images_root is not None and not images_root.is_dir():
         raise DataError(f"{images_root} is not a folder", hint="check --images-root")
-    tables = {name: table for name, table in tables.items() if split in (None, name)}
+    first = ("train", "validation", "test")
+    order = sorted(tables, key=lambda name: first.index(name) if name in first else len(first))
+    tables = {name: tables[name] for name in order if split in (None, name)}
     return Located(label, split, root, tables, {name: _state(table) for name, table in tables.items()})
 
 

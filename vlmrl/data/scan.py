@@ -6,7 +6,7 @@ Results are parts (data/parts.py), one JSON line an image, so that a killed run 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from vlmrl.data.images import image_hash
 from vlmrl.data.parts import Progress, make_parts, write_lines
-from vlmrl.data.shards import Examined, examine
+from vlmrl.data.shards import Examined, Reader, examine
 from vlmrl.errors import DataError
 from vlmrl.types import Media
 
@@ -28,6 +28,16 @@ class Files(Protocol):
     def read(self, path: str) -> bytes:
         """Raises: DataError when the file cannot be read."""
         ...
+
+
+@dataclass(frozen=True)
+class MemoryFiles:
+    """Files held in memory."""
+
+    contents: Mapping[str, bytes]
+
+    def read(self, path: str) -> bytes:
+        return self.contents[path]
 
 
 class Examiner:
@@ -107,9 +117,41 @@ def _of_file(files: Files, path: str, examiner: Examiner) -> dict[str, Any]:
 
 def _look(data: bytes) -> dict[str, Any]:
     try:
-        seen = examine(data)
+        return _fields(examine(data))
     except DataError as error:
         return {"reason": error.message}
+
+
+def _fields(seen: Examined) -> dict[str, Any]:
     fields: dict[str, Any] = {"sha256": seen.media.sha256, "width": seen.media.width, "height": seen.media.height}
     fields |= {"bytes": seen.bytes, "look": seen.look}
     return fields | ({"remarks": list(seen.remarks)} if seen.remarks else {})
+
+
+def shrink_images(
+    reader: Reader,
+    places: Sequence[Any],
+    max_pixels: int,
+    work: Path,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Examined]:
+    """The facts of images brought down to `max_pixels`, in the order of `places`."""
+    parts = [work / f"small-{max_pixels}-{i:05d}.jsonl" for i in range(-(-len(places) // PART_FILES))]
+    make = _Shrink(reader, places, max_pixels)
+    make_parts(make, parts, workers=workers, progress=progress, what="resizing images")
+    for part in parts:
+        with part.open(encoding="ascii") as lines:
+            yield from (examined(json.loads(line)) for line in lines)
+
+
+@dataclass(frozen=True)
+class _Shrink:
+    reader: Reader
+    places: Sequence[Any]
+    max_pixels: int
+
+    def __call__(self, index: int, part: Path) -> None:
+        places = self.places[index * PART_FILES : (index + 1) * PART_FILES]
+        write_lines(part, [_fields(examine(data, self.max_pixels)) for data in self.reader.files(places)])

@@ -67,6 +67,29 @@ def drop_repeats(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], 
     return kept, dropped
 
 
+def split_classes(images: Sequence[LabelledImage], shares: Mapping[str, float], *, seed: int) -> Splits:
+    """Deal whole classes to the splits, by the share of their images: no individual of the test is in training.
+
+    The largest splits are served first, each class going to the split that is furthest below its share. Every split gets
+    two classes at least, where there are as many.
+    """
+    by_class: dict[tuple[str, ...], list[LabelledImage]] = defaultdict(list)
+    for image in images:
+        by_class[image.labels].append(image)
+    order = sorted(by_class, key=lambda labels: hash64(seed, "class", *labels))
+    out: dict[str, list[LabelledImage]] = {name: [] for name in shares}
+    num_classes = dict.fromkeys(shares, 0)
+    for number, labels in enumerate(order):
+        needy = [name for name in shares if num_classes[name] < 2]
+        left = len(order) - number
+        pool = needy if needy and left <= sum(2 - num_classes[name] for name in needy) else list(shares)
+        total = sum(len(members) for members in out.values()) + len(by_class[labels])
+        chosen = max(pool, key=lambda name: shares[name] * total - len(out[name]))
+        out[chosen] += by_class[labels]
+        num_classes[chosen] += 1
+    return Splits(out)
+
+
 def split_images(
     images: Sequence[LabelledImage], shares: Mapping[str, float], *, seed: int, unseen_classes: int = 0
 ) -> Splits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,6 +70,10 @@ class Scorer:
         """End the workers."""
         if self._pool is not None:
             self._pool.close()
+
+    def pids(self) -> list[int]:
+        """The processes that run the reward: its workers, or this one."""
+        return self._pool.pids() if self._pool is not None else [os.getpid()]
 
     def score(
         self, inputs: Sequence[RewardInput], *, strict: bool = False, rows: Sequence[str] | None = None

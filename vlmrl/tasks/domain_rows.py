@@ -1,4 +1,4 @@
-"""Rows as TaxonRL published them (`problem`, `images`, `answer`, `answer_im`), each checked, turned into typed truth."""
+"""Rows as TaxonRL published them (`problem`, `images`, `answer`, `answer_im`), each checked and given a typed truth."""
 
 from __future__ import annotations
 

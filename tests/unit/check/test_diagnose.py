@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from command_line import this_process
 from hypothesis import given
 from hypothesis import strategies as st
 from reward_runs import LEVELS
@@ -151,6 +152,26 @@ def test_a_planted_fault_is_named_first_or_second(fault, tmp_path):
 def test_a_healthy_run_is_called_healthy(tmp_path):
     found = look(make_run(tmp_path, plan(validated_rows=["9-0000000000000000"])))
     assert found.causes == [] and found.healthy and found.notes == []
+
+
+def test_the_command_shows_causes_rows_and_what_to_type(tmp_path):
+    run = make_run(tmp_path, FAULTS["other_layout"])
+    told = this_process("runs", "diagnose", "ill", "--runs", run.dir.parent, cwd=tmp_path)
+    assert told.code == 0 and told.out == ""
+    assert "1. error: labels are right and earn nothing" in told.err and "Image1=" in told.err
+    assert f"next: vlmrl reward-check {run.manifest.name}" in told.err and "explained by the above" in told.err
+    found = this_process("runs", "diagnose", "ill", "--runs", run.dir.parent, "--json", cwd=tmp_path).json
+    assert found["causes"][0]["name"] == "other_layout" and not found["healthy"]
+    well = make_run(tmp_path / "well", plan())
+    assert "no fault found" in this_process("runs", "diagnose", well.dir, cwd=tmp_path).err
+
+
+def test_a_response_cannot_write_to_the_terminal(tmp_path):
+    run = make_run(
+        tmp_path, plan(respond=lambda truth, rng: "\x1b[2J\x9b31m" + endless(truth, rng), cut=lambda t: True)
+    )
+    told = this_process("runs", "diagnose", run.dir, cwd=tmp_path).err
+    assert "\\u001b[2J" in told and "\x1b" not in told and "\x9b" not in told
 
 
 def test_what_a_cause_explains_stands_behind_it(tmp_path):

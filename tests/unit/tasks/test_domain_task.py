@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ from domain_builders import TRUTHS, write_dataset
 
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
+from vlmrl.rewards import load_reward
+from vlmrl.rewards.base import split_note
 from vlmrl.rewards.layouts import LAYOUTS
 from vlmrl.rewards.taxonrl import FUNCTIONS
 from vlmrl.tasks import TASKS, make_task
@@ -16,7 +20,7 @@ from vlmrl.tasks.domain import Domain, Variant, known_fields, truth_distance
 from vlmrl.tasks.domains import DOMAINS
 from vlmrl.tasks.render import IMAGE, place_images, render_user
 from vlmrl.tasks.source import open_source
-from vlmrl.types import Media, Message, Row
+from vlmrl.types import Media, Message, RewardInput, Row
 
 VARIANTS = [(domain, variant) for domain in DOMAINS.values() for variant in domain.variants]
 IDS = [f"{domain.name}-{variant.name}" for domain, variant in VARIANTS]
@@ -148,3 +152,115 @@ def test_a_prompt_shows_its_tags_literally_and_its_closed_vocabulary(domain: Dom
         field = domain.truth_field(name)
         assert f"<{field.tag}>" in prompt and all(label in prompt for label in field.labels)
     assert "{" not in prompt and not re.search(r"\n{3}| \n", prompt)
+
+
+def score(domain: Domain, variant: Variant, truth: dict[str, Any], text: str, profile: str = "default") -> Any:
+    name, args = make_task(domain.name, {}, variant.name).profile(profile)
+    assert name is not None
+    spec = load_reward(name, args=args)
+    return split_note(spec.fn(RewardInput(text, truth)))
+
+
+@every_variant
+def test_the_form_that_a_prompt_shows_earns_full_format_when_it_is_filled_in(domain: Domain, variant: Variant) -> None:
+    truth = TRUTHS[domain.name] | {"same": True, "distance": 0 if domain.levels else None}
+    for name in domain.field_names:
+        truth[name] = [next(one for one in TRUTHS[domain.name][name] if one)] * 2
+    shown = prompt_of(domain, variant).rpartition("<think>")
+    form = shown[1] + shown[2]
+    filled = form.replace("probability", "0.9000").replace("verdict", "Same")
+    for name in variant.asked:
+        tag, label = domain.truth_field(name).tag, truth[name][0]
+        body = f"Image1={label}; Image2={label}" if variant.form == "named_labels" else f"{label}; {label}"
+        if variant.form != "verdicts":
+            filled = re.sub(f"<{tag}>[^<]*</{tag}>", f"<{tag}>{body}</{tag}>", filled)
+    parts, note = score(domain, variant, truth, filled)
+    assert note == "" and parts["format"] == 1.0, filled
+    assert all(part == 1.0 for name, part in parts.items() if name != "answer")
+    assert make_task(domain.name, {}, variant.name).outcome(truth, filled)["parse_failure"] == 0.0
+    published, _ = score(domain, variant, truth, filled, "taxonrl")
+    assert published["format"] == 1.0
+
+
+@every_variant
+def test_an_echo_of_the_prompt_or_of_its_form_earns_nothing(domain: Domain, variant: Variant) -> None:
+    prompt = prompt_of(domain, variant)
+    shown = prompt.rpartition("<think>")
+    for text in (prompt, shown[1] + shown[2], prompt + shown[1] + shown[2]):
+        parts, _ = score(domain, variant, TRUTHS[domain.name], text)
+        assert not any(parts.values()), text
+
+
+SAME = {
+    "fungi": {"order": ["O", "O"], "family": ["F", "F"], "genus": ["G", "G"], "species": ["G s", "G s"]},
+    "bird": {"order": ["O", "O"], "family": ["F", "F"], "genus": ["G", "G"]},
+}
+
+
+def pairs_of(domain: Domain) -> list[dict[str, Any]]:
+    """Truths of every distance, same and different, of a domain."""
+    if not domain.levels:
+        return [TRUTHS[domain.name] | {"same": same} for same in (True, False)]
+    found = []
+    for distance in range(5):
+        truth = {"same": distance == 0, "distance": distance, **{k: list(v) for k, v in SAME[domain.name].items()}}
+        for steps, name in enumerate(("species", "genus", "family", "order"), start=1):
+            if steps <= distance and name in truth:
+                truth[name] = [truth[name][0], "x" + truth[name][0]]
+        found.append(truth)
+    return found
+
+
+@every_variant
+def test_a_trace_earns_everything_but_the_doubt_in_its_answer(domain: Domain, variant: Variant) -> None:
+    task = make_task(domain.name, {}, variant.name)
+    assert task.trace is not None
+    for truth in pairs_of(domain):
+        assert task.validate(truth) == []
+        row = replace(row_of(domain.name), truth=truth)
+        for seed in range(8):
+            text = task.trace(row, random.Random(seed))
+            parts, note = score(domain, variant, truth, text)
+            assert note == "" and parts["answer"] >= 0.84
+            assert all(part == 1.0 for name, part in parts.items() if name != "answer"), (text, parts)
+            outcome = task.outcome(truth, text)
+            assert outcome["accuracy"] == 1.0 and outcome["parse_failure"] == 0.0
+            assert all(value in (1.0, None) for name, value in outcome.items() if name.startswith("accuracy"))
+            assert outcome.get("consistent", 1.0) in (1.0, None)
+            published, _ = score(domain, variant, truth, text, "taxonrl")
+            extra = {"taxonomy", "age_group", "species"} & set(published)
+            assert published["format"] == 1.0 and all(published[name] == 1.0 for name in extra), (text, published)
+
+
+def test_traces_read_well() -> None:
+    def trace(name: str, variant: str, **changes: Any) -> str:
+        task = make_task(name, {}, variant)
+        assert task.trace is not None
+        return task.trace(replace(row_of(name), truth=TRUTHS[name] | changes), random.Random(0))
+
+    assert trace("fungi", "im") == (
+        "<think>\nBoth belong to the order Boletales.\n<order>Boletales; Boletales</order>\n"
+        "Both belong to the family Boletaceae.\n<family>Boletaceae; Boletaceae</family>\n"
+        "The first belongs to the genus Boletus, the second to the genus Suillus.\n<genus>Boletus; Suillus</genus>\n"
+        "So they are of different species.\n</think>\n<answer>0.3000</answer>"
+    )
+    assert trace("bird", "im_basic", order=[None, None]) == (
+        "<think>\nThe two are of different orders.\n<order>Different</order>\n"
+        "So they are of different species.\n</think>\n<answer>0.3000</answer>"
+    )
+    assert trace("chimp", "im_named") == (
+        "<think>\n<age-group>Image1=SubAdult; Image2=Infant</age-group>\n"
+        "The age group of the chimpanzee in image 1 is SubAdult, in image 2 Infant.\n"
+        "The images show two different individuals.\n</think>\n<answer>0.3000</answer>"
+    )
+    assert trace("human", "baseline") == (
+        "<think>\nThe images show the same person.\n</think>\n<answer>0.7000</answer>"
+    )
+
+
+def test_a_row_that_does_not_know_what_a_response_must_state_has_no_trace() -> None:
+    trace = make_task("fungi", {}).trace
+    assert trace is not None
+    with pytest.raises(DataError, match="the row does not know its `family`") as caught:
+        trace(replace(row_of("fungi"), truth=TRUTHS["fungi"] | {"family": [None, "A"]}), random.Random(0))
+    assert caught.value.where == "s row r"
