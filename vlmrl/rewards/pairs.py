@@ -172,9 +172,9 @@ class PairReward:
             if problem:
                 return stated, None, problem
             stated[level] = value
-            if differs is not False:
-                equal = False
-                parted = parted or (level if differs else "")
+            equal = equal and differs is False
+            if differs:
+                parted = level
         return stated, True if parted else False if equal else None, ""
 
     def _agrees(self, confidence: float, differs: bool | None) -> bool | None:
