@@ -109,6 +109,14 @@ class Domain:
         return tuple(one.name for one in self.fields if one.level)
 
     @property
+    def ranks(self) -> tuple[str, ...]:
+        """The whole hierarchy, coarse to fine, down to the species that is asked about; () where there is none.
+
+        The truth need not have a field for each: the species of birds are not published.
+        """
+        return RANKS if self.levels else ()
+
+    @property
     def variant_names(self) -> tuple[str, ...]:
         return tuple(variant.name for variant in self.variants)
 
