@@ -110,11 +110,11 @@ class Domain:
 
     @property
     def ranks(self) -> tuple[str, ...]:
-        """The whole hierarchy, coarse to fine, down to the species that is asked about; () where there is none.
+        """The hierarchy down to what is asked, coarse to fine, the species too where the truth does not name it.
 
-        The truth need not have a field for each: the species of birds are not published.
+        Empty where there is none. A pair that first differs at the last rank has distance 1, at the one above 2.
         """
-        return RANKS if self.levels else ()
+        return (*LAYOUTS[self.layout].ranks[::-1], "species") if self.levels else ()
 
     @property
     def variant_names(self) -> tuple[str, ...]:
