@@ -1,8 +1,9 @@
-"""The table of a checkpoint's files, made again after a test has changed one."""
+"""A checkpoint's files: their table, made again after a test has changed one, and what is in them."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,3 +19,17 @@ def file_table(folder: Path) -> dict[str, dict[str, Any]]:
         }
         for p in files
     }  # fmt: skip
+
+
+def contents_of(folder: Path) -> dict[str, tuple[Any, bytes]]:
+    """File -> what is in it, of all but the table of their hashes. Metadata in a safetensors header comes in any order:
+    read, it is the same.
+    """
+    found: dict[str, tuple[Any, bytes]] = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in BESIDE):
+        data, header = path.read_bytes(), None
+        if path.suffix == ".safetensors":
+            length = int.from_bytes(data[:8], "little")
+            header, data = json.loads(data[8 : 8 + length]), data[8 + length :]
+        found[path.relative_to(folder).as_posix()] = header, data
+    return found

@@ -25,7 +25,7 @@ LEVELS = {
 FENCES = {
     "typer": ("cli/",),
     "rich": ("cli/",),
-    "vllm": ("rollout/vllm_engine.py",),
+    "vllm": ("rollout/vllm_engine.py", "rollout/vllm_worker.py"),
     "torch": ("model/", "algo/losses.py", "algo/kl.py", "algo/aggregate.py", "data/encode.py", "data/batch.py", "dist/",
               "rollout/", "checkpoint/", "train/", "evaluate/run.py", "check/machine.py", "launch/agent.py"),
     "torch.distributed": ("dist/", "checkpoint/io.py", "rollout/weight_sync.py", "launch/agent.py"),

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_files import contents_of
 from test_shared_update import run_ranks
 
-from vlmrl.checkpoint import io
+from vlmrl.checkpoint import files, io
 from vlmrl.checkpoint.shards import read_tensors
 from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.digits.task import prepare_digits
@@ -90,6 +91,7 @@ def job(place: Path, root: str, kind: str = "rl", overrides=(), **more) -> dict:
 
 
 LONG = ["train.steps=5", "eval.every_steps=0", "optim.schedule=cosine"]
+BESIDE = [*LONG, "checkpoint.every_steps=1", "checkpoint.asynchronous=true", "checkpoint.keep_last=2"]
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +115,7 @@ def runs(place: Path) -> Path:
     start(2, "first", [
         *cases(2), job(place, "2/whole", overrides=LONG), job(place, "stopped", overrides=LONG, stop_at=2),
         job(place, "wandering", overrides=LONG, stop_at=2), job(place, "narrow", overrides=narrow, stop_at=2),
+        job(place, "beside", overrides=BESIDE, stop_at=2),
     ])  # fmt: skip
     start(1, "second", [
         *cases(1), job(place, "1/whole", overrides=LONG), job(place, "wandering", resume=True, stop_at=4),
@@ -120,6 +123,7 @@ def runs(place: Path) -> Path:
     ])  # fmt: skip
     start(2, "third", [
         job(place, "stopped", resume=True), job(place, "wandering", resume=True), job(place, "narrow", resume=True),
+        job(place, "beside", resume=True),
     ])  # fmt: skip
     return place
 
@@ -177,7 +181,7 @@ def test_both_wrote_their_shards_and_a_log_and_one_the_rest(runs: Path) -> None:
     checkpoint = run.checkpoint_dirs()[-1]
     for part in ("model", "optimizer"):
         assert {f.name[:11] for f in (checkpoint / part).glob("*.safetensors")} == {"shard-00001", "shard-00002"}
-    io.check_files(checkpoint)
+    files.check_files(checkpoint)
     assert [a.processes for a in run.manifest.attempts] == [2] and run.manifest.threads == 1
     assert run.log_path(1).is_file()
     assert "rows are run by" in run.log_path(1).read_text()
@@ -190,6 +194,18 @@ def test_stopped_and_resumed_by_as_many_is_the_run_that_was_not_stopped_to_the_b
     assert_same_rollouts(whole, stopped)
     assert repr(history(whole)) == repr(history(stopped))
     assert_same_weights(whole, stopped, 0.0)
+
+
+def test_checkpoints_written_beside_the_training_are_those_written_at_once_to_the_bit(runs: Path) -> None:
+    """Each process writes its shards in a thread, while all go on with the next step; stopped and resumed, too."""
+    whole, beside = open_run(runs / "2" / "whole", "last"), open_run(runs / "beside", "last")
+    assert [a.from_step for a in beside.manifest.attempts] == [0, 2]
+    assert_same_rollouts(whole, beside)
+    assert repr(history(whole)) == repr(history(beside))
+    first, second = (contents_of(run.checkpoint_dirs()[-1]) for run in (whole, beside))
+    assert [n for n in first.keys() | second.keys() if first.get(n) != second.get(n)] == ["data.json"]  # its seconds
+    assert [f.name for f in beside.checkpoint_dirs()] == ["step-000004", "step-000005"]
+    assert beside.log_path().read_text().count("checkpoint saved") == 5
 
 
 def test_a_run_wanders_from_two_processes_to_one_and_back(runs: Path) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from vlmrl.checkpoint import io
-from vlmrl.errors import RewardError
+from vlmrl.checkpoint import files, io
+from vlmrl.errors import CheckpointError, RewardError
 from vlmrl.recipe.load import load_recipe
 from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.digits.task import prepare_digits
@@ -293,16 +293,23 @@ def command(root: Path, *arguments: str, **environment: str) -> subprocess.Popen
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "point", ["mid-rollout:4", "mid-save:2", "before-complete:2", "mid-prune", "mid-manifest:3", "before-complete:1"]
-)
-def test_killed_at_a_named_point_and_resumed_equals_uninterrupted(place, whole, tmp_path, point):
+    ("point", "beside"),
+    [
+        ("mid-rollout:4", False), ("mid-save:2", False), ("before-complete:2", False), ("mid-prune", False),
+        ("mid-manifest:3", False), ("before-complete:1", False), ("mid-save:2", True), ("before-complete:2", True),
+        ("mid-prune", True),
+    ],
+)  # fmt: skip
+def test_killed_at_a_named_point_and_resumed_equals_uninterrupted(place, whole, tmp_path, point, beside):
+    """`beside`: checkpoints are written by a thread while training goes on."""
     keep = "checkpoint.keep_last=1"  # so that there is something to prune
-    died = command(tmp_path, "train", str(place / "rl.toml"), "--set", keep, VLMRL_CRASH_AT=point)
+    how = ("--set", keep, "--set", f"checkpoint.asynchronous={str(beside).lower()}")
+    died = command(tmp_path, "train", str(place / "rl.toml"), *how, VLMRL_CRASH_AT=point)
     _, error = died.communicate(timeout=300)
     assert died.returncode == 137, error
     run = open_run(tmp_path, "last")
     for folder in run.checkpoint_dirs():
-        io.check_files(folder)
+        files.check_files(folder)
     resumed = command(tmp_path, "train", "--resume", "last", "--json")
     out, error = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, error
@@ -313,14 +320,32 @@ def test_killed_at_a_named_point_and_resumed_equals_uninterrupted(place, whole, 
     assert not [p for p in run.dir.rglob("*") if p.name.startswith((".tmp-", ".trash-"))]
 
 
+def test_a_write_that_fails_beside_the_training_ends_the_run_with_its_error(place, tmp_path, monkeypatch):
+    real, began = io.write_staged, []
+
+    def full(staged, world):
+        began.append(staged.saved.step)
+        if len(began) == 2:
+            raise CheckpointError("the disk is full")
+        return real(staged, world)
+
+    monkeypatch.setattr(io, "write_staged", full)
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        begin(place, "rl", tmp_path, "checkpoint.asynchronous=true", "checkpoint.every_steps=2", "eval.every_steps=0")
+    run = open_run(tmp_path, "last")
+    assert run.status == "failed" and "the disk is full" in (run.manifest.error or "")
+    assert began == [2, 4] and [f.name for f in run.checkpoint_dirs()] == ["step-000002"]
+    files.check_files(run.checkpoint_dirs()[0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_exits_with_130_and_says_how_to_go_on(place, whole, tmp_path, number):
     train = command(tmp_path, "train", str(place / "rl.toml"))
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline and train.poll() is None:
-        files = list(tmp_path.glob("*/metrics.jsonl"))
-        if files and '"train"' in files[0].read_text():
+        lines = list(tmp_path.glob("*/metrics.jsonl"))
+        if lines and '"train"' in lines[0].read_text():
             break
         time.sleep(0.05)
     train.send_signal(number)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,9 +22,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from vlmrl import __version__
-from vlmrl.checkpoint.format import ADAPTER, DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, SCHEMA, VALUE_HEAD, read_meta
+from vlmrl.checkpoint.files import check_files, file_facts, sha256_of, sync_tree
+from vlmrl.checkpoint.format import ADAPTER, DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, SCHEMA, VALUE_HEAD
 from vlmrl.checkpoint.shards import TensorSpec, read_tensors, split_shards
-from vlmrl.dist.fsdp import own_part, own_rows, sharded_as, whole
+from vlmrl.dist.fsdp import HostCopies, own_part, own_rows, sharded_as, whole
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, StoreError
 from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
@@ -76,29 +76,98 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
+@dataclass(frozen=True)
+class Staged:
+    """A checkpoint about to be written. With copies of the tensors nothing in it changes while training goes on.
+
+    Args:
+        final, temp: its folder, and where that is made.
+        weights: {} with an adapter, which is whole on every process.
+        rng: of all processes.
+    """
+
+    final: Path
+    temp: Path
+    saved: Saved
+    model: Any
+    weights: Mapping[str, Tensor]
+    adapter: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    rng: Mapping[str, Tensor]
+
+
 def save_checkpoint(
     run_dir: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
     world: World = ALONE, dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> Path:  # fmt: skip
     """Write `checkpoints/step-<step>/`. Killed at any instant, the folder is complete or, for any reader, not there.
 
+    Args: as `stage`, without copies. Returns: the folder.
+    Raises: CheckpointError on all of them when the disk refuses; older checkpoints are untouched.
+    """
+    return write_staged(stage(run_dir, saved, model, processor, optimizer_tensors, world, dtypes), world)
+
+
+def stage(
+    run_dir: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
+    world: World = ALONE, dtypes: Mapping[str, torch.dtype] | None = None, copies: HostCopies | None = None,
+) -> Staged:  # fmt: skip
+    """Take everything that a checkpoint is made of as it is now; its folder is begun with the small files.
+
     Args:
         world: the processes that hold the shards of the tensors; each writes its own, rank 0 the rest.
         dtypes: parameter of the model -> what it is saved in, where that is not its own.
-    Returns: the folder. Raises: CheckpointError on all of them when the disk refuses; older checkpoints are untouched.
+        copies: where tensors are copied to; None = they are taken as they lie and must not change before they are
+            written.
+    Raises: CheckpointError as `save_checkpoint`.
     """
-    final = checkpoint_dir(run_dir, saved.step)
+    final, dtypes = checkpoint_dir(run_dir, saved.step), dtypes or {}
     temp = world.from_main(lambda: temp_path(final))
+    take = copies.take if copies is not None else lambda kind, tensors: tensors
+
+    def begin() -> None:
+        temp.mkdir(parents=True)
+        _write_hf_files(temp / HF, model, processor)  # now: a tokenizer in use by two threads is an error
+
+    with _saving(final, temp, world):
+        _together(world, begin, alone=True)
+        weights: dict[str, Tensor] = {}
+        adapter: dict[str, Tensor] = {}
+        if has_adapter(model):
+            narrow = next(iter(dtypes.values()), None)  # an adapter is of one dtype
+            adapter = {n: whole(t if narrow is None else t.to(narrow)) for n, t in adapter_tensors(model).items()}
+        else:
+            weights = {n: t.to(dtypes.get(n, t.dtype)) for n, t in model_tensors(model).items()}
+        states = {_rng_name(rank): state for rank, state in enumerate(world.gather(torch.random.get_rng_state()))}
+        value_head = {k: whole(v).detach().cpu().clone() for k, v in saved.value_head.items()}
+        return Staged(
+            final, temp, replace(saved, value_head=value_head), model, take("weights", weights),
+            take("adapter", adapter), take("optimizer", optimizer_tensors), states,
+        )  # fmt: skip
+
+
+def write_staged(staged: Staged, world: World = ALONE) -> Path:
+    """Write what was staged; see `save_checkpoint`. In a thread, `world` must be one that this thread alone uses."""
+    with _saving(staged.final, staged.temp, world):
+        _write_folder(staged, world)
+        _together(world, lambda: _put_in_place(staged.temp, staged.final), alone=True)
+    return staged.final
+
+
+@contextmanager
+def _saving(final: Path, temp: Path, world: World) -> Iterator[None]:
+    """Inside, what the disk refuses is a CheckpointError; whatever is raised, the half-made folder is removed."""
     try:
-        _write_folder(temp, saved, model, processor, optimizer_tensors, world, dtypes or {})
-        _together(world, lambda: _put_in_place(temp, final), alone=True)
-    except (OSError, StoreError, SafetensorError) as error:
-        raise CheckpointError(f"the checkpoint of step {saved.step} could not be saved: {error}", where=str(final),
-                              hint="free disk space; older checkpoints are untouched") from error  # fmt: skip
-    finally:
+        yield
+    except BaseException as error:
         if world.is_main and temp.exists():
             remove_tree(temp)
-    return final
+        if not isinstance(error, (OSError, StoreError, SafetensorError)):
+            raise
+        raise CheckpointError(
+            f"the checkpoint of step {int(final.name.rpartition('-')[2])} could not be saved: {error}",
+            where=str(final), hint="free disk space; older checkpoints are untouched",
+        ) from error  # fmt: skip
 
 
 def _put_in_place(temp: Path, final: Path) -> None:
@@ -107,7 +176,7 @@ def _put_in_place(temp: Path, final: Path) -> None:
     os.replace(temp, final)
     sync_folder(final.parent)
     crash_point("before-complete")
-    write_atomic(final / COMPLETE, _sha256(final / META).encode())
+    write_atomic(final / COMPLETE, sha256_of(final / META).encode())
 
 
 def _together(world: World, action: Callable[[], T], *, alone: bool = False) -> T | None:
@@ -129,35 +198,27 @@ def _together(world: World, action: Callable[[], T], *, alone: bool = False) -> 
     return found
 
 
-def _write_folder(
-    folder: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor], world: World,
-    dtypes: Mapping[str, torch.dtype],
-) -> None:  # fmt: skip
+def _write_folder(staged: Staged, world: World) -> None:
     """Everything but COMPLETE, on the disk when this returns."""
-    _together(world, lambda: folder.mkdir(parents=True), alone=True)
-    if has_adapter(model):
-        base, narrow = saved.meta["base"], next(iter(dtypes.values()), None)  # an adapter is of one dtype
-        adapter = {n: whole(t if narrow is None else t.to(narrow)) for n, t in adapter_tensors(model).items()}
+    folder, saved = staged.temp, staged.saved
+    if staged.adapter:
+        base, adapter = saved.meta["base"], staged.adapter.items()
         _together(
             world,
-            lambda: write_adapter(folder / ADAPTER, model, base["path"], base["revision"], adapter.items()),
+            lambda: write_adapter(folder / ADAPTER, staged.model, base["path"], base["revision"], adapter),
             alone=True,
         )
     else:
-        weights = {n: t.to(dtypes.get(n, t.dtype)) for n, t in model_tensors(model).items()}
-        _together(world, lambda: _write_tensors(folder / MODEL, weights, world))
+        _together(world, lambda: _write_tensors(folder / MODEL, staged.weights, world))
     crash_point("mid-save")
-    if optimizer_tensors:
-        _together(world, lambda: _write_tensors(folder / OPTIMIZER, dict(optimizer_tensors), world))
-    value_head = {k: whole(v).detach().cpu().contiguous() for k, v in saved.value_head.items()}
-    states = {_rng_name(rank): state for rank, state in enumerate(world.gather(torch.random.get_rng_state()))}
+    if staged.optimizer:
+        _together(world, lambda: _write_tensors(folder / OPTIMIZER, staged.optimizer, world))
 
     def write_rest() -> list[str]:
-        if value_head:
-            save_file(value_head, folder / VALUE_HEAD)
-        _write_hf_files(folder / HF, model, processor)
+        if saved.value_head:
+            save_file(dict(saved.value_head), folder / VALUE_HEAD)
         (folder / RNG).parent.mkdir()
-        save_file(states, folder / RNG)
+        save_file(dict(staged.rng), folder / RNG)
         # Rollouts of one prompt share its pixels; safetensors wants every tensor in memory of its own.
         save_file({k: v.detach().cpu().contiguous().clone() for k, v in saved.proof.items()}, folder / PROOF)
         write_json(folder / DATA, dict(saved.data))
@@ -166,13 +227,13 @@ def _write_folder(
     names = world.gather(_together(world, write_rest, alone=True))[0]
     assert names is not None
     mine = [names[i] for i in world.mine(len(names))]  # hashing is shared too
-    table = world.interleave(_together(world, lambda: [_file_facts(folder / name) for name in mine]) or [])
+    table = world.interleave(_together(world, lambda: [file_facts(folder / name) for name in mine]) or [])
 
     def write_meta() -> None:
         files = dict(zip(names, table, strict=True))
         meta = {"schema": SCHEMA, "vlmrl": __version__, "step": saved.step, **saved.meta, "files": files}
         write_json(folder / META, meta)
-        _sync_tree(folder)
+        sync_tree(folder)
 
     _together(world, write_meta, alone=True)
 
@@ -248,30 +309,13 @@ def load_proof(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / PROOF)
 
 
-def check_files(folder: Path, under: str = "") -> list[str]:
-    """Compare the files under `folder/under` with the table in meta.json: names, sizes and sha256.
-
-    Returns: the names checked. Raises: CheckpointError naming the first file that is missing or differs.
-    """
-    table = {n: f for n, f in read_meta(folder)["files"].items() if n == under or n.startswith(under and f"{under}/")}
-    if not table:
-        raise CheckpointError(f"{META} says nothing of {under or 'any file'}", where=str(folder),
-                              hint="use another checkpoint of the run")  # fmt: skip
-    for name, wanted in table.items():
-        path = folder / name
-        if not path.is_file() or path.stat().st_size != wanted["bytes"] or _sha256(path) != wanted["sha256"]:
-            state = "was changed since it was saved" if path.is_file() else "is missing"
-            hint = "use another checkpoint of the run; --resume takes the one before when this folder is gone"
-            raise CheckpointError(f"{name} {state}", where=str(folder), hint=hint)
-    return sorted(table)
-
-
 def _write_tensors(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
     """Each process writes what it holds; of what all hold (no shards) one writes it."""
     several = world.size > 1
     with _plain_errors():
         writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_file_of(tensors), save_distributed=several)
-        save({k: v.detach().contiguous() for k, v in tensors.items()}, storage_writer=writer, no_dist=not several)
+        whole_or_shards = {k: v.detach().contiguous() for k, v in tensors.items()}
+        save(whole_or_shards, storage_writer=writer, no_dist=not several, process_group=world.group)
 
 
 def _file_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
@@ -306,13 +350,13 @@ def _stored_names(folder: Path) -> set[str]:
 def _plain_errors() -> Iterator[None]:
     """torch warns that no process group exists, which is what a single process means, and wraps what went wrong in an
     exception that is no `Exception`: the first cause is raised instead."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        try:
-            yield
-        except CheckpointException as error:
-            cause = next(iter(error.failures.values()))[0]
-            raise cause from error
+    # For good: warnings of other threads must not come and go with this.
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+    try:
+        yield
+    except CheckpointException as error:
+        cause = next(iter(error.failures.values()))[0]
+        raise cause from error
 
 
 def _write_hf_files(folder: Path, model: Any, processor: Any) -> None:
@@ -323,25 +367,9 @@ def _write_hf_files(folder: Path, model: Any, processor: Any) -> None:
     config.save_pretrained(folder)
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(folder)
-    processor.save_pretrained(folder)
-
-
-def _file_facts(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()  # hashlib.file_digest needs Python 3.11
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    try:
+        processor.save_pretrained(folder)
+    except Exception as error:  # a fast tokenizer's own kind of OSError
+        if type(error) is Exception and "os error" in str(error):
+            raise OSError(str(error)) from error
+        raise

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from vlmrl.checkpoint.files import check_files
 from vlmrl.checkpoint.format import ADAPTER, HF, read_meta
-from vlmrl.checkpoint.io import check_files, load_weights, model_tensors
+from vlmrl.checkpoint.io import load_weights, model_tensors
 from vlmrl.errors import CheckpointError, VlmrlError
 from vlmrl.model.load import DTYPES, prepare_model, read_model
 from vlmrl.model.lora import attach_adapter, load_adapter_tensors, read_adapter

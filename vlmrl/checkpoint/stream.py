@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlmrl.checkpoint.files import check_files
 from vlmrl.checkpoint.fold import Fold, read_folds
 from vlmrl.checkpoint.format import ADAPTER, HF, MODEL, read_meta
-from vlmrl.checkpoint.io import check_files
 from vlmrl.checkpoint.load import BitSums, find_base, refuse_base, saved_lora
 from vlmrl.checkpoint.plan import CannotStreamError, Plan, make_plan, match_stored, match_written
 from vlmrl.checkpoint.shards import StoredTensor, TensorSpec, read_tensors, weight_files, write_shards
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import DTYPES
 from vlmrl.model.quiet import quiet_transformers
-from vlmrl.model.written import as_written
+from vlmrl.model.written import as_published
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class _Writer:
             self.converted = ("", {})
             rows = [self._as_trained(source, block) for _, block in self.source.stored[source].blocks()]
             own = {source: torch.cat(rows) if len(rows) > 1 else rows[0]}
-            self.converted = (source, as_written(self.plan.model, own))
+            self.converted = (source, as_published(self.plan.model, own))
         return self.converted[1]
 
     def _as_trained(self, source: str, rows: Tensor) -> Tensor:

@@ -43,12 +43,13 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
         known = ready.run.dir
         if ready.run.status == "running":
             raise StoreError(f"run {ready.run.id} is being written", where=str(known), hint="wait for it to end")
-    engines = settings.rollout.engine_gpus if asked.kind == "rl" else 0
+    rollout = settings.rollout
+    engines, parts = (rollout.engine_gpus, rollout.tensor_parallel) if asked.kind == "rl" else (0, 1)
     if engines and machines.nnodes > 1:
         raise LaunchError(
             f"rollout.engine_gpus = {engines} is for one machine", hint="leave it out: each card does both"
         )
-    placement = place(machines.gpus or "1", engines)
+    placement = place(machines.gpus or "1", engines, parts)
     env = {**placement.env, **offline_environment(settings, root)}
     job = Job(
         command=("-m", "vlmrl", *without_launch_options(sys.argv[1:])), ranks=placement.ranks, nnodes=machines.nnodes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -140,3 +140,29 @@ def sharded_as(part: Tensor, like: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor as every process has it whole (all of them must ask); others as they are."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class HostCopies:
+    """Copies of tensors in main memory, each in the same place every time: memory is asked for once.
+
+    Args: pinned: whether a GPU copies there at full speed.
+    """
+
+    def __init__(self, pinned: bool = False) -> None:
+        self.pinned = pinned
+        self._places: dict[str, Tensor] = {}
+
+    def take(self, kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of these, of sharded ones this process's part. Those of the same kind that were taken before are gone.
+
+        All are there when this returns; a sharded tensor's copy says the same of itself as that does.
+        """
+        return {name: self._copy(f"{kind}.{name}", tensor.detach()) for name, tensor in tensors.items()}
+
+    def _copy(self, key: str, tensor: Tensor) -> Tensor:
+        part = own_part(tensor)
+        place = self._places.get(key)
+        if place is None or (place.shape, place.dtype) != (part.shape, part.dtype):
+            place = self._places[key] = torch.empty(part.shape, dtype=part.dtype, pin_memory=self.pinned)
+        place.copy_(part)
+        return DTensor(place, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else place

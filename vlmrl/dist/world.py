@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -19,13 +19,16 @@ T = TypeVar("T")
 class World:
     """All processes of a run and this one's place among them. Every method must be called by all of them.
 
-    Args: rank: 0 <= rank < size; the one of rank 0 talks and writes. local_rank, local_size: on this machine.
+    Args:
+        rank: 0 <= rank < size; the one of rank 0 talks and writes.      local_rank, local_size: on this machine.
+        group: torch's group that they talk in; None = the one of all processes.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
+    group: Any = field(default=None, compare=False, repr=False)
 
     @property
     def is_main(self) -> bool:
@@ -38,7 +41,7 @@ class World:
         import torch.distributed as dist
 
         found: list[T | None] = [None] * self.size
-        dist.all_gather_object(found, mine)
+        dist.all_gather_object(found, mine, group=self.group)
         return found  # type: ignore[return-value]  # all places are filled
 
     def from_main(self, make: Callable[[], T]) -> T:
@@ -48,6 +51,14 @@ class World:
     def wait(self) -> None:
         """Return when all processes are here."""
         self.gather(None)
+
+    def apart(self) -> World:
+        """The same processes in a second group (gloo), for a thread of each that talks to the others' beside them."""
+        if self.size == 1:
+            return self
+        import torch.distributed as dist
+
+        return replace(self, group=dist.new_group(backend="gloo"))
 
     def mine(self, count: int) -> range:
         """Which of `count` things, numbered from 0, are this process's: every size-th, from its rank."""

@@ -57,14 +57,15 @@ class Placement:
         return told | {"CUDA_VISIBLE_DEVICES": self.devices, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def place(asked: str, engines: int = 0) -> Placement:
+def place(asked: str, engines: int = 0, parts: int = 1) -> Placement:
     """The placement that `--gpus` asks for.
 
     Args:
         asked: a number of cards (of processes, on a machine without a card), or their numbers: `0,2,5`; `3,` is
             card 3 alone. With CUDA_VISIBLE_DEVICES, numbers count the cards that it lists, as everywhere in CUDA.
         engines: how many of them, the last ones, generate for the others in processes of their own.
-    Raises: LaunchError when it is neither, there are too few cards, or they are in use.
+        parts: processes that share an engine, where there are none of those.
+    Raises: LaunchError when it is neither, there are too few cards, they are in use, or no whole groups of `parts`.
     """
     count, chosen = parse_gpus(asked)
     cards = visible_cards(machine_cards(), os.environ)
@@ -74,6 +75,11 @@ def place(asked: str, engines: int = 0) -> Placement:
         raise LaunchError(
             f"--gpus {asked}: with rollout.engine_gpus = {engines} none is left to train",
             hint=f"give at least {engines + 1}, or lower rollout.engine_gpus",
+        )
+    if not engines and ranks % parts:
+        raise LaunchError(
+            f"--gpus {asked}: rollout.tensor_parallel = {parts} takes whole groups of {parts}, and these are {ranks}",
+            hint=f"give {parts * -(-ranks // parts)}, or change rollout.tensor_parallel",
         )
     threads = max(1, usable_cores() // processes)
     if not cards:

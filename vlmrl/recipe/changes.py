@@ -37,12 +37,13 @@ TABLE = (
     Rule("free", "how long the run goes on", ("train.steps", "train.max_seconds", "train.stop_above", "eval.patience")),
     Rule("free", "when something is looked at or kept", (
         "eval.every_steps", "checkpoint.every_steps", "checkpoint.keep_last", "checkpoint.keep_best",
-        "log.sample_every_steps", "log.keep_rollouts", "log.keep_rollouts_every", "log.sinks", "paper",
+        "checkpoint.asynchronous", "log.sample_every_steps", "log.keep_rollouts", "log.keep_rollouts_every",
+        "log.sinks", "paper",
     )),
     Rule("free", "where and how fast the same numbers are computed", (
         "model.device", "model.gradient_checkpointing", "model.shared_prefix", "train.tokens_per_row",
         "train.rehearsal", "rollout.batch_tokens", "rollout.kv_cache_gib", "rollout.engine_gpus",
-        "parallel.timeout_seconds", "parallel.shard_size", "parallel.offload",
+        "rollout.tensor_parallel", "parallel.timeout_seconds", "parallel.shard_size", "parallel.offload",
         "reward.timeout_seconds", "reward.memory_mb", "reward.workers",
     )),
     Rule("free", "a bound that stops a run, or a permission", (

@@ -18,15 +18,18 @@ TORCH_HINT = 'use rollout.engine = "torch"'
 TWO_WAY_IMAGES = "its CPU build lets the tokens of an image see only what comes before them"
 LINEAR_ATTENTION = "its CPU build computes linear attention in bfloat16 alone"
 CPU_REFUSALS: Mapping[tuple[str, str], str] = {
-    ("gemma3", "float32"): TWO_WAY_IMAGES, ("gemma3", "bfloat16"): TWO_WAY_IMAGES,
     ("qwen3_5", "float32"): LINEAR_ATTENTION, ("qwen3_5_moe", "float32"): LINEAR_ATTENTION,
 }  # fmt: skip
 """(model type, dtype) -> why vLLM on a CPU cannot generate for it: found by `scripts/bench/vllm_families.py`."""
 
 
-def vllm_refusal(model_type: str, device: str, dtype: str) -> str | None:
-    """Why vLLM cannot generate for such a model; None = it can, or nobody has tried. Args: device: "cpu" or "cuda"."""
-    why = CPU_REFUSALS.get((model_type, dtype)) if device == "cpu" else None
+def vllm_refusal(model_type: str, device: str, dtype: str, two_way_images: bool) -> str | None:
+    """Why vLLM cannot generate for such a model; None = it can, or nobody has tried.
+
+    Args: device: "cpu" or "cuda".      two_way_images: whether the tokens of an image see each other both ways.
+    """
+    why = TWO_WAY_IMAGES if two_way_images else CPU_REFUSALS.get((model_type, dtype))
+    why = why if device == "cpu" else None
     return why and f"vLLM cannot generate for a model of type `{model_type}` here: {why}"
 
 
@@ -65,7 +68,18 @@ def _overlap(loaded: LoadedRecipe) -> Iterator[Problem]:
         yield Problem(message, where, "top_p = 1 and top_k = 0, or leave it out")
 
 
-VLLM_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (_adapter, _quantized, _temperature, _overlap)
+def _parts(loaded: LoadedRecipe) -> Iterator[Problem]:
+    rollout = loaded.recipe.rollout
+    cards, parts = rollout.engine_gpus, rollout.tensor_parallel
+    if cards % parts:
+        message = f"`rollout.engine_gpus` is {cards}, which are no whole engines of `rollout.tensor_parallel` = {parts}"
+        fitting = parts * -(-cards // parts)
+        yield Problem(message, loaded.where(("rollout", "engine_gpus")), f"rollout.engine_gpus = {fitting}")
+
+
+VLLM_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (
+    _adapter, _quantized, _temperature, _overlap, _parts,
+)  # fmt: skip
 
 
 def check_engine(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -76,7 +90,7 @@ def check_engine(loaded: LoadedRecipe) -> Iterator[Problem]:
     if rollout.engine == "vllm":
         for rule in VLLM_RULES:
             yield from rule(loaded)
-    elif rollout.engine_gpus or rollout.overlap:
-        key = "engine_gpus" if rollout.engine_gpus else "overlap"
+    elif rollout.engine_gpus or rollout.overlap or rollout.tensor_parallel > 1:
+        key = "engine_gpus" if rollout.engine_gpus else "overlap" if rollout.overlap else "tensor_parallel"
         message = f"`rollout.{key}` is for the engine vllm: the built-in one generates with the trainer's own weights"
         yield Problem(message, loaded.where(("rollout", key)), 'rollout.engine = "vllm", or leave it out')

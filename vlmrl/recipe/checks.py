@@ -11,14 +11,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import Problem
 from vlmrl.recipe.check_algo import ALGO_RULES
 from vlmrl.recipe.check_engine import check_engine
-from vlmrl.recipe.check_files import FILE_RULES, is_file_reward
+from vlmrl.recipe.check_files import FILE_RULES, NOT_MADE_YET, is_file_reward
 from vlmrl.recipe.check_lora import LORA_RULES
 from vlmrl.recipe.lines import Key, dotted
 from vlmrl.recipe.load import LoadedRecipe
@@ -28,11 +28,12 @@ from vlmrl.recipe.schema import Data
 COLUMN_ROLES = ("prompt", "images", "answer", "response")
 SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 TEST_SPLITS = ("test", "testing")
-FALLING_METRICS = ("brier", "parse_failure", "parse_failures", "parse_failure_rate")
-RISING_METRICS = ("reward", "accuracy", "auc")
+FALLING_METRICS = ("brier", "ece", "repaired", "parse_failure", "parse_failures", "parse_failure_rate")
+RISING_METRICS = ("reward", "accuracy", "auc", "precision", "recall", "f1", "consistent")
 RL_ONLY = (
     "algo.", "rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.temperature", "rollout.top_p",
-    "rollout.top_k", "rollout.engine", "rollout.kv_cache_gib", "rollout.max_sync_gap", "train.updates_per_step",
+    "rollout.top_k", "rollout.engine", "rollout.kv_cache_gib", "rollout.tensor_parallel", "rollout.max_sync_gap",
+    "train.updates_per_step",
 )  # fmt: skip
 """Keys (or their beginnings) that `vlmrl sft` does not read."""
 
@@ -72,6 +73,13 @@ Rule = Callable[[LoadedRecipe, Catalogs], Iterator[Problem]]
 def check_recipe(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
     """Every rule's findings, in the order of the rules."""
     return [problem for rule in RULES for problem in rule(loaded, catalogs)]
+
+
+def check_made(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
+    """`check_recipe`, for a recipe whose data and model may not be there yet: what is missing of them is a warning."""
+    missing = {(p.message, p.where) for rule in NOT_MADE_YET for p in rule(loaded)}
+    found = check_recipe(loaded, catalogs)
+    return [replace(p, level="warning") if (p.message, p.where) in missing else p for p in found]
 
 
 def _filtered_sampling(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:

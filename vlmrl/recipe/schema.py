@@ -230,10 +230,14 @@ class Rollout(Table):
     """Which engine generates in `train` and `eval`: torch, the built-in one, or vllm, with weights of its own, synced
     every step. All else (`sft`, `try`, `check --deep`) uses the built-in one."""
     kv_cache_gib: Annotated[float, Field(gt=0)] = 4.0
-    """Memory of vLLM's key-value cache, in GiB."""
+    """Memory of vLLM's key-value cache on each card that it is on, in GiB."""
     engine_gpus: Count = 0
     """With vllm: so many of the cards of `--gpus`, the last ones, generate and the others train. 0 = each card does
     both in turn, in the trainer's process."""
+    tensor_parallel: PositiveInt = 1
+    """With vllm: parts that every weight of an engine is cut into, each on a card of its own, for models that are too
+    large for one card. The engine then serves as many processes as it has parts, on their cards, or, with
+    `engine_gpus`, takes so many of those."""
     overlap: bool = False
     """With `engine_gpus`: the next step's rollouts are made while this step's update runs, so by weights that are one
     step older; the importance correction (`algo.importance`) makes up for it."""
@@ -336,6 +340,9 @@ class Checkpoint(Table):
     """Newest checkpoints to keep; the best one is kept besides. Old ones go only after the new one is complete."""
     keep_best: bool = True
     """Keep the checkpoint of the best validation."""
+    asynchronous: bool | None = None
+    """Write checkpoints while training goes on, from a copy of weights and moments in main memory, which stays taken;
+    the step loop waits for the copying alone. One at a time. Left out = on a GPU."""
 
 
 class Parallel(Table):

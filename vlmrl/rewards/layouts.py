@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from vlmrl.errors import RewardError
@@ -38,9 +39,13 @@ class Vocabulary:
 
     def find(self, text: str) -> str | None:
         """The name that a text spells; None when it is none of them."""
-        spelt = {name: name for name in self.names} | dict(self.aliases)
-        spelt |= {code: name for name, code in self.codes.items()}
-        return {_squeezed(other): name for other, name in spelt.items()}.get(_squeezed(text))
+        return self._spelt.get(_squeezed(text))
+
+    @cached_property
+    def _spelt(self) -> dict[str, str]:
+        codes = {code: name for name, code in self.codes.items()}
+        spelt = {**self.aliases, **codes, **{name: name for name in self.names}}
+        return {_squeezed(other): name for other, name in spelt.items()}
 
 
 @dataclass(frozen=True)

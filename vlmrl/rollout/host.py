@@ -1,4 +1,4 @@
-"""An engine in a process of its own, for trainers on other cards.
+"""An engine in a process of its own, for some trainers.
 
     python -m vlmrl.rollout.host SOCKET TRAINERS PARENT
 
@@ -10,36 +10,20 @@ the requests of all.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from torch import Tensor
 
 from vlmrl.dist.worker import die_with_parent
 from vlmrl.errors import VlmrlError
 from vlmrl.model.load import load_processor
 from vlmrl.recipe.schema import Model
 from vlmrl.rollout import wire
+from vlmrl.rollout.handover import SentWeights
 from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
 from vlmrl.types import SamplingParams
-
-
-class SentWeights:
-    """The weights that the leader sends, as they arrive. `written`: folder that it wrote its newest adapter into."""
-
-    def __init__(self, leader: socket.socket) -> None:
-        self.leader, self.model_type, self.adapted, self.written = leader, "", False, ""
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        return wire.receive_tensors(self.leader)
-
-    def write_adapter(self, folder: Path) -> None:
-        shutil.copytree(self.written, folder)
 
 
 class Host:
@@ -71,7 +55,8 @@ class Host:
             path=settings.folder, revision=settings.revision, trust_remote_code=settings.trust_remote_code, device="cpu"
         )  # fmt: skip
         tokenizer = load_processor(model).tokenizer
-        self.weights.model_type, self.weights.adapted = told["model_type"], settings.lora_rank > 0
+        self.weights.model_type, self.weights.two_way_images = told["model_type"], told["two_way_images"]
+        self.weights.adapted = settings.lora_rank > 0
         self.engine = VllmEngine(self.weights, tokenizer, settings, say=lambda text: print(text, file=sys.stderr))
         wire.send(self.leader, {"done": "build"})
 
@@ -80,6 +65,16 @@ class Host:
         self.weights.written = told["adapter"]
         self.engine.load_weights(told["version"], changed=told["changed"])
         wire.send(self.leader, {"done": "load"})
+
+    def _sleep(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
+        assert self.engine is not None
+        self.engine.sleep()
+        wire.send(self.leader, {"done": "sleep"})
+
+    def _wake(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
+        assert self.engine is not None
+        self.engine.wake()
+        wire.send(self.leader, {"done": "wake"})
 
     def _generate(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
         assert self.engine is not None

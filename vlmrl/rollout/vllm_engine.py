@@ -1,4 +1,4 @@
-"""vLLM as the rollout engine, in the trainer's own process and on its device. The only file that imports vllm.
+"""vLLM as the rollout engine, in the trainer's own process and on its device. It and vllm_worker.py alone import vllm.
 
 Token in, token out: vLLM gets the prompt's ids with one placeholder an image, the images, and the processor settings of
 the trainer; the ids it makes of them must be the trainer's. Its weights are a copy: `load_weights` brings them over.
@@ -19,8 +19,9 @@ from vlmrl.dist.guest import has_world, undisturbed, world_kept
 from vlmrl.errors import EngineError
 from vlmrl.recipe.check_engine import MIN_TEMPERATURE, TORCH_HINT, VLLM_HINT, vllm_refusal
 from vlmrl.rollout.engine import Request, finish_reason
+from vlmrl.rollout.handover import Handover, InProcess, ToWorkers
 from vlmrl.rollout.owned_folder import OwnedFolder
-from vlmrl.rollout.weight_sync import Delivery, WeightSource
+from vlmrl.rollout.weight_sync import WeightSource
 from vlmrl.types import Sample, SamplingParams
 
 SETTINGS = {
@@ -29,6 +30,12 @@ SETTINGS = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for the command's own result
     "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
 }
+SETTINGS_IN_PARTS = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # nothing of this process goes on living in its workers
+    # Its own choice wants a memory node for each worker.
+    "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+}
+"""Besides those, for an engine with worker processes."""
 CACHE = os.environ.get("VLLM_CACHE_ROOT") or os.path.expanduser("~/.cache/vllm")
 """Where vLLM keeps compiled code."""
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -50,6 +57,7 @@ class EngineSettings:
         kv_cache_bytes: of the key-value cache.
         image_arguments: what the trainer's image processor is called with (its pixel bounds).
         lora_rank: 0 = no adapter.      lora_vision: whether the vision tower and the connector have one too.
+        tensor_parallel: parts that every weight is cut into; above 1 each is in a process, and on a card, of its own.
         revision, trust_remote_code: as in the recipe's table `model`.
     """
 
@@ -61,8 +69,20 @@ class EngineSettings:
     image_arguments: Mapping[str, Any] = field(default_factory=dict)
     lora_rank: int = 0
     lora_vision: bool = False
+    tensor_parallel: int = 1
     revision: str | None = None
     trust_remote_code: bool = False
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the engine can give memory back; vLLM cannot on a CPU."""
+        return self.device == "cuda"
+
+    @property
+    def discards(self) -> bool:
+        """Whether its weights are gone after it slept: kept in main memory with an adapter, as the base is not sent
+        again."""
+        return self.sleeps and not self.lora_rank
 
 
 class VllmEngine:
@@ -83,7 +103,7 @@ class VllmEngine:
     def __init__(
         self, weights: WeightSource, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]
     ) -> None:  # fmt: skip
-        why = vllm_refusal(weights.model_type, settings.device, settings.dtype)
+        why = vllm_refusal(weights.model_type, settings.device, settings.dtype, weights.two_way_images)
         if why is not None:
             raise EngineError(why, hint=TORCH_HINT)
         self.weights, self.tokenizer, self.settings = weights, tokenizer, settings
@@ -91,10 +111,14 @@ class VllmEngine:
         self._loaded = self._discarded = False
         self._adapter: Any = None
         self._in_world = has_world()  # before vLLM makes one of its own
-        self._llm = _start(weights, settings)
         self._folder = OwnedFolder()
-        self._sleeps = settings.device == "cuda"
-        if not self._sleeps:
+        self._handover: Handover = InProcess(weights)
+        if settings.tensor_parallel > 1:
+            self._handover = ToWorkers(weights, self._folder.path / "weights", settings.tensor_parallel)
+        self._llm = _start(settings, self._handover)
+        if settings.tensor_parallel > 1:
+            self._folder.adopt_segments()
+        if not settings.sleeps:
             say("vLLM on a CPU cannot sleep: its key-value cache stays in memory during updates")
 
     def close(self) -> None:
@@ -104,10 +128,9 @@ class VllmEngine:
             self._llm.llm_engine.engine_core.shutdown()
 
     def sleep(self) -> None:
-        """Give back the key-value cache, and the weights' memory; they are kept in main memory with an adapter, since
-        the base is not sent again. On a CPU nothing is given back."""
-        if self._sleeps:
-            self._discarded = not self.weights.adapted
+        """Give back the key-value cache, and the weights' memory. On a CPU nothing is given back."""
+        if self.settings.sleeps:
+            self._discarded = self.settings.discards
             self._llm.sleep(level=2 if self._discarded else 1)
 
     def wake(self) -> None:
@@ -115,7 +138,7 @@ class VllmEngine:
         self._wake()
 
     def _wake(self, *tags: str) -> None:
-        if self._sleeps and self._llm.llm_engine.is_sleeping():
+        if self.settings.sleeps and self._llm.llm_engine.is_sleeping():
             torch.cuda.empty_cache()  # the engine's memory is not torch's: what the trainer freed must go back
             self._llm.wake_up(tags=list(tags) or None)
 
@@ -208,9 +231,7 @@ class VllmEngine:
 
     def _send_all(self, version: int) -> None:
         """All weights, tensor by tensor, through vLLM's own loader: fusing and repacking are its business."""
-        delivery = Delivery(self.weights)
-        self._llm.collective_rpc(_reload, args=(delivery,))
-        delivery.check(f"weight sync to version {version}")
+        self._handover.during(f"weight sync to version {version}", lambda: self._llm.collective_rpc("take_new_weights"))
         self._forget()
 
     def _send_adapter(self, version: int) -> None:
@@ -284,74 +305,67 @@ def _check_prompt(request: Request, ids: Sequence[int]) -> None:
     )
 
 
-def _reload(worker: Any, delivery: Delivery) -> None:
-    """Runs in the engine: vLLM's own reload, which asks the model's `load_weights`; that is where things get lost."""
-    model = worker.model_runner.get_model()
-    load = model.load_weights
-    model.load_weights = lambda weights: delivery.load_into(model, load)
+def _start(settings: EngineSettings, handover: Handover) -> Any:
+    """A `vllm.LLM` with the weights that are handed over."""
     try:
-        worker.reload_weights(weights_iterator=iter(()))
-    finally:
-        del model.load_weights
-
-
-def _start(weights: WeightSource, settings: EngineSettings) -> Any:
-    """A `vllm.LLM` with these weights: not from files, since a run's checkpoint has none that it could read."""
-    try:
-        os.environ.update(SETTINGS)
+        os.environ.update(SETTINGS | (SETTINGS_IN_PARTS if settings.tensor_parallel > 1 else {}))
         import vllm
-        from vllm.model_executor.model_loader import BaseModelLoader, register_model_loader
+
+        from vlmrl.rollout import vllm_worker
     except ImportError as error:
         raise EngineError(f"vllm cannot be imported: {error}", hint=VLLM_HINT) from error
-    options: dict[str, Any] = {"dtype": settings.dtype}
-    if settings.lora_rank:
-        rank = next((r for r in LORA_RANKS if r >= settings.lora_rank), None)
-        if rank is None:
-            raise EngineError(f"vLLM has no room for an adapter of rank {settings.lora_rank}: {LORA_RANKS[-1]} at most")
-        options |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1,
-                    "enable_tower_connector_lora": settings.lora_vision}  # fmt: skip
-    delivery = Delivery(weights)
-
-    @register_model_loader("vlmrl")
-    class FromTrainer(BaseModelLoader):
-        def download_model(self, model_config: Any) -> None:
-            pass
-
-        def load_weights(self, model: Any, model_config: Any) -> None:
-            delivery.load_into(model, model.load_weights)
-
-    if settings.device == "cuda":
-        options |= _on_this_card(settings)
     cpu = settings.device == "cpu"
+    options: dict[str, Any] = {
+        "load_format": vllm_worker.LOAD_FORMAT, "worker_extension_cls": f"{vllm_worker.__name__}.Reloading",
+        "dtype": settings.dtype, "max_model_len": settings.max_tokens,
+        "max_num_batched_tokens": max(BATCHED_TOKENS, settings.max_tokens), "enforce_eager": cpu,
+        "enable_chunked_prefill": not cpu,  # a seeded request cannot be prefilled in parts there: an error in vLLM
+        "enable_sleep_mode": settings.sleeps, "kv_cache_memory_bytes": settings.kv_cache_bytes,
+        "skip_mm_profiling": True, "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0},
+        "enable_prefix_caching": True, "logprobs_mode": "processed_logprobs", "disable_log_stats": True,
+        "tensor_parallel_size": settings.tensor_parallel, **_lora_options(settings),
+    }  # fmt: skip
+    if not cpu:
+        options |= _on_these_cards(settings)
     with undisturbed():
         try:
-            llm = vllm.LLM(
-                settings.folder, revision=settings.revision, trust_remote_code=settings.trust_remote_code,
-                load_format="vlmrl", max_model_len=settings.max_tokens,
-                max_num_batched_tokens=max(BATCHED_TOKENS, settings.max_tokens), enforce_eager=cpu,
-                enable_chunked_prefill=not cpu,  # a seeded request cannot be prefilled in parts there: an error in vLLM
-                enable_sleep_mode=not cpu, kv_cache_memory_bytes=settings.kv_cache_bytes, skip_mm_profiling=True,
-                limit_mm_per_prompt={"image": MAX_IMAGES, "video": 0}, enable_prefix_caching=True,
-                logprobs_mode="processed_logprobs", disable_log_stats=True, **options,
-            )  # fmt: skip
+            return handover.during(
+                "start of the engine",
+                lambda: vllm.LLM(
+                    settings.folder, revision=settings.revision, trust_remote_code=settings.trust_remote_code, **options
+                ),
+            )
+        except EngineError:
+            raise
         except Exception as error:  # of any kind: a model that it does not expect ends in a KeyError, say
             raise EngineError(
                 f"vLLM does not start: {type(error).__name__}: {error}",
                 hint='its own messages: VLLM_LOGGING_LEVEL=INFO; without it: rollout.engine = "torch"',
             ) from error
-    delivery.check("start of the engine")
-    return llm
 
 
-def _on_this_card(settings: EngineSettings) -> dict[str, Any]:
-    """Options for an engine beside a trainer on the process's own card, which may be one of several in use.
+def _lora_options(settings: EngineSettings) -> dict[str, Any]:
+    if not settings.lora_rank:
+        return {}
+    rank = next((r for r in LORA_RANKS if r >= settings.lora_rank), None)
+    if rank is None:
+        raise EngineError(f"vLLM has no room for an adapter of rank {settings.lora_rank}: {LORA_RANKS[-1]} at most")
+    return {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1,
+            "enable_tower_connector_lora": settings.lora_vision}  # fmt: skip
+
+
+def _on_these_cards(settings: EngineSettings) -> dict[str, Any]:
+    """Options for an engine on the process's own card, which may be one of several in use; in parts, on all it sees.
 
     An engine in the process takes the first visible card unless told, and its share of the card's memory (92%) to be
-    free before it starts; it takes what its weights and `kv_cache_bytes` need. Each card has a cache of compiled code
-    of its own: engines that are built at the same moment would write the same files.
+    free before it starts; it takes what its weights and `kv_cache_bytes` need. Each engine has a cache of compiled code
+    of its own: those that are built at the same moment would write the same files.
     """
     card = torch.cuda.current_device()
     torch.cuda.empty_cache()
-    os.environ["VLLM_CACHE_ROOT"] = os.path.join(CACHE, f"card-{card}")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    name = visible[card] if card < len(visible) and visible[card] else str(card)
+    os.environ["VLLM_CACHE_ROOT"] = os.path.join(CACHE, f"card-{name}")
     total = torch.cuda.get_device_properties(card).total_memory
-    return {"device_ids": [card], "gpu_memory_utilization": min(1.0, settings.kv_cache_bytes / total)}
+    options: dict[str, Any] = {"gpu_memory_utilization": min(1.0, settings.kv_cache_bytes / total)}
+    return options if settings.tensor_parallel > 1 else options | {"device_ids": [card]}

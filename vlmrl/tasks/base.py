@@ -6,10 +6,13 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import RecipeError
 from vlmrl.types import Message, Row
+
+if TYPE_CHECKING:
+    from vlmrl.rewards.base import RewardSpec
 
 Outcome = Mapping[str, float | None]
 
@@ -29,6 +32,8 @@ class Task:
         outcome: (truth, response) -> measured numbers of one answer, e.g. accuracy 0/1, brier, confidence, label,
             parse_failure 0/1; None = does not apply. A response that cannot be parsed counts as wrong, never as
             missing.
+        outcome_as: the reward that scores the rows -> `outcome`, reading responses as that reward does (its repairs and
+            aliases); None = `outcome` whatever the reward.
         messages: row -> the prompt when the rows bring their own (task `table`); None = `template` is rendered.
         trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None when there is none.
         variant: how much is asked for, one of `variants`; "" for a task without variants.
@@ -41,6 +46,7 @@ class Task:
     variables: Mapping[str, Any] = field(default_factory=dict)
     profiles: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     outcome: Callable[[Mapping[str, Any], str], Outcome] = lambda truth, response: {}
+    outcome_as: Callable[[RewardSpec | None], Callable[[Mapping[str, Any], str], Outcome]] | None = None
     messages: Callable[[Row], tuple[Message, ...]] | None = None
     trace: Callable[[Row, random.Random], str] | None = None
     variant: str = ""

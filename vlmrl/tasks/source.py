@@ -107,6 +107,8 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None) -> Sour
         raise DataError(f"split `{split}` of {dataset.path} has no rows")
     template, path = _template(data, task)
     spec, weights = _reward(data, reward, task)
+    if task.outcome_as is not None:
+        task = replace(task, outcome=task.outcome_as(spec))
     return Source(
         name=dataset.name, task=task, dataset=dataset, split=split, rows=rows, share=data.share, reward=spec,
         weights=weights, template=template, template_path=path, system=data.system,

@@ -19,6 +19,7 @@ from vlmrl.algo.returns import explained_variance
 from vlmrl.data.batch import PromptTokens
 from vlmrl.dist.world import World
 from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.hosted_engine import HostedEngine
 from vlmrl.rollout.sample import (
     Prompt,
     Rollout,
@@ -31,7 +32,6 @@ from vlmrl.rollout.sample import (
     sample_rollouts,
     score_rollouts,
 )
-from vlmrl.rollout.split_engine import SplitEngine
 from vlmrl.tasks.source import Source
 from vlmrl.train.batches import split_updates, step_batch
 from vlmrl.train.loop import Clock
@@ -96,7 +96,7 @@ class Ahead:
         version: of the weights that answer.      rollouts: [] until `finish`.
     """
 
-    engine: SplitEngine
+    engine: HostedEngine
     drawn: Sequence[Drawn]
     own: list[Prompt | None]
     cursor: Mapping[str, Any]
@@ -111,7 +111,7 @@ class Ahead:
         self.rollouts = rollouts_of(prompts, answers, time.perf_counter() - self.started, self.version)
 
 
-def look_ahead(session: Session, engine: SplitEngine, clock: Clock) -> Ahead:
+def look_ahead(session: Session, engine: HostedEngine, clock: Clock) -> Ahead:
     """Draw the next step's prompts and let the engines begin on them with the weights they have."""
     s, recipe = session, session.recipe
     cursor = s.stream.state_dict()

@@ -14,7 +14,8 @@ from vlmrl.evaluate.metrics import metric_value
 from vlmrl.evaluate.run import evaluate, write_evaluation
 from vlmrl.rollout.engine import Generator
 from vlmrl.store.layout import eval_dir
-from vlmrl.train.state import Session, greedy_params, save
+from vlmrl.train.saving import finish_save, look_after_save, save
+from vlmrl.train.state import Session, greedy_params
 
 
 @dataclass
@@ -102,6 +103,7 @@ def after_step(session: Session, generator: Generator) -> None:
     """Validation and checkpoint where the recipe wants them after this step. A new best is always saved."""
     settings, step = session.recipe, session.progress.step
     worker.phase("after the update", step)
+    look_after_save(session)
     if settings.eval.every_steps and step % settings.eval.every_steps == 0:
         validate(session, generator)
     every = settings.checkpoint.every_steps
@@ -142,6 +144,8 @@ def end(session: Session, generator: Generator, reason: str) -> str:
         validate(session, generator)
     if session.saved_step != session.progress.step:
         save(session)
+    worker.phase("saving")
+    finish_save(session)
     session.run.event(session.progress.step, "ended", reason=reason)
     return "interrupted" if interrupted else "done"
 

@@ -16,8 +16,8 @@ from vlmrl.dist import worker
 from vlmrl.errors import RewardError
 from vlmrl.evaluate.stats import bootstrap_mean
 from vlmrl.recipe.schema import Recipe
+from vlmrl.rollout.hosted_engine import HostedEngine
 from vlmrl.rollout.sample import encode_prompt, is_dead_group
-from vlmrl.rollout.split_engine import SplitEngine
 from vlmrl.store.prune import RolloutRule
 from vlmrl.tasks.source import Source
 from vlmrl.train.batches import split_updates
@@ -27,7 +27,8 @@ from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_met
 from vlmrl.train.memory import budget_metrics, in_rows, keep_batches
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.rehearsal import rehearse
-from vlmrl.train.state import Session, save
+from vlmrl.train.saving import save
+from vlmrl.train.state import Session
 from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, update
 from vlmrl.types import Group, Row, Segment, hash64
 
@@ -69,7 +70,7 @@ def train_rl(session: Session) -> str:
             if recipe.log.keep_rollouts is not None:
                 s.run.prune_rollouts(RolloutRule(recipe.log.keep_rollouts, recipe.log.keep_rollouts_every))
             generator.sleep()
-            if isinstance(generator, SplitEngine) and recipe.rollout.overlap and step + 1 < recipe.train.steps:
+            if isinstance(generator, HostedEngine) and recipe.rollout.overlap and step + 1 < recipe.train.steps:
                 ahead = look_ahead(s, generator, clock)
                 s.cursor = ahead.cursor
             updates = s.optimizer.updates
@@ -193,7 +194,7 @@ def count_errors(session: Session, groups: Sequence[Group]) -> None:
         told = f": {first[-1]}" if first else ""
         session.watcher.message(f"the reward failed for {len(failed)} sample(s), which were left out{told}")
     if share > MAX_ERROR_SHARE:
-        save(session)
+        save(session, wait=True)
         raise RewardError(
             f"the reward failed for {errors} of {samples} samples: the run stops",
             where=str(session.run.dir),

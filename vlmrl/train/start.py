@@ -95,18 +95,24 @@ def run_session(
     run: Run, recipe: Recipe, root: Path, watcher: Watcher, resume: Path | None, world: World = ALONE
 ) -> str:
     """Train a run to its end. Returns how it ended: "done" or "interrupted". Errors end it as failed and go on."""
+    from vlmrl.checkpoint.files import compared_once
     from vlmrl.train.memory import explaining
     from vlmrl.train.rl import train_rl
+    from vlmrl.train.saving import finish_failed
     from vlmrl.train.sft import train_sft
     from vlmrl.train.state import open_session
 
     with run, explaining(recipe):
         worker.join_run(run.dir, run.attempt)
         worker.phase("load")
-        session = open_session(recipe, run, root, watcher, resume=resume, world=world)
+        with compared_once(resume, world):
+            session = open_session(recipe, run, root, watcher, resume=resume, world=world)
         session.progress.halved |= worker.halved()
         try:
             status = (train_rl if recipe.kind == "rl" else train_sft)(session)
+        except Exception:
+            finish_failed(session)
+            raise
         finally:
             session.close()
         run.finish("interrupted" if status == "interrupted" else "done")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,13 +13,12 @@ import torch
 
 from vlmrl.algo.family import algorithm_of
 from vlmrl.checkpoint import io
+from vlmrl.checkpoint.files import check_files
 from vlmrl.checkpoint.format import ADAPTER, read_meta
 from vlmrl.checkpoint.load import fingerprint, load_saved, saved_lora
-from vlmrl.checkpoint.proof import make_proof
 from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import Encoder
 from vlmrl.data.sampler import PromptStream
-from vlmrl.dist import worker
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, DataError
 from vlmrl.model.load import DTYPES, banned_ids_of, load_model, load_processor, pick_device, prepare_model, stop_ids_of
@@ -34,13 +33,9 @@ from vlmrl.train.optim import Optimizer
 from vlmrl.train.origin import ModelOrigin, origin_of
 from vlmrl.train.progress import Progress
 from vlmrl.train.reference import ReferencePolicy
+from vlmrl.train.saver import Saver
 from vlmrl.train.sharing import check_sharing, make_filler, on_cpu, shard_policy
-from vlmrl.train.step import StepBatch
-from vlmrl.train.update import fill_logps
 from vlmrl.types import Group, SamplingParams, hash64
-
-PROOF_ROLLOUTS = 8
-"""Rollouts whose log-probs go into each checkpoint."""
 
 
 class Watcher(Protocol):
@@ -162,8 +157,9 @@ class Session:
     """The processes of the run. All of them go through the same steps, in which they meet; that of rank 0 writes."""
     filler: TrainItem | None = None
     """A row that counts for nothing (see StepBatch); there where there are several processes."""
+    saver: Saver = field(default_factory=Saver)
     saved_step: int | None = None
-    """Step of the newest checkpoint."""
+    """Step of the newest checkpoint, which may still be on its way to the disk."""
     cursor: Mapping[str, Any] | None = None
     """Where the data goes on after a resume, when that is not where the stream is: rows were drawn ahead."""
     stack: ExitStack = field(default_factory=ExitStack)
@@ -235,6 +231,7 @@ def open_session(
         stream=PromptStream([len(s.rows) for s in sources], [s.share for s in sources], recipe.train.seed),
         scorers={}, origin=origin, watcher=watcher, base=base, world=world,
         filler=None if world.size == 1 else make_filler(encoder, stop_ids_of(model, processor.tokenizer)[0]),
+        saver=Saver.of(recipe.checkpoint.asynchronous, policy.device, world),
     )  # fmt: skip
     for source in [*sources, *validation]:
         if source.name not in session.scorers:
@@ -269,47 +266,8 @@ def _reference(session: Session, temperature: float) -> Policy | ReferencePolicy
         return reference
     if origin.checkpoint is None or saved_lora(origin.checkpoint) is None:
         return ReferencePolicy(session.policy)
-    io.check_files(origin.checkpoint, ADAPTER)
+    check_files(origin.checkpoint, ADAPTER)
     return ReferencePolicy(session.policy, read_adapter(origin.checkpoint / ADAPTER))
-
-
-def save(session: Session) -> Path:
-    """Save a checkpoint of the session as it is, then remove the old ones that the recipe does not keep."""
-    s, recipe = session, session.recipe
-    worker.phase("saving", s.progress.step)
-    meta = {
-        "kind": recipe.kind, "dtype": recipe.model.dtype, "model_type": s.policy.model.config.model_type,
-        "base": dict(s.base),
-        "policy": {"temperature": s.policy.temperature, "banned_ids": list(s.policy.banned_ids)},
-        "encoder": {k: getattr(recipe.model, k) for k in ("min_pixels", "max_pixels", "thinking")},
-        "optimizer_updates": s.optimizer.updates,
-    }  # fmt: skip
-    if recipe.lora is not None:
-        meta |= {"lora": recipe.lora.model_dump(mode="json"), "freeze": list(recipe.model.freeze),
-                 "quantize": recipe.model.quantize}  # fmt: skip
-    data = {
-        "progress": asdict(replace(s.progress, seconds=s.seconds)),
-        "stream": dict(s.cursor or s.stream.state_dict()),
-    }
-    value_head = {} if s.policy.value_head is None else s.policy.value_head.state_dict()
-    saved = io.Saved(s.progress.step, meta, data, _proof(s), value_head)
-    tensors = s.optimizer.state_tensors()
-    folder = io.save_checkpoint(s.run.dir, saved, s.policy.model, s.processor, tensors, s.world, s.policy.saved_dtypes)
-    s.saved_step = s.progress.step
-    keep = [s.progress.best_step] if recipe.checkpoint.keep_best and s.progress.best_step is not None else []
-    s.run.prune_checkpoints(recipe.checkpoint.keep_last, keep)
-    s.run.event(s.progress.step, "checkpoint saved", folder=folder.name)
-    return folder
-
-
-def _proof(session: Session) -> dict[str, torch.Tensor]:
-    """Log-probs of some of the last rollouts of rank 0 under the weights as they are."""
-    s = session
-    # One rollout a prompt: more prompts prove more.
-    items = list({item.group: item for item in s.proof_items}.values())[:PROOF_ROLLOUTS] if s.world.is_main else []
-    batch, logps = StepBatch(items, [], [], world=s.world, filler=s.filler), {}
-    fill_logps(s.policy, batch, logps, tokens_per_row=1)  # each in a row of its own
-    return make_proof(items, [logps[item.trajectory] for item in items]) if items else {}
 
 
 def restore(session: Session, folder: Path) -> None:

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import file_table
+from checkpoint_files import contents_of, file_table
 
 from vlmrl.algo.family import ALGORITHMS
-from vlmrl.checkpoint import io
+from vlmrl.checkpoint import files, io
 from vlmrl.checkpoint.format import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, read_meta
 from vlmrl.checkpoint.load import load_checkpoint_model
 from vlmrl.checkpoint.proof import proof_gap, prove_items
+from vlmrl.dist.fsdp import HostCopies
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import prepare_model
 from vlmrl.model.policy import Policy
@@ -279,7 +280,7 @@ def test_saving_a_step_again_replaces_it(trained, saved, tiny_processor):
 SCRIPT = """
 import sys
 from pathlib import Path
-from vlmrl.checkpoint import io
+from vlmrl.checkpoint import files, io
 from vlmrl.model.load import load_model, load_processor
 from vlmrl.recipe.schema import Model
 settings = Model(path=sys.argv[1], dtype="float32", device="cpu")
@@ -342,3 +343,88 @@ def test_a_checkpoint_can_be_moved(saved, tmp_path, tiny_model):
     moved = tmp_path / "elsewhere"
     shutil.move(saved, moved)
     everything(moved, tiny_model)
+
+
+def test_what_was_copied_is_written_whatever_training_does_meanwhile(trained, items, tiny_processor, tmp_path):
+    policy, optimizer = trained
+    what = io.Saved(3, meta_of(policy), {"step": 3}, prove_items(policy, items[1:3]))
+    given = policy.model, tiny_processor
+    at_once = io.save_checkpoint(tmp_path / "once", what, *given, optimizer.state_tensors())
+    staged = io.stage(tmp_path / "beside", what, *given, optimizer.state_tensors(), copies=HostCopies())
+    lying = io.stage(tmp_path / "lying", what, *given, optimizer.state_tensors())
+    assert not complete_checkpoints(tmp_path / "beside")
+    train_once(policy, optimizer, items)
+    torch.rand(3)
+    beside, changed = io.write_staged(staged), io.write_staged(lying)
+    assert contents_of(beside) == contents_of(at_once)
+    differing = {n.split("/")[0] for n, content in contents_of(changed).items() if content != contents_of(at_once)[n]}
+    assert differing == {"model", "optimizer"}, "without copies it would be another checkpoint"
+
+
+class OfTwo:
+    """The first of two processes, the second of which says `other`."""
+
+    size = 2
+
+    def __init__(self, other: Exception | None = None) -> None:
+        self.other = other
+
+    def mine(self, count: int) -> range:
+        return range(0, count, 2)
+
+    def gather(self, mine):
+        return [mine, self.other]
+
+
+def test_several_processes_read_each_file_once_between_them(saved, monkeypatch):
+    hashed: list[str] = []
+    real = files.sha256_of
+    monkeypatch.setattr(files, "sha256_of", lambda path: hashed.append(path.name) or real(path))
+    count = len(files.check_files(saved))
+    assert len(hashed) == count
+    hashed.clear()
+    with files.compared_once(saved, OfTwo()):
+        files.check_files(saved)
+        assert len(hashed) == -(-count // 2)
+        (saved / "data.json").write_text("{}")
+        with pytest.raises(CheckpointError, match=r"data.json was changed"):
+            files.check_files(saved, "data.json")  # its size is still looked at
+    with pytest.raises(CheckpointError, match=r"data.json was changed"):
+        files.check_files(saved, "data.json")
+    hashed.clear()
+    with files.compared_once(saved, io.ALONE):
+        files.check_files(saved, "hf")
+    assert hashed
+
+
+def test_a_damaged_file_is_named_by_all_whoever_has_read_it(saved):
+    name = sorted(files.read_meta(saved)["files"])[0]
+    good = (saved / name).read_bytes()
+    (saved / name).write_bytes(bytes(len(good)))
+    with pytest.raises(CheckpointError, match=f"{name} was changed"), files.compared_once(saved, OfTwo()):
+        pass
+    (saved / name).write_bytes(good)
+    other = OfTwo(CheckpointError("the other"))
+    with pytest.raises(CheckpointError, match="the other"), files.compared_once(saved, other):
+        pass
+    (saved / name).write_bytes(bytes(len(good)))
+    files.check_files(saved, "hf")
+    with pytest.raises(CheckpointError, match=f"{name} was changed"):
+        files.check_files(saved)  # nothing is remembered of a comparison that failed
+
+
+def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_told_in_words(trained, tmp_path):
+    class Full:
+        def save_pretrained(self, folder):
+            raise Exception("No space left on device (os error 28)")
+
+    with pytest.raises(CheckpointError, match="step 1 could not be saved: No space left"):
+        io.save_checkpoint(tmp_path, io.Saved(1, {}, {}), trained[0].model, Full(), {})
+    assert not list(tmp_path.rglob(".tmp-*"))
+
+    class Broken:
+        def save_pretrained(self, folder):
+            raise Exception("a bug")
+
+    with pytest.raises(Exception, match=r"^a bug$"):
+        io.save_checkpoint(tmp_path, io.Saved(1, {}, {}), trained[0].model, Broken(), {})

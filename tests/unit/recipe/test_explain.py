@@ -46,7 +46,7 @@ def test_the_table_may_be_left_out_when_one_table_has_the_key():
 
 
 def test_a_table_lists_its_keys():
-    assert explain("checkpoint").keys == ("every_steps", "keep_last", "keep_best")
+    assert explain("checkpoint").keys == ("every_steps", "keep_last", "keep_best", "asynchronous")
     assert explain("data.0.path").key == "data.path"
 
 

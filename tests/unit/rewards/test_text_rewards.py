@@ -111,6 +111,8 @@ def test_a_missing_answer_is_an_error_that_names_the_columns():
 def test_every_builtin_has_a_summary_a_hash_and_weights_within_its_parts():
     args = {
         "taxonomy": {"levels": ["a"]},
+        "taxonomy_relations": {"levels": ["a"]},
+        "pair_labels": {"tag": "age-group", "labels": ["Adult"]},
         "taxonrl": {"function": "lfw:compute_score"},
         "length": {"soft_tokens": 1, "max_tokens": 2},
     }

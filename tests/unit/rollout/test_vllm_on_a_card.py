@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -40,7 +41,8 @@ def asked(monkeypatch) -> list[str]:
 def engine_of(asked: list[str], *, adapter: bool) -> VllmEngine:
     engine = object.__new__(VllmEngine)
     engine.weights, engine._llm = SimpleNamespace(adapted=adapter), Played(asked)  # type: ignore[assignment]
-    engine._sleeps, engine._loaded, engine._discarded, engine.version = True, True, False, 0
+    engine.settings = replace(SETTINGS, lora_rank=8 if adapter else 0)
+    engine._loaded, engine._discarded, engine.version = True, False, 0
     engine._send_all = lambda version: asked.append("send all")  # type: ignore[method-assign]
     engine._send_adapter = lambda version: asked.append("send adapter")  # type: ignore[method-assign]
     return engine
@@ -71,12 +73,16 @@ def test_a_base_that_sleep_kept_needs_no_adapter_where_nothing_changed(asked) ->
     assert asked[-1] == "send adapter"
 
 
-def test_the_engine_is_on_the_ranks_own_card_with_files_of_its_own(asked, monkeypatch) -> None:
+@pytest.mark.parametrize(("visible", "name"), [("", "5"), ("0,1,2,3,6,7", "7"), ("GPU-a", "5")])
+def test_the_engine_is_on_the_ranks_own_card_with_files_of_its_own(asked, monkeypatch, visible, name) -> None:
     monkeypatch.setenv("VLLM_CACHE_ROOT", "elsewhere")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(vllm_engine, "CACHE", "/cache")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda card: SimpleNamespace(total_memory=80 << 30))
     for _ in "ab":  # a second engine of the process is no deeper
-        options = vllm_engine._on_this_card(SETTINGS)
+        options = vllm_engine._on_these_cards(SETTINGS)
         assert options == {"device_ids": [5], "gpu_memory_utilization": 0.05}
-        assert os.environ["VLLM_CACHE_ROOT"] == "/cache/card-5"
+        assert os.environ["VLLM_CACHE_ROOT"] == f"/cache/card-{name}"
+    # In parts it is in a process that sees the cards of all of them and no other.
+    assert vllm_engine._on_these_cards(replace(SETTINGS, tensor_parallel=2)) == {"gpu_memory_utilization": 0.05}

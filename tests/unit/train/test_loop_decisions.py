@@ -13,6 +13,7 @@ from vlmrl.dist.world import ALONE
 from vlmrl.recipe.schema import Checkpoint, Eval, Train
 from vlmrl.train import loop
 from vlmrl.train.loop import StopRequest, catch_interrupt, stop_reason
+from vlmrl.train.saver import Saver
 from vlmrl.train.state import Progress
 
 
@@ -22,7 +23,9 @@ def session(step: int = 3, *, train=None, evaluation=None, checkpoint=None, seco
         eval=Eval(**(evaluation or {})),
         checkpoint=Checkpoint(**(checkpoint or {})),
     )
-    return SimpleNamespace(recipe=recipe, progress=Progress(step=step, **progress), seconds=seconds, world=ALONE)
+    return SimpleNamespace(
+        recipe=recipe, progress=Progress(step=step, **progress), seconds=seconds, world=ALONE, saver=Saver()
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ class Ears:
 @pytest.fixture
 def session(monkeypatch, tmp_path):
     saved: list[int] = []
-    monkeypatch.setattr(rl, "save", lambda s: saved.append(s.progress.step))
+    monkeypatch.setattr(rl, "save", lambda s, wait: saved.append(s.progress.step))
     run = SimpleNamespace(dir=tmp_path, id="20260101-000000-x-abcd")
     return SimpleNamespace(progress=Progress(), counted_before=(0, 0), watcher=Ears(), run=run, saved=saved)
 

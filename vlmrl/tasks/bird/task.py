@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlmrl.tasks.domain import BASELINE, LINNAEAN, Domain, Field, Variant
+from vlmrl.tasks.domain import BASELINE, Domain, Variant
 
 NAMED = ("order", "family", "genus")
 
@@ -11,7 +11,6 @@ BIRD = Domain(
     summary="birds, same species or not: order, family and genus of both, a probability (`vlmrl prep bird`)",
     subject="bird",
     asked="species",
-    fields=tuple(Field(rank, level=True) for rank in NAMED),
     variants=(
         Variant(BASELINE),
         Variant("im_basic", "verdicts", NAMED, "lfw_bird_im_basic:compute_score_gemini"),
@@ -20,5 +19,4 @@ BIRD = Domain(
     main="im_concrete",
     layout="bird",
     datasets=("maxvonk/bird-pairs-v2-im-800px",),
-    ranks=LINNAEAN,
 )

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from vlmrl.tasks.domain import BASELINE, Domain, Field, Variant
+from vlmrl.tasks.domain import BASELINE, Domain, Variant
 
 CHIMP = Domain(
     name="chimp",
     summary="chimpanzees, same individual or not: the age group of both, a probability (`vlmrl prep chimp`)",
     subject="chimpanzee",
     asked="individual",
-    fields=(
-        Field(
-            "age_group", "age-group", ("Adult", "Elderly", "Infant", "Juvenile", "SubAdult"), {"Sub Adult": "SubAdult"}
-        ),
-        Field("gender"),
-    ),
     variants=(
         Variant(BASELINE),
         Variant("im", "labels", ("age_group",), "lfw_intermediate:compute_score_gemini"),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from vlmrl.tasks.domain import BASELINE, LINNAEAN, Domain, Field, Variant
+from vlmrl.tasks.domain import BASELINE, Domain, Variant
 
 FUNGI = Domain(
     name="fungi",
     summary="fungi, same species or not: order, family and genus of both, a probability (`vlmrl prep fungi`)",
     subject="fungus",
     asked="species",
-    fields=tuple(Field(rank, level=True) for rank in LINNAEAN),
     variants=(
         Variant(BASELINE),
         Variant("im_concrete", "names", ("order", "family", "genus"), "lfw_fungi_im:compute_score_gemini"),
@@ -17,5 +16,4 @@ FUNGI = Domain(
     main="im_concrete",
     layout="fungi",
     datasets=("maxvonk/danish-fungi-2024-pairs-800px",),
-    ranks=LINNAEAN,
 )

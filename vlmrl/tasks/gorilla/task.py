@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from vlmrl.tasks.domain import BASELINE, Domain, Field, Variant
+from vlmrl.tasks.domain import BASELINE, Domain, Variant
 
 GORILLA = Domain(
     name="gorilla",
     summary="gorillas, same individual or not: the type of both, a probability (`vlmrl prep gorilla`)",
     subject="gorilla",
     asked="individual",
-    fields=(
-        Field(
-            "type",
-            labels=("Silverback", "Adult female", "Blackback", "Juvenile", "Infant"),
-            aliases={"Juvenil": "Juvenile"},
-        ),
-    ),
     variants=(Variant(BASELINE), Variant("im", "labels", ("type",), "lfw_intermediate_gorilla:compute_score_gemini")),
     main="im",
     layout="gorilla",

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from vlmrl.tasks.domain import BASELINE, Domain, Field, Variant
+from vlmrl.tasks.domain import BASELINE, Domain, Variant
 
 SEA_STAR = Domain(
     name="sea_star",
     summary="sea stars, same individual or not: the species of both, a probability (`vlmrl prep sea_star`)",
     subject="sea star",
     asked="individual",
-    fields=(
-        Field(
-            "species",
-            labels=("Asterias rubens", "Anthenea australiae"),
-            aliases={"Asru": "Asterias rubens", "Anau": "Anthenea australiae"},
-            fixed=True,
-        ),
-    ),
     variants=(Variant(BASELINE), Variant("im", "labels", ("species",), "lfw_sea_star_im:compute_score_gemini")),
     main="im",
     layout="sea_star",

@@ -1,0 +1,131 @@
+"""When a checkpoint is written, and what becomes of it: at once, or beside the training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vlmrl.dist.fsdp import HostCopies
+from vlmrl.dist.world import ALONE
+from vlmrl.errors import CheckpointError
+from vlmrl.recipe.schema import Checkpoint
+from vlmrl.train import saving
+from vlmrl.train.saver import Saver, Written
+from vlmrl.train.saving import finish_failed, finish_save, look_after_save
+
+CPU, CARD = torch.device("cpu"), torch.device("cuda")
+
+
+class Writing:
+    """A write that ends when it may, in the way it should."""
+
+    def __init__(self, step: int, error: BaseException | None = None) -> None:
+        self.made, self.error, self.may_end = Written(step, Path(f"step-{step:06d}"), [4]), error, Event()
+
+    def __call__(self) -> Written:
+        assert self.may_end.wait(10.0)
+        if self.error is not None:
+            raise self.error
+        return self.made
+
+
+def session(saver: Saver, others_written: bool = True) -> SimpleNamespace:
+    """A session of two processes as one of them sees it; `done` is what was done with its folder."""
+    done: list[str] = []
+    run = SimpleNamespace(
+        prune_checkpoints=lambda last, keep: done.append(f"prune {last} {keep}"),
+        event=lambda step, what, **more: done.append(f"{step} {what} {more['folder']}"), write_log=done.append,
+    )  # fmt: skip
+    world = SimpleNamespace(gather=lambda mine: [mine, others_written])
+    recipe = SimpleNamespace(checkpoint=Checkpoint(keep_last=3))
+    return SimpleNamespace(saver=saver, run=run, world=world, recipe=recipe, done=done)
+
+
+def test_a_card_saves_beside_the_training_and_a_cpu_does_not_unless_told(monkeypatch) -> None:
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: pytest.fail("nothing is copied yet"))
+    kinds = {(a, d.type): Saver.of(a, d, ALONE).copies for a in (None, True, False) for d in (CPU, CARD)}
+    assert {k for k, copies in kinds.items() if copies is not None} == {(None, "cuda"), (True, "cpu"), (True, "cuda")}
+    assert [copies.pinned for k, copies in kinds.items() if copies is not None] == [True, False, True]
+
+
+def test_without_copies_it_is_written_before_anything_else_happens() -> None:
+    write, saver = Writing(7), Saver()
+    write.may_end.set()
+    saver.begin(write)
+    assert saver.written and saver.under_way and saver.result() == write.made and not saver.under_way
+
+
+def test_with_copies_training_goes_on_and_the_rest_is_done_when_all_have_written() -> None:
+    write, saver = Writing(7), Saver(ALONE, HostCopies())
+    saver.begin(write)
+    here = session(saver)
+    look_after_save(here)
+    assert here.done == [] and saver.under_way  # still writing
+    write.may_end.set()
+    while not saver.written:
+        pass
+    late = session(saver, others_written=False)
+    look_after_save(late)
+    assert late.done == [] and saver.under_way
+    look_after_save(here)
+    # What was best when it was begun is kept: a newer best may not be on the disk yet.
+    assert here.done == ["prune 3 [4]", "7 checkpoint saved step-000007"] and not saver.under_way
+    finish_save(here)
+    assert len(here.done) == 2  # once
+
+
+def test_a_failed_write_ends_the_run_where_it_is_noticed_and_removes_nothing() -> None:
+    write, saver = Writing(7, CheckpointError("disk full")), Saver(ALONE, HostCopies())
+    saver.begin(write)
+    write.may_end.set()
+    here = session(saver)
+    with pytest.raises(CheckpointError, match="disk full"):
+        finish_save(here)
+    assert here.done == [] and not saver.under_way
+
+
+def test_a_run_that_fails_waits_for_its_checkpoint_and_fails_with_its_own_error() -> None:
+    said = "the checkpoint that was being written failed too: full"
+    whole = ["prune 3 [4]", "7 checkpoint saved step-000007"]
+    for error, told in ((None, whole), (CheckpointError("full"), [said])):
+        write, saver = Writing(7, error), Saver(ALONE, HostCopies())
+        saver.begin(write)
+        write.may_end.set()
+        here = session(saver)
+        finish_failed(here)
+        assert here.done == told
+
+
+def test_the_next_checkpoint_waits_for_the_one_before(monkeypatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(saving, "finish_save", lambda s: order.append("before is whole"))
+    monkeypatch.setattr(saving, "_proof", lambda s: order.append("begun") or pytest.fail("enough"))
+    policy = SimpleNamespace(
+        model=SimpleNamespace(config=SimpleNamespace(model_type="x")), temperature=1.0, banned_ids=(), value_head=None
+    )
+    recipe = SimpleNamespace(
+        kind="rl", lora=None, model=SimpleNamespace(dtype="float32", min_pixels=1, max_pixels=2, thinking=False)
+    )
+    here = SimpleNamespace(
+        progress=saving.Session.__dataclass_fields__["progress"].default_factory(), recipe=recipe, base={}, cursor={},
+        policy=policy, optimizer=SimpleNamespace(updates=0), seconds=0.0, stream=SimpleNamespace(state_dict=dict),
+    )  # fmt: skip
+    with pytest.raises(pytest.fail.Exception):
+        saving.save(here)
+    assert order == ["before is whole", "begun"]
+
+
+def test_copies_are_made_anew_in_the_same_place() -> None:
+    copies, x = HostCopies(), torch.arange(4.0)
+    first = copies.take("weights", {"x": x})["x"]
+    x += 1
+    assert first.tolist() == [0.0, 1.0, 2.0, 3.0]
+    again = copies.take("weights", {"x": x})["x"]
+    assert again.tolist() == [1.0, 2.0, 3.0, 4.0] and again.data_ptr() == first.data_ptr()
+    other = copies.take("optimizer", {"x": x})["x"]
+    assert other.data_ptr() != first.data_ptr()
+    assert copies.take("weights", {"x": x.bfloat16()})["x"].dtype == torch.bfloat16
