@@ -37,7 +37,7 @@ def failing_reward(facts: Facts) -> Iterator[Cause]:
 
 def other_layout(facts: Facts) -> Iterator[Cause]:
     """What the response says is the truth, spelled in a way that the reward does not take."""
-    unpaid, hits = 0, {}
+    unpaid, hits, spelled = 0, {}, {}
     for r in facts.responses:
         for name, said, true in _labels(r):
             if (part := _part_of(name, r.parts)) is None or r.cut or (r.parts.get(part) or 0.0) > 0:
@@ -46,15 +46,20 @@ def other_layout(facts: Facts) -> Iterator[Cause]:
             if form == 0 and f"<{name}>" not in r.note and r.note:
                 continue  # the form is broken elsewhere: its label was never looked at
             unpaid += 1
-            if why := agrees(said, true):
+            if said.strip() == true.strip():
+                spelled.setdefault(name, []).append((r, said, true))
+            elif why := agrees(said, true):
                 hits.setdefault((name, why), []).append((r, said, true))
+    for name, rows in spelled.items():  # paid for none of them, and for nothing else either
+        if len(rows) >= limit("few_samples") and not any(facts.part(_part_of(name, rows[0][0].parts) or "")):
+            hits[name, "the reward compares with something else"] = rows
     found = sum(map(len, hits.values()))
     if found >= limit("layout_least") and found >= limit("layout_share") * unpaid:
         (name, why), rows = max(hits.items(), key=lambda item: len(item[1]))
         _, said, true = rows[0]
         yield Cause(
             "other_layout", "error",
-            f"labels are right and earn nothing: `{name}` is spelled otherwise in the truth ({why})",
+            f"labels are right and earn nothing, in another layout than the reward takes: `{name}` ({why})",
             f"vlmrl reward-check {facts.key}", 0.95 + 0.05 * min(1.0, found / unpaid),
             [f"{found} of {unpaid} unpaid labels agree with the truth once spelling is put aside",
              f"the response says {said!r}, the truth {true!r}"],

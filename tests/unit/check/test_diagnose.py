@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from reward_runs import LEVELS
 from sick_runs import PROMPT, make_run, mixed, plan
 
 from vlmrl.check.diagnose import EXPLAINS, Diagnosis, diagnose, ranked
-from vlmrl.check.diagnose_limits import LIMITS, Cause, percent
+from vlmrl.check.diagnose_facts import read_facts
+from vlmrl.check.diagnose_limits import LIMITS, Cause, again, check_again, look_again, percent
 from vlmrl.check.diagnose_prompts import answer_of
 from vlmrl.check.diagnose_scores import agrees
 from vlmrl.errors import StoreError
@@ -181,6 +183,18 @@ def test_what_a_cause_explains_stands_behind_it(tmp_path):
     assert first.command == "vlmrl try r.toml --set rollout.max_new_tokens=160", first.command
     assert any("repeat themselves" in line for line in first.evidence)
     assert first.rows[0]["where"].startswith("step 0, digits row digits-0-") and first.rows[0]["note"]
+
+
+def test_the_next_command_is_the_runs_own_with_the_setting_changed(tmp_path):
+    facts = read_facts(make_run(tmp_path, plan(steps=1)))
+    words = "vlmrl train r.toml --name ill --set optim.lr=1e-3 --gpus=2 --quiet --runs elsewhere --set train.steps=9"
+    facts.run.manifest = replace(facts.manifest, argv=tuple(words.split()))
+    kept = "--set optim.lr=1e-05 --set train.steps=9"
+    assert again(facts, "optim.lr=1e-05") == f"vlmrl train r.toml --gpus 2 {kept}"
+    assert look_again(facts, "optim.lr=1e-05") == f"vlmrl try r.toml {kept}"
+    assert check_again(facts) == "vlmrl check --deep r.toml --set optim.lr=1e-3 --set train.steps=9"
+    facts.run.manifest = replace(facts.manifest, argv=("vlmrl", "demo"))  # no command to repeat: its recipe is kept
+    assert again(facts) == f"vlmrl train {facts.run.dir}/recipe.toml"
 
 
 def test_causes_are_ranked_by_what_explains_them_then_level_then_weight():
