@@ -17,8 +17,11 @@ class Cells(Protocol):
         places: line or row of each in its file.    bad: rows that are none -> why.
     """
 
-    places: Sequence[int]
-    bad: Mapping[int, str]
+    @property
+    def places(self) -> Sequence[int]: ...
+
+    @property
+    def bad(self) -> Mapping[int, str]: ...
 
     def column(self, name: str) -> list[Any]:
         """[N] the cells of a column; None where a row has none."""
@@ -68,10 +71,9 @@ class RowCells:
 
     def __init__(self, rows: Sequence[tuple[int, Any]]) -> None:
         self.places = [place for place, _ in rows]
-        self._rows = [json_row(row) if isinstance(row, bytes) else row for _, row in rows]
-        self.bad = {i: row for i, row in enumerate(self._rows) if isinstance(row, str)}
-        for i in self.bad:
-            self._rows[i] = {}
+        read = [json_row(row) if isinstance(row, bytes) else row for _, row in rows]
+        self.bad = {i: row for i, row in enumerate(read) if isinstance(row, str)}
+        self._rows: list[Mapping[str, Any]] = [{} if isinstance(row, str) else row for row in read]
 
     def column(self, name: str) -> list[Any]:
         return [row.get(name) for row in self._rows]

@@ -13,7 +13,7 @@ from vlmrl.algo.inputs import scored_group, step_advantages, untrained_values
 from vlmrl.check.facts import Facts
 from vlmrl.check.saved import Saved
 from vlmrl.check.scores import Flags, Floats, Scores, same_part
-from vlmrl.check.statistics import correlation, ranks, row_of
+from vlmrl.check.statistics import correlation, ranks, row_of, score_json
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def diff_rewards(saved: Saved, facts: Facts, first: Scores, second: Scores, most
             "moved": _mean(moved),
         } if saved.grouped else None,
         "changed": [
-            row_of(facts, i, second, first=float(first.values_N[i]), advantage=[float(old[i]), float(new[i])])
+            row_of(facts, i, second, old=score_json(first[i]), advantage=[float(old[i]), float(new[i])])
             for i in order
         ],
     }  # fmt: skip

@@ -93,6 +93,9 @@ MEASURES: dict[str, Measure] = {
         "rank correlation of both rewards", lambda r: _go(r, "diff", "value", "rank_correlation"), needs="diff"
     ),
     "probe": Measure("tricks that pay or break the reward", lambda r: _sum_probes(r, "flagged"), needs="probe"),
+    "warnings": Measure(
+        "honest spellings that lose, broken truths that are scored", lambda r: _sum_probes(r, "warnings"), needs="probe"
+    ),
     "unsteady": Measure(
         "1 = the reward does not repeat itself, or depends on order",
         lambda r: _sum_probes(r, "unsteady"),

@@ -136,11 +136,14 @@ def check_trained(loaded: LoadedRecipe, facts: ModelFacts) -> list[Problem]:
 def check_served(loaded: LoadedRecipe, facts: ModelFacts) -> list[Problem]:
     """Whether the engine that the recipe names can generate for this model on this machine."""
     from vlmrl.model.facts import device_facts
+    from vlmrl.model.families import has_two_way_images
 
     recipe = loaded.recipe
     if recipe.rollout.engine != "vllm" or recipe.kind != "rl":
         return []
-    why = vllm_refusal(facts.model_type, device_facts(recipe.model.device)[0]["kind"], recipe.model.dtype)
+    device = device_facts(recipe.model.device)[0]["kind"]
+    two_way = has_two_way_images(facts.model_type, facts.text.get("use_bidirectional_attention"))
+    why = vllm_refusal(facts.model_type, device, recipe.model.dtype, two_way)
     return [] if why is None else [Problem(why, loaded.where(("rollout", "engine")), TORCH_HINT)]
 
 

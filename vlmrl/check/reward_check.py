@@ -31,7 +31,7 @@ class RewardQuestion:
         diff: another reward to compare with, named in the same way.
         args, weights, style: of `diff` when given, else of `reward`, else changes to the run's own.
         probe: attack the reward as well.
-        most: rows shown of each kind.
+        most: rows shown of each kind.      most_changed: of the responses that --diff changes most.
         jobs: processes for built-in rewards.
         keep_going: rows that cannot be read and rows on which a reward fails are counted, not the end.
     """
@@ -43,6 +43,7 @@ class RewardQuestion:
     style: str = "auto"
     probe: bool = False
     most: int = 5
+    most_changed: int = 5
     jobs: int = 1
     keep_going: bool = False
 
@@ -87,7 +88,7 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
     diff = None
     if second is not None:
         other = found.sides[-1]
-        diff = diff_rewards(saved, found.facts, scores, other, question.most)
+        diff = diff_rewards(saved, found.facts, scores, other, question.most_changed)
         diff["names"] = {"first": _names(first) if first is not None else "as stored", "second": _names(second)}
         if question.diff is None:
             shown, shown_scores = second, other

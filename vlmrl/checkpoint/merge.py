@@ -27,6 +27,7 @@ from vlmrl.errors import CheckpointError
 from vlmrl.model.load import DTYPES, load_processor
 from vlmrl.model.lora import fold_adapter, read_adapter
 from vlmrl.model.quiet import quiet_transformers
+from vlmrl.model.written import publishing
 from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, remove_tree, sync_folder, temp_path, write_json
 from vlmrl.store.layout import COMPLETE
 
@@ -142,7 +143,7 @@ def _write_merged(
         model = load_checkpoint_model(checkpoint, settings)
     else:
         model = fold_adapter(put_adapter(base_model(checkpoint, base)[0], checkpoint, settings))
-    with quiet_transformers():
+    with quiet_transformers(), publishing(model):
         (model if dtype is None else model.to(DTYPES[dtype])).save_pretrained(folder, max_shard_size=shard_bytes)
     return sum(p.numel() for p in model.parameters()), why
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from vlmrl.checkpoint.shards import StoredTensor
 from vlmrl.errors import CheckpointError
 from vlmrl.model.quiet import quiet_transformers
-from vlmrl.model.written import as_written
+from vlmrl.model.written import as_published, as_written
 
 
 class CannotStreamError(Exception):
@@ -69,14 +69,14 @@ def make_plan(hf: Path, dtype: torch.dtype) -> Plan:
 
 
 def _outputs(model: Any, tensors: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]]) -> list[Output]:
-    """Names and shapes as transformers writes them: a tie once, under the name that it is loaded from."""
+    """Names and shapes as published checkpoints have them: a tie once, under the name that it is loaded from."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     kept = {first: next((n for n in group if n not in tied), first) for first, group in names.items()}
     state = {name: tensors[first] for first, name in kept.items() if name not in ignored}
     own = {name: first for first, name in kept.items()}
     by_id = {id(tensor): own[name] for name, tensor in state.items()}
-    written = as_written(model, state)
+    written = as_published(model, state)
     outputs, parts = [], {}
     for name, tensor in written.items():
         if id(tensor) in by_id:
@@ -85,7 +85,7 @@ def _outputs(model: Any, tensors: Mapping[str, Tensor], names: Mapping[str, tupl
             parts[name] = tuple(tensor.shape)
     renamed = {o.source for o in outputs}
     for name in (n for n in state if own[n] not in renamed):
-        for part, tensor in as_written(model, {name: state[name]}).items():
+        for part, tensor in as_published(model, {name: state[name]}).items():
             if parts.pop(part, None) != tuple(tensor.shape):
                 raise CannotStreamError(f"{part} is made from several tensors of the model")
             outputs.append(Output(part, tuple(tensor.shape), tensor.is_floating_point(), own[name], converted=True))
@@ -119,14 +119,17 @@ def match_stored(plan: Plan, stored: Mapping[str, StoredTensor], where: Path) ->
 
 
 def match_written(plan: Plan, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Own first name -> what a Hugging Face folder holds, under the model's names or those transformers writes.
+    """Own first name -> what a Hugging Face folder holds: under the model's names, the published ones, or those that
+    transformers writes for a model that came from elsewhere.
 
     Raises: CannotStreamError when a tensor is under neither: transformers' own loading must find it.
     """
-    written = {o.source: o.name for o in plan.outputs if not o.converted}
+    published = {o.source: o.name for o in plan.outputs if not o.converted}
+    own = {id(tensor): first for first, tensor in plan.tensors.items()}
+    written = {own[id(t)]: n for n, t in as_written(plan.model, plan.tensors).items() if id(t) in own}
     matched: dict[str, StoredTensor] = {}
     for first, group in plan.names.items():
-        name = next((n for n in (written.get(first), *group) if n in stored), None)
+        name = next((n for n in (published.get(first), written.get(first), *group) if n in stored), None)
         if name is None or stored[name].shape != tuple(plan.tensors[first].shape):
             raise CannotStreamError(f"the base model's files do not hold {first} as it is in the model")
         matched[first] = stored[name]

@@ -20,7 +20,7 @@ from vlmrl.checkpoint.shards import StoredTensor, TensorSpec, read_tensors, weig
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import DTYPES
 from vlmrl.model.quiet import quiet_transformers
-from vlmrl.model.written import as_written
+from vlmrl.model.written import as_published
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class _Writer:
             self.converted = ("", {})
             rows = [self._as_trained(source, block) for _, block in self.source.stored[source].blocks()]
             own = {source: torch.cat(rows) if len(rows) > 1 else rows[0]}
-            self.converted = (source, as_written(self.plan.model, own))
+            self.converted = (source, as_published(self.plan.model, own))
         return self.converted[1]
 
     def _as_trained(self, source: str, rows: Tensor) -> Tensor:

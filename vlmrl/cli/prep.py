@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -146,10 +146,10 @@ def _domain_command(domain: str) -> Callable[..., None]:
 def _limits(max_prompt_tokens: int | None, on_overlong: str, workers: int | None) -> Limits:
     from vlmrl.tasks.assemble import parse_limits
 
-    return parse_limits(max_prompt_tokens, on_overlong, workers, _progress)
+    return parse_limits(max_prompt_tokens, on_overlong, workers, progress)
 
 
-def _progress(what: str, done: int, total: int) -> None:
+def progress(what: str, done: int, total: int) -> None:
     """A counter in a terminal; elsewhere one line when a long stage ends."""
     if sys.stderr.isatty():
         print(
@@ -183,7 +183,7 @@ def _show(made: Prepared, as_json: bool) -> None:
     emit({"path": str(made.path), "outcome": made.outcome, "found": list(made.found), "info": dict(info)}, as_json)
 
 
-def show_doctor(report: dict) -> None:
+def show_doctor(report: Mapping[str, Any]) -> None:
     """The data doctor's checks as a table: what was looked at, the verdict, what was found."""
     from rich.table import Table
 

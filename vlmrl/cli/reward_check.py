@@ -15,6 +15,8 @@ from vlmrl.errors import RewardError
 
 FAILED = 3
 """Exit code when a condition of --fail-on holds."""
+ROWS_OF_PAGE = 24
+"""How many of the most changed responses --html shows, at least."""
 TAXONRL = "taxonrl"
 """The profile and the reward that take ground truths as they are."""
 INPUT_HELP = (
@@ -87,6 +89,7 @@ def reward_check(
         style=style,
         probe=probe or needs_probe(limits),
         most=rows,
+        most_changed=max(rows, ROWS_OF_PAGE) if html is not None else rows,
         jobs=jobs or len(os.sched_getaffinity(0)),
         keep_going=keep_going or any(limit.needs_errors for limit in limits),
     )
@@ -117,7 +120,7 @@ def reward_check(
     report["fail_on"] = {"asked": fail_on, "failed": failed} if fail_on else None
     emit(finite(report), as_json)
     if not as_json:
-        show(report, console())
+        show(report, console(), rows)
     for told in failed:
         say(f"failed: {told}")
     _stop_when_not_deterministic(report)

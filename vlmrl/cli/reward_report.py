@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 TEXT_CHARS = 240
 
 
-def show(report: Mapping[str, Any], out: Console) -> None:
-    """The whole report for people."""
+def show(report: Mapping[str, Any], out: Console, most: int) -> None:
+    """The whole report for people, with up to `most` rows of each kind."""
     out.print(_headline(report), markup=False)
     for source, r in report["rewards"].items():
         weights = ", ".join(f"{k} {v:g}" for k, v in r["weights"].items()) or "its own"
@@ -35,7 +35,7 @@ def show(report: Mapping[str, Any], out: Console) -> None:
         _show_disagreements(report["disagreements"], out)
     _show_signs(report, out)
     if report["diff"] is not None:
-        _show_diff(report["diff"], out)
+        _show_diff(report["diff"], out, most)
     for source, probes in (report["probes"] or {}).items():
         show_probes(source, probes, out)
     for name in ("out", "html"):
@@ -122,7 +122,7 @@ def _show_disagreements(found: Mapping[str, Any], out: Console) -> None:
     _show_rows("right, yet paid least", found["right_but_unpaid"], out)
 
 
-def _show_diff(diff: Mapping[str, Any], out: Console) -> None:
+def _show_diff(diff: Mapping[str, Any], out: Console, most: int) -> None:
     names, value = diff["names"], diff["value"]
     out.print(f"\n{names['first']}  ->  {names['second']}", style="bold", markup=False)
     heads = ("", "first", "second", "rows that change")
@@ -137,7 +137,7 @@ def _show_diff(diff: Mapping[str, Any], out: Console) -> None:
     if any(diff["failed"].values()):
         facts.append(("failed", f"{diff['failed']['first']} -> {diff['failed']['second']} rows"))
     draw_table("what training would have seen", ("", ""), facts, out, right=0)
-    _show_rows("changed most", diff["changed"], out, diff=True)
+    _show_rows("changed most", diff["changed"][:most], out, diff=True)
 
 
 def _what_training_sees(diff: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -169,7 +169,7 @@ def _show_rows(
             value = f"stored {number(row['stored']['value'], 6)}, now {number(row['new']['value'], 6)}"
         if diff:
             before, after = row["advantage"]
-            value = f"{number(row['first'])} -> {value}, advantage {before:+.3f} -> {after:+.3f}"
+            value = f"{number(row['old']['value'])} -> {value}, advantage {before:+.3f} -> {after:+.3f}"
         parts = ", ".join(f"{k} {number(v)}" for k, v in row["new"]["parts"].items())
         out.print(f"  {row['where']}: {value}  ({row['new']['error'] or parts})", markup=False)
         out.print(f"      {clean(row['text'])[:TEXT_CHARS]}", style="dim", markup=False)

@@ -97,7 +97,7 @@ def read_labelled(
         images.append(LabelledImage(seen.media, labels[path], path, seen))
         name = PurePosixPath(path).name
         digest.update(f"{'/'.join(labels[path])}/{name}\0{seen.media.sha256}\n".encode())
-    _refuse_twins(images, levels)
+    refuse_twins(images, levels)
     dropped.sort(key=lambda drop: drop["origin"])
     return Labelled(source.name, images, dropped, ignored, digest.hexdigest(), collection)
 
@@ -150,14 +150,17 @@ def _labels(place: PurePosixPath, levels: Sequence[str]) -> tuple[str, ...]:
     folders = place.parts[:-1]
     if len(folders) < len(levels):
         raise DataError(f"{len(folders)} folders above it, {len(levels)} levels asked ({', '.join(levels)})")
-    labels = tuple(name.strip() for name in folders[-len(levels) :])
-    for name in labels:
-        if not name or _BAD_NAME & set(name) or printable(name) != name:
-            raise DataError(f"the folder name {name!r} cannot be written in an answer (; < > or control characters)")
-    return labels
+    return tuple(check_name(name.strip()) for name in folders[-len(levels) :])
 
 
-def _refuse_twins(images: Sequence[LabelledImage], levels: Sequence[str]) -> None:
+def check_name(name: str) -> str:
+    """A name that an answer can hold. Raises: DataError."""
+    if not name or _BAD_NAME & set(name) or printable(name) != name:
+        raise DataError(f"the name {name!r} cannot be written in an answer (; < > or control characters)")
+    return name
+
+
+def refuse_twins(images: Sequence[LabelledImage], levels: Sequence[str]) -> None:
     """Siblings that the reward's comparison takes for one name would make its truth contradict itself."""
     from vlmrl.rewards.parse import normalise_name
 

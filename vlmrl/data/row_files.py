@@ -141,6 +141,21 @@ class Located:
     tables: Mapping[str, Any]
     state: Any
 
+    def columns(self) -> list[str]:
+        """The columns of the first split, from its first file alone."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = next(iter(self.tables.values()))
+        if not isinstance(table, list):
+            return list(table.column_names)
+        if table[0].suffix.lower() != ".parquet":
+            return list(open_files(table[:1]).columns)
+        try:
+            return list(pq.read_schema(table[0]).names)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"not a readable Parquet file: {error}", where=str(table[0])) from error
+
 
 def locate_rows(source: str, images_root: Path | None = None) -> Located:
     """Find a table.

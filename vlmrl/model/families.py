@@ -89,6 +89,15 @@ Others leave them alone, even where their text configuration has such a number (
 """
 
 
+def has_two_way_images(model_type: str, wanted: str | None) -> bool:
+    """Whether the tokens of an image see each other both ways, in any layer.
+
+    Args: wanted: `use_bidirectional_attention` of the text model's configuration, by which sizes of Gemma 4 differ.
+    """
+    where = FAMILIES.get(model_type, OTHER).bidirectional
+    return where == "always" or (where == "sliding" and wanted == "vision")
+
+
 def family_of(model: Any) -> Family:
     """The family of a transformers model, by `config.model_type` and, where its text model may vary, by that.
 
@@ -97,7 +106,7 @@ def family_of(model: Any) -> Family:
     family = FAMILIES.get(model.config.model_type, OTHER)
     text = model.config.get_text_config()
     layers = set(getattr(text, "layer_types", None) or ())
-    if family.bidirectional == "sliding" and getattr(text, "use_bidirectional_attention", None) != "vision":
+    if not has_two_way_images(model.config.model_type, getattr(text, "use_bidirectional_attention", None)):
         family = replace(family, bidirectional="never")
     if family.sharing == "forked" and "linear_attention" not in layers:
         family = replace(family, sharing="packed")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,15 +20,23 @@ def as_written(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def as_published(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """As `as_written`, but as the family's published checkpoints have them, which engines read, wherever the model came
-    from: `save_pretrained` leaves out prefixes (of a vision tower inside a vision model) that it has not seen loaded.
+    """As `as_written`, with the names of `publishing`."""
+    with publishing(model):
+        return as_written(model, tensors)
+
+
+@contextmanager
+def publishing(model: Any) -> Iterator[None]:
+    """Inside, `save_pretrained` names tensors as the family's published checkpoints have them, which engines read,
+    wherever the model came from: else it leaves out prefixes (of a vision tower inside a vision model) that it has not
+    seen loaded.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     seen = vars(model).get("_weight_conversions")
     model._weight_conversions = get_model_conversion_mapping(model, add_legacy=False)
     try:
-        return as_written(model, tensors)
+        yield
     finally:
         model._weight_conversions = seen
 

@@ -18,15 +18,18 @@ TORCH_HINT = 'use rollout.engine = "torch"'
 TWO_WAY_IMAGES = "its CPU build lets the tokens of an image see only what comes before them"
 LINEAR_ATTENTION = "its CPU build computes linear attention in bfloat16 alone"
 CPU_REFUSALS: Mapping[tuple[str, str], str] = {
-    ("gemma3", "float32"): TWO_WAY_IMAGES, ("gemma3", "bfloat16"): TWO_WAY_IMAGES,
     ("qwen3_5", "float32"): LINEAR_ATTENTION, ("qwen3_5_moe", "float32"): LINEAR_ATTENTION,
 }  # fmt: skip
 """(model type, dtype) -> why vLLM on a CPU cannot generate for it: found by `scripts/bench/vllm_families.py`."""
 
 
-def vllm_refusal(model_type: str, device: str, dtype: str) -> str | None:
-    """Why vLLM cannot generate for such a model; None = it can, or nobody has tried. Args: device: "cpu" or "cuda"."""
-    why = CPU_REFUSALS.get((model_type, dtype)) if device == "cpu" else None
+def vllm_refusal(model_type: str, device: str, dtype: str, two_way_images: bool) -> str | None:
+    """Why vLLM cannot generate for such a model; None = it can, or nobody has tried.
+
+    Args: device: "cpu" or "cuda".      two_way_images: whether the tokens of an image see each other both ways.
+    """
+    why = TWO_WAY_IMAGES if two_way_images else CPU_REFUSALS.get((model_type, dtype))
+    why = why if device == "cpu" else None
     return why and f"vLLM cannot generate for a model of type `{model_type}` here: {why}"
 
 

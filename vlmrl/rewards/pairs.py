@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.parse import LEVEL_NAME, MAX_NAME_CHARS, Names, normalise_name, split_pair, two_names
+from vlmrl.rewards.parse import LEVEL_NAME, MAX_NAME_CHARS, Names, PairFormat, normalise_name, two_names
 from vlmrl.types import RewardInput
 
 AnswerRule = Literal["brier", "truncated_bce"]
@@ -25,18 +25,9 @@ MAX_CACHED_CHARS = 3 * MAX_NAME_CHARS
 """The text of a longer tag is not remembered."""
 
 
-class Said(NamedTuple):
-    """What a level's tag, or its truth, says.
-
-    Args:
-        value: None = nothing that can be read, or not known.
-        differs: whether the two images differ there; None = it does not say.
-        problem: what is wrong with it; "" = nothing.
-    """
-
-    value: Any
-    differs: bool | None
-    problem: str = ""
+Said = tuple[Any, bool | None, str]
+"""What a level's tag, or its truth, says: its value (None = nothing that can be read, or not known), whether the two
+images differ there (None = it does not say), and what is wrong with it ("" = nothing)."""
 
 
 class Form(Protocol):
@@ -50,9 +41,9 @@ class Form(Protocol):
     stops: ClassVar[bool]
     """Whether it breaks the format to state a level below one that differs."""
 
-    def read(self, body: str, level: str) -> Said: ...
+    def read(self, level: str, body: str) -> Said: ...
 
-    def read_truth(self, pair: tuple[str | None, str | None], level: str) -> Said:
+    def read_truth(self, level: str, first: str | None, second: str | None) -> Said:
         """Of a pair of names; raises a RewardError for names that the form does not know."""
         ...
 
@@ -72,16 +63,15 @@ class NameForm:
     what: ClassVar[str] = "names"
     stops: ClassVar[bool] = False
 
-    def read(self, body: str, level: str) -> Said:
+    def read(self, level: str, body: str) -> Said:
         names, problem = two_names(body, level, self.aliases)
-        return Said(names, names[0] != names[1] if names else None, problem)
+        return names, names[0] != names[1] if names else None, problem
 
-    def read_truth(self, pair: tuple[str | None, str | None], level: str) -> Said:
-        first, second = pair
-        if is_missing(first) or is_missing(second):
-            return Said(None, None)
-        names = normalise_name(str(first), level, self.aliases), normalise_name(str(second), level, self.aliases)
-        return Said(names, names[0] != names[1])
+    def read_truth(self, level: str, first: str | None, second: str | None) -> Said:
+        if first is None or second is None:
+            return None, None, ""
+        names = normalise_name(first, level, self.aliases), normalise_name(second, level, self.aliases)
+        return (None, None, "") if "" in names or "nan" in names else (names, names[0] != names[1], "")
 
     def parts(
         self, stated: Mapping[str, Any], truth: Mapping[str, Any], levels: Sequence[str]
@@ -109,7 +99,7 @@ class PairReward:
 
     def __call__(self, x: RewardInput) -> dict[str, Any]:
         same, truth = self.read_truth(x.truth)
-        problem, confidence, bodies, repair = split_pair(x.response, self.levels, relaxed=self.relaxed)
+        problem, confidence, bodies, repair = self._format.split(x.response)
         if x.finish == "length":
             problem = "cut off at the token limit"
         if problem or confidence is None:
@@ -140,9 +130,11 @@ class PairReward:
             same = _checked_same(same)
         values: dict[str, Any] = {}
         differ, equal = False, bool(self.levels)
-        for level, read in self._truth_readers.items():
-            pair = truth.get(self.fields.get(level, level))
-            value, differs, _ = read(_two(pair, level))
+        for level, name, read in self._truth_readers:
+            pair = truth.get(name)
+            if type(pair) is not list or len(pair) != 2 or not type(pair[0]) is type(pair[1]) is str:
+                pair = _two(pair, name)
+            value, differs, _ = read(pair[0], pair[1])
             values[level] = value
             differ = differ or differs is True
             equal = equal and differs is False
@@ -198,12 +190,17 @@ class PairReward:
         return {self.fields.get(name, name): part for name, part in parts.items()}
 
     @cached_property
-    def _readers(self) -> dict[str, Any]:
-        return {level: lru_cache(4096)(partial(self.form.read, level=level)) for level in self.levels}
+    def _format(self) -> PairFormat:
+        return PairFormat(self.levels, relaxed=self.relaxed)
 
     @cached_property
-    def _truth_readers(self) -> dict[str, Callable[[tuple[str | None, str | None]], Said]]:
-        return {level: lru_cache(4096)(partial(self.form.read_truth, level=level)) for level in self.levels}
+    def _readers(self) -> dict[str, Any]:
+        return {level: lru_cache(4096)(partial(self.form.read, level)) for level in self.levels}
+
+    @cached_property
+    def _truth_readers(self) -> list[tuple[str, str, Callable[[str | None, str | None], Said]]]:
+        cached = {level: lru_cache(4096)(partial(self.form.read_truth, level)) for level in self.levels}
+        return [(level, self.fields.get(level, level), read) for level, read in cached.items()]
 
 
 def pair_spec(name: str, reward: PairReward, *, levels_weight: float = 0.0, format_weight: float = 0.2) -> RewardSpec:
@@ -270,11 +267,6 @@ def level_parts(
     return parts
 
 
-def is_missing(name: Any) -> bool:
-    """None, an empty text, NaN, or the text "nan" that tables write for it."""
-    return name is None or (isinstance(name, float) and math.isnan(name)) or str(name).strip().lower() in ("", "nan")
-
-
 def _checked_same(same: Any) -> bool:
     if not isinstance(same, (int, float)) or same not in (0, 1):
         raise RewardError(f"truth field `same` is {same!r:.80}, not true or false", hint="check the dataset's columns")
@@ -283,13 +275,11 @@ def _checked_same(same: Any) -> bool:
 
 def _two(pair: Any, level: str) -> tuple[str | None, str | None]:
     """A truth field as two texts; None = not known."""
-    if type(pair) is list and len(pair) == 2 and type(pair[0]) is type(pair[1]) is str:
-        return pair[0], pair[1]
     if pair is None:
         return None, None
     if isinstance(pair, (str, bytes)) or not isinstance(pair, Sequence) or len(pair) != 2:
         raise RewardError(f"truth field `{level}` is {pair!r:.80}, not a list of two names")
-    if any(is_missing(name) for name in pair):
+    if any(name is None or (isinstance(name, float) and math.isnan(name)) for name in pair):
         return None, None
     if not all(isinstance(name, (str, int)) for name in pair):
         raise RewardError(f"truth field `{level}` is {pair!r:.80}, not a list of two names")

@@ -2,7 +2,7 @@
 
 A pair response is `<think>...</think><answer>P</answer>`: inside think one `<LEVEL>name 1; name 2</LEVEL>` a hierarchy
 level, from coarse to fine, as far down as the writer went; P is the probability that both images show the same class.
-`split_pair` takes it apart at its tags, whatever they hold; `parse_pair_response` reads the names too.
+`PairFormat` takes it apart at its tags, whatever they hold; `parse_pair_response` reads the names too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 BLANKS = " \t\r\n"
@@ -73,34 +73,44 @@ class Tag(NamedTuple):
         return f"</{self.name}>" if self.closes else f"<{self.name}>"
 
 
-def split_pair(text: str, tags: tuple[str, ...], *, relaxed: bool = False) -> PairText:
-    """Take a pair response apart. Never raises on a text; time is linear in its length.
+class PairFormat:
+    """The format of a pair response; see the top of this file.
 
     Args:
-        text: the response, special tokens removed.
         tags: names of the tags that think may hold, each at most once and in this order; may be empty.
         relaxed: repair a slash that is missing in the closing tag of think or answer: a second `<think>` is read as
             `</think>` where there is none, a second `<answer>` as `</answer>`. Nothing else is repaired.
     Raises: ValueError for names that cannot be tags (a programming error, not a bad response).
     """
-    pieces = _tag_pattern(tags).split(text)
-    plan = (_plan if len(pieces) < MAX_CACHED_PIECES else _plan.__wrapped__)(tuple(pieces[1::2]), tags, relaxed)
-    problem, repair, bodies, gap, answer = plan
-    if problem:
-        return PairText(problem, None, {}, repair)
-    if pieces[0].strip(BLANKS):
-        return PairText("text before <think>", None, {}, repair)
-    if pieces[gap].strip(BLANKS):
-        return PairText("text between </think> and <answer>", None, {}, repair)
-    if pieces[-1].strip(BLANKS):
-        return PairText("text after </answer>", None, {}, repair)
-    if not bodies and not pieces[2].strip(BLANKS):
-        return PairText("<think> is empty", None, {}, repair)
-    confidence = parse_probability(pieces[answer])
-    if confidence is None:
-        wanted = "is not a number from 0 to 1 with at most 4 decimals"
-        return PairText(f"the answer {_short(pieces[answer])} {wanted}", None, {}, repair)
-    return PairText("", confidence, {tag: pieces[at] for tag, at in bodies}, repair)
+
+    def __init__(self, tags: Sequence[str], *, relaxed: bool = False) -> None:
+        names = _alternatives(("think", "answer", *tags))
+        self._pieces = re.compile(f"(</?(?:{names})>)").split
+        self._plan = lru_cache(maxsize=1024)(partial(_plan, levels=tuple(tags), relaxed=relaxed))
+
+    def split(self, text: str) -> PairText:
+        """Take a response (special tokens removed) apart. Never raises; time is linear in the length of the text."""
+        pieces = self._pieces(text)
+        plan = self._plan if len(pieces) < MAX_CACHED_PIECES else self._plan.__wrapped__
+        problem, repair, bodies, gap, answer = plan(tuple(pieces[1::2]))
+        confidence = None
+        if not problem:
+            if pieces[0].strip(BLANKS):
+                problem = "text before <think>"
+            elif pieces[gap].strip(BLANKS):
+                problem = "text between </think> and <answer>"
+            elif pieces[-1].strip(BLANKS):
+                problem = "text after </answer>"
+            elif not bodies and not pieces[2].strip(BLANKS):
+                problem = "<think> is empty"
+            else:
+                confidence = parse_probability(pieces[answer])
+                if confidence is None:
+                    wanted = "is not a number from 0 to 1 with at most 4 decimals"
+                    problem = f"the answer {_short(pieces[answer])} {wanted}"
+        if problem:
+            return PairText(problem, None, {}, repair)
+        return PairText("", confidence, {tag: pieces[at] for tag, at in bodies}, repair)
 
 
 def parse_pair_response(
@@ -112,12 +122,12 @@ def parse_pair_response(
         text: the response, special tokens removed.
         levels: tag names of the hierarchy, coarse -> fine; may be empty.
         aliases: other spelling -> name, both normalised before use.
-        relaxed: as in `split_pair`.
+        relaxed: as in `PairFormat`.
     Raises: ValueError for level names that cannot be tags (a programming error, not a bad response).
     Example: `<think><genus>Corvus; Pica</genus></think><answer>0.1</answer>` -> ok, 0.1, {"genus": ("corvus", "pica")}.
     """
     levels = tuple(levels)
-    problem, confidence, bodies, _ = split_pair(text, levels, relaxed=relaxed)
+    problem, confidence, bodies, _ = _pair_format(levels, relaxed).split(text)
     spans = _closed_spans(find_tags(text, ("think", "answer", *levels)))
     if problem:
         bodies = {level: text[slice(*spans[level])] for level in levels if level in spans}
@@ -144,10 +154,13 @@ def normalise_name(name: str, level: str = "", aliases: Mapping[str, str] | None
     """
     if len(name) > MAX_NAME_CHARS:
         return name.casefold()
-    plain = _plain(name)
-    rank = _plain(level)
-    if rank and plain.startswith(rank + " "):
-        plain = plain[len(rank) + 1 :]
+    if name.isascii() and name.isalnum():
+        plain = name.lower()  # what the rules below come to for the most names
+    else:
+        plain = _plain(name)
+        rank = _plain(level)
+        if rank and plain.startswith(rank + " "):
+            plain = plain[len(rank) + 1 :]
     if aliases:
         plain = _plain_aliases(tuple(aliases.items())).get(plain, plain)
     return plain
@@ -155,7 +168,7 @@ def normalise_name(name: str, level: str = "", aliases: Mapping[str, str] | None
 
 def find_tags(text: str, names: Sequence[str]) -> list[Tag]:
     """Every `<name>` and `</name>` of the given names, exactly so spelt, in order."""
-    pattern = _named_tag_pattern(tuple(names))
+    pattern = _tag_pattern(tuple(names))
     return [Tag(m.group(2), bool(m.group(1)), m.start(), m.end()) for m in pattern.finditer(text)]
 
 
@@ -171,13 +184,13 @@ def tagged_text(text: str, name: str) -> tuple[str | None, str]:
 
 def two_pieces(body: str, tag: str, what: str = "name") -> tuple[Names, str]:
     """The two texts that a tag holds, separated by `;`, and what is wrong with them ("" = nothing)."""
-    pieces = [piece.strip(BLANKS) for piece in body.split(";", 3)]
-    if len(pieces) != 2:
+    first, semicolon, second = body.partition(";")
+    if not semicolon or ";" in second:
         return ("", ""), f"<{tag}> does not hold two {what}s separated by `;`"
-    first, second = pieces
+    first, second = first.strip(BLANKS), second.strip(BLANKS)
     if not first or not second:
         return ("", ""), f"<{tag}> holds an empty {what}"
-    if max(len(first), len(second)) > MAX_NAME_CHARS:
+    if len(first) > MAX_NAME_CHARS or len(second) > MAX_NAME_CHARS:
         return ("", ""), f"<{tag}> holds a {what} of more than {MAX_NAME_CHARS} characters"
     return (first, second), ""
 
@@ -200,7 +213,6 @@ class _Plan(NamedTuple):
     answer: int = 0
 
 
-@lru_cache(maxsize=1024)
 def _plan(written: tuple[str, ...], levels: tuple[str, ...], relaxed: bool) -> _Plan:
     """The plan of a sequence of tags. Tag i stands between the pieces 2i and 2i + 2 of the split text."""
     repairs = []
@@ -257,13 +269,12 @@ def _closed_spans(tags: Sequence[Tag]) -> dict[str, tuple[int, int]]:
 
 @lru_cache(maxsize=64)
 def _tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Every tag of a pair response with these tags inside think; one group, so that `split` keeps the tags."""
-    return re.compile(f"(</?(?:{_alternatives(('think', 'answer', *names))})>)")
+    return re.compile(f"<(/?)({_alternatives(names)})>")
 
 
 @lru_cache(maxsize=64)
-def _named_tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(f"<(/?)({_alternatives(names)})>")
+def _pair_format(tags: tuple[str, ...], relaxed: bool) -> PairFormat:
+    return PairFormat(tags, relaxed=relaxed)
 
 
 def _alternatives(names: tuple[str, ...]) -> str:

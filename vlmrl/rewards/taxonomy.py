@@ -58,7 +58,7 @@ def taxonomy(
             the class: genera of two species). False: nothing.
         complete: a response must go down until two names differ or the levels end. False = as in TaxonRL: a level left
             out costs that level only, and a model that is unsure learns to leave it out and to hedge.
-        relaxed: repair a missing slash in the closing tag of think or answer (see `split_pair`), say so in the note,
+        relaxed: repair a missing slash in the closing tag of think or answer (see `PairFormat`), say so in the note,
             and report the part `repaired` (1 = it was), which has no weight: its mean is the share of repaired ones.
         aliases: other spelling -> name.
     Raises: RewardError for levels that cannot be tags, an unknown option, or weights that are not shares of 1.
@@ -117,15 +117,15 @@ class RelationForm:
     what: ClassVar[str] = "relations"
     stops: ClassVar[bool] = True
 
-    def read(self, body: str, level: str) -> Said:
+    def read(self, level: str, body: str) -> Said:
         word = body.strip(BLANKS).lower()
         if word not in RELATIONS:
-            return Said(None, None, f"<{level}> holds none of Same, Different and Uncertain")
-        return Said(word, RELATIONS[word])
+            return None, None, f"<{level}> holds none of Same, Different and Uncertain"
+        return word, RELATIONS[word], ""
 
-    def read_truth(self, pair: tuple[str | None, str | None], level: str) -> Said:
-        differs = self.names.read_truth(pair, level).differs
-        return Said(None if differs is None else "different" if differs else "same", differs)
+    def read_truth(self, level: str, first: str | None, second: str | None) -> Said:
+        _, differs, _ = self.names.read_truth(level, first, second)
+        return None if differs is None else "different" if differs else "same", differs, ""
 
     def parts(
         self, stated: Mapping[str, Any], truth: Mapping[str, Any], levels: Sequence[str]

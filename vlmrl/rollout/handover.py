@@ -111,7 +111,8 @@ class SentWeights:
     """
 
     def __init__(self, sender: socket.socket) -> None:
-        self.sender, self.model_type, self.adapted, self.written = sender, "", False, ""
+        self.sender, self.written = sender, ""
+        self.model_type, self.adapted, self.two_way_images = "", False, False
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         return wire.receive_tensors(self.sender)

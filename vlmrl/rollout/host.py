@@ -55,7 +55,8 @@ class Host:
             path=settings.folder, revision=settings.revision, trust_remote_code=settings.trust_remote_code, device="cpu"
         )  # fmt: skip
         tokenizer = load_processor(model).tokenizer
-        self.weights.model_type, self.weights.adapted = told["model_type"], settings.lora_rank > 0
+        self.weights.model_type, self.weights.two_way_images = told["model_type"], told["two_way_images"]
+        self.weights.adapted = settings.lora_rank > 0
         self.engine = VllmEngine(self.weights, tokenizer, settings, say=lambda text: print(text, file=sys.stderr))
         wire.send(self.leader, {"done": "build"})
 

@@ -132,8 +132,9 @@ class HostedEngine:
         }
         self._known = {i: wire.Known() for i in self._links}
         self._asked: dict[int, list[int]] | None = None
+        told = {"model_type": weights.model_type, "two_way_images": weights.two_way_images}
         for i in self._hosts:
-            wire.send(self._links[i], {"do": "build", "settings": asdict(settings), "model_type": weights.model_type})
+            wire.send(self._links[i], {"do": "build", "settings": asdict(settings), **told})
         self._stream()
         for i in self._hosts:
             self._answer(i)

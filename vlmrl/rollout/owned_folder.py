@@ -1,7 +1,7 @@
 """A folder for files that pass through memory to an engine, which a killed process does not leave behind for long.
 
 Its owner holds an advisory lock on the folder itself, which the kernel takes back when the owner dies in whatever way;
-whoever makes such a folder next removes those that nobody holds.
+whoever makes such a folder next removes those that nobody holds, and the shared memory that they name.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import fcntl
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 TMPFS = Path("/dev/shm")
 PREFIX = "vlmrl-adapter-"
+SEGMENTS = "segments"
+"""File in the folder: names of shared memory that an engine's processes would leave behind when they are killed."""
 
 
 class OwnedFolder:
@@ -32,6 +35,10 @@ class OwnedFolder:
                 break  # else another process cleaned up between the two lines above, and took it for a dead one's
         self._handle: int | None = handle
 
+    def adopt_segments(self) -> None:
+        """Take charge of all shared memory that this process and those below it use now."""
+        (self.path / SEGMENTS).write_text("\n".join(_segments(os.getpid())))
+
     def close(self) -> None:
         """Remove the folder and what is in it. Safe to call twice."""
         if self._handle is not None:
@@ -43,8 +50,23 @@ class OwnedFolder:
 def _remove_ownerless(parent: Path) -> None:
     for path in parent.glob(f"{PREFIX}*"):
         if (handle := _lock(path)) is not None:
+            if (path / SEGMENTS).is_file() and path.stat().st_uid == os.getuid():
+                for name in (path / SEGMENTS).read_text().splitlines():
+                    with suppress(OSError):
+                        (TMPFS / Path(name).name).unlink()  # there alone, whatever is written
             shutil.rmtree(path, ignore_errors=True)
             os.close(handle)
+
+
+def _segments(pid: int) -> list[str]:
+    """Names under /dev/shm that a process, or one below it, has in its memory; none where there is no /proc."""
+    try:
+        maps, below = Path(f"/proc/{pid}/maps").read_text(), Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []
+    found = {line.partition(f"{TMPFS}/")[2] for line in maps.splitlines() if f" {TMPFS}/" in line}
+    found = {name for name in found if "/" not in name and not name.endswith(" (deleted)")}
+    return sorted(found.union(*(_segments(int(child)) for child in below.split())))
 
 
 def _lock(folder: Path) -> int | None:

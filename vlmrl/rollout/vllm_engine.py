@@ -103,7 +103,7 @@ class VllmEngine:
     def __init__(
         self, weights: WeightSource, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]
     ) -> None:  # fmt: skip
-        why = vllm_refusal(weights.model_type, settings.device, settings.dtype)
+        why = vllm_refusal(weights.model_type, settings.device, settings.dtype, weights.two_way_images)
         if why is not None:
             raise EngineError(why, hint=TORCH_HINT)
         self.weights, self.tokenizer, self.settings = weights, tokenizer, settings
@@ -116,6 +116,8 @@ class VllmEngine:
         if settings.tensor_parallel > 1:
             self._handover = ToWorkers(weights, self._folder.path / "weights", settings.tensor_parallel)
         self._llm = _start(settings, self._handover)
+        if settings.tensor_parallel > 1:
+            self._folder.adopt_segments()
         if not settings.sleeps:
             say("vLLM on a CPU cannot sleep: its key-value cache stays in memory during updates")
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from vlmrl.errors import EngineError
+from vlmrl.model.families import family_of
 from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
 from vlmrl.model.written import as_published, published_names
 
@@ -111,11 +112,14 @@ def _gather(shards: Sequence[DTensor]) -> Sequence[Tensor]:
 class WeightSource(Protocol):
     """Where an engine gets its weights from.
 
-    Attributes: model_type: the model's, as transformers calls it. adapted: whether there is an adapter.
+    Attributes:
+        model_type: the model's, as transformers calls it.      adapted: whether there is an adapter.
+        two_way_images: whether the tokens of an image see each other both ways.
     """
 
     model_type: str
     adapted: bool
+    two_way_images: bool
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(published name, tensor) of all weights, an adapter's aside, one at a time."""
@@ -137,6 +141,7 @@ class PolicyWeights:
     def __init__(self, model: Any, dtype: torch.dtype, folder: str) -> None:
         self.model, self.dtype, self.folder = model, dtype, folder
         self.model_type, self.adapted = str(model.config.model_type), has_adapter(model)
+        self.two_way_images = family_of(model).bidirectional != "never"
         self.names = engine_names(model)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -205,11 +205,11 @@ class PromptLengths:
         self._task = task
 
     def of(self, columns: Mapping[str, Hashable], media: Sequence[Media]) -> int:
-        return self._tokens(tuple(columns.items()), tuple(media) if self._task.messages else len(media))
+        """Of a row with these columns, and so many images."""
+        return self._tokens(tuple(columns.items()), len(media))
 
-    def _render(self, columns: tuple[tuple[str, Any], ...], media: Any) -> int:
-        shown = media if isinstance(media, tuple) else tuple(Media("", 1, 1) for _ in range(media))
-        row = Row("", "", self._task.name, {}, shown, dict(columns))
+    def _render(self, columns: tuple[tuple[str, Any], ...], num_images: int) -> int:
+        row = Row("", "", self._task.name, {}, (Media("", 1, 1),) * num_images, dict(columns))
         where = f"tasks/{self._task.name}/{self._task.variant or 'prompt'}.jinja"
         text = render_user(self._task.template, row, self._task.variables, where=where)
         place_images((Message("user", text),), row)

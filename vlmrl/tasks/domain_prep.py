@@ -276,19 +276,17 @@ def _lines_of(
                     yield index, number, table.pieces[index].split, json.loads(line)
 
 
-def row_schema(domain: Domain) -> Any:
-    """The Arrow schema of a domain's rows."""
+def row_schema(domain: Domain, more: str | None = "problem") -> Any:
+    """The Arrow schema of a domain's rows. Args: more: `problem` (text), `individuals` (two names), or None."""
     import pyarrow as pa
 
     names = pa.list_(pa.string())
     truth = [("same", pa.bool_()), ("distance", pa.int64()), *((one, names) for one in domain.field_names)]
     image = pa.struct([("sha256", pa.string()), ("width", pa.int64()), ("height", pa.int64()), ("kind", pa.string())])
-    return pa.schema(
-        [
-            ("prompt_id", pa.string()),
-            ("truth", pa.struct([*truth, ("ground_truth", pa.string())])),
-            ("images", pa.list_(image)),
-            ("problem", pa.string()),
-            ("origins", pa.list_(pa.string())),
-        ]
-    )
+    fields = [
+        ("prompt_id", pa.string()),
+        ("truth", pa.struct([*truth, ("ground_truth", pa.string())])),
+        ("images", pa.list_(image)),
+        ("origins", names),
+    ]
+    return pa.schema([*fields, *([(more, pa.string() if more == "problem" else names)] if more else [])])

@@ -19,11 +19,12 @@ from tinyfamilies import BUILDERS, build
 from vlmrl.checkpoint import io, proof, shards
 from vlmrl.checkpoint.fold import Fold
 from vlmrl.checkpoint.format import HF, MODEL
-from vlmrl.checkpoint.plan import CannotStreamError, make_plan
+from vlmrl.checkpoint.plan import CannotStreamError, make_plan, match_written
 from vlmrl.checkpoint.shards import TensorSpec, parse_size, read_tensors, split_shards, weight_files, write_shards
 from vlmrl.checkpoint.stream import write_streaming
 from vlmrl.errors import CheckpointError
 from vlmrl.model.quiet import quiet_transformers
+from vlmrl.model.written import publishing
 
 
 class NoProcessor:
@@ -55,7 +56,9 @@ def test_every_family_is_written_as_transformers_writes_it_or_says_why_not(famil
         from vlmrl.checkpoint.load import load_checkpoint_model
         from vlmrl.recipe.schema import Model
 
-        load_checkpoint_model(checkpoint, Model(path="x", dtype="float32", device="cpu")).save_pretrained(expected)
+        whole = load_checkpoint_model(checkpoint, Model(path="x", dtype="float32", device="cpu"))
+        with publishing(whole):
+            whole.save_pretrained(expected)
     found.mkdir()
     parameters = write_streaming(checkpoint, found, None, None, 200_000)
     ours, theirs = written(found), written(expected)
@@ -65,6 +68,27 @@ def test_every_family_is_written_as_transformers_writes_it_or_says_why_not(famil
     for name in ("config.json", "generation_config.json"):
         assert json.loads((found / name).read_text()) == json.loads((expected / name).read_text()), name
     assert len(weight_files(found)) > 1
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llava"])
+def test_a_merged_folder_has_the_published_names_and_a_base_is_found_under_either(family, tmp_path):
+    """vLLM reads the vision tower under `vision_model.`, which transformers leaves out for a model it built itself."""
+    model = build(family).model
+    checkpoint = save(tmp_path / "run", model)
+    (tmp_path / "out").mkdir()
+    write_streaming(checkpoint, tmp_path / "out", None, None, 10**9)
+    names = written(tmp_path / "out").keys()
+    assert "vision_tower.vision_model.embeddings.patch_embedding.weight" in names
+    assert not [n for n in names if n.startswith("vision_tower.") and ".vision_model." not in n]
+    with quiet_transformers():
+        model.save_pretrained(tmp_path / "plain")
+        again = type(model).from_pretrained(tmp_path / "out").state_dict()
+    assert all(torch.equal(again[n], t) for n, t in model.state_dict().items())
+    plan = make_plan(checkpoint / HF, torch.float32)
+    assert "vision_tower.embeddings.patch_embedding.weight" in written(tmp_path / "plain")
+    first, second = (match_written(plan, read_tensors(weight_files(tmp_path / place))) for place in ("out", "plain"))
+    assert first.keys() == second.keys() == plan.tensors.keys()
+    assert all(torch.equal(first[n].whole(), second[n].whole()) for n in first)
 
 
 def test_a_tensor_made_of_several_cannot_be_streamed(tmp_path, monkeypatch):
@@ -77,7 +101,7 @@ def test_a_tensor_made_of_several_cannot_be_streamed(tmp_path, monkeypatch):
         pair = [rest.pop(k) for k in list(rest) if ".layers.0.self_attn.q_proj.weight" in k or "k_proj.weight" in k]
         return rest | ({"qk": torch.cat(pair)} if len(pair) > 1 else {})
 
-    monkeypatch.setattr(plan, "as_written", join)
+    monkeypatch.setattr(plan, "as_published", join)
     with pytest.raises(CannotStreamError, match="several tensors"):
         make_plan(checkpoint / HF, torch.float32)
 

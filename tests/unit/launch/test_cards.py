@@ -119,3 +119,13 @@ def test_what_is_neither_a_number_nor_a_list_is_refused(asked: str) -> None:
 @given(st.lists(st.integers(0, 99), min_size=1, unique=True))
 def test_any_list_of_different_numbers_is_read_back(numbers: list[int]) -> None:
     assert parse_gpus(",".join(map(str, numbers)) + ",") == (0, tuple(numbers))
+
+
+def test_processes_that_share_engines_come_in_whole_groups(machine) -> None:
+    machine(10, 10, 10, 10)
+    assert place("4", parts=2).ranks == 4 and place("4", parts=4).ranks == 4
+    with pytest.raises(LaunchError, match=r"whole groups of 2, and these are 3") as refused:
+        place("3", parts=2)
+    assert "give 4" in (refused.value.hint or "")
+    # Engines on cards of their own ask nothing of those that train.
+    assert (place("4", engines=2, parts=2).ranks, place("3", engines=2, parts=2).ranks) == (2, 1)

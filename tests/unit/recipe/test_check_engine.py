@@ -33,26 +33,45 @@ def test_what_vllm_cannot_do_is_refused_for_vllm_alone(tmp_path, text, key):
     assert not list(check_engine(loaded(tmp_path, text=text)))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["engine=vllm", "tensor_parallel=2", "engine_gpus=3"], "no whole engines"),
+        (["engine=torch", "tensor_parallel=2"], "`rollout.tensor_parallel` is for the engine vllm"),
+        (["engine=vllm", "tensor_parallel=2", "engine_gpus=4"], None),
+        (["engine=vllm", "tensor_parallel=2"], None),
+    ],
+)
+def test_cards_must_hold_whole_engines(tmp_path, overrides, told):
+    found = list(check_engine(loaded(tmp_path, *(f"rollout.{o}" for o in overrides))))
+    assert [told in p.message for p in found] == ([] if told is None else [True])
+    if told == "no whole engines":
+        assert found[0].hint == "rollout.engine_gpus = 4"
+
+
 def test_quantized_weights_are_refused(tmp_path):
     recipe = loaded(tmp_path, 'model.quantize="4bit"', "rollout.engine=vllm", text="[lora]\nrank = 8\n")
     assert ["model.quantize" in p.message for p in check_engine(recipe)] == [True]
 
 
 @pytest.mark.parametrize(
-    ("model_type", "dtype", "kind", "refused"),
+    ("model_type", "text", "dtype", "kind", "refused"),
     [
-        ("gemma3", "bfloat16", "cpu", True),
-        ("gemma3", "bfloat16", "cuda", False),
-        ("qwen3_5", "float32", "cpu", True),
-        ("qwen3_5", "bfloat16", "cpu", False),
-        ("qwen2_5_vl", "float32", "cpu", False),
+        ("gemma3", {}, "bfloat16", "cpu", True),
+        ("gemma3", {}, "bfloat16", "cuda", False),
+        ("gemma4", {"use_bidirectional_attention": "vision"}, "float32", "cpu", True),
+        ("gemma4", {"use_bidirectional_attention": "vision"}, "float32", "cuda", False),
+        ("gemma4", {"use_bidirectional_attention": None}, "float32", "cpu", False),
+        ("qwen3_5", {}, "float32", "cpu", True),
+        ("qwen3_5", {}, "bfloat16", "cpu", False),
+        ("qwen2_5_vl", {"use_bidirectional_attention": "vision"}, "float32", "cpu", False),
     ],
 )
 def test_a_family_that_vllm_cannot_serve_here_is_refused_before_a_weight_is_read(
-    tmp_path, monkeypatch, model_type, dtype, kind, refused
+    tmp_path, monkeypatch, model_type, text, dtype, kind, refused
 ):
     monkeypatch.setattr(facts, "device_facts", lambda wanted: ({"kind": kind}, []))
-    model = facts.ModelFacts(model_type, {}, {}, {})
+    model = facts.ModelFacts(model_type, {}, text, {})
     found = machine.check_served(loaded(tmp_path, "rollout.engine=vllm", f"model.dtype={dtype}"), model)
     assert [model_type in p.message and 'engine = "torch"' in (p.hint or "") for p in found] == [True] * refused
     assert not machine.check_served(loaded(tmp_path, f"model.dtype={dtype}"), model)

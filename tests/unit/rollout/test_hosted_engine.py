@@ -56,7 +56,7 @@ def test_a_process_alone_takes_the_first_cards_that_it_sees(monkeypatch) -> None
 class Plain:
     """Weights of a trainer."""
 
-    model_type, adapted = "plain", False
+    model_type, adapted, two_way_images = "plain", False, False
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.named, self.times = tensors, 0

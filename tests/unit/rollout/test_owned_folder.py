@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +88,60 @@ def test_a_lock_is_refused_for_a_folder_that_is(tmp_path: Path, what: str) -> No
         folder.close()
     assert owned_folder._lock(folder.path) is None
     folder.close()
+
+
+SHARE = """
+import mmap, os, subprocess, sys, time
+from pathlib import Path
+def share(name):
+    with open(name, "w+b") as file:
+        file.truncate(4096)
+        return mmap.mmap(file.fileno(), 4096)
+if len(sys.argv) == 3:
+    held = share(sys.argv[2])
+    print("ready", flush=True)
+    time.sleep(600)
+from vlmrl.rollout.owned_folder import OwnedFolder
+folder, held = OwnedFolder(Path(sys.argv[1])), share(sys.argv[2])
+below = subprocess.Popen([sys.executable, __file__, sys.argv[1], sys.argv[3]], stdout=subprocess.PIPE)
+below.stdout.readline()
+folder.adopt_segments()
+print(below.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not (owned_folder.TMPFS.is_dir() and Path("/proc/self/maps").exists()), reason="Linux's own")
+def test_shared_memory_of_a_killed_engine_is_removed_by_the_next_that_makes_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "share.py").write_text(SHARE)
+    names = [owned_folder.TMPFS / f"vlmrl-test-{part}-{os.getpid()}" for part in ("own", "below")]
+    other = owned_folder.TMPFS / f"vlmrl-test-other-{os.getpid()}"
+    other.write_text("somebody else's")
+    folders = tmp_path / "folders"
+    folders.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "share.py"), str(folders), *map(str, names)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        below = int(process.stdout.readline())
+        OwnedFolder(folders).close()
+        assert all(name.exists() for name in names), "a living owner was robbed"
+        process.kill()
+        os.kill(below, signal.SIGKILL)
+        process.communicate()
+        OwnedFolder(folders).close()
+        assert not any(name.exists() for name in names) and other.exists()
+    finally:
+        for name in (*names, other):
+            name.unlink(missing_ok=True)
+
+
+def test_no_name_leads_out_of_the_place_of_shared_memory(tmp_path: Path) -> None:
+    """What is in such a folder is not to be trusted."""
+    dead, victim = tmp_path / f"{PREFIX}dead", tmp_path / "victim"
+    dead.mkdir()
+    victim.write_text("precious")
+    (dead / owned_folder.SEGMENTS).write_text(f"{victim}\n../../{victim}\n\n.\n..")
+    OwnedFolder(tmp_path).close()
+    assert victim.exists() and not dead.exists()

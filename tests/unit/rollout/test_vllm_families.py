@@ -27,7 +27,9 @@ def test_log_probs_and_greedy_ids_are_the_trainers_after_every_sync(tmp_path, fa
     assert all(found.same)
 
 
-@pytest.mark.parametrize(("family", "dtype"), CPU_REFUSALS)
+@pytest.mark.parametrize(
+    ("family", "dtype"), [*CPU_REFUSALS, ("gemma3", "float32"), ("gemma3", "bfloat16"), ("gemma4", "float32")]
+)
 def test_a_family_that_it_cannot_generate_for_is_refused_before_anything_is_built(tmp_path, family, dtype) -> None:
     with pytest.raises(EngineError, match=family) as refused:
         measure(family, tmp_path, dtype=dtype)

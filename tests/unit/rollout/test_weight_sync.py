@@ -59,7 +59,7 @@ def test_a_weight_sent_fused_needs_no_parts():
 class Plain:
     """The weights of modules that are published under their own names."""
 
-    model_type, adapted = "plain", False
+    model_type, adapted, two_way_images = "plain", False, False
 
     def __init__(self, trained: nn.Module) -> None:
         self.trained = trained

@@ -42,6 +42,7 @@ class PairPlan:
         whole_classes: splits share no class: for individuals.
         truth_of: the truth of a pair; default: `level_truth` over the levels.
         schema: Arrow schema of the rows; None = as the first rows are.
+        truth_fields: for dataset.json: the truth fields that are known, where not all are.
         individuals: the last label is an individual's, and is written beside the truth.
         group, notes: for the data doctor (data/doctor.py).
     """
@@ -60,6 +61,7 @@ class PairPlan:
     truth_of: Callable[[Pair], dict[str, Any]] | None = None
     schema: Any = None
     individuals: bool = False
+    truth_fields: Sequence[str] | None = None
     group: str = ""
     notes: Mapping[str, tuple[Verdict, str]] = field(default_factory=dict)
 
@@ -186,6 +188,7 @@ def write_pairs(
         "source": dict(plan.source),
         "args": dict(plan.args),
         **info,
+        **({} if plan.truth_fields is None else {"truth_fields": list(plan.truth_fields)}),
         "splits": splits,
     }
     return assemble(build, assembly, whole, limits, force=force)
@@ -202,8 +205,9 @@ def deal_images(images: Sequence[LabelledImage], plan: PairPlan) -> Splits:
     if "" in given:
         some = given[""][0].origin
         raise DataError(f"some images have a split and others none, such as {some}", hint="give every image its split")
-    if "validation" not in given and "train" in given:
-        share = plan.split_shares["validation"] / (plan.split_shares["train"] + plan.split_shares["validation"])
+    if "validation" not in given and "train" in given and "validation" in plan.split_shares:
+        validation = plan.split_shares.get("validation", 0)
+        share = validation / (plan.split_shares["train"] + validation)
         made = deal(given.pop("train"), {"train": 1 - share, "validation": share}, seed=plan.seed)
         given = {**made.images, **given}
     return Splits(given)
