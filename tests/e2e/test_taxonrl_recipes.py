@@ -107,6 +107,7 @@ def starts(place, tiny_folder) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in RECIPES if n not in STARTS])
 def test_a_recipe_trains_for_two_steps(name, place, starts, tiny_folder, monkeypatch):
     monkeypatch.chdir(place)

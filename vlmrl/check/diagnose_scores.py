@@ -120,6 +120,12 @@ def constant_part(facts: Facts) -> Iterator[Cause]:
     if len(facts.responses) < limit("few_samples"):
         return
     weights, most = facts.weights(facts.responses[0].source), facts.most_possible(facts.responses[0].source) or 1.0
+    low, high = facts.score_range
+    if low == high and 0 < high != facts.most_possible(facts.responses[0].source):
+        texts = len({r.text for r in facts.responses})
+        what = f"every response earns {high:g}: {texts} different texts, one score"
+        yield Cause("constant_reward", "error", what, f"vlmrl reward-check {facts.key} --probe", 1.0, [],
+                    rows_of(facts.responses))  # fmt: skip
     found: dict[float | None, list[str]] = {}
     for name in facts.part_names:
         values = facts.part(name)

@@ -115,6 +115,7 @@ FAULTS = {
     "all_wrong": plan(respond=wrong),
     "all_right": plan(respond=sure),
     "constant_part": plan(spec=user_reward(one_part_stuck)),
+    "constant_reward": plan(spec=user_reward(lambda x: {"format": 1.0, "answer": 0.3})),
     "zero_gradient": plan(metrics=lambda step: {"optim/grad_norm/vision": 0.0}),
     "zero_gradient of all": plan(metrics=lambda step: {"optim/grad_norm": 0.0}),
     "frozen": plan(trained={"vision": 300_000}, frozen={"language": 1_000_000}),
