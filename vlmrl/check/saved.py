@@ -87,7 +87,9 @@ class Saved:
         if self.task is not None:
             return self.task
         name = self.heads[source].task
-        return TaskRef(name, {"name": source, "levels": self.levels.get(source)}) if name else None
+        datasets = self.run.manifest.datasets if self.run is not None else ()
+        variant = next((one.get("variant") for one in datasets if one.get("name") == source), None)
+        return TaskRef(name, {"name": source, "levels": self.levels.get(source)}, variant) if name else None
 
     def limits(self) -> dict[str, Any]:
         """What the recipe says of the time, memory and workers of a user's reward."""

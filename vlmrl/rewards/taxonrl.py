@@ -96,11 +96,13 @@ def taxonrl(*, function: str, layout: str | None = None, format_weight: float | 
     Args:
         function: file and function, such as `lfw_fungi_im:compute_score_gemini`.
         layout: how the typed truth is written when a row has no `ground_truth` text of its own; default: the
-            function's.
+            function's. "answer", when given, also takes the answer alone out of a row's own text: TaxonRL gave its
+            baselines the column `answer` of rows that have `answer_im` too.
         format_weight: the original's parameter; default: the function's.
     Raises: RewardError for an unknown function or layout, or a format weight that is not a number.
     """
     published = _published(function)
+    answer_alone = layout == "answer"
     layout = published.layout if layout is None else layout
     if layout not in LAYOUTS:
         raise RewardError(f"unknown layout {layout!r}", hint=f"known: {', '.join(LAYOUTS)}")
@@ -112,6 +114,8 @@ def taxonrl(*, function: str, layout: str | None = None, format_weight: float | 
         ground_truth = x.truth.get("ground_truth")
         if ground_truth is None and "same" in x.truth:
             ground_truth = LAYOUTS[layout].write(x.truth)
+        elif answer_alone and isinstance(ground_truth, str):
+            ground_truth = ground_truth.partition(";")[0].strip()
         return published.parts(x.response, ground_truth)[0]
 
     weights = published.shares(format_weight)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 import re
 from dataclasses import replace
@@ -264,3 +265,13 @@ def test_a_row_that_does_not_know_what_a_response_must_state_has_no_trace() -> N
     with pytest.raises(DataError, match="the row does not know its `family`") as caught:
         trace(replace(row_of("fungi"), truth=TRUTHS["fungi"] | {"family": [None, "A"]}), random.Random(0))
     assert caught.value.where == "s row r"
+
+
+def test_a_published_baseline_reads_the_answer_of_rows_that_have_more() -> None:
+    # lfw:compute_score on `0;Boletaceae;...` gives 0 for every answer; TaxonRL gave it the column `answer`.
+    domain, text = DOMAINS["fungi"], "<think>x</think><answer>0.1000</answer>"
+    raw = LAYOUTS["fungi"].write(TRUTHS["fungi"]) + " "
+    for truth in (TRUTHS["fungi"], TRUTHS["fungi"] | {"ground_truth": raw}):
+        parts, _ = score(domain, domain.variant("baseline"), truth, text, "taxonrl")
+        assert parts["accuracy"] == pytest.approx(1 + math.log(0.9)) and parts["format"] == 1.0
+    assert load_reward("taxonrl", args={"function": "lfw:compute_score"}).fn(RewardInput(text, truth))["accuracy"] == 0
