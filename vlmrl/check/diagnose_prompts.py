@@ -20,7 +20,7 @@ TURN_END = re.compile(r"(?:<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<end_of_turn>|<tu
 OPEN_TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>\s*\Z")
 CLOSED_THINK = re.compile(r"</(think|thinking|reasoning)>\s*\Z")
 TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>")
-ANSWER = re.compile(r"<answer>\s*([^<]{1,200}?)\s*</answer>|\\boxed\{([^{}]{1,200})\}")
+ANSWER = re.compile(r"<answer>([^<]{1,400})</answer>|\\boxed\{([^{}]{1,200})\}")
 MOST_PLAIN_ANSWER_CHARS = 40
 MOST_NOTES = 3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from sick_runs import PROMPT, make_run, mixed, plan
 from vlmrl.check.diagnose import EXPLAINS, Diagnosis, diagnose, ranked
 from vlmrl.check.diagnose_facts import read_facts
 from vlmrl.check.diagnose_limits import LIMITS, Cause, again, check_again, look_again, percent
-from vlmrl.check.diagnose_prompts import answer_of
-from vlmrl.check.diagnose_scores import agrees
+from vlmrl.check.diagnose_prompts import OPEN_TAG, ROLE_MARK, TURN_END, answer_of
+from vlmrl.check.diagnose_scores import FIELD, agrees
 from vlmrl.errors import StoreError
 from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
@@ -259,6 +260,25 @@ def test_labels_and_answers_of_any_text_are_read_without_an_error(one, other):
     agrees(one, other)
     answer_of(one)
     assert agrees(one, one) == ""
+
+
+def test_texts_made_to_be_slow_are_read_in_a_moment():
+    texts = [
+        "<answer>" + " " * 200_000 + "x",
+        "<answer>" * 50_000,
+        "<a>" * 50_000,
+        "image" * 50_000 + "=",
+        "<" * 200_000,
+    ]
+    begin = time.process_time()
+    for text in texts:
+        answer_of(text)
+        agrees(text[:200], text)
+        FIELD.findall(text)
+        TURN_END.search(text)
+        OPEN_TAG.search(text)
+        ROLE_MARK.search(text)
+    assert time.process_time() - begin < 5
 
 
 def test_shares_are_never_rounded_to_none_or_all():

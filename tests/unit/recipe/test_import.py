@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -295,6 +296,16 @@ def test_nothing_of_a_file_is_run(tmp_path):
         with pytest.raises(VlmrlError):
             import_recipe(tmp_path / name)
     assert not touched.exists()
+
+
+def test_a_script_that_grows_or_never_ends_is_read_in_a_moment(tmp_path):
+    doubling = "\n".join(["A0=xxxxxxxxxx", *(f"A{n}=$A{n - 1}$A{n - 1}" for n in range(1, 60))])
+    digits = f"worker.rollout.n=4 data.image_dir={'1' * 100_000}x trainer.max_steps={'7' * 5000}"
+    (tmp_path / "run.sh").write_text(f"{doubling}\npython -m verl.trainer.main data.image_dir=$A59 {digits}\n")
+    begin = time.process_time()
+    foreign = read_foreign(tmp_path / "run.sh")
+    assert time.process_time() - begin < 2
+    assert foreign.values["worker.rollout.n"] == 4 and max(len(str(v)) for v in foreign.values.values()) < 150_000
 
 
 def test_a_comment_of_the_recipe_cannot_be_broken_out_of(tmp_path):
