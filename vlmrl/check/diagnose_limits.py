@@ -39,7 +39,6 @@ LIMITS: dict[str, Limit] = {
     "dead_warning": Limit(0.7, "a third to a half is usual on a task of mixed difficulty"),
     "one_sided": Limit(0.8, "share of groups that are all wrong (or all right) from which the task is too hard (easy)"),
     "right_score": Limit(0.95, "share of the most possible score from which a response counts as right"),
-    "wrong_part": Limit(0.75, "what an answer of one half earns by Brier: above it lies the right side"),
     "few_samples": Limit(16, "fewer responses than two groups of eight prove nothing about a part or a label"),
     "one_answer": Limit(0.95, "share of responses that give the same answer to prompts with different truths"),
     "distinct": Limit(0.2, "different texts in a group, as a share of its size: fewer than two of eight"),

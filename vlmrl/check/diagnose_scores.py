@@ -285,11 +285,15 @@ def _part_of(name: str, parts: Mapping[str, Any]) -> str | None:
 
 
 def _right(r: Response, facts: Facts) -> bool:
+    """Whether a response is on the right side. Where that is a matter of degree, whether it beats the worst seen."""
+    if isinstance(r.truth.get("same"), bool) and (answer := answer_of(r.text)) is not None:
+        confidence = _number(answer)
+        return confidence is not None and (confidence > 0.5) == r.truth["same"] and confidence != 0.5
     part = next((p for p in ANSWER_PARTS if r.parts.get(p) is not None), None)
-    if part is not None:
-        return float(r.parts[part] or 0.0) > limit("wrong_part")
-    most = facts.most_possible(r.source)
-    return r.score > limit("wrong_part") * most if most else r.score > 0
+    if part is not None and set(facts.part(part)) <= {0.0, 1.0}:
+        return r.parts[part] == 1
+    low, high = facts.score_range
+    return r.score > low if high > low else r.score > 0
 
 
 def _perfect(r: Response, facts: Facts) -> bool:

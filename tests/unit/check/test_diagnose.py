@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,14 @@ def other_spelling(truth, rng):
 
 def without_think(truth, rng):
     return mixed(truth, rng).removeprefix("<think>")
+
+
+def boxes(rng):
+    return {"box": round(rng.random(), 3)}
+
+
+def box_of(truth, rng):
+    return f"<think>{'.' * rng.randrange(30)}</think><answer>{rng.random():.4f}</answer>"
 
 
 def user_reward(score) -> RewardSpec:
@@ -176,6 +185,13 @@ def test_a_response_cannot_write_to_the_terminal(tmp_path):
     )
     told = this_process("runs", "diagnose", run.dir, cwd=tmp_path).err
     assert "\\u001b[2J" in told and "\x1b" not in told and "\x9b" not in told
+
+
+def test_a_reward_by_degree_is_not_called_wrong_for_being_low(tmp_path):
+    """An overlap of 0.1 to 0.5 teaches, though no response reaches one half of what could be earned."""
+    spec = user_reward(lambda x: {"format": 1.0, "answer": 0.1 + 0.4 * (zlib.crc32(x.response.encode()) % 97) / 97})
+    found = look(make_run(tmp_path, plan(spec=spec, truth=boxes, respond=box_of)))
+    assert found.healthy, [c.what for c in found.causes]
 
 
 def test_what_a_cause_explains_stands_behind_it(tmp_path):
