@@ -109,6 +109,14 @@ class Domain:
         return tuple(one.name for one in self.fields if one.level)
 
     @property
+    def ranks(self) -> tuple[str, ...]:
+        """The hierarchy down to what is asked, coarse to fine, the species too where the truth does not name it.
+
+        Empty where there is none. A pair that first differs at the last rank has distance 1, at the one above 2.
+        """
+        return (*LAYOUTS[self.layout].ranks[::-1], "species") if self.levels else ()
+
+    @property
     def variant_names(self) -> tuple[str, ...]:
         return tuple(variant.name for variant in self.variants)
 

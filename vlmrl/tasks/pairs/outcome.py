@@ -10,7 +10,7 @@ from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.labels import LabelForm
 from vlmrl.rewards.pairs import PairReward
-from vlmrl.rewards.parse import split_pair
+from vlmrl.rewards.parse import PairFormat
 from vlmrl.tasks.base import Outcome
 from vlmrl.types import RewardInput
 
@@ -51,12 +51,13 @@ def pair_outcome(reward: PairReward) -> Callable[[Mapping[str, Any], str], Outco
     repaired: a closing tag had to be repaired. Only where the reward allows that.
     """
     judge = replace(reward, consistency="part", complete=False)
+    form = PairFormat(judge.levels, relaxed=judge.relaxed)
 
     def outcome(truth: Mapping[str, Any], response: str) -> Outcome:
         same, right = judge.read_truth(truth)
         parts = judge(RewardInput(response, truth))
         failed = not parts["format"]
-        _, said, bodies, _ = split_pair(response, judge.levels, relaxed=judge.relaxed)
+        _, said, bodies, _ = form.split(response)
         confidence = None if failed else said
         label = float(same)
         found: dict[str, float | None] = {
@@ -66,7 +67,7 @@ def pair_outcome(reward: PairReward) -> Callable[[Mapping[str, Any], str], Outco
             "label": label,
             "parse_failure": float(failed),
         }
-        stated = {} if failed else {level: judge.form.read(body, level).value for level, body in bodies.items()}
+        stated = {} if failed else {level: judge.form.read(level, body)[0] for level, body in bodies.items()}
         found |= _levels(judge, stated, right)
         if judge.levels and judge.levels_decide:
             found["consistent"] = None if failed else parts["consistency"]
