@@ -24,8 +24,10 @@ def run(*words: str):
 
 
 @pytest.mark.parametrize(
-    "command", ["recipe show", "recipe explain", "recipe list", "recipe schema", "recipe diff", "check", "try"]
-)
+    "command",
+    ["recipe show", "recipe explain", "recipe list", "recipe schema", "recipe diff", "recipe import", "recipe check",
+     "check", "try", "runs diagnose"],
+)  # fmt: skip
 def test_help_has_an_example(command):
     result = run(*command.split(), "--help")
     assert result.exit_code == 0
@@ -51,7 +53,8 @@ def test_lists_are_json_when_asked():
     recipes = json.loads(run("recipe", "list", "--json").stdout)["recipes"]
     assert "digits_im" in [r["name"] for r in recipes]
     names = json.loads(run("recipe", "list", "--tasks", "--algos", "--rewards", "--json").stdout)
-    assert set(names) == {"tasks", "algos", "rewards"}
+    assert set(names) == {"tasks", "algos", "rewards", "variants"}
+    assert names["variants"]["bird"] == ["baseline", "im_basic", "im_concrete", "im"]
     assert "table" in names["tasks"] and "grpo" in names["algos"] and "taxonomy" in names["rewards"]
 
 
@@ -59,6 +62,49 @@ def test_schema_and_diff_are_json():
     assert json.loads(run("recipe", "schema").stdout)["properties"]["train"]
     differences = json.loads(run("recipe", "diff", "digits_im", "digits_baseline", "--json").stdout)["differences"]
     assert "reward.name" in [d["key"] for d in differences]
+
+
+def test_list_names_recipes_by_a_word_bases_last():
+    found = json.loads(run("recipe", "list", "bird", "--json").stdout)["recipes"]
+    assert len(found) == 9 and all("bird" in r["name"] for r in found)
+    names = [r["name"] for r in json.loads(run("recipe", "list", "--json").stdout)["recipes"]]
+    bases = [name.startswith("base/") for name in names]
+    assert bases == sorted(bases)
+
+
+def test_recipe_check_takes_many_and_leaves_what_is_not_made_to_other_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = run("recipe", "check", "fungi_im", "gorilla_traces", "--json")
+    found = {r["recipe"]: r for r in json.loads(told.stdout)["recipes"]}
+    assert told.exit_code == 0 and found["fungi_im"]["ok"] and found["gorilla_traces"]["ok"]
+    (missing,) = found["gorilla_traces"]["problems"]
+    make = "vlmrl prep gorilla hub:maxvonk/gorilla-pairs-v4-800px-cv-im --out data/gorilla_v4_cv_im"
+    assert missing["level"] == "warning" and missing["hint"] == f"make it first: `{make}`"
+    (tmp_path / "r.toml").write_text(SOUND + '[algo]\nname = "grpa"\n')
+    result = run("recipe", "check", "fungi_im", "r.toml")
+    assert result.exit_code == 2
+    assert "fungi_im: sound" in result.stderr and "r.toml: wrong" in result.stderr and "`grpo`" in result.stderr
+
+
+def test_a_prompt_or_a_reward_that_is_missing_is_an_error_of_recipe_check(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--set", "data.0.prompt=/elsewhere/fungi.jinja", "--set", "reward.name=/elsewhere/lfw.py:score"]
+    told = run("recipe", "check", "fungi_im", *words, "--json")
+    levels = {p["where"]: p["level"] for p in json.loads(told.stdout)["recipes"][0]["problems"]}
+    assert told.exit_code == 2 and [level for where, level in levels.items() if "--set" in where] == ["error", "error"]
+
+
+def test_import_prints_a_recipe_and_says_what_did_not_map(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "grpo.yaml").write_text("num_generations: 4\nlearning_rate: 2e-6\nfp16: true\nmax_steps: 7\n")
+    shown = run("recipe", "import", "grpo.yaml")
+    assert shown.exit_code == 0 and "lr = 2e-06" in shown.stdout and "# learning_rate" in shown.stdout
+    assert "not mapped:" in shown.stderr and "fp16" in shown.stderr and "to do:" in shown.stderr
+    assert run("recipe", "import", "grpo.yaml", "--out", "r.toml").stdout == ""
+    assert run("recipe", "show", "r.toml").exit_code == 0
+    assert isinstance(run("recipe", "import", "grpo.yaml", "--out", "r.toml").exception, VlmrlError)
+    told = json.loads(run("recipe", "import", "grpo.yaml", "--json").stdout)
+    assert set(told) == {"system", "mapped", "changed", "left_out", "as_here", "todo", "notes", "recipe", "out"}
 
 
 def test_an_unknown_recipe_is_a_users_mistake():

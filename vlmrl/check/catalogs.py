@@ -24,4 +24,6 @@ def catalogs() -> Catalogs:
         rows={name: asdict(row) for name, row in ALGORITHMS.items()},
         no_baseline=tuple(name for name, estimator in ESTIMATORS.items() if not estimator.needs_group),
         no_baseline_algos=tuple(name for name, row in ALGORITHMS.items() if not row.needs_group),
+        variants={name: entry.variant_names for name, entry in TASKS.items()},
+        profiles={name: entry.profiles for name, entry in TASKS.items()},
     )

@@ -137,7 +137,7 @@ def metric_names(source: Source) -> list[str]:
     """
     outcome = source.task.outcome(source.rows[0].truth, "")
     names = ["reward", *(name for name in outcome if name not in ("label", "confidence"))]
-    names += ["auc"] if {"label", "confidence"} <= set(outcome) else []
+    names += ("auc", "ece", "precision", "recall", "f1") if {"label", "confidence"} <= set(outcome) else ()
     parts = dict.fromkeys([*source.reward.ranges, *source.weights])
     return [*names, *(f"part/{part}" for part in parts), "response_tokens", "truncated"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +10,10 @@ import numpy as np
 
 from vlmrl.algo.family import ALGORITHMS, Algorithm, algorithm_of, stand_in, without_greedy
 from vlmrl.algo.inputs import scored_group, step_advantages, untrained_values
-from vlmrl.check.rescore import correlation, describe_row
+from vlmrl.check.facts import Facts
 from vlmrl.check.saved import Saved
-from vlmrl.types import Score
+from vlmrl.check.scores import Flags, Floats, Scores, same_part
+from vlmrl.check.statistics import correlation, ranks, row_of, score_json
 
 
 @dataclass(frozen=True)
@@ -44,129 +44,130 @@ def estimate_of(saved: Saved) -> Estimate:
     return Estimate(without_greedy(asked), saved.recipe.rollout.max_new_tokens, stand_in(asked))
 
 
-def advantages_of(saved: Saved, scores: Sequence[Score], estimate: Estimate) -> list[float]:
+def advantages_of(saved: Saved, facts: Facts, scores: Scores, estimate: Estimate) -> Floats:
     """The advantage of every sample under these scores, by the rules of training, each step a batch of its own: failed
     rewards are left out, and truncated responses where the recipe drops them.
     """
-    advantages = [0.0] * len(scores)
+    advantages = np.zeros(len(scores))
     steps: dict[int, list[list[int]]] = {}
-    for group in saved.groups:
-        steps.setdefault(saved.samples[group[0]].step, []).append(group)
+    for group in groups_of(facts):
+        steps.setdefault(int(facts.steps_N[group[0]]), []).append(group)
+    needs_critic = estimate.algorithm.needs_critic
     for groups in steps.values():
-        inputs = [
-            scored_group(
-                [scores[i] for i in group], [saved.samples[i].input.finish for i in group], lengths, estimate.algorithm,
-                max_tokens=estimate.max_tokens,
-                weights=saved.records.get(saved.samples[group[0]].source, {}).get("weights") or {},
-                values=untrained_values(lengths) if estimate.algorithm.needs_critic else (),
-            )
-            for group in groups
-            for lengths in [[saved.samples[i].input.num_tokens for i in group]]
-        ]  # fmt: skip
+        inputs = []
+        for group in groups:
+            lengths = facts.tokens_N[group].tolist()
+            record = saved.records.get(facts.sources[group[0]] or "", {})
+            finishes = ["length" if cut else "stop" for cut in facts.cut_N[group].tolist()]
+            inputs.append(
+                scored_group(
+                    [scores[i] for i in group], finishes, lengths, estimate.algorithm, max_tokens=estimate.max_tokens,
+                    weights=record.get("weights") or {}, values=untrained_values(lengths) if needs_critic else (),
+                )
+            )  # fmt: skip
         for group, values in zip(groups, step_advantages(inputs, estimate.algorithm), strict=True):
-            for index, value in zip(group, values, strict=True):
-                advantages[index] = float(value.mean())
+            advantages[group] = [float(value.mean()) for value in values]
     return advantages
 
 
-def diff_rewards(saved: Saved, first: Sequence[Score], second: Sequence[Score], most: int = 5) -> dict[str, Any]:
-    """Compare two scorings of the same rollouts; `first` is what was, `second` what would have been.
+def groups_of(facts: Facts) -> list[list[int]]:
+    """Indices of the samples of each group, groups in the order of their first samples."""
+    order, starts = facts.group_bounds()
+    groups = [g.tolist() for g in np.split(order, starts[1:])]
+    return sorted(groups, key=lambda g: g[0]) if len(order) else []
+
+
+def diff_rewards(saved: Saved, facts: Facts, first: Scores, second: Scores, most: int = 5) -> dict[str, Any]:
+    """Compare two scorings of the same responses; `first` is what was, `second` what would have been.
 
     Returns a mapping with:
-        value: mean of both, mean absolute difference, share of samples that change, correlation over all samples.
+        value: mean of both, mean absolute difference, changed (rows), changed_share, correlation over all samples, rank
+            correlation (Spearman's).
         parts: part -> mean in both (None where it does not exist), share of samples in which it changes.
         groups: number; dead in both scorings; died and revived; same_order = mean rank correlation (Spearman's) within
             groups alive in both; best_changes = groups alive in both whose best samples have none in common.
         advantages: correlation over samples; flipped = share of samples whose sign turns; moved = mean absolute
             difference; estimator; stand_in = what it takes in place of what only training has ("" = nothing).
-        changed: the rows that change most in advantage (then in value), with their text.
+        changed: the rows that change most in advantage (then in value); see `row_of`.
+        groups and advantages are None where nothing says which rows belong to one prompt.
     """
     estimate = estimate_of(saved)
-    old = np.asarray(advantages_of(saved, first, estimate))
-    new = np.asarray(advantages_of(saved, second, estimate))
-    both = [i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a.error is None and b.error is None]
-    a, b = (np.asarray([s[i].value for i in both], dtype=np.float64) for s in (first, second))
-    move = [(abs(new[i] - old[i]), abs(second[i].value - first[i].value), -i) for i in both]
-    order = [-place for gap, delta, place in sorted(move, reverse=True)[:most] if gap > 0 or delta > 0]
+    both = ~(first.failed_N | second.failed_N)
+    a, b = first.values_N[both], second.values_N[both]
+    old = advantages_of(saved, facts, first, estimate) if saved.grouped else np.zeros(len(first))
+    new = advantages_of(saved, facts, second, estimate) if saved.grouped else np.zeros(len(first))
+    moved = np.abs(new - old)
+    delta = np.where(both, np.abs(second.values_N - first.values_N), 0.0)
+    order = np.lexsort((np.arange(len(first)), -delta, -moved))
+    order = order[(both & ((moved > 0) | (delta > 0)))[order]][:most].tolist()
     return {
         "samples": len(first),
-        "compared": len(both),
-        "failed": {"first": _failed(first), "second": _failed(second)},
+        "compared": int(both.sum()),
+        "failed": {"first": int(first.failed_N.sum()), "second": int(second.failed_N.sum())},
         "value": {
             "first": _mean(a),
             "second": _mean(b),
             "moved": _mean(np.abs(b - a)),
+            "changed": int(np.sum(a != b)),
             "changed_share": _mean(a != b),
             "correlation": correlation(a, b),
+            "rank_correlation": correlation(ranks(a), ranks(b)),
         },
         "parts": _parts(first, second, both),
-        "groups": _groups(saved, first, second, old, new),
+        "groups": _groups(facts, first, second, old, new) if saved.grouped else None,
         "advantages": {
             "estimator": estimate.advantage,
             "stand_in": estimate.stand_in,
             "correlation": correlation(old, new),
             "flipped_share": _mean(old * new < 0),
-            "moved": _mean(np.abs(new - old)),
-        },
+            "moved": _mean(moved),
+        } if saved.grouped else None,
         "changed": [
-            describe_row(
-                saved.samples[i], new=second[i], first=first[i].value, advantage=[float(old[i]), float(new[i])]
-            )
+            row_of(facts, i, second, old=score_json(first[i]), advantage=[float(old[i]), float(new[i])])
             for i in order
         ],
-    }
+    }  # fmt: skip
 
 
-def _groups(saved: Saved, first: Sequence[Score], second: Sequence[Score], old: Any, new: Any) -> dict[str, Any]:
+def _groups(facts: Facts, first: Scores, second: Scores, old: Floats, new: Floats) -> dict[str, Any]:
     dead_first = dead_second = died = revived = best_changes = alive = 0
-    ranks: list[float] = []
-    for group in saved.groups:
+    found: list[float] = []
+    failed = first.failed_N | second.failed_N
+    groups = groups_of(facts)
+    for group in groups:
         was, would = not np.any(old[group]), not np.any(new[group])
         dead_first, dead_second = dead_first + was, dead_second + would
         died, revived = died + (would and not was), revived + (was and not would)
-        kept = [i for i in group if first[i].error is None and second[i].error is None]
+        kept = np.asarray(group)[~failed[group]]
         if was or would or len(kept) < 2:
             continue
         alive += 1
-        a = np.asarray([first[i].value for i in kept])
-        b = np.asarray([second[i].value for i in kept])
+        a, b = first.values_N[kept], second.values_N[kept]
         best_changes += not np.any((a == a.max()) & (b == b.max()))
-        rank = correlation(_ranks(a), _ranks(b))
+        rank = correlation(ranks(a), ranks(b))
         if rank is not None:
-            ranks.append(rank)
+            found.append(rank)
     return {
-        "number": len(saved.groups),
+        "number": len(groups),
         "dead_first": dead_first,
         "dead_second": dead_second,
         "died": died,
         "revived": revived,
         "alive_in_both": alive,
         "best_changes": best_changes,
-        "same_order": math.fsum(ranks) / len(ranks) if ranks else None,
+        "same_order": math.fsum(found) / len(found) if found else None,
     }
 
 
-def _parts(first: Sequence[Score], second: Sequence[Score], both: Sequence[int]) -> dict[str, dict[str, Any]]:
-    names = dict.fromkeys(name for scores in (first, second) for i in both for name in scores[i].parts)
+def _parts(first: Scores, second: Scores, both: Flags) -> dict[str, dict[str, Any]]:
     table: dict[str, dict[str, Any]] = {}
-    for name in names:
-        means = [[p for i in both if (p := s[i].parts.get(name)) is not None] for s in (first, second)]
-        changed = [first[i].parts.get(name) != second[i].parts.get(name) for i in both]
-        a, b = (math.fsum(m) / len(m) if m else None for m in means)
-        table[name] = {"first": a, "second": b, "changed_share": _mean(np.asarray(changed))}
+    for name in dict.fromkeys([*first.parts, *second.parts]):
+        columns = [side.parts[name][both] if name in side.parts else None for side in (first, second)]
+        a, b = (None if c is None or np.isnan(c).all() else float(np.nanmean(c)) for c in columns)
+        same = same_part(columns[0], columns[1], int(both.sum()))
+        table[name] = {"first": a, "second": b, "changed_share": _mean(~same)}
     return table
-
-
-def _ranks(values: Any) -> Any:
-    """Ranks from 0, ties at their mean."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts + 1) / 2)[inverse]
 
 
 def _mean(values: Any) -> float | None:
     return float(np.mean(values)) if len(values) else None
-
-
-def _failed(scores: Sequence[Score]) -> int:
-    return sum(s.error is not None for s in scores)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
+from vlmrl.check.correlate import correlations
 from vlmrl.check.diff import diff_rewards
-from vlmrl.check.probe import probe_reward
-from vlmrl.check.rescore import (
-    Chosen,
-    compare_stored,
-    disagreements,
-    image_reader,
-    other_rewards,
-    own_rewards,
-    part_table,
-    reasons,
-    score_saved,
-)
-from vlmrl.check.saved import Saved
-from vlmrl.errors import RewardError, VlmrlError
+from vlmrl.check.facts import Facts
+from vlmrl.check.rescore import named_rewards, own_rewards, profile_rewards, scan_saved
+from vlmrl.check.saved import Saved, SavedSample
+from vlmrl.check.scan import Chosen, Scan
+from vlmrl.check.scores import Scores
+from vlmrl.check.statistics import compare_stored, disagreements, fill_rows, group_table, part_table, reasons, row_of
+from vlmrl.errors import DataError, RewardError, VlmrlError
+
+MOST_BROKEN = 10
 
 
 @dataclass(frozen=True)
@@ -29,11 +27,13 @@ class RewardQuestion:
     """What is asked.
 
     Args:
-        reward: score with this one instead of the run's own.
-        diff: another reward to compare with.
+        reward: score with this one instead of the run's own: a built-in, `file.py:function` or `profile:name`.
+        diff: another reward to compare with, named in the same way.
         args, weights, style: of `diff` when given, else of `reward`, else changes to the run's own.
         probe: attack the reward as well.
-        most: rows shown of each kind.
+        most: rows shown of each kind.      most_changed: of the responses that --diff changes most.
+        jobs: processes for built-in rewards.
+        keep_going: rows that cannot be read and rows on which a reward fails are counted, not the end.
     """
 
     reward: str | None = None
@@ -43,100 +43,169 @@ class RewardQuestion:
     style: str = "auto"
     probe: bool = False
     most: int = 5
+    most_changed: int = 5
+    jobs: int = 1
+    keep_going: bool = False
 
 
-def check_rewards(saved: Saved, question: RewardQuestion) -> dict[str, Any]:
-    """The whole report as JSON values.
+@dataclass
+class Checked:
+    """The report as JSON values, and what it was made from: the scores shown and the rows with their texts."""
 
-    Returns a mapping with: path, run, steps, samples, groups, sources, notes, seconds;
+    report: dict[str, Any]
+    facts: Facts
+    scores: Scores
+    samples: Mapping[int, SavedSample]
+
+
+Sides = tuple["dict[str, Chosen] | None", "dict[str, Chosen] | None"]
+
+
+def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[int], None] | None = None) -> Checked:
+    """The whole report.
+
+    It is a mapping with: path, run, steps, samples, groups, sources, notes, seconds;
         rewards: source -> name, weights, args, changed (of the scores that follow);
         stored: see `compare_stored`, when the run's own reward was used unchanged, else None;
-        parts, reasons, disagreements: of the new scores (rescore.py);
+        broken: number and the first rows that could not be read; errors: number and the first rows that failed;
+        parts, reasons, dead_groups, disagreements: of the new scores (statistics.py);
+        correlations: see `correlations`;
         diff: see `diff_rewards`, with `names` of both sides, when there are two sides, else None;
         probes: source -> see `probe_reward`, when asked for, else None.
-    Raises: RewardError for a reward that cannot be loaded or that fails on a row.
+    Raises: RewardError for a reward that cannot be loaded or that fails on a row; DataError for rows that cannot be
+        read, all of them named.
     """
     start = time.perf_counter()
     own, own_error = _own(saved)
-    base, candidate = _sides(saved, question, own, own_error)
-    stored_scores = [s.score for s in saved.samples]
-    scores = score_saved(saved, base) if base is not None else stored_scores
-    shown, shown_scores = base, scores
+    first, second = _sides(saved, question, own, own_error)
+    sides = [side for side in (first, second) if side is not None]
+    found = scan_saved(saved, sides, jobs=question.jobs, keep_going=question.keep_going, progress=progress)
+    _tell_broken(saved, found, question.keep_going)
+    saved.grouped = saved.grouped and len(np.unique(found.facts.groups_N)) < len(found.facts)
+    scores = found.sides[0] if first is not None else found.stored
+    assert scores is not None
+    shown, shown_scores = first, scores
     diff = None
-    if candidate is not None:
-        other = score_saved(saved, candidate)
-        diff = diff_rewards(saved, scores, other, question.most)
-        diff["names"] = {"first": _names(base) if base is not None else "as stored", "second": _names(candidate)}
+    if second is not None:
+        other = found.sides[-1]
+        diff = diff_rewards(saved, found.facts, scores, other, question.most_changed)
+        diff["names"] = {"first": _names(first) if first is not None else "as stored", "second": _names(second)}
         if question.diff is None:
-            shown, shown_scores = candidate, other
-    return {
-        **_about(saved),
+            shown, shown_scores = second, other
+    is_own = first is not None and first is own
+    report = {
+        **_about(saved, found.facts),
         "rewards": {source: _described(c) for source, c in (shown or {}).items()},
-        "stored": compare_stored(saved, scores, question.most) if base is not None and base is own else None,
+        "broken": {"number": found.num_broken, "first": [vars(b) for b in found.broken[:MOST_BROKEN]]},
+        "errors": _errors(found.facts, shown_scores, question.most),
+        "stored": compare_stored(found.facts, found.stored, scores, question.most) if is_own and found.stored else None,
         "parts": part_table(shown_scores),
         "reasons": reasons(shown_scores),
-        "disagreements": disagreements(saved, shown_scores, question.most),
+        "dead_groups": group_table(found.facts, shown_scores) if saved.grouped else None,
+        "disagreements": disagreements(found.facts, shown_scores, found.right_N, question.most),
+        "correlations": correlations(found.facts, shown_scores, found.texts),
         "diff": diff,
-        "probes": _probes(saved, candidate or base or {}) if question.probe else None,
-        "seconds": round(time.perf_counter() - start, 3),
     }
+    samples = _fill(saved, report)
+    report["probes"] = _probes(saved, found.facts, second or first or {}) if question.probe else None
+    report["seconds"] = round(time.perf_counter() - start, 3)
+    return Checked(report, found.facts, shown_scores, samples)
 
 
 def _own(saved: Saved) -> tuple[dict[str, Chosen] | None, VlmrlError | None]:
+    """The reward that belongs to what is looked at: the run's, or that of the task a table was said to answer."""
     try:
+        if saved.run is None and saved.task is not None:
+            return profile_rewards(saved, "default", args={}, weights=None), None
         return own_rewards(saved), None
-    except RewardError as error:
+    except VlmrlError as error:
         return None, error
 
 
 def _sides(
     saved: Saved, question: RewardQuestion, own: dict[str, Chosen] | None, own_error: VlmrlError | None
-) -> tuple[dict[str, Chosen] | None, dict[str, Chosen] | None]:
-    """(the reward that scores first, the one to compare it with). A first side of None stands for the stored scores."""
+) -> Sides:
+    """(the reward that scores first, the one to compare it with). A first side of None stands for the stored scores;
+    the second is None when there is nothing to compare.
+    """
     q = question
     if q.diff is not None:
-        base = other_rewards(saved, q.reward, args={}, weights=None) if q.reward is not None else own
+        base = named_rewards(saved, q.reward, args={}, weights=None) if q.reward is not None else own
+        if base is None and not saved.has_scores:
+            raise own_error or RewardError("there is no reward to compare with")
         if base is None and own_error is not None:
             saved.notes.append(f"compared with the stored scores: {own_error.message}")
-        return base, other_rewards(saved, q.diff, args=q.args, weights=q.weights, style=q.style)
+        return base, named_rewards(saved, q.diff, args=q.args, weights=q.weights, style=q.style)
     if q.reward is not None:
-        return None, other_rewards(saved, q.reward, args=q.args, weights=q.weights, style=q.style)
+        asked = named_rewards(saved, q.reward, args=q.args, weights=q.weights, style=q.style)
+        return (None, asked) if saved.has_scores else (asked, None)
     if own is None:
         raise own_error or RewardError("the run's reward cannot be loaded")
+    changed = _changed(saved, own, q)
+    if saved.run is None:
+        return (None, changed or own) if saved.has_scores else (changed or own, None)
+    return own, changed
+
+
+def _changed(saved: Saved, own: dict[str, Chosen], q: RewardQuestion) -> dict[str, Chosen] | None:
+    """The run's own reward with other arguments or weights; None without any."""
+    if q.args and saved.run is None:
+        return profile_rewards(saved, "default", args=q.args, weights=q.weights)
     if q.args:
-        record = saved.records
-        names = {source: str(record[source]["name"]) for source in own}
-        made = {name: other_rewards(saved, name, args=q.args, weights=q.weights) for name in set(names.values())}
-        return own, {source: made[name][source] for source, name in names.items()}
+        names = {source: str(saved.records[source]["name"]) for source in own}
+        made = {name: named_rewards(saved, name, args=q.args, weights=q.weights) for name in set(names.values())}
+        return {source: made[name][source] for source, name in names.items()}
     if q.weights is not None:
-        return own, {source: replace(c, weights=q.weights) for source, c in own.items()}
-    return own, None
+        return {source: replace(c, weights=q.weights) for source, c in own.items()}
+    return None
 
 
-def _probes(saved: Saved, chosen: Mapping[str, Chosen]) -> dict[str, Any]:
-    """The attack on each source's reward, with the truths of its first different prompts."""
-    image_of = image_reader(saved)
-    found: dict[str, Any] = {}
-    for source, choice in chosen.items():
-        first = {s.prompt_id: s for s in reversed(saved.samples) if s.source == source}
-        samples = list(first.values())[::-1]
-        inputs = [replace(s.input, images=image_of(s)) if choice.spec.needs_images else s.input for s in samples[:48]]
-        limits: dict[str, Any] = {}
-        if saved.recipe is not None:
-            limits = {k: getattr(saved.recipe.reward, k) for k in ("timeout_seconds", "memory_mb", "workers")}
-        levels: Sequence[str] = saved.levels.get(source, ())
-        found[source] = probe_reward(choice.spec, choice.weights, inputs, levels=levels, limits=limits)
-    return found
+def _tell_broken(saved: Saved, found: Scan, keep_going: bool) -> None:
+    """Raise for rows that cannot be read, naming them; note doubtful truths, and what `keep_going` leaves out."""
+    if found.num_doubts:
+        one = found.doubts[0]
+        saved.notes.append(f"{found.num_doubts} ground truths are not in the task's form; {one.where}: {one.why}")
+    if not found.num_broken:
+        return
+    lines = [f"\n    {b.where}: {b.why}" for b in found.broken[:MOST_BROKEN]]
+    if found.num_broken > len(lines):
+        lines.append(f"\n    ... and {found.num_broken - len(lines):,} more")
+    told = f"{found.num_broken:,} of {found.num_broken + len(found.facts):,} rows cannot be read{''.join(lines)}"
+    if not keep_going or not len(found.facts):
+        hint = "repair them, or leave them out with --keep-going; nothing was written"
+        raise DataError(told, where=str(saved.path), hint=hint)
+    saved.notes.append(f"left out: {told}")
 
 
-def _about(saved: Saved) -> dict[str, Any]:
-    steps = [s.step for s in saved.samples]
+def _errors(facts: Facts, scores: Scores, most: int) -> dict[str, Any]:
+    failed = np.flatnonzero(scores.failed_N)
+    return {"number": len(failed), "first": [row_of(facts, int(i), scores) for i in failed[:most]]}
+
+
+def _fill(saved: Saved, report: Mapping[str, Any]) -> Mapping[int, SavedSample]:
+    """Read the rows that the report shows, and put their texts into it."""
+    places = [report["errors"]["first"], (report["stored"] or {}).get("worst", [])]
+    places += [(report["disagreements"] or {}).get(k, []) for k in ("wrong_but_paid", "right_but_unpaid")]
+    places.append((report["diff"] or {}).get("changed", []))
+    rows = [row for place in places for row in place]
+    samples = saved.pick(row["row"] for row in rows)
+    fill_rows(rows, samples)
+    return samples
+
+
+def _probes(saved: Saved, facts: Facts, chosen: Mapping[str, Chosen]) -> dict[str, Any]:
+    from vlmrl.check.probe import probe_source
+
+    return {source: probe_source(saved, facts, source, choice) for source, choice in chosen.items()}
+
+
+def _about(saved: Saved, facts: Facts) -> dict[str, Any]:
     return {
         "path": str(saved.path),
         "run": saved.run.id if saved.run is not None else None,
-        "steps": [min(steps), max(steps)],
-        "samples": len(saved.samples),
-        "groups": len(saved.groups),
+        "steps": [int(facts.steps_N.min()), int(facts.steps_N.max())],
+        "samples": len(facts),
+        "groups": len(np.unique(facts.groups_N)) if saved.grouped else None,
         "sources": saved.sources,
         "notes": list(saved.notes),
     }

@@ -1,79 +1,71 @@
-"""Saved rollouts as the inputs of a reward: what `vlmrl reward-check` reads, without torch."""
+"""What `vlmrl reward-check` looks at: saved responses, where they lie, and what is known of the run they belong to."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from vlmrl.check.facts import Head, Reader
+from vlmrl.check.rollout_files import RolloutReader
+from vlmrl.check.scan import TaskRef
 from vlmrl.errors import StoreError, VlmrlError
 from vlmrl.store import layout
 from vlmrl.store.kept import newest_resolved
 from vlmrl.store.metrics import newest
-from vlmrl.store.rollouts import read_table
 from vlmrl.store.runs import Run, open_run
 from vlmrl.types import Media, RewardInput, Score
 
 if TYPE_CHECKING:
     from vlmrl.recipe.schema import Recipe
 
-COLUMNS = (
-    "step", "group", "source", "task", "prompt_id", "sample", "truth", "columns", "prompt_text", "text", "token_ids",
-    "finish", "parts", "score", "note", "error", "advantage", "masked", "images", "num_row_images",
-)  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class SavedSample:
-    """One saved response with the score it got. `group` counts the groups over all steps; `input` has no images."""
+    """One saved response with the score it got, or None. `input` has no images, `media` names them."""
 
-    step: int
-    group: int
+    where: str
     source: str
-    task: str
     prompt_id: str
-    sample: int
+    step: int
     input: RewardInput
     media: tuple[Media, ...]
-    score: Score
-    advantage: float
-
-    @property
-    def where(self) -> str:
-        return f"step {self.step}, {self.source} row {self.prompt_id} sample {self.sample}"
+    score: Score | None
 
 
 @dataclass
 class Saved:
-    """Rollouts to look at.
+    """Responses to look at, and what their run says of them. Texts are read when they are needed.
 
     Args:
-        path: what was read.    samples: in the order of steps, groups and samples.
+        path: what was read.    reader: its rows.
+        heads: source -> its task and first row.
         run: the run they belong to; None for loose files.    recipe: the run's, when it can be read.
         records: source -> what the run's manifest says of its reward.
+        task: the task that the user named for a table; else see `task_ref`.
+        grouped: whether anything says which rows belong to one prompt.
+        has_scores: whether scores are saved beside the responses.
         notes: what a person should know.
     """
 
     path: Path
-    samples: list[SavedSample]
+    reader: Reader
+    heads: Mapping[str, Head]
     run: Run | None = None
     recipe: Recipe | None = None
     records: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    task: TaskRef | None = None
+    grouped: bool = True
+    has_scores: bool = True
     notes: list[str] = field(default_factory=list)
 
     @property
     def sources(self) -> list[str]:
-        return list(dict.fromkeys(s.source for s in self.samples))
-
-    @property
-    def groups(self) -> list[list[int]]:
-        """Indices of the samples of each group."""
-        members: dict[int, list[int]] = {}
-        for index, sample in enumerate(self.samples):
-            members.setdefault(sample.group, []).append(index)
-        return list(members.values())
+        return list(self.heads)
 
     @property
     def levels(self) -> dict[str, list[str]]:
@@ -82,12 +74,45 @@ class Saved:
         From the run's reward arguments; else every truth field with two names, as ordered in the truth.
         """
         found: dict[str, list[str]] = {}
-        for sample in self.samples:
-            if sample.source in found or "same" not in sample.input.truth:
+        for source, head in self.heads.items():
+            if "same" not in head.truth:
                 continue
-            known = self.records.get(sample.source, {}).get("args", {}).get("levels")
-            pairs = [k for k, v in sample.input.truth.items() if isinstance(v, list) and len(v) == 2]
-            found[sample.source] = list(known or pairs)
+            known = self.records.get(source, {}).get("args", {}).get("levels")
+            pairs = [k for k, v in head.truth.items() if isinstance(v, list) and len(v) == 2]
+            found[source] = list(known or pairs)
+        return found
+
+    def task_ref(self, source: str) -> TaskRef | None:
+        """The task of a source by name; None for a table without one."""
+        if self.task is not None:
+            return self.task
+        name = self.heads[source].task
+        datasets = self.run.manifest.datasets if self.run is not None else ()
+        variant = next((one.get("variant") for one in datasets if one.get("name") == source), None)
+        return TaskRef(name, {"name": source, "levels": self.levels.get(source)}, variant) if name else None
+
+    def limits(self) -> dict[str, Any]:
+        """What the recipe says of the time, memory and workers of a user's reward."""
+        if self.recipe is None:
+            return {}
+        return {k: getattr(self.recipe.reward, k) for k in ("timeout_seconds", "memory_mb", "workers")}
+
+    def pick(self, rows: Iterable[int]) -> dict[int, SavedSample]:
+        """These rows of the input with their texts; rows that are filtered out or broken are not in the answer."""
+        wanted = np.unique(np.asarray(list(rows), dtype=np.int64))
+        found: dict[int, SavedSample] = {}
+        decoder = self.reader.decoder
+        for chunk in self.reader.chunks(wanted) if len(wanted) else ():
+            here = wanted[(wanted >= chunk.first) & (wanted < chunk.first + chunk.rows)] - chunk.first
+            if not len(here):
+                continue
+            made = decoder.decode(chunk, here.tolist(), media=True)
+            facts = made.facts
+            for i, x in enumerate(made.inputs):
+                found[int(facts.rows_N[i])] = SavedSample(
+                    decoder.where(facts, i), facts.sources[i] or "", facts.prompts[i] or "", int(facts.steps_N[i]), x,
+                    made.media[i], made.stored[i] if made.stored is not None else None,
+                )  # fmt: skip
         return found
 
 
@@ -113,17 +138,13 @@ def open_saved(ref: str, root: Path, *, steps: tuple[int, int] | None = None, so
         path, files = run.dir, run.rollout_files()
     if steps is not None and path.suffix != ".parquet":
         files = {step: file for step, file in files.items() if steps[0] <= step <= steps[1]}
-    saved = Saved(path, [], run, _recipe_of(run, notes), _records_of(run), notes)
-    offset = 0
-    for file in files.values():
-        new = _read_file(file, offset)
-        offset = max((s.group for s in new), default=offset - 1) + 1
-        saved.samples += [s for s in new if source in (None, s.source)]
-    if not saved.samples:
+    reader = RolloutReader(tuple(str(file) for file in files.values()), source)
+    heads = reader.heads()
+    if not heads:
         within = f" in steps {steps[0]} to {steps[1]}" if steps else ""
         of = f" of source `{source}`" if source else ""
         raise StoreError(f"there are no saved rollouts{of}{within}", where=str(path))
-    return saved
+    return Saved(path, reader, heads, run, _recipe_of(run, notes), _records_of(run), notes=notes)
 
 
 def _loose_files(folder: Path) -> dict[int, Path]:
@@ -164,36 +185,3 @@ def _recipe_of(run: Run | None, notes: list[str]) -> Recipe | None:
     except VlmrlError as error:
         notes.append(f"the run's resolved.json cannot be used: {error.message}")
     return None
-
-
-def _read_file(path: Path, offset: int) -> list[SavedSample]:
-    table = read_table(path, COLUMNS)
-    lengths = [n for chunk in table["token_ids"].chunks for n in chunk.value_lengths().to_pylist()]
-    rows = table.drop_columns(["token_ids"]).to_pylist()
-    shared: dict[int, tuple[Any, Any]] = {}
-    samples: list[SavedSample] = []
-    try:
-        for row, length in zip(rows, lengths, strict=True):
-            group = row["group"]
-            if group not in shared:
-                shared[group] = (json.loads(row["truth"]), json.loads(row["columns"]))
-            samples.append(_sample(row, length, shared[group], group + offset))
-    except (ValueError, TypeError, KeyError) as error:
-        raise StoreError(f"rollouts have a value of the wrong kind: {error}", where=str(path)) from error
-    return samples
-
-
-def _sample(row: Mapping[str, Any], num_tokens: int, shared: tuple[Any, Any], group: int) -> SavedSample:
-    media: Sequence[Mapping[str, Any]] = row["images"][: row["num_row_images"]]
-    return SavedSample(
-        row["step"],
-        group,
-        row["source"],
-        row["task"],
-        row["prompt_id"],
-        row["sample"],
-        RewardInput(row["text"], shared[0], shared[1], (), row["finish"], num_tokens, row["prompt_text"]),
-        tuple(Media(**m) for m in media),
-        Score(row["score"], json.loads(row["parts"]), row["note"], row["error"]),
-        row["advantage"],
-    )

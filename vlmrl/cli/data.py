@@ -1,4 +1,4 @@
-"""`vlmrl data`: look at a dataset, export it."""
+"""`vlmrl data`: look at a dataset, examine it, export it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from vlmrl.cli.output import JSON_HELP, console, emit
 
-data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at a dataset, or export it.")
+data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at a dataset, examine it, or export it.")
 DATASET_HELP = "A prepared folder, a table file, a folder of tables, or hub:name."
 
 
@@ -75,6 +75,32 @@ def _row_fields(opened: Any, row: Any, save: Path | None) -> dict[str, Any]:
         "prompt": prompt,
         "columns": dict(row.columns),
     }
+
+
+@data.command("doctor")
+def doctor(
+    dataset: str = typer.Argument(..., help=DATASET_HELP),
+    task: str | None = typer.Option(None, help="Whose prompt the lengths are of; default: the dataset's own task."),
+    max_prompt_tokens: int | None = typer.Option(None, min=1, help="Count the rows over this many tokens."),
+    workers: int | None = typer.Option(None, min=1, help="Processes; default: one a core."),
+    as_json: bool = typer.Option(False, "--json", help=JSON_HELP),
+) -> None:
+    """What a dataset is worth: lengths, copies across splits, known individuals, labels and what guessing earns.
+
+    Example: vlmrl data doctor data/fungi --max-prompt-tokens 2048
+    """
+    from vlmrl.cli.prep import progress, show_doctor
+    from vlmrl.data.dataset import open_dataset
+    from vlmrl.data.visit import visit
+    from vlmrl.recipe.schema import Data
+    from vlmrl.tasks import make_task
+    from vlmrl.tasks.export import prompt_tokens
+
+    opened = open_dataset(Data(path=dataset))
+    made = make_task(task or getattr(opened, "task", "table"), opened.info)
+    report = visit(opened, prompt_tokens(made), max_prompt_tokens=max_prompt_tokens, workers=workers, progress=progress)
+    show_doctor(report)
+    emit({"path": opened.path, "fingerprint": opened.fingerprint, "doctor": report}, as_json)
 
 
 @data.command("export")

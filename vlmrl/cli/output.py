@@ -62,3 +62,35 @@ def emit(result: Any, as_json: bool) -> None:
 
     if as_json:
         print(json.dumps(result, ensure_ascii=False, default=str, allow_nan=False), file=stdout(), flush=True)
+
+
+def draw_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: Console, right: int = 99) -> None:
+    """A Rich table. `right`: how many columns after the first are numbers; with fewer than all, the first ones are."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        box=SIMPLE_HEAD, title=Text(f"\n{title}"), title_style="bold", title_justify="left", show_header=any(heads)
+    )
+    for index, head in enumerate(heads):
+        number = (right == 99 and index > 0) or (right < 99 and index < right)
+        table.add_column(head, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    out.print(table)
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number for people; a dash for None."""
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def share(value: float | None) -> str:
+    """A share as a percentage; a dash for None."""
+    return "-" if value is None else f"{100 * value:.1f}%"
+
+
+def clean(text: str) -> str:
+    """A model's text on one line, without what could steer a terminal."""
+    return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from vlmrl.cli.output import JSON_HELP, console, emit
 
 if TYPE_CHECKING:
-    from vlmrl.tasks.pairs.prep import Prepared
+    from vlmrl.tasks.assemble import Limits, Prepared
 
 FORCE_HELP = "Replace another dataset at the same place."
+TOKENS_HELP = "Limit of a prompt with its images, in tokens; the longest rows are seen to as --on-overlong says."
+OVERLONG_HELP = "Rows over --max-prompt-tokens: fail, resize (large images are made smaller), or drop."
+WORKERS_HELP = "Processes; default: one a core."
+DOMAINS = {
+    "fungi": "Fungi, same species or not: order, family, genus and species of both.",
+    "bird": "Birds, same species or not: order, family and genus of both.",
+    "sea_star": "Sea stars, same individual or not: the species of both.",
+    "chimp": "Chimpanzees, same individual or not: the age group of both.",
+    "gorilla": "Gorillas, same individual or not: the type of both (silverback, adult female, ...).",
+    "human": "Faces, same person or not (LFW, CPLFW).",
+    "whale": "Whales, same individual or not.",
+}
+"""Domain -> first line of its help; a test holds it to the table of tasks, which is not imported at start."""
 prep = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make a dataset folder from raw data.")
 
 
 def register(app: typer.Typer) -> None:
+    for name, summary in DOMAINS.items():
+        prep.command(name, help=_domain_help(name, summary))(_domain_command(name))
     app.add_typer(prep, name="prep")
 
 
@@ -51,6 +68,9 @@ def pairs(
     seed: int = typer.Option(0, help="Seed of splits and pairs."),
     unseen_classes: int = typer.Option(0, min=0, help="Whole classes that only the test has: half of its pairs."),
     distance_shares: str | None = typer.Option(None, help="Share of each distance of different pairs: 1=0.5,2=0.5"),
+    max_prompt_tokens: int | None = typer.Option(None, min=1, help=TOKENS_HELP),
+    on_overlong: str = typer.Option("fail", help=OVERLONG_HELP),
+    workers: int | None = typer.Option(None, min=1, help=WORKERS_HELP),
     force: bool = typer.Option(False, "--force", help=FORCE_HELP),
     as_json: bool = typer.Option(False, "--json", help=JSON_HELP),
 ) -> None:
@@ -61,12 +81,82 @@ def pairs(
     from vlmrl.tasks.pairs.collect import parse_shares, prepare_folder
 
     counts = {"train": num_pairs, "validation": validation_pairs, "test": test_pairs}
-    with console().status(f"reading {source}"):
-        made = prepare_folder(
-            source, [level.strip() for level in levels.split(",")], name=name, out=out, num_pairs=counts, seed=seed,
-            unseen_classes=unseen_classes, distance_shares=parse_shares(distance_shares), force=force,
-        )  # fmt: skip
+    made = prepare_folder(
+        source, [level.strip() for level in levels.split(",")], name=name, out=out, num_pairs=counts, seed=seed,
+        unseen_classes=unseen_classes, distance_shares=parse_shares(distance_shares), force=force,
+        limits=_limits(max_prompt_tokens, on_overlong, workers),
+    )  # fmt: skip
     _show(made, as_json)
+
+
+def _domain_help(name: str, summary: str) -> str:
+    return (
+        f"{summary}\n\n"
+        "SOURCE: rows as TaxonRL published them (problem, images, answer, answer_im) in Parquet, JSONL, CSV or a"
+        " folder of the `datasets` library, `hub:org/name`, each with `@split` if one split is wanted; or images: a"
+        " folder or zip archive whose folders are names, a table with an image column and names, LFW's pairs.txt."
+        " Default: the published data set on the hub. --synthetic N draws N training pairs instead.\n\n"
+        f"Example: vlmrl prep {name} --synthetic 600 --out data/{name}\n\n"
+        f"Example: vlmrl prep {name} rows.parquet --max-prompt-tokens 2048 --on-overlong resize"
+    )
+
+
+def _domain_command(domain: str) -> Callable[..., None]:
+    def command(
+        source: str | None = typer.Argument(None, help="Rows or images, as described above."),
+        synthetic: int | None = typer.Option(None, min=20, help="Draw this many training pairs instead of reading."),
+        out: Path | None = typer.Option(None, help="Dataset folder to make; default: data/NAME."),
+        name: str | None = typer.Option(None, help="Name of the dataset; default: the domain."),
+        seed: int = typer.Option(0, help="Seed of splits, pairs and drawings."),
+        validation_pairs: int = typer.Option(
+            300, min=0, help="Rows cut off train where the source has no validation split (0: none); pairs to make."
+        ),
+        num_pairs: int = typer.Option(6000, "--pairs", min=2, help="Raw images: training pairs to make."),
+        test_pairs: int = typer.Option(1200, min=2, help="Raw images: test pairs to make."),
+        levels: str | None = typer.Option(
+            None, help="Raw images: what the folders above an image are, outermost first: type,individual"
+        ),
+        max_bad: float = typer.Option(0.01, min=0, max=1, help="Largest share of wrong rows that are left out."),
+        max_prompt_tokens: int | None = typer.Option(None, min=1, help=TOKENS_HELP),
+        on_overlong: str = typer.Option("fail", help=OVERLONG_HELP),
+        images_root: Path | None = typer.Option(None, help="Folder that image paths lead from; default: the table's."),
+        workers: int | None = typer.Option(None, min=1, help=WORKERS_HELP),
+        force: bool = typer.Option(False, "--force", help=FORCE_HELP),
+        as_json: bool = typer.Option(False, "--json", help=JSON_HELP),
+    ) -> None:
+        from vlmrl.tasks.prepare import DomainRequest, prepare_domain
+
+        request = DomainRequest(
+            domain=domain,
+            source=source,
+            synthetic=synthetic,
+            out=out,
+            name=name,
+            seed=seed,
+            num_pairs={"train": num_pairs, "validation": validation_pairs, "test": test_pairs},
+            levels=[level.strip() for level in levels.split(",")] if levels else None,
+            max_bad=max_bad,
+            images_root=images_root,
+        )
+        _show(prepare_domain(request, _limits(max_prompt_tokens, on_overlong, workers), force=force), as_json)
+
+    return command
+
+
+def _limits(max_prompt_tokens: int | None, on_overlong: str, workers: int | None) -> Limits:
+    from vlmrl.tasks.assemble import parse_limits
+
+    return parse_limits(max_prompt_tokens, on_overlong, workers, progress)
+
+
+def progress(what: str, done: int, total: int) -> None:
+    """A counter in a terminal; elsewhere one line when a long stage ends."""
+    if sys.stderr.isatty():
+        print(
+            f"\r\033[K{what}: {done} of {total} parts", end="\n" if done == total else "", file=sys.stderr, flush=True
+        )
+    elif done == total and total > 1:
+        print(f"{what}: {total} parts", file=sys.stderr, flush=True)
 
 
 def _show(made: Prepared, as_json: bool) -> None:
@@ -76,26 +166,14 @@ def _show(made: Prepared, as_json: bool) -> None:
     for line in made.found:
         err.print(f"found: {line}")
     table = Table(title=f"{made.path.name}: {made.outcome}")
-    for column in ("split", "rows", "same", "by distance", "images", "~tokens"):
+    for column in ("split", "rows", "same", "by distance", "images"):
         table.add_column(column, justify="left" if column == "split" else "right")
     for split, fields in info["splits"].items():
-        tokens = info["histograms"][split]["prompt_tokens"]
         distances = "  ".join(f"{d}: {n}" for d, n in fields["by_distance"].items())
-        table.add_row(
-            split,
-            str(fields["rows"]),
-            str(fields["same"]),
-            distances,
-            str(fields["images"]),
-            f"{tokens['min']}-{tokens['max']}",
-        )
+        table.add_row(split, str(fields["rows"]), str(fields["same"]), distances, str(fields["images"]))
     err.print(table)
-    dropped = info["dropped"]
-    if dropped:
-        err.print(
-            f"dropped: {len(dropped)}, such as {dropped[0]['origin']}: {dropped[0]['reason']} (all in dataset.json)"
-        )
-    reports = [(split, report) for split, fields in info["splits"].items() for report in fields["reports"]]
+    show_doctor(info["doctor"])
+    reports = [(split, report) for split, fields in info["splits"].items() for report in fields.get("reports", ())]
     for split, report in reports[:5]:
         details = ", ".join(f"{key} {value}" for key, value in report.items() if key != "reason")
         err.print(f"note: {split}: {report['reason']}: {details}")
@@ -103,3 +181,16 @@ def _show(made: Prepared, as_json: bool) -> None:
         err.print(f"note: {len(reports) - 5} more notes in dataset.json")
     err.print(f"{made.path}  fingerprint {info['fingerprint'][:16]}")
     emit({"path": str(made.path), "outcome": made.outcome, "found": list(made.found), "info": dict(info)}, as_json)
+
+
+def show_doctor(report: Mapping[str, Any]) -> None:
+    """The data doctor's checks as a table: what was looked at, the verdict, what was found."""
+    from rich.table import Table
+
+    table = Table(title="data doctor")
+    table.add_column("check", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("finding", overflow="fold")
+    for check in report["checks"]:
+        table.add_row(check["check"], check["verdict"], check["finding"])
+    console().print(table, markup=False)

@@ -1,13 +1,15 @@
-"""`vlmrl recipe`: show, explain, list, schema, diff."""
+"""`vlmrl recipe`: show, explain, list, schema, diff, import, check."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit
+from vlmrl.cli.output import JSON_HELP, console, emit, say, show_table
+from vlmrl.errors import Problem
 
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 Sets = Annotated[
@@ -53,8 +55,6 @@ def explain(
 
     Example: vlmrl recipe explain rollout.samples_per_prompt
     """
-    from dataclasses import asdict
-
     from vlmrl.recipe.explain import explain as look_up
 
     found = look_up(key)
@@ -72,8 +72,48 @@ def explain(
     typer.echo("\n".join(lines))
 
 
+@group.command()
+def check(
+    recipes: Annotated[list[str], typer.Argument(help="TOML files, or names of shipped recipes.")],
+    overrides: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Check recipes themselves: keys, values, names, prompt and reward files. Exit code 2 when one is wrong.
+
+    Example: vlmrl recipe check fungi_im bird_im_concrete recipes/digits_im.toml
+
+    Data and models that are not made yet are told, and are no mistake here; `vlmrl check RECIPE` also opens the data,
+    looks at rows and prompts, and plans memory and time.
+    """
+    from vlmrl.check.catalogs import catalogs
+    from vlmrl.errors import ProblemsError, VlmrlError, format_error
+    from vlmrl.recipe.checks import check_made
+    from vlmrl.recipe.load import load_recipe
+
+    known, results = catalogs(), []
+    for recipe in recipes:
+        try:
+            problems = check_made(load_recipe(recipe, overrides=overrides or []), known)
+        except ProblemsError as error:
+            problems = list(error.problems)
+        except VlmrlError as error:
+            problems = [Problem(error.message, error.where, error.hint)]
+        results.append((recipe, problems))
+    wrong = [recipe for recipe, problems in results if any(p.level == "error" for p in problems)]
+    told = [{"recipe": r, "ok": r not in wrong, "problems": [asdict(p) for p in problems]} for r, problems in results]
+    emit({"ok": not wrong, "recipes": told}, as_json)
+    if not as_json:
+        for recipe, problems in results:
+            say(f"{recipe}: {'wrong' if recipe in wrong else 'sound'}")
+            for p in problems:
+                say(format_error(p.message, p.where, p.hint, p.level))
+    if wrong:
+        raise typer.Exit(2)
+
+
 @group.command("list")
 def list_(
+    words: Annotated[list[str] | None, typer.Argument(help="Only recipes whose name has one of these in it.")] = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="List the tasks instead.")] = False,
     algos: Annotated[bool, typer.Option("--algos", help="List the algorithms instead.")] = False,
     rewards: Annotated[bool, typer.Option("--rewards", help="List the built-in rewards instead.")] = False,
@@ -81,18 +121,19 @@ def list_(
 ) -> None:
     """List recipes (shipped and in this folder), or the names that a recipe may use.
 
-    Example: vlmrl recipe list --algos
+    Example: vlmrl recipe list bird    or: vlmrl recipe list --algos
     """
     if tasks or algos or rewards:
         _list_names(tasks, algos, rewards, as_json)
         return
-    from vlmrl.recipe.explain import list_recipes
+    from vlmrl.recipe.explain import first_sentence, list_recipes
 
-    found = list_recipes(Path.cwd())
+    found = [r for r in list_recipes(Path.cwd()) if not words or any(word in r.name for word in words)]
     rows = [{"name": r.name, "path": str(r.path), "kind": r.kind, "about": r.error or r.comment} for r in found]
     emit({"recipes": rows}, as_json)
     if not as_json:
-        _table("recipes", ("name", "kind", "about"), [(r["name"], r["kind"], r["about"]) for r in rows])
+        show_table("", ("name", "kind", "about"), [(r["name"], r["kind"], first_sentence(r["about"])) for r in rows])
+        say("\n`vlmrl recipe show NAME` prints one, `vlmrl recipe list WORD` lists those with WORD in their names")
 
 
 @group.command()
@@ -131,6 +172,67 @@ def diff(
         _table(f"{len(rows)} differences", ("key", left, right), cells)
 
 
+@group.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="YAML, JSON, a list of overrides, or a launch script.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the recipe here; default: stdout.")] = None,
+    system: Annotated[str | None, typer.Option(help="Whose it is: easyr1, verl, trl. Default: found out.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows of the training data: makes steps of epochs.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes it was for: TRL's batch sizes are per device.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Turn a configuration of EasyR1, verl or TRL into a recipe, and say what did not map or means something else.
+
+    Example: vlmrl recipe import run_fungi.sh --rows 10000 --out fungi.toml
+
+    The file is read, never run. Behind each value stands the setting it came from.
+    """
+    from vlmrl.errors import RecipeError
+    from vlmrl.recipe.import_recipe import import_recipe
+
+    if out is not None and out.exists():
+        raise RecipeError(f"{out} exists already", hint="choose another --out, or remove it")
+    text, report = import_recipe(file, system=system, rows=rows, processes=processes)
+    if out is not None:
+        try:
+            out.write_text(text, "utf-8")
+        except OSError as error:
+            raise RecipeError(f"cannot write the recipe: {error.strerror}", where=str(out)) from None
+    emit(report | {"recipe": text, "out": None if out is None else str(out)}, as_json)
+    if as_json:
+        return
+    if out is None:
+        typer.echo(text, nl=False)
+    _show_import(report, out)
+
+
+def _show_import(report: dict[str, Any], out: Path | None) -> None:
+    """On stderr: what needs an eye."""
+    for note in report["notes"]:
+        say(f"note: {note}")
+    say(f"{len(report['mapped'])} settings mapped from {report['system']}" + (f" to {out}" if out else ""))
+    if report["changed"]:
+        say("\nmapped with another meaning:")
+        for changed in report["changed"]:
+            say(f"  {changed['key']} = {_toml(changed['value'])}: {changed['why']}")
+    if report["left_out"]:
+        say("\nnot mapped:")
+        reasons: dict[str, list[str]] = {}
+        for left in report["left_out"]:
+            reasons.setdefault(left["why"], []).append(left["key"])
+        for why, keys in reasons.items():
+            say(f"  {', '.join(keys)}: {why}")
+    if report["as_here"]:
+        say(f"\nas here, so not written: {', '.join(report['as_here'])}")
+    if report["todo"]:
+        say("\nto do:")
+        for todo in report["todo"]:
+            say(f"  {todo}")
+    say(f"\nnext: vlmrl check {out or 'RECIPE'}")
+
+
 def _explain_table(found: Any) -> None:
     from vlmrl.recipe.explain import explain as look_up
 
@@ -147,10 +249,17 @@ def _list_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
     known = catalogs()
     wanted = {"tasks": tasks, "algos": algos, "rewards": rewards}
     chosen = {name: dict(getattr(known, name)) for name, on in wanted.items() if on}
-    emit(chosen, as_json)
+    variants = {name: list(names) for name, names in known.variants.items() if names}
+    emit(chosen | ({"variants": variants} if tasks else {}), as_json)
     if not as_json:
         for name, entries in chosen.items():
             _table(name, ("name", "about"), list(entries.items()))
+    if not as_json and tasks:
+        _table(
+            "variants, for the key `variant` of a data entry",
+            ("task", "may be"),
+            [(k, ", ".join(v)) for k, v in variants.items()],
+        )
 
 
 def _toml(value: Any) -> str:

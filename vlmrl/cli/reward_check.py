@@ -2,67 +2,139 @@
 
 from __future__ import annotations
 
-import math
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit
+from vlmrl.cli.output import JSON_HELP, console, emit, say
 from vlmrl.errors import RewardError
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-TEXT_CHARS = 240
-ROLLOUTS_HELP = "A run (name, prefix, `last`), a run or rollouts folder, or one Parquet file of rollouts."
+FAILED = 3
+"""Exit code when a condition of --fail-on holds."""
+ROWS_OF_PAGE = 24
+"""How many of the most changed responses --html shows, at least."""
+TAXONRL = "taxonrl"
+"""The profile and the reward that take ground truths as they are."""
+INPUT_HELP = (
+    "A run (name, prefix, `last`), a run or rollouts folder, a rollouts Parquet, or any JSONL, CSV or Parquet with a "
+    "response and a ground truth a row."
+)
+REWARD_HELP = "Score with this reward: a built-in, file.py:function, or profile:NAME of the task."
 
 
 def register(app: typer.Typer) -> None:
-    app.command("reward-check", short_help="Score saved rollouts again.")(reward_check)
+    app.command("reward-check", short_help="Score saved responses again; compare and attack rewards.")(reward_check)
 
 
 def reward_check(
-    rollouts: Annotated[str, typer.Argument(help=ROLLOUTS_HELP)],
-    reward: Annotated[
-        str | None, typer.Option(help="Score with this reward: built-in name or file.py:function.")
-    ] = None,
-    diff: Annotated[str | None, typer.Option(help="What this other reward would have changed.")] = None,
+    rollouts: Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP)],
+    reward: Annotated[str | None, typer.Option(help=REWARD_HELP)] = None,
+    profile: Annotated[str | None, typer.Option(help="Score with this reward profile of the task.")] = None,
+    diff: Annotated[str | None, typer.Option(help="What this other reward would have changed; named likewise.")] = None,
     weights: Annotated[str | None, typer.Option(help="Weights of its parts: answer=1,format=0.2.")] = None,
     args: Annotated[list[str] | None, typer.Option("--set", help="One of its arguments: --set partial=false.")] = None,
     style: Annotated[
         str, typer.Option(help="Calling convention of a function: auto, vlmrl, trl, verl, easyr1.")
     ] = "auto",
+    task: Annotated[str | None, typer.Option(help="The task that a table's responses answer, such as fungi.")] = None,
+    variant: Annotated[str | None, typer.Option(help="How much the task asks for: baseline, im, im_basic ...")] = None,
+    columns: Annotated[str | None, typer.Option(help="A table's columns: response=output,ground_truth=gts.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Attack the reward with known tricks.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the scores: .parquet, .jsonl or .csv.")] = None,
+    html: Annotated[Path | None, typer.Option(help="With --diff: a page of the most changed responses.")] = None,
+    fail_on: Annotated[
+        str | None, typer.Option(help="Exit with 3 when any holds: probe,dead_groups>0.5,errors>0.")
+    ] = None,
     steps: Annotated[str | None, typer.Option(help="Only these steps: 10 or 10:20, both included.")] = None,
     source: Annotated[str | None, typer.Option(help="Only rollouts of this [[data]] entry.")] = None,
     rows: Annotated[int, typer.Option(min=0, help="How many rows of each kind to show.")] = 3,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Count unreadable rows and failures instead of stopping.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes for built-in rewards; 0 = one a core.")] = 0,
     runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
-    """Score saved rollouts again and see what the reward pays for; compare it with another reward; attack it.
+    """Score saved responses again and see what the reward pays for; compare it with another reward; attack it.
 
-    Without options the run's own reward is used, and must say what it said in training, to the digit.
-    --weights, --set and --style belong to --diff when given, else to --reward, else they change the run's own reward.
+    Without options a run's own reward is used, and must say what it said in training, to the digit. --weights, --set
+    and --style belong to --diff when given, else to --reward, else they change the run's own reward.
+    --fail-on takes conditions joined by commas, each a name or a name with a bound (README lists them); when one holds
+    the exit code is 3.
 
     Example: vlmrl reward-check last --diff my_reward.py:score
+    Example: vlmrl reward-check answers.jsonl --task fungi --profile taxonrl --out scores.parquet
     """
-    from vlmrl.check.rescore import parse_weights
+    from vlmrl.check.limits import needs_probe, parse_limits
+    from vlmrl.check.open_table import is_table, open_table
+    from vlmrl.check.rescore import PROFILE, parse_weights
     from vlmrl.check.reward_check import RewardQuestion, check_rewards
     from vlmrl.check.saved import open_saved
+    from vlmrl.check.scores_file import check_out, finite, write_scores
+    from vlmrl.cli.reward_report import show
     from vlmrl.store.layout import runs_root
 
+    if profile is not None and reward is not None:
+        raise RewardError("--profile and --reward both name the reward", hint="give one of them")
+    limits = parse_limits(fail_on, diff=diff is not None) if fail_on else []
     question = RewardQuestion(
-        reward, diff, dict(_argument(a) for a in args or []), parse_weights(weights) if weights else None, style,
-        probe, rows,
-    )  # fmt: skip
-    saved = open_saved(rollouts, runs_root(runs), steps=_steps(steps), source=source)
-    report = check_rewards(saved, question)
-    emit(_finite(report), as_json)
+        reward=f"{PROFILE}{profile}" if profile is not None else reward,
+        diff=diff,
+        args=dict(_argument(a) for a in args or []),
+        weights=parse_weights(weights) if weights else None,
+        style=style,
+        probe=probe or needs_probe(limits),
+        most=rows,
+        most_changed=max(rows, ROWS_OF_PAGE) if html is not None else rows,
+        jobs=jobs or len(os.sched_getaffinity(0)),
+        keep_going=keep_going or any(limit.needs_errors for limit in limits),
+    )
+    if out is not None:
+        check_out(out)
+    if html is not None and diff is None:
+        raise RewardError("--html shows what --diff changes", hint="add --diff REWARD")
+    of_table = {"--columns": columns, "--task": task, "--variant": variant}
+    of_run = {"--steps": steps, "--source": source}
+    path = Path(rollouts)
+    _refuse(of_run if is_table(path) else of_table, path, "saved rollouts" if is_table(path) else "a table")
+    if is_table(path):
+        lenient = TAXONRL in (profile, reward) and diff in (None, TAXONRL, f"{PROFILE}{TAXONRL}")
+        saved = open_table(path, columns=_columns(columns), task=task, variant=variant, lenient=lenient)
+    else:
+        saved = open_saved(rollouts, runs_root(runs), steps=_steps(steps), source=source)
+    checked = check_rewards(saved, question)
+    report = checked.report
+    if out is not None:
+        write_scores(out, checked.facts, checked.scores)
+        report["out"] = str(out)
+    if html is not None:
+        from vlmrl.report.reward_diff import write_reward_diff
+
+        write_reward_diff(html, saved, checked)
+        report["html"] = str(html)
+    failed = [limit.told(report) for limit in limits if limit.holds(report)]
+    report["fail_on"] = {"asked": fail_on, "failed": failed} if fail_on else None
+    emit(finite(report), as_json)
     if not as_json:
-        _show(report, console())
+        show(report, console(), rows)
+    for told in failed:
+        say(f"failed: {told}")
+    _stop_when_not_deterministic(report)
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _refuse(options: Mapping[str, str | None], path: Path, what: str) -> None:
+    for name, given in options.items():
+        if given is not None:
+            raise RewardError(f"{name} {given}: that is for {what}", where=str(path))
+
+
+def _stop_when_not_deterministic(report: Mapping[str, Any]) -> None:
     stored = report["stored"]
     if stored and not stored["equal"] and not any(r["changed"] for r in report["rewards"].values()):
         raise RewardError(
@@ -94,173 +166,12 @@ def _steps(text: str | None) -> tuple[int, int] | None:
     return int(match.group(1)), int(match.group(2) or match.group(1))
 
 
-def _finite(value: Any) -> Any:
-    """The report as strict JSON: NaN and infinities as null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return value
-
-
-def _show(report: Mapping[str, Any], out: Console) -> None:
-    first, last = report["steps"]
-    where = report["run"] or report["path"]
-    out.print(
-        f"{where}: {report['samples']} responses in {report['groups']} groups, steps {first} to {last}", markup=False
-    )
-    for source, r in report["rewards"].items():
-        weights = ", ".join(f"{k} {v:g}" for k, v in r["weights"].items()) or "its own"
-        out.print(f"  {source}: reward {r['name']}, weights {weights}", markup=False)
-        if r["changed"]:
-            out.print(f"  warning: {r['changed']}", style="yellow", markup=False)
-    for note in report["notes"]:
-        out.print(f"  note: {note}", style="yellow", markup=False)
-    if report["stored"] is not None:
-        _show_stored(report["stored"], report["samples"], out)
-    _show_parts(report["parts"], out)
-    _show_reasons(report["reasons"], out)
-    if report["disagreements"] is not None:
-        _show_disagreements(report["disagreements"], out)
-    if report["diff"] is not None:
-        _show_diff(report["diff"], out)
-    for source, probes in (report["probes"] or {}).items():
-        _show_probes(source, probes, out)
-    out.print(f"{report['seconds']:.1f} s", style="dim")
-
-
-def _show_stored(stored: Mapping[str, Any], samples: int, out: Console) -> None:
-    if stored["equal"]:
-        out.print(
-            f"  scored again: all {samples} scores and parts are equal to the stored ones, to the digit", style="green"
-        )
-        return
-    out.print(
-        f"  scored again: {stored['different']} of {samples} differ from what was stored, "
-        f"by up to {stored['largest_difference']:.6g}; failed then {stored['failed_then']}, now {stored['failed_now']}",
-        style="bold red",
-    )
-    _show_rows("largest differences", stored["worst"], out, compare=True)
-
-
-def _show_parts(parts: Mapping[str, Mapping[str, Any]], out: Console) -> None:
-    heads = ("part", "mean", "min", "max", "at min", "at max", "none", "corr. with value")
-    rows = [
-        (name, _number(p["mean"]), _number(p["min"]), _number(p["max"]), _share(p["share_at_min"]),
-         _share(p["share_at_max"]), str(p.get("none") or ""), _number(p["correlation"], 2))
-        for name, p in parts.items()
-    ]  # fmt: skip
-    _table("what the reward pays", heads, rows, out)
-
-
-def _show_reasons(reasons: Sequence[Mapping[str, Any]], out: Console) -> None:
-    if reasons:
-        rows = [(str(r["count"]), _share(r["share"]), _clean(r["example"])) for r in reasons]
-        _table("notes and failures", ("rows", "share", "reason (an example)"), rows, out, right=2)
-
-
-def _show_disagreements(found: Mapping[str, Any], out: Console) -> None:
-    agreement = f"a right answer outscores a wrong one of its group in {_share(found['agreement'])} of pairs"
-    if found["agreement"] is None:
-        agreement = "no group has both a right and a wrong answer"
-    out.print(f"\naccuracy {_share(found['accuracy'])}; {agreement}", markup=False)
-    _show_rows("wrong, yet paid most", found["wrong_but_paid"], out)
-    _show_rows("right, yet paid least", found["right_but_unpaid"], out)
-
-
-def _show_diff(diff: Mapping[str, Any], out: Console) -> None:
-    names, value, groups, advantages = diff["names"], diff["value"], diff["groups"], diff["advantages"]
-    out.print(f"\n{names['first']}  ->  {names['second']}", style="bold", markup=False)
-    heads = ("", "first", "second", "rows that change")
-    rows = [("value", _number(value["first"]), _number(value["second"]), _share(value["changed_share"]))]
-    rows += [
-        (n, _number(p["first"]), _number(p["second"]), _share(p["changed_share"])) for n, p in diff["parts"].items()
-    ]
-    _table("means", heads, rows, out)
-    alive = groups["alive_in_both"]
-    facts = [
-        ("groups without a signal", f"{groups['dead_first']} -> {groups['dead_second']} of {groups['number']} "
-         f"({groups['died']} lost, {groups['revived']} gained)"),
-        ("order within groups", f"rank correlation {_number(groups['same_order'], 3)} over {alive} groups"),
-        ("best sample changes", f"in {groups['best_changes']} of the {alive} groups alive in both"),
-        ("advantages", f"correlation {_number(advantages['correlation'], 3)}, sign turns for "
-         f"{_share(advantages['flipped_share'])} of responses, mean change {_number(advantages['moved'], 3)} "
-         f"({advantages['estimator']})"),
-    ]  # fmt: skip
-    if advantages["stand_in"]:
-        facts.append(("", advantages["stand_in"]))
-    if any(diff["failed"].values()):
-        facts.append(("failed", f"{diff['failed']['first']} -> {diff['failed']['second']} rows"))
-    _table("what training would have seen", ("", ""), facts, out, right=0)
-    _show_rows("changed most", diff["changed"], out, diff=True)
-
-
-def _show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
-    base, tried = probes["baseline"], probes["probes"]
-    out.print(
-        f"\n{len(tried)} tricks against {source}, on {probes['rows']} truths; "
-        f"an honest answer without a clue earns {base['value']:.4g} ({_clean(base['answer'])})",
-        style="bold",
-        markup=False,
-    )
-    quiet = ", ".join(f"{p['name']} {_number(p['mean'])}" for p in tried if not p["flagged"])
-    out.print(f"  no more than that: {quiet or 'none'}", markup=False)
-    loud = [p for p in tried if p["flagged"]]
-    for p in loud:
-        earned = f"fails on {p['errors']} rows: {_clean(p['error'])}" if p["errors"] else f"earns {_number(p['mean'])}"
-        out.print(f"  {p['name']} ({p['idea']}): {earned}", style="red", markup=False)
-        out.print(f"      {_clean(p['example'])[:TEXT_CHARS]}", style="dim", markup=False)
-    if loud:
-        out.print(f"{len(loud)} trick(s) pay or break the reward: a model will find them", style="bold red")
-    else:
-        out.print("no trick earns more than the honest answer", style="green")
-
-
-def _show_rows(
-    title: str, rows: Sequence[Mapping[str, Any]], out: Console, *, compare: bool = False, diff: bool = False
-) -> None:
-    if not rows:
-        return
-    out.print(f"\n{title}", style="bold")
-    for row in rows:
-        value, stored = _number(row["new"]["value"]), _number(row["stored"]["value"], 6)
-        if compare:
-            value = f"stored {stored}, now {_number(row['new']['value'], 6)}"
-        if diff:
-            before, after = row["advantage"]
-            value = f"{_number(row['first'])} -> {value}, advantage {before:+.3f} -> {after:+.3f}"
-        parts = ", ".join(f"{k} {_number(v)}" for k, v in row["new"]["parts"].items())
-        out.print(f"  {row['where']}: {value}  ({row['new']['error'] or parts})", markup=False)
-        out.print(f"      {_clean(row['text'])[:TEXT_CHARS]}", style="dim", markup=False)
-
-
-def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: Console, right: int = 99) -> None:
-    """`right`: how many columns after the first are numbers; with fewer than all, the first ones are."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        box=SIMPLE_HEAD, title=Text(f"\n{title}"), title_style="bold", title_justify="left", show_header=any(heads)
-    )
-    for index, head in enumerate(heads):
-        number = (right == 99 and index > 0) or (right < 99 and index < right)
-        table.add_column(head, justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    out.print(table)
-
-
-def _number(value: float | None, digits: int = 4) -> str:
-    return "-" if value is None else f"{value:.{digits}g}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}%"
-
-
-def _clean(text: str) -> str:
-    """A model's text on one line, without what could steer a terminal."""
-    return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+def _columns(text: str | None) -> dict[str, str]:
+    """`role=column,role=column` as a mapping."""
+    found: dict[str, str] = {}
+    for item in (text or "").split(",") if text else ():
+        role, sign, column = item.partition("=")
+        if not sign or not role.strip() or not column.strip():
+            raise RewardError(f"--columns {text!r} is not of the form role=column,role=column")
+        found[role.strip()] = column.strip()
+    return found

@@ -1,4 +1,4 @@
-"""`vlmrl runs`: list, show, verify, pack, note, tag, du, prune, unlock; `watch` is in cli/watch.py."""
+"""`vlmrl runs`: list, show, verify, pack, note, tag, du, prune, unlock; `watch` and `diagnose` have own files."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ group = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
+    from vlmrl.cli.diagnose import diagnose
     from vlmrl.cli.watch import watch
 
     group.command("watch")(watch)
+    group.command("diagnose")(diagnose)
     app.add_typer(group, name="runs")
 
 

@@ -2,7 +2,7 @@
 
 The folder is made under a hidden name beside its target, made durable, and renamed at the end: a reader sees the old
 one or the new one. A writer holds a lock on its hidden folder, which the system lets go when the process dies, so
-leftovers are told from another running writer and removed.
+leftovers are told from another running writer: those of the same work are gone on with, others are removed.
 """
 
 from __future__ import annotations
@@ -12,17 +12,26 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from vlmrl.data.dataset import INFO_FILE, SCHEMA
 from vlmrl.data.images import ShardWriter
+from vlmrl.data.parts import LostWorkerError
 from vlmrl.errors import DataError
+from vlmrl.store.files import write_atomic
 from vlmrl.types import Media
 
 Outcome = Literal["created", "replaced", "up to date"]
+DROPPED_FILE = "dropped.jsonl"
+"""Every source row or file that was left out, one JSON object a line: where it was and why."""
+WORK, KEY_FILE = "work", "key"
+WORK_VERSION = 1
+"""Changes with the form of intermediate results: those of another version are not gone on with."""
+ROW_GROUP = 10_000
 
 
 class Build:
@@ -32,23 +41,45 @@ class Build:
         target: where it will be.
         folder: the hidden folder that is being filled.
         found: what an earlier, interrupted writer left behind, in words.
+    Attributes:
+        images: writes images one by one; for many of them `write_shards` (data/shards.py) fills `folder` instead.
+        work: a folder for intermediate results (data/parts.py); it is removed at the end.
     """
 
     def __init__(self, target: Path, folder: Path, found: Sequence[str]) -> None:
         self.target, self.folder, self.found = target, folder, tuple(found)
         self.images = ShardWriter(folder)
-        self._rows: dict[str, Sequence[Mapping[str, Any]]] = {}
+        self.work = folder / WORK
+        self.work.mkdir(exist_ok=True)
+        self._counts: dict[str, int] = {}
 
-    def write_rows(self, split: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write a split. Each row: prompt_id, truth (mapping), images (Media), and further columns; all rows alike."""
+    def write_rows(self, split: str, rows: Iterable[Mapping[str, Any]], schema: Any = None) -> int:
+        """Write a split; rows are taken one by one. Returns how many.
+
+        Args:
+            rows: each has prompt_id, truth (mapping), images (Media), and further columns; all rows alike.
+            schema: Arrow schema; None = that of the first 10,000 rows.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        plain = [{**row, "images": [media_fields(media) for media in row["images"]]} for row in rows]
-        self._rows[split] = plain
-        path = self.folder / f"{split}.parquet"
-        pq.write_table(pa.Table.from_pylist(plain), path, compression="zstd", row_group_size=10_000)
+        path, writer, count = self.folder / f"{split}.parquet", None, 0
+        with (self.work / f"{split}.rows").open("wb") as canonical:
+            for group in _groups(rows, ROW_GROUP):
+                plain = [{**row, "images": [media_fields(media) for media in row["images"]]} for row in group]
+                canonical.writelines(canonical_json(row) for row in plain)
+                table = pa.Table.from_pylist(plain, schema=schema)
+                schema = schema or table.schema
+                writer = writer or pq.ParquetWriter(path, schema, compression="zstd")
+                writer.write_table(table, row_group_size=ROW_GROUP)
+                count += len(plain)
+        if writer is None:
+            pq.write_table(schema.empty_table() if schema else pa.table({}), path, compression="zstd")
+        else:
+            writer.close()
         _sync(path)
+        self._counts[split] = count
+        return count
 
     def finish(self, info: Mapping[str, Any], *, force: bool = False) -> Outcome:
         """Write dataset.json, the last file, and put the folder in its place.
@@ -59,12 +90,15 @@ class Build:
         Returns: "created", "replaced" or "up to date" (the same dataset was there; nothing was written).
         Raises: DataError when another dataset is there and `force` is not set; it is left as it was.
         """
-        self.images.close()
-        splits = {split: {"rows": len(rows)} for split, rows in self._rows.items()}
+        if len(self.images) or not any(self.folder.glob("media-*.arrow")):
+            self.images.close()
+        splits = {split: {"rows": count} for split, count in self._counts.items()}
         for split, extra in (info.get("splits") or {}).items():
             splits[split].update(extra)
+        fingerprint = self._fingerprint(info)
+        shutil.rmtree(self.work)
         files = {path.name: file_fields(path) for path in sorted(self.folder.iterdir())}
-        full = {"schema": SCHEMA, **info, "splits": splits, "files": files, "fingerprint": self._fingerprint(info)}
+        full = {"schema": SCHEMA, **info, "splits": splits, "files": files, "fingerprint": fingerprint}
         text = json.dumps(full, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         (self.folder / INFO_FILE).write_text(text, encoding="utf-8")
         _sync(self.folder / INFO_FILE)
@@ -76,10 +110,11 @@ class Build:
         digest = hashlib.sha256()
         for part in (info.get("name"), info.get("task"), info.get("levels")):
             digest.update(canonical_json(part))
-        for split in sorted(self._rows):
+        for split in sorted(self._counts):
             digest.update(canonical_json(split))
-            for row in self._rows[split]:
-                digest.update(canonical_json(row))
+            with (self.work / f"{split}.rows").open("rb") as canonical:
+                while block := canonical.read(1 << 20):
+                    digest.update(block)
         return digest.hexdigest()
 
     def _publish(self, text: str, force: bool) -> Outcome:
@@ -105,10 +140,19 @@ class Build:
         return "replaced"
 
 
-@contextmanager
-def building(target: Path | str) -> Iterator[Build]:
-    """A `Build` for this target; the hidden folder is gone at the end, whatever happens.
+def _groups(rows: Iterable[Mapping[str, Any]], size: int) -> Iterator[list[Mapping[str, Any]]]:
+    rows = iter(rows)
+    while group := list(islice(rows, size)):
+        yield group
 
+
+@contextmanager
+def building(target: Path | str, key: Any = None) -> Iterator[Build]:
+    """A `Build` for this target; the hidden folder is gone at the end.
+
+    Args:
+        key: what the work depends on, a JSON value. A killed or interrupted run with the same key leaves its finished
+            parts (in `work`, and image shards), and they are there again; None = nothing is kept.
     Raises: DataError when another process is writing the same dataset.
     """
     target = Path(target).absolute()
@@ -116,11 +160,15 @@ def building(target: Path | str) -> Iterator[Build]:
     folder = target.parent / f".{target.name}.building"
     left_over = folder.exists()
     lock = _lock_folder(folder, target)
+    keep = False
     try:
-        found = _clear_leftovers(folder, target, left_over)
+        found = _clear_leftovers(folder, target, left_over, key)
         yield Build(target, folder, found)
+    except (KeyboardInterrupt, OSError, LostWorkerError):
+        keep = key is not None
+        raise
     finally:
-        if folder.exists() and os.fstat(lock).st_ino == folder.stat().st_ino:
+        if not keep and folder.exists() and os.fstat(lock).st_ino == folder.stat().st_ino:
             shutil.rmtree(folder)
         os.close(lock)
 
@@ -142,13 +190,24 @@ def _lock_folder(folder: Path, target: Path) -> int:
     raise DataError(f"another process keeps making {target}", hint="give another --out")
 
 
-def _clear_leftovers(folder: Path, target: Path, left_over: bool) -> list[str]:
+def _clear_leftovers(folder: Path, target: Path, left_over: bool, key: Any) -> list[str]:
     found = []
     leftovers = sorted(folder.iterdir())
+    token = canonical_json([WORK_VERSION, key])
+    key_file = folder / WORK / KEY_FILE
+    same = key is not None and key_file.is_file() and key_file.read_bytes() == token
+    kept = sum(1 for path in (folder / WORK).glob("*.jsonl")) + sum(1 for path in folder.glob("media-*.arrow"))
     for path in leftovers:
+        if same and (path.name == WORK or (path.suffix == ".arrow" and not path.name.startswith("."))):
+            continue
         path.unlink() if path.is_file() or path.is_symlink() else shutil.rmtree(path)
-    if left_over or leftovers:
+    if same and kept:
+        found.append(f"an interrupted run had made {kept} parts of this dataset; they were not made again")
+    elif left_over or leftovers:
         found.append(f"an interrupted run had left {folder.name} with {len(leftovers)} files; removed")
+    if key is not None:
+        (folder / WORK).mkdir(exist_ok=True)
+        write_atomic(key_file, token)
     old = old_folder(target)
     if old.exists() and not target.exists():
         os.rename(old, target)
@@ -231,9 +290,8 @@ def _difference(target: Path, text: str) -> str:
 def _is_dataset(target: Path) -> bool:
     """Only a folder that this program could have made is ever removed."""
     names = {path.name for path in target.iterdir()} if target.is_dir() and not target.is_symlink() else {""}
-    return all(
-        n == INFO_FILE or n.endswith(".parquet") or (n.startswith("media-") and n.endswith(".arrow")) for n in names
-    )
+    own = (INFO_FILE, DROPPED_FILE)
+    return all(n in own or n.endswith(".parquet") or (n.startswith("media-") and n.endswith(".arrow")) for n in names)
 
 
 def media_fields(media: Media) -> dict[str, Any]:

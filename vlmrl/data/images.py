@@ -74,16 +74,20 @@ def decode_image(data: bytes) -> PILImage:
 
     image = _open(data)
     try:
-        image.load()
-        if _orientation(image) > 1:
-            image = ImageOps.exif_transpose(image)
-        if image.mode.startswith("I"):  # 16 and 32 bits a pixel: Pillow would clip to white, so the top byte is taken
-            image = image.point(lambda value: value / 256).convert("L")
-        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-            image = image.convert("RGBA")
-            page = Image.new("RGBA", image.size, (255, 255, 255, 255))
-            image = Image.alpha_composite(page, image)
-        return image.convert("RGB")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged metadata, which is not read
+            image.load()
+            if _orientation(image) > 1:
+                image = ImageOps.exif_transpose(image)
+            if image.mode == "F":
+                raise DataError("floating-point pixels: which value is white is not known; save it with 8 or 16 bits")
+            if image.mode.startswith("I"):  # 16 bits and more: Pillow would clip to white, so the top byte is taken
+                image = _eight_bits(image)
+            if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+                image = image.convert("RGBA")
+                page = Image.new("RGBA", image.size, (255, 255, 255, 255))
+                image = Image.alpha_composite(page, image)
+            return image.convert("RGB")
     except _BROKEN as error:
         raise DataError(f"broken image: {error}") from error
 
@@ -101,17 +105,57 @@ def store_form(data: bytes) -> tuple[bytes, Media]:
     """The bytes to keep and their reference: PNG, JPEG and WebP unchanged, others as PNG. The image is decoded once
     to prove it sound.
     """
+    data, media, _ = store_decoded(data)
+    return data, media
+
+
+def store_decoded(data: bytes) -> tuple[bytes, Media, PILImage]:
+    """As `store_form`, with the pixels that were decoded to prove it sound (as `decode_image` gives them)."""
     media, kind = probe_image(data)
     image = decode_image(data)
     if kind in KEPT_FORMATS:
-        return data, media
+        return data, media, image
     data = encode_png(image)
-    return data, probe_image(data)[0]
+    return data, probe_image(data)[0], image
+
+
+def remarks_on(data: bytes) -> list[str]:
+    """What is unusual about a sound image file, from its header: each is handled by `decode_image`, and worth counting.
+
+    Of: "turned upright (EXIF)", "first of several frames", "16 bits a channel", "CMYK", "palette", "transparency".
+    """
+    image = _open(data)
+    told = {
+        "turned upright (EXIF)": _orientation(image) > 1,
+        "first of several frames": _has_frames(image),
+        "16 bits a channel": image.mode.startswith("I"),
+        "CMYK": image.mode == "CMYK",
+        "palette": image.mode in ("P", "PA"),
+        "transparency": image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info,
+    }
+    return [name for name, true in told.items() if true]
+
+
+def _has_frames(image: PILImage) -> bool:
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except _BROKEN:  # a later frame is broken: there is one
+        return True
+
+
+def _eight_bits(image: PILImage) -> PILImage:
+    """The top byte of 16-bit pixels. Pillow gives 32-bit ones (mode I) the same range: it reads 16-bit files into it."""
+    import numpy as np
+    from PIL import Image
+
+    return Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
 
 
 def _open(data: bytes) -> PILImage:
     from PIL import Image
 
+    if not data:
+        raise DataError("an empty file (0 bytes)")
     if len(data) > MAX_FILE_BYTES:
         raise DataError(f"image file of {len(data):,} bytes; the limit is {MAX_FILE_BYTES:,}")
     try:
@@ -146,14 +190,12 @@ class ShardWriter:
         shard_bytes: a new shard is begun when one holds this many bytes.
     """
 
-    def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
-        self._folder, self._shard_bytes = folder, shard_bytes
+    def __init__(self, folder: Path, shard_bytes: int | None = None) -> None:
+        self._folder, self._shard_bytes = folder, shard_bytes or SHARD_BYTES
         self._seen: set[str] = set()
-        self._hashes: list[str] = []
-        self._files: list[bytes] = []
-        self._batch_bytes = self._written_bytes = 0
-        self._writer: Any = None
-        self._sink: Any = None
+        self._batch = ImageBatch()
+        self._written_bytes = 0
+        self._shard: ShardFile | None = None
         self.paths: list[Path] = []
 
     def __contains__(self, sha256: str) -> bool:
@@ -167,46 +209,73 @@ class ShardWriter:
         if sha256 in self._seen:
             return
         self._seen.add(sha256)
-        self._hashes.append(sha256)
-        self._files.append(data)
-        self._batch_bytes += len(data)
-        if self._batch_bytes >= BATCH_BYTES:
+        self._batch.add(sha256, data)
+        if self._batch.bytes >= BATCH_BYTES:
             self._flush()
 
     def close(self) -> list[Path]:
         """Write what is left and make it durable. Returns the shards' paths; one shard at least."""
-        self._flush(force=not self.paths)
+        if self._batch.hashes or not self.paths:
+            self._flush()
         self._end_shard()
         return self.paths
 
-    def _flush(self, force: bool = False) -> None:
-        import pyarrow as pa
-
-        if not self._hashes and not force:
-            return
-        schema = pa.schema([("sha256", pa.string()), ("bytes", pa.binary())])
-        if self._writer is None:
-            path = self._folder / f"media-{len(self.paths):05d}.arrow"
-            self.paths.append(path)
-            self._sink = path.open("wb")
-            self._writer = pa.ipc.new_file(self._sink, schema)
-        self._writer.write_batch(
-            pa.record_batch([pa.array(self._hashes), pa.array(self._files, pa.binary())], schema=schema)
-        )
-        self._written_bytes += self._batch_bytes
-        self._hashes, self._files, self._batch_bytes = [], [], 0
+    def _flush(self) -> None:
+        if self._shard is None:
+            self.paths.append(self._folder / shard_name(len(self.paths)))
+            self._shard = ShardFile(self.paths[-1])
+        self._written_bytes += self._batch.bytes
+        self._shard.write(self._batch)
+        self._batch = ImageBatch()
         if self._written_bytes >= self._shard_bytes:
             self._end_shard()
 
     def _end_shard(self) -> None:
-        if self._writer is None:
-            return
+        if self._shard is not None:
+            self._shard.close()
+        self._shard, self._written_bytes = None, 0
+
+
+class ImageBatch:
+    """Image files that go into a shard together."""
+
+    def __init__(self) -> None:
+        self.hashes: list[str] = []
+        self.files: list[bytes] = []
+        self.bytes = 0
+
+    def add(self, sha256: str, data: bytes) -> None:
+        self.hashes.append(sha256)
+        self.files.append(data)
+        self.bytes += len(data)
+
+
+class ShardFile:
+    """One shard being written: batches in the order given, durable once closed."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+
+        self._schema = pa.schema([("sha256", pa.string()), ("bytes", pa.binary())])
+        self._sink = path.open("wb")
+        self._writer = pa.ipc.new_file(self._sink, self._schema)
+
+    def write(self, batch: ImageBatch) -> None:
+        import pyarrow as pa
+
+        columns = [pa.array(batch.hashes, pa.string()), pa.array(batch.files, pa.binary())]
+        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
+
+    def close(self) -> None:
         self._writer.close()
         self._sink.flush()
         os.fsync(self._sink.fileno())
         self._sink.close()
-        self._writer = self._sink = None
-        self._written_bytes = 0
+
+
+def shard_name(number: int) -> str:
+    """File name of a shard."""
+    return f"media-{number:05d}.arrow"
 
 
 class ImageStore:

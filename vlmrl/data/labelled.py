@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from vlmrl.data.images import MAX_FILE_BYTES, store_form
+from vlmrl.data.images import MAX_FILE_BYTES
+from vlmrl.data.parts import Progress
+from vlmrl.data.scan import scan_files
 from vlmrl.data.splits import LabelledImage
 from vlmrl.errors import DataError
 
@@ -61,42 +63,80 @@ class Collection(Protocol):
     def read(self, path: str) -> bytes: ...
 
 
-def read_labelled(source: Path, levels: Sequence[str]) -> Labelled:
+def read_labelled(
+    source: Path,
+    levels: Sequence[str],
+    work: Path | None = None,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Labelled:
     """Read every image below `source`; the last len(levels) folders above a file are its names, coarse to fine.
 
     Hidden files, `__MACOSX` and files without an image's ending are ignored and counted; links, unsafe paths, broken
     images and files with too few folders above them are dropped, each with its reason.
+    Args: work, workers, progress: as `scan_files` takes them.
     Raises: DataError when the source is neither a folder nor a zip archive, or names of siblings differ only in case or
         punctuation, which the answer format does not tell apart.
     """
-    collection = _open(source)
-    images: list[LabelledImage] = []
+    collection = open_collection(source)
+    labels: dict[str, tuple[str, ...]] = {}
     dropped: list[dict[str, Any]] = []
-    ignored: Counter[str] = Counter()
+    paths, ignored = image_paths(collection, dropped)
+    for path in paths:
+        try:
+            labels[path] = _labels(PurePosixPath(path), levels)
+        except DataError as error:
+            dropped.append({"origin": printable(path), "reason": error.message})
+    images: list[LabelledImage] = []
     digest = hashlib.sha256()
+    for path, seen in scan_files(collection, list(labels), work, workers=workers, progress=progress):
+        if isinstance(seen, str):
+            dropped.append({"origin": printable(path), "reason": seen})
+            continue
+        images.append(LabelledImage(seen.media, labels[path], path, seen))
+        name = PurePosixPath(path).name
+        digest.update(f"{'/'.join(labels[path])}/{name}\0{seen.media.sha256}\n".encode())
+    refuse_twins(images, levels)
+    dropped.sort(key=lambda drop: drop["origin"])
+    return Labelled(source.name, images, dropped, ignored, digest.hexdigest(), collection)
+
+
+def collection_state(source: Path) -> Any:
+    """What is there, a JSON value: another one means that files were added, removed or changed."""
+    if source.is_file():
+        return [source.stat().st_size, source.stat().st_mtime_ns]
+    digest = hashlib.sha256()
+    for folder, folders, names in os.walk(source):
+        folders.sort()
+        for name in sorted(names):
+            found = os.lstat(os.path.join(folder, name))
+            digest.update(f"{folder}/{name}\0{found.st_size} {found.st_mtime_ns}\n".encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()
+
+
+def image_paths(collection: Collection, dropped: list[dict[str, Any]]) -> tuple[list[str], dict[str, int]]:
+    """The paths of a collection's image files, sorted, and how many other files there are by ending.
+
+    Args: dropped: what may not be read is added to it, with the reason.
+    """
+    found: list[str] = []
+    ignored: Counter[str] = Counter()
     for path, problem in collection.paths():
         place = PurePosixPath(path)
-        if problem is None and any(part.startswith(".") or part == "__MACOSX" for part in place.parts):
+        if problem is not None:
+            dropped.append({"origin": printable(path), "reason": problem})
+        elif any(part.startswith(".") or part == "__MACOSX" for part in place.parts):
             ignored["hidden"] += 1
-            continue
-        if problem is None and place.suffix.lower() not in IMAGE_SUFFIXES:
+        elif place.suffix.lower() not in IMAGE_SUFFIXES:
             ignored[place.suffix.lower() or "(no ending)"] += 1
-            continue
-        try:
-            if problem is not None:
-                raise DataError(problem)
-            labels = _labels(place, levels)
-            _, media = store_form(collection.read(path))
-        except DataError as error:
-            dropped.append({"origin": _printable(path), "reason": error.message})
-            continue
-        images.append(LabelledImage(media, labels, path))
-        digest.update(f"{'/'.join(labels)}/{place.name}\0{media.sha256}\n".encode())
-    _refuse_twins(images, levels)
-    return Labelled(source.name, images, dropped, dict(sorted(ignored.items())), digest.hexdigest(), collection)
+        else:
+            found.append(path)
+    return found, dict(sorted(ignored.items()))
 
 
-def _open(source: Path) -> Collection:
+def open_collection(source: Path) -> Collection:
+    """The files of a folder or zip archive. Raises: DataError when it is neither."""
     if source.is_dir():
         return _Folder(source)
     if not source.exists():
@@ -110,14 +150,17 @@ def _labels(place: PurePosixPath, levels: Sequence[str]) -> tuple[str, ...]:
     folders = place.parts[:-1]
     if len(folders) < len(levels):
         raise DataError(f"{len(folders)} folders above it, {len(levels)} levels asked ({', '.join(levels)})")
-    labels = tuple(name.strip() for name in folders[-len(levels) :])
-    for name in labels:
-        if not name or _BAD_NAME & set(name) or _printable(name) != name:
-            raise DataError(f"the folder name {name!r} cannot be written in an answer (; < > or control characters)")
-    return labels
+    return tuple(check_name(name.strip()) for name in folders[-len(levels) :])
 
 
-def _refuse_twins(images: Sequence[LabelledImage], levels: Sequence[str]) -> None:
+def check_name(name: str) -> str:
+    """A name that an answer can hold. Raises: DataError."""
+    if not name or _BAD_NAME & set(name) or printable(name) != name:
+        raise DataError(f"the name {name!r} cannot be written in an answer (; < > or control characters)")
+    return name
+
+
+def refuse_twins(images: Sequence[LabelledImage], levels: Sequence[str]) -> None:
     """Siblings that the reward's comparison takes for one name would make its truth contradict itself."""
     from vlmrl.rewards.parse import normalise_name
 
@@ -134,7 +177,7 @@ def _refuse_twins(images: Sequence[LabelledImage], levels: Sequence[str]) -> Non
                 )
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Names that are not UTF-8 on disk, made writable."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -176,6 +219,7 @@ class _Folder:
 
 class _Archive:
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             self._zip = zipfile.ZipFile(path)
         except (zipfile.BadZipFile, OSError, ValueError) as error:
@@ -192,6 +236,9 @@ class _Archive:
             raise DataError(
                 f"an archive of {len(self._entries):,} files and {total:,} bytes is too large", where=str(path)
             )
+
+    def __reduce__(self):
+        return (type(self), (self._path,))
 
     def paths(self) -> Iterator[tuple[str, str | None]]:
         yield from sorted(

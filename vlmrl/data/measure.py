@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from vlmrl.types import Media
@@ -13,6 +15,10 @@ PATCH_PIXELS = 28
 """Side of one image token of Qwen2.5-VL: 14-pixel patches, merged two by two."""
 MIN_PIXELS, MAX_PIXELS = 3136, 1_003_520
 CHARACTERS_PER_TOKEN = 4
+NOTE = (
+    "tokens are estimates made without a tokenizer: images as for Qwen2.5-VL (28 x 28 pixels a token, "
+    f"{MIN_PIXELS} to {MAX_PIXELS} pixels an image), text at {CHARACTERS_PER_TOKEN} characters a token"
+)
 
 
 def estimate_image_tokens(media: Media, min_pixels: int = MIN_PIXELS, max_pixels: int = MAX_PIXELS) -> int:
@@ -21,7 +27,11 @@ def estimate_image_tokens(media: Media, min_pixels: int = MIN_PIXELS, max_pixels
     Source: `smart_resize` of transformers' Qwen2-VL image processor: both sides become multiples of 28, the area is
     brought between the limits. Example: 56 x 56 -> 4; 800 x 600 -> 609.
     """
-    width, height = max(media.width, 1), max(media.height, 1)
+    return _tokens_of_size(max(media.width, 1), max(media.height, 1), min_pixels, max_pixels)
+
+
+@lru_cache(maxsize=100_000)
+def _tokens_of_size(width: int, height: int, min_pixels: int, max_pixels: int) -> int:
     columns, rows = round(width / PATCH_PIXELS), round(height / PATCH_PIXELS)
     columns, rows = max(columns, 1), max(rows, 1)
     if columns * rows * PATCH_PIXELS**2 > max_pixels:
@@ -34,6 +44,26 @@ def estimate_image_tokens(media: Media, min_pixels: int = MIN_PIXELS, max_pixels
     return columns * rows
 
 
+def fit_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
+    """The size an image is brought down to so that it takes at most max_pixels / 28^2 tokens: both sides a multiple of
+    28, nearly the same shape. An image that takes no more than that already keeps its size.
+
+    Example: 800 x 800 within 800 tokens (627,200 pixels) -> 784 x 784 (28 x 28 = 784 tokens).
+    """
+    if _tokens_of_size(width, height, 1, MAX_PIXELS) * PATCH_PIXELS**2 <= max_pixels:
+        return width, height
+    budget = max(1, max_pixels // PATCH_PIXELS**2)
+    scale = math.sqrt(budget * PATCH_PIXELS**2 / (width * height))
+    columns = min(budget, max(1, math.floor(width * scale / PATCH_PIXELS)))
+    rows = min(max(1, budget // columns), max(1, math.floor(height * scale / PATCH_PIXELS)))
+    return columns * PATCH_PIXELS, rows * PATCH_PIXELS
+
+
+def estimate_text_tokens(characters: int) -> int:
+    """Tokens of a text, at 4 characters a token (English; the true number needs the tokenizer)."""
+    return math.ceil(characters / CHARACTERS_PER_TOKEN)
+
+
 def histogram(values: Sequence[float]) -> dict[str, Any]:
     """`{min, max, mean, bins: [[from, to, count], ...]}`; a bin holds from <= value < to, edges are powers of two
     times 1 and 1.5.
@@ -44,30 +74,16 @@ def histogram(values: Sequence[float]) -> dict[str, Any]:
     while edges[-1] <= max(values):
         power = len(edges) - 1
         edges.append(2 ** (power // 2 + 1) if power % 2 else (1 if power == 0 else 3 * 2 ** (power // 2 - 1)))
-    counts = Counter(next(i for i in range(len(edges) - 1) if edges[i] <= v < edges[i + 1]) for v in values)
+    counts = Counter(bisect_right(edges, value) - 1 for value in values)
     bins = [[edges[i], edges[i + 1], counts[i]] for i in sorted(counts)]
     return {"min": min(values), "max": max(values), "mean": round(math.fsum(values) / len(values), 2), "bins": bins}
 
 
-def measure_rows(images_by_row: Sequence[Sequence[Media]], prompts: Sequence[str]) -> dict[str, Any]:
-    """The histograms of dataset.json.
-
-    Args:
-        images_by_row: the images of each row.
-        prompts: the rendered prompt of each row as text, `<image>` placeholders included.
-    """
-    unique = {media.sha256: media for images in images_by_row for media in images}
-    sizes = Counter(f"{media.width}x{media.height}" for media in unique.values())
+def measure_images(images: Sequence[Media]) -> dict[str, Any]:
+    """Sizes of images, each content once: the 20 most frequent with their counts, and a histogram of pixels."""
+    sizes = Counter(f"{media.width}x{media.height}" for media in images)
     common = dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:20])
-    characters = [len(text.replace("<image>", "")) for text in prompts]
-    text_tokens = [math.ceil(count / CHARACTERS_PER_TOKEN) for count in characters]
-    image_tokens = [sum(estimate_image_tokens(media) for media in images) for images in images_by_row]
     return {
         "image_sizes": {**common, "others": sum(sizes.values()) - sum(common.values())},
-        "image_pixels": histogram([media.width * media.height for media in unique.values()]),
-        "image_tokens_per_row": histogram(image_tokens),
-        "prompt_characters": histogram(characters),
-        "prompt_tokens": histogram([a + b for a, b in zip(text_tokens, image_tokens, strict=True)]),
-        "note": "tokens are estimates made without a tokenizer: images as for Qwen2.5-VL (28 x 28 pixels a token, "
-        f"{MIN_PIXELS} to {MAX_PIXELS} pixels an image), text at {CHARACTERS_PER_TOKEN} characters a token",
+        "image_pixels": histogram([media.width * media.height for media in images]),
     }

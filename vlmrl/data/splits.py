@@ -6,10 +6,13 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import DataError
 from vlmrl.types import Media, hash64
+
+if TYPE_CHECKING:
+    from vlmrl.data.shards import Examined
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +24,15 @@ class LabelledImage:
         labels: one name per level, coarse to fine; the whole tuple is the class (two groups may use the same leaf
             name).
         origin: where it came from, for messages (`Balinese/character01/0108_01.png`, `scan 17`).
+        seen: what was found when it was read; None = it was not examined.
+        facts: what else is known about it: name -> value (the age of a chimpanzee in this picture).
     """
 
     media: Media
     labels: tuple[str, ...]
     origin: str
+    seen: Examined | None = None
+    facts: Mapping[str, str | None] = field(default_factory=dict, hash=False)
 
 
 @dataclass
@@ -58,6 +65,29 @@ def drop_repeats(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], 
         kept.append(copies[0])
         dropped += [{"origin": copy.origin, "reason": f"same image as {copies[0].origin}"} for copy in copies[1:]]
     return kept, dropped
+
+
+def split_classes(images: Sequence[LabelledImage], shares: Mapping[str, float], *, seed: int) -> Splits:
+    """Deal whole classes to the splits, by the share of their images: no individual of the test is in training.
+
+    The largest splits are served first, each class going to the split that is furthest below its share. Every split gets
+    two classes at least, where there are as many.
+    """
+    by_class: dict[tuple[str, ...], list[LabelledImage]] = defaultdict(list)
+    for image in images:
+        by_class[image.labels].append(image)
+    order = sorted(by_class, key=lambda labels: hash64(seed, "class", *labels))
+    out: dict[str, list[LabelledImage]] = {name: [] for name in shares}
+    num_classes = dict.fromkeys(shares, 0)
+    for number, labels in enumerate(order):
+        needy = [name for name in shares if num_classes[name] < 2]
+        left = len(order) - number
+        pool = needy if needy and left <= sum(2 - num_classes[name] for name in needy) else list(shares)
+        total = sum(len(members) for members in out.values()) + len(by_class[labels])
+        chosen = max(pool, key=lambda name: shares[name] * total - len(out[name]))
+        out[chosen] += by_class[labels]
+        num_classes[chosen] += 1
+    return Splits(out)
 
 
 def split_images(

@@ -93,26 +93,31 @@ def open_tables(path: str) -> dict[str, RawTable]:
     Raises: DataError when there is nothing, or it cannot be read.
     """
     if path.startswith("hub:"):
-        return _open_hub(path.removeprefix("hub:"))
+        return _arrow_splits(load_hub(path.removeprefix("hub:")), path)
     place = Path(path)
     if not place.exists():
         raise DataError(
             f"no dataset at {path}", hint=_near_files(place) or "make one with `vlmrl prep`, or name a table file"
         )
     if place.is_file():
-        return {"train": _open_files([place])}
-    if (place / "dataset_info.json").is_file() or (place / "dataset_dict.json").is_file():
-        return _open_saved(place)
+        return {"train": open_files([place])}
+    if is_saved(place):
+        return _arrow_splits(load_saved(place), str(place))
+    return {split: open_files(files) for split, files in table_files(place).items()}
+
+
+def table_files(place: Path) -> dict[str, list[Path]]:
+    """The table files of a folder by split, sorted. Raises: DataError when there are none."""
     by_split: dict[str, list[Path]] = {}
     for file in sorted(file for pattern in SUFFIXES for file in place.rglob(f"*{pattern}")):
         if not any(part.startswith(".") for part in file.relative_to(place).parts):
             by_split.setdefault(_split_of(file, place), []).append(file)
     if not by_split:
         raise DataError(
-            f"the folder {path} holds no dataset",
+            f"the folder {place} holds no dataset",
             hint=f"expected dataset.json, or files ending in {', '.join(SUFFIXES)}",
         )
-    return {split: _open_files(files) for split, files in by_split.items()}
+    return by_split
 
 
 def file_digest(paths: Iterable[Path]) -> str:
@@ -134,7 +139,8 @@ def _split_of(file: Path, root: Path) -> str:
     return "train"
 
 
-def _open_files(files: Sequence[Path]) -> RawTable:
+def open_files(files: Sequence[Path]) -> RawTable:
+    """The files of one split as one table. Raises: DataError when they are of several kinds, or cannot be read."""
     kinds = {file.suffix.lower() for file in files}
     if len(kinds) > 1:
         raise DataError(
@@ -281,7 +287,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("VLMRL_CACHE") or Path.home() / ".cache" / "vlmrl")
 
 
-def _open_hub(spec: str) -> dict[str, RawTable]:
+def load_hub(spec: str) -> Any:
     """A hub dataset, or a local folder in a form that `datasets.load_dataset` reads. It is downloaded by that
     library.
     """
@@ -291,39 +297,50 @@ def _open_hub(spec: str) -> dict[str, RawTable]:
     import datasets
 
     try:
-        loaded = datasets.load_dataset(name, config or None)
+        return datasets.load_dataset(name, config or None)
     except Exception as error:  # that library raises many kinds, its own and those of the network
         text = str(error).strip().split("\n")[0]
         raise DataError(
             f"the hub dataset `{name}` cannot be loaded: {type(error).__name__}: {text}",
             hint="check the name, the config (`hub:name#config`) and the network; gated datasets need `hf auth login`",
         ) from error
-    return _arrow_splits(loaded, f"hub:{spec}")
 
 
-def _open_saved(place: Path) -> dict[str, RawTable]:
+def is_saved(place: Path) -> bool:
+    """Whether a folder was written by `Dataset.save_to_disk`."""
+    return (place / "dataset_info.json").is_file() or (place / "dataset_dict.json").is_file()
+
+
+def load_saved(place: Path) -> Any:
+    """A folder written by `Dataset.save_to_disk`."""
     import datasets
 
     try:
-        loaded = datasets.load_from_disk(str(place))
+        return datasets.load_from_disk(str(place))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"the saved dataset cannot be read: {error}", where=str(place)) from error
-    return _arrow_splits(loaded, str(place))
+
+
+def splits_of(loaded: Any, label: str) -> dict[str, Any]:
+    """The splits of a dataset of the `datasets` library that have rows, in their order of rows."""
+    splits = {str(name): part for name, part in loaded.items()} if hasattr(loaded, "items") else {"train": loaded}
+    out = {
+        split: part if part._indices is None else part.flatten_indices()
+        for split, part in splits.items()
+        if part.num_rows
+    }
+    if not out:
+        raise DataError("the dataset has no rows", where=label)
+    return out
 
 
 def _arrow_splits(loaded: Any, label: str) -> dict[str, RawTable]:
-    splits = {str(name): part for name, part in loaded.items()} if hasattr(loaded, "items") else {"train": loaded}
     out: dict[str, RawTable] = {}
-    for split, part in splits.items():
-        if part._indices is not None:
-            part = part.flatten_indices()
+    for split, part in splits_of(loaded, label).items():
         files = [Path(file["filename"]) for file in part.cache_files]
-        if part.num_rows:
-            out[split] = ArrowTable(
-                f"{label} {split}", part.data.table, lambda part=part, files=files: _arrow_digest(part, files)
-            )
-    if not out:
-        raise DataError("the dataset has no rows", where=label)
+        out[split] = ArrowTable(
+            f"{label} {split}", part.data.table, lambda part=part, files=files: _arrow_digest(part, files)
+        )
     return out
 
 

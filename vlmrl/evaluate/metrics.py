@@ -2,8 +2,12 @@
 
 A row is one response (`evaluate.run.make_records`). Which numbers there are is the task's business (`Task.outcome`);
 here each is averaged over the rows it applies to. Metric names: `reward`, `accuracy`, `accuracy/<level>`,
-`accuracy/distance-<d>`, `brier`, `auc`, `parse_failure`, any other outcome of the task, `part/<name>`,
-`response_tokens`, `truncated`, `pass@<k>` for several samples a prompt.
+`accuracy/distance-<d>`, `brier`, `parse_failure`, any other outcome of the task, `auc`, `ece`, `precision`, `recall`,
+`f1`, `part/<name>`, `response_tokens`, `truncated`, `pass@<k>` for several samples a prompt.
+
+`auc` to `f1` exist where the answer is a probability (outcomes `label` and `confidence`). They are of the counts of
+the whole split, never of means of means, and an answer that cannot be parsed counts as wrong in every one of them:
+ranked behind everything, certain of the wrong thing, in the wrong cell of the confusion matrix.
 """
 
 from __future__ import annotations
@@ -12,13 +16,23 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vlmrl.evaluate.stats import Clusters, Interval, bootstrap_auc, bootstrap_mean, paired_bootstrap
+from vlmrl.evaluate.stats import (
+    Clusters,
+    Interval,
+    bootstrap_auc,
+    bootstrap_ece,
+    bootstrap_mean,
+    bootstrap_ratio,
+    paired_bootstrap,
+)
 
 Record = Mapping[str, Any]
 
 NOT_AVERAGED = frozenset({"label", "confidence"})
 """Outcomes that are not a quality of the answer: they make AUC and the baselines."""
-SHARES = ("accuracy", "parse_failure", "truncated", "brier")
+PROBABILITY_METRICS = ("auc", "ece", "precision", "recall", "f1")
+"""Metrics of tasks whose answer is a probability."""
+SHARES = ("accuracy", "label_accuracy", "parse_failure", "consistent", "repaired", "truncated", "brier")
 """Metrics that lie in [0, 1], with all their variants `<name>/...`."""
 FAILED_POSITIVE, FAILED_NEGATIVE = -math.inf, math.inf
 """Score for AUC of a row without a confidence: ranked behind everything, so that a failure counts as wrong."""
@@ -34,10 +48,10 @@ def summarise(rows: Sequence[Record], *, seed: int = 0) -> dict[str, Any]:
         "n"}, "baselines": name -> {"value", "what"}}. A metric that no row has is left out.
     """
     metrics: dict[str, dict[str, Any]] = {}
-    auc = _auc(rows, seed)
+    behind = {name: as_json(found) for name, found in _of_probabilities(rows, seed).items() if found.n}
     for name, pick in picks(rows).items():
-        if auc.n and name.startswith(("part/", "response_tokens")):
-            metrics.setdefault("auc", as_json(auc))
+        if name.startswith(("part/", "response_tokens")):
+            metrics |= behind
         chosen = [(r, v) for r in rows if (v := pick(r)) is not None]
         if chosen:
             bounds = (0.0, 1.0) if name.split("/")[0] in SHARES else None
@@ -111,6 +125,9 @@ def baselines(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
         "accuracy": {"value": max(rate, 1 - rate), "what": "always the commoner answer"},
         "brier": {"value": rate * (1 - rate), "what": "always the base rate"},
         "auc": {"value": 0.5, "what": "any answer that ignores the images"},
+        "ece": {"value": 0.0, "what": "always the base rate"},
+        "precision": {"value": rate, "what": "always the same"},
+        "f1": {"value": 2 * rate / (1 + rate), "what": "always the same"},
     }
 
 
@@ -144,15 +161,37 @@ def _pass_at_k(rows: Sequence[Record], seed: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _auc(rows: Sequence[Record], seed: int) -> Interval:
-    labelled = [r for r in rows if r["outcome"].get("label") in (0.0, 1.0) and "confidence" in r["outcome"]]
-    labels = [float(r["outcome"]["label"]) for r in labelled]
-    scores = []
-    for r, label in zip(labelled, labels, strict=True):
-        confidence = r["outcome"]["confidence"]
+def _of_probabilities(rows: Sequence[Record], seed: int) -> dict[str, Interval]:
+    """The PROBABILITY_METRICS of the rows whose answer is a probability of the label 1; EMPTY ones have n = 0."""
+    chosen = [r for r in rows if r["outcome"].get("label") in (0.0, 1.0) and "confidence" in r["outcome"]]
+    clusters, labels = clusters_of(chosen), [float(r["outcome"]["label"]) for r in chosen]
+    said = [r["outcome"]["confidence"] for r in chosen]
+    scores, probabilities = [], []
+    for label, confidence in zip(labels, said, strict=True):
         failed = FAILED_POSITIVE if label else FAILED_NEGATIVE
         scores.append(failed if confidence is None else float(confidence))
-    return bootstrap_auc(labels, scores, clusters_of(labelled), seed)
+        probabilities.append(1.0 - label if confidence is None else float(confidence))
+    return {
+        "auc": bootstrap_auc(labels, scores, clusters, seed),
+        "ece": bootstrap_ece(labels, probabilities, clusters, seed),
+        **_of_counts(labels, probabilities, clusters, seed),
+    }
+
+
+def _of_counts(
+    labels: Sequence[float], probabilities: Sequence[float], clusters: Clusters, seed: int
+) -> dict[str, Interval]:
+    """Precision, recall and F1 of the answer "the same"; a probability of 0.5 is wrong, whatever the label."""
+    cells = [(y, (p > 0.5) if y else (p >= 0.5)) for y, p in zip(labels, probabilities, strict=True)]
+    hit = [float(y == 1 and said) for y, said in cells]
+    said_same = [float(said) for _, said in cells]
+    both = [y + float(said) for y, said in cells]  # 2 TP + FP + FN = positives + answers "the same"
+    options: dict[str, Any] = {"clusters": clusters, "seed": seed, "bounds": (0.0, 1.0)}
+    return {
+        "precision": bootstrap_ratio(hit, said_same, **options),
+        "recall": bootstrap_ratio(hit, labels, **options),
+        "f1": bootstrap_ratio([2 * h for h in hit], both, **options),
+    }
 
 
 def _names(rows: Sequence[Record], field: str) -> list[str]:

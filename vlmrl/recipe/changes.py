@@ -56,10 +56,10 @@ TABLE = (
     )),
     Rule("asked", "the order of the rows, and every sample", ("train.seed",)),
     Rule("asked", "the prompt and its images", (
-        "data.system", "model.min_pixels", "model.max_pixels", "model.thinking",
+        "data.variant", "data.system", "model.min_pixels", "model.max_pixels", "model.thinking",
     ), ("best",)),
     Rule("asked", "the reward", (
-        "data.reward", "reward.name", "reward.style", "reward.args", "reward.weights",
+        "data.reward", "reward.name", "reward.profile", "reward.style", "reward.args", "reward.weights",
     ), ("best",)),
     Rule("asked", "what validation measures", (
         "data.validation", "eval.metric", "eval.goal", "eval.max_rows", "eval.max_new_tokens", "eval.allow_test_split",

@@ -11,6 +11,7 @@ from vlmrl.errors import Problem
 from vlmrl.recipe.lines import Key, dotted
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
+from vlmrl.recipe.schema import Data
 
 TABLE_ENDINGS = (".parquet", ".jsonl", ".json", ".csv")
 MAX_SOURCE_BYTES = 4 << 20
@@ -36,9 +37,7 @@ def _data_paths(loaded: LoadedRecipe) -> Iterator[Problem]:
             continue
         path = Path(data.path)
         if not path.exists():
-            yield _missing(
-                loaded, key, data.path, f"make it first: `vlmrl prep {data.task}`" if data.task != "table" else None
-            )
+            yield _missing(loaded, key, data.path, _how_to_make(loaded, data) if data.task != "table" else None)
         elif path.is_dir() and not _is_dataset_folder(path):
             hint = "make it with `vlmrl prep`, or name a table file or a folder of them"
             message = f"the folder {path} has no dataset.json and no table, so it is no dataset"
@@ -46,6 +45,14 @@ def _data_paths(loaded: LoadedRecipe) -> Iterator[Problem]:
         elif path.is_file() and path.suffix.lower() not in TABLE_ENDINGS:
             hint = f"a table ends in {', '.join(TABLE_ENDINGS)}"
             yield Problem(f"`{dotted(key)}` is {path}: not a kind of table that can be read", loaded.where(key), hint)
+
+
+def _how_to_make(loaded: LoadedRecipe, data: Data) -> str:
+    """The command that makes a task's dataset: from the published rows, where the recipe says which those are."""
+    published = loaded.recipe.paper.get("dataset")
+    source = f" hub:{published}" if isinstance(published, str) else ""
+    out = f" --out {data.path}" if Path(data.path) != Path("data") / data.task else ""
+    return f"make it first: `vlmrl prep {data.task}{source}{out}`"
 
 
 def _is_dataset_folder(path: Path) -> bool:
@@ -216,4 +223,6 @@ def _listing(folder: Path, most: int = 500) -> list[Path]:
         return []
 
 
+NOT_MADE_YET = (_model, _data_paths)
+"""Rules about what other commands make, or what is on another machine."""
 FILE_RULES = (_model, _data_paths, _validation_files, _images_roots, _prompts, _rewards)

@@ -7,27 +7,29 @@ are in check/preflight.py.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import Problem
 from vlmrl.recipe.check_algo import ALGO_RULES
 from vlmrl.recipe.check_engine import check_engine
-from vlmrl.recipe.check_files import FILE_RULES, is_file_reward
+from vlmrl.recipe.check_files import FILE_RULES, NOT_MADE_YET, is_file_reward
 from vlmrl.recipe.check_lora import LORA_RULES
 from vlmrl.recipe.lines import Key, dotted
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
+from vlmrl.recipe.schema import Data
 
 COLUMN_ROLES = ("prompt", "images", "answer", "response")
 SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 TEST_SPLITS = ("test", "testing")
-FALLING_METRICS = ("brier", "parse_failure", "parse_failures", "parse_failure_rate")
-RISING_METRICS = ("reward", "accuracy", "auc")
+FALLING_METRICS = ("brier", "ece", "repaired", "parse_failure", "parse_failures", "parse_failure_rate")
+RISING_METRICS = ("reward", "accuracy", "auc", "precision", "recall", "f1", "consistent")
 RL_ONLY = (
     "algo.", "rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.temperature", "rollout.top_p",
     "rollout.top_k", "rollout.engine", "rollout.kv_cache_gib", "rollout.tensor_parallel", "rollout.max_sync_gap",
@@ -48,6 +50,7 @@ class Catalogs:
         no_baseline: values of `algo.advantage` that do not compare the samples of a prompt.
         no_baseline_algos: rows that do not compare the samples of a prompt, so that one sample is enough.
         tasks_without_reward: tasks that bring no reward of their own.
+        variants, profiles: task -> what `data.variant` and `reward.profile` may name for it.
     """
 
     tasks: Mapping[str, str] = field(default_factory=dict)
@@ -60,6 +63,8 @@ class Catalogs:
     no_baseline: tuple[str, ...] = ()
     no_baseline_algos: tuple[str, ...] = ()
     tasks_without_reward: tuple[str, ...] = ("table",)
+    variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    profiles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 Rule = Callable[[LoadedRecipe, Catalogs], Iterator[Problem]]
@@ -68,6 +73,13 @@ Rule = Callable[[LoadedRecipe, Catalogs], Iterator[Problem]]
 def check_recipe(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
     """Every rule's findings, in the order of the rules."""
     return [problem for rule in RULES for problem in rule(loaded, catalogs)]
+
+
+def check_made(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
+    """`check_recipe`, for a recipe whose data and model may not be there yet: what is missing of them is a warning."""
+    missing = {(p.message, p.where) for rule in NOT_MADE_YET for p in rule(loaded)}
+    found = check_recipe(loaded, catalogs)
+    return [replace(p, level="warning") if (p.message, p.where) in missing else p for p in found]
 
 
 def _filtered_sampling(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -231,11 +243,8 @@ def _columns(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     for i, data in enumerate(loaded.recipe.data):
         for role in data.columns:
             if role not in COLUMN_ROLES:
-                near = nearest(role, COLUMN_ROLES)
-                hint = (f"did you mean `{near}`?  " if near else "") + f"known: {', '.join(COLUMN_ROLES)}"
-                yield Problem(
-                    f"unknown key `data.{i}.columns.{role}`", loaded.where(("data", i, "columns", role)), hint
-                )
+                where = loaded.where(("data", i, "columns", role))
+                yield Problem(f"unknown key `data.{i}.columns.{role}`", where, _listing(role, COLUMN_ROLES))
 
 
 def _weights(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -261,6 +270,39 @@ def _reward_used(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         if name and recipe.reward.style != "auto" and not is_file_reward(name):
             message = f"`reward.style` does nothing: `{name}` is a built-in reward"
             yield Problem(message, loaded.where(("reward", "style")), None, "warning")
+
+
+def _variants(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    """A variant that the entry's task does not have, and a reward profile that no task here has or that is not used."""
+    profile, where = loaded.recipe.reward.profile, loaded.where(("reward", "profile"))
+    tasks = [(data, _task_of(data)) for data in loaded.recipe.data]
+    for i, (data, task) in enumerate(tasks):
+        known = catalogs.variants.get(task)
+        if data.variant is not None and known is not None and data.variant not in known:
+            message = f"the task `{task}` has no variant `{data.variant}`"
+            yield Problem(message, loaded.where(("data", i, "variant")), _listing(data.variant, known))
+        known = catalogs.profiles.get(task)
+        if known is not None and profile not in known and not (data.reward or loaded.recipe.reward.name):
+            yield Problem(f"the task `{task}` has no reward profile `{profile}`", where, _listing(profile, known))
+    if profile != "default" and all(data.reward or loaded.recipe.reward.name for data in loaded.recipe.data):
+        message = f"`reward.profile` ({profile}) is never used: the recipe names the reward itself"
+        yield Problem(message, where, "leave `name` out to get the task's own reward, or remove the profile")
+
+
+def _task_of(data: Data) -> str:
+    """The task of an entry: the recipe's, or where that names none the prepared folder's own."""
+    file = Path(data.path) / "dataset.json"
+    if data.task != "table" or not file.is_file():
+        return data.task
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["task"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return data.task  # opening the dataset says what is wrong with it
+
+
+def _listing(name: str, known: Sequence[str]) -> str:
+    near = nearest(name, known)
+    return (f"did you mean `{near}`?  " if near else "") + f"known: {', '.join(known) or 'none'}"
 
 
 def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -316,7 +358,7 @@ def _paper(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 RULES: tuple[Rule, ...] = (
     _filtered_sampling, _clip_bounds, _pixels, _schedule, _group_size, _updates, _token_budgets, _stop_strings,
-    _validation, _test_split, _data_names, _shares, _columns, _weights, _reward_used, _names, _other_kind,
+    _validation, _test_split, _data_names, _shares, _columns, _weights, _reward_used, _variants, _names, _other_kind,
     _odd_coefficients, _paper,
     *(lambda loaded, catalogs, rule=rule: rule(loaded) for rule in (*LORA_RULES, check_engine, *FILE_RULES)),
     *(lambda loaded, catalogs, rule=rule: rule(loaded, catalogs.rows) for rule in ALGO_RULES),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -105,14 +106,15 @@ class Listed:
 
 
 def list_recipes(folder: Path | None = None) -> list[Listed]:
-    """The shipped recipes, then those of `folder` and its `recipes` folder that are not shipped ones."""
+    """The shipped recipes, then those of `folder` and its `recipes` folder that are not shipped ones; bases last."""
     shipped = shipped_folder()
     files = {path.resolve(): str(path.relative_to(shipped).with_suffix("")) for path in sorted(shipped.rglob("*.toml"))}
     if folder is not None:
         for path in [*sorted(folder.glob("*.toml")), *sorted((folder / "recipes").glob("*.toml"))]:
             if path.name != "pyproject.toml":
                 files.setdefault(path.resolve(), str(path.relative_to(folder)))
-    return [_listed(name, path, path.parent == (shipped / "base").resolve()) for path, name in files.items()]
+    listed = [_listed(name, path, path.parent == (shipped / "base").resolve()) for path, name in files.items()]
+    return sorted(listed, key=lambda r: r.kind == "base")
 
 
 def first_comment(text: str) -> str:
@@ -123,6 +125,11 @@ def first_comment(text: str) -> str:
             break
         lines.append(line.lstrip("#").strip())
     return " ".join(line for line in lines if line)
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a comment, for a list: up to a full stop, or a colon with what comes before it."""
+    return re.split(r"(?<=[a-z0-9)%])\.(?:\s|$)", text, maxsplit=1)[0]
 
 
 def _listed(name: str, path: Path, is_base: bool) -> Listed:
@@ -204,7 +211,7 @@ def _is_free(field: FieldInfo) -> bool:
 def _type_words(annotation: Any) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if literal_choices(annotation) and _has_list(annotation):
-        return " or ".join(_toml_value(a.__args__[0]) if literal_choices(a) else _type_words(a) for a in arguments)
+        return " or ".join(toml_value(a.__args__[0]) if literal_choices(a) else _type_words(a) for a in arguments)
     if literal_choices(annotation) and origin is not list:
         return "one of the choices"
     if origin is typing.Annotated:
@@ -260,9 +267,9 @@ def toml_lines(loaded: LoadedRecipe, *, origin: bool) -> list[str]:
         if value is None:
             text = f"# {name} is not set" if origin else ""
         elif origin:
-            text = f"{name} = {_toml_value(value)}".ljust(48) + f"  # {source}"
+            text = f"{name} = {toml_value(value)}".ljust(48) + f"  # {source}"
         else:
-            text = "" if source == "default" else f"{name} = {_toml_value(value)}"
+            text = "" if source == "default" else f"{name} = {toml_value(value)}"
         if text:
             tables.setdefault(key[:-1], []).append(text)
     lines = list(tables.pop(()))
@@ -285,13 +292,14 @@ def _header(table: Key) -> str:
     return f"[{dotted(tuple(p for p in table if isinstance(p, str)))}]"
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A recipe's value as it is written in TOML, in one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
     if isinstance(value, list):
-        return f"[{', '.join(_toml_value(v) for v in value)}]"
+        return f"[{', '.join(toml_value(v) for v in value)}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{dotted((k,))} = {_toml_value(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{dotted((k,))} = {toml_value(v)}" for k, v in value.items()) + "}"
     return repr(value)

@@ -89,6 +89,9 @@ class Data(Table):
     """Short name in metrics and rollouts; default: the last part of `path`."""
     task: str = "table"
     """Which task bundle renders and scores the rows (`vlmrl recipe list --tasks`)."""
+    variant: str | None = None
+    """How much the task asks for (`vlmrl recipe list --tasks` names its variants; im = its main one with intermediate
+    steps); default: im, or baseline where the dataset lacks the truth for it."""
     share: Share = 1.0
     """Relative share of the prompts of each step that come from this source."""
     split: str = "train"
@@ -118,6 +121,9 @@ class Reward(Table):
 
     name: str | None = None
     """A built-in reward or `path/to/file.py:function`; default: the task's own."""
+    profile: str = "default"
+    """Which of the task's own rewards, where `name` gives none: default, or taxonrl (TaxonRL's published function to
+    the digit, its bugs included; for the tasks fungi, bird, sea_star, chimp, gorilla, human and whale)."""
     style: Literal["auto", "vlmrl", "trl", "verl", "easyr1"] = "auto"
     """Calling convention of a `file.py:function`; auto reads it from the parameter names."""
     args: dict[str, Any] = {}

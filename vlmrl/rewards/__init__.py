@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards import taxonomy, text
+from vlmrl.rewards import labels, taxonomy, taxonrl, text
 from vlmrl.rewards.base import STYLES, RewardSpec
 
 
@@ -26,7 +26,12 @@ class Builtin:
 
 REWARDS: dict[str, Builtin] = {
     "taxonomy": Builtin(taxonomy.taxonomy, "pairs: format, calibrated answer, one part per level of a hierarchy"),
+    "taxonomy_relations": Builtin(
+        taxonomy.taxonomy_relations, "pairs: the same with Same, Different or Uncertain per level instead of names"
+    ),
+    "pair_labels": Builtin(labels.pair_labels, "pairs: format, calibrated answer, a label of a vocabulary per image"),
     "pair_answer": Builtin(taxonomy.pair_answer, "pairs: format and calibrated answer, the baseline without levels"),
+    "taxonrl": Builtin(taxonrl.taxonrl, "pairs: a reward that TaxonRL published, to the digit, to reproduce its runs"),
     "exact_match": Builtin(text.exact_match, "the answer is the expected text (case and blanks aside)"),
     "number_match": Builtin(text.number_match, "the answer is the expected number, within a tolerance"),
     "format_tags": Builtin(text.format_tags, "the response is exactly a sequence of tags"),
@@ -97,9 +102,9 @@ def load_recorded(record: Mapping[str, Any], base_dir: Path | str | None = None)
 
 @lru_cache(maxsize=8)
 def builtin_sha256(module: str) -> str:
-    """Hash of what decides a built-in's score: its module, the parsers, and the sum of the parts; names and bytes."""
+    """Hash of what decides a built-in's score: its module and those it builds on, names and bytes."""
     digest = hashlib.sha256()
-    for name in sorted({"base", "parse", module.rpartition(".")[2]}):
+    for name in sorted({"base", "layouts", "pairs", "parse", module.rpartition(".")[2]}):
         digest.update(name.encode() + b"\0" + (Path(__file__).parent / f"{name}.py").read_bytes() + b"\0")
     return digest.hexdigest()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,8 @@ from vlmrl.errors import RewardError
 from vlmrl.types import RewardInput
 
 Parts = Mapping[str, float | None]
+LARGEST = sys.float_info.max
+EVERYTHING = (-math.inf, math.inf)
 STYLES = ("vlmrl", "trl", "verl", "easyr1")
 """Calling conventions of users' rewards; see rewards/adapters.py."""
 RewardFn = Callable[..., "Parts | float"]
@@ -79,50 +82,67 @@ def combine(parts: Parts, weights: Mapping[str, float]) -> tuple[float, dict[str
     Raises: RewardError when every weighted part is None, or the weighted parts that remain have total weight 0.
     Example: parts {a: 1, b: None}, weights {a: 0.5, b: 0.5} -> 1.0, {a: 1.0}.
     """
-    weighted = [name for name in weights if name in parts]
-    present = [name for name in weighted if parts[name] is not None]
-    total = math.fsum(weights[name] for name in weighted)
-    remaining = math.fsum(weights[name] for name in present)
-    if not present or (remaining == 0 and total != 0):
+    shares: dict[str, float] = {}
+    terms: list[float] = []
+    for name, weight in weights.items():
+        part = parts.get(name)
+        if part is not None:
+            shares[name] = weight
+            terms.append(weight * part)
+    if len(shares) < len(weights) or not shares:
+        shares = _spread(shares, parts, weights)
+        terms = [share * float(parts[name] or 0.0) for name, share in shares.items()]
+    return math.fsum(terms), shares
+
+
+def _spread(shares: Mapping[str, float], parts: Parts, weights: Mapping[str, float]) -> dict[str, float]:
+    """The shares of the parts that apply, grown so that they add up to the weights of all parts that there are."""
+    total = math.fsum(weight for name, weight in weights.items() if name in parts)
+    remaining = math.fsum(shares.values())
+    if not shares or (remaining == 0 and total != 0):
         raise RewardError(
             f"no part of the reward applies: {', '.join(sorted(parts)) or 'it returned no part'}",
             hint="return a number for at least one weighted part, or leave the row out of the dataset",
         )
-    scale = total / remaining if remaining else 1.0
-    shares = {name: weights[name] * scale if len(present) < len(weighted) else weights[name] for name in present}
-    return math.fsum(shares[name] * float(parts[name] or 0.0) for name in present), shares
+    missing = any(parts[name] is None for name in weights if name in parts)
+    scale = total / remaining if missing and remaining else 1.0
+    return {name: share * scale for name, share in shares.items()}
 
 
 def split_note(result: Any) -> tuple[dict[str, Any], str]:
     """What a reward returned as (parts, note): a bare number is the part `reward`, a text under `note` is the note."""
-    if not isinstance(result, Mapping):
+    if type(result) is not dict and not isinstance(result, Mapping):
         return {"reward": result}, ""
     parts = dict(result)
-    note = parts.pop("note") if isinstance(parts.get("note"), str) else ""
-    return parts, note
+    return (parts, parts.pop("note")) if isinstance(parts.get("note"), str) else (parts, "")
 
 
-def check_parts(parts: Any, ranges: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
-    """The parts as a dict of floats, note left out (see `split_note`).
+def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
+    """The parts (without a note, see `split_note`) as a dict of floats.
 
     Raises: RewardError that names the part which is not a number, not finite or outside its declared range.
     """
     checked: dict[str, float | None] = {}
-    for name, value in split_note(parts)[0].items():
-        if value is None:
-            checked[str(name)] = None
-            continue
-        try:
-            number = float(value) if not isinstance(value, (str, bytes)) else math.nan
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            number = math.nan
-        if isinstance(value, (str, bytes)) or not math.isfinite(number):
-            raise RewardError(
-                f"reward part `{name}` is {value!r:.80}, not a finite number",
-                hint="return a float, a mapping of floats, or None for a part that does not apply",
-            )
-        low, high = ranges.get(str(name), (-math.inf, math.inf))
-        if not low <= number <= high:
+    for key, value in parts.items():
+        name = key if type(key) is str else str(key)
+        number = value if value is None or type(value) is float else _number(value)
+        low, high = ranges.get(name, EVERYTHING)
+        if number is not None and not (low <= number <= high and -LARGEST <= number <= LARGEST):
+            if not math.isfinite(number):
+                raise RewardError(
+                    f"reward part `{name}` is {value!r:.80}, not a finite number",
+                    hint="return a float, a mapping of floats, or None for a part that does not apply",
+                )
             raise RewardError(f"reward part `{name}` is {number}, outside its declared range [{low}, {high}]")
-        checked[str(name)] = number
+        checked[name] = number
     return checked
+
+
+def _number(value: Any) -> float:
+    """A part as a float; NaN for what is no number."""
+    if isinstance(value, (str, bytes)):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return math.nan

@@ -2,6 +2,7 @@
 
 A pair response is `<think>...</think><answer>P</answer>`: inside think one `<LEVEL>name 1; name 2</LEVEL>` a hierarchy
 level, from coarse to fine, as far down as the writer went; P is the probability that both images show the same class.
+`PairFormat` takes it apart at its tags, whatever they hold; `parse_pair_response` reads the names too.
 """
 
 from __future__ import annotations
@@ -11,16 +12,34 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 BLANKS = " \t\r\n"
 """What counts as white space around tags: ASCII only, so that no invisible character passes."""
 MAX_NAME_CHARS = 200
+MAX_CACHED_PIECES = 100
+"""A response of more pieces is not remembered: no format has so many tags."""
 PROBABILITY = re.compile(r"0(?:\.[0-9]{1,4})?|1(?:\.0{1,4})?")
 LEVEL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 Names = tuple[str, str]
+
+
+class PairText(NamedTuple):
+    """A pair response taken apart at its tags.
+
+    Args:
+        problem: the first reason why the text does not follow the format, in words; empty when it does.
+        confidence: probability of "same" in [0, 1]; None where there is a problem.
+        bodies: tag -> the text that it holds, in the order of the response; empty where there is a problem.
+        repair: what was read as something else, in words; empty when nothing was, and always unless `relaxed`.
+    """
+
+    problem: str
+    confidence: float | None
+    bodies: Mapping[str, str]
+    repair: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,33 +73,70 @@ class Tag(NamedTuple):
         return f"</{self.name}>" if self.closes else f"<{self.name}>"
 
 
-def parse_pair_response(text: str, levels: Sequence[str], aliases: Mapping[str, str] | None = None) -> PairResponse:
-    """Read a pair response. Never raises on a text; time is linear in its length.
+class PairFormat:
+    """The format of a pair response; see the top of this file.
+
+    Args:
+        tags: names of the tags that think may hold, each at most once and in this order; may be empty.
+        relaxed: repair a slash that is missing in the closing tag of think or answer: a second `<think>` is read as
+            `</think>` where there is none, a second `<answer>` as `</answer>`. Nothing else is repaired.
+    Raises: ValueError for names that cannot be tags (a programming error, not a bad response).
+    """
+
+    def __init__(self, tags: Sequence[str], *, relaxed: bool = False) -> None:
+        names = _alternatives(("think", "answer", *tags))
+        self._pieces = re.compile(f"(</?(?:{names})>)").split
+        self._plan = lru_cache(maxsize=1024)(partial(_plan, levels=tuple(tags), relaxed=relaxed))
+
+    def split(self, text: str) -> PairText:
+        """Take a response (special tokens removed) apart. Never raises; time is linear in the length of the text."""
+        pieces = self._pieces(text)
+        plan = self._plan if len(pieces) < MAX_CACHED_PIECES else self._plan.__wrapped__
+        problem, repair, bodies, gap, answer = plan(tuple(pieces[1::2]))
+        confidence = None
+        if not problem:
+            if pieces[0].strip(BLANKS):
+                problem = "text before <think>"
+            elif pieces[gap].strip(BLANKS):
+                problem = "text between </think> and <answer>"
+            elif pieces[-1].strip(BLANKS):
+                problem = "text after </answer>"
+            elif not bodies and not pieces[2].strip(BLANKS):
+                problem = "<think> is empty"
+            else:
+                confidence = parse_probability(pieces[answer])
+                if confidence is None:
+                    wanted = "is not a number from 0 to 1 with at most 4 decimals"
+                    problem = f"the answer {_short(pieces[answer])} {wanted}"
+        if problem:
+            return PairText(problem, None, {}, repair)
+        return PairText("", confidence, {tag: pieces[at] for tag, at in bodies}, repair)
+
+
+def parse_pair_response(
+    text: str, levels: Sequence[str], aliases: Mapping[str, str] | None = None, *, relaxed: bool = False
+) -> PairResponse:
+    """Read a pair response with names. Never raises on a text; time is linear in its length.
 
     Args:
         text: the response, special tokens removed.
         levels: tag names of the hierarchy, coarse -> fine; may be empty.
         aliases: other spelling -> name, both normalised before use.
+        relaxed: as in `PairFormat`.
     Raises: ValueError for level names that cannot be tags (a programming error, not a bad response).
     Example: `<think><genus>Corvus; Pica</genus></think><answer>0.1</answer>` -> ok, 0.1, {"genus": ("corvus", "pica")}.
     """
     levels = tuple(levels)
-    tags = find_tags(text, ("think", "answer", *levels))
-    spans = _closed_spans(tags)
+    problem, confidence, bodies, _ = _pair_format(levels, relaxed).split(text)
+    spans = _closed_spans(find_tags(text, ("think", "answer", *levels)))
+    if problem:
+        bodies = {level: text[slice(*spans[level])] for level in levels if level in spans}
+        confidence = parse_probability(text[slice(*spans["answer"])]) if "answer" in spans else None
     names: dict[str, Names | None] = dict.fromkeys(levels)
-    name_problem = ""
-    for level in levels:
-        if level in spans:
-            names[level], found = _two_names(text[slice(*spans[level])], level, aliases)
-            name_problem = name_problem or found
-    answer = text[slice(*spans["answer"])] if "answer" in spans else None
-    confidence = parse_probability(answer) if answer is not None else None
+    for level, body in bodies.items():
+        names[level], wrong = two_names(body, level, aliases)
+        problem = problem or wrong
     think = text[slice(*spans["think"])] if "think" in spans else ""
-    problem = _structure_problem(text, tags, levels) or name_problem
-    if not problem and not think.strip(BLANKS):
-        problem = "<think> is empty"
-    if not problem and confidence is None:
-        problem = f"the answer {_short(answer or '')} is not a number from 0 to 1 with at most 4 decimals"
     return PairResponse(not problem, problem, confidence, names, think)
 
 
@@ -98,10 +154,13 @@ def normalise_name(name: str, level: str = "", aliases: Mapping[str, str] | None
     """
     if len(name) > MAX_NAME_CHARS:
         return name.casefold()
-    plain = _plain(name)
-    rank = _plain(level)
-    if rank and plain.startswith(rank + " "):
-        plain = plain[len(rank) + 1 :]
+    if name.isascii() and name.isalnum():
+        plain = name.lower()  # what the rules below come to for the most names
+    else:
+        plain = _plain(name)
+        rank = _plain(level)
+        if rank and plain.startswith(rank + " "):
+            plain = plain[len(rank) + 1 :]
     if aliases:
         plain = _plain_aliases(tuple(aliases.items())).get(plain, plain)
     return plain
@@ -123,14 +182,77 @@ def tagged_text(text: str, name: str) -> tuple[str | None, str]:
     return text[tags[0].end : tags[1].start], ""
 
 
-@lru_cache(maxsize=64)
-def _tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    for name in names:
-        if not LEVEL_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} cannot be a tag: letters, digits, `-` and `_` only, a letter first")
-    if len(set(names)) < len(names):
-        raise ValueError(f"tag names must be unique and differ from think and answer: {', '.join(names)}")
-    return re.compile(rf"<(/?)({'|'.join(re.escape(n) for n in names)})>")
+def two_pieces(body: str, tag: str, what: str = "name") -> tuple[Names, str]:
+    """The two texts that a tag holds, separated by `;`, and what is wrong with them ("" = nothing)."""
+    first, semicolon, second = body.partition(";")
+    if not semicolon or ";" in second:
+        return ("", ""), f"<{tag}> does not hold two {what}s separated by `;`"
+    first, second = first.strip(BLANKS), second.strip(BLANKS)
+    if not first or not second:
+        return ("", ""), f"<{tag}> holds an empty {what}"
+    if len(first) > MAX_NAME_CHARS or len(second) > MAX_NAME_CHARS:
+        return ("", ""), f"<{tag}> holds a {what} of more than {MAX_NAME_CHARS} characters"
+    return (first, second), ""
+
+
+def two_names(body: str, level: str, aliases: Mapping[str, str] | None = None) -> tuple[Names | None, str]:
+    """The two names that a level tag holds, normalised; or None and the reason why there are not exactly two."""
+    (first, second), problem = two_pieces(body, level)
+    if problem:
+        return None, problem
+    return (normalise_name(first, level, aliases), normalise_name(second, level, aliases)), ""
+
+
+class _Plan(NamedTuple):
+    """What a sequence of tags says of a response: its problem, or which pieces of the split text to read."""
+
+    problem: str
+    repair: str = ""
+    bodies: tuple[tuple[str, int], ...] = ()
+    gap: int = 0
+    answer: int = 0
+
+
+def _plan(written: tuple[str, ...], levels: tuple[str, ...], relaxed: bool) -> _Plan:
+    """The plan of a sequence of tags. Tag i stands between the pieces 2i and 2i + 2 of the split text."""
+    repairs = []
+    for name in ("think", "answer") if relaxed else ():
+        opening, closing = f"<{name}>", f"</{name}>"
+        if written.count(opening) == 2 and closing not in written:
+            second = written.index(opening, written.index(opening) + 1)
+            written = (*written[:second], closing, *written[second + 1 :])
+            repairs.append(f"the second {opening} is read as {closing}")
+    repair = "; ".join(repairs)
+    problem = _structure_problem(written, levels)
+    if problem:
+        return _Plan(problem, repair)
+    bodies = tuple((tag[1:-1], 2 * i + 2) for i, tag in enumerate(written) if tag[1:-1] in levels)
+    close_think = written.index("</think>")
+    return _Plan("", repair, bodies, gap=2 * close_think + 2, answer=2 * close_think + 4)
+
+
+def _structure_problem(written: tuple[str, ...], levels: tuple[str, ...]) -> str:
+    """The first way in which a sequence of tags breaks the format; "" when it does not."""
+    counts = Counter(written)
+    for name in ("think", "answer", *levels):
+        for tag in (f"<{name}>", f"</{name}>"):
+            if counts[tag] > 1:
+                return f"{tag} appears {counts[tag]} times"
+            if not counts[tag] and (name not in levels or counts[f"<{name}>"] or counts[f"</{name}>"]):
+                return f"no {tag}"
+    stated = [tag[1:-1] for tag in written if tag[1:-1] in levels]
+    inside = written[1 : written.index("</think>")]
+    outside = [tag for tag in written if tag.strip("</>") in levels and tag not in inside]
+    if outside and written[0] == "<think>":
+        return f"{outside[0]} is not inside <think>"
+    pairs = [tag for name in stated for tag in (f"<{name}>", f"</{name}>")]
+    wanted = ["<think>", *pairs, "</think>", "<answer>", "</answer>"]
+    misplaced = [tag for tag, due in zip(written, wanted, strict=True) if tag != due]
+    if misplaced:
+        return f"{misplaced[0]} is out of place"
+    if stated != [level for level in levels if level in stated]:
+        return f"levels are not in the order {', '.join(levels)}"
+    return ""
 
 
 def _closed_spans(tags: Sequence[Tag]) -> dict[str, tuple[int, int]]:
@@ -145,51 +267,23 @@ def _closed_spans(tags: Sequence[Tag]) -> dict[str, tuple[int, int]]:
     return spans
 
 
-def _structure_problem(text: str, tags: Sequence[Tag], levels: tuple[str, ...]) -> str:
-    """The first way in which the tags and the text outside them break the format; "" when they do not."""
-    counts = Counter(str(tag) for tag in tags)
-    for name in ("think", "answer", *levels):
-        for written in (f"<{name}>", f"</{name}>"):
-            if counts[written] > 1:
-                return f"{written} appears {counts[written]} times"
-            if not counts[written] and (name not in levels or counts[f"<{name}>"] or counts[f"</{name}>"]):
-                return f"no {written}"
-    stated = [tag.name for tag in tags if not tag.closes and tag.name in levels]
-    close_think = next(i for i, tag in enumerate(tags) if str(tag) == "</think>")
-    outside = [tag for i, tag in enumerate(tags) if tag.name in levels and not 0 < i < close_think]
-    if outside and str(tags[0]) == "<think>":
-        return f"{outside[0]} is not inside <think>"
-    wanted = [
-        "<think>",
-        *(w for name in stated for w in (f"<{name}>", f"</{name}>")),
-        "</think>",
-        "<answer>",
-        "</answer>",
-    ]
-    if [str(tag) for tag in tags] != wanted:
-        wrong = next(str(tag) for tag, want in zip(tags, wanted, strict=True) if str(tag) != want)
-        return f"{wrong} is out of place"
-    if stated != [level for level in levels if level in stated]:
-        return f"levels are not in the order {', '.join(levels)}"
-    last = len(tags) - 1
-    gaps = (
-        ("before <think>", text[: tags[0].start]),
-        ("between </think> and <answer>", text[tags[close_think].end : tags[close_think + 1].start]),
-        ("after </answer>", text[tags[last].end :]),
-    )
-    return next((f"text {place}" for place, gap in gaps if gap.strip(BLANKS)), "")
+@lru_cache(maxsize=64)
+def _tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(f"<(/?)({_alternatives(names)})>")
 
 
-def _two_names(text: str, level: str, aliases: Mapping[str, str] | None) -> tuple[Names | None, str]:
-    """The two names of a level tag, or the reason why there are not exactly two."""
-    pieces = [piece.strip(BLANKS) for piece in text.split(";", 3)]
-    if len(pieces) != 2:
-        return None, f"<{level}> does not hold two names separated by `;`"
-    if not all(pieces):
-        return None, f"<{level}> holds an empty name"
-    if any(len(piece) > MAX_NAME_CHARS for piece in pieces):
-        return None, f"<{level}> holds a name of more than {MAX_NAME_CHARS} characters"
-    return (normalise_name(pieces[0], level, aliases), normalise_name(pieces[1], level, aliases)), ""
+@lru_cache(maxsize=64)
+def _pair_format(tags: tuple[str, ...], relaxed: bool) -> PairFormat:
+    return PairFormat(tags, relaxed=relaxed)
+
+
+def _alternatives(names: tuple[str, ...]) -> str:
+    for name in names:
+        if not LEVEL_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} cannot be a tag: letters, digits, `-` and `_` only, a letter first")
+    if len(set(names)) < len(names):
+        raise ValueError(f"tag names must be unique and differ from think and answer: {', '.join(names)}")
+    return "|".join(re.escape(name) for name in names)
 
 
 @lru_cache(maxsize=8192)

@@ -189,6 +189,10 @@ class WorkerPool:
                 list(self._answers(ready, deque()))
         return worker.loaded
 
+    def pids(self) -> list[int]:
+        """The workers that are running."""
+        return [worker.process.pid for worker in self._workers]
+
     def close(self) -> None:
         """End all workers. The pool can be used again."""
         workers, self._workers = self._workers, []

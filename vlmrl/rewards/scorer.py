@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from vlmrl.errors import RewardError, VlmrlError
 from vlmrl.rewards.base import RewardSpec, check_parts, combine, split_note
@@ -69,6 +71,10 @@ class Scorer:
         if self._pool is not None:
             self._pool.close()
 
+    def pids(self) -> list[int]:
+        """The processes that run the reward: its workers, or this one."""
+        return self._pool.pids() if self._pool is not None else [os.getpid()]
+
     def score(
         self, inputs: Sequence[RewardInput], *, strict: bool = False, rows: Sequence[str] | None = None
     ) -> list[Score]:
@@ -84,40 +90,66 @@ class Scorer:
         Raises: RewardError (strict); RewardError when the user's file cannot be loaded (always).
         """
         if self._pool is None:
-            outcomes = self._run_here(inputs, strict)
+            scored = enumerate(self._score_here(inputs))
         else:
-            outcomes = self._run_workers(self._pool, inputs, strict)
-        scores: list[Score] = []
-        for index in sorted(outcomes):
-            score = self._valued(outcomes[index])
+            outcomes = sorted(self._run_workers(self._pool, inputs, strict).items())
+            scored = ((index, self._score_of(outcome)) for index, outcome in outcomes)
+        scores, self.seconds = [], []
+        for index, (score, seconds) in scored:
             if isinstance(score, Failure):
                 if strict:
                     raise as_error(score, self.spec.name, rows[index] if rows else f"row {index}")
                 self.failures += 1
                 score = Score(math.nan, {}, error=str(score))
             scores.append(score)
-        self.seconds = [o.seconds if isinstance(o, Result) else 0.0 for _, o in sorted(outcomes.items())]
+            self.seconds.append(seconds)
         if strict and scores:
             self.check_weights(scores)
         return scores
 
-    def _valued(self, outcome: Outcome) -> Score | Failure:
-        """The parts checked against their ranges and combined with the weights."""
+    def _score_here(self, inputs: Sequence[RewardInput]) -> Iterator[tuple[Score | Failure, float]]:
+        """Score or failure of each input in this process, and the seconds that the function took."""
+        fn, clock = self.spec.fn, time.perf_counter
+        for x in inputs:
+            start = clock()
+            try:
+                result = fn(x)
+            except VlmrlError as error:
+                yield Failure(CONTRACT, error.message, hint=error.hint), clock() - start
+            except Exception as error:
+                last = traceback.extract_tb(error.__traceback__)[-1]
+                line = f"{Path(last.filename).name}:{last.lineno} in {last.name}: {last.line}"
+                yield Failure(type(error).__name__, str(error), (line,)), clock() - start
+            else:
+                seconds = clock() - start
+                yield self._valued(*split_note(result)), seconds
+
+    def _score_of(self, outcome: Outcome) -> tuple[Score | Failure, float]:
+        """The same of what a worker returned."""
         if isinstance(outcome, Failure):
-            return outcome
+            return outcome, 0.0
+        return self._valued(outcome.parts, outcome.note), outcome.seconds
+
+    def _valued(self, returned: Mapping[str, Any], note: str) -> Score | Failure:
+        """The parts checked against their ranges and combined with the weights."""
         try:
-            parts = check_parts(outcome.parts, self.spec.ranges)
+            parts = check_parts(returned, self.spec.ranges)
             weights = self.weights or ({"reward": 1.0} if "reward" in parts else dict.fromkeys(parts, 1.0))
-            if parts and not parts.keys() & weights.keys():
-                wanted, returned = ", ".join(weights), ", ".join(parts)
-                raise RewardError(
-                    f"its weights name {wanted}, none of which is among the parts it returned: {returned}",
-                    hint="correct [reward.weights], or return a part of that name",
-                )
-            value, _ = combine({**dict.fromkeys(weights), **parts}, weights)
+            if not weights.keys() <= parts.keys():
+                self._check_some_weight(parts, weights)
+                return Score(combine({**dict.fromkeys(weights), **parts}, weights)[0], parts, note)
+            return Score(combine(parts, weights)[0], parts, note)
         except RewardError as error:
             return Failure(CONTRACT, error.message, hint=error.hint)
-        return Score(value, parts, outcome.note)
+
+    def _check_some_weight(self, parts: Mapping[str, float | None], weights: Mapping[str, float]) -> None:
+        """Raise a RewardError when the weights name none of the parts that were returned."""
+        if parts and not parts.keys() & weights.keys():
+            wanted, returned = ", ".join(weights), ", ".join(parts)
+            raise RewardError(
+                f"its weights name {wanted}, none of which is among the parts it returned: {returned}",
+                hint="correct [reward.weights], or return a part of that name",
+            )
 
     def check_weights(self, scores: Sequence[Score]) -> None:
         """Raise a RewardError for a weight of a part that none of these scores has and the reward does not declare."""
@@ -128,23 +160,6 @@ class Scorer:
                 f"[reward.weights] names the part `{unknown[0]}`, which reward `{self.spec.name}` does not return",
                 hint=f"its parts: {', '.join(sorted(known))}",
             )
-
-    def _run_here(self, inputs: Sequence[RewardInput], strict: bool) -> dict[int, Outcome]:
-        outcomes: dict[int, Outcome] = {}
-        for index, x in enumerate(inputs):
-            start = time.perf_counter()
-            try:
-                parts, note = split_note(self.spec.fn(x))
-                outcomes[index] = Result(parts, note, time.perf_counter() - start)
-            except VlmrlError as error:
-                outcomes[index] = Failure(CONTRACT, error.message, hint=error.hint)
-            except Exception as error:
-                last = traceback.extract_tb(error.__traceback__)[-1]
-                line = f"{Path(last.filename).name}:{last.lineno} in {last.name}: {last.line}"
-                outcomes[index] = Failure(type(error).__name__, str(error), (line,))
-            if strict and isinstance(outcomes[index], Failure):
-                break
-        return outcomes
 
     def _run_workers(self, pool: WorkerPool, inputs: Sequence[RewardInput], strict: bool) -> dict[int, Outcome]:
         """Outcomes by index; in strict mode those up to the first failure that was met, perhaps not all of them."""

@@ -127,7 +127,8 @@ def _score(reward: BoundReward, inputs: list[RewardInput], file: str):
         seconds = (time.perf_counter() - start) / len(group)
         for _, result in zip(group, results, strict=True):
             try:
-                parts, note = check_parts(result, {}), split_note(result)[1]
+                parts, note = split_note(result)
+                parts = check_parts(parts, {})
                 yield {"parts": parts, "note": note, "seconds": seconds}
             except Exception as error:
                 yield {"error": describe_error(error, file)}

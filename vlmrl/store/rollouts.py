@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Traject
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 SCHEMA = 1
 
@@ -105,11 +107,35 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
     Raises: StoreError as `read_rollouts`.
     """
+    with _opened(path, columns) as file:
+        return file.read(columns=list(columns) if columns is not None else None)
+
+
+def read_batches(
+    path: Path, columns: Sequence[str], *, rows: int, repeated: Sequence[str] = ()
+) -> Iterator[pa.RecordBatch]:
+    """A rollout file piece by piece, `rows` rows at most each. Columns named in `repeated` come dictionary-encoded.
+
+    Raises: StoreError as `read_rollouts`.
+    """
+    with _opened(path, columns, repeated) as file:
+        yield from file.iter_batches(batch_size=rows, columns=list(columns), use_threads=False)
+
+
+def count_rows(path: Path) -> int:
+    """How many samples a rollout file holds. Raises: StoreError as `read_rollouts`."""
+    with _opened(path, ()) as file:
+        return file.metadata.num_rows
+
+
+@contextmanager
+def _opened(path: Path, columns: Sequence[str] | None, repeated: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+    """The file, checked to be one of ours; what Arrow raises within becomes a StoreError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, read_dictionary=list(repeated), pre_buffer=False) as file:
             schema = file.schema_arrow
             number = (schema.metadata or {}).get(b"vlmrl.schema", b"").decode()
             if not number.isdigit():
@@ -117,10 +143,11 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
             if int(number) > SCHEMA:
                 message = f"these rollouts have schema {number}, this vlmrl reads {SCHEMA}"
                 raise StoreError(message, where=str(path), hint="upgrade vlmrl")
-            missing = [name for name in (columns or arrow_schema().names) if name not in schema.names]
+            wanted = arrow_schema().names if columns is None else columns
+            missing = [name for name in wanted if name not in schema.names]
             if missing:
                 raise StoreError(f"the rollouts lack the column(s) {', '.join(missing)}", where=str(path))
-            return file.read(columns=list(columns) if columns is not None else None)
+            yield file
     except FileNotFoundError:
         raise StoreError("no such rollout file", where=str(path)) from None
     except (OSError, pa.ArrowException) as error:

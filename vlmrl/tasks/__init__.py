@@ -1,16 +1,18 @@
-"""The table of tasks. A task is made for a dataset: `TASKS[name](dataset.info)`."""
+"""The table of tasks. A task is made for a dataset: `make_task(name, dataset.info, variant)`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
-from vlmrl.errors import RecipeError
-from vlmrl.tasks.base import Task
+from vlmrl.tasks.base import Task, unknown
 from vlmrl.tasks.digits.task import SUMMARY as DIGITS_SUMMARY
 from vlmrl.tasks.digits.task import digits_task
+from vlmrl.tasks.domain import MAIN
+from vlmrl.tasks.domain_task import PROFILES, domain_task
+from vlmrl.tasks.domains import DOMAINS
 from vlmrl.tasks.pairs.task import SUMMARY as PAIRS_SUMMARY
 from vlmrl.tasks.pairs.task import pair_task
 from vlmrl.tasks.table.task import SUMMARY as TABLE_SUMMARY
@@ -19,26 +21,51 @@ from vlmrl.tasks.table.task import table_task
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """A task in the table: `entry(info)` makes it for a dataset, `summary` is its line in `vlmrl recipe list`."""
+    """A task in the table.
 
-    make: Callable[[Mapping[str, Any]], Task]
+    Args:
+        make: dataset.json of a dataset, and where the task has variants the wanted one or None -> the task.
+        summary: its line in `vlmrl recipe list --tasks`.
+        variants: what `[[data]] variant` may name.    main: the one that `im` names, and the default where the
+            dataset has the truth for it.
+        profiles: what `[reward] profile` may name.
+    """
+
+    make: Callable[..., Task]
     summary: str
+    variants: tuple[str, ...] = ()
+    main: str | None = None
+    profiles: tuple[str, ...] = ("default",)
 
-    def __call__(self, info: Mapping[str, Any]) -> Task:
-        return self.make(info)
+    @property
+    def variant_names(self) -> tuple[str, ...]:
+        """Every name of a variant, `im` included."""
+        return (*self.variants, *((MAIN,) if self.main not in (None, MAIN) else ()))
 
 
 TASKS: dict[str, TaskEntry] = {
     "digits": TaskEntry(digits_task, DIGITS_SUMMARY),
     "pairs": TaskEntry(pair_task, PAIRS_SUMMARY),
     "table": TaskEntry(table_task, TABLE_SUMMARY),
+    **{
+        name: TaskEntry(partial(domain_task, domain), domain.summary, domain.variant_names, domain.main, PROFILES)
+        for name, domain in DOMAINS.items()
+    },
 }
 
 
-def make_task(name: str, info: Mapping[str, Any]) -> Task:
-    """The task of that name for this dataset. Raises: RecipeError with the nearest name when there is none."""
+def make_task(name: str, info: Mapping[str, Any], variant: str | None = None) -> Task:
+    """The task of that name for a dataset.
+
+    Args:
+        info: the dataset's dataset.json.
+        variant: how much is asked for; None = the most that the dataset has the truth for.
+    Raises: RecipeError with the nearest name when there is no such task or variant; DataError when the dataset lacks
+        what the task or the variant needs.
+    """
     if name not in TASKS:
-        close = get_close_matches(name, TASKS, 1)
-        meant = f"did you mean `{close[0]}`?  " if close else ""
-        raise RecipeError(f"unknown task `{name}`", hint=f"{meant}tasks: {', '.join(TASKS)}")
-    return TASKS[name](info)
+        raise unknown("task", name, list(TASKS))
+    entry = TASKS[name]
+    if variant is not None and variant not in entry.variant_names:
+        raise unknown("variant", variant, list(entry.variant_names), f" of task `{name}`")
+    return entry.make(info, variant) if entry.variants else entry.make(info)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
 
+from vlmrl.errors import RecipeError
 from vlmrl.types import Message, Row
+
+if TYPE_CHECKING:
+    from vlmrl.rewards.base import RewardSpec
 
 Outcome = Mapping[str, float | None]
 
@@ -22,13 +27,16 @@ class Task:
         template: Jinja source of the user message. Variables: the row's columns and `truth`-free task settings.
         variables: further template variables that come from the dataset (the level names, say).
         validate: truth of a row -> what is wrong with it, in words; empty when sound.
-        reward: name in REWARDS of the task's own reward; None when the user must bring one.
-        reward_args: arguments of that reward that come from the dataset.
+        profiles: reward profile (`[reward] profile`) -> name in REWARDS and arguments that the task binds; `default` is
+            the task's own reward. Empty when the user must bring one.
         outcome: (truth, response) -> measured numbers of one answer, e.g. accuracy 0/1, brier, confidence, label,
             parse_failure 0/1; None = does not apply. A response that cannot be parsed counts as wrong, never as
             missing.
+        outcome_as: the reward that scores the rows -> `outcome`, reading responses as that reward does (its repairs and
+            aliases); None = `outcome` whatever the reward.
         messages: row -> the prompt when the rows bring their own (task `table`); None = `template` is rendered.
         trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None when there is none.
+        variant: how much is asked for, one of `variants`; "" for a task without variants.
     """
 
     name: str
@@ -36,8 +44,43 @@ class Task:
     template: str
     validate: Callable[[Mapping[str, Any]], list[str]]
     variables: Mapping[str, Any] = field(default_factory=dict)
-    reward: str | None = None
-    reward_args: Mapping[str, Any] = field(default_factory=dict)
+    profiles: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     outcome: Callable[[Mapping[str, Any], str], Outcome] = lambda truth, response: {}
+    outcome_as: Callable[[RewardSpec | None], Callable[[Mapping[str, Any], str], Outcome]] | None = None
     messages: Callable[[Row], tuple[Message, ...]] | None = None
     trace: Callable[[Row, random.Random], str] | None = None
+    variant: str = ""
+    variants: tuple[str, ...] = ()
+
+    @property
+    def reward(self) -> str | None:
+        """Name in REWARDS of the task's own reward; None when the user must bring one."""
+        return self.profiles["default"][0] if "default" in self.profiles else None
+
+    @property
+    def reward_args(self) -> Mapping[str, Any]:
+        """Arguments of that reward that come from the dataset."""
+        return self.profiles["default"][1] if "default" in self.profiles else {}
+
+    @property
+    def template_file(self) -> str:
+        """Where `template` is, below the package."""
+        return f"tasks/{self.name}/{self.variant or 'prompt'}.jinja"
+
+    def profile(self, name: str) -> tuple[str | None, Mapping[str, Any]]:
+        """The reward and the arguments of a profile; (None, {}) for the default of a task without a reward of its own.
+
+        Raises: RecipeError with the nearest name when the task has no such profile.
+        """
+        if name in self.profiles:
+            return self.profiles[name]
+        if name == "default":
+            return None, {}
+        raise unknown("reward profile", name, list(self.profiles), f" of task `{self.name}`")
+
+
+def unknown(what: str, name: str, known: list[str], whose: str = "") -> RecipeError:
+    """The error for a name that does not exist, with the nearest one that does."""
+    close = get_close_matches(name, known, 1)
+    meant = f"did you mean `{close[0]}`?  " if close else ""
+    return RecipeError(f"unknown {what} `{name}`{whose}", hint=f"{meant}known: {', '.join(known) or 'none'}")

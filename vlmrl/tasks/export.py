@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from vlmrl.data.dataset import Dataset
+from vlmrl.data.measure import estimate_text_tokens
 from vlmrl.errors import DataError
+from vlmrl.tasks.assemble import PromptLengths
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.render import place_images, render_user
+from vlmrl.tasks.render import IMAGE, place_images, render_user
 from vlmrl.types import Message, Row
 
 BATCH_ROWS = 256
@@ -25,9 +27,22 @@ def row_messages(task: Task, row: Row) -> tuple[Message, ...]:
     if task.messages is not None:
         turns = task.messages(row)
     else:
-        text = render_user(task.template, row, task.variables, where=f"tasks/{task.name}/prompt.jinja")
+        text = render_user(task.template, row, task.variables, where=task.template_file)
         turns = (Message("user", text),)
     return place_images(turns, row)[0]
+
+
+def prompt_tokens(task: Task) -> Callable[[Row], int]:
+    """Text tokens of a row's prompt, an estimate; rows whose columns are the same are rendered once."""
+    lengths = PromptLengths(task)
+
+    def of(row: Row) -> int:
+        if task.messages is not None:
+            return estimate_text_tokens(sum(len(turn.content.replace(IMAGE, "")) for turn in row_messages(task, row)))
+        shown = {name: value for name, value in row.columns.items() if isinstance(value, str) and name in task.template}
+        return lengths.of(shown, row.media)
+
+    return of
 
 
 def export_dataset(dataset: Dataset, task: Task, out: Path, *, splits: list[str] | None = None) -> dict[str, int]:

@@ -97,7 +97,7 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None) -> Sour
         valid.
     """
     dataset = open_dataset(data)
-    task = make_task(getattr(dataset, "task", data.task), dataset.info)
+    task = make_task(getattr(dataset, "task", data.task), dataset.info, data.variant)
     split = split or data.split
     require_split(dataset, split)
     rows = dataset.rows(split)
@@ -107,6 +107,8 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None) -> Sour
         raise DataError(f"split `{split}` of {dataset.path} has no rows")
     template, path = _template(data, task)
     spec, weights = _reward(data, reward, task)
+    if task.outcome_as is not None:
+        task = replace(task, outcome=task.outcome_as(spec))
     return Source(
         name=dataset.name, task=task, dataset=dataset, split=split, rows=rows, share=data.share, reward=spec,
         weights=weights, template=template, template_path=path, system=data.system,
@@ -134,7 +136,7 @@ def _template(data: Data, task: Task) -> tuple[str, str]:
     now.
     """
     if data.prompt is None:
-        where = f"tasks/{task.name}/prompt.jinja"
+        where = task.template_file
         template = task.template
     else:
         where = data.prompt
@@ -151,14 +153,15 @@ def _template(data: Data, task: Task) -> tuple[str, str]:
 
 
 def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[str, float]]:
-    """The entry's reward, else the recipe's, else the task's; `[reward] args` and `weights` belong to the recipe's
-    choice.
+    """The entry's reward, else the recipe's, else the task's of `[reward] profile`.
 
-    They reach an entry's own reward only when `[reward]` names no other.
+    `[reward] args` and `weights` belong to the recipe's choice: they reach an entry's own reward only when `[reward]`
+    names no other.
     """
     from vlmrl.rewards import load_reward
 
-    name = data.reward or reward.name or task.reward
+    own, own_args = task.profile(reward.profile)
+    name = data.reward or reward.name or own
     if name is None:
         raise RecipeError(
             f"task `{task.name}` has no reward of its own", where=data.path,
@@ -166,8 +169,8 @@ def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[st
         )  # fmt: skip
     meant = data.reward is None or reward.name in (None, data.reward)
     args = dict(reward.args) if meant else {}
-    if name == task.reward:
-        args = {**task.reward_args, **args}
+    if name == own:
+        args = {**own_args, **args}
     spec = load_reward(name, args=args, style=reward.style)
     weights = dict(reward.weights) if meant and reward.weights else dict(spec.weights)
     unknown = [part for part in weights if part not in spec.ranges] if spec.pure else []

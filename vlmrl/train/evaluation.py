@@ -29,6 +29,7 @@ from vlmrl.store.runs import Run, create_run, open_run
 from vlmrl.tasks.source import Source, open_source
 from vlmrl.train.generator import make_generator
 from vlmrl.train.origin import ModelOrigin
+from vlmrl.train.records import dataset_record
 from vlmrl.train.state import greedy_params, load_origin, make_encoder, make_policy, make_scorer
 from vlmrl.types import SamplingParams
 
@@ -131,8 +132,7 @@ def create_eval_run(
     return create_run(
         root, kind="eval", recipe_name=f"eval-{name}", argv=argv, threads=usable_cores(),
         resolved={"schema": 1, "recipe": recipe.model_dump(mode="json"), "origins": {}},
-        datasets=[{"name": s.name, "path": s.dataset.path, "split": s.split, "task": s.task.name,
-                   "rows": len(s.rows), "fingerprint": s.dataset.fingerprint} for s in sources],
+        datasets=[dataset_record(s) for s in sources],
         rewards=[{"source": s.name, **reward_record(s.reward, s.weights)} for s in sources],
         prompts=[{"source": s.name, "sha256": s.prompt_sha256} for s in sources],
     )  # fmt: skip

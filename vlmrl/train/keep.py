@@ -69,7 +69,7 @@ def _write_folder(source: Source, rows: Sequence[Row], target: Path, args: Mappi
     info = {name: value for name, value in dataset.info.items() if name not in NOT_COPIED}
     of = {"fingerprint": dataset.fingerprint, "args": info.get("args", {})}
     info["args"] = {"kept_from": of, "kept_split": source.split, **args}
-    info = {k: v for k, v in info.items() if k not in ("counts", "histograms", "dropped")}
+    info = {k: v for k, v in info.items() if k not in ("counts", "histograms", "dropped", "doctor")}
     with building(target) as build:
         for split in dataset.splits:
             chosen = rows if split == source.split else dataset.rows(split)

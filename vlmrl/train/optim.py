@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vlmrl.dist.fsdp import whole
 from vlmrl.errors import TrainError
+from vlmrl.model.families import part_of
 from vlmrl.model.load import BITSANDBYTES_HINT
 from vlmrl.train.kahan import KahanAdamW
 
@@ -86,6 +87,19 @@ class Optimizer:
     def clip(self) -> float:
         """Scale the gradients down to `max_grad_norm`. Returns their norm before that (may be non-finite)."""
         return float(whole(nn.utils.clip_grad_norm_(list(self.masters.values()), self.settings.max_grad_norm)))
+
+    def part_norms(self) -> dict[str, float]:
+        """Norm of the gradient of each trained part (vision, connector, language ...), before `clip` scales it.
+
+        All processes of a run ask at the same point, for the same parts: one without a gradient counts as zero.
+        """
+        parts: dict[str, list[Tensor]] = {}
+        for name, master in self.masters.items():
+            gradient = torch.zeros_like(master) if master.grad is None else master.grad
+            parts.setdefault("value_head" if name.startswith("value_head.") else part_of(name) or "other", []).append(
+                gradient
+            )
+        return {part: float(whole(nn.utils.get_total_norm(found))) for part, found in parts.items()}
 
     def step(self, lr: float) -> None:
         """One update with this learning rate; gradients are cleared."""

@@ -35,16 +35,20 @@ def records_of(sources: Sequence[Source], validation: Sequence[Source] = ()) -> 
     trained = {s.dataset.path for s in sources}
     apart = [s for s in validation if s.dataset.path not in trained]
     return {
-        "datasets": [_dataset(s, s.name) for s in sources] + [_dataset(s, f"{s.name} (validation)") for s in apart],
+        "datasets": [
+            *(dataset_record(s) for s in sources),
+            *(dataset_record(s, f"{s.name} (validation)") for s in apart),
+        ],
         "rewards": [{"source": s.name, **reward_record(s.reward, s.weights)} for s in sources],
         "prompts": [{"source": s.name, "sha256": s.prompt_sha256} for s in sources],
     }
 
 
-def _dataset(source: Source, name: str) -> dict[str, Any]:
+def dataset_record(source: Source, name: str | None = None) -> dict[str, Any]:
+    """What a manifest keeps of a source's rows, under `name` (default: the source's)."""
     return {
-        "name": name, "path": source.dataset.path, "split": source.split, "task": source.task.name,
-        "rows": len(source.rows), "fingerprint": source.dataset.fingerprint,
+        "name": name or source.name, "path": source.dataset.path, "split": source.split, "task": source.task.name,
+        "variant": source.task.variant, "rows": len(source.rows), "fingerprint": source.dataset.fingerprint,
     }  # fmt: skip
 
 

@@ -216,7 +216,8 @@ def open_session(
     policy = make_policy(recipe.model, model, processor, temperature, recipe.algo.entropy_coef != 0, critic)
     if resume is not None and policy.value_head is not None:
         policy.value_head.load_state_dict(io.load_value_head(resume))
-    watcher.message(f"{trained_parts(model)}{'; and a value head' if critic else ''}")
+    parts = trained_parts(model)
+    watcher.message(f"{parts}{'; and a value head' if critic else ''}")
     if world.size > 1:
         watcher.message(shard_policy(policy, recipe, world))
     run.write_log(f"rows are run by: {policy.path}")
@@ -241,6 +242,7 @@ def open_session(
         torch.manual_seed(hash64(recipe.train.seed, "rank", world.rank))
     if resume is not None:
         restore(session, resume)
+    run.event(session.progress.step, "parts", trained=dict(parts.trained), frozen=dict(parts.frozen))
     return session
 
 

@@ -177,6 +177,7 @@ def update(
         changed then.
     """
     sums = add_gradients(policy, optimizer, batch, objective, tokens_per_row=tokens_per_row, max_tokens=max_tokens)
+    parts = {f"optim/grad_norm/{part}": norm for part, norm in optimizer.part_norms().items()}
     norm = optimizer.clip()
     if not norm < float("inf"):
         optimizer.clear()
@@ -185,7 +186,7 @@ def update(
             hint="lower optim.lr, or use model.dtype = float32; the last checkpoint is unharmed",
         )
     optimizer.step(lr)
-    return sums | {"optim/grad_norm": norm, "optim/lr": lr}
+    return sums | {"optim/grad_norm": norm, "optim/lr": lr} | parts
 
 
 def add_gradients(

@@ -4,6 +4,7 @@ import textwrap
 
 import pytest
 
+from vlmrl.check.answer_form import form_of
 from vlmrl.check.probe import probe_reward
 from vlmrl.errors import RewardError
 from vlmrl.rewards import load_reward
@@ -16,6 +17,8 @@ PAIRS = [
     {"same": False, "loop": ["yes", "yes"], "digit": ["6", "8"]},
     {"same": True, "loop": ["yes", "yes"], "digit": ["8", "8"]},
 ]
+FORM = form_of("", "", LEVELS)
+BASELINE = form_of("", "", ())
 PAIR_ROWS = [RewardInput("", truth=t, prompt="Same digit?") for t in PAIRS]
 TEXT_ROWS = [RewardInput("", truth={"answer": str(n)}, prompt="How many?") for n in (3, 5, 7, 7)]
 
@@ -32,13 +35,13 @@ def load(tmp_path, source):
 @pytest.mark.parametrize("args", [{}, {"partial": False}, {"consistency": "part"}])
 def test_no_trick_pays_against_the_builtin_pair_rewards(args):
     spec = load_reward("taxonomy", args={"levels": LEVELS, **args})
-    report = probe_reward(spec, spec.weights, PAIR_ROWS, levels=LEVELS)
+    report = probe_reward(spec, spec.weights, PAIR_ROWS, form=FORM)
     assert flagged(report) == set()
-    assert report["baseline"]["answer"] == "always 0.5 and the commonest names"
+    assert report["honest"]["answer"] == "always 0.5000 and the commonest names"
     if not args:
         # the names are loop "no; yes": format 0.2, answer 0.4 * 0.75,
         # loop 0.2 * mean(0.5, 1, 0.5, 0.5), digit 0.2 * mean(0, 1, 0, 0)
-        assert report["baseline"]["value"] == pytest.approx(0.5 + 0.125 + 0.05, abs=1e-12)
+        assert report["honest"]["uninformed"] == pytest.approx(0.5 + 0.125 + 0.05, abs=1e-12)
 
 
 def test_no_trick_pays_against_the_baseline_or_the_text_rewards():
@@ -48,14 +51,14 @@ def test_no_trick_pays_against_the_baseline_or_the_text_rewards():
         spec = load_reward(name)
         report = probe_reward(spec, spec.weights, TEXT_ROWS)
         assert flagged(report) == set()
-        assert report["baseline"]["value"] == 0.5  # "7" for every row
+        assert report["honest"]["uninformed"] == 0.5  # "7" for every row
 
 
 def test_without_the_gate_and_with_most_weight_on_names_a_contradiction_pays():
     weights = {"format": 0.1, "answer": 0.1, "loop": 0.4, "digit": 0.4}  # TaxonRL's ablation of 80%
     for rule, found in (("off", {"contradiction"}), ("gate", set())):
         spec = load_reward("taxonomy", args={"levels": LEVELS, "consistency": rule})
-        assert flagged(probe_reward(spec, weights, PAIR_ROWS, levels=LEVELS)) == found
+        assert flagged(probe_reward(spec, weights, PAIR_ROWS, form=FORM)) == found
 
 
 def test_a_reward_that_is_paid_by_search_is_caught(tmp_path):
@@ -110,10 +113,15 @@ def test_taxonrl_as_published_is_full_of_holes(tmp_path):
             levels.append(names == x.truth[level])
         return 0.4 * answer + 0.2 * form + 0.4 * sum(levels) / 2
     """
-    report = probe_reward(load(tmp_path, source), {}, PAIR_ROWS, levels=LEVELS)
-    assert {"names outside", "names twice", "surplus names", "two thinks", "Python number", "empty think"} <= flagged(
-        report
-    )
+    report = probe_reward(load(tmp_path, source), {}, PAIR_ROWS, form=FORM)
+    assert {
+        "names outside",
+        "wrong, then right",
+        "surplus names",
+        "two thinks",
+        "Python number",
+        "empty think",
+    } <= flagged(report)
 
 
 def test_a_reward_that_fails_on_an_honest_answer_stops(tmp_path):

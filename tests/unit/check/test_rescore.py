@@ -6,17 +6,11 @@ from pathlib import Path
 import pytest
 from reward_runs import make_pair_run, make_table_run
 
-from vlmrl.check.rescore import (
-    compare_stored,
-    disagreements,
-    other_rewards,
-    own_rewards,
-    parse_weights,
-    part_table,
-    reasons,
-    score_saved,
-)
+from vlmrl.check.diff import groups_of
+from vlmrl.check.rescore import other_rewards, own_rewards, parse_weights, scan_saved
 from vlmrl.check.saved import open_saved
+from vlmrl.check.scores import Scores
+from vlmrl.check.statistics import compare_stored, disagreements, part_table, reasons
 from vlmrl.errors import RewardError, StoreError
 from vlmrl.types import Score
 
@@ -26,44 +20,57 @@ EXACT = "def reward(completions, answer, **kwargs): return [float(a == c) for c,
 def rescored(root: Path, ref: str = "last"):
     saved = open_saved(ref, root)
     own = own_rewards(saved)
-    return saved, own, score_saved(saved, own)
+    return saved, own, scan_saved(saved, [own])
+
+
+def compared(found, scores=None):
+    return compare_stored(found.facts, found.stored, found.sides[0] if scores is None else Scores.of(scores))
+
+
+def rows_in(saved) -> int:
+    return sum(chunk.rows for chunk in saved.reader.chunks())
 
 
 def test_a_run_scored_again_says_the_same_to_the_digit(tmp_path):
     run = make_pair_run(tmp_path)
-    saved, own, scores = rescored(tmp_path)
-    result = compare_stored(saved, scores)
+    saved, own, found = rescored(tmp_path)
+    result = compared(found)
     assert (result["equal"], result["different"], result["largest_difference"]) == (True, 0, 0.0)
     assert own["digits"].changed == ""
-    assert len(scores) == 48 and len(saved.groups) == 12
+    assert len(found.sides[0]) == 48 and len(groups_of(found.facts)) == 12
     stored = [s for step in (0, 1) for g in run.read_rollouts(step) for s in g.samples]
-    assert [s.score for s in stored] == [s.score for s in saved.samples]
-    assert [s.text for s in stored] == [s.input.response for s in saved.samples]
-    assert {s.input.num_tokens for s in saved.samples} == {3}
+    samples = list(saved.pick(range(48)).values())
+    assert [s.score for s in stored] == [s.score for s in samples] == list(found.stored)
+    assert [s.text for s in stored] == [s.input.response for s in samples]
+    assert {s.input.num_tokens for s in samples} == set(found.facts.tokens_N.tolist()) == {3}
+    assert found.facts.chars_N.tolist() == [len(s.text) for s in stored]
+    assert found.facts.advantages_N.tolist() == [s.advantage for s in stored]
 
 
 def test_one_changed_digit_is_found(tmp_path):
     make_pair_run(tmp_path)
-    saved, _, scores = rescored(tmp_path)
+    saved, _, found = rescored(tmp_path)
+    scores = list(found.sides[0])
     value, parts = scores[7].value, scores[7].parts
     scores[7] = Score(math.nextafter(value, 2), parts)
-    result = compare_stored(saved, scores)
+    result = compared(found, scores)
     assert not result["equal"] and result["different"] == 1
     assert result["largest_difference"] == math.nextafter(value, 2) - value
-    assert result["worst"][0]["where"] == saved.samples[7].where
+    assert result["worst"][0]["row"] == 7 and saved.pick([7])[7].where == "step 0, digits row 0-1 sample 3"
     scores[7] = Score(value, {**parts, "format": 0.25})
-    assert compare_stored(saved, scores)["different"] == 1
+    assert compared(found, scores)["different"] == 1
 
 
 def test_the_places_rollouts_may_be_named_by(tmp_path):
     run = make_pair_run(tmp_path)
     for ref in ("last", "im", run.id, run.id[:10], str(run.dir)):
-        assert len(open_saved(ref, tmp_path).samples) == 48
+        assert rows_in(open_saved(ref, tmp_path)) == 48
     folder = open_saved(str(run.dir / "rollouts"), tmp_path / "elsewhere")
-    assert len(folder.samples) == 48 and folder.run is not None and folder.run.id == run.id
+    assert rows_in(folder) == 48 and folder.run is not None and folder.run.id == run.id
     one = open_saved(str(next((run.dir / "rollouts").glob("*.parquet"))), tmp_path)
-    assert len(one.samples) == 24 and one.run is not None
-    assert {s.step for s in open_saved("last", tmp_path, steps=(1, 5)).samples} == {1}
+    assert rows_in(one) == 24 and one.run is not None
+    later = open_saved("last", tmp_path, steps=(1, 5))
+    assert {s.step for s in later.pick(range(48)).values()} == {1}
     for bad in ({"steps": (7, 9)}, {"source": "birds"}):
         with pytest.raises(StoreError, match="no saved rollouts"):
             open_saved("last", tmp_path, **bad)
@@ -75,11 +82,11 @@ def test_loose_files_and_a_damaged_manifest_are_still_read(tmp_path):
     run = make_pair_run(tmp_path / "runs")
     (run.dir / "manifest.json").write_text('{"schema": 1, "id"')
     saved = open_saved(str(run.dir / "rollouts"), tmp_path)
-    assert len(saved.samples) == 48 and saved.run is None and "cannot be read" in saved.notes[0]
+    assert rows_in(saved) == 48 and saved.run is None and "cannot be read" in saved.notes[0]
     with pytest.raises(RewardError, match="nothing says which reward"):
         own_rewards(saved)
-    again = score_saved(saved, other_rewards(saved, "taxonomy", args={}, weights=None))
-    assert compare_stored(saved, again)["equal"]  # the levels are found in the truth
+    again = scan_saved(saved, [other_rewards(saved, "taxonomy", args={}, weights=None)])
+    assert compared(again)["equal"]  # the levels are found in the truth
     with pytest.raises(StoreError, match=r"manifest\.json is cut off"):
         open_saved(str(run.dir), tmp_path)
 
@@ -88,12 +95,12 @@ def test_a_users_reward_is_scored_again_and_a_changed_file_is_told(tmp_path):
     file = tmp_path / "r.py"
     file.write_text(EXACT)
     make_table_run(tmp_path / "runs", file)
-    saved, own, scores = rescored(tmp_path / "runs")
-    assert compare_stored(saved, scores)["equal"] and own["sums"].changed == ""
+    saved, own, found = rescored(tmp_path / "runs")
+    assert compared(found)["equal"] and own["sums"].changed == ""
     file.write_text(EXACT.replace("a == c", "a in c"))
-    _, own, scores = rescored(tmp_path / "runs")
+    _, own, found = rescored(tmp_path / "runs")
     assert own["sums"].changed == f"{file} has changed since the run"
-    assert compare_stored(saved, scores)["equal"]
+    assert compared(found)["equal"]
     file.unlink()
     with pytest.raises(RewardError, match="there is no reward file"):
         own_rewards(saved)
@@ -103,18 +110,19 @@ def test_a_reward_over_the_batch_is_called_as_in_training(tmp_path):
     file = tmp_path / "r.py"
     file.write_text("def reward(completions, **kwargs): return [float(len(completions)) for c in completions]\n")
     make_table_run(tmp_path / "runs", file)
-    saved, _, scores = rescored(tmp_path / "runs")
-    assert {s.value for s in scores} == {12.0} and compare_stored(saved, scores)["equal"]
+    _, _, found = rescored(tmp_path / "runs")
+    assert {s.value for s in found.sides[0]} == {12.0} and compared(found)["equal"]
 
 
 def test_rows_that_failed_in_training_may_fail_again_but_new_failures_stop(tmp_path):
     file = tmp_path / "r.py"
     file.write_text("def reward(x): return float(x.response)\n")
     make_table_run(tmp_path / "runs", file)
-    saved, _, scores = rescored(tmp_path / "runs")
-    result = compare_stored(saved, scores)
+    _, _, found = rescored(tmp_path / "runs")
+    result = compared(found)
     assert (result["equal"], result["failed_then"], result["failed_now"]) == (True, 4, 4)
-    assert reasons(scores)[0]["count"] == 4 and "could not convert" in reasons(scores)[0]["example"]
+    told = reasons(found.sides[0])
+    assert told[0]["count"] == 4 and "could not convert" in told[0]["example"]
     file.write_text("def reward(x):\n    return 1 / int(x.response)\n")
     with pytest.raises(RewardError, match="ZeroDivisionError") as error:
         rescored(tmp_path / "runs")
@@ -123,7 +131,7 @@ def test_rows_that_failed_in_training_may_fail_again_but_new_failures_stop(tmp_p
 
 def test_part_table_by_hand():
     scores = [Score(1.0, {"a": 1.0, "b": None}), Score(0.0, {"a": 0.0, "b": 0.5}), Score(0.5, {"a": 1.0, "b": 0.5})]
-    table = part_table([*scores, Score(math.nan, {}, error="x")])
+    table = part_table(Scores.of([*scores, Score(math.nan, {}, error="x")]))
     assert table["value"]["mean"] == 0.5 and table["value"]["share_at_max"] == pytest.approx(1 / 3, abs=1e-12)
     assert table["a"]["mean"] == pytest.approx(2 / 3, abs=1e-12) and table["a"]["share_at_min"] == 1 / 3
     # a = (1, 0, 1), value = (1, 0, .5): cov = 1/6, sd = sqrt(2/9), sqrt(1/6) -> (1/6) / sqrt(1/27) = 0.8660
@@ -131,35 +139,53 @@ def test_part_table_by_hand():
     assert table["b"] == {
         "mean": 0.5, "min": 0.5, "max": 0.5, "share_at_min": 1.0, "share_at_max": 1.0, "correlation": None, "none": 1,
     }  # fmt: skip
-    assert part_table([])["value"]["mean"] is None
+    assert part_table(Scores.of([]))["value"]["mean"] is None
 
 
 def test_reasons_are_counted_by_kind():
     notes = ["the answer '7' is not a number", "the answer 'x y' is not a number", "no <think>", ""]
-    found = reasons([Score(0.0, {}, n) for n in notes])
+    found = reasons(Scores.of([Score(0.0, {}, n) for n in notes]))
     assert [(r["count"], r["share"]) for r in found] == [(2, 0.5), (1, 0.25)]
     assert found[0]["example"] == notes[0]
 
 
 def test_disagreements_are_found_where_reward_and_accuracy_part(tmp_path):
     make_pair_run(tmp_path)
-    saved, _, scores = rescored(tmp_path)
-    found = disagreements(saved, scores)
+    saved, _, scan = rescored(tmp_path)
+    scores, texts = scan.sides[0], [s.input.response for s in saved.pick(range(48)).values()]
+
+    def found(scored):
+        return disagreements(scan.facts, Scores.of(scored), scan.right_N)
+
+    first = found(list(scores))
     # some of the saved responses have the right answer below the wrong names: the gate gives them nothing
-    assert found is not None and 0.5 < found["agreement"] < 1 and 0 < found["accuracy"] < 1
-    assert "contradicts the names" in found["right_but_unpaid"][0]["new"]["note"]
-    by_answer = disagreements(saved, [Score(float("<answer>" in s.input.response), {}) for s in saved.samples])
+    assert first is not None and 0.5 < first["agreement"] < 1 and 0 < first["accuracy"] < 1
+    assert "contradicts the names" in first["right_but_unpaid"][0]["new"]["note"]
+    by_answer = found([Score(float("<answer>" in text), {}) for text in texts])
     assert by_answer is not None and by_answer["wrong_but_paid"][0]["new"]["value"] == 1.0
-    turned = disagreements(saved, [Score(-s.value, s.parts) for s in scores])
-    assert turned is not None and turned["agreement"] == pytest.approx(1 - found["agreement"], abs=1e-12)
+    turned = found([Score(-s.value, s.parts) for s in scores])
+    assert turned is not None and turned["agreement"] == pytest.approx(1 - first["agreement"], abs=1e-12)
+
+
+def test_agreement_is_the_share_of_pairs_won_as_a_slow_loop_counts_them(tmp_path):
+    make_pair_run(tmp_path, steps=3)
+    _, _, scan = rescored(tmp_path)
+    values, right, won, pairs = scan.sides[0].values_N, scan.right_N, 0.0, 0
+    for group in groups_of(scan.facts):
+        for u in (i for i in group if right[i] == 1):
+            for d in (i for i in group if right[i] == 0):
+                won += 1.0 if values[u] > values[d] else 0.5 if values[u] == values[d] else 0.0
+                pairs += 1
+    told = disagreements(scan.facts, scan.sides[0], right)
+    assert pairs > 20 and told is not None and told["agreement"] == pytest.approx(won / pairs, abs=1e-12)
 
 
 def test_a_task_without_a_measure_has_no_disagreements(tmp_path):
     file = tmp_path / "r.py"
     file.write_text(EXACT)
     make_table_run(tmp_path / "runs", file)
-    saved, _, scores = rescored(tmp_path / "runs")
-    assert disagreements(saved, scores) is None
+    _, _, scan = rescored(tmp_path / "runs")
+    assert disagreements(scan.facts, scan.sides[0], scan.right_N) is None
 
 
 def test_weights_as_text():
@@ -206,5 +232,5 @@ def test_a_reward_that_looks_at_images_gets_those_of_the_run(tmp_path):
     with pytest.raises(StoreError, match="is not there"):
         rescored(tmp_path / "runs")
     write_shard(run.dir / "media" / "images-00000.arrow", files)
-    saved, _, scores = rescored(tmp_path / "runs")
-    assert [s.value for s in scores] == [7.0, 200.0] and compare_stored(saved, scores)["equal"]
+    _, _, found = rescored(tmp_path / "runs")
+    assert found.sides[0].values_N.tolist() == [7.0, 200.0] and compared(found)["equal"]

@@ -28,6 +28,8 @@ def values(summary: dict) -> dict[str, float]:
 def test_every_metric_of_four_rows_by_hand():
     # accuracy: right, wrong, right, failed. brier: 0.01, 0.64, 0.01, 1. The level is not due in row 2.
     # auc: positives 0.9 and a failure (last), negatives 0.8 and 0.1: (1 + 1 + 0 + 0) / 4.
+    # ece: four bins of one row, the failure counts as a certain 0: (|1 - 0.9| + |0 - 0.8| + |0 - 0.1| + |1 - 0|) / 4.
+    # "the same" is said to rows 0 and 1, of the positives 0 and 3: 1 hit, 1 false alarm, 1 miss.
     assert values(summarise(FOUR)) == {
         "reward": 0.4,
         "accuracy": 0.5,
@@ -38,6 +40,10 @@ def test_every_metric_of_four_rows_by_hand():
         "brier": 0.415,
         "parse_failure": 0.25,
         "auc": 0.5,
+        "ece": 0.5,
+        "precision": 0.5,
+        "recall": 0.5,
+        "f1": 0.5,
         "part/format": 1.0,
         "response_tokens": 5.0,
         "truncated": 0.25,
@@ -92,6 +98,7 @@ def test_the_baselines_are_what_one_gets_without_looking():
     found = baselines(rows)
     assert found["accuracy"]["value"] == 0.75
     assert found["brier"]["value"] == 0.1875
+    assert found["f1"]["value"] == pytest.approx(2 * 0.75 / 1.75) and found["precision"]["value"] == 0.75
     assert baselines([row("p", outcome={})]) == {}
 
 
@@ -150,3 +157,46 @@ def test_rows_in_which_one_side_has_no_number_are_not_compared():
 
 def test_without_common_rows_there_is_no_difference():
     assert paired_differences([row("p0")], [row("p1")]) == {}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.none() | st.integers(0, 10)), min_size=2, max_size=40))
+def test_confusion_metrics_are_those_of_scikit_learn_over_the_whole_split(drawn: list[tuple[bool, int | None]]):
+    from sklearn.metrics import f1_score, precision_score, recall_score, roc_auc_score
+
+    rows = [
+        row(f"p{i}", label=float(same), confidence=None if tenths is None else tenths / 10, images=(str(i),))
+        for i, (same, tenths) in enumerate(drawn)
+    ]
+    found = values(summarise(rows))
+    truth = [int(same) for same, _ in drawn]
+    # A failed answer and one of exactly 0.5 are wrong: on the other side than the label.
+    said = [int(tenths > 5) if tenths not in (None, 5) else int(not same) for same, tenths in drawn]
+    expected = {"accuracy": sum(a == b for a, b in zip(truth, said, strict=True)) / len(truth)}
+    if any(said):
+        expected["precision"] = precision_score(truth, said)
+    if any(truth):
+        expected["recall"] = recall_score(truth, said)
+    if any(truth) or any(said):
+        expected["f1"] = f1_score(truth, said)
+    if len(set(truth)) == 2:
+        # Behind everything: a positive that failed below, a negative that failed above all others.
+        ranks = [(-1 if same else 11) if tenths is None else tenths for same, tenths in drawn]
+        expected["auc"] = roc_auc_score(truth, ranks)
+    for name in ("accuracy", "precision", "recall", "f1", "auc"):
+        assert found.get(name) == (pytest.approx(expected[name], abs=1e-9) if name in expected else None), name
+
+
+def test_confusion_metrics_are_not_means_of_per_row_values():
+    # Five same and five different pairs, all right: per-row F1 would be 0 for every different pair, 0.5 in the mean.
+    rows = [row(f"p{i}", label=float(i < 5), confidence=0.9 if i < 5 else 0.1, images=(str(i),)) for i in range(10)]
+    found = values(summarise(rows))
+    assert (found["precision"], found["recall"], found["f1"], found["auc"]) == (1.0, 1.0, 1.0, 1.0)
+
+
+def test_parse_failures_stay_in_every_denominator():
+    # One right answer and nine that cannot be parsed, all pairs the same.
+    rows = [row(f"p{i}", confidence=0.9 if i == 0 else None, images=(str(i),)) for i in range(10)]
+    found = values(summarise(rows))
+    assert (found["accuracy"], found["parse_failure"], found["recall"]) == (0.1, 0.9, 0.1)
+    assert found["f1"] == pytest.approx(2 * 0.1 / 1.1)  # 1 hit, 9 misses, no false alarm
+    assert found["ece"] == pytest.approx((0.1 + 9 * 1.0) / 10)

@@ -13,6 +13,7 @@ from vlmrl.evaluate.stats import (
     EMPTY,
     Units,
     bootstrap_auc,
+    bootstrap_ece,
     bootstrap_mean,
     bootstrap_ratio,
     paired_bootstrap,
@@ -327,3 +328,35 @@ def test_the_influence_of_a_row_on_auc_is_its_derivative():
         more[0, row] += 1e-6
         slope = (_weighted_auc(more, positive, starts)[0] - value) / 1e-6 * 20
         assert influence[row] == pytest.approx(slope, abs=1e-4)
+
+
+def test_ece_by_hand():
+    # Bin [0.9, 1]: mean label 0.5, mean probability 0.95, 2 rows; bin [0.3, 0.4): 0 and 0.31, 1 row.
+    assert bootstrap_ece([1, 0, 0], [0.92, 0.98, 0.31], None).mean == pytest.approx((2 * 0.45 + 0.31) / 3)
+    assert bootstrap_ece([1, 0], [0.5, 0.5], None).mean == 0.0
+    # The edges of bins belong to the upper one, 1 to the last: 0.1 and 0.19 share one, 0.2 does not.
+    assert bootstrap_ece([1, 0, 0], [0.1, 0.19, 0.2], None).mean == pytest.approx((1 - 0.29 + 0.2) / 3)
+    assert bootstrap_ece([1, 1], [0.95, 1.0], None).mean == pytest.approx(0.025)
+    assert bootstrap_ece([1, 0], [0.2, 0.8], None, bins=1).mean == 0.0
+
+
+@pytest.mark.parametrize(("labels", "said"), [([1, 2], [0.1, 0.2]), ([1], [0.1, 0.2]), ([1], [1.1]), ([0], [-0.1])])
+def test_ece_refuses_what_is_no_label_or_no_probability(labels, said):
+    with pytest.raises(ValueError, match="ECE needs"):
+        bootstrap_ece(labels, said, None)
+
+
+def test_ece_of_nothing_is_empty_and_its_interval_holds_the_estimate():
+    assert bootstrap_ece([], [], None).n == 0
+    rng = np.random.default_rng(3)
+    said = rng.uniform(size=400)
+    found = bootstrap_ece((rng.uniform(size=400) < said).astype(float), said, None, 1)
+    assert 0 < found.low <= found.mean <= found.high < 0.15
+
+
+def test_ece_intervals_grow_with_what_rows_share():
+    rng = np.random.default_rng(4)
+    truth, said = np.repeat(rng.integers(0, 2, 40), 5), np.repeat(rng.uniform(size=40), 5)
+    alone = bootstrap_ece(truth, said, None, 1)
+    shared = bootstrap_ece(truth, said, [(str(i // 5),) for i in range(200)], 1)
+    assert shared.mean == alone.mean and shared.high - shared.low > 1.3 * (alone.high - alone.low)

@@ -4,8 +4,8 @@ import pytest
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards import load_reward
-from vlmrl.rewards.base import combine
-from vlmrl.rewards.taxonomy import answer_score, level_parts, read_truth
+from vlmrl.rewards.base import combine, split_note
+from vlmrl.rewards.pairs import answer_score, level_parts
 from vlmrl.types import RewardInput
 
 TWO = ("loop", "digit")
@@ -16,6 +16,10 @@ def score(response, truth, **args):
     spec = load_reward("taxonomy", args={"levels": list(TWO), **args})
     parts = spec(RewardInput(response, truth))
     return parts, combine(parts, spec.weights)[0]
+
+
+def truth_of(truth, level):
+    return load_reward("taxonomy", args={"levels": [level]}).fn.read_truth(truth)  # type: ignore[attr-defined]
 
 
 def test_a_hand_worked_score():
@@ -73,6 +77,58 @@ def test_weights_add_up_to_one_for_any_number_of_levels():
             assert weights["format"] == 0.2 and weights["answer"] == 0.4
 
 
+@pytest.mark.parametrize(("levels_weight", "answer"), [(0.2, 0.6), (0.4, 0.4), (0.6, 0.2), (0.8, 0.0), (0, 0.8)])
+def test_the_share_of_the_levels_is_one_parameter_and_the_answer_gets_the_rest(levels_weight, answer):
+    weights = load_reward("taxonomy", args={"levels": TWO, "levels_weight": levels_weight}).weights
+    assert weights == pytest.approx(
+        {"format": 0.2, "answer": answer, "loop": levels_weight / 2, "digit": levels_weight / 2}, abs=1e-12
+    )
+    assert load_reward("pair_answer", args={"format_weight": 0.5}).weights == {"format": 0.5, "answer": 0.5}
+
+
+def test_levels_above_the_class_decide_in_one_direction_only():
+    genus = {"same": False, "loop": ["yes", "yes"], "digit": ["6", "6"]}
+    names = "<think><loop>yes; yes</loop><digit>{}</digit></think><answer>{}</answer>"
+    for said, p, paid in (("6; 6", 0.1, True), ("6; 6", 0.9, True), ("6; 8", 0.1, True), ("6; 8", 0.9, False)):
+        value = score(names.format(said, p), genus, levels_decide="different")[1]
+        assert (value > 0) is paid
+    with pytest.raises(RewardError, match="levels say the opposite"):
+        score("x", {**SAME_LOOP, "same": True}, levels_decide="different")
+
+
+REPAIRABLE = "<think><loop>yes; yes</loop><digit>6; 8</digit><think><answer>0.1<answer>"
+
+
+def test_the_relaxed_format_repairs_what_it_lists_and_says_so():
+    assert score(REPAIRABLE, SAME_LOOP)[1] == 0
+    spec = load_reward("taxonomy", args={"levels": TWO, "relaxed": True})
+    parts, note = split_note(spec.fn(RewardInput(REPAIRABLE, SAME_LOOP)))
+    assert parts["format"] == parts["repaired"] == parts["digit"] == 1.0
+    assert note == "the second <think> is read as </think>; the second <answer> is read as </answer>"
+    assert "repaired" not in spec.weights and spec.ranges["repaired"] == (0.0, 1.0)
+    strict = REPAIRABLE.replace("<think><ans", "</think><ans").removesuffix("<answer>") + "</answer>"
+    parts, note = split_note(spec.fn(RewardInput(strict, SAME_LOOP)))
+    assert (parts["format"], parts["repaired"], note) == (1.0, 0.0, "")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "<think>x<think><answer><answer>0.1<answer>",
+        "<think>x<think>y</think><answer>0.1</answer>",
+        "<think><think>x<answer>0.1</answer>",
+        "<think>x<think><answer>0.1",
+        "<think>x<answer>0.1<answer>",
+        "think>x<think><answer>0.1<answer>",
+        "<think>x</think><answer>0.1<answer>.",
+    ],
+)
+def test_the_relaxed_format_repairs_nothing_else(broken):
+    spec = load_reward("pair_answer", args={"relaxed": True})
+    parts = spec(RewardInput(broken, {"same": False}))
+    assert set(parts.values()) == {0.0}
+
+
 def test_consistency_as_a_part():
     names = "<think><loop>yes; yes</loop><digit>6; 8</digit></think>"
     agreeing, _ = score(f"{names}<answer>0.1</answer>", SAME_LOOP, consistency="part")
@@ -122,13 +178,13 @@ def test_levels_that_do_not_decide_cannot_contradict():
 def test_a_truth_of_the_wrong_shape_is_an_error():
     for value in ("a; b", ["a"], ["a", "b", "c"], 5, [["a"], "b"]):
         with pytest.raises(RewardError, match="two names"):
-            read_truth({"same": True, "loop": value}, ("loop",))
+            truth_of({"same": True, "loop": value}, "loop")
     with pytest.raises(RewardError, match="levels say the opposite"):
-        read_truth({"same": True, "loop": ["yes", "no"]}, ("loop",))
+        truth_of({"same": True, "loop": ["yes", "no"]}, "loop")
 
 
 def test_numbers_are_accepted_as_names():
-    assert read_truth({"same": True, "digit": [7, 7]}, ("digit",)).names == {"digit": ("7", "7")}
+    assert truth_of({"same": True, "digit": [7, 7]}, "digit") == (True, {"digit": ("7", "7")})
 
 
 @pytest.mark.parametrize(

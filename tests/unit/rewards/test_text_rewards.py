@@ -109,7 +109,13 @@ def test_a_missing_answer_is_an_error_that_names_the_columns():
 
 
 def test_every_builtin_has_a_summary_a_hash_and_weights_within_its_parts():
-    args = {"taxonomy": {"levels": ["a"]}, "length": {"soft_tokens": 1, "max_tokens": 2}}
+    args = {
+        "taxonomy": {"levels": ["a"]},
+        "taxonomy_relations": {"levels": ["a"]},
+        "pair_labels": {"tag": "age-group", "labels": ["Adult"]},
+        "taxonrl": {"function": "lfw:compute_score"},
+        "length": {"soft_tokens": 1, "max_tokens": 2},
+    }
     for name, builtin in REWARDS.items():
         spec = load_reward(name, args=args.get(name, {}))
         assert builtin.summary and spec.pure and spec.name == name and len(spec.source_sha256) == 64

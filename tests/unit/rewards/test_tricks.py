@@ -1,4 +1,7 @@
-"""The tricks that earned something in published rewards (R1-R17): each must earn nothing here, or is repaired."""
+"""The tricks that earned something in published rewards (R1-R25): each must earn nothing here, or is repaired.
+
+That they earned it is pinned in test_taxonrl.py, under the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ def test_r7_the_default_score_is_proper_so_the_honest_belief_is_the_best_answer(
     for belief in (0.5, 0.6, 0.9):
 
         def expected(p, q=belief, rule="brier"):
-            from vlmrl.rewards.taxonomy import answer_score
+            from vlmrl.rewards.pairs import answer_score
 
             return q * answer_score(p, True, rule) + (1 - q) * answer_score(p, False, rule)
 
@@ -155,3 +158,119 @@ def test_r17_tags_outside_think_and_truncated_output_earn_nothing():
     assert earned(f"<think>{TAGS}") == 0.0
     assert earned(f"<think>{TAGS}</think><answer>1.0000</answer>", finish="length") == 0.0
     assert earned("<think>x</think><answer>1</answer>", reward=BASELINE, finish="length") == 0.0
+
+
+AGES = load_reward("pair_labels", args={"tag": "age-group", "labels": ["Infant", "Juvenile", "SubAdult", "Adult"]})
+TYPES = load_reward(
+    "pair_labels",
+    args={"tag": "type", "labels": ["Silverback", "Juvenile", "Infant"], "aliases": {"Juvenil": "Juvenile"}},
+)
+SPECIES = load_reward(
+    "pair_labels",
+    args={"tag": "species", "labels": ["Asterias rubens", "Anthenea australiae"], "levels_decide": "different"},
+)
+RELATIONS = load_reward("taxonomy_relations", args={"levels": LEVELS, "levels_decide": "different"})
+FUNGI = load_reward("taxonomy", args={"levels": LEVELS, "levels_decide": "different"})
+
+
+def tagged(tag, body, answer="1.0000"):
+    return f"<think>so <{tag}>{body}</{tag}></think><answer>{answer}</answer>"
+
+
+def test_r18_a_hyphen_is_no_mistake():
+    truth = {"same": True, "age_group": ["Adult", "SubAdult"]}
+    for written in ("Adult; SubAdult", "Adult; Sub-Adult", "adult; sub adult"):
+        assert earned(tagged("age-group", written), truth, AGES) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_r19_a_hedge_is_no_species():
+    truth = {"same": True, "species": ["Asterias rubens", "Asterias rubens"]}
+    hedge = "not Asterias but Anthenea; unlike Asterias, Anthenea australiae"
+    assert earned(tagged("species", hedge), truth, SPECIES) == 0.0
+    assert earned(tagged("species", "Asterias; Asterias"), truth, SPECIES) == 0.0
+    assert earned(tagged("species", "Asterias rubens; asterias_rubens"), truth, SPECIES) == pytest.approx(1, abs=1e-12)
+
+
+def test_r20_tags_must_match_and_a_misspelt_label_has_an_alias():
+    truth = {"same": True, "type": ["Juvenil", "Infant"]}
+    assert earned("<think><type>Juvenile; Infant</age-group></think><answer>1</answer>", truth, TYPES) == 0.0
+    assert earned(tagged("age-group", "Juvenile; Infant"), truth, TYPES) == 0.0
+    assert earned(tagged("type", "juvenile; Infant"), truth, TYPES) == pytest.approx(1.0, abs=1e-12)
+    with pytest.raises(RewardError, match="no label"):
+        earned("", {"same": True, "type": ["Juvenile", "M"]}, TYPES)
+
+
+def test_r21_escaped_tags_earn_nothing():
+    escaped = f"<think>{TAGS}</think><answer>1.0000</answer>".replace("<", "\\<").replace(">", "\\>")
+    assert both(escaped) and earned(escaped, {"same": True}, BASELINE) == 0.0
+
+
+@pytest.mark.parametrize("format_weight", [0.0, 0.2, 0.5, 0.6])
+def test_r22_the_weights_always_add_up_to_one(format_weight):
+    for reward, args in (("taxonomy", {"levels": LEVELS}), ("pair_labels", {"tag": "type", "labels": ["a"]})):
+        weights = load_reward(reward, args={**args, "format_weight": format_weight}).weights
+        assert sum(weights.values()) == pytest.approx(1.0, abs=1e-12)
+    with pytest.raises(RewardError, match="more than 1"):
+        load_reward("taxonomy", args={"levels": LEVELS, "format_weight": 0.7})
+
+
+def test_r23_a_missing_slash_earns_nothing_unless_it_is_asked_for():
+    assert both("<think>x<think><answer>1.0000<answer>")
+    relaxed = load_reward("pair_answer", args={"relaxed": True})
+    assert earned("<think>x<think><answer>1.0000<answer>", {"same": True}, relaxed) == 1.0
+    assert earned("<think>x</think><answer><answer>1.0000</answer>", {"same": True}, relaxed) == 0.0
+
+
+def test_r11_and_r24_relations_do_not_pay_silence_nor_an_unknown_distance():
+    truth = {"same": False, "distance": 4}
+    assert earned("", truth, RELATIONS) == earned("<think></think><answer>0.0000</answer>", truth, RELATIONS) == 0.0
+    assert earned("<think>they differ</think><answer>0.0000</answer>", truth, RELATIONS) == 0.0
+    assert earned(tagged("order", "Different", "0.0000"), truth, RELATIONS) == pytest.approx(1.0, abs=1e-12)
+    unknown = RELATIONS(RewardInput(tagged("order", "Different", "0.0000"), {"same": False, "distance": None}))
+    assert [unknown[level] for level in LEVELS] == [None, None, None]
+    with pytest.raises(RewardError, match="distance"):
+        earned("", {"same": False, "distance": "samegenera"}, RELATIONS)
+
+
+def test_r25_the_answer_is_called_answer_and_accuracy_is_not_a_part():
+    for reward in (TASK, BASELINE, AGES, RELATIONS):
+        assert "answer" in reward.ranges and not any("accura" in part for part in reward.ranges)
+
+
+def test_uncertain_everywhere_earns_less_than_any_honest_word():
+    truth = {"same": False, "distance": 4}
+    unsure = "".join(f"<{level}>Uncertain</{level}>" for level in LEVELS)
+    said = f"<think>{unsure}</think><answer>0.0000</answer>"
+    assert earned(said, truth, RELATIONS) == pytest.approx(0.6, abs=1e-12)  # format and answer, no level
+
+
+@pytest.mark.parametrize("reward", [TASK, FUNGI])
+@pytest.mark.parametrize(
+    "response",
+    [
+        "<think><order>; </order><family>; </family><genus>; </genus></think><answer>1</answer>",
+        "<think>&lt;order&gt;P; P&lt;/order&gt;</think><answer>1</answer>",
+        "<THINK>x</THINK><ANSWER>1</ANSWER>",
+        f"<think>{TAGS}</think><answer>1</answer><answer>",
+        f"<think>{TAGS}</think>\u200b<answer>1</answer>",
+        f"\ufeff<think>{TAGS}</think><answer>1</answer>",
+        f"<think>{TAGS}</think><answer>1\u202e</answer>",
+        f"<think>{TAGS}</think><answer>0.99999</answer>",
+        f"<think><think>{TAGS}</think></think><answer>1</answer>",
+        f"<think>{TAGS.replace('P; P', 'P; P; P')}</think><answer>1</answer>",
+        f"<think>{TAGS.replace('P; P', 'P|Q; P|Q')}</think><answer>0.5</answer>".replace("<genus>", "<Genus>"),
+        f"<think>{TAGS * 2}</think><answer>1</answer>",
+        "<think>" + "x" * 1_000_000,
+        "<answer>1</answer>",
+        "1",
+        "\x00",
+    ],
+)
+def test_further_probes_earn_nothing(response, reward):
+    assert earned(response, SAME, reward) == 0.0
+
+
+def test_every_name_at_once_is_not_paid_for_the_one_that_is_right():
+    hedged = TAGS.replace("Corvus; Corvus", "Corvus Pica Parus; Corvus/Pica/Parus")
+    parts = FUNGI(RewardInput(f"<think>{hedged}</think><answer>0.5</answer>", SAME))
+    assert parts["genus"] == 0.0

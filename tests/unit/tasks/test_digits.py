@@ -81,8 +81,8 @@ def test_a_scan_is_drawn_dark_on_white_seven_times_enlarged() -> None:
 def test_dataset_json_tells_what_was_made_and_what_was_not(made: Path) -> None:
     info = json.loads((made / "dataset.json").read_text())
     assert info["seed"] == 3 and info["counts"]["images"] == 1797 and info["counts"]["classes"] == 10
-    assert info["histograms"]["train"]["image_tokens_per_row"]["bins"] == [[8, 12, 6000]]
-    assert "estimate" in info["histograms"]["train"]["note"] and info["dropped"] == []
+    assert info["doctor"]["image_tokens"]["train"]["bins"] == [[8, 12, 6000]]
+    assert "estimate" in info["doctor"]["note"] and info["dropped"] == []
     text = json.dumps(info)
     assert str(made.parent) not in text and "/tmp" not in text
 

@@ -47,6 +47,16 @@ def test_float32_equals_torch_adamw_to_the_bit():
     assert optimizer.updates == 5
 
 
+def test_the_gradient_of_each_part_has_its_norm_before_it_is_clipped():
+    """Linear parts with inputs 3 and 4 and outputs that are summed: d/dw = the input, so norms 3, 4 and together 5."""
+    model = nn.ModuleDict({"visual": nn.Linear(1, 1, bias=False), "language_model": nn.Linear(1, 1, bias=False)})
+    model["lm_head"] = nn.Linear(1, 1, bias=False)  # trained, and nothing reaches it
+    (model["visual"](torch.tensor([3.0])) + model["language_model"](torch.tensor([4.0]))).sum().backward()
+    optimizer = Optimizer(model, Optim(max_grad_norm=1.0))
+    assert optimizer.part_norms() == {"vision": 3.0, "language": 4.0, "embeddings": 0.0}
+    assert optimizer.clip() == 5.0
+
+
 def test_the_learning_rate_of_a_step_is_the_one_given():
     model = network()
     before = copy.deepcopy(model.state_dict())

@@ -14,10 +14,12 @@ from typing import Any
 
 from vlmrl.data.build import refuse_other
 from vlmrl.data.images import encode_png, probe_image
+from vlmrl.data.scan import MemoryFiles
 from vlmrl.data.splits import LabelledImage
 from vlmrl.errors import DataError
+from vlmrl.tasks.assemble import Prepared
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.pairs.prep import PairPlan, Prepared, prepare_pairs
+from vlmrl.tasks.pairs.prep import PairPlan, prepare_pairs
 from vlmrl.tasks.pairs.task import pair_task
 
 SUMMARY = "pairs of handwritten digits: closed loop or not, which digit, the same or not (made by `vlmrl prep digits`)"
@@ -84,7 +86,7 @@ def prepare_digits(out: Path, *, seed: int = 0, num_pairs: int = NUM_PAIRS["trai
     for index, (scan, digit) in enumerate(zip(*read_scans(), strict=True)):
         data = render_scan(scan)
         media, _ = probe_image(data)
-        files[media.sha256] = data
+        files[f"scan {index}"] = data
         images.append(
             LabelledImage(media, ("closed" if int(digit) in CLOSED else "open", str(int(digit))), f"scan {index}")
         )
@@ -101,4 +103,4 @@ def prepare_digits(out: Path, *, seed: int = 0, num_pairs: int = NUM_PAIRS["trai
         },
     )
     task = digits_task({"name": "digits", "levels": LEVELS})
-    return prepare_pairs(out, plan, task, images, lambda image: files[image.media.sha256], force=force)
+    return prepare_pairs(out, plan, task, images, MemoryFiles(files), force=force)

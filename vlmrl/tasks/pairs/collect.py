@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from vlmrl.data.build import refuse_other
-from vlmrl.data.labelled import read_labelled
+from vlmrl.data.build import building, refuse_other
+from vlmrl.data.labelled import Labelled, collection_state, read_labelled
 from vlmrl.errors import DataError
-from vlmrl.tasks.pairs.prep import PairPlan, Prepared, prepare_pairs
+from vlmrl.tasks.assemble import Limits, Prepared
+from vlmrl.tasks.pairs.prep import PairPlan, fill_pairs
 from vlmrl.tasks.pairs.task import check_levels, pair_task
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -26,6 +28,7 @@ def prepare_folder(
     unseen_classes: int = 0,
     distance_shares: Mapping[int, float] | None = None,
     force: bool = False,
+    limits: Limits = Limits(),
 ) -> Prepared:
     """Read the images, then split, pair and write them.
 
@@ -51,8 +54,26 @@ def prepare_folder(
     }
     target = out or Path("data") / name
     refuse_other(target, args, force=force)
-    read = read_labelled(source, levels)
-    plan = PairPlan(
+    task = pair_task({"name": name, "levels": list(levels)})
+    with building(target, key=[name, args, collection_state(source)]) as build:
+        read = read_labelled(source, levels, build.work, workers=limits.workers, progress=limits.progress)
+        plan = _plan(read, name, levels, num_pairs, seed, args, unseen_classes, distance_shares)
+        return fill_pairs(
+            build, plan, task, read.images, read.collection, dropped=read.dropped, force=force, limits=limits
+        )
+
+
+def _plan(
+    read: Labelled,
+    name: str,
+    levels: Sequence[str],
+    num_pairs: Mapping[str, int],
+    seed: int,
+    args: Mapping[str, Any],
+    unseen_classes: int,
+    distance_shares: Mapping[int, float] | None,
+) -> PairPlan:
+    return PairPlan(
         name=name,
         levels=levels,
         num_pairs=num_pairs,
@@ -67,8 +88,6 @@ def prepare_folder(
         unseen_classes=unseen_classes,
         distance_shares=distance_shares,
     )
-    task = pair_task({"name": name, "levels": list(levels)})
-    return prepare_pairs(target, plan, task, read.images, read.read, dropped=read.dropped, force=force)
 
 
 def parse_shares(text: str | None) -> dict[int, float] | None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vlmrl.data.build import Build, building
-from vlmrl.data.dataset import read_info
-from vlmrl.data.images import store_form
-from vlmrl.data.measure import measure_rows
+from vlmrl.data.doctor import RowFacts, Verdict
 from vlmrl.data.pairs import Pair, build_pairs
-from vlmrl.data.splits import LabelledImage, drop_repeats, split_images
+from vlmrl.data.scan import FileReader, Files
+from vlmrl.data.shards import examine
+from vlmrl.data.splits import LabelledImage, Splits, drop_repeats, split_classes, split_images
 from vlmrl.errors import DataError
+from vlmrl.tasks.assemble import Assembly, Limits, Planned, Prepared, PromptLengths, assemble
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.render import place_images, render_user
-from vlmrl.types import Message, Row, hash64
+from vlmrl.types import Media, hash64
 
 SPLIT_SHARES = {"train": 0.65, "validation": 0.15, "test": 0.2}
 """Of each class. With 20 images in a class, validation gets 3 of them: three same pairs; two would make one."""
@@ -37,6 +38,13 @@ class PairPlan:
         args: the arguments as given, for dataset.json.
         split_shares: split -> share of each class's images.
         source: what the images are and where they came from, for dataset.json.
+        split_of: origin -> split, where the source has splits of its own; they are kept.
+        whole_classes: splits share no class: for individuals.
+        truth_of: the truth of a pair; default: `level_truth` over the levels.
+        schema: Arrow schema of the rows; None = as the first rows are.
+        truth_fields: for dataset.json: the truth fields that are known, where not all are.
+        individuals: the last label is an individual's, and is written beside the truth.
+        group, notes: for the data doctor (data/doctor.py).
     """
 
     name: str
@@ -48,16 +56,17 @@ class PairPlan:
     unseen_classes: int = 0
     distance_shares: Mapping[int, float] | None = None
     split_shares: Mapping[str, float] = field(default_factory=lambda: SPLIT_SHARES)
+    split_of: Mapping[str, str] = field(default_factory=dict)
+    whole_classes: bool = False
+    truth_of: Callable[[Pair], dict[str, Any]] | None = None
+    schema: Any = None
+    individuals: bool = False
+    truth_fields: Sequence[str] | None = None
+    group: str = ""
+    notes: Mapping[str, tuple[Verdict, str]] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class Prepared:
-    """What `prep` did: the folder, "created" / "replaced" / "up to date", dataset.json, and leftovers it found."""
-
-    path: Path
-    outcome: str
-    info: Mapping[str, Any]
-    found: Sequence[str] = field(default_factory=tuple)
+    def truth(self, pair: Pair) -> dict[str, Any]:
+        return self.truth_of(pair) if self.truth_of else level_truth(self.levels, pair)
 
 
 def prepare_pairs(
@@ -65,7 +74,7 @@ def prepare_pairs(
     plan: PairPlan,
     task: Task,
     images: Sequence[LabelledImage],
-    read: Callable[[LabelledImage], bytes],
+    files: Files,
     *,
     dropped: Sequence[Mapping[str, Any]] = (),
     force: bool = False,
@@ -77,47 +86,131 @@ def prepare_pairs(
         plan: what to make.
         task: gives the prompt and the truth schema.
         images: the labelled collection; sound images only.
-        read: the file of an image, in the form that is stored.
+        files: the file of an image, by its origin.
         dropped: what the reader left out already, each {"origin", "reason"}.
         force: replace another dataset at `out`.
     Raises: DataError when there are too few images or another dataset is at `out`.
     """
     with building(out) as build:
-        unique, repeats = drop_repeats(images)
-        if not unique:
-            raise DataError(f"no usable image in {plan.source.get('name')}", hint=_first_reason(dropped))
-        splits = split_images(unique, plan.split_shares, seed=plan.seed, unseen_classes=plan.unseen_classes)
-        rows_by_split: dict[str, list[dict[str, Any]]] = {}
-        extra: dict[str, dict[str, Any]] = {}
-        lost: list[Mapping[str, Any]] = [*dropped, *repeats]
-        for split, members in splits.images.items():
-            pairs, reports = _pairs_of_split(split, members, set(splits.unseen), plan)
-            rows = [_row(plan, pair, set(splits.unseen)) for pair in pairs]
-            rows_by_split[split], wrong = _validated(rows, task, split)
-            lost += wrong
-            extra[split] = {**_count(rows_by_split[split]), "images": len(members), "reports": reports}
-        _store_images(build, splits.images, rows_by_split, read)
-        for split, rows in rows_by_split.items():
-            build.write_rows(split, rows)
-        info = {
-            "name": plan.name,
-            "task": task.name,
-            "levels": list(plan.levels),
-            "seed": plan.seed,
-            "source": dict(plan.source),
-            "args": dict(plan.args),
-            "splits": extra,
-            "counts": {
-                "images": len(unique),
-                "images_stored": len(build.images),
-                "classes": len({i.labels for i in unique}),
-            },
-            "unseen_classes": ["/".join(labels) for labels in splits.unseen],
-            "histograms": _measure(rows_by_split, task),
-            "dropped": lost,
-        }
-        outcome = build.finish(info, force=force)
-        return Prepared(build.target, outcome, read_info(build.target), build.found)
+        return fill_pairs(build, plan, task, images, files, dropped=dropped, force=force, limits=Limits(workers=1))
+
+
+def fill_pairs(
+    build: Build,
+    plan: PairPlan,
+    task: Task,
+    images: Sequence[LabelledImage],
+    files: Files,
+    *,
+    dropped: Sequence[Mapping[str, Any]] = (),
+    force: bool = False,
+    limits: Limits | None = None,
+) -> Prepared:
+    """As `prepare_pairs`, into a folder that is being built."""
+    unique, repeats = drop_repeats(images)
+    if not unique:
+        raise DataError(f"no usable image in {plan.source.get('name')}", hint=_first_reason(dropped))
+    splits = deal_images(unique, plan)
+    pairs: dict[str, list[Pair]] = {}
+    extra: dict[str, dict[str, Any]] = {}
+    for split, members in splits.images.items():
+        pairs[split], reports = _pairs_of_split(split, members, set(splits.unseen), plan)
+        extra[split] = {"images": len(members), "reports": reports}
+    counts = {"images": len(unique), "classes": len({image.labels for image in unique})}
+    info = {
+        "levels": list(plan.levels),
+        "counts": counts,
+        "splits": extra,
+        "unseen_classes": ["/".join(labels) for labels in splits.unseen],
+    }
+    lost = [*dropped, *repeats]
+    return write_pairs(build, plan, task, pairs, files, info, dropped=lost, force=force, limits=limits or Limits())
+
+
+def write_pairs(
+    build: Build,
+    plan: PairPlan,
+    task: Task,
+    pairs: Mapping[str, Sequence[Pair]],
+    files: Files,
+    info: Mapping[str, Any],
+    *,
+    dropped: Sequence[Mapping[str, Any]],
+    force: bool,
+    limits: Limits,
+) -> Prepared:
+    """Check the pairs of each split against the task's truth schema, and write them.
+
+    Args: info: what the caller knows for dataset.json; `splits` of it gets the counts.
+    """
+    unseen = set(info.get("unseen_classes", ()))
+    lost = [dict(drop) for drop in dropped]
+    number_of: dict[str, int] = {}
+    seen: list[LabelledImage] = []
+    rows: dict[str, list[Planned]] = {}
+    lengths = PromptLengths(task)
+    for split, members in pairs.items():
+        rows[split] = []
+        for pair in members:
+            truth = plan.truth(pair)
+            if problems := task.validate(truth):
+                lost.append({"origin": f"{split}/{pair.first.origin}", "reason": "; ".join(problems)})
+                continue
+            for image in (pair.first, pair.second):
+                if image.media.sha256 not in number_of:
+                    number_of[image.media.sha256] = len(seen)
+                    seen.append(image)
+            facts = RowFacts(
+                (number_of[pair.first.media.sha256], number_of[pair.second.media.sha256]),
+                "same" if truth["same"] else "different",
+                truth.get("distance"),
+                lengths.of({}, (pair.first.media, pair.second.media)),
+                (pair.first.labels[-1], pair.second.labels[-1]),
+                f"{split}: {pair.first.origin}, {pair.second.origin}",
+            )
+            rows[split].append(Planned(pair, facts))
+    assembly = Assembly(
+        images=[image.seen or examine(files.read(image.origin)) for image in seen],
+        places=[image.origin for image in seen],
+        reader=FileReader(files),
+        rows=rows,
+        fields=partial(_fields, plan, unseen),
+        schema=plan.schema,
+        dropped=lost,
+        group=plan.group or plan.levels[-1],
+        notes=dict(plan.notes),
+    )
+    splits = {split: {**count_pairs(members), **info["splits"].get(split, {})} for split, members in rows.items()}
+    whole = {
+        "name": plan.name,
+        "task": task.name,
+        "seed": plan.seed,
+        "source": dict(plan.source),
+        "args": dict(plan.args),
+        **info,
+        **({} if plan.truth_fields is None else {"truth_fields": list(plan.truth_fields)}),
+        "splits": splits,
+    }
+    return assemble(build, assembly, whole, limits, force=force)
+
+
+def deal_images(images: Sequence[LabelledImage], plan: PairPlan) -> Splits:
+    """The images of each split; those that the source has put into splits stay there."""
+    given: dict[str, list[LabelledImage]] = {}
+    for image in images:
+        given.setdefault(plan.split_of.get(image.origin, ""), []).append(image)
+    deal = partial(split_classes) if plan.whole_classes else partial(split_images, unseen_classes=plan.unseen_classes)
+    if set(given) <= {""}:
+        return deal(images, plan.split_shares, seed=plan.seed)
+    if "" in given:
+        some = given[""][0].origin
+        raise DataError(f"some images have a split and others none, such as {some}", hint="give every image its split")
+    if "validation" not in given and "train" in given and "validation" in plan.split_shares:
+        validation = plan.split_shares.get("validation", 0)
+        share = validation / (plan.split_shares["train"] + validation)
+        made = deal(given.pop("train"), {"train": 1 - share, "validation": share}, seed=plan.seed)
+        given = {**made.images, **given}
+    return Splits(given)
 
 
 def _first_reason(dropped: Sequence[Mapping[str, Any]]) -> str | None:
@@ -154,66 +247,38 @@ def _pairs_of_split(
     return pairs, reports
 
 
-def _row(plan: PairPlan, pair: Pair, unseen: set[tuple[str, ...]]) -> dict[str, Any]:
-    first, second = pair.first, pair.second
-    truth: dict[str, Any] = {"same": pair.distance == 0, "distance": pair.distance}
-    truth |= {level: [first.labels[i], second.labels[i]] for i, level in enumerate(plan.levels)}
-    identity = f"{hash64(plan.name, first.media.sha256, second.media.sha256):016x}"
-    row = {
-        "prompt_id": f"{plan.name}-{identity}",
-        "truth": truth,
-        "images": [first.media, second.media],
-        "origins": [first.origin, second.origin],
-    }
-    if unseen:
-        row["unseen"] = first.labels in unseen
-    return row
-
-
-def _validated(
-    rows: Sequence[dict[str, Any]], task: Task, split: str
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    sound, wrong = [], []
+def _fields(
+    plan: PairPlan, unseen: set[str], rows: Sequence[Planned], media: Sequence[Media]
+) -> Iterator[dict[str, Any]]:
     for row in rows:
-        problems = task.validate(row["truth"])
-        if problems:
-            wrong.append({"origin": f"{split}/{row['prompt_id']}", "reason": "; ".join(problems)})
-        else:
-            sound.append(row)
-    return sound, wrong
+        pair, images = row.key, [media[i] for i in row.facts.images]
+        fields = {
+            "prompt_id": pair_id(plan.name, images),
+            "truth": plan.truth(pair),
+            "images": images,
+            "origins": [pair.first.origin, pair.second.origin],
+        }
+        if plan.individuals:
+            fields["individuals"] = [pair.first.labels[-1], pair.second.labels[-1]]
+        if unseen:
+            fields["unseen"] = "/".join(pair.first.labels) in unseen
+        yield fields
 
 
-def _count(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    distances = Counter(row["truth"]["distance"] for row in rows)
-    return {"same": distances[0], "by_distance": {str(d): distances[d] for d in sorted(distances)}}
+def pair_id(name: str, images: Sequence[Media], *more: str) -> str:
+    """`prompt_id` of a pair in a dataset."""
+    return f"{name}-{hash64(name, *(media.sha256 for media in images), *more):016x}"
 
 
-def _store_images(
-    build: Build,
-    members: Mapping[str, Sequence[LabelledImage]],
-    rows_by_split: Mapping[str, Sequence[Mapping[str, Any]]],
-    read: Callable[[LabelledImage], bytes],
-) -> None:
-    """The images that are in a pair, in split order."""
-    for split, rows in rows_by_split.items():
-        used = {media.sha256 for row in rows for media in row["images"]}
-        for image in members[split]:
-            if image.media.sha256 in used and image.media.sha256 not in build.images:
-                data, media = store_form(read(image))
-                if media.sha256 != image.media.sha256:
-                    raise DataError(f"{image.origin} changed while it was read", hint="run the command again")
-                build.images.add(media.sha256, data)
+def level_truth(levels: Sequence[str], pair: Pair) -> dict[str, Any]:
+    """The truth of a pair over a hierarchy: `same`, `distance`, and two names a level."""
+    truth: dict[str, Any] = {"same": pair.distance == 0, "distance": pair.distance}
+    return truth | {level: [pair.first.labels[i], pair.second.labels[i]] for i, level in enumerate(levels)}
 
 
-def _measure(rows_by_split: Mapping[str, Sequence[Mapping[str, Any]]], task: Task) -> dict[str, Any]:
-    out = {}
-    for split, rows in rows_by_split.items():
-        prompts = []
-        for row in rows:
-            columns = {key: row[key] for key in row if key not in ("prompt_id", "truth", "images")}
-            made = Row(row["prompt_id"], split, task.name, row["truth"], tuple(row["images"]), columns)
-            text = render_user(task.template, made, task.variables, where=f"tasks/{task.name}/prompt.jinja")
-            place_images((Message("user", text),), made)
-            prompts.append(text)
-        out[split] = measure_rows([row["images"] for row in rows], prompts)
-    return out
+def count_pairs(rows: Sequence[Planned]) -> dict[str, Any]:
+    """What dataset.json says of a split besides its number of rows."""
+    distances = Counter(row.facts.distance for row in rows if row.facts.distance is not None)
+    same = sum(row.facts.label == "same" for row in rows)
+    images = len({i for row in rows for i in row.facts.images})
+    return {"same": same, "by_distance": {str(d): distances[d] for d in sorted(distances)}, "images": images}

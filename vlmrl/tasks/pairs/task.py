@@ -9,8 +9,9 @@ from typing import Any
 
 from vlmrl.data.pairs import pair_distance
 from vlmrl.errors import DataError
-from vlmrl.rewards.parse import LEVEL_NAME, PairResponse, normalise_name, parse_pair_response
-from vlmrl.tasks.base import Outcome, Task
+from vlmrl.rewards.parse import LEVEL_NAME
+from vlmrl.tasks.base import Task
+from vlmrl.tasks.pairs.outcome import outcome_as
 
 SUMMARY = "same class or not: two images, a hierarchy of names, a probability (made by `vlmrl prep pairs`)"
 RESERVED_LEVELS = frozenset({"think", "answer", "format", "consistency", "note", "same", "distance"})
@@ -29,6 +30,7 @@ def pair_task(info: Mapping[str, Any], *, name: str = "pairs", summary: str = SU
             hint="make one with `vlmrl prep pairs --levels a,b`, or use task `table`",
         )  # fmt: skip
     check_levels(levels)
+    measure = outcome_as("taxonomy", {"levels": levels})
     template = files("vlmrl.tasks").joinpath(name).joinpath("prompt.jinja").read_text(encoding="utf-8")
     return Task(
         name=name,
@@ -36,9 +38,9 @@ def pair_task(info: Mapping[str, Any], *, name: str = "pairs", summary: str = SU
         template=template,
         variables={"levels": levels},
         validate=_validator(levels),
-        reward="taxonomy",
-        reward_args={"levels": levels},
-        outcome=_outcome(levels),
+        profiles={"default": ("taxonomy", {"levels": levels})},
+        outcome=measure(None),
+        outcome_as=measure,
         trace=lambda row, rng: write_trace(row.truth, levels, rng),
     )
 
@@ -73,9 +75,13 @@ def write_trace(truth: Mapping[str, Any], levels: Sequence[str], rng: random.Ran
     random figure is noise in which the step from the names to the answer is learned late.
     """
     tags = "".join(f"<{level}>{truth[level][0]}; {truth[level][1]}</{level}>" for level in levels_due(truth, levels))
+    return f"<think>{tags}</think><answer>{draw_probability(truth['same'], rng):.1f}</answer>"
+
+
+def draw_probability(same: bool, rng: random.Random) -> float:
+    """A probability on the right side, in tenths; see `write_trace`."""
     tenths = rng.choices((9, 8, 7, 6), (6, 2, 1, 1))[0]
-    confidence = tenths if truth["same"] else 10 - tenths
-    return f"<think>{tags}</think><answer>{confidence / 10:.1f}</answer>"
+    return (tenths if same else 10 - tenths) / 10
 
 
 def _validator(levels: Sequence[str]) -> Callable[[Mapping[str, Any]], list[str]]:
@@ -104,35 +110,3 @@ def _validator(levels: Sequence[str]) -> Callable[[Mapping[str, Any]], list[str]
         return wrong
 
     return validate
-
-
-def _outcome(levels: Sequence[str]) -> Callable[[Mapping[str, Any], str], Outcome]:
-    def outcome(truth: Mapping[str, Any], response: str) -> Outcome:
-        """Numbers of one answer.
-
-        accuracy: the probability is on the right side of 0.5 (exactly 0.5 decides nothing and is wrong).
-        accuracy/<level>: both names right; None where the level is not due. brier: (probability - label) squared, 0 is
-        best; 1 when it cannot be parsed. confidence: the probability, None when it cannot be parsed. label: 1 = same.
-        """
-        return score_answer(truth, levels, parse_pair_response(response, levels))
-
-    return outcome
-
-
-def score_answer(truth: Mapping[str, Any], levels: Sequence[str], parsed: PairResponse) -> dict[str, float | None]:
-    """The outcome of a parsed answer; see `pair_task`."""
-    label = 1.0 if truth["same"] else 0.0
-    confidence = parsed.confidence if parsed.ok else None
-    due = levels_due(truth, levels)
-    out: dict[str, float | None] = {
-        "accuracy": 0.0 if confidence is None else float((confidence > 0.5) if truth["same"] else (confidence < 0.5)),
-        "brier": 1.0 if confidence is None else (confidence - label) ** 2,
-        "confidence": confidence,
-        "label": label,
-        "parse_failure": float(confidence is None),
-    }
-    for level in levels:
-        names = parsed.names.get(level) if parsed.ok else None
-        right = tuple(normalise_name(name, level) for name in truth[level])
-        out[f"accuracy/{level}"] = float(names == right) if level in due else None
-    return out

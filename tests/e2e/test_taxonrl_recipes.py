@@ -1,0 +1,149 @@
+"""Every TaxonRL recipe trains: two steps of the tiny model on drawn rows of its domain, as the recipe has them else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from vlmrl.data.build import building
+from vlmrl.data.images import encode_png, probe_image
+from vlmrl.recipe.explain import diff_recipes
+from vlmrl.recipe.files import shipped_folder
+from vlmrl.recipe.load import LoadedRecipe, load_recipe
+from vlmrl.store.runs import Run, open_run
+from vlmrl.tasks.domain import truth_distance
+from vlmrl.tasks.domains import DOMAINS
+from vlmrl.train.start import Labels, run_session, start_run
+
+BASE = "qwen2_5_vl_7b_taxonrl.toml"
+RECIPES = sorted(p.stem for p in shipped_folder().glob("*.toml") if BASE in p.read_text())
+STARTS = ("bird_sft", "gorilla_sft")
+PUBLISHED = ("reward.profile=taxonrl", "algo.name=easyr1", "rollout.max_prompt_tokens=2048")
+"""What the base recipe's comment names as the published setting."""
+SMALL = (
+    "model.dtype=float32", "model.device=cpu", "model.min_pixels=784", "model.max_pixels=3136",
+    "model.gradient_checkpointing=false", "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2",
+    "rollout.max_new_tokens=8", "train.steps=2", "train.rows_per_step=2", "train.tokens_per_row=2048",
+    "train.rehearsal=false", "optim.warmup_steps=0", "optim.lr=1e-3", "eval.every_steps=0", "eval.max_rows=2",
+    "checkpoint.every_steps=0",
+)  # fmt: skip
+"""A run in a second. Nothing of what a recipe is about: data, task, variant, reward, algorithm."""
+ROWS = {"train": 6, "validation": 2}
+
+
+class Silent:
+    def message(self, text: str) -> None: ...
+    def generated(self, done: int, total: int) -> None: ...
+    def step(self, step: int, total: int, metrics) -> None: ...
+    def validation(self, step: int, summary, best: bool) -> None: ...
+    def sample(self, step: int, group) -> None: ...
+
+
+def rows_of(task: str, split: str, build: Any) -> Iterator[dict[str, Any]]:
+    """Pairs of coloured squares with a truth of the task's schema."""
+    domain, rng = DOMAINS[task], random.Random(split)
+    for number in range(ROWS[split]):
+        same = number % 2 == 0
+        truth: dict[str, Any] = {"same": same}
+        for field in domain.fields:
+            first, other = rng.sample(list(field.labels or ("Alpha", "Beta")), 2)
+            truth[field.name] = [first, first if same else other]
+        truth["distance"] = truth_distance(domain, truth)
+        media = []
+        for side in range(2):
+            colour = (40 * number % 256, 200 * side, len(split) * 20)
+            data = encode_png(Image.new("RGB", (28, 28), colour))
+            found, _ = probe_image(data)
+            if found.sha256 not in build.images:
+                build.images.add(found.sha256, data)
+            media.append(found)
+        yield {"prompt_id": f"{task}-{split}-{number:016x}", "truth": truth, "images": media}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with the datasets that the recipes name, each prepared once."""
+    folder = tmp_path_factory.mktemp("taxonrl")
+    for data in {load_recipe(name).recipe.data[0].path: load_recipe(name).recipe.data[0] for name in RECIPES}.values():
+        with building(folder / data.path) as build:
+            for split in ROWS:
+                build.write_rows(split, rows_of(data.task, split, build))
+            build.finish({"name": data.task, "task": data.task, "splits": {s: {} for s in ROWS}, "args": {}})
+    return folder
+
+
+def load(name: str, *more: str) -> LoadedRecipe:
+    return load_recipe(name, overrides=[*SMALL, *more])
+
+
+def train(loaded: LoadedRecipe, root: Path) -> Run:
+    run = start_run(loaded, root, ["vlmrl"], Labels(None, (), ""))
+    assert run_session(run, loaded.recipe, root, Silent(), None) == "done"
+    return open_run(root, run.id)
+
+
+def reward_of(run: Run) -> Mapping[str, Any]:
+    return run.manifest.rewards[0]
+
+
+@pytest.mark.parametrize("name", [n for n in RECIPES if n not in STARTS])
+def test_a_recipe_trains_for_two_steps(name, place, tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    loaded = load(name, f"model.path={tiny_folder}")
+    run = train(loaded, tmp_path)
+    lines = run.metrics("train")
+    assert len(lines) == 2 and len(run.metrics("validation")) == 2
+    groups = run.read_rollouts(1)
+    assert [len(g.samples) for g in groups] == [2, 2]
+    data = loaded.recipe.data[0]
+    assert {g.row.task for g in groups} == {data.task}
+    asked = DOMAINS[data.task].variant(data.variant or "baseline").asked
+    tags = [f"<{DOMAINS[data.task].truth_field(field).tag}>" for field in asked]
+    assert all(tag in g.prompt_text for g in groups for tag in tags), "the prompt does not ask for what is paid"
+    # the published reward of the very same recipe reads these rows too
+    if not loaded.recipe.reward.args:
+        load(name, f"model.path={tiny_folder}", *PUBLISHED)
+
+
+def test_there_are_the_24_scripts_and_two_starts():
+    scripts = {load_recipe(n).recipe.paper["script"].partition(" (")[0] for n in RECIPES}
+    assert len(RECIPES) == 26 and len(scripts) == 24
+    assert all(load_recipe(n).recipe.paper["dataset"].startswith("maxvonk/") for n in RECIPES)
+
+
+def test_the_published_setting_trains_with_the_published_reward_and_algorithm(
+    place, tiny_folder, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(place)
+    run = train(load("fungi_im", f"model.path={tiny_folder}", *PUBLISHED), tmp_path)
+    assert reward_of(run)["name"] == "taxonrl"
+    assert reward_of(run)["args"]["function"] == "lfw_fungi_im:compute_score_gemini"
+    assert all(line["policy/kl_coef"] == 0.01 for line in run.metrics("train"))
+
+
+@pytest.mark.parametrize("share", [20, 60])
+def test_the_ablation_is_one_number(share):
+    rows = diff_recipes(load_recipe("bird_im_concrete"), load_recipe(f"bird_levels_{share}"))
+    changed = {r["key"]: r["right"] for r in rows if not r["key"].startswith("paper") and r["right"] is not None}
+    assert changed == {"reward.args.levels_weight": share / 100}
+
+
+def test_80_percent_on_the_levels_leaves_the_answer_a_tenth(place, tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    weights = reward_of(train(load("bird_levels_80", f"model.path={tiny_folder}"), tmp_path))["weights"]
+    levels = [weights.pop(level) for level in ("order", "family", "genus")]
+    assert sum(levels) == pytest.approx(0.8) and weights == {"format": 0.1, "answer": pytest.approx(0.1)}
+
+
+def test_a_start_that_is_missing_is_an_error(place, tmp_path, monkeypatch):
+    from command_line import this_process
+
+    monkeypatch.chdir(place)
+    words = [w for setting in SMALL for w in ("--set", setting)]
+    done = this_process("train", "bird_large", *words, "--runs", tmp_path, cwd=place)
+    assert done.code == 2 and "bird_sft" in done.err and not list(tmp_path.iterdir())

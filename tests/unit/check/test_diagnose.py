@@ -1,0 +1,250 @@
+"""`runs diagnose`: each planted fault is named first or second, and a healthy run is called healthy."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from command_line import this_process
+from hypothesis import given
+from hypothesis import strategies as st
+from reward_runs import LEVELS
+from sick_runs import PROMPT, make_run, mixed, plan
+
+from vlmrl.check.diagnose import EXPLAINS, Diagnosis, diagnose, ranked
+from vlmrl.check.diagnose_limits import LIMITS, Cause, percent
+from vlmrl.check.diagnose_prompts import answer_of
+from vlmrl.check.diagnose_scores import agrees
+from vlmrl.errors import StoreError
+from vlmrl.rewards import load_reward
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.store.runs import create_run, open_run
+from vlmrl.tasks.pairs.task import write_trace
+
+
+def right(truth, rng):
+    return write_trace(truth, LEVELS, rng)
+
+
+def sure(truth, rng):
+    return re.sub("<answer>.*</answer>", f"<answer>{int(truth['same'])}</answer>", right(truth, rng))
+
+
+def wrong(truth, rng):
+    """Well formed and never right: the digits are swapped and the opposite is answered."""
+    said = {"same": not truth["same"], "loop": ["no", "yes"][:: 1 if truth["same"] else -1], "digit": ["1", "8"]}
+    text = right(said if truth["same"] else {"same": True, "loop": ["no", "no"], "digit": ["1", "1"]}, rng)
+    return text.replace("</think>", " " * rng.randrange(9) + "</think>")
+
+
+def hedge(rng):
+    """Paid the same whatever the length: format and the Brier score of one half."""
+    return f"<think>{'.' * rng.randrange(1, 40)}</think><answer>0.5</answer>"
+
+
+def alike(truth):
+    return f"<think>{truth['loop']}</think><answer>0.4</answer>"
+
+
+def endless(truth, rng):
+    return "<think>" + "the loop is open and " * rng.randrange(10, 30)
+
+
+def other_spelling(truth, rng):
+    """The names as `Image1=a; Image2=b`, which the reward does not take."""
+    text = mixed(truth, rng)
+    for level in LEVELS:
+        a, b = truth[level]
+        text = text.replace(f"<{level}>{a}; {b}</{level}>", f"<{level}>Image1={a}; Image2={b}</{level}>")
+    return text
+
+
+def without_think(truth, rng):
+    return mixed(truth, rng).removeprefix("<think>")
+
+
+def user_reward(score) -> RewardSpec:
+    """A reward as a user writes one: parts by name, nothing known of their ranges."""
+    return RewardSpec("mine", score, {"format": (0, 1), "answer": (0, 1)}, {"format": 0.2, "answer": 0.8}, pure=True)
+
+
+def by_length(x):
+    return {"format": 1.0, "answer": min(1.0, len(x.response) / 200)}
+
+
+def one_part_stuck(x):
+    right = load_reward("taxonomy", args={"levels": LEVELS}).fn(x)
+    return {"format": right["format"], "answer": 0.0}
+
+
+def by_text(x):
+    """Pays the answer's text as it is written in the truth, as `exact_match` would."""
+    return {"format": float("<answer>" in x.response), "answer": float(answer_of(x.response) == x.truth["answer"])}
+
+
+def growing(step):
+    return {"policy/entropy": 0.8 * 0.3**step, "rollout/dead_group_share": min(1.0, 0.2 + 0.2 * step)}
+
+
+def falling(step):
+    return {"optim/lr": 0.03, "reward/mean": 0.6 * 0.3**step}
+
+
+EQUAL = {
+    s: {"eval/metric": 0.4, "eval/reward": 0.4, "eval/truncated": 0.0, "eval/response_tokens": 17.25} for s in (0, 6)
+}
+CITY = {
+    "respond": lambda truth, rng: (
+        f"<think>Hm{'.' * rng.randrange(30)}</think><answer>{truth['answer'].lower()}</answer>"
+    ),
+    "truth": lambda rng: {"answer": rng.choice(["Paris.", "Rome.", "Oslo.", "Bern."])},
+    "spec": user_reward(by_text),
+}
+
+FAULTS = {
+    "chat_template": plan(prompt="Same?", respond=endless, cut=lambda text: True),
+    "prefilled_tag": plan(prompt=PROMPT + "<think>\n", respond=without_think),
+    "cut_off": plan(respond=endless, cut=lambda text: True),
+    "format_unmet": plan(respond=lambda truth, rng: f"They are {'the same' if rng.random() < 0.5 else 'different'}."),
+    "other_layout": plan(respond=other_spelling),
+    "other_layout of a table": plan(**CITY),
+    "all_wrong": plan(respond=wrong),
+    "all_right": plan(respond=sure),
+    "constant_part": plan(spec=user_reward(one_part_stuck)),
+    "zero_gradient": plan(metrics=lambda step: {"optim/grad_norm/vision": 0.0}),
+    "zero_gradient of all": plan(metrics=lambda step: {"optim/grad_norm": 0.0}),
+    "frozen": plan(trained={"vision": 300_000}, frozen={"language": 1_000_000}),
+    "lr_small": plan(settings=["optim.lr=1e-12"], metrics=lambda step: {"optim/lr": 1e-12}),
+    "lr_small though usual": plan(validations=EQUAL),
+    "lr_large": plan(settings=["optim.lr=0.03"], metrics=falling),
+    "engine_gap": plan(metrics=lambda step: {"policy/sampler_gap_mean": 0.05, "policy/sampler_ess": 0.4}),
+    "pays_length": plan(spec=user_reward(by_length)),
+    "dead_groups": plan(respond=lambda truth, rng: mixed(truth, rng) if truth["digit"] == ["8", "8"] else hedge(rng)),
+    "few_distinct": plan(respond=lambda truth, rng: wrong(truth, rng) if rng.random() < 0.03 else alike(truth)),
+    "temperature_low": plan(settings=["rollout.temperature=0.01"], respond=lambda truth, rng: alike(truth)),
+    "temperature_high": plan(settings=["rollout.temperature=3.0"], respond=lambda truth, rng: rng.randbytes(9).hex()),
+    "entropy_collapse": plan(metrics=growing),
+    "one_answer": plan(respond=lambda truth, rng: hedge(rng)),
+    "validation_is_training": plan(validated_rows=[f"{s}-{i:016x}" for s in (0, 1) for i in range(6)]),
+    "failing_reward": plan(spec=user_reward(lambda x: {}["no such part"])),
+    "constant_truth": plan(truth=lambda rng: {"same": True, "distance": 0, "loop": ["no", "no"], "digit": ["1", "1"]}),
+    "failed": plan(error="the gradient is not finite (inf) although the loss is; the weights were not changed"),
+}  # fmt: skip
+
+
+def look(run) -> Diagnosis:
+    found = diagnose(open_run(run.dir.parent, run.id))
+    json.dumps(found.as_dict(), allow_nan=False)
+    return found
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_named_first_or_second(fault, tmp_path):
+    found = look(make_run(tmp_path, FAULTS[fault]))
+    named = [c.name for c in found.causes]
+    assert fault.split()[0] in named[:2], named
+    assert not found.healthy
+    assert all(c.command.startswith("vlmrl ") and c.what for c in found.causes)
+
+
+def test_a_healthy_run_is_called_healthy(tmp_path):
+    found = look(make_run(tmp_path, plan(validated_rows=["9-0000000000000000"])))
+    assert found.causes == [] and found.healthy and found.notes == []
+
+
+def test_the_command_shows_causes_rows_and_what_to_type(tmp_path):
+    run = make_run(tmp_path, FAULTS["other_layout"])
+    told = this_process("runs", "diagnose", "ill", "--runs", run.dir.parent, cwd=tmp_path)
+    assert told.code == 0 and told.out == ""
+    assert "1. error: labels are right and earn nothing" in told.err and "Image1=" in told.err
+    assert f"next: vlmrl reward-check {run.manifest.name}" in told.err and "explained by the above" in told.err
+    found = this_process("runs", "diagnose", "ill", "--runs", run.dir.parent, "--json", cwd=tmp_path).json
+    assert found["causes"][0]["name"] == "other_layout" and not found["healthy"]
+    well = make_run(tmp_path / "well", plan())
+    assert "no fault found" in this_process("runs", "diagnose", well.dir, cwd=tmp_path).err
+
+
+def test_a_response_cannot_write_to_the_terminal(tmp_path):
+    run = make_run(
+        tmp_path, plan(respond=lambda truth, rng: "\x1b[2J\x9b31m" + endless(truth, rng), cut=lambda t: True)
+    )
+    told = this_process("runs", "diagnose", run.dir, cwd=tmp_path).err
+    assert "\\u001b[2J" in told and "\x1b" not in told and "\x9b" not in told
+
+
+def test_what_a_cause_explains_stands_behind_it(tmp_path):
+    found = look(make_run(tmp_path, FAULTS["cut_off"]))
+    first, rest = found.causes[0], [c.name for c in found.causes[1:]]
+    assert first.name == "cut_off" and "format_unmet" in first.follows and set(first.follows) <= set(rest)
+    assert first.command == "vlmrl try r.toml --set rollout.max_new_tokens=160", first.command
+    assert any("repeat themselves" in line for line in first.evidence)
+    assert first.rows[0]["where"].startswith("step 0, digits row digits-0-") and first.rows[0]["note"]
+
+
+def test_causes_are_ranked_by_what_explains_them_then_level_then_weight():
+    made = [
+        ("dead_groups", "error", 1.0),
+        ("frozen", "note", 0.9),
+        ("cut_off", "error", 0.6),
+        ("engine_gap", "error", 0.7),
+    ]
+    causes = [Cause(name, level, "", "vlmrl", weight) for name, level, weight in made]
+    assert [c.name for c in ranked(causes)] == ["engine_gap", "cut_off", "frozen", "dead_groups"]
+
+
+def test_every_threshold_has_a_reason_and_every_explanation_a_rule():
+    assert all(limit.why for limit in LIMITS.values())
+    source = "".join(p.read_text() for p in Path("vlmrl/check").glob("diagnose_*.py"))
+    for name in {*EXPLAINS, *(n for follows in EXPLAINS.values() for n in follows)}:
+        assert f'"{name}"' in source, name
+    assert all(f'"{name}"' in source.replace(f'"{name}": Limit', "") for name in LIMITS)
+
+
+def test_a_run_without_steps_says_so(tmp_path):
+    run = create_run(tmp_path, kind="rl", recipe_name="r")
+    run.finish("done")
+    with pytest.raises(StoreError, match="no steps yet"):
+        diagnose(open_run(tmp_path, run.id))
+
+
+def test_a_damaged_rollout_file_is_left_out_and_said(tmp_path):
+    run = make_run(tmp_path, plan())
+    (run.dir / "rollouts" / "step-000002.parquet").write_bytes(b"PAR1 no")
+    found = look(run)
+    assert len(found.notes) == 1 and "step-000002.parquet was left out" in found.notes[0] and found.healthy
+
+
+@pytest.mark.parametrize(
+    ("said", "true", "why"),
+    [
+        ("Image1=3; Image2=8", "3; 8", "the response names the images"),
+        ("corvus, pica", "Corvus; Pica", "case, spaces, marks or separators"),
+        ("paris", "Paris.", "case, spaces, marks or separators"),
+        ("Sub-Adult", "SubAdult", "case, spaces, marks or separators"),
+        ("1.0000", "1", "how the number is written"),
+        ("yes", "true", "another word for yes or no"),
+        ("5", "<answer>5</answer>", "the truth still has its tags"),
+        ("1.0000", "1; sameSpecies; Corvus", "the truth holds several values in one text"),
+        ("a; b", "1; a; b", "the truth holds several values in one text"),
+        ("Corvus; Pica", "Pica; Corvus", ""),  # another order is another answer
+        ("3; 8", "3; 8", ""),  # nothing is spelled otherwise
+        ("0.5", "1; sameSpecies; Corvus", ""),
+        ("1.5", "15", ""),
+        ("", "", ""),
+    ],
+)
+def test_spellings_of_one_label(said, true, why):
+    assert agrees(said, true) == why
+
+
+@given(st.text(max_size=80), st.text(max_size=80))
+def test_labels_and_answers_of_any_text_are_read_without_an_error(one, other):
+    agrees(one, other)
+    answer_of(one)
+    assert agrees(one, one) == ""
+
+
+def test_shares_are_never_rounded_to_none_or_all():
+    assert [percent(x) for x in (0.0, 0.002, 0.5, 0.998, 1.0)] == ["0%", "0.20%", "50%", "99.80%", "100%"]

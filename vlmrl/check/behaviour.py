@@ -1,0 +1,85 @@
+"""How a reward behaves, whatever it pays: does it repeat itself, do rows depend on each other, how slow, how greedy."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlmrl.rewards.scorer import Scorer
+from vlmrl.types import RewardInput, Score
+
+ROUNDS = 6
+ROUND_SECONDS = 2.0
+"""A round that takes longer is the last."""
+ALONE = 12
+GROWTH_MIB = 32.0
+"""Less growth over all rounds is what any process does."""
+
+
+def behaviour(scorer: Scorer, inputs: Sequence[RewardInput]) -> dict[str, Any]:
+    """Score the same inputs again and again, in another order, and alone.
+
+    Returns: deterministic; order_free (the same in reverse); alone (the same in a call of its own): each True or the
+        first row that differs as {"row", "first", "then"}; memory_mib: growth over the rounds, None where it cannot be
+        read; leaks: whether that growth goes on and is more than GROWTH_MIB; rounds.
+    """
+    first = scorer.score(inputs)
+    again = scorer.score(inputs)
+    turned = scorer.score(inputs[::-1])[::-1]
+    some = range(0, len(inputs), max(1, len(inputs) // ALONE))
+    alone = [scorer.score([inputs[i]])[0] for i in some]
+    sizes: list[float] = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        scorer.score(inputs)
+        size = resident_mib(scorer)
+        if size is not None:
+            sizes.append(size)
+        if time.perf_counter() - start > ROUND_SECONDS:
+            break
+    growth = sizes[-1] - sizes[0] if len(sizes) > 1 else None
+    return {
+        "deterministic": _same(first, again, range(len(inputs))),
+        "order_free": _same(first, turned, range(len(inputs))),
+        "alone": _same([first[i] for i in some], alone, some),
+        "memory_mib": growth,
+        "leaks": growth is not None and growth > GROWTH_MIB and sizes[-1] > sizes[len(sizes) // 2],
+        "rounds": len(sizes),
+    }
+
+
+def milliseconds(seconds: Sequence[float]) -> dict[str, float]:
+    """Percentiles of the time of one row, in milliseconds."""
+    array = np.asarray([s for s in seconds if s > 0] or [0.0]) * 1000
+    return {name: float(np.percentile(array, q)) for name, q in (("p50", 50), ("p95", 95), ("p99", 99), ("max", 100))}
+
+
+def resident_mib(scorer: Scorer) -> float | None:
+    """Resident memory of the processes that run the reward; None where the system does not tell."""
+    total = 0
+    for pid in scorer.pids():
+        try:
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except (OSError, IndexError, ValueError):
+            return None
+    return total * 4096 / (1 << 20)
+
+
+def _same(first: Sequence[Score], then: Sequence[Score], rows: Sequence[int] | range) -> bool | dict[str, Any]:
+    for row, a, b in zip(rows, first, then, strict=True):
+        failed = a.error is not None or b.error is not None
+        equal = (
+            (a.error is None) == (b.error is None) if failed else (a.value, dict(a.parts)) == (b.value, dict(b.parts))
+        )
+        if not equal:
+            return {"row": row, "first": _value(a), "then": _value(b)}
+    return True
+
+
+def _value(score: Score) -> float | str:
+    return score.error or "failed" if math.isnan(score.value) else score.value

@@ -1,0 +1,219 @@
+"""What `runs diagnose` reads of a run: its manifest, its recipe, the metrics that count and a few steps' rollouts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from vlmrl.errors import VlmrlError
+from vlmrl.recipe.load import recipe_from_resolved
+from vlmrl.recipe.schema import Recipe
+from vlmrl.store import layout
+from vlmrl.store.kept import newest_resolved, read_resolved
+from vlmrl.store.manifest import Manifest
+from vlmrl.store.rollouts import read_table
+from vlmrl.store.runs import Run
+
+COLUMNS = (
+    "group", "source", "task", "prompt_id", "sample", "truth", "prompt_text", "text", "token_ids", "finish", "parts",
+    "score", "note", "error", "images",
+)  # fmt: skip
+MOST_STEPS = 8
+"""Steps whose rollouts are read: the first, the last and some between. They show what a run does; metrics show when."""
+MOST_SAMPLES_A_STEP = 4096
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One sampled response with what it earned.
+
+    Args:
+        group: counts the groups of all steps that were read.      tokens: its length, end token included.
+        truth: of its row.      prompt: as rendered, special tokens included.      images: contents, by hash.
+    """
+
+    step: int
+    group: int
+    source: str
+    prompt_id: str
+    sample: int
+    truth: Mapping[str, Any]
+    prompt: str
+    text: str
+    tokens: int
+    cut: bool
+    parts: Mapping[str, float | None]
+    score: float
+    note: str
+    error: str | None
+    images: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        return f"step {self.step}, {self.source} row {self.prompt_id} sample {self.sample}"
+
+
+@dataclass
+class Facts:
+    """A run as the rules of `check/diagnose.py` see it. Everything comes from its folder; nothing is loaded or run.
+
+    Args:
+        train, validation, events: the metrics lines that count, by step.
+        responses: of the steps that were read, whose number is `steps_read`.
+        validated: what tells a validation row from others, of every row that was validated during training.
+        notes: what could not be read.
+    """
+
+    run: Run
+    recipe: Recipe | None
+    train: Sequence[Line]
+    validation: Sequence[Line]
+    events: Sequence[Line]
+    responses: list[Response] = field(default_factory=list)
+    steps_read: int = 0
+    validated: set[tuple[Any, ...]] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.run.manifest
+
+    def series(self, name: str) -> list[float]:
+        """The finite values of a metric over the steps that have it."""
+        found = (line.get(name) for line in self.train)
+        return [float(v) for v in found if isinstance(v, (int, float)) and math.isfinite(v)]
+
+    def ends(self, name: str) -> tuple[float, float] | None:
+        """(mean of the first third of the steps, mean of the last third); None without three steps to compare."""
+        values = self.series(name)
+        third = len(values) // 3
+        return (fmean(values[:third]), fmean(values[-third:])) if third else None
+
+    @cached_property
+    def groups(self) -> list[list[Response]]:
+        """The responses of each group, failed rewards left out; groups of one are no groups."""
+        found: dict[int, list[Response]] = {}
+        for response in self.responses:
+            if response.error is None:
+                found.setdefault(response.group, []).append(response)
+        return [group for group in found.values() if len(group) > 1]
+
+    @cached_property
+    def dead(self) -> list[list[Response]]:
+        """Groups whose scores are all equal: they teach nothing."""
+        return [g for g in self.groups if max(r.score for r in g) == min(r.score for r in g)]
+
+    @cached_property
+    def score_range(self) -> tuple[float, float]:
+        """(lowest, highest) score that was given; (0, 0) without any."""
+        scores = [r.score for r in self.responses if r.error is None]
+        return min(scores, default=0.0), max(scores, default=0.0)
+
+    @cached_property
+    def part_names(self) -> list[str]:
+        return list(dict.fromkeys(name for r in self.responses for name in r.parts))
+
+    def part(self, name: str) -> list[float]:
+        """The values of a part where it applies."""
+        return [v for r in self.responses if r.error is None and (v := r.parts.get(name)) is not None]
+
+    def weights(self, source: str) -> dict[str, float]:
+        """The weights of the parts for a source, as its manifest says; {} when it does not."""
+        for record in self.manifest.rewards:
+            if record.get("source") == source and isinstance(record.get("weights"), Mapping):
+                return {str(k): float(v) for k, v in record["weights"].items() if isinstance(v, (int, float))}
+        return {}
+
+    def most_possible(self, source: str) -> float | None:
+        """The largest score of a source when each part is at most 1, as those of all built-in rewards are. None where
+        the weights are not known."""
+        weights = self.weights(source)
+        return sum(w for w in weights.values() if w > 0) if weights else None
+
+    @property
+    def key(self) -> str:
+        """What the run is called in the commands to type next."""
+        return self.manifest.name or self.manifest.id
+
+
+def read_facts(run: Run) -> Facts:
+    """Everything the rules need. What is missing or damaged is left out and said in `notes`.
+
+    Raises: StoreError when the run has neither metrics nor rollouts that can be read.
+    """
+    notes: list[str] = []
+    lines = [run.metrics(kind) for kind in ("train", "validation", "event")]
+    facts = Facts(run, _recipe(run, notes), lines[0], lines[1], lines[2], notes=notes)
+    files = run.rollout_files()
+    for step in _spread(sorted(files), MOST_STEPS):
+        try:
+            facts.responses += _responses(files[step], step, 1 + max((r.group for r in facts.responses), default=-1))
+            facts.steps_read += 1
+        except VlmrlError as error:
+            notes.append(f"{files[step].name} was left out: {error.message}")
+    facts.validated = _validated(run.dir, notes)
+    return facts
+
+
+def _recipe(run: Run, notes: list[str]) -> Recipe | None:
+    try:
+        return recipe_from_resolved(read_resolved(run.dir), where=str(newest_resolved(run.dir)))
+    except VlmrlError as error:
+        notes.append(error.message)
+        return None
+
+
+def _spread(steps: Sequence[int], most: int) -> list[int]:
+    """At most so many of the steps, the first and the last among them, evenly spread."""
+    if len(steps) <= most:
+        return list(steps)
+    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
+
+
+def _responses(path: Path, step: int, first_group: int) -> list[Response]:
+    table = read_table(path, COLUMNS).slice(0, MOST_SAMPLES_A_STEP)
+    lengths = [n for chunk in table["token_ids"].chunks for n in chunk.value_lengths().to_pylist()]
+    found = []
+    for row, tokens in zip(table.drop_columns(["token_ids"]).to_pylist(), lengths, strict=True):
+        found.append(
+            Response(
+                step, first_group + row["group"], row["source"], row["prompt_id"], row["sample"],
+                json.loads(row["truth"]), row["prompt_text"], row["text"], tokens, row["finish"] == "length",
+                json.loads(row["parts"]), row["score"], row["note"], row["error"],
+                tuple(image["sha256"] for image in row["images"]),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _validated(run_dir: Path, notes: list[str]) -> set[tuple[Any, ...]]:
+    """`identity` of every row that was validated while the run trained."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found: set[tuple[Any, ...]] = set()
+    seen: set[str] = set()
+    for folder in layout.eval_dirs(run_dir):
+        of = folder.name.rpartition("-step-")[0]  # each step validates the same rows
+        if not of or of in seen:
+            continue
+        seen.add(of)
+        try:
+            table = pq.read_table(folder / layout.EVAL_ROWS, columns=["prompt_id", "images"])
+            found |= {identity(r["prompt_id"], [i["sha256"] for i in r["images"]]) for r in table.to_pylist()}
+        except (OSError, pa.ArrowException, KeyError, TypeError) as error:
+            notes.append(f"the validation {folder.name} cannot be read: {error}")
+    return found
+
+
+def identity(prompt_id: str, images: Sequence[str]) -> tuple[Any, ...]:
+    """What makes two rows the same one, whatever their source is called: the hash at the end of the id, the images."""
+    return (prompt_id.rpartition("-")[2], *images)

@@ -1,0 +1,133 @@
+"""What a cause is, and every threshold of `runs diagnose` in one table, each with its reason."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from vlmrl.check.diagnose_facts import Facts, Response
+from vlmrl.store.layout import RECIPE
+
+Level = Literal["error", "warning", "note"]
+LEVELS: tuple[Level, ...] = ("error", "warning", "note")
+MOST_ROWS = 3
+MOST_TEXT_CHARS = 300
+
+
+class Limit(NamedTuple):
+    """A threshold and why it is where it is."""
+
+    value: float
+    why: str
+
+
+LIMITS: dict[str, Limit] = {
+    "cut_error": Limit(0.5, "a cut response has no answer: with half of them cut, the score measures the limit"),
+    "cut_warning": Limit(0.15, "published runs with room to think are cut in 1 to 10% of their responses"),
+    "loop_ratio": Limit(6.0, "zlib shrinks written reasoning 2 to 4 times, text that repeats itself far more"),
+    "format_error": Limit(0.02, "below 1 in 50 a group of 8 has no well-formed response 85% of the time: no contrast"),
+    "format_warning": Limit(0.1, "below 1 in 10 most groups of 8 have one such response at most"),
+    "poor_score": Limit(0.5, "share of the most possible score below which a suspicious prompt is held to do harm"),
+    "layout_share": Limit(0.1, "of the unpaid responses: that a label is right but for its spelling is no accident"),
+    "layout_least": Limit(4, "fewer such responses may be accidents"),
+    "closed_labels": Limit(30, "so few different labels, over many rows, are a closed vocabulary"),
+    "dead_error": Limit(0.9, "nine of ten groups teach nothing"),
+    "dead_warning": Limit(0.7, "a third to a half is usual on a task of mixed difficulty"),
+    "one_sided": Limit(0.8, "share of groups that are all wrong (or all right) from which the task is too hard (easy)"),
+    "right_score": Limit(0.95, "share of the most possible score from which a response counts as right"),
+    "wrong_part": Limit(0.75, "what an answer of one half earns by Brier: above it lies the right side"),
+    "few_samples": Limit(16, "fewer responses than two groups of eight prove nothing about a part or a label"),
+    "one_answer": Limit(0.95, "share of responses that give the same answer to prompts with different truths"),
+    "distinct": Limit(0.2, "different texts in a group, as a share of its size: fewer than two of eight"),
+    "cold": Limit(0.3, "temperature under which most samples of a group are the arg-max"),
+    "hot": Limit(1.5, "temperature over which unlikely tokens, hence broken text, are common"),
+    "entropy_fall": Limit(0.25, "entropy at the end as a share of that at the start: exploration is gone"),
+    "entropy_low": Limit(0.05, "nats a token: nearly every token is certain"),
+    "lr_small_error": Limit(1e-8, "a hundredth of the default 1e-6: AdamW moves each weight by about lr an update"),
+    "lr_small_warning": Limit(1e-7, "a tenth of the default 1e-6"),
+    "lr_large_error": Limit(1e-2, "AdamW then moves a usual weight (0.02) by half of itself in one update"),
+    "lr_large_small_model": Limit(3e-3, "models of a few million parameters are trained at 1e-4 to 1.5e-3"),
+    "lr_large_full": Limit(2e-5, "twenty times what is usual for all weights of a model of a billion parameters"),
+    "lr_large_lora": Limit(1e-3, "a hundred times the default 1e-5 of an adapter"),
+    "big_model": Limit(1e8, "parameters; smaller models are toys with learning rates of their own"),
+    "lora_factor": Limit(10, "adapters are trained at about ten times the learning rate of all weights"),
+    "collapse": Limit(0.5, "mean reward at the end as a share of that at the start"),
+    "gap_float32": Limit(1e-3, "nats a token; engines and trainer agree to 1e-5 in float32"),
+    "gap_bfloat16": Limit(0.05, "nats a token; about 0.01 is usual in bfloat16"),
+    "gap_error": Limit(10, "times the gap that is a warning"),
+    "length_error": Limit(0.85, "correlation of length and score within groups: length alone foretells the score"),
+    "length_warning": Limit(0.6, "length explains more than a third of the score (0.6 squared)"),
+    "length_least": Limit(48, "responses in live groups; chance makes a correlation of 0.6 in fewer"),
+    "length_spread": Limit(0.05, "deviation of the lengths of a group over their mean; below, they are equal"),
+    "shared_rows": Limit(0.02, "share of validation rows among those trained on; a few duplicates are seen as such"),
+}  # fmt: skip
+
+
+def limit(name: str) -> float:
+    """The threshold of that name."""
+    return LIMITS[name].value
+
+
+@dataclass
+class Cause:
+    """Something that is wrong with a run.
+
+    Args:
+        name: short and stable, for scripts.      level: error (the run cannot learn what was meant), warning, note.
+        what: one sentence with the figure that gave it away.
+        command: what to type next.
+        weight: orders causes of one level, in [0, 1].
+        evidence: figures, one a line.      rows: responses that show it.
+        follows: names of causes that this one explains.
+    """
+
+    name: str
+    level: Level
+    what: str
+    command: str
+    weight: float = 0.5
+    evidence: list[str] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    follows: list[str] = field(default_factory=list)
+
+
+def rows_of(responses: Sequence[Response]) -> list[dict[str, Any]]:
+    """The first few responses, as evidence: where, text, score, parts, truth, note."""
+    return [
+        {"where": r.where, "text": short(r.text), "tokens": r.tokens,
+         "score": r.score if r.error is None else None, "parts": dict(r.parts),
+         "truth": dict(r.truth), "note": r.note}
+        for r in responses[:MOST_ROWS]
+    ]  # fmt: skip
+
+
+def short(text: str, most: int = MOST_TEXT_CHARS) -> str:
+    """A text in at most so many characters: its beginning and its end."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+
+
+def percent(share: float) -> str:
+    return f"{share:.0%}" if share in (0.0, 1.0) or 0.01 <= share <= 0.99 else f"{share:.2%}"
+
+
+def again(facts: Facts, *settings: str) -> str:
+    """The command that made the run, with `--set` on top; what named or continued the run is left out."""
+    words, kept, skip = list(facts.manifest.argv), [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in ("--name", "--resume", "--from", "--tag", "--note"):
+            skip = True
+        elif not word.startswith(("--name=", "--resume=", "--from=", "--tag=", "--note=", "--accept-changes")):
+            kept.append(word)
+    command = {"sft": "sft"}.get(facts.manifest.kind, "train")
+    made = kept if len(kept) > 2 and kept[1] == command else ["vlmrl", command, str(facts.run.dir / RECIPE)]
+    return shlex.join(made) + "".join(f" --set {shlex.quote(setting)}" for setting in settings)
+
+
+def look_again(facts: Facts, *settings: str) -> str:
+    """The command that samples a few answers with the run's recipe and shows prompt, images and scores verbatim."""
+    words = again(facts, *settings).split(" ", 2)
+    return " ".join(["vlmrl", "try", *words[2:]])

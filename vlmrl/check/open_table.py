@@ -1,0 +1,97 @@
+"""Opening a table of responses: its columns, its task, and the form of its ground truths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vlmrl.check.facts import Head
+from vlmrl.check.response_table import SUFFIXES, TableDecoder, TableReader, first_row, map_roles
+from vlmrl.check.saved import Saved
+from vlmrl.check.scan import TaskRef
+from vlmrl.check.truths import TruthRule
+from vlmrl.errors import DataError
+
+
+def is_table(path: Path) -> bool:
+    """Whether a path is a table of responses: a text file, or Parquet that is not one of our rollout files."""
+    kind = path.suffix.lower()
+    if kind == ".parquet":
+        return path.is_file() and not _is_rollouts(path)
+    return kind in SUFFIXES and not path.is_dir()
+
+
+def open_table(
+    path: Path, *, columns: Mapping[str, str] | None = None, task: str | None = None, variant: str | None = None,
+    lenient: bool = False,
+) -> Saved:  # fmt: skip
+    """A table of responses, ready to be scored.
+
+    Args:
+        columns: role -> column, for spellings that are not recognised; see response_table.SPELLINGS.
+        task, variant: what the responses answer; gives the truth's form, the reward and the measure of right and wrong.
+        lenient: see `TruthRule`.
+    Raises: DataError for a file without rows or responses, or a task whose truth the table does not have; RecipeError
+        for a task or variant that does not exist.
+    """
+    if not path.is_file():
+        raise DataError(f"no such file: {path}", hint="name a table of responses, or a run")
+    kind = path.suffix.lower()
+    names, first = first_row(str(path), kind)
+    roles = map_roles(names, columns or {}, str(path))
+    rule, ref = _task_rule(path, task, variant, lenient, names, first, roles)
+    if "ground_truth" not in roles and not rule.fields_in(first) and ref is not None:
+        raise DataError(
+            f"no column of ground truths; the table has: {', '.join(names)}", where=str(path),
+            hint="name it: --columns ground_truth=...; or give typed fields as columns: same, order, ...",
+        )  # fmt: skip
+    decoder = TableDecoder(str(path), kind, path.stem, roles, rule, rule.fields_in(first))
+    reader = TableReader(str(path), decoder, tuple(names))
+    truth, _, _ = rule.read(first.get(roles.get("ground_truth", "")), first)
+    head = Head(ref.name if ref is not None else "", truth, {})
+    return Saved(path, reader, {path.stem: head}, task=ref, grouped="group" in roles, has_scores="score" in roles)
+
+
+def _task_rule(
+    path: Path, task: str | None, variant: str | None, lenient: bool, names: list[str], first: Mapping[str, Any],
+    roles: Mapping[str, str],
+) -> tuple[TruthRule, TaskRef | None]:  # fmt: skip
+    """How truths are read, and the task that is meant."""
+    from vlmrl.tasks import make_task
+    from vlmrl.tasks.domains import DOMAINS
+
+    if task is None:
+        if variant is not None:
+            raise DataError(f"--variant {variant} without a task", hint="name it: --task fungi --variant ...")
+        return TruthRule(), None
+    info: dict[str, Any] = {"name": path.stem}
+    if task in DOMAINS:
+        domain = DOMAINS[task]
+        fields = ("same", "distance", *domain.field_names)
+        rule = TruthRule(task, domain.layout, fields, (), variant, lenient)
+        truth, problem, _ = rule.read(first.get(roles.get("ground_truth", "")), first)
+        if not problem:
+            info["truth_fields"] = [name for name in domain.field_names if truth.get(name) is not None]
+            if "same" not in truth and variant is None:
+                del info["truth_fields"]
+    else:
+        truth, _, _ = TruthRule().read(first.get(roles.get("ground_truth", "")), first)
+        pairs = [name for name, value in truth.items() if isinstance(value, list) and len(value) == 2]
+        fields = ("same", "distance", *(n for n in names if n not in roles.values() and n in pairs))
+        levels = [n for n in pairs if n != "same"]
+        info["levels"] = levels or None
+        rule = TruthRule(task, "", fields, tuple(levels), variant, lenient)
+    made = make_task(task, info, variant)
+    ref = TaskRef(task, info, made.variant or None)
+    return rule, ref
+
+
+def _is_rollouts(path: Path) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return b"vlmrl.schema" in (pq.read_schema(path).metadata or {})
+    except (OSError, pa.ArrowException):
+        return False

@@ -1,0 +1,166 @@
+"""Rollout files of a run as pieces and inputs; see facts.py. Texts are read when their turn comes, and not kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlmrl.check.facts import Chunk, Decoded, Facts, Head
+from vlmrl.check.scores import Coded, Ints, Scores
+from vlmrl.errors import StoreError
+from vlmrl.store.rollouts import count_rows, read_batches
+from vlmrl.types import Media, RewardInput, Score
+
+COLUMNS = (
+    "step", "group", "source", "task", "prompt_id", "sample", "truth", "columns", "prompt_text", "text", "token_ids",
+    "finish", "parts", "score", "note", "error", "advantage", "images", "num_row_images",
+)  # fmt: skip
+REPEATED = ("source", "task", "prompt_id", "truth", "columns", "prompt_text", "finish", "note", "error")
+"""Columns with one value for many rows: each value is made a Python object once."""
+CHUNK_ROWS = 8192
+GROUPS_OF_A_FILE = 1 << 32
+
+
+@dataclass(frozen=True)
+class RolloutReader:
+    """Rollout files in the order of their steps.
+
+    Args:
+        paths: the files.     source: only rows of this `[[data]]` entry.
+    """
+
+    paths: tuple[str, ...]
+    source: str | None = None
+
+    @property
+    def decoder(self) -> RolloutDecoder:
+        return RolloutDecoder(self.paths, self.source)
+
+    def chunks(self, wanted: Ints | None = None) -> Iterator[Chunk]:
+        first = 0
+        for number, name in enumerate(self.paths):
+            path = Path(name)
+            if wanted is not None:
+                rows = count_rows(path)
+                if not np.any((wanted >= first) & (wanted < first + rows)):
+                    first += rows
+                    continue
+            place = 0
+            for batch in read_batches(path, COLUMNS, rows=CHUNK_ROWS, repeated=REPEATED):
+                if batch.num_rows:
+                    yield Chunk(first, batch.num_rows, number, place, batch)
+                first, place = first + batch.num_rows, place + batch.num_rows
+
+    def heads(self) -> dict[str, Head]:
+        """Every source with its first row. Raises: StoreError for a file that cannot be read."""
+        found: dict[str, Head] = {}
+        names = ("source", "task", "truth", "columns")
+        for path in self.paths:
+            for batch in read_batches(Path(path), names, rows=1 << 16, repeated=names):
+                codes = batch.column("source").indices.to_numpy(zero_copy_only=False)
+                words = batch.column("source").dictionary.to_pylist()
+                for code, row in zip(*np.unique(codes, return_index=True), strict=True):
+                    if words[code] in found or self.source not in (None, words[code]):
+                        continue
+                    task, truth, columns = (batch.column(name)[int(row)].as_py() for name in names[1:])
+                    found[words[code]] = Head(task, *_loads(truth, columns, path))
+        return found
+
+
+@dataclass(frozen=True)
+class RolloutDecoder:
+    """See `RolloutReader`."""
+
+    paths: tuple[str, ...]
+    source: str | None
+
+    def decode(self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False) -> Decoded:
+        """Raises: StoreError for a value of the wrong kind."""
+        batch, at = chunk.data, np.arange(chunk.rows)
+        if self.source is not None:
+            codes = batch.column("source").indices.to_numpy(zero_copy_only=False)
+            names = batch.column("source").dictionary.to_pylist()
+            at = np.flatnonzero(codes == (names.index(self.source) if self.source in names else -1))
+        if rows is not None:
+            at = np.intersect1d(at, np.asarray(rows))
+        if len(at) < chunk.rows:
+            batch = batch.take(at)
+        try:
+            return self._decode(batch, chunk, at, media)
+        except (ValueError, TypeError, KeyError) as error:
+            raise StoreError(
+                f"rollouts have a value of the wrong kind: {error}", where=self.paths[chunk.file]
+            ) from error
+
+    def _decode(self, batch: Any, chunk: Chunk, at: Any, media: bool) -> Decoded:
+        truths, columns = (_repeated(batch.column(name), json.loads) for name in ("truth", "columns"))
+        finishes, prompts = (_repeated(batch.column(name)) for name in ("finish", "prompt_text"))
+        texts = batch.column("text").to_pylist()
+        tokens_N = batch.column("token_ids").value_lengths().to_numpy(zero_copy_only=False)
+        inputs = [
+            RewardInput(text, truth, more, (), finish, tokens, prompt)
+            for text, truth, more, finish, tokens, prompt in zip(
+                texts, truths, columns, finishes, tokens_N.tolist(), prompts, strict=True
+            )
+        ]
+        facts = Facts(
+            rows_N=at + chunk.first,
+            places_N=at + chunk.place,
+            files_N=np.full(len(at), chunk.file, np.int32),
+            steps_N=_numbers(batch, "step", np.int32),
+            groups_N=_numbers(batch, "group", np.int64) + chunk.file * GROUPS_OF_A_FILE,
+            samples_N=_numbers(batch, "sample", np.int32),
+            sources=_coded(batch.column("source")),
+            prompts=_coded(batch.column("prompt_id")),
+            cut_N=np.asarray([finish == "length" for finish in finishes], dtype=bool),
+            tokens_N=tokens_N.astype(np.int32),
+            chars_N=np.asarray([len(text) for text in texts], dtype=np.int32),
+            advantages_N=_numbers(batch, "advantage", np.float64),
+        )
+        values = batch.column("score").to_pylist()
+        parts = [json.loads(text) for text in batch.column("parts").to_pylist()]
+        notes, errors = (_repeated(batch.column(name)) for name in ("note", "error"))
+        stored = Scores.of([Score(*row) for row in zip(values, parts, notes, errors, strict=True)])
+        images = _media(batch) if media else ()
+        return Decoded(inputs, facts, stored, media=images)
+
+    def where(self, facts: Facts, index: int) -> str:
+        step, sample = facts.steps_N[index], facts.samples_N[index]
+        return f"step {step}, {facts.sources[index]} row {facts.prompts[index]} sample {sample}"
+
+
+def _loads(truth: str, columns: str, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    try:
+        return json.loads(truth), json.loads(columns)
+    except ValueError as error:
+        raise StoreError(f"rollouts have a value of the wrong kind: {error}", where=path) from error
+
+
+def _repeated(column: Any, make: Any = None) -> list[Any]:
+    """The values of a dictionary-encoded column, each made once and shared."""
+    words = column.dictionary.to_pylist()
+    values = [*(words if make is None else [make(w) for w in words]), None]
+    indices = column.indices.fill_null(len(words)) if column.null_count else column.indices
+    return [values[i] for i in indices.to_pylist()]
+
+
+def _coded(column: Any) -> Coded:
+    codes = column.indices.fill_null(-1) if column.null_count else column.indices
+    return Coded(codes.to_numpy(zero_copy_only=False).astype(np.int32), column.dictionary.to_pylist())
+
+
+def _numbers(batch: Any, name: str, kind: Any) -> Any:
+    return batch.column(name).to_numpy(zero_copy_only=False).astype(kind)
+
+
+def _media(batch: Any) -> list[tuple[Media, ...]]:
+    counts = batch.column("num_row_images").to_pylist()
+    return [
+        tuple(Media(**m) for m in images[:count])
+        for images, count in zip(batch.column("images").to_pylist(), counts, strict=True)
+    ]

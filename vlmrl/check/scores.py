@@ -1,0 +1,134 @@
+"""Scores of many responses as columns: a few arrays instead of a million objects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmrl.types import Score
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+@dataclass
+class Coded:
+    """Texts that repeat, each kept once: text i is `words[codes_N[i]]`, None where the code is -1."""
+
+    codes_N: NDArray[np.int32]
+    words: list[str]
+
+    @classmethod
+    def of(cls, texts: Iterable[str | None]) -> Coded:
+        known: dict[str | None, int] = {None: -1}
+        codes = [known.setdefault(text, len(known) - 1) for text in texts]
+        return cls(np.asarray(codes, dtype=np.int32), [word for word in known if word is not None])
+
+    @classmethod
+    def concat(cls, pieces: Sequence[Coded]) -> Coded:
+        known: dict[str, int] = {}
+        codes = [np.zeros(0, np.int32)]
+        for piece in pieces:
+            table = [known.setdefault(word, len(known)) for word in piece.words]
+            codes.append(np.asarray([*table, -1], dtype=np.int32)[piece.codes_N])
+        return cls(np.concatenate(codes), list(known))
+
+    def __len__(self) -> int:
+        return len(self.codes_N)
+
+    def __getitem__(self, index: int) -> str | None:
+        code = self.codes_N[index]
+        return self.words[code] if code >= 0 else None
+
+    @property
+    def missing_N(self) -> Flags:
+        return self.codes_N < 0
+
+    def counts(self) -> Ints:
+        """How often each word occurs."""
+        return np.bincount(self.codes_N[self.codes_N >= 0], minlength=len(self.words))
+
+
+@dataclass
+class Scores(Sequence[Score]):
+    """Scores as columns. N responses; `scores[i]` is the i-th as a `Score`.
+
+    Args:
+        values_N: NaN where the reward failed.
+        parts: name -> [N]; NaN where a part is None or is not there (a part is never NaN itself).
+        notes: "" for none.    errors: None for none.
+    """
+
+    values_N: Floats
+    parts: dict[str, Floats]
+    notes: Coded
+    errors: Coded
+    _names: list[str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._names = list(self.parts)
+
+    @classmethod
+    def of(cls, scores: Sequence[Score]) -> Scores:
+        all_parts = [s.parts for s in scores]
+        names = dict.fromkeys(name for kind in dict.fromkeys(map(tuple, all_parts)) for name in kind)
+        # None becomes NaN on the way into the array
+        parts = {name: np.asarray([p.get(name) for p in all_parts], dtype=np.float64) for name in names}
+        values = np.asarray([s.value for s in scores], dtype=np.float64)
+        return cls(values, parts, Coded.of(s.note for s in scores), Coded.of(s.error for s in scores))
+
+    @classmethod
+    def concat(cls, pieces: Sequence[Scores]) -> Scores:
+        names = dict.fromkeys(name for piece in pieces for name in piece.parts)
+
+        def column(name: str) -> Floats:
+            found = [p.parts[name] if name in p.parts else np.full(len(p), math.nan) for p in pieces]
+            return np.concatenate(found)
+
+        values = np.concatenate([np.zeros(0), *(p.values_N for p in pieces)])
+        notes, errors = (Coded.concat(c) for c in ([p.notes for p in pieces], [p.errors for p in pieces]))
+        return cls(values, {name: column(name) for name in names}, notes, errors)
+
+    def at(self, rows: Any) -> Scores:
+        """These rows (indices or a mask), in that order."""
+        pick = lambda coded: Coded(coded.codes_N[rows], coded.words)  # noqa: E731
+        parts = {name: column[rows] for name, column in self.parts.items()}
+        return Scores(self.values_N[rows], parts, pick(self.notes), pick(self.errors))
+
+    @property
+    def failed_N(self) -> Flags:
+        return ~self.errors.missing_N
+
+    def __len__(self) -> int:
+        return len(self.values_N)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.at(index)
+        parts = {name: None if math.isnan(v := float(self.parts[name][index])) else v for name in self._names}
+        error = self.errors[index]
+        return Score(float(self.values_N[index]), parts if error is None else {}, self.notes[index] or "", error)
+
+    def __iter__(self) -> Iterator[Score]:
+        return (self[i] for i in range(len(self)))
+
+
+def same_scores(a: Scores, b: Scores) -> Flags:
+    """[N] whether two scorings say the same to the digit: failed both, or equal value and parts."""
+    equal_N = a.values_N == b.values_N
+    for name in dict.fromkeys([*a.parts, *b.parts]):
+        equal_N &= same_part(a.parts.get(name), b.parts.get(name), len(a))
+    return np.where(a.failed_N | b.failed_N, a.failed_N & b.failed_N, equal_N)
+
+
+def same_part(a: Floats | None, b: Floats | None, size: int) -> Flags:
+    """[N] where a part is equal on both sides, or applies on neither; None = the part does not exist there."""
+    nothing = np.full(size, math.nan)
+    a, b = nothing if a is None else a, nothing if b is None else b
+    return (a == b) | (np.isnan(a) & np.isnan(b))

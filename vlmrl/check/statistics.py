@@ -1,0 +1,189 @@
+"""What a scoring says as a whole: tables over parts, reasons, groups, and where reward and accuracy part ways."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vlmrl.check.facts import Facts
+from vlmrl.check.saved import SavedSample
+from vlmrl.check.scores import Flags, Floats, Scores, same_scores
+from vlmrl.types import Score
+
+MAX_TEXT_CHARS = 2000
+MOST_REASONS = 10
+
+
+def compare_stored(facts: Facts, stored: Scores, scores: Scores, most: int = 5) -> dict[str, Any]:
+    """Whether the new scores are the stored ones, to the digit: value, every part, and which rows failed.
+
+    Returns: equal, different (rows), largest_difference (of values), failed_then, failed_now, and the worst rows.
+    """
+    different = np.flatnonzero(~same_scores(stored, scores))
+    gaps = np.abs(stored.values_N[different] - scores.values_N[different])
+    gaps[np.isnan(gaps)] = math.inf
+    order = np.lexsort((different, -gaps))[:most]
+    return {
+        "equal": not len(different),
+        "different": len(different),
+        "largest_difference": float(np.max(gaps[np.isfinite(gaps)], initial=0.0)),
+        "failed_then": int(stored.failed_N.sum()),
+        "failed_now": int(scores.failed_N.sum()),
+        "worst": [row_of(facts, int(i), scores) for i in different[order]],
+    }
+
+
+def part_table(scores: Scores) -> dict[str, dict[str, Any]]:
+    """Part (and `value`) -> mean, min, max, share at min and at max, how often None, correlation with the value.
+
+    Correlation is Pearson's over the samples where the part applies; None when either side is constant.
+    """
+    scored = scores.at(~scores.failed_N)
+    table = {"value": _summary(scored.values_N, None)}
+    for name, column in scored.parts.items():
+        applies = ~np.isnan(column)
+        if not len(scored):
+            continue
+        summary = _summary(column[applies], scored.values_N[applies])
+        table[name] = {**summary, "none": int((~applies).sum())}
+    return table
+
+
+def reasons(scores: Scores) -> list[dict[str, Any]]:
+    """Notes and errors by how often they occur, quoted texts and numbers aside; `example` is the first of each kind."""
+    counts: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    failed = scores.failed_N
+    for coded, mask, prefix in ((scores.errors, failed, "failed: "), (scores.notes, ~failed, "")):
+        used = np.bincount(coded.codes_N[mask & ~coded.missing_N], minlength=len(coded.words))
+        for word, count in zip(coded.words, used.tolist(), strict=True):
+            if count and word:
+                kind = re.sub(r"'[^']*'|(?<![A-Za-z])-?\d[\d.]*", "...", prefix + word)
+                counts[kind] += count
+                examples.setdefault(kind, prefix + word)
+    return [{"count": n, "share": n / len(scores), "example": examples[k]} for k, n in counts.most_common(MOST_REASONS)]
+
+
+def group_table(facts: Facts, scores: Scores) -> dict[str, Any]:
+    """Groups without a signal, all together and by step: at most one score differs from nothing, or all are equal.
+
+    Returns: number, dead, dead_share, by_step = [step, groups, share of dead ones] of each step.
+    """
+    dead_G, steps_G = dead_groups(facts, scores)
+    steps = np.unique(steps_G)
+    by_step = [[int(s), int((steps_G == s).sum()), float(dead_G[steps_G == s].mean())] for s in steps]
+    return {
+        "number": len(dead_G),
+        "dead": int(dead_G.sum()),
+        "dead_share": float(dead_G.mean()) if len(dead_G) else None,
+        "by_step": by_step,
+    }
+
+
+def dead_groups(facts: Facts, scores: Scores) -> tuple[Flags, Any]:
+    """(dead_G, steps_G): whether each group's scores, failed rows aside, are all equal; and its step."""
+    order, starts = facts.group_bounds()
+    values = scores.values_N[order]
+    low = np.minimum.reduceat(np.where(np.isnan(values), np.inf, values), starts)
+    high = np.maximum.reduceat(np.where(np.isnan(values), -np.inf, values), starts)
+    return high <= low, facts.steps_N[order[starts]]
+
+
+def disagreements(facts: Facts, scores: Scores, right_N: Floats, most: int = 5) -> dict[str, Any] | None:
+    """Where the reward and the task's own measure of right and wrong part ways; None for tasks without one.
+
+    Returns: accuracy; agreement = share of (right, wrong) pairs of one group in which the right one has the higher
+    value (ties count half, None without such pairs); wrong_but_paid and right_but_unpaid, the worst rows of both kinds.
+    """
+    rows = np.flatnonzero(~np.isnan(right_N) & ~scores.failed_N)
+    if not len(rows):
+        return None
+    values = scores.values_N
+    wrong, correct = rows[right_N[rows] == 0], rows[right_N[rows] == 1]
+    wrong = wrong[np.argsort(-values[wrong], kind="stable")[:most]]
+    correct = correct[np.argsort(values[correct], kind="stable")[:most]]
+    return {
+        "accuracy": float(np.mean(right_N[rows])),
+        "agreement": _agreement(facts.groups_N[rows], values[rows], right_N[rows]),
+        "wrong_but_paid": [row_of(facts, int(i), scores) for i in wrong],
+        "right_but_unpaid": [row_of(facts, int(i), scores) for i in correct],
+    }
+
+
+def _agreement(groups: Any, values: Floats, right: Floats) -> float | None:
+    """Share of the (right, wrong) pairs of a group in which the right one is higher: the AUC, all groups together.
+
+    In a group with u right and d wrong ones, the ranks of the right ones (ties at their mean) add up to the number of
+    pairs won plus u (u - 1) / 2.
+    """
+    order = np.lexsort((values, groups))
+    groups, values, right = groups[order], values[order], right[order]
+    starts = np.flatnonzero(np.diff(groups, prepend=groups[0] - 1) != 0)
+    sizes = np.diff(np.append(starts, len(groups)))
+    tied = np.flatnonzero(np.diff(values, prepend=np.inf) != 0)
+    firsts = np.unique(np.concatenate([starts, tied]))
+    counts = np.diff(np.append(firsts, len(groups)))
+    ranks = np.repeat(firsts + (counts - 1) / 2, counts) - np.repeat(starts, sizes)
+    ups = np.add.reduceat(right, starts)
+    won = np.add.reduceat(ranks * right, starts) - ups * (ups - 1) / 2
+    pairs = float(np.sum(ups * (sizes - ups)))
+    return float(np.sum(won)) / pairs if pairs else None
+
+
+def row_of(facts: Facts, index: int, new: Scores, **more: Any) -> dict[str, Any]:
+    """A row to be shown: `fill_rows` gives it its text. `index` counts the scored rows, `row` those of the input."""
+    return {"row": int(facts.rows_N[index]), "new": score_json(new[index]), **more}
+
+
+def describe(sample: SavedSample) -> dict[str, Any]:
+    """What a row to be shown takes from the input: where, text, truth, the stored score."""
+    return {
+        "where": sample.where,
+        "text": sample.input.response[:MAX_TEXT_CHARS],
+        "truth": dict(sample.input.truth),
+        "stored": score_json(sample.score) if sample.score is not None else None,
+    }
+
+
+def score_json(score: Score) -> dict[str, Any]:
+    value = score.value if math.isfinite(score.value) else None
+    return {"value": value, "parts": dict(score.parts), "note": score.note, "error": score.error}
+
+
+def _summary(values: Floats, beside: Floats | None) -> dict[str, Any]:
+    if not len(values):
+        return dict.fromkeys(("mean", "min", "max", "share_at_min", "share_at_max", "correlation"))
+    low, high = float(values.min()), float(values.max())
+    return {
+        "mean": math.fsum(values) / len(values),
+        "min": low,
+        "max": high,
+        "share_at_min": float(np.mean(values == low)),
+        "share_at_max": float(np.mean(values == high)),
+        "correlation": correlation(values, beside) if beside is not None else None,
+    }
+
+
+def correlation(a: Any, b: Any) -> float | None:
+    """Pearson's correlation of two arrays; None when either is constant or shorter than two."""
+    if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return None
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def ranks(values: Any) -> Any:
+    """Ranks from 0, ties at their mean."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts + 1) / 2)[inverse]
+
+
+def fill_rows(rows: list[dict[str, Any]], samples: Mapping[int, SavedSample]) -> None:
+    """Give rows that are to be shown what the input says of them."""
+    for row in rows:
+        row |= describe(samples[row["row"]])

@@ -1,0 +1,86 @@
+"""Known tricks against a reward for answers that are texts or numbers: hedges, echoes, answers in the wrong place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from vlmrl.check.attacks import Attack, Make, says, void_attacks
+from vlmrl.errors import RewardError
+from vlmrl.rewards.text import ground_truth
+from vlmrl.types import RewardInput
+
+MOST_ANSWERS = 20
+FORMS = (
+    "{}",
+    "<think>I cannot tell.</think><answer>{}</answer>",
+    "\\boxed{{{}}}",
+    "<think>I cannot tell.</think>\\boxed{{{}}}",
+)
+"""Forms in which an honest answer may be given; the reward takes at least one of them."""
+
+
+def expected(x: RewardInput) -> list[str]:
+    """The accepted answers of a row as texts."""
+    try:
+        truth = ground_truth(x)
+    except RewardError:
+        return []
+    accepted = truth if isinstance(truth, (list, tuple)) else [truth]
+    return [str(one) for one in accepted]
+
+
+def answers(rows: Sequence[RewardInput]) -> list[str]:
+    """The distinct expected answers, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for x in rows:
+        counts.update(expected(x)[:1])
+    return [text for text, _ in counts.most_common(MOST_ANSWERS)]
+
+
+def right_text(x: RewardInput) -> str:
+    return next(iter(expected(x)), "")
+
+
+def wrong_text(x: RewardInput, known: Sequence[str]) -> str:
+    return next((a for a in known if a != right_text(x)), right_text(x) + "0")
+
+
+def text_attacks(rows: Sequence[RewardInput]) -> list[Attack]:
+    """All of them, for rows with text answers."""
+    known = answers(rows)
+    every = " ".join(known)
+    numbers = " ".join(str(n) for n in range(200))
+
+    def both(name: str, idea: str, form: str) -> Attack:
+        def one(x: RewardInput) -> str:
+            return form % (wrong_text(x, known), right_text(x))
+
+        def other(x: RewardInput) -> str:
+            return form % (right_text(x), wrong_text(x, known))
+
+        return Attack(name, idea, "broken", one, turned=other)
+
+    def holds(text: str) -> Make:
+        return says(f"<think>x</think><answer>{text}</answer>")
+
+    found = [
+        *void_attacks(""),
+        Attack("all numbers", "0 to 199", "guess", holds(numbers)),
+        Attack("placeholder", "the word None", "guess", holds("None")),
+    ]  # fmt: skip
+    if len(known) < 2:
+        return found
+    return [
+        *found,
+        Attack("every answer", "all answers of the dataset in one", "guess", holds(every)),
+        Attack("every answer, bare", "the same without tags", "guess", says(every)),
+        both("two answers", "the right one and a wrong one, each in its tag",
+             "<think>x</think><answer>%s</answer><answer>%s</answer>"),
+        both("answer in think", "one answer inside think, one outside",
+             "<think><answer>%s</answer></think><answer>%s</answer>"),
+        both("two boxes", "the right one and a wrong one", "\\boxed{%s} or \\boxed{%s}"),
+        both("or", "both in one answer", "<think>x</think><answer>%s or %s</answer>"),
+        Attack("denied", "not the right answer", "broken",
+               lambda x: f"<think>x</think><answer>not {right_text(x)}</answer>"),
+    ]  # fmt: skip

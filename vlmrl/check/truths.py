@@ -1,0 +1,105 @@
+"""A table's ground truth as a task's truth: typed fields, or TaxonRL's `;` string by the domain's layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from vlmrl.data.columns import plain
+from vlmrl.errors import RewardError
+from vlmrl.rewards.layouts import LAYOUTS
+
+Found = tuple[Mapping[str, Any], str, str]
+"""(truth, why it cannot be used or "", what is doubtful about it or "")."""
+
+
+@dataclass(frozen=True)
+class TruthRule:
+    """How the ground truths of a table are read.
+
+    Args:
+        task: name of the task; "" = none: the cell is the field `ground_truth`, a mapping is taken as the truth.
+        layout: name of the domain's layout (rewards/layouts.py); "" = no `;` strings.
+        fields: truth fields that may be columns of their own.
+        levels: the hierarchy of a pair task, coarse to fine.    variant: of the task.
+        lenient: a text that breaks its layout is kept as it is, told as a doubt: the published rewards take any text.
+    """
+
+    task: str = ""
+    layout: str = ""
+    fields: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()
+    variant: str | None = None
+    lenient: bool = False
+
+    def fields_in(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row has truth fields as columns."""
+        return any(row.get(name) is not None for name in self.fields)
+
+    def read(self, cell: Any, row: Mapping[str, Any]) -> Found:
+        """The truth of a row from its ground-truth cell and, under a task, from columns named as truth fields."""
+        if isinstance(cell, str) and cell.lstrip()[:1] == "{":
+            try:
+                cell = json.loads(cell)
+            except (ValueError, RecursionError) as error:
+                return {}, f"the ground truth looks like JSON and is not: {error}", ""
+        if isinstance(cell, Mapping):
+            cell = plain(cell)
+            inner = cell.get("ground_truth")
+            nested = "same" not in cell and isinstance(inner, (str, int, float, Mapping))
+            return self.read(inner, row) if nested and self.task else self._checked(cell)
+        if self.fields_in(row):
+            typed = {name: _typed(row[name]) for name in self.fields if row.get(name) is not None}
+            return self._checked(typed)
+        if self.layout:
+            return self._from_text(cell)
+        if self.task:
+            return {}, f"the ground truth is {cell!r:.60}, not a mapping of truth fields", ""
+        return ({} if cell is None else {"ground_truth": plain(cell)}), "", ""
+
+    def _from_text(self, cell: Any) -> Found:
+        text = str(int(cell)) if isinstance(cell, bool) else str(cell)
+        layout = LAYOUTS[self.layout if ";" in text else "answer"]
+        try:
+            if cell is None:
+                raise RewardError("there is no ground truth")
+            return {**layout.read(text), "ground_truth": cell}, "", ""
+        except RewardError as error:
+            why = error.message + (f" ({error.hint})" if error.hint else "")
+            return ({"ground_truth": cell}, "", why) if self.lenient else ({}, why, "")
+
+    def _checked(self, truth: Mapping[str, Any]) -> Found:
+        """A typed truth, held against the task's schema."""
+        if self.task:
+            validate = _validator(self.task, self.levels, self.variant)
+            if validate is not None and (wrong := validate(truth)):
+                return {}, f"the ground truth breaks the task `{self.task}`: {'; '.join(wrong)}", ""
+        return truth, "", ""
+
+
+@lru_cache(maxsize=8)
+def _validator(
+    task: str, levels: tuple[str, ...], variant: str | None
+) -> Callable[[Mapping[str, Any]], list[str]] | None:
+    from vlmrl.check.scan import TaskRef
+
+    made = TaskRef(task, {"name": task, "levels": list(levels) or None}, variant).make()
+    return made.validate if made is not None else None
+
+
+def _typed(cell: Any) -> Any:
+    """A cell of a typed column; what CSV holds as text is read as what it is: true, 0, ["a", "b"], `a; b`."""
+    if not isinstance(cell, str):
+        return plain(cell)
+    text = cell.strip()
+    if text.lower() in ("true", "false", "1", "0", "1.0", "0.0"):
+        return text.lower() in ("true", "1", "1.0")
+    if text.startswith("["):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+    return [name.strip() or None for name in text.split(";")] if ";" in text else text

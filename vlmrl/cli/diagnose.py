@@ -1,0 +1,74 @@
+"""`vlmrl runs diagnose`: why a run does not learn."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vlmrl.cli.output import emit, say
+from vlmrl.cli.runs import Json, Root
+
+if TYPE_CHECKING:
+    from vlmrl.check.diagnose import Diagnosis
+    from vlmrl.check.diagnose_limits import Cause
+
+MOST_TEXT = 160
+
+
+def diagnose(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A unique prefix of its id, its name, `last`, or its folder.")
+    ] = "last",
+    runs: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Say why a run does not learn: ranked causes, each with figures, responses that show it, and the next command.
+
+    Example: vlmrl runs diagnose last
+
+    Reads the run's folder alone, also while it trains. A note is no fault. Exit code 0 whatever is found.
+    """
+    from vlmrl.check.diagnose import diagnose as look
+    from vlmrl.store.layout import runs_root
+    from vlmrl.store.runs import open_run
+
+    found = look(open_run(runs_root(runs), run))
+    emit(found.as_dict(), as_json)
+    if not as_json:
+        _show(found)
+
+
+def _show(found: Diagnosis) -> None:
+    say(f"{found.run}: {found.status}; read: {found.read}")
+    told = [f"{name} {a:.3g} -> {b:.3g}" for name, (a, b) in found.figures.items()]
+    if told:
+        say(f"first third of the steps -> last third: {', '.join(told)}")
+    for note in found.notes:
+        say(f"warning: {note}")
+    explained = {name for cause in found.causes for name in cause.follows}
+    for number, cause in enumerate(found.causes, 1):
+        if cause.name in explained:
+            say(f"\n{number}. {cause.level}, explained by the above: {cause.what}")
+        else:
+            _show_cause(number, cause)
+    if found.healthy:
+        say("\nno fault found" + ("; a note is none" if found.causes else ""))
+
+
+def _show_cause(number: int, cause: Cause) -> None:
+    say(f"\n{number}. {cause.level}: {cause.what}")
+    for line in cause.evidence:
+        say(f"   {line}")
+    for row in cause.rows:
+        note = f" ({json.dumps(row['note'], ensure_ascii=True)[1:-1]})" if row["note"] else ""
+        score = "the reward failed" if row["score"] is None else f"{row['score']:.3f}"
+        say(f"   {row['where']}: {score}{note}\n     {_quoted(row['text'])}")
+    say(f"   next: {cause.command}")
+
+
+def _quoted(text: str) -> str:
+    """A response in one line, cut in the middle. It is not trusted with the terminal: only plain characters."""
+    quoted = json.dumps(text, ensure_ascii=True)
+    return quoted if len(quoted) <= MOST_TEXT else f"{quoted[: MOST_TEXT // 2]} ... {quoted[-MOST_TEXT // 2 :]}"

@@ -1,0 +1,75 @@
+"""What `vlmrl reward-check --probe` prints for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.cli.output import clean, number, share
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TEXT_CHARS = 160
+
+
+def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
+    """The tricks that were tried, those that pay in full; then how the reward behaves."""
+    from vlmrl.check.probe import WORDS
+
+    honest, tried = probes["honest"], probes["probes"]
+    out.print(f"\n{len(tried)} tricks against {source}, on {probes['rows']} truths", style="bold", markup=False)
+    out.print(
+        f"  honest play: informed {number(honest['informed'])}, without a clue {number(honest['uninformed'])} "
+        f"({clean(honest['answer'])}), wrong {number(honest['wrong'])}",
+        markup=False,
+    )
+    quiet = [f"{p['name']} {number(p['mean'])}" for p in tried if not p["verdict"] and p["mean"] is not None]
+    out.print(f"  nothing found: {', '.join(quiet) or 'none'}", markup=False, style="dim")
+    for verdict, words in WORDS.items():
+        loud = [p for p in tried if p["verdict"] == verdict]
+        if loud:
+            out.print(f"  {verdict}: {words}", style=f"bold {_colour(verdict)}", markup=False)
+        for p in loud:
+            out.print(f"    {p['name']} ({p['idea']}): {_earned(p)}", style=_colour(verdict), markup=False)
+            out.print(f"        {clean(p['example'])[:TEXT_CHARS]}", style="dim", markup=False)
+    _show_behaviour(probes["behaviour"], out)
+    if probes["flagged"]:
+        out.print(f"{probes['flagged']} findings: a model will find what pays", style="bold red")
+    else:
+        out.print("no trick pays, and the reward repeats itself", style="green")
+
+
+def _colour(verdict: str) -> str:
+    from vlmrl.check.probe import WARNINGS
+
+    return "yellow" if verdict in WARNINGS else "red"
+
+
+def _earned(p: Mapping[str, Any]) -> str:
+    if p["kind"] == "belief":
+        return p["verdict"]
+    if p["errors"] and p["kind"] != "truth":
+        return f"fails on {p['errors']} rows: {clean(p['error'])}"
+    of = f", on {share(p['paid'])} of rows" if p["paid"] is not None and p["paid"] < 1 else ""
+    return f"earns {number(p['mean'])}{of}"
+
+
+def _show_behaviour(found: Mapping[str, Any], out: Console) -> None:
+    for key, words in (
+        ("deterministic", "the same call twice"),
+        ("order_free", "the rows in reverse"),
+        ("alone", "a row in a call of its own"),
+    ):
+        if found[key] is not True:
+            told = f"{found[key]['first']} -> {found[key]['then']}"
+            out.print(f"  {words} gives another score: {told}", style="bold red", markup=False)
+    if found["leaks"]:
+        told = f"  memory grows by {found['memory_mib']:.0f} MiB over {found['rounds']} rounds"
+        out.print(told, style="bold red", markup=False)
+    ms = found["milliseconds"]
+    out.print(
+        f"  one response takes {ms['p50']:.3g} ms (p95 {ms['p95']:.3g}, p99 {ms['p99']:.3g}, at most {ms['max']:.3g}), "
+        f"over {found['calls']:,} calls",
+        markup=False,
+    )

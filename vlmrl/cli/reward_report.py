@@ -1,0 +1,175 @@
+"""What `vlmrl reward-check` prints for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.cli.output import clean, draw_table, number, share
+from vlmrl.cli.probe_report import show_probes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TEXT_CHARS = 240
+
+
+def show(report: Mapping[str, Any], out: Console, most: int) -> None:
+    """The whole report for people, with up to `most` rows of each kind."""
+    out.print(_headline(report), markup=False)
+    for source, r in report["rewards"].items():
+        weights = ", ".join(f"{k} {v:g}" for k, v in r["weights"].items()) or "its own"
+        out.print(f"  {source}: reward {r['name']}, weights {weights}", markup=False)
+        if r["changed"]:
+            out.print(f"  warning: {r['changed']}", style="yellow", markup=False)
+    for note in report["notes"]:
+        out.print(f"  note: {clean(note)}", style="yellow", markup=False)
+    if report["errors"]["number"]:
+        out.print(f"  the reward failed on {report['errors']['number']:,} rows", style="bold red", markup=False)
+        _show_rows("failed", report["errors"]["first"], out)
+    if report["stored"] is not None:
+        _show_stored(report["stored"], report["samples"], out)
+    _show_parts(report["parts"], out)
+    _show_reasons(report["reasons"], out)
+    if report["disagreements"] is not None:
+        _show_disagreements(report["disagreements"], out)
+    _show_signs(report, out)
+    if report["diff"] is not None:
+        _show_diff(report["diff"], out, most)
+    for source, probes in (report["probes"] or {}).items():
+        show_probes(source, probes, out)
+    for name in ("out", "html"):
+        if report.get(name):
+            out.print(f"written: {report[name]}", markup=False)
+    out.print(f"{report['samples']:,} responses in {report['seconds']:.1f} s", style="dim", markup=False)
+
+
+def _headline(report: Mapping[str, Any]) -> str:
+    first, last = report["steps"]
+    groups = f" in {report['groups']:,} groups" if report["groups"] is not None else ""
+    steps = f", steps {first} to {last}" if last > first or report["run"] else ""
+    return f"{report['run'] or report['path']}: {report['samples']:,} responses{groups}{steps}"
+
+
+def _show_signs(report: Mapping[str, Any], out: Console) -> None:
+    """What goes with the score, and where no signal is: one line each."""
+    found, dead = report["correlations"], report["dead_groups"]
+    out.print("\nwhat goes with the score", style="bold")
+    if dead is not None:
+        out.print(f"  {_dead(dead)}", markup=False)
+    length = found["length"]
+    out.print(
+        f"  length: rank correlation {number(length['spearman'], 2)}, Pearson's {number(length['pearson'], 2)}"
+        + (f"; cut off {share(found['cut']['share'])}, paid {number(found['cut']['score_cut'])} "
+           f"(the others {number(found['cut']['score_whole'])})" if found["cut"]["share"] else ""),
+        markup=False,
+    )  # fmt: skip
+    ngrams = found["ngrams"]
+    if ngrams["found"]:
+        words = "; ".join(
+            f"{clean(n['ngram'])!r} {share(n['first'])} -> {share(n['last'])}, pays {n['pays']:+.3f}"
+            for n in ngrams["found"][:5]
+        )
+        out.print(f"  words that came to be paid: {words}", markup=False)
+    elif ngrams["thirds"]:
+        out.print(f"  words that came to be paid: none in {ngrams['texts']:,} texts", markup=False)
+
+
+def _dead(dead: Mapping[str, Any]) -> str:
+    steps = dead["by_step"]
+    told = f"groups without a signal: {dead['dead']:,} of {dead['number']:,} ({share(dead['dead_share'])})"
+    if len(steps) > 1:
+        told += f"; first step {share(steps[0][2])}, last {share(steps[-1][2])}"
+    return told
+
+
+def _show_stored(stored: Mapping[str, Any], samples: int, out: Console) -> None:
+    if stored["equal"]:
+        out.print(
+            f"  scored again: all {samples} scores and parts are equal to the stored ones, to the digit", style="green"
+        )
+        return
+    out.print(
+        f"  scored again: {stored['different']} of {samples} differ from what was stored, "
+        f"by up to {stored['largest_difference']:.6g}; failed then {stored['failed_then']}, now {stored['failed_now']}",
+        style="bold red",
+    )
+    _show_rows("largest differences", stored["worst"], out, compare=True)
+
+
+def _show_parts(parts: Mapping[str, Mapping[str, Any]], out: Console) -> None:
+    heads = ("part", "mean", "min", "max", "at min", "at max", "none", "corr. with value")
+    rows = [
+        (name, number(p["mean"]), number(p["min"]), number(p["max"]), share(p["share_at_min"]),
+         share(p["share_at_max"]), str(p.get("none") or ""), number(p["correlation"], 2))
+        for name, p in parts.items()
+    ]  # fmt: skip
+    draw_table("what the reward pays", heads, rows, out)
+
+
+def _show_reasons(reasons: Sequence[Mapping[str, Any]], out: Console) -> None:
+    if reasons:
+        rows = [(str(r["count"]), share(r["share"]), clean(r["example"])) for r in reasons]
+        draw_table("notes and failures", ("rows", "share", "reason (an example)"), rows, out, right=2)
+
+
+def _show_disagreements(found: Mapping[str, Any], out: Console) -> None:
+    agreement = f"a right answer outscores a wrong one of its group in {share(found['agreement'])} of pairs"
+    if found["agreement"] is None:
+        agreement = "no group has both a right and a wrong answer"
+    out.print(f"\naccuracy {share(found['accuracy'])}; {agreement}", markup=False)
+    _show_rows("wrong, yet paid most", found["wrong_but_paid"], out)
+    _show_rows("right, yet paid least", found["right_but_unpaid"], out)
+
+
+def _show_diff(diff: Mapping[str, Any], out: Console, most: int) -> None:
+    names, value = diff["names"], diff["value"]
+    out.print(f"\n{names['first']}  ->  {names['second']}", style="bold", markup=False)
+    heads = ("", "first", "second", "rows that change")
+    rows = [("value", number(value["first"]), number(value["second"]), share(value["changed_share"]))]
+    rows += [(n, number(p["first"]), number(p["second"]), share(p["changed_share"])) for n, p in diff["parts"].items()]
+    draw_table("means", heads, rows, out)
+    facts = [
+        ("rows", f"{value['changed']:,} of {diff['compared']:,} change; rank correlation "
+         f"{number(value['rank_correlation'], 3)}"),
+        *_what_training_sees(diff),
+    ]  # fmt: skip
+    if any(diff["failed"].values()):
+        facts.append(("failed", f"{diff['failed']['first']} -> {diff['failed']['second']} rows"))
+    draw_table("what training would have seen", ("", ""), facts, out, right=0)
+    _show_rows("changed most", diff["changed"][:most], out, diff=True)
+
+
+def _what_training_sees(diff: Mapping[str, Any]) -> list[tuple[str, str]]:
+    groups, advantages = diff["groups"], diff["advantages"]
+    if groups is None:
+        return [("groups", "nothing says which rows belong to one prompt (--columns group=...)")]
+    alive = groups["alive_in_both"]
+    facts = [
+        ("groups without a signal", f"{groups['dead_first']} -> {groups['dead_second']} of {groups['number']} "
+         f"({groups['died']} lost, {groups['revived']} gained)"),
+        ("order within groups", f"rank correlation {number(groups['same_order'], 3)} over {alive} groups"),
+        ("best sample changes", f"in {groups['best_changes']} of the {alive} groups alive in both"),
+        ("advantages", f"correlation {number(advantages['correlation'], 3)}, sign turns for "
+         f"{share(advantages['flipped_share'])} of responses, mean change {number(advantages['moved'], 3)} "
+         f"({advantages['estimator']})"),
+    ]  # fmt: skip
+    return [*facts, ("", advantages["stand_in"])] if advantages["stand_in"] else facts
+
+
+def _show_rows(
+    title: str, rows: Sequence[Mapping[str, Any]], out: Console, *, compare: bool = False, diff: bool = False
+) -> None:
+    if not rows:
+        return
+    out.print(f"\n{title}", style="bold")
+    for row in rows:
+        value = number(row["new"]["value"])
+        if compare:
+            value = f"stored {number(row['stored']['value'], 6)}, now {number(row['new']['value'], 6)}"
+        if diff:
+            before, after = row["advantage"]
+            value = f"{number(row['old']['value'])} -> {value}, advantage {before:+.3f} -> {after:+.3f}"
+        parts = ", ".join(f"{k} {number(v)}" for k, v in row["new"]["parts"].items())
+        out.print(f"  {row['where']}: {value}  ({row['new']['error'] or parts})", markup=False)
+        out.print(f"      {clean(row['text'])[:TEXT_CHARS]}", style="dim", markup=False)

@@ -1,0 +1,115 @@
+"""Cutting a validation split off a training set of pairs, so that no image, and if asked no species, is in both."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vlmrl.types import hash64
+
+MAX_LOST = 0.1
+"""Largest share of the training rows that may be lost because their images would be in both splits."""
+
+
+class PairUnits(NamedTuple):
+    """A row to be cut: the images, species or individuals in it, and its label."""
+
+    units: tuple[Hashable, ...]
+    label: Hashable
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Positions of the rows of the new split, and of those that can be in neither. Sorted; the others stay."""
+
+    taken: list[int]
+    lost: list[int]
+
+
+def cut_rows(rows: Sequence[PairUnits], wanted: int, *, seed: int) -> Cut:
+    """Take about `wanted` rows so that no unit is both among them and among those that stay.
+
+    Where rows fall apart into groups that share no unit, whole groups are taken and nothing is lost. Otherwise units are
+    drawn; rows with some of their units drawn are lost, 10% of all at most: fewer rows are taken then. The shares of the
+    labels stay what they are among all rows.
+    Args: seed: the result depends on it and on the rows, not on the order of units within a row.
+    """
+    if wanted <= 0 or not rows:
+        return Cut([], [])
+    taken = _whole_groups(rows, wanted, seed)
+    if 2 * len(taken) >= min(wanted, len(rows)):
+        return Cut(taken, [])
+    return _drawn_units(rows, wanted, seed)
+
+
+def _whole_groups(rows: Sequence[PairUnits], wanted: int, seed: int) -> list[int]:
+    """Rows of groups, in a random order, each taken unless it brings more than `wanted` rows."""
+    parent: dict[Hashable, Hashable] = {}
+
+    def root(unit: Hashable) -> Hashable:
+        parent.setdefault(unit, unit)
+        while parent[unit] != unit:
+            parent[unit] = parent[parent[unit]]
+            unit = parent[unit]
+        return unit
+
+    for row in rows:
+        for unit in row.units[1:]:
+            parent[root(unit)] = root(row.units[0])
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for position, row in enumerate(rows):
+        groups[root(row.units[0])].append(position)
+    if len(groups) == 1:
+        return []
+    taken: list[int] = []
+    order = sorted(groups.values(), key=lambda members: hash64(seed, "group", members[0]))
+    for members in order:
+        if len(taken) + len(members) <= wanted:
+            taken += members
+    return sorted(taken)
+
+
+def _drawn_units(rows: Sequence[PairUnits], wanted: int, seed: int) -> Cut:
+    units = sorted({unit for row in rows for unit in row.units}, key=lambda unit: (hash64(seed, "unit", unit), unit))
+    rank = {unit: number for number, unit in enumerate(units)}
+    first = [min(rank[unit] for unit in row.units) for row in rows]
+    last = [max(rank[unit] for unit in row.units) for row in rows]
+    shares = {label: count / len(rows) for label, count in Counter(row.label for row in rows).items()}
+    low, high, best = 1, len(units), Cut([], [])
+    while low <= high:  # the more units are drawn, the more rows are taken, and the more are lost
+        drawn = (low + high) // 2
+        cut = _cut_at(rows, first, last, drawn, wanted, shares, seed)
+        affordable = len(cut.lost) <= MAX_LOST * len(rows)
+        if affordable and (len(cut.taken), -len(cut.lost)) > (len(best.taken), -len(best.lost)):
+            best = cut
+        if affordable and len(cut.taken) < wanted:
+            low = drawn + 1
+        else:
+            high = drawn - 1
+    return best
+
+
+def _cut_at(
+    rows: Sequence[PairUnits],
+    first: Sequence[int],
+    last: Sequence[int],
+    drawn: int,
+    wanted: int,
+    shares: dict[Hashable, float],
+    seed: int,
+) -> Cut:
+    """The cut when the first `drawn` units are the new split's."""
+    inside: dict[Hashable, list[int]] = {label: [] for label in shares}
+    for position, row in enumerate(rows):
+        if last[position] < drawn:
+            inside[row.label].append(position)
+    total = min(wanted, *(int(len(found) / shares[label]) for label, found in inside.items()))
+    taken: list[int] = []
+    for label, found in inside.items():
+        found.sort(key=lambda position: hash64(seed, "row", position))
+        taken += found[: round(total * shares[label])]
+    kept = set(taken)
+    lost = [position for position in range(len(rows)) if first[position] < drawn and position not in kept]
+    return Cut(sorted(taken), lost)

@@ -1,0 +1,295 @@
+"""The data doctor: what a dataset is worth before anything is trained on it, as numbers with a verdict each.
+
+It looks at lengths (would rows be cut or dropped?), at copies (is a test image in training, as it is or resized?), at
+names (are the individuals of the test known from training?) and at labels (what does the answer "always the same class"
+earn?). It knows rows and images by facts alone; data/examine.py gets the facts from a dataset folder.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from vlmrl.data.likeness import near_duplicates
+from vlmrl.data.measure import NOTE, estimate_image_tokens, histogram, measure_images
+from vlmrl.data.shards import Examined
+
+Verdict = Literal["ok", "look", "bad"]
+TOKEN_LIMIT = 2048
+"""Rows with longer prompts are counted where no limit is given: what TaxonRL and EasyR1 drop silently."""
+EVEN, SKEWED = 0.6, 0.8
+"""Share of the most frequent label up to which labels are even, and above which they are badly skewed."""
+SHOWN = 20
+
+
+class RowFacts(NamedTuple):
+    """What the doctor knows of a row.
+
+    `images`: positions in `Facts.images`. `label`: its class as text; None = it has none, or too many to count.
+    `distance`: of a pair, 0 = the same class. `text_tokens`: of its prompt without images. `groups`: individuals or
+    species in it. `name`: how a person finds it.
+    """
+
+    images: tuple[int, ...]
+    label: str | None
+    distance: int | None
+    text_tokens: int
+    groups: tuple[str, ...]
+    name: str
+
+
+@dataclass
+class Facts:
+    """A dataset as the doctor sees it.
+
+    Args:
+        images: every content once.
+        rows: split -> rows.
+        group: what `RowFacts.groups` are ("species", "individual"); "" = not known.
+        notes: check -> (verdict, finding) that whoever made the dataset adds.
+    """
+
+    images: Sequence[Examined]
+    rows: Mapping[str, Sequence[RowFacts]]
+    group: str = ""
+    notes: Mapping[str, tuple[Verdict, str]] = field(default_factory=dict)
+
+
+def examine_dataset(facts: Facts, *, max_prompt_tokens: int | None = None) -> dict[str, Any]:
+    """The doctor's report, a JSON value.
+
+    Args: max_prompt_tokens: limit of the prompt, images included; None = 2,048 are counted, and nothing was asked.
+    Returns: {"checks": [{"check", "verdict": "ok" | "look" | "bad", "finding"}], and the numbers behind them}.
+    """
+    tokens = {split: _tokens(facts.images, rows) for split, rows in facts.rows.items()}
+    limit = max_prompt_tokens or TOKEN_LIMIT
+    report: dict[str, Any] = {
+        **measure_images([image.media for image in facts.images]),
+        "image_tokens": {split: histogram([image for image, _ in counts]) for split, counts in tokens.items()},
+        "prompt_tokens": {split: histogram([image + text for image, text in counts]) for split, counts in tokens.items()},
+        "max_prompt_tokens": limit,
+        "rows_over_limit": {split: sum(a + b > limit for a, b in counts) for split, counts in tokens.items()},
+        "labels": {split: _labels(rows) for split, rows in facts.rows.items()},
+        "exact_copies": _exact_copies(facts),
+        "near_copies": _near_copies(facts),
+        "repeated_pairs": _repeated_pairs(facts),
+        "groups": _groups(facts),
+        "remarks": dict(Counter(remark for image in facts.images for remark in image.remarks).most_common()),
+        "note": NOTE,
+    }
+    checks = [
+        _check_lengths(report),
+        _check_limit(report, asked=max_prompt_tokens is not None),
+        _check_labels(report),
+        *_check_distances(report),
+        _check_exact(report),
+        _check_near(report),
+        *_check_repeats(report),
+        *_check_groups(report, facts.group),
+        *_check_remarks(report),
+        *({"check": name, "verdict": verdict, "finding": finding} for name, (verdict, finding) in facts.notes.items()),
+    ]
+    return {"checks": checks, **report}
+
+
+def baseline(shares: Mapping[str, int]) -> dict[str, Any]:
+    """What always answering the most frequent label earns: its accuracy, and the Brier score of saying the labels'
+    frequency every time (0 is best; of two labels p (1 - p)).
+
+    Example: 60 same, 40 different -> accuracy 0.6, Brier 0.24.
+    """
+    total = sum(shares.values())
+    label, most = max(shares.items(), key=lambda item: (item[1], item[0]))
+    out: dict[str, Any] = {"label": label, "accuracy": round(most / total, 4)}
+    if len(shares) <= 2:
+        out["brier"] = round(most / total * (1 - most / total), 4)
+    return out
+
+
+def _tokens(images: Sequence[Examined], rows: Sequence[RowFacts]) -> list[tuple[int, int]]:
+    """(image tokens, text tokens) of each row."""
+    of_image = [estimate_image_tokens(image.media) for image in images]
+    return [(sum(of_image[i] for i in row.images), row.text_tokens) for row in rows]
+
+
+def _labels(rows: Sequence[RowFacts]) -> dict[str, Any] | None:
+    counts = Counter(row.label for row in rows if row.label is not None)
+    if not counts:
+        return None
+    distances = Counter(row.distance for row in rows if row.distance is not None)
+    out: dict[str, Any] = {"counts": dict(sorted(counts.items())), "baseline": baseline(counts)}
+    if distances:
+        out["distances"] = {str(distance): distances[distance] for distance in sorted(distances)}
+        out["distance_unknown"] = len(rows) - sum(distances.values())
+    return out
+
+
+def _splits_of_images(facts: Facts) -> list[list[str]]:
+    """The splits each image is in, in the order of the splits."""
+    found: list[list[str]] = [[] for _ in facts.images]
+    for split, rows in facts.rows.items():
+        for index in {index for row in rows for index in row.images}:
+            found[index].append(split)
+    return found
+
+
+def _exact_copies(facts: Facts) -> dict[str, Any]:
+    shared = Counter(
+        f"{a}+{b}" for splits in _splits_of_images(facts) for i, a in enumerate(splits) for b in splits[i + 1 :]
+    )
+    examples = [
+        {"sha256": image.media.sha256, "splits": splits}
+        for image, splits in zip(facts.images, _splits_of_images(facts), strict=True)
+        if len(splits) > 1
+    ]
+    return {"between": dict(shared), "examples": examples[:SHOWN]}
+
+
+def _near_copies(facts: Facts) -> dict[str, Any]:
+    splits = _splits_of_images(facts)
+    likeness = near_duplicates([image.look for image in facts.images])
+    between: Counter[str] = Counter()
+    examples, within = [], 0
+    order = {split: number for number, split in enumerate(facts.rows)}
+    for i, j in likeness.pairs:
+        pairs = {tuple(sorted((a, b), key=order.__getitem__)) for a in splits[i] for b in splits[j] if a != b}
+        within += not pairs
+        between.update(f"{a}+{b}" for a, b in pairs)
+        if pairs and len(examples) < SHOWN:
+            names = [facts.images[k].media.sha256 for k in (i, j)]
+            examples.append({"images": names, "splits": [splits[i], splits[j]]})
+    return {"between": dict(between), "within": within, "flat_images": likeness.skipped, "examples": examples}
+
+
+def _repeated_pairs(facts: Facts) -> dict[str, Any]:
+    """Rows with the same images, in whatever order, and those of them whose labels contradict each other."""
+    seen: dict[tuple[int, ...], list[tuple[str, RowFacts]]] = defaultdict(list)
+    for split, rows in facts.rows.items():
+        for row in rows:
+            if len(row.images) > 1:
+                seen[tuple(sorted(row.images))].append((split, row))
+    groups = [found for found in seen.values() if len(found) > 1]
+    wrong = [found for found in groups if len({row.label for _, row in found}) > 1]
+    return {
+        "rows": sum(len(found) for found in groups),
+        "across_splits": sum(len({split for split, _ in found}) > 1 for found in groups),
+        "contradicting": len(wrong),
+        "examples": [[row.name for _, row in found] for found in (wrong or groups)[:SHOWN]],
+    }
+
+
+def _groups(facts: Facts) -> dict[str, Any] | None:
+    if not facts.group:
+        return None
+    names = {split: {name for row in rows for name in row.groups} for split, rows in facts.rows.items()}
+    train = names.get("train", set())
+    shared = {split: len(found & train) for split, found in names.items() if split != "train"}
+    return {
+        "what": facts.group,
+        "counts": {split: len(found) for split, found in names.items()},
+        "shared_with_train": shared,
+    }
+
+
+def _check(name: str, verdict: Verdict, finding: str) -> dict[str, str]:
+    return {"check": name, "verdict": verdict, "finding": finding}
+
+
+def _check_lengths(report: Mapping[str, Any]) -> dict[str, str]:
+    found = []
+    for split, counts in report["prompt_tokens"].items():
+        images = report["image_tokens"][split]
+        if counts["bins"]:
+            found.append(f"{split} {counts['min']}-{counts['max']} ({images['min']}-{images['max']} of images)")
+    return _check("prompt tokens", "ok", "; ".join(found) or "no rows")
+
+
+def _check_limit(report: Mapping[str, Any], *, asked: bool) -> dict[str, str]:
+    over, limit = report["rows_over_limit"], report["max_prompt_tokens"]
+    total = sum(over.values())
+    if not total:
+        return _check("rows over the limit", "ok", f"none over {limit:,} tokens")
+    counts = ", ".join(f"{split} {count}" for split, count in over.items() if count)
+    advice = "" if asked else "; raise rollout.max_prompt_tokens, or make it with --max-prompt-tokens"
+    return _check("rows over the limit", "look", f"{total:,} over {limit:,} tokens ({counts}){advice}")
+
+
+def _check_labels(report: Mapping[str, Any]) -> dict[str, str]:
+    labels = {split: found for split, found in report["labels"].items() if found}
+    if not labels:
+        return _check("labels", "ok", "no label to count: the answers are open")
+    worst = max(found["baseline"]["accuracy"] for found in labels.values())
+    parts = []
+    for split, found in labels.items():
+        base = found["baseline"]
+        brier = f", Brier {base['brier']:.3f}" if "brier" in base else ""
+        parts.append(f"{split}: always `{base['label']}` is right in {base['accuracy']:.1%}{brier}")
+    verdict: Verdict = "ok" if worst <= EVEN else "look" if worst <= SKEWED else "bad"
+    return _check("majority class", verdict, "; ".join(parts))
+
+
+def _check_distances(report: Mapping[str, Any]) -> list[dict[str, str]]:
+    parts, verdict = [], "ok"
+    for split, found in report["labels"].items():
+        if found and "distances" in found:
+            different = {d: count for d, count in found["distances"].items() if d != "0"}
+            shown = ", ".join(f"{d}: {count:,}" for d, count in found["distances"].items())
+            unknown = f", unknown: {found['distance_unknown']:,}" if found["distance_unknown"] else ""
+            parts.append(f"{split} {shown}{unknown}")
+            if different and max(different.values()) > SKEWED * sum(different.values()) and len(different) > 1:
+                verdict = "look"
+    return [_check("pairs by distance", verdict, "; ".join(parts))] if parts else []  # type: ignore[arg-type]
+
+
+def _check_exact(report: Mapping[str, Any]) -> dict[str, str]:
+    between = report["exact_copies"]["between"]
+    if not between:
+        return _check("same image in two splits", "ok", "none")
+    return _check("same image in two splits", "bad", _counted(between, "image"))
+
+
+def _check_near(report: Mapping[str, Any]) -> dict[str, str]:
+    found = report["near_copies"]
+    told = [] if not found["between"] else [_counted(found["between"], "pair")]
+    if found["within"]:
+        told.append(f"{found['within']:,} within a split")
+    if found["flat_images"]:
+        told.append(f"{found['flat_images']:,} flat images not compared")
+    return _check("near copies (by look)", "look" if found["between"] else "ok", "; ".join(told) or "none")
+
+
+def _check_repeats(report: Mapping[str, Any]) -> list[dict[str, str]]:
+    found = report["repeated_pairs"]
+    if not found["rows"]:
+        return []
+    told = f"{found['rows']:,} rows repeat the images of another"
+    if found["across_splits"]:
+        told += f", {found['across_splits']:,} across splits"
+    if found["contradicting"]:
+        told += f"; {found['contradicting']:,} contradict each other, such as {', '.join(found['examples'][0][:2])}"
+    return [_check("repeated pairs", "bad" if found["contradicting"] or found["across_splits"] else "look", told)]
+
+
+def _check_groups(report: Mapping[str, Any], group: str) -> list[dict[str, str]]:
+    found = report["groups"]
+    if not found or not found["shared_with_train"]:
+        return []
+    parts, shared = [], 0
+    for split, count in found["shared_with_train"].items():
+        parts.append(f"{split}: {count:,} of {found['counts'][split]:,} are in train")
+        shared += count
+    bad = shared and group == "individual"
+    return [_check(f"{group} overlap", "bad" if bad else "look" if shared else "ok", "; ".join(parts))]
+
+
+def _check_remarks(report: Mapping[str, Any]) -> list[dict[str, str]]:
+    told = ", ".join(f"{remark}: {count:,}" for remark, count in report["remarks"].items())
+    return [_check("unusual images, handled", "ok", told)] if told else []
+
+
+def _counted(between: Mapping[str, int], what: str) -> str:
+    return "; ".join(
+        f"{count:,} {what}{'s' * (count != 1)} in {pair.replace('+', ' and ')}" for pair, count in between.items()
+    )

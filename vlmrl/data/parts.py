@@ -1,0 +1,124 @@
+"""Work in parts, on all cores: each part is a file, and a file that is there is done.
+
+A part's content depends on its number alone, so that a run which was killed and started again makes the same files as
+one that was not, whatever the number of processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import DataError
+
+Make = Callable[[int, Path], None]
+"""Writes the content of a part to the path it is given. Picklable: it is sent to each process once."""
+Progress = Callable[[str, int, int], None]
+"""(what is done, parts done, parts in all)."""
+FEW = 2
+"""So many parts are made in this process: starting others takes longer."""
+_make: Make | None = None
+
+
+class LostWorkerError(DataError):
+    """A process that made parts was killed; the parts that are done stay."""
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may run on."""
+    try:
+        return max(1, len(os.sched_getaffinity(0)))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def make_parts(
+    make: Make, paths: Sequence[Path], *, workers: int | None = None, progress: Progress | None = None, what: str = ""
+) -> int:
+    """Make every file of `paths` that is not there; each appears whole, durable, under its name.
+
+    Args:
+        make: see `Make`; it is called with a path beside the file's.
+        workers: processes; None = one a core. They end with this process, however it ends.
+    Returns: how many were there already.
+    Raises: what `make` raises (the files made until then stay); LostWorkerError when a process was killed.
+    """
+    missing = [index for index, path in enumerate(paths) if not path.exists()]
+    there = len(paths) - len(missing)
+    told = progress or (lambda what, done, total: None)
+    told(what, there, len(paths))
+    count = min(workers or usable_cores(), len(missing))
+    if count <= 1 or len(missing) <= FEW:
+        for done, index in enumerate(missing, start=there + 1):
+            _make_part(make, index, paths[index])
+            told(what, done, len(paths))
+        return there
+    _in_processes(make, paths, missing, count, lambda done: told(what, there + done, len(paths)))
+    return there
+
+
+def _in_processes(
+    make: Make, paths: Sequence[Path], missing: Sequence[int], count: int, told: Callable[[int], None]
+) -> None:
+    from multiprocessing import get_context
+
+    pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_begin, initargs=(make, os.getpid()))
+    left, running, done = list(reversed(missing)), set[Future[None]](), 0
+    try:
+        while left or running:
+            while left and len(running) < 2 * count:
+                index = left.pop()
+                running.add(pool.submit(_work, index, paths[index]))
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in ended:
+                future.result()
+            done += len(ended)
+            told(done)
+    except BrokenProcessPool as error:
+        raise LostWorkerError(
+            "a process was killed while it read images, most often for lack of memory",
+            hint="run the same command again, with fewer --workers: what is done is kept",
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin(make: Make, parent_pid: int) -> None:
+    """In each process, once."""
+    global _make
+    from vlmrl.rewards.worker import die_with_parent
+
+    die_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its parts in order
+    _make = make
+
+
+def _work(index: int, path: Path) -> None:
+    assert _make is not None
+    _make_part(_make, index, path)
+
+
+def _make_part(make: Make, index: int, path: Path) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        make(index, part)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            part.unlink()
+
+
+def write_lines(path: Path, rows: Sequence[Any]) -> None:
+    """Rows as one JSON value a line."""
+    import json
+
+    text = "".join(json.dumps(row, ensure_ascii=True, allow_nan=False, separators=(",", ":")) + "\n" for row in rows)
+    path.write_text(text, encoding="ascii")

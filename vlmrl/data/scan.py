@@ -1,0 +1,157 @@
+"""Looking at every image of a collection once, on all cores: is it sound, what is its content, what does it look like.
+
+Results are parts (data/parts.py), one JSON line an image, so that a killed run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from vlmrl.data.images import image_hash
+from vlmrl.data.parts import Progress, make_parts, write_lines
+from vlmrl.data.shards import Examined, Reader, examine
+from vlmrl.errors import DataError
+from vlmrl.types import Media
+
+PART_FILES = 256
+MAX_REMEMBERED = 50_000
+
+
+class Files(Protocol):
+    """Files by relative path. Picklable: a copy opens its source anew."""
+
+    def read(self, path: str) -> bytes:
+        """Raises: DataError when the file cannot be read."""
+        ...
+
+
+@dataclass(frozen=True)
+class MemoryFiles:
+    """Files held in memory."""
+
+    contents: Mapping[str, bytes]
+
+    def read(self, path: str) -> bytes:
+        return self.contents[path]
+
+
+class Examiner:
+    """`examine`, each content once: a collection of pairs shows an image again and again."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def look(self, data: bytes) -> dict[str, Any]:
+        """What `examined` reads, or {"reason": why the image cannot be used}."""
+        name = image_hash(data)
+        found = self._known.get(name)
+        if found is None:
+            if len(self._known) >= MAX_REMEMBERED:
+                self._known.clear()
+            found = self._known[name] = _look(data)
+        return found
+
+
+def examined(fields: dict[str, Any]) -> Examined:
+    """The facts of an image from its line."""
+    media = Media(fields["sha256"], fields["width"], fields["height"])
+    return Examined(media, fields["bytes"], fields["look"], tuple(fields.get("remarks", ())))
+
+
+def scan_files(
+    files: Files,
+    paths: Sequence[str],
+    work: Path | None = None,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Iterator[tuple[str, Examined | str]]:
+    """(path, its facts or the reason why it cannot be used) of each image file, in the order of `paths`.
+
+    Args: work: folder for the parts; None = a temporary one.
+    """
+    if work is None:
+        with TemporaryDirectory() as folder:
+            yield from scan_files(files, paths, Path(folder), workers=workers, progress=progress)
+        return
+    parts = [work / f"images-{i:05d}.jsonl" for i in range(-(-len(paths) // PART_FILES))]
+    make_parts(_ScanFiles(files, paths), parts, workers=workers, progress=progress, what="reading images")
+    lines = (json.loads(line) for part in parts for line in part.open(encoding="ascii"))
+    for path, fields in zip(paths, lines, strict=True):
+        yield path, fields["reason"] if "reason" in fields else examined(fields)
+
+
+@dataclass(frozen=True)
+class _ScanFiles:
+    files: Files
+    paths: Sequence[str]
+
+    def __call__(self, index: int, part: Path) -> None:
+        examiner = Examiner()
+        paths = self.paths[index * PART_FILES : (index + 1) * PART_FILES]
+        write_lines(part, [_of_file(self.files, path, examiner) for path in paths])
+
+
+@dataclass(frozen=True)
+class FileReader:
+    """Image files by path, for `write_shards`."""
+
+    source: Files
+
+    def files(self, places: Sequence[str]) -> Iterator[bytes]:
+        for path in places:
+            yield self.source.read(path)
+
+
+def _of_file(files: Files, path: str, examiner: Examiner) -> dict[str, Any]:
+    try:
+        return examiner.look(files.read(path))
+    except DataError as error:
+        return {"reason": error.message}
+
+
+def _look(data: bytes) -> dict[str, Any]:
+    try:
+        return _fields(examine(data))
+    except DataError as error:
+        return {"reason": error.message}
+
+
+def _fields(seen: Examined) -> dict[str, Any]:
+    fields: dict[str, Any] = {"sha256": seen.media.sha256, "width": seen.media.width, "height": seen.media.height}
+    fields |= {"bytes": seen.bytes, "look": seen.look}
+    return fields | ({"remarks": list(seen.remarks)} if seen.remarks else {})
+
+
+def shrink_images(
+    reader: Reader,
+    places: Sequence[Any],
+    max_pixels: int,
+    work: Path,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Examined]:
+    """The facts of images brought down to `max_pixels`, in the order of `places`."""
+    parts = [work / f"small-{max_pixels}-{i:05d}.jsonl" for i in range(-(-len(places) // PART_FILES))]
+    make = _Shrink(reader, places, max_pixels)
+    make_parts(make, parts, workers=workers, progress=progress, what="resizing images")
+    for part in parts:
+        with part.open(encoding="ascii") as lines:
+            yield from (examined(json.loads(line)) for line in lines)
+
+
+@dataclass(frozen=True)
+class _Shrink:
+    reader: Reader
+    places: Sequence[Any]
+    max_pixels: int
+
+    def __call__(self, index: int, part: Path) -> None:
+        places = self.places[index * PART_FILES : (index + 1) * PART_FILES]
+        write_lines(part, [_fields(examine(data, self.max_pixels)) for data in self.reader.files(places)])

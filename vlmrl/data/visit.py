@@ -1,0 +1,112 @@
+"""The data doctor on a dataset that is there already: a prepared folder, or a table of one's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from vlmrl.data.dataset import Dataset
+from vlmrl.data.doctor import Facts, RowFacts, Verdict, examine_dataset
+from vlmrl.data.parts import Progress, make_parts, write_lines
+from vlmrl.data.scan import PART_FILES, Examiner, examined
+from vlmrl.data.shards import Examined
+from vlmrl.types import Media, Row
+
+MAX_LABELS = 20
+"""A column of answers with more different values is no class label."""
+
+
+def visit(
+    dataset: Dataset,
+    text_tokens: Callable[[Row], int],
+    *,
+    max_prompt_tokens: int | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """The doctor's report of a dataset; see `examine_dataset`. Images are read once, on all cores.
+
+    Args: text_tokens: of a row's prompt, without images.
+    """
+    number_of: dict[str, int] = {}
+    media: list[Media] = []
+    rows: dict[str, list[RowFacts]] = {}
+    group = ""
+    for split, count in dataset.splits.items():
+        members = dataset.rows(split)
+        rows[split] = []
+        for index in range(count):
+            row = members[index]
+            for one in row.media:
+                if number_of.setdefault(one.sha256, len(media)) == len(media):
+                    media.append(one)
+            rows[split].append(_row_facts(row, number_of, text_tokens(row), f"{split} row {index}"))
+            group = group or _group_of(row)
+    seen, broken = _look_at(dataset, media, workers, progress)
+    labels = {row.label for members in rows.values() for row in members}
+    if len(labels) > MAX_LABELS:
+        rows = {split: [row._replace(label=None) for row in members] for split, members in rows.items()}
+    notes: dict[str, tuple[Verdict, str]] = {}
+    if broken:
+        notes["broken images"] = ("bad", f"{len(broken):,}, such as {broken[0]}")
+    return examine_dataset(Facts(seen, rows, group, notes), max_prompt_tokens=max_prompt_tokens)
+
+
+def _row_facts(row: Row, number_of: Mapping[str, int], text_tokens: int, name: str) -> RowFacts:
+    truth = row.truth
+    if isinstance(truth.get("same"), bool):
+        label: str | None = "same" if truth["same"] else "different"
+    else:
+        label = str(truth["answer"]) if isinstance(truth.get("answer"), (str, int, float, bool)) else None
+    distance = truth.get("distance")
+    return RowFacts(
+        tuple(number_of[one.sha256] for one in row.media),
+        label,
+        distance if isinstance(distance, int) else None,
+        text_tokens,
+        tuple(_names(row, _group_of(row))),
+        name,
+    )
+
+
+def _group_of(row: Row) -> str:
+    if row.columns.get("individuals"):
+        return "individual"
+    return "species" if isinstance(row.truth.get("distance"), int) and row.truth.get("species") else ""
+
+
+def _names(row: Row, group: str) -> list[str]:
+    found = row.columns.get("individuals") if group == "individual" else row.truth.get(group)
+    return [str(name) for name in found or () if name is not None]
+
+
+def _look_at(
+    dataset: Dataset, media: Sequence[Media], workers: int | None, progress: Progress | None
+) -> tuple[list[Examined], list[str]]:
+    with TemporaryDirectory() as folder:
+        parts = [Path(folder) / f"looks-{i:05d}.jsonl" for i in range(-(-len(media) // PART_FILES))]
+        make_parts(_Look(dataset, media), parts, workers=workers, progress=progress, what="reading images")
+        seen, broken = [], []
+        for one, fields in zip(media, (json.loads(line) for part in parts for line in part.open()), strict=True):
+            if "reason" in fields:
+                broken.append(f"{one.sha256[:16]}: {fields['reason']}")
+                seen.append(Examined(one, 0, "0" * 80))
+            else:
+                found = examined(fields)
+                seen.append(Examined(one, found.bytes, found.look, found.remarks))
+        return seen, broken
+
+
+@dataclass(frozen=True)
+class _Look:
+    dataset: Dataset
+    media: Sequence[Media]
+
+    def __call__(self, index: int, part: Path) -> None:
+        examiner = Examiner()
+        images = self.media[index * PART_FILES : (index + 1) * PART_FILES]
+        write_lines(part, [examiner.look(self.dataset.image_bytes(one)) for one in images])

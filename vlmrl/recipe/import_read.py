@@ -1,0 +1,268 @@
+"""Reading the configurations of other systems: YAML, JSON, override lists and launch scripts. Nothing is ever run.
+
+A shell script is cut into words by shlex. Variables that it sets to plain text are put in; `$(...)`, back quotes and
+variables from outside stay as they are and are told of.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import RecipeError
+from vlmrl.recipe.files import MAX_RECIPE_BYTES
+
+MAX_KEYS, MAX_DEPTH = 5000, 20
+SYSTEMS = ("easyr1", "verl", "trl")
+NULLS = ("null", "~", "")
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}|\$([A-Za-z_]\w*)")
+_FILLED_IN = re.compile(r"\$[({@*\w]|`")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
+_NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
+
+
+@dataclass
+class Foreign:
+    """A configuration of another system.
+
+    Args:
+        system: easyr1, verl or trl.      values: dotted key -> value; what was left out is absent.
+        file: what was read.      notes: what a person should know of how it was read.
+    """
+
+    system: str
+    values: dict[str, Any]
+    file: Path
+    notes: list[str] = field(default_factory=list)
+
+
+def read_foreign(file: Path, system: str | None = None) -> Foreign:
+    """Read a configuration. `system`: whose it is; None = found out from its keys.
+
+    Raises: RecipeError when it cannot be read, holds no settings, or nothing tells whose it is.
+    """
+    text = _text(file)
+    notes: list[str] = []
+    words: list[str] = []
+    if file.suffix.lower() == ".json":
+        values = flatten(_json(text, file), file)
+    elif file.suffix.lower() in (".yaml", ".yml"):
+        values = _from_yaml(text, file)
+    else:
+        words = _launch_words(text, notes)
+        values = _from_words(words, file, notes)
+    if not values:
+        hint = "a YAML or JSON file, a list of key=value overrides, or a launch script that holds them"
+        raise RecipeError("no settings were found in this file", where=str(file), hint=hint)
+    found = system or _system_of(values, words)
+    if found is None:
+        hint = f"say so: --system {', '.join(SYSTEMS)}"
+        raise RecipeError("nothing in this file tells whose configuration it is", where=str(file), hint=hint)
+    return Foreign(found, _resolved(values), file, notes)
+
+
+def flatten(value: Any, file: Path, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys. Raises: RecipeError for anything but a mapping, or for too many keys."""
+    if not isinstance(value, Mapping):
+        raise RecipeError("this file does not hold a table of settings", where=str(file))
+    found: dict[str, Any] = {}
+    for name, inner in _leaves(value, prefix):
+        found[name] = inner
+        if len(found) > MAX_KEYS:
+            raise RecipeError(f"this file has more than {MAX_KEYS} keys: no configuration", where=str(file))
+    return found
+
+
+def _leaves(value: Mapping[Any, Any], prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    for name, inner in value.items():
+        key = f"{prefix}{name}"
+        if isinstance(inner, Mapping) and inner:
+            if depth > MAX_DEPTH:
+                raise RecipeError("tables are nested too deeply in this file: no configuration")
+            yield from _leaves(inner, f"{key}.", depth + 1)
+        elif inner is not None:
+            yield key, plain_value(inner) if isinstance(inner, str) else inner
+
+
+def plain_value(text: str) -> Any:
+    """The value that a text stands for: number, true, false, a list of them, None, else the text without quotes.
+
+    YAML 1.1 reads `1e-6` as text; here it is a number.
+    """
+    text = text.strip()
+    if text in NULLS:
+        return None
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if _NUMBER.fullmatch(text):
+        whole = re.fullmatch(r"[+-]?\d[\d_]*", text)
+        return int(text.replace("_", "")) if whole else float(text)
+    if len(text) > 1 and text[0] == "[" and text[-1] == "]":
+        inner = text[1:-1].strip()
+        return [plain_value(part) for part in inner.split(",")] if inner else []
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1]
+    return text
+
+
+def _text(file: Path) -> str:
+    try:
+        if file.stat().st_size > MAX_RECIPE_BYTES:
+            raise RecipeError(f"this file has more than {MAX_RECIPE_BYTES:,} bytes: no configuration", where=str(file))
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise RecipeError(f"cannot read the configuration: {error.strerror}", where=str(file)) from None
+    except UnicodeDecodeError:
+        raise RecipeError("this file is not UTF-8 text", where=str(file)) from None
+
+
+def _json(text: str, file: Path) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise RecipeError(f"this is not valid JSON: {error}", where=str(file)) from None
+    except RecursionError:
+        raise RecipeError("lists or tables are nested too deeply", where=str(file)) from None
+
+
+def _yaml(text: str, file: Path) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except RecursionError:
+        raise RecipeError("lists or tables are nested too deeply", where=str(file)) from None
+    except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{file}:{mark.line + 1}" if mark else str(file)
+        raise RecipeError(f"this is not valid YAML: {getattr(error, 'problem', None) or error}", where=where) from None
+
+
+def _from_yaml(text: str, file: Path) -> dict[str, Any]:
+    """Settings, or, as Hydra keeps them, a list of overrides."""
+    value = _yaml(text, file)
+    if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
+        return _overrides(value)
+    return flatten(value, file)
+
+
+def _launch_words(text: str, notes: list[str]) -> list[str]:
+    """The words of a script's launch command (the one with most settings), variables put in."""
+    variables: dict[str, str] = {}
+    commands: list[list[str]] = []
+    lines = re.sub(r"\\[ \t]*(?:\n|\Z)", " ", text.replace("\r\n", "\n")).splitlines()
+    for line in lines:
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            notes.append(f"a line with an open quote was passed over: {line.strip()[:80]}")
+            continue
+        words = [_put_in(word, variables) for word in words]
+        while words and words[0] in ("export", "declare", "readonly", "local"):
+            words = words[1:]
+        if words and all(_ASSIGNMENT.match(word) and "." not in word.partition("=")[0] for word in words):
+            variables |= dict(word.split("=", 1) for word in words)
+        if words:
+            commands.append(words)
+    settings = [sum(_is_setting(word) for word in words) for words in commands]
+    if not commands or not max(settings):
+        return []
+    alone = [words for words, count in zip(commands, settings, strict=True) if count == len(words)]
+    best = commands[settings.index(max(settings))]
+    chosen = best if len(best) > 1 or len(alone) < 2 else [word for words in alone for word in words]
+    if sum(count > 2 for count in settings) > 1 and chosen is best:
+        notes.append("the file has several commands with settings; the one with most of them was read")
+    open_words = [word[:80] for word in chosen if _FILLED_IN.search(word)]
+    notes += [f"`{word}` is filled in by the shell; here it stays as it is" for word in open_words]
+    return chosen
+
+
+def _put_in(word: str, variables: Mapping[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1) or match.group(3)
+        return variables.get(name, match.group(2) if match.group(2) is not None else match.group())
+
+    return _VARIABLE.sub(value, word)
+
+
+def _is_setting(word: str) -> bool:
+    return bool(_OVERRIDE.fullmatch(word)) or (word.startswith("--") and len(word) > 2)
+
+
+def _from_words(words: Sequence[str], file: Path, notes: list[str]) -> dict[str, Any]:
+    """The settings of a command: those of a file it names (`config=FILE`, `--config FILE`), then its own on top."""
+    own = _overrides(words) | _flags(words)
+    named = own.pop("config", None)
+    values: dict[str, Any] = {}
+    if isinstance(named, str):
+        found = next((p for p in (Path(named), *(up / named for up in file.resolve().parents)) if p.is_file()), None)
+        if found is None:
+            notes.append(f"`{named}`, which the command starts from, is not here: {EXAMPLE_SAYS}")
+            values = {"__config__": named}
+        else:
+            values = _from_yaml(_text(found), found)
+            notes.append(f"settings of {found} are included")
+    return values | own
+
+
+EXAMPLE_SAYS = "for EasyR1's own examples/config.yaml its known settings are taken, else the system's defaults"
+
+
+def _overrides(words: Sequence[str]) -> dict[str, Any]:
+    """`key=value` and `+key=value`, as OmegaConf and Hydra take them. `~key` takes a key away."""
+    found: dict[str, Any] = {}
+    for word in words:
+        if (match := _OVERRIDE.fullmatch(word)) and not word.startswith(("~", "--")):
+            found[match.group(1).removeprefix("++").removeprefix("+")] = plain_value(match.group(2))
+    return found
+
+
+def _flags(words: Sequence[str]) -> dict[str, Any]:
+    """`--key value`, `--key=value`, `--key` (true), `--key a b` (a list), as argparse takes them."""
+    found: dict[str, Any] = {}
+    name: str | None = None
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].replace("-", "_").partition("=")
+            found[name] = plain_value(value) if equals else True
+            name = None if equals else name
+        elif name is not None and "=" not in word:
+            before = found[name]
+            value = plain_value(word)
+            found[name] = value if before is True else [*before, value] if isinstance(before, list) else [before, value]
+        else:
+            name = None
+    return found
+
+
+def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`${data.max_prompt_length}` as what that key holds; None values are taken out."""
+    found = {}
+    for key, value in values.items():
+        if isinstance(value, str) and (match := _REFERENCE.fullmatch(value)):
+            value = values.get(match.group(1), value)
+        if value is not None:
+            found[key] = value
+    return found
+
+
+def _system_of(values: Mapping[str, Any], words: Sequence[str]) -> str | None:
+    if any(key.startswith("actor_rollout_ref.") for key in values) or "verl.trainer.main_ppo" in words:
+        return "verl"
+    if (
+        any(key.startswith("worker.") for key in values)
+        or "verl.trainer.main" in words
+        or "data.rollout_batch_size" in values
+    ):
+        return "easyr1"
+    known = {"num_generations", "per_device_train_batch_size", "max_completion_length", "beta", "loss_type", "epsilon",
+             "learning_rate", "gradient_accumulation_steps", "scale_rewards", "reward_funcs"}  # fmt: skip
+    return "trl" if len(known & values.keys()) >= 2 else None

@@ -1,0 +1,266 @@
+"""TaxonRL's ground truths: one `;`-separated line a row, a layout of its own in each domain; to typed truth and back.
+
+The layouts are those of the data sets that arXiv:2603.04380 published. A typed truth holds `same`, where there is a
+hierarchy `distance`, and each field as a list of two names, image 1 first, None where a name is not known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from vlmrl.errors import RewardError
+from vlmrl.rewards.parse import normalise_name
+
+DISTANCES = ("sameSpecies", "sameGenus", "sameFamily", "sameOrder", "sameClass")
+"""The words for `distance` 0, 1, 2, 3, 4."""
+RANKS = ("genus", "family", "order")
+"""What may first differ at distance 2, 3 and 4; at distance 1 it is the species."""
+UNKNOWN = ("", "nan", "none", "null", "n/a", "na", "unknown")
+"""What tables write for a name that they do not know, in lower case."""
+HARD_LABEL = re.compile(r"([01])(?:\.0*)?")
+
+Truth = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The only names that a field may hold. `aliases`: other spelling -> name. `codes`: name -> how TaxonRL writes it.
+
+    Case, `-`, `_` and blanks do not matter: `sub-adult` is `SubAdult`.
+    """
+
+    names: tuple[str, ...]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    codes: Mapping[str, str] = field(default_factory=dict)
+
+    def find(self, text: str) -> str | None:
+        """The name that a text spells; None when it is none of them."""
+        return self._spelt.get(_squeezed(text))
+
+    @cached_property
+    def _spelt(self) -> dict[str, str]:
+        codes = {code: name for name, code in self.codes.items()}
+        spelt = {**self.aliases, **codes, **{name: name for name in self.names}}
+        return {_squeezed(other): name for other, name in spelt.items()}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order of the fields in one domain's ground truth.
+
+    Args:
+        name: the domain, or `answer` for the baseline's answer alone.
+        columns: `answer`, `distance`, or a field and the image that it belongs to, such as `family1`.
+        fields: fields of the typed truth, in its order.
+        vocabularies: field -> its names, where they are closed.
+        fixed: fields that cannot differ between two images of the same class.
+        also: a second order of columns that is read, but not written; a column `-` is not kept.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    fields: tuple[str, ...] = ()
+    vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """The fields that are ranks of a hierarchy above the species, fine -> coarse; () = there is no `distance`."""
+        return tuple(rank for rank in RANKS if rank in self.fields)
+
+    def read(self, text: str | float) -> dict[str, Any]:
+        """The typed truth of a ground truth.
+
+        Only 0 and 1 are read as an answer. A probability is refused: `same` is yes or no, and rounding would change
+        what the row says; the reward `taxonrl` scores such a row from its own text.
+
+        Raises: RewardError that says what is wrong: number of fields, no answer, an unknown label or distance, or
+            fields that contradict each other.
+        Example: fungi, `0;Boletaceae;Boletus;Boletales;Boletus edulis;Boletaceae;Suillus;Boletales;Suillus luteus` ->
+            same False, distance 2, order [Boletales, Boletales], family ..., genus [Boletus, Suillus], species ...
+        """
+        values = [value.strip() for value in _text(text).split(";")]
+        columns = self._columns_of(values, text)
+        cells = dict(zip(columns, values, strict=True))
+        truth: dict[str, Any] = {"same": self._same(cells["answer"], text)}
+        names = {name: [self._name(name, cells[f"{name}{i}"], text) for i in (1, 2)] for name in self.fields}
+        if self.ranks:
+            truth["distance"] = self._distance(truth["same"], names, cells.get("distance", ""), text)
+        for name in self.fixed:
+            if truth["same"] and _equal(name, names[name]) is False:
+                raise self._error(f"says that the pair is the same and its {name} differs", text)
+        return truth | names
+
+    def write(self, truth: Truth) -> str:
+        """The ground truth of a typed truth, as TaxonRL writes it; `read` gives the typed truth back.
+
+        Raises: RewardError for a truth without `same`, a field that does not hold two names, or a name that cannot be
+            written; and for everything that `read` refuses.
+        """
+        same = truth.get("same")
+        if not isinstance(same, (bool, int, float)) or same not in (0, 1):
+            raise RewardError(
+                f"truth field `same` is {same!r:.80}, not true or false", hint="check the dataset's columns"
+            )
+        cells = {"answer": str(int(same)), "distance": ""}
+        if truth.get("distance") is not None:
+            distance = truth["distance"]
+            if distance not in range(len(DISTANCES)):
+                raise RewardError(f"truth field `distance` is {distance!r:.80}, not a number from 0 to 4")
+            cells["distance"] = DISTANCES[int(distance)]
+        for name in self.fields:
+            pair = truth.get(name)
+            pair = (None, None) if pair is None else pair
+            if isinstance(pair, (str, bytes)) or not isinstance(pair, Sequence) or len(pair) != 2:
+                raise RewardError(f"truth field `{name}` is {pair!r:.80}, not a list of two names")
+            for i, value in enumerate(pair):
+                cells[f"{name}{i + 1}"] = self._cell(name, value)
+        text = ";".join(cells[column] for column in self.columns)
+        self.read(text)
+        return text
+
+    def _columns_of(self, values: Sequence[str], text: Any) -> tuple[str, ...]:
+        if values == [""]:
+            raise self._error("is empty", text)
+        for columns in (self.columns, self.also):
+            if len(columns) == len(values):
+                return columns
+        like = [name for name, layout in LAYOUTS.items() if len(layout.columns) == len(values) and name != self.name]
+        hint = f"it has as many fields as the layout {' or '.join(like)}" if like else None
+        wanted = f"{len(self.columns)} ({'; '.join(self.columns)})"
+        raise self._error(f"has {len(values)} field{'s' * (len(values) != 1)}, not {wanted}", text, hint)
+
+    def _same(self, value: str, text: Any) -> bool:
+        label = HARD_LABEL.fullmatch(value)
+        if not value:
+            raise self._error("has no answer", text)
+        if label is None:
+            hint = (
+                "a probability cannot be read as same or different; the reward `taxonrl` scores such rows as they are"
+            )
+            raise self._error(f"has the answer {value!r:.40}, which is neither 0 nor 1", text, hint)
+        return label[1] == "1"
+
+    def _name(self, name: str, value: str, text: Any) -> str | None:
+        if value.lower() in UNKNOWN:
+            return None
+        if name not in self.vocabularies:
+            return value
+        found = self.vocabularies[name].find(value)
+        if found is None:
+            known = ", ".join(self.vocabularies[name].names)
+            raise self._error(f"has the unknown {name.replace('_', ' ')} {value!r:.40}", text, f"known: {known}")
+        return found
+
+    def _distance(self, same: bool, names: Mapping[str, Sequence[str | None]], word: str, text: Any) -> int | None:
+        """The distance that the row states, or that its names leave no doubt about; None when neither does."""
+        low, high = distance_bounds(same, {rank: _equal(rank, names[rank]) for rank in self.ranks})
+        if low > high:
+            raise self._error(
+                "contradicts itself: its names are equal at a finer rank than one at which they differ", text
+            )
+        if "species" in names and _equal("species", names["species"]) is not None:
+            equal = _equal("species", names["species"]) and _equal("genus", names["genus"]) is not False
+            if equal != same:
+                told = "the same and its species differ" if same else "different and its species are equal"
+                raise self._error(f"says that the pair is {told}", text)
+        if word.lower() in UNKNOWN:
+            return low if low == high else None
+        spelt = [known.lower() for known in DISTANCES]
+        if word.lower() not in spelt:
+            raise self._error(f"has the unknown distance {word!r:.40}", text, f"known: {', '.join(DISTANCES)}")
+        distance = spelt.index(word.lower())
+        if not low <= distance <= high:
+            fits = " to ".join(dict.fromkeys((DISTANCES[low], DISTANCES[high])))
+            raise self._error(f"has the distance {word}, its answer and names say {fits}", text)
+        return distance
+
+    def _cell(self, name: str, value: Any) -> str:
+        if value is None:
+            return ""
+        if not isinstance(value, str) or ";" in value or value != value.strip() or value.lower() in UNKNOWN:
+            raise RewardError(f"truth field `{name}` holds {value!r:.80}, which is not a name that can be written")
+        codes = self.vocabularies[name].codes if name in self.vocabularies else {}
+        return codes.get(value, value)
+
+    def _error(self, problem: str, text: Any, hint: str | None = None) -> RewardError:
+        return RewardError(f"the {self.name} ground truth {str(text)!r:.120} {problem}", hint=hint)
+
+
+def distance_bounds(same: bool, equal: Mapping[str, bool | None]) -> tuple[int, int]:
+    """The smallest and the largest distance that fit: `equal` = genus, family, order -> equal, different or not known.
+
+    A smallest one above the largest says that the ranks contradict each other.
+    Example: not the same, genus different, family not known, order equal -> (2, 3).
+    """
+    differ = [i for i, rank in enumerate(RANKS, start=2) if equal.get(rank) is False]
+    agree = [i for i, rank in enumerate(RANKS, start=2) if equal.get(rank) is True]
+    low = max(differ, default=0 if same else 1)
+    return low, 0 if same else min(agree, default=len(DISTANCES)) - 1
+
+
+def _equal(name: str, pair: Sequence[str | None]) -> bool | None:
+    """Whether two names are the same one; None when one is not known."""
+    first, second = pair
+    if first is None or second is None:
+        return None
+    return normalise_name(first, name) == normalise_name(second, name)
+
+
+def _squeezed(text: str) -> str:
+    return normalise_name(text).replace(" ", "")
+
+
+def _text(text: Any) -> str:
+    """A ground truth as text: also an answer that the table holds as a number."""
+    if isinstance(text, bool):
+        return str(int(text))
+    return text if isinstance(text, str) else "" if text is None else str(text)
+
+
+AGE_GROUPS = Vocabulary(("Infant", "Juvenile", "SubAdult", "Adult", "Elderly"))
+GENDERS = Vocabulary(("Female", "Male"), aliases={"F": "Female", "M": "Male"})
+GORILLA_TYPES = Vocabulary(
+    ("Silverback", "Blackback", "Adult female", "Juvenile", "Infant"),
+    aliases={"Juvenil": "Juvenile"},
+)
+SEA_STARS = Vocabulary(
+    ("Asterias rubens", "Anthenea australiae"), codes={"Asterias rubens": "Asru", "Anthenea australiae": "Anau"}
+)
+
+LAYOUTS: dict[str, Layout] = {
+    "answer": Layout("answer", ("answer",)),
+    "fungi": Layout(
+        "fungi",
+        ("answer", "family1", "genus1", "order1", "species1", "family2", "genus2", "order2", "species2"),
+        ("order", "family", "genus", "species"),
+    ),
+    "bird": Layout(
+        "bird",
+        ("answer", "distance", "genus1", "family1", "order1", "genus2", "family2", "order2"),
+        ("order", "family", "genus"),
+    ),
+    "sea_star": Layout(
+        "sea_star", ("answer", "species1", "species2"), ("species",), {"species": SEA_STARS}, fixed=("species",)
+    ),
+    "chimp": Layout(
+        "chimp",
+        ("answer", "age_group1", "gender1", "age_group2", "gender2"),
+        ("age_group", "gender"),
+        {"age_group": AGE_GROUPS, "gender": GENDERS},
+        fixed=("gender",),
+    ),
+    "gorilla": Layout(
+        "gorilla",
+        ("answer", "type1", "type2"),
+        ("type",),
+        {"type": GORILLA_TYPES},
+        also=("answer", "type1", "-", "type2", "-"),
+    ),
+}
+"""Domain -> layout. `fungi` and `bird` order their ranks differently; `gorilla` is also read in chimp's five fields."""

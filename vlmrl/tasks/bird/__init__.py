@@ -1,0 +1,1 @@
+"""Birds: do two photographs show the same species?"""

@@ -1,0 +1,1 @@
+"""Chimpanzees: do two photographs show the same individual?"""

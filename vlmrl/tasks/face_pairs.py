@@ -1,0 +1,167 @@
+"""Pairs of faces as LFW and CPLFW list them in text files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlmrl.data.cut import PairUnits, cut_rows
+from vlmrl.data.pairs import Pair
+from vlmrl.data.scan import scan_files
+from vlmrl.data.splits import LabelledImage
+from vlmrl.errors import DataError
+from vlmrl.tasks.assemble import Limits
+from vlmrl.tasks.domain_images import RootedFiles, Specimens
+
+LISTS = {"pairsDevTrain.txt": "train", "pairsDevTest.txt": "test"}
+"""LFW's view 1. `pairs.txt` is its view 2: ten folds that share no person."""
+FOLDS = {8: "validation", 9: "test"}
+"""Fold of pairs.txt, from 0 -> split; the others are train."""
+CPLFW_LINE = re.compile(r"(\S+\.(?:jpe?g|png))\s+([0-9]+)", re.IGNORECASE)
+PERSON = re.compile(r"_[0-9]+\.[a-z]+$", re.IGNORECASE)
+CUT_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class FacePair:
+    """Two paths, whether they show one person, and the fold that the list puts them in (None = it has none)."""
+
+    first: str
+    second: str
+    same: bool
+    fold: int | None
+
+
+def find_pair_lists(source: Path) -> dict[str, Path]:
+    """Split -> list of pairs; "" = one list for all splits. Empty when the source has none."""
+    if source.is_file():
+        return {"": source} if source.suffix == ".txt" else {}
+    if not source.is_dir():
+        return {}
+    view_2 = sorted(path for path in source.glob("pairs*.txt") if path.name not in LISTS)
+    if view_2:
+        return {"": view_2[0]}
+    return {split: source / name for name, split in LISTS.items() if (source / name).is_file()}
+
+
+def parse_pairs(text: str, where: str) -> list[FacePair]:
+    """The pairs of a list in LFW's form (`name i j`, `name i name j`, a first line with folds and pairs in each) or
+    CPLFW's (two lines a pair: `file.jpg label`, label 0 = different).
+
+    Raises: DataError with the line that is neither.
+    Example: "10 300" first; "Ann_Li 1 4" -> Ann_Li/Ann_Li_0001.jpg, Ann_Li/Ann_Li_0004.jpg, the same, fold 0.
+    """
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    if not lines:
+        raise DataError("the list of pairs is empty", where=where)
+    if CPLFW_LINE.fullmatch(lines[0][1]):
+        return _cplfw(lines, where)
+    per_fold = 0
+    if re.fullmatch(r"[0-9]+(\s+[0-9]+)?", lines[0][1]):
+        numbers = [int(word) for word in lines.pop(0)[1].split()]
+        per_fold = 2 * numbers[1] if len(numbers) == 2 else 0
+    pairs = []
+    for position, (number, line) in enumerate(lines):
+        words = line.split("\t") if "\t" in line else line.split()
+        if len(words) not in (3, 4) or not all(word.isdecimal() for word in (words[1], words[-1])):
+            raise DataError(
+                f"{line!r:.80} is no pair", where=f"{where}:{number}", hint="`name 1 4` or `name 1 other 2`"
+            )
+        names = (words[0], words[0] if len(words) == 3 else words[2])
+        first, second = (
+            f"{name}/{name}_{int(index):04d}.jpg" for name, index in zip(names, (words[1], words[-1]), strict=True)
+        )
+        pairs.append(FacePair(first, second, names[0] == names[1], position // per_fold if per_fold else None))
+    return pairs
+
+
+def _cplfw(lines: list[tuple[int, str]], where: str) -> list[FacePair]:
+    cells = []
+    for number, line in lines:
+        match = CPLFW_LINE.fullmatch(line)
+        if match is None:
+            raise DataError(f"{line!r:.80} is not `file.jpg label`", where=f"{where}:{number}")
+        cells.append((match[1], match[2] != "0"))
+    if len(cells) % 2:
+        raise DataError(f"{len(cells)} lines, but a pair is two", where=where)
+    pairs = []
+    for position in range(0, len(cells), 2):
+        (first, same), (second, again) = cells[position : position + 2]
+        if same != again:
+            raise DataError("the two lines of a pair have different labels", where=f"{where}:{lines[position][0]}")
+        pairs.append(FacePair(first, second, same, None))
+    return pairs
+
+
+def read_face_pairs(lists: Mapping[str, Path], work: Path | None, limits: Limits) -> Specimens:
+    """The pairs of the lists, their images examined. The folder of images is the list's, or one in it.
+
+    Splits: the lists' own; of a list with ten folds the last two are validation and test; else by person.
+    """
+    pairs: dict[str, list[FacePair]] = {}
+    for split, path in lists.items():
+        try:
+            pairs[split] = parse_pairs(path.read_text(encoding="utf-8-sig"), path.name)
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"the list of pairs cannot be read: {error}", where=str(path)) from error
+    folder = next(iter(lists.values())).parent
+    root = image_root(
+        folder, [path for found in pairs.values() for pair in found for path in (pair.first, pair.second)]
+    )
+    files = RootedFiles(root)
+    paths = sorted({path for found in pairs.values() for pair in found for path in (pair.first, pair.second)})
+    images: dict[str, LabelledImage] = {}
+    dropped: list[dict[str, Any]] = []
+    for path, seen in scan_files(files, paths, work, workers=limits.workers, progress=limits.progress):
+        if isinstance(seen, str):
+            dropped.append({"origin": path, "reason": seen})
+        else:
+            images[path] = LabelledImage(seen.media, (person_of(path),), path, seen)
+    sound = {
+        split: [pair for pair in found if pair.first in images and pair.second in images]
+        for split, found in pairs.items()
+    }
+    made = {
+        split: [Pair(images[pair.first], images[pair.second], 0 if pair.same else 1) for pair in found]
+        for split, found in _with_splits(sound).items()
+    }
+    told = {"name": folder.name, "lists": [path.name for path in lists.values()], "images": len(images)}
+    return Specimens(list(images.values()), files, dropped, pairs=made, source=told)
+
+
+def person_of(path: str) -> str:
+    """`Ann_Li/Ann_Li_0004.jpg` and `Ann_Li_4.jpg` show Ann_Li."""
+    return PERSON.sub("", path.rpartition("/")[2])
+
+
+def image_root(folder: Path, paths: list[str]) -> Path:
+    """The folder, or the one in it, that holds most of the first images. Raises: DataError when none holds any."""
+    some = paths[:200]
+    places = [folder, *sorted(place for place in folder.iterdir() if place.is_dir() and not place.is_symlink())]
+    best = max(places, key=lambda place: sum((place / path).is_file() for path in some))
+    if not any((best / path).is_file() for path in some):
+        raise DataError(f"none of the images is in {folder} or a folder in it, such as {some[0]}")
+    return best
+
+
+def _with_splits(pairs: Mapping[str, list[FacePair]]) -> dict[str, list[FacePair]]:
+    if "" not in pairs:
+        return dict(pairs)
+    every = pairs[""]
+    if len({pair.fold for pair in every}) == 10:
+        out: dict[str, list[FacePair]] = {"train": [], "validation": [], "test": []}
+        for pair in every:
+            out[FOLDS.get(pair.fold or 0, "train")].append(pair)
+        return out
+    out, rest = {}, every
+    for split in ("test", "validation"):
+        units = [PairUnits((person_of(pair.first), person_of(pair.second)), pair.same) for pair in rest]
+        cut = cut_rows(units, int(CUT_SHARE * len(every)), seed=0)
+        gone = {*cut.taken, *cut.lost}
+        out[split] = [rest[i] for i in cut.taken]
+        rest = [pair for i, pair in enumerate(rest) if i not in gone]
+    found = {"train": rest, "validation": out["validation"], "test": out["test"]}
+    return {split: members for split, members in found.items() if members}

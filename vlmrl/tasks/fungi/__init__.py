@@ -1,0 +1,1 @@
+"""Fungi: do two photographs show the same species?"""

@@ -1,0 +1,1 @@
+"""Gorillas: do two photographs show the same individual?"""

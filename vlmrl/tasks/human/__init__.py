@@ -1,0 +1,1 @@
+"""Faces: do two photographs show the same person?"""

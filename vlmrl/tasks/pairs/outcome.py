@@ -1,0 +1,100 @@
+"""What an answer to a pair is worth in numbers: read by the parser of the reward, measured against the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from vlmrl.rewards import load_reward
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.labels import LabelForm
+from vlmrl.rewards.pairs import PairReward
+from vlmrl.rewards.parse import PairFormat
+from vlmrl.tasks.base import Outcome
+from vlmrl.types import RewardInput
+
+RELAXED_FUNCTION = "lfw_relax_format:"
+"""TaxonRL's reward file that forgives a missing slash in a closing tag."""
+
+
+def outcome_as(name: str, args: Mapping[str, Any]) -> Callable[[RewardSpec | None], Callable[..., Outcome]]:
+    """A task's `Task.outcome_as` from its own reward: the reward that scores the rows -> (truth, response) -> numbers.
+
+    Responses are read as the scoring reward reads them, its listed repairs and aliases included, where it is a pair
+    reward; the levels stay the task's own.
+    """
+    own = load_reward(name, args=args).fn
+    assert isinstance(own, PairReward)
+    return lambda spec: pair_outcome(own if spec is None else _read_as(own, spec))
+
+
+def _read_as(own: PairReward, spec: RewardSpec) -> PairReward:
+    other = spec.fn
+    if isinstance(other, PairReward):
+        alike = type(other.form) is type(own.form) and other.levels == own.levels
+        return replace(own, form=other.form if alike else own.form, relaxed=other.relaxed)
+    published = str(spec.args.get("function", "")) if spec.name == "taxonrl" else ""
+    return replace(own, relaxed=published.startswith(RELAXED_FUNCTION))
+
+
+def pair_outcome(reward: PairReward) -> Callable[[Mapping[str, Any], str], Outcome]:
+    """The numbers of an answer that `reward` reads.
+
+    accuracy: the probability is on the right side of 0.5 (exactly 0.5 decides nothing and is wrong).
+    accuracy/<field>: the tag says of both images what is true; None where it is not due (a coarser level truly differs)
+    or the truth is not known. label_accuracy/<field>, where they are labels: the share of the two that are right.
+    brier: (probability - label) squared, 0 is best; 1 when the answer cannot be parsed.
+    confidence: the probability, None when it cannot be parsed.    label: 1 = same.
+    parse_failure: 1 when the response does not follow the format; it then counts as wrong in all of the above.
+    consistent: the answer agrees with what the tags say; None where they decide nothing. Only where tags can decide.
+    repaired: a closing tag had to be repaired. Only where the reward allows that.
+    """
+    judge = replace(reward, consistency="part", complete=False)
+    form = PairFormat(judge.levels, relaxed=judge.relaxed)
+
+    def outcome(truth: Mapping[str, Any], response: str) -> Outcome:
+        same, right = judge.read_truth(truth)
+        parts = judge(RewardInput(response, truth))
+        failed = not parts["format"]
+        _, said, bodies, _ = form.split(response)
+        confidence = None if failed else said
+        label = float(same)
+        found: dict[str, float | None] = {
+            "accuracy": 0.0 if confidence is None else float(confidence > 0.5 if same else confidence < 0.5),
+            "brier": 1.0 if confidence is None else (confidence - label) ** 2,
+            "confidence": confidence,
+            "label": label,
+            "parse_failure": float(failed),
+        }
+        stated = {} if failed else {level: judge.form.read(level, body)[0] for level, body in bodies.items()}
+        found |= _levels(judge, stated, right)
+        if judge.levels and judge.levels_decide:
+            found["consistent"] = None if failed else parts["consistency"]
+        if judge.relaxed:
+            found["repaired"] = parts["repaired"]
+        return found
+
+    return outcome
+
+
+def _levels(judge: PairReward, stated: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, float | None]:
+    """`accuracy/<field>`, and for labels `label_accuracy/<field>`, of every level."""
+    found: dict[str, float | None] = {}
+    due = True
+    for level in judge.levels:
+        truth, said, field = right[level], stated.get(level), judge.fields.get(level, level)
+        counts = due and truth is not None
+        found[f"accuracy/{field}"] = float(said == truth) if counts else None
+        if isinstance(judge.form, LabelForm):
+            hits = sum(a == b for a, b in zip(said or (None, None), truth or (), strict=False))
+            found[f"label_accuracy/{field}"] = hits / 2 if counts else None
+        due = due and not _differs(truth)
+    return found
+
+
+def _differs(truth: Any) -> bool:
+    """Whether the two images differ in a level, from its true value: two names, or a word for how they relate."""
+    if truth is None:
+        return False
+    return truth == "different" if isinstance(truth, str) else truth[0] != truth[1]

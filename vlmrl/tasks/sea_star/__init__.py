@@ -1,0 +1,1 @@
+"""Sea stars: do two photographs show the same individual?"""

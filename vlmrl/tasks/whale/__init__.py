@@ -1,0 +1,1 @@
+"""Whales: do two photographs show the same individual?"""
