@@ -1,8 +1,8 @@
 """How long a checkpoint holds the training up: written at once, and from copies while training goes on.
 
-python scripts/bench/save.py [--hidden 1024] [--layers 12] [--folder FOLDER]
+python scripts/bench/save.py [--hidden 1024] [--layers 12] [--saves 4] [--folder FOLDER]
 
-A model of random weights with its moments, about 1 GB, on the CPU. Prints one JSON object: seconds for which the step
+A model of random weights with its moments, about 2 GB, on the CPU. Prints one JSON object: seconds for which the step
 loop is held (of the first save, which takes memory for the copies, and the best of the later ones), and until the
 checkpoint is whole.
 """
@@ -26,13 +26,12 @@ from vlmrl.recipe.schema import Model, Optim
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.saver import Saver, Written
 
-SAVES = 4
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--saves", type=int, default=4, help="of each kind, at least 2")
     parser.add_argument("--folder", type=Path, help="on the disk to measure; default: a temporary one")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
@@ -49,7 +48,7 @@ def main() -> None:
         told: dict[str, float] = {"gb": round(size / 1e9, 2)}
         for kind, saver in (("at once", Saver()), ("beside", Saver(copies=HostCopies()))):
             held, whole = [], []
-            for step in range(SAVES):
+            for step in range(asked.saves):
                 start = time.perf_counter()
                 what = io.Saved(step, {"dtype": "float32"}, {})
                 staged = io.stage(place, what, model, processor, tensors, copies=saver.copies)
