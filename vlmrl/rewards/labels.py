@@ -85,7 +85,7 @@ class LabelForm:
     what: ClassVar[str] = "labels"
     stops: ClassVar[bool] = False
 
-    def read(self, body: str, level: str) -> Said:
+    def read(self, level: str, body: str) -> Said:
         pieces, problem = two_pieces(body, level, "label")
         if problem:
             return Said(None, None, problem)

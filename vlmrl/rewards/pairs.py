@@ -50,7 +50,7 @@ class Form(Protocol):
     stops: ClassVar[bool]
     """Whether it breaks the format to state a level below one that differs."""
 
-    def read(self, body: str, level: str) -> Said: ...
+    def read(self, level: str, body: str) -> Said: ...
 
     def read_truth(self, level: str, first: str | None, second: str | None) -> Said:
         """Of a pair of names; raises a RewardError for names that the form does not know."""
@@ -72,7 +72,7 @@ class NameForm:
     what: ClassVar[str] = "names"
     stops: ClassVar[bool] = False
 
-    def read(self, body: str, level: str) -> Said:
+    def read(self, level: str, body: str) -> Said:
         names, problem = two_names(body, level, self.aliases)
         return Said(names, names[0] != names[1] if names else None, problem)
 
@@ -204,7 +204,7 @@ class PairReward:
 
     @cached_property
     def _readers(self) -> dict[str, Any]:
-        return {level: lru_cache(4096)(partial(self.form.read, level=level)) for level in self.levels}
+        return {level: lru_cache(4096)(partial(self.form.read, level)) for level in self.levels}
 
     @cached_property
     def _truth_readers(self) -> list[tuple[str, str, Callable[[str | None, str | None], Said]]]:

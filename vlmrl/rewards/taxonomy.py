@@ -117,7 +117,7 @@ class RelationForm:
     what: ClassVar[str] = "relations"
     stops: ClassVar[bool] = True
 
-    def read(self, body: str, level: str) -> Said:
+    def read(self, level: str, body: str) -> Said:
         word = body.strip(BLANKS).lower()
         if word not in RELATIONS:
             return Said(None, None, f"<{level}> holds none of Same, Different and Uncertain")
