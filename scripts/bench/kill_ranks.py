@@ -8,8 +8,9 @@ store; `--resume` goes on, now and then with one process, from the last complete
 after up to three such moments, must be the run that nobody touched: to the bit where it always had the same number of
 processes, within the tolerance of the test suite where it once had another. Weights and rollouts too.
 
-`--engine vllm` puts vLLM into the trainer's process, which is then the only one: its rows, not its bits, are compared.
-The launcher is a fork of this process, which has imported what it needs; the ranks are interpreters of their own.
+`--engine vllm` puts vLLM into each rank; `split` gives it a process of its own, `parts` one that has two more: of these
+the processes are killed too. With vLLM a run's rows are compared, not its bits. The launcher is a fork of this process,
+which has imported what it needs; the ranks are interpreters of their own.
 Prints one JSON object and, on stderr, a table of what was done and what came of it; exit code 1 when anything failed.
 """
 
@@ -32,7 +33,7 @@ from pathlib import Path
 
 import kill
 from kill import Broken
-from kill_world import Bench, Going, Run, is_done, saved_step, tree
+from kill_world import ENGINES, HOSTED, Bench, Going, Run, engines, is_done, saved_step, tree
 
 PROMISED_SECONDS = 30.0
 """After this no process of a run is left."""
@@ -41,8 +42,8 @@ STOP_SECONDS = 120.0
 MOMENTS_A_RUN = 3
 DISK_BYTES = 300 * 2**20
 DAMAGES = ("shard cut short", "shard deleted", "shard swapped")
-KINDS = ("kill one rank", "kill all ranks", "kill launcher", "kill reward worker", "SIGTERM", "Ctrl-C", "Ctrl-C twice",
-         "disk full", *DAMAGES)  # fmt: skip
+KINDS = ("kill one rank", "kill all ranks", "kill launcher", "kill engine", "kill reward worker", "SIGTERM", "Ctrl-C",
+         "Ctrl-C twice", "disk full", *DAMAGES)  # fmt: skip
 
 
 # What happens
@@ -59,6 +60,9 @@ def strike(bench: Bench, going: Going, kind: str) -> tuple[set[int], float]:
         [send(pid) for pid in bench.rng.sample(ranks, len(ranks))]
     elif kind == "kill launcher":
         send(going.pid)
+    elif kind == "kill engine":
+        if found := engines(pids):
+            send(bench.rng.choice(found))
     elif kind == "kill reward worker":
         workers = [int(w) for pid in ranks for w in kill._workers(pid)]
         if workers:
@@ -91,7 +95,8 @@ def happen(bench: Bench, run: Run, kind: str) -> None:
             outcome, phase = fill_disk(bench)
     else:
         going = bench.go(run, bench.size)
-        resumed, needs_ranks = run.dir is not None, kind in ("kill one rank", "kill all ranks", "kill reward worker")
+        resumed = run.dir is not None
+        needs_ranks = kind in ("kill one rank", "kill all ranks", "kill engine", "kill reward worker")
         if not bench.wait_for_moment(going, run, needs_ranks):
             bench.table.add(kind, "came too late", "after the end", time.perf_counter() - began)
             bench.wait_for_end(going, set(), PROMISED_SECONDS)
@@ -115,7 +120,7 @@ def after(bench: Bench, run: Run, going: Going, kind: str, known: bool) -> str:
         raise Broken(f"{kind}: a traceback was shown:\n{err[-2000:]}")
     allowed = {
         "kill one rank": {2, -9}, "kill all ranks": {2, -9}, "kill launcher": {-9}, "SIGTERM": {130}, "Ctrl-C": {130},
-        "Ctrl-C twice": {130}, "kill reward worker": {0, 2},
+        "Ctrl-C twice": {130}, "kill reward worker": {0, 2}, "kill engine": {0, 2},
     }[kind]  # fmt: skip
     # A signal that comes when the last step is done, or before the launcher minds it, ends as it would have.
     if code not in allowed and not (code == 0 and is_done(run)) and run.dir is not None:
@@ -127,6 +132,8 @@ def after(bench: Bench, run: Run, going: Going, kind: str, known: bool) -> str:
         return "it was done"
     if kind == "kill reward worker" and code == 2 and "its worker process was ended by SIGKILL" not in err:
         raise Broken(f"the lost reward worker was not named:\n{err[-2000:]}")
+    if kind == "kill engine" and code == 2 and "engine" not in err:
+        raise Broken(f"the killed engine was not named:\n{err[-2000:]}")
     if bench.size > 1 and kind in ("kill one rank", "kill all ranks") and "was killed by SIGKILL" not in err:
         raise Broken(f"the killed rank was not named:\n{err[-2000:]}")
     if known and kind != "kill launcher" and code and f"--resume {run.dir.name}" not in err:
@@ -256,7 +263,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--moments", type=int, default=60)
     parser.add_argument("--gpus", type=int, default=2, help="processes of each run")
-    parser.add_argument("--engine", choices=("torch", "vllm"), default="torch", help="vllm: one process, see above")
+    parser.add_argument("--engine", choices=list(ENGINES), default="torch", help="see above")
     parser.add_argument("--kinds", default=",".join(KINDS), help="only these, separated by commas")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no moment after so long")
@@ -265,6 +272,8 @@ def main() -> int:
     kinds, start = options.kinds.split(","), time.perf_counter()
     if unknown := [k for k in kinds if k not in KINDS]:
         parser.error(f"no such kind: {', '.join(unknown)}; there are: {', '.join(KINDS)}")
+    if options.engine not in HOSTED and "kill engine" in kinds:
+        kinds.remove("kill engine")
     os.environ.update({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
     with contextlib.ExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vlmrl-kill-")))

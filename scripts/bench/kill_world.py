@@ -23,7 +23,12 @@ OTHER_SIZE = 0.15
 START_SHARE = 0.2
 """Share of moments while processes start and load; the others fall into steps, saves and validations."""
 VLLM = ("rollout.engine=vllm", "rollout.max_prompt_tokens=300", "rollout.kv_cache_gib=0.25")
-ENGINES = {"torch": [], "vllm": [word for setting in VLLM for word in ("--set", setting)]}
+ENGINES = {
+    "torch": (), "vllm": VLLM, "split": (*VLLM, "rollout.engine_gpus=1"), "parts": (*VLLM, "rollout.tensor_parallel=2"),
+}  # fmt: skip
+"""Name -> settings: the built-in engine, vLLM in each rank, one in a process of its own for all, one in two parts."""
+HOSTED = ("split", "parts")
+"""Those that have processes of their own."""
 CLOSE = {"rel": 2e-4, "abs": 2e-5}
 """Metrics of a run that was once in other hands, as in tests/dist/test_shared_runs.py."""
 
@@ -98,8 +103,8 @@ class Bench(kill.Bench):
 
     def prepare(self, gpus: int, engine: str) -> None:
         """Data, model, and the run that nobody touches."""
-        self.engine, self.size, self.table, self.starts = engine, 1 if engine == "vllm" else gpus, Table(), 0
-        if engine == "torch":
+        self.engine, self.size, self.table, self.starts = engine, gpus, Table(), 0
+        if engine == "torch" or gpus > 1:
             kill.warm_up()
             import torch.distributed.launcher.api  # noqa: F401  (the launcher's: forked, not imported each time)
         (self.folder / "reward.py").write_text(kill.REWARD)
@@ -126,11 +131,13 @@ class Bench(kill.Bench):
         run.sizes.append(size)
         tmp = self.folder / f"tmp-{self.starts}"
         tmp.mkdir()
-        words = ["--resume", run.dir.name] if run.dir else ["train.toml", *kill.SIZES["train"], *ENGINES[self.engine]]
-        words = ["train", *words, "--gpus", str(size), "--runs", str(run.root)]
+        settings = [word for setting in ENGINES[self.engine] for word in ("--set", setting)]
+        words = ["--resume", run.dir.name] if run.dir else ["train.toml", *kill.SIZES["train"], *settings]
+        gpus = size + (self.engine == "split")
+        words = ["train", *words, "--gpus", str(gpus), "--runs", str(run.root)]
         going = Going(0, tmp, tmp / "stdout", tmp / "stderr", time.perf_counter())
         os.environ["TMPDIR"] = tempfile.tempdir = str(tmp)
-        start = kill._spawn if self.engine == "vllm" else kill._fork
+        start = kill._fork if self.engine == "torch" or size > 1 else kill._spawn
         with open(going.out, "wb") as o, open(going.err, "wb") as e:
             going.pid = start(self.folder, words, o.fileno(), e.fileno())
         return going
@@ -172,7 +179,7 @@ class Bench(kill.Bench):
 
     def finish(self, run: Run) -> None:
         """Go on with a run until it is done, and compare it with the one that nobody touched."""
-        size = 1 if self.rng.random() < OTHER_SIZE else self.size
+        size = 1 if self.rng.random() < OTHER_SIZE and self.engine != "parts" else self.size
         going = self.go(run, size)
         self.wait_for_end(going, set(), 300.0)
         if going.code or run.dir is None:
@@ -185,7 +192,7 @@ class Bench(kill.Bench):
         self.verify(run, {"warning"})
         if left_out(run.dir):
             how = "finished, a sample left out and counted"  # another run than the one that nobody touched
-        elif self.engine == "vllm":
+        elif self.engine != "torch":
             how = "same rows"
             same_rows(self.whole_dir, run.dir)
         elif set(run.sizes) == {self.size}:
@@ -219,6 +226,16 @@ def tree(pid: int) -> set[int]:
     for one in found:
         found += [child for child, parent in parents.items() if parent == one]
     return set(found)
+
+
+def engines(pids: set[int]) -> list[int]:
+    """Those of these processes that are engines, or parts of one."""
+    found = []
+    for pid in sorted(pids):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            found += [pid] if b"vlmrl.rollout.host" in command or b"Worker_TP" in command else []
+    return found
 
 
 def lives(pid: int) -> bool:

@@ -297,7 +297,6 @@ def command(root: Path, *arguments: str, **environment: str) -> subprocess.Popen
     [
         ("mid-rollout:4", False), ("mid-save:2", False), ("before-complete:2", False), ("mid-prune", False),
         ("mid-manifest:3", False), ("before-complete:1", False), ("mid-save:2", True), ("before-complete:2", True),
-        ("mid-prune", True),
     ],
 )  # fmt: skip
 def test_killed_at_a_named_point_and_resumed_equals_uninterrupted(place, whole, tmp_path, point, beside):

@@ -25,11 +25,13 @@ def place(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["--gpus", "2"], ["--gpus", "1", "--set", "rollout.engine=vllm"]], ids="_".join)
-def test_the_smoke_recipe_runs(place: Path, words: list[str]) -> None:
-    done = own_process("train", "smoke", *words, "--json", "--runs", words[-1], cwd=place)
+@pytest.mark.parametrize(("gpus", "engine"), [("2", "torch"), ("1", "vllm"), ("2", "vllm")])
+def test_the_smoke_recipe_runs(place: Path, gpus: str, engine: str) -> None:
+    runs = f"runs-{gpus}-{engine}"
+    words = ("--gpus", gpus, "--set", f"rollout.engine={engine}", "--runs", runs)
+    done = own_process("train", "smoke", *words, "--json", cwd=place)
     assert done.json["status"] == "done" and done.json["steps"] == 3, done.err
     assert done.json["checkpoints"] == ["step-000002", "step-000003"]
-    run = open_run(place / words[-1], "last")
+    run = open_run(place / runs, "last")
     assert all(m["optim/updates"] > 0 for m in run.metrics("train")), "nothing was trained"
     assert len(run.metrics("validation")) == 2

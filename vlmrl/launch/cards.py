@@ -79,7 +79,7 @@ def place(asked: str, engines: int = 0, parts: int = 1) -> Placement:
     if not engines and ranks % parts:
         raise LaunchError(
             f"--gpus {asked}: rollout.tensor_parallel = {parts} takes whole groups of {parts}, and these are {ranks}",
-            hint=f"give {parts * -(-ranks // parts)}, or change rollout.tensor_parallel",
+            hint=f"give --gpus {parts * -(-ranks // parts)}, or change rollout.tensor_parallel",
         )
     threads = max(1, usable_cores() // processes)
     if not cards:

@@ -126,6 +126,6 @@ def test_processes_that_share_engines_come_in_whole_groups(machine) -> None:
     assert place("4", parts=2).ranks == 4 and place("4", parts=4).ranks == 4
     with pytest.raises(LaunchError, match=r"whole groups of 2, and these are 3") as refused:
         place("3", parts=2)
-    assert "give 4" in (refused.value.hint or "")
+    assert "give --gpus 4" in (refused.value.hint or "")
     # Engines on cards of their own ask nothing of those that train.
     assert (place("4", engines=2, parts=2).ranks, place("3", engines=2, parts=2).ranks) == (2, 1)
