@@ -48,7 +48,7 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
 def _choose(domain: Domain, info: Mapping[str, Any], name: str | None) -> Variant:
     if "style" in info:
         raise DataError(
-            f"task `{domain.name}` needs a prepared dataset, not a table", where=str(info.get("name")),
+            f"task `{domain.name}` needs a prepared dataset, not a table",
             hint=f"make one: `vlmrl prep {domain.name} {info.get('path', 'SOURCE')}`",
         )  # fmt: skip
     there = info.get("truth_fields", domain.field_names)
@@ -60,7 +60,6 @@ def _choose(domain: Domain, info: Mapping[str, Any], name: str | None) -> Varian
         return domain.variant(BASELINE)
     raise DataError(
         f"variant `{name}` of task `{domain.name}` needs the truth of {', '.join(lacking)}, and no row has it",
-        where=str(info.get("name")),
         hint=f'set variant = "{BASELINE}", or prepare a source that has these columns (TaxonRL: `answer_im`)',
     )
 

@@ -275,3 +275,24 @@ def test_a_published_baseline_reads_the_answer_of_rows_that_have_more() -> None:
         parts, _ = score(domain, domain.variant("baseline"), truth, text, "taxonrl")
         assert parts["accuracy"] == pytest.approx(1 + math.log(0.9)) and parts["format"] == 1.0
     assert load_reward("taxonrl", args={"function": "lfw:compute_score"}).fn(RewardInput(text, truth))["accuracy"] == 0
+
+
+@pytest.mark.parametrize(
+    ("distance", "verdicts"),
+    [
+        (0, ["Same", "Same", "Same"]),
+        (1, ["Same", "Same", "Same"]),
+        (2, ["Same", "Same", "Different"]),
+        (3, ["Same", "Different"]),
+        (4, ["Different"]),
+    ],
+)
+def test_verdicts_can_be_written_from_the_distance_alone(distance: int, verdicts: list[str]) -> None:
+    domain = DOMAINS["bird"]
+    truth = {"same": distance == 0, "distance": distance, "order": None, "family": [None, None], "genus": None}
+    task = make_task("bird", {}, "im_basic")
+    assert task.trace is not None
+    text = task.trace(replace(row_of("bird"), truth=truth), random.Random(1))
+    assert re.findall(r"<(?:order|family|genus)>(\w+)</", text) == verdicts
+    parts, note = score(domain, domain.variant("im_basic"), truth, text)
+    assert note == "" and all(part == 1.0 for name, part in parts.items() if name != "answer")

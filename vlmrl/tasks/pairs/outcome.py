@@ -67,7 +67,9 @@ def pair_outcome(reward: PairReward) -> Callable[[Mapping[str, Any], str], Outco
             "label": label,
             "parse_failure": float(failed),
         }
-        stated = {} if failed else {level: judge.form.read(level, body)[0] for level, body in bodies.items()}
+        stated = (
+            {} if failed else {level: judge.form.read(body=body, level=level).value for level, body in bodies.items()}
+        )
         found |= _levels(judge, stated, right)
         if judge.levels and judge.levels_decide:
             found["consistent"] = None if failed else parts["consistency"]
