@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmrl.data.pairs import _unrank_two, build_pairs, fill, pair_distance
-from vlmrl.data.splits import LabelledImage, drop_repeats, split_images
+from vlmrl.data.splits import LabelledImage, drop_repeats, split_classes, split_images
 from vlmrl.errors import DataError
 from vlmrl.types import Media
 
@@ -93,6 +93,19 @@ def test_splits_share_no_image_and_lose_none(images: list[LabelledImage], seed: 
     assert sorted(seen) == sorted(one.media.sha256 for one in images)
     again = split_images(images[::-1], shares, seed=seed).images
     assert {k: {i.origin for i in v} for k, v in again.items()} == {k: {i.origin for i in v} for k, v in splits.items()}
+
+
+@given(collections(), st.integers(0, 3))
+@settings(max_examples=200, deadline=None)
+def test_whole_classes_are_in_one_split_each_and_no_image_is_lost(images: list[LabelledImage], seed: int) -> None:
+    shares = {"train": 0.6, "validation": 0.15, "test": 0.25}
+    splits = split_classes(images, shares, seed=seed).images
+    classes = {split: {one.labels for one in members} for split, members in splits.items()}
+    assert sum(map(len, classes.values())) == len({one.labels for one in images})
+    assert sorted(one.origin for members in splits.values() for one in members) == sorted(one.origin for one in images)
+    if sum(map(len, classes.values())) >= 6:
+        assert min(map(len, classes.values())) >= 2
+    assert split_classes(images[::-1], shares, seed=seed).images.keys() == splits.keys()
 
 
 @given(collections(), st.integers(2, 6), st.integers(0, 3))

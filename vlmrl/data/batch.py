@@ -202,7 +202,9 @@ def _image_axis(name: str, images: Mapping[str, Tensor]) -> int:
     return 0
 
 
-def _cut_images(joined: Mapping[str, Tensor], images: Sequence[Mapping[str, Tensor]]) -> tuple[Mapping[str, Tensor], ...]:
+def _cut_images(
+    joined: Mapping[str, Tensor], images: Sequence[Mapping[str, Tensor]]
+) -> tuple[Mapping[str, Tensor], ...]:
     """The parts of `joined` that came from each of `images`, as views."""
     cut: list[Mapping[str, Tensor]] = []
     start = dict.fromkeys(joined, 0)

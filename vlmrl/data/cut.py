@@ -31,9 +31,9 @@ class Cut:
 def cut_rows(rows: Sequence[PairUnits], wanted: int, *, seed: int) -> Cut:
     """Take about `wanted` rows so that no unit is both among them and among those that stay.
 
-    Where rows fall apart into groups that share no unit, whole groups are taken and nothing is lost. Otherwise units are
-    drawn; rows with some of their units drawn are lost, 10% of all at most: fewer rows are taken then. The shares of the
-    labels stay what they are among all rows.
+    Where rows fall apart into groups that share no unit, whole groups are taken and nothing is lost. Otherwise units
+    are drawn; rows with some of their units drawn are lost, 10% of all at most: fewer rows are taken then. The shares
+    of the labels stay what they are among all rows.
     Args: seed: the result depends on it and on the rows, not on the order of units within a row.
     """
     if wanted <= 0 or not rows:

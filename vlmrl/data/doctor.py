@@ -68,7 +68,9 @@ def examine_dataset(facts: Facts, *, max_prompt_tokens: int | None = None) -> di
     report: dict[str, Any] = {
         **measure_images([image.media for image in facts.images]),
         "image_tokens": {split: histogram([image for image, _ in counts]) for split, counts in tokens.items()},
-        "prompt_tokens": {split: histogram([image + text for image, text in counts]) for split, counts in tokens.items()},
+        "prompt_tokens": {
+            split: histogram([image + text for image, text in counts]) for split, counts in tokens.items()
+        },
         "max_prompt_tokens": limit,
         "rows_over_limit": {split: sum(a + b > limit for a, b in counts) for split, counts in tokens.items()},
         "labels": {split: _labels(rows) for split, rows in facts.rows.items()},

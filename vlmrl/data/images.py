@@ -13,7 +13,7 @@ import struct
 import warnings
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmrl.errors import DataError, StoreError
 from vlmrl.store.media import ShardFolder
@@ -144,7 +144,7 @@ def _has_frames(image: PILImage) -> bool:
 
 
 def _eight_bits(image: PILImage) -> PILImage:
-    """The top byte of 16-bit pixels. Pillow gives 32-bit ones (mode I) the same range: it reads 16-bit files into it."""
+    """The top byte of 16-bit pixels. Pillow's 32-bit mode has the same range: it reads 16-bit files into it."""
     import numpy as np
     from PIL import Image
 

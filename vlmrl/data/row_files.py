@@ -1,5 +1,6 @@
-"""A table as pieces that several processes read at once, a few rows at a time: a row group of a Parquet file, a stretch
-of an Arrow file, some lines of text. No table is ever in memory whole, except CSV and JSON text while it is taken apart.
+"""A table as pieces that several processes read at once, a few rows at a time: a row group of a Parquet file, a
+stretch of an Arrow file, some lines of text. No table is ever in memory whole, except CSV and JSON text while it is
+taken apart.
 """
 
 from __future__ import annotations

@@ -57,6 +57,10 @@ class Examiner:
         return found
 
 
+EXAMINER = Examiner()
+"""This process's: what one part has seen the next ones know."""
+
+
 def examined(fields: dict[str, Any]) -> Examined:
     """The facts of an image from its line."""
     media = Media(fields["sha256"], fields["width"], fields["height"])
@@ -92,9 +96,8 @@ class _ScanFiles:
     paths: Sequence[str]
 
     def __call__(self, index: int, part: Path) -> None:
-        examiner = Examiner()
         paths = self.paths[index * PART_FILES : (index + 1) * PART_FILES]
-        write_lines(part, [_of_file(self.files, path, examiner) for path in paths])
+        write_lines(part, [_of_file(self.files, path, EXAMINER) for path in paths])
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,8 @@ def examine(data: bytes, max_pixels: int | None = None) -> Examined:
 def stored_form(data: bytes, max_pixels: int | None = None) -> tuple[bytes, Media, Any]:
     """The file that is stored for a source file, its reference and its pixels.
 
-    A file within `max_pixels` is stored as `store_form` says; a larger one is scaled down (Lanczos) and stored as JPEG of
-    quality 95 where it was one, else as PNG.
+    A file within `max_pixels` is stored as `store_form` says; a larger one is scaled down (Lanczos) and stored as JPEG
+    of quality 95 where it was one, else as PNG.
     """
     kept, media, image = store_decoded(data)
     size = fit_size(media.width, media.height, max_pixels) if max_pixels else (media.width, media.height)

@@ -70,8 +70,8 @@ def drop_repeats(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], 
 def split_classes(images: Sequence[LabelledImage], shares: Mapping[str, float], *, seed: int) -> Splits:
     """Deal whole classes to the splits, by the share of their images: no individual of the test is in training.
 
-    The largest splits are served first, each class going to the split that is furthest below its share. Every split gets
-    two classes at least, where there are as many.
+    Each class goes to the split that is furthest below its share of the images. Every split gets two classes at least,
+    where there are as many.
     """
     by_class: dict[tuple[str, ...], list[LabelledImage]] = defaultdict(list)
     for image in images:

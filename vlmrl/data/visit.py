@@ -12,7 +12,7 @@ from typing import Any
 from vlmrl.data.dataset import Dataset
 from vlmrl.data.doctor import Facts, RowFacts, Verdict, examine_dataset
 from vlmrl.data.parts import Progress, make_parts, write_lines
-from vlmrl.data.scan import PART_FILES, Examiner, examined
+from vlmrl.data.scan import EXAMINER, PART_FILES, examined
 from vlmrl.data.shards import Examined
 from vlmrl.types import Media, Row
 
@@ -107,6 +107,5 @@ class _Look:
     media: Sequence[Media]
 
     def __call__(self, index: int, part: Path) -> None:
-        examiner = Examiner()
         images = self.media[index * PART_FILES : (index + 1) * PART_FILES]
-        write_lines(part, [examiner.look(self.dataset.image_bytes(one)) for one in images])
+        write_lines(part, [EXAMINER.look(self.dataset.image_bytes(one)) for one in images])

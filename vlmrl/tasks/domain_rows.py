@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from vlmrl.data.columns import SPELLINGS, read_image, split_images
 from vlmrl.data.parts import write_lines
 from vlmrl.data.row_files import RowFiles, read_piece
-from vlmrl.data.scan import Examiner
+from vlmrl.data.scan import EXAMINER, Examiner
 from vlmrl.errors import DataError, RewardError
 from vlmrl.rewards.layouts import LAYOUTS
 from vlmrl.tasks.domain import Domain, truth_distance
@@ -100,10 +100,10 @@ class ScanRows:
     domain: str
 
     def __call__(self, index: int, part: Path) -> None:
-        examiner, piece = Examiner(), self.table.pieces[index]
+        piece = self.table.pieces[index]
         lines = []
         for number, row in enumerate(read_piece(piece, self.columns.names)):
-            line, wrong = self._line(row, examiner)
+            line, wrong = self._line(row, EXAMINER)
             if wrong:
                 line = {"wrong": wrong}
             lines.append({**line, "where": self.table.where(piece, number)})

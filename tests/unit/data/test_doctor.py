@@ -14,7 +14,9 @@ def image(number: int, look: int | None = None, side: int = 56, remarks: tuple[s
     return Examined(Media(name, side, side), 100, f"{code:016x}" * (HASH_BYTES // 8), remarks)
 
 
-def row(a: int, b: int, same: bool, distance: int | None = None, groups: tuple[str, ...] = (), text: int = 100) -> RowFacts:
+def row(
+    a: int, b: int, same: bool, distance: int | None = None, groups: tuple[str, ...] = (), text: int = 100
+) -> RowFacts:
     return RowFacts((a, b), "same" if same else "different", distance, text, groups, f"row {a} {b}")
 
 
@@ -67,9 +69,25 @@ def test_copies_across_splits_are_found_exact_and_near() -> None:
     assert findings(report)["same image in two splits"] == "1 image in train and test"
 
 
+def test_near_copies_within_a_split_are_told_and_are_no_matter() -> None:
+    facts = sound()
+    facts.images = [
+        *facts.images[:3],
+        image(40, look=3),
+        *facts.images[4:],
+    ]  # image 3 looks like image 2, both in train
+    report = examine_dataset(facts)
+    assert report["near_copies"]["between"] == {} and report["near_copies"]["within"] == 1
+    assert findings(report)["near copies (by look)"] == "1 within a split"
+    assert verdicts(report)["near copies (by look)"] == "ok"
+
+
 def test_repeated_pairs_are_bad_where_they_contradict_or_cross_splits() -> None:
     facts = sound()
-    facts.rows = {"train": [row(0, 1, True), row(1, 0, True), row(2, 3, True), row(2, 3, False)], "test": [row(4, 5, True)]}
+    facts.rows = {
+        "train": [row(0, 1, True), row(1, 0, True), row(2, 3, True), row(2, 3, False)],
+        "test": [row(4, 5, True)],
+    }
     report = examine_dataset(facts)
     assert report["repeated_pairs"]["rows"] == 4 and report["repeated_pairs"]["contradicting"] == 1
     assert "1 contradict each other, such as row 2 3" in findings(report)["repeated pairs"]
@@ -97,4 +115,6 @@ def test_unusual_images_and_notes_are_told() -> None:
     facts.images = [image(1, remarks=("CMYK",)), *facts.images[1:]]
     facts.notes = {"validation split": ("look", "cut off")}
     report = examine_dataset(facts)
-    assert findings(report)["unusual images, handled"] == "CMYK: 1" and findings(report)["validation split"] == "cut off"
+    assert (
+        findings(report)["unusual images, handled"] == "CMYK: 1" and findings(report)["validation split"] == "cut off"
+    )

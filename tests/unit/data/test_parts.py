@@ -36,7 +36,9 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-def test_parts_are_the_same_from_one_process_and_from_several_and_what_is_there_is_not_made_again(tmp_path: Path) -> None:
+def test_parts_are_the_same_from_one_process_and_from_several_and_what_is_there_is_not_made_again(
+    tmp_path: Path,
+) -> None:
     (one, several) = (tmp_path / "one", tmp_path / "several")
     one.mkdir()
     several.mkdir()

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vlmrl.data.row_files import PIECE_ROWS, RowFiles, locate_rows, open_row_files, read_piece
+from vlmrl.data.row_files import PIECE_ROWS, Piece, RowFiles, locate_rows, open_row_files, read_piece
 from vlmrl.errors import DataError
 
 ROWS = [{"problem": f"p{i}", "answer": str(i % 2), "n": str(i)} for i in range(300)]
@@ -65,6 +65,19 @@ def test_every_form_of_a_table_gives_the_same_rows_in_pieces(tmp_path: Path, kin
         sum(other.rows for other in table.pieces[:i]) for i in range(len(table.pieces))
     ]
     assert max(piece.rows for piece in table.pieces) <= max(PIECE_ROWS, 100)
+
+
+@pytest.mark.parametrize("form", ["file", "stream"])
+def test_a_stretch_of_an_arrow_file_may_cross_its_batches(tmp_path: Path, form: str) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    path = tmp_path / "rows.arrow"
+    make = pa.ipc.new_file if form == "file" else pa.ipc.new_stream
+    with path.open("wb") as sink, make(sink, table.schema) as writer:
+        for batch in table.to_batches(max_chunksize=30):
+            writer.write_batch(batch)
+    for skip, rows in ((0, 300), (29, 2), (30, 30), (65, 120), (299, 1)):
+        piece = Piece("train", skip, rows, "arrow", str(path), skip=skip)
+        assert list(read_piece(piece, ["n"])) == [{"n": row["n"]} for row in ROWS[skip : skip + rows]]
 
 
 def test_a_row_is_named_by_its_line_in_a_text_and_by_its_number_elsewhere(tmp_path: Path) -> None:

@@ -31,7 +31,11 @@ def planned(files: dict[str, bytes]) -> list[Stored]:
     return [Stored(image_hash(data), len(data), name) for name, data in files.items()]
 
 
-@pytest.mark.parametrize(("batch", "shard"), [(1, 1), (9_000, 20_000), (1 << 20, 1 << 20)])
+EXACT = sum(len(data) for data in list(collection(3).values())[:3])
+"""A shard that its third image fills to the byte."""
+
+
+@pytest.mark.parametrize(("batch", "shard"), [(1, 1), (1, EXACT), (9_000, 20_000), (1 << 20, 1 << 20)])
 def test_shards_written_in_parts_are_those_written_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, shard: int
 ) -> None:
@@ -73,8 +77,8 @@ def test_an_image_brought_down_takes_no_more_tokens_than_its_budget(width: int, 
 
 
 def test_fit_size_of_an_800_pixel_square() -> None:
-    # 800 x 800 takes 29 x 29 = 841 tokens (round(800 / 28) = 29). Within 800 tokens: scale sqrt(627200 / 640000) = 0.98995,
-    # 791.96 / 28 = 28.28 -> 28 columns and rows, 784 tokens.
+    # 800 x 800 takes 29 x 29 = 841 tokens (round(800 / 28) = 29). Within 800 tokens: scale sqrt(627200 / 640000) =
+    # 0.98995, 791.96 / 28 = 28.28 -> 28 columns and rows, 784 tokens.
     assert estimate_image_tokens(Media("", 800, 800)) == 841
     assert fit_size(800, 800, 800 * 28 * 28) == (784, 784)
 
