@@ -288,7 +288,7 @@ def _right(r: Response, facts: Facts) -> bool:
     """Whether a response is on the right side. Where that is a matter of degree, whether it beats the worst seen."""
     if isinstance(r.truth.get("same"), bool) and (answer := answer_of(r.text)) is not None:
         confidence = _number(answer)
-        return confidence is not None and (confidence > 0.5) == r.truth["same"] and confidence != 0.5
+        return r.score > 0 and confidence not in (None, 0.5) and ((confidence or 0.0) > 0.5) == r.truth["same"]
     part = next((p for p in ANSWER_PARTS if r.parts.get(p) is not None), None)
     if part is not None and set(facts.part(part)) <= {0.0, 1.0}:
         return r.parts[part] == 1
