@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -26,9 +27,10 @@ RANKS = {
     "genus": ["Boletus", "Russula", "Amanita", "Trametes", "Mycena", "Agaricus", "Lactarius", "Suillus"],
 }
 SEEN = (
-    "cap convex with a velvety margin", "gills crowded and pale", "pores small and yellow", "stem with a fine network",
-    "a ring hangs below the cap", "the flesh turns blue where it is cut", "growing on a fallen beech", "spore print white",
-    "the surface is zoned in brown and grey", "milk drips from the broken gills", "a volva at the base of the stem",
+    "cap convex with a velvety margin", "gills crowded and pale", "pores small and yellow", "spore print white",
+    "stem with a fine network", "a ring hangs below the cap", "the flesh turns blue where it is cut",
+    "growing on a fallen beech", "the surface is zoned in brown and grey", "milk drips from the broken gills",
+    "a volva at the base of the stem",
 )  # fmt: skip
 GROUP = 16
 PIECE = 50_000
@@ -117,7 +119,7 @@ def resident_mib(root: int) -> float:
 
 def run(words: list[str]) -> dict:
     """One command: its report, seconds and peak memory."""
-    start = time.perf_counter()
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen([sys.executable, "-m", "vlmrl", *words], stdout=subprocess.PIPE, text=True)
     peak, done = [0.0], threading.Event()
 
@@ -132,7 +134,9 @@ def run(words: list[str]) -> dict:
     watcher.join()
     if process.returncode:
         raise SystemExit(f"vlmrl {' '.join(words)} ended with {process.returncode}")
-    return {**json.loads(text), "wall": time.perf_counter() - start, "peak_mib": peak[0]}
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {**json.loads(text), "cpu": cpu, "wall": time.perf_counter() - start, "peak_mib": peak[0]}
 
 
 def main() -> None:
@@ -163,10 +167,10 @@ def main() -> None:
             kinds["nothing"] = ["--reward", "length", "--set", "soft_tokens=1", "--set", "max_tokens=2"]
         for kind, words in kinds.items():
             best = min((run([*common, *words]) for _ in range(asked.repeats)), key=lambda r: r["wall"])
+            rate = f"{asked.rows / best['wall']:,.0f} rows a second, {best['peak_mib']:,.0f} MiB at most"
             print(
-                f"{kind}: {best['wall']:.1f} s, {asked.rows / best['wall']:,.0f} rows a second, "
-                f"{best['peak_mib']:,.0f} MiB at most, {asked.jobs} processes", flush=True,
-            )  # fmt: skip
+                f"{kind}: {best['wall']:.1f} s ({best['cpu']:.1f} s of CPU), {rate}, {asked.jobs} processes", flush=True
+            )
 
 
 if __name__ == "__main__":

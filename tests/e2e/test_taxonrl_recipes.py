@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from vlmrl.recipe.load import LoadedRecipe, load_recipe
 from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.domain import truth_distance
 from vlmrl.tasks.domains import DOMAINS
+from vlmrl.tasks.source import open_source
 from vlmrl.train.start import Labels, run_session, start_run
+from vlmrl.train.state import make_scorer
 
 BASE = "qwen2_5_vl_7b_taxonrl.toml"
 RECIPES = sorted(p.stem for p in shipped_folder().glob("*.toml") if BASE in p.read_text())
@@ -81,8 +84,8 @@ def load(name: str, *more: str) -> LoadedRecipe:
     return load_recipe(name, overrides=[*SMALL, *more])
 
 
-def train(loaded: LoadedRecipe, root: Path) -> Run:
-    run = start_run(loaded, root, ["vlmrl"], Labels(None, (), ""))
+def train(loaded: LoadedRecipe, root: Path, name: str | None = None) -> Run:
+    run = start_run(loaded, root, ["vlmrl"], Labels(name, (), ""))
     assert run_session(run, loaded.recipe, root, Silent(), None) == "done"
     return open_run(root, run.id)
 
@@ -91,23 +94,54 @@ def reward_of(run: Run) -> Mapping[str, Any]:
     return run.manifest.rewards[0]
 
 
+@pytest.fixture(scope="module")
+def starts(place, tiny_folder) -> Path:
+    """The runs folder with the supervised starts, under the names that other recipes begin from."""
+    root = place / "runs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        for name in STARTS:
+            run = train(load(name, f"model.path={tiny_folder}"), root, name)
+            losses = [line["loss/cross_entropy"] for line in run.metrics("train")]
+            assert len(losses) == 2 and losses[1] < losses[0], "the traces teach nothing"
+    return root
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in RECIPES if n not in STARTS])
-def test_a_recipe_trains_for_two_steps(name, place, tiny_folder, tmp_path, monkeypatch):
+def test_a_recipe_trains_for_two_steps(name, place, starts, tiny_folder, monkeypatch):
     monkeypatch.chdir(place)
-    loaded = load(name, f"model.path={tiny_folder}")
-    run = train(loaded, tmp_path)
+    start = load_recipe(name).recipe.model.path
+    own = [] if start in STARTS else [f"model.path={tiny_folder}"]
+    loaded = load(name, *own)
+    run = train(loaded, starts)
+    assert bool(run.manifest.parent) == (start in STARTS)
     lines = run.metrics("train")
     assert len(lines) == 2 and len(run.metrics("validation")) == 2
     groups = run.read_rollouts(1)
-    assert [len(g.samples) for g in groups] == [2, 2]
     data = loaded.recipe.data[0]
-    assert {g.row.task for g in groups} == {data.task}
+    assert [len(g.samples) for g in groups] == [2, 2] and {g.row.task for g in groups} == {data.task}
     asked = DOMAINS[data.task].variant(data.variant or "baseline").asked
     tags = [f"<{DOMAINS[data.task].truth_field(field).tag}>" for field in asked]
     assert all(tag in g.prompt_text for g in groups for tag in tags), "the prompt does not ask for what is paid"
-    # the published reward of the very same recipe reads these rows too
-    if not loaded.recipe.reward.args:
-        load(name, f"model.path={tiny_folder}", *PUBLISHED)
+
+
+@pytest.mark.parametrize("name", [n for n in RECIPES if n not in STARTS])
+def test_the_published_reward_of_a_recipe_scores_its_rows(name, place, tiny_folder, monkeypatch):
+    monkeypatch.chdir(place)
+    words = re.search(r"--set '(reward\.args=.*)'", (shipped_folder() / f"{name}.toml").read_text())
+    more = [words.group(1)] if words else []
+    loaded = load(name, f"model.path={tiny_folder}", *PUBLISHED, *more)
+    source = open_source(loaded.recipe.data[0], loaded.recipe.reward)
+    assert source.reward.name == "taxonrl"
+    script = str(loaded.recipe.paper["script"])
+    share = re.search(r"_(\d\dp)\.sh", script)
+    assert share is None or share.group(1) in source.reward.args["function"]
+    with make_scorer(source, loaded.recipe) as scorer:
+        row = source.rows[0]
+        text = source.task.trace(row, random.Random(0)) if source.task.trace else ""
+        (score,) = scorer.score([source.reward_input(row, text, "stop", 9, "")], strict=True)
+    assert score.error is None and score.value > 0.5
 
 
 def test_there_are_the_24_scripts_and_two_starts():

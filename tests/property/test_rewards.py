@@ -45,6 +45,17 @@ def test_whatever_is_written_the_value_stays_in_range_and_a_broken_format_earns_
         assert value == 0
 
 
+@given(st.lists(st.tuples(SOUP, truths()), min_size=2, max_size=4))
+def test_what_was_scored_before_changes_no_score(samples):
+    args = {"levels": LEVELS, "aliases": {"c": "a"}, "levels_decide": False}
+    warm = load_reward("taxonomy", args=args)
+    seen = dict(samples[0][1])
+    for text, truth in samples:
+        seen.update(truth)  # the same mapping with other contents: nothing may be remembered by identity
+        expected = load_reward("taxonomy", args=args).fn(RewardInput(text, dict(truth)))
+        assert warm.fn(RewardInput(text, truth)) == warm.fn(RewardInput(text, seen)) == expected
+
+
 @given(truths(), st.integers(0, 10_000), NAMES, NAMES)
 def test_no_response_earns_more_than_the_right_one(truth, number, loop, digit):
     spec = load_reward("taxonomy", args={"levels": LEVELS})

@@ -32,6 +32,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "chat_template": ("cut_off", "format_unmet", "one_answer", *_NO_CONTRAST),
     "prefilled_tag": ("format_unmet", "cut_off", *_NO_CONTRAST),
     "temperature_high": ("format_unmet", "cut_off", *_NO_CONTRAST),
+    "constant_reward": ("all_wrong", "all_right", "zero_gradient", *_NO_CONTRAST),
     "cut_off": ("format_unmet", "one_answer", *_NO_CONTRAST),
     "other_layout": ("one_answer", *_NO_CONTRAST),
     "constant_truth": ("one_answer", "all_right", *_NO_CONTRAST),

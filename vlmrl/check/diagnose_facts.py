@@ -136,7 +136,13 @@ class Facts:
         """The largest score of a source when each part is at most 1, as those of all built-in rewards are. None where
         the weights are not known."""
         weights = self.weights(source)
-        return sum(w for w in weights.values() if w > 0) if weights else None
+        if weights:
+            return sum(w for w in weights.values() if w > 0)
+        # a reward of the user's own without weights: every part counts once, or `reward` alone
+        parts = [name for name in self.part_names if self.part(name)]
+        if not parts or any(max(self.part(name)) > 1 for name in parts):
+            return None
+        return 1.0 if "reward" in parts else float(len(parts))
 
     @property
     def key(self) -> str:

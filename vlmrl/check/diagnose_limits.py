@@ -14,6 +14,8 @@ Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 MOST_ROWS = 3
 MOST_TEXT_CHARS = 300
+FLAGS = ("--quiet", "-q", "--json", "--accept-changes", "--dry-run")
+"""Options of `train` and `sft` that take no value."""
 
 
 class Limit(NamedTuple):
@@ -37,7 +39,6 @@ LIMITS: dict[str, Limit] = {
     "dead_warning": Limit(0.7, "a third to a half is usual on a task of mixed difficulty"),
     "one_sided": Limit(0.8, "share of groups that are all wrong (or all right) from which the task is too hard (easy)"),
     "right_score": Limit(0.95, "share of the most possible score from which a response counts as right"),
-    "wrong_part": Limit(0.75, "what an answer of one half earns by Brier: above it lies the right side"),
     "few_samples": Limit(16, "fewer responses than two groups of eight prove nothing about a part or a label"),
     "one_answer": Limit(0.95, "share of responses that give the same answer to prompts with different truths"),
     "distinct": Limit(0.2, "different texts in a group, as a share of its size: fewer than two of eight"),
@@ -114,20 +115,39 @@ def percent(share: float) -> str:
 
 def again(facts: Facts, *settings: str) -> str:
     """The command that made the run, with `--set` on top; what named or continued the run is left out."""
-    words, kept, skip = list(facts.manifest.argv), [], False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in ("--name", "--resume", "--from", "--tag", "--note"):
-            skip = True
-        elif not word.startswith(("--name=", "--resume=", "--from=", "--tag=", "--note=", "--accept-changes")):
-            kept.append(word)
-    command = {"sft": "sft"}.get(facts.manifest.kind, "train")
-    made = kept if len(kept) > 2 and kept[1] == command else ["vlmrl", command, str(facts.run.dir / RECIPE)]
-    return shlex.join(made) + "".join(f" --set {shlex.quote(setting)}" for setting in settings)
+    words, settled = _words(facts)
+    return shlex.join(["vlmrl", "sft" if facts.manifest.kind == "sft" else "train", *words]) + _set(*settled, *settings)
 
 
 def look_again(facts: Facts, *settings: str) -> str:
     """The command that samples a few answers with the run's recipe and shows prompt, images and scores verbatim."""
-    words = again(facts, *settings).split(" ", 2)
-    return " ".join(["vlmrl", "try", *words[2:]])
+    words, settled = _words(facts)
+    return shlex.join(["vlmrl", "try", words[0]]) + _set(*settled, *settings)
+
+
+def check_again(facts: Facts) -> str:
+    """The command that compares log-probs and gradients of the run's rows with the model's own."""
+    words, settled = _words(facts)
+    return shlex.join(["vlmrl", "check", "--deep", words[0]]) + _set(*settled)
+
+
+def _words(facts: Facts) -> tuple[list[str], list[str]]:
+    """(the recipe and how many cards it ran on, its `--set`) of the command that made the run."""
+    given, recipe, cards, settled = list(facts.manifest.argv[2:]), "", [], []
+    if list(facts.manifest.argv[1:2]) != [facts.manifest.kind.replace("rl", "train")]:
+        given = []
+    while given:
+        word, equals, value = given.pop(0).partition("=")
+        if not word.startswith("-"):
+            recipe = recipe or word + equals + value
+        elif word not in FLAGS:
+            value = value if equals else given.pop(0) if given else ""
+            settled += [value] if word == "--set" else []
+            cards += [word, value] if word == "--gpus" else []
+    return [recipe or str(facts.run.dir / RECIPE), *cards], settled
+
+
+def _set(*settings: str) -> str:
+    """As `--set` options; of several for one key the last alone."""
+    last = {setting.partition("=")[0]: setting for setting in settings}
+    return "".join(f" --set {shlex.quote(setting)}" for setting in last.values())

@@ -20,7 +20,7 @@ TURN_END = re.compile(r"(?:<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<end_of_turn>|<tu
 OPEN_TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>\s*\Z")
 CLOSED_THINK = re.compile(r"</(think|thinking|reasoning)>\s*\Z")
 TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>")
-ANSWER = re.compile(r"<answer>\s*([^<]{1,200}?)\s*</answer>|\\boxed\{([^{}]{1,200})\}")
+ANSWER = re.compile(r"<answer>([^<]{1,400})</answer>|\\boxed\{([^{}]{1,200})\}")
 MOST_PLAIN_ANSWER_CHARS = 40
 MOST_NOTES = 3
 
@@ -56,20 +56,20 @@ def prefilled_tag(facts: Facts) -> Iterator[Cause]:
     if not found:
         return
     tag, count = found.most_common(1)[0]
-    if count < len(prompts) or not _format_poor(facts):
-        return
-    writes = fmean(f"<{tag}>" in r.text for r in facts.responses)
+    without = [r for r in facts.responses if f"<{tag}>" not in r.text]
+    if count < len(prompts) or not without or any(_well_formed(r) for r in without):
+        return  # not in every prompt, or the reward takes responses that do not open it
+    writes = 1 - len(without) / len(facts.responses)
     closes = fmean(f"</{tag}>" in r.text for r in facts.responses)
-    if writes > 0.5:  # responses open it all the same: the format fails for another reason
-        return
     verb = "opens" if opened else "opens and closes"
     yield Cause(
-        "prefilled_tag", "error",
-        f"the chat template {verb} <{tag}> in the prompt, so responses do not, and the reward asks them to",
+        "prefilled_tag", "error" if writes < 0.5 else "warning",
+        f"the chat template {verb} <{tag}> in the prompt, and the reward asks the response to",
         look_again(facts, 'model.thinking="off"') if closed or tag.startswith("think") else look_again(facts), 1.0,
         [f"every prompt ends with {prompts[0][-40:]!r}",
-         f"{percent(writes)} of the responses write <{tag}>, {percent(closes)} write </{tag}>"],
-        rows_of(facts.responses),
+         f"{percent(writes)} of the responses write <{tag}> once more, {percent(closes)} write </{tag}>; none of the "
+         "others is well formed"],
+        rows_of(without),
     )  # fmt: skip
 
 
@@ -209,6 +209,12 @@ def _format_poor(facts: Facts) -> bool:
     return bool(scores) and (
         max(scores) == min(scores) or fmean(s == min(scores) for s in scores) > limit("poor_score")
     )
+
+
+def _well_formed(r: Response) -> bool:
+    """Whether a response meets the format, or earns anything where the reward has no such part."""
+    form = next((v for n, v in r.parts.items() if "format" in n.lower()), None)
+    return r.error is None and (r.score > 0 if form is None else form > 0)
 
 
 def _loops(text: str) -> bool:

@@ -37,7 +37,7 @@ def failing_reward(facts: Facts) -> Iterator[Cause]:
 
 def other_layout(facts: Facts) -> Iterator[Cause]:
     """What the response says is the truth, spelled in a way that the reward does not take."""
-    unpaid, hits = 0, {}
+    unpaid, hits, spelled = 0, {}, {}
     for r in facts.responses:
         for name, said, true in _labels(r):
             if (part := _part_of(name, r.parts)) is None or r.cut or (r.parts.get(part) or 0.0) > 0:
@@ -46,15 +46,20 @@ def other_layout(facts: Facts) -> Iterator[Cause]:
             if form == 0 and f"<{name}>" not in r.note and r.note:
                 continue  # the form is broken elsewhere: its label was never looked at
             unpaid += 1
-            if why := agrees(said, true):
+            if said.strip() == true.strip():
+                spelled.setdefault(name, []).append((r, said, true))
+            elif why := agrees(said, true):
                 hits.setdefault((name, why), []).append((r, said, true))
+    for name, rows in spelled.items():  # paid for none of them, and for nothing else either
+        if len(rows) >= limit("few_samples") and not any(facts.part(_part_of(name, rows[0][0].parts) or "")):
+            hits[name, "the reward compares with something else"] = rows
     found = sum(map(len, hits.values()))
     if found >= limit("layout_least") and found >= limit("layout_share") * unpaid:
         (name, why), rows = max(hits.items(), key=lambda item: len(item[1]))
         _, said, true = rows[0]
         yield Cause(
             "other_layout", "error",
-            f"labels are right and earn nothing: `{name}` is spelled otherwise in the truth ({why})",
+            f"labels are right and earn nothing, in another layout than the reward takes: `{name}` ({why})",
             f"vlmrl reward-check {facts.key}", 0.95 + 0.05 * min(1.0, found / unpaid),
             [f"{found} of {unpaid} unpaid labels agree with the truth once spelling is put aside",
              f"the response says {said!r}, the truth {true!r}"],
@@ -115,6 +120,12 @@ def constant_part(facts: Facts) -> Iterator[Cause]:
     if len(facts.responses) < limit("few_samples"):
         return
     weights, most = facts.weights(facts.responses[0].source), facts.most_possible(facts.responses[0].source) or 1.0
+    low, high = facts.score_range
+    if low == high and 0 < high != facts.most_possible(facts.responses[0].source):
+        texts = len({r.text for r in facts.responses})
+        what = f"every response earns {high:g}: {texts} different texts, one score"
+        yield Cause("constant_reward", "error", what, f"vlmrl reward-check {facts.key} --probe", 1.0, [],
+                    rows_of(facts.responses))  # fmt: skip
     found: dict[float | None, list[str]] = {}
     for name in facts.part_names:
         values = facts.part(name)
@@ -274,11 +285,15 @@ def _part_of(name: str, parts: Mapping[str, Any]) -> str | None:
 
 
 def _right(r: Response, facts: Facts) -> bool:
+    """Whether a response is on the right side. Where that is a matter of degree, whether it beats the worst seen."""
+    if isinstance(r.truth.get("same"), bool) and (answer := answer_of(r.text)) is not None:
+        confidence = _number(answer)
+        return confidence is not None and (confidence > 0.5) == r.truth["same"] and confidence != 0.5
     part = next((p for p in ANSWER_PARTS if r.parts.get(p) is not None), None)
-    if part is not None:
-        return float(r.parts[part] or 0.0) > limit("wrong_part")
-    most = facts.most_possible(r.source)
-    return r.score > limit("wrong_part") * most if most else r.score > 0
+    if part is not None and set(facts.part(part)) <= {0.0, 1.0}:
+        return r.parts[part] == 1
+    low, high = facts.score_range
+    return r.score > low if high > low else r.score > 0
 
 
 def _perfect(r: Response, facts: Facts) -> bool:

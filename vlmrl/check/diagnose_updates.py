@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import fmean, median
 
 from vlmrl.check.diagnose_facts import Facts, identity
-from vlmrl.check.diagnose_limits import Cause, again, limit, percent, rows_of
+from vlmrl.check.diagnose_limits import Cause, again, check_again, limit, percent, rows_of
 
 GRADIENT = "optim/grad_norm"
 MIN_UPDATES = 3
@@ -72,7 +72,7 @@ def _too_large(facts: Facts, peak: float, lora: bool) -> Iterator[Cause]:
 
 def gradients(facts: Facts) -> Iterator[Cause]:
     """No gradient arrives, or none in a part that is trained; parts that are frozen."""
-    norms, check = facts.series(GRADIENT), f"vlmrl check --deep {_recipe_word(facts)}"
+    norms, check = facts.series(GRADIENT), check_again(facts)
     if norms and not any(norms):
         what = f"the gradient is 0 in all {len(norms)} updates: the weights never change"
         yield Cause("zero_gradient", "error", what, check, 0.9)
@@ -112,7 +112,7 @@ def engine_gap(facts: Facts) -> Iterator[Cause]:
     most, effective = facts.series("policy/sampler_gap_max"), facts.series("policy/sampler_ess")
     evidence = [f"largest {max(most, default=gap):.3g} nats; up to {allowed:g} on average is usual in {dtype}"]
     evidence += [f"effective sample size {percent(median(effective))} of the tokens"] if effective else []
-    command = f"vlmrl check --deep {_recipe_word(facts)}"
+    command = check_again(facts)
     if rollout.top_p < 1 or rollout.top_k > 0:
         evidence.append(f"rollout.top_p = {rollout.top_p:g}, top_k = {rollout.top_k}: samples are not the policy's")
         command = again(facts, "rollout.top_p=1.0", "rollout.top_k=0")
@@ -192,7 +192,3 @@ def _parts(facts: Facts) -> tuple[dict[str, float], dict[str, float]]:
     if not noted:
         return {}, {}
     return dict(noted[-1].get("trained") or {}), dict(noted[-1].get("frozen") or {})
-
-
-def _recipe_word(facts: Facts) -> str:
-    return again(facts).split(" ", 2)[2]

@@ -42,7 +42,8 @@ def paid_ngrams(facts: Facts, scores: Scores, texts: Mapping[int, str]) -> dict[
     Of each: in how many of the texts it is (`texts`), its share in the first and in the last third of the steps, and by
     how much texts with it are paid more than texts without it (`pays`). Both are compared in a way that neither a score
     that rises with training nor a name that belongs to a prompt can feign: pay among the samples of one prompt, rise
-    between prompts. Rise and pay must both be MIN_Z standard errors from nothing.
+    between prompts. (Where each row is a prompt of its own, the texts of a step are compared, and a name that goes with
+    easy prompts can look paid.) Rise and pay must both be MIN_Z standard errors from nothing.
 
     Args:
         texts: row of the input -> response; the sample that is looked at, groups whole.
@@ -54,7 +55,7 @@ def paid_ngrams(facts: Facts, scores: Scores, texts: Mapping[int, str]) -> dict[
     told: dict[str, Any] = {"texts": len(at), "thirds": bool(len(at)) and int(third_D.max()) > 0, "found": []}
     if not told["thirds"]:
         return told
-    prompts = Prompts.of(facts.groups_N[at], third_D, scores.values_N[at])
+    prompts = Prompts.of(facts.groups_N[at], facts.steps_N[at], third_D, scores.values_N[at])
     found: dict[bytes, dict[str, Any]] = {}
     for holders in _ngrams([texts[row] for row in facts.rows_N[at].tolist()]):
         for gram, one in _judged(holders, prompts):
@@ -70,7 +71,7 @@ class Prompts:
 
     Args:
         prompt_D: of each text.     size_C: texts of each prompt.     third_C: third of the steps it is in.
-        rest_D: score minus the mean of the texts it is compared with: those of its prompt, else those of its third.
+        rest_D: score minus the mean of the texts it is compared with: those of its prompt, else those of its step.
         stratum_D: what it is compared within.      size_S: texts of each stratum.
     """
 
@@ -82,9 +83,9 @@ class Prompts:
     size_S: Ints
 
     @classmethod
-    def of(cls, groups_D: Ints, third_D: Ints, values_D: Floats) -> Prompts:
+    def of(cls, groups_D: Ints, steps_D: Any, third_D: Ints, values_D: Floats) -> Prompts:
         _, first, prompt_D, size_C = np.unique(groups_D, return_index=True, return_inverse=True, return_counts=True)
-        stratum_D = prompt_D if size_C.max() > 1 else third_D
+        stratum_D = prompt_D if size_C.max() > 1 else np.unique(steps_D, return_inverse=True)[1]
         size_S = np.bincount(stratum_D)
         mean_S = np.bincount(stratum_D, weights=values_D) / np.maximum(size_S, 1)
         return cls(prompt_D, size_C, third_D[first], values_D - mean_S[stratum_D], stratum_D, size_S)

@@ -20,6 +20,7 @@ from vlmrl.check.statistics import compare_stored, disagreements, fill_rows, gro
 from vlmrl.errors import DataError, RewardError, VlmrlError
 
 MOST_BROKEN = 10
+PUBLISHED = ("taxonrl", "profile:taxonrl")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class RewardQuestion:
     most_changed: int = 5
     jobs: int = 1
     keep_going: bool = False
+
+    @property
+    def is_published(self) -> bool:
+        """Whether all scoring is by the published rewards, which take any ground truth as it is."""
+        return self.reward in PUBLISHED and self.diff in (None, *PUBLISHED)
 
 
 @dataclass

@@ -273,7 +273,10 @@ class Work:
         for source, outcome in self._outcomes.items():
             for i in np.flatnonzero(made.facts.sources.codes_N == _code(made.facts, source)).tolist():
                 x = made.inputs[i]
-                accuracy = outcome(x.truth, x.response).get("accuracy")
+                try:
+                    accuracy = outcome(x.truth, x.response).get("accuracy")
+                except RewardError:  # a truth taken as it is, see `Decoded.doubts`: no response to it is right or wrong
+                    continue
                 right[i] = math.nan if accuracy is None else accuracy
         return right
 

@@ -6,19 +6,21 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vlmrl.cli.output import JSON_HELP, console, emit, say
 from vlmrl.errors import RewardError
 
+if TYPE_CHECKING:
+    from vlmrl.check.reward_check import Checked
+    from vlmrl.check.saved import Saved
+
 FAILED = 3
 """Exit code when a condition of --fail-on holds."""
 ROWS_OF_PAGE = 24
 """How many of the most changed responses --html shows, at least."""
-TAXONRL = "taxonrl"
-"""The profile and the reward that take ground truths as they are."""
 INPUT_HELP = (
     "A run (name, prefix, `last`), a run or rollouts folder, a rollouts Parquet, or any JSONL, CSV or Parquet with a "
     "response and a ground truth a row."
@@ -70,68 +72,86 @@ def reward_check(
     Example: vlmrl reward-check answers.jsonl --task fungi --profile taxonrl --out scores.parquet
     """
     from vlmrl.check.limits import needs_probe, parse_limits
-    from vlmrl.check.open_table import is_table, open_table
     from vlmrl.check.rescore import PROFILE, parse_weights
     from vlmrl.check.reward_check import RewardQuestion, check_rewards
-    from vlmrl.check.saved import open_saved
-    from vlmrl.check.scores_file import check_out, finite, write_scores
-    from vlmrl.cli.reward_report import show
-    from vlmrl.store.layout import runs_root
 
-    if profile is not None and reward is not None:
-        raise RewardError("--profile and --reward both name the reward", hint="give one of them")
+    _refuse({"--profile": profile} if reward is not None else {}, "without --reward")
+    _refuse({"--html": html} if diff is None else {}, "with --diff")
     limits = parse_limits(fail_on, diff=diff is not None) if fail_on else []
     question = RewardQuestion(
-        reward=f"{PROFILE}{profile}" if profile is not None else reward,
-        diff=diff,
-        args=dict(_argument(a) for a in args or []),
-        weights=parse_weights(weights) if weights else None,
-        style=style,
-        probe=probe or needs_probe(limits),
-        most=rows,
-        most_changed=max(rows, ROWS_OF_PAGE) if html is not None else rows,
-        jobs=jobs or len(os.sched_getaffinity(0)),
-        keep_going=keep_going or any(limit.needs_errors for limit in limits),
-    )
-    if out is not None:
-        check_out(out)
-    if html is not None and diff is None:
-        raise RewardError("--html shows what --diff changes", hint="add --diff REWARD")
-    of_table = {"--columns": columns, "--task": task, "--variant": variant}
-    of_run = {"--steps": steps, "--source": source}
-    path = Path(rollouts)
-    _refuse(of_run if is_table(path) else of_table, path, "saved rollouts" if is_table(path) else "a table")
-    if is_table(path):
-        lenient = TAXONRL in (profile, reward) and diff in (None, TAXONRL, f"{PROFILE}{TAXONRL}")
-        saved = open_table(path, columns=_columns(columns), task=task, variant=variant, lenient=lenient)
-    else:
-        saved = open_saved(rollouts, runs_root(runs), steps=_steps(steps), source=source)
+        f"{PROFILE}{profile}" if profile is not None else reward, diff, dict(_argument(a) for a in args or []),
+        parse_weights(weights) if weights else None, style, probe or needs_probe(limits), rows,
+        max(rows, ROWS_OF_PAGE) if html is not None else rows, jobs or len(os.sched_getaffinity(0)),
+        keep_going or any(limit.needs_errors for limit in limits),
+    )  # fmt: skip
+    table = {"--columns": columns, "--task": task, "--variant": variant}
+    saved = _open(rollouts, runs, {"--steps": steps, "--source": source}, table, question.is_published)
+    written = {"out": out, "html": html}
+    _check_places(written)
     checked = check_rewards(saved, question)
-    report = checked.report
-    if out is not None:
-        write_scores(out, checked.facts, checked.scores)
-        report["out"] = str(out)
-    if html is not None:
-        from vlmrl.report.reward_diff import write_reward_diff
-
-        write_reward_diff(html, saved, checked)
-        report["html"] = str(html)
-    failed = [limit.told(report) for limit in limits if limit.holds(report)]
-    report["fail_on"] = {"asked": fail_on, "failed": failed} if fail_on else None
-    emit(finite(report), as_json)
-    if not as_json:
-        show(report, console(), rows)
-    for told in failed:
-        say(f"failed: {told}")
-    _stop_when_not_deterministic(report)
+    failed = [limit.told(checked.report) for limit in limits if limit.holds(checked.report)]
+    checked.report["fail_on"] = {"asked": fail_on, "failed": failed} if fail_on else None
+    _write(written, saved, checked)
+    _tell(checked.report, rows, as_json)
     if failed:
         raise typer.Exit(FAILED)
 
 
-def _refuse(options: Mapping[str, str | None], path: Path, what: str) -> None:
+def _open(
+    place: str, runs: Path | None, of_run: Mapping[str, str | None], of_table: Mapping[str, str | None], lenient: bool
+) -> Saved:
+    """A table of responses or saved rollouts; options of the other one are refused."""
+    from vlmrl.check.open_table import is_table, open_table
+    from vlmrl.check.saved import open_saved
+    from vlmrl.store.layout import runs_root
+
+    path = Path(place)
+    if is_table(path):
+        _refuse(of_run, "for saved rollouts", place)
+        columns = _columns(of_table["--columns"])
+        return open_table(
+            path, columns=columns, task=of_table["--task"], variant=of_table["--variant"], lenient=lenient
+        )
+    _refuse(of_table, "for a table", place)
+    return open_saved(place, runs_root(runs), steps=_steps(of_run["--steps"]), source=of_run["--source"])
+
+
+def _check_places(written: Mapping[str, Path | None]) -> None:
+    from vlmrl.check.scores_file import check_out
+
+    if written["out"] is not None:
+        check_out(written["out"])
+
+
+def _write(written: Mapping[str, Path | None], saved: Saved, checked: Checked) -> None:
+    from vlmrl.check.scores_file import write_scores
+
+    if written["out"] is not None:
+        write_scores(written["out"], checked.facts, checked.scores)
+    if written["html"] is not None:
+        from vlmrl.report.reward_diff import write_reward_diff
+
+        write_reward_diff(written["html"], saved, checked)
+    checked.report["written"] = {name: str(path) for name, path in written.items() if path is not None}
+
+
+def _tell(report: Mapping[str, Any], rows: int, as_json: bool) -> None:
+    from vlmrl.check.scores_file import finite
+    from vlmrl.cli.reward_report import show
+
+    emit(finite(report), as_json)
+    if not as_json:
+        show(report, console(), rows)
+    for told in (report["fail_on"] or {}).get("failed", ()):
+        say(f"failed: {told}")
+    _stop_when_not_deterministic(report)
+
+
+def _refuse(options: Mapping[str, Any], only: str, where: str | None = None) -> None:
+    """Raise for an option that was given although it is `only` so and so."""
     for name, given in options.items():
         if given is not None:
-            raise RewardError(f"{name} {given}: that is for {what}", where=str(path))
+            raise RewardError(f"{name} {given} is only {only}", where=where)
 
 
 def _stop_when_not_deterministic(report: Mapping[str, Any]) -> None:

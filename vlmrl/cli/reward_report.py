@@ -38,9 +38,8 @@ def show(report: Mapping[str, Any], out: Console, most: int) -> None:
         _show_diff(report["diff"], out, most)
     for source, probes in (report["probes"] or {}).items():
         show_probes(source, probes, out)
-    for name in ("out", "html"):
-        if report.get(name):
-            out.print(f"written: {report[name]}", markup=False)
+    for place in report["written"].values():
+        out.print(f"written: {place}", markup=False)
     out.print(f"{report['samples']:,} responses in {report['seconds']:.1f} s", style="dim", markup=False)
 
 

@@ -87,7 +87,7 @@ def decode_image(data: bytes) -> PILImage:
                 image = image.convert("RGBA")
                 page = Image.new("RGBA", image.size, (255, 255, 255, 255))
                 image = Image.alpha_composite(page, image)
-            return image.convert("RGB")
+            return image if image.mode == "RGB" else image.convert("RGB")
     except _BROKEN as error:
         raise DataError(f"broken image: {error}") from error
 

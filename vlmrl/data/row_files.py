@@ -179,13 +179,13 @@ def locate_rows(source: str, images_root: Path | None = None) -> Located:
             tables = splits_of(load_saved(place), label)
         else:
             tables = table_files(place) if place.is_dir() else {"train": [place]}
+    first = ("train", "validation", "test")
+    tables = {name: tables[name] for name in sorted(tables, key=lambda n: first.index(n) if n in first else len(first))}
     if split is not None and split not in tables:
         raise DataError(f"no split `{split}` in {label}", hint=f"splits there: {', '.join(tables)}")
     if images_root is not None and not images_root.is_dir():
         raise DataError(f"{images_root} is not a folder", hint="check --images-root")
-    first = ("train", "validation", "test")
-    order = sorted(tables, key=lambda name: first.index(name) if name in first else len(first))
-    tables = {name: tables[name] for name in order if split in (None, name)}
+    tables = {name: table for name, table in tables.items() if split in (None, name)}
     return Located(label, split, root, tables, {name: _state(table) for name, table in tables.items()})
 
 

@@ -94,7 +94,7 @@ class Draft:
         for taken in self.taken.values():
             table, _, name = taken.key.partition(".")
             tables.setdefault(table if name else "", []).append(taken)
-        lines = [f"# {about}", *(f"# To do: {todo}." for todo in self.todo)]
+        lines = [_comment(about), *(_comment(f"To do: {todo}.") for todo in self.todo)]
         for table in ("", *TABLES):
             found = tables.get(table)
             if found:
@@ -128,5 +128,9 @@ def names(values: Iterable[Any]) -> list[str]:
 
 def _line(taken: Taken, table: str) -> str:
     name = taken.key.partition(".")[2] if table else taken.key
-    source = "".join(c if c.isprintable() else "?" for c in " ".join(taken.source.split()))
-    return f"{name} = {toml_value(taken.value)}".ljust(40) + f"  # {source}"
+    return f"{name} = {toml_value(taken.value)}".ljust(40) + f"  {_comment(taken.source)}"
+
+
+def _comment(text: str) -> str:
+    """A comment in one line, whatever the text holds: names and values of the imported file stand in comments too."""
+    return "# " + "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))

@@ -17,7 +17,7 @@ from typing import Any
 from vlmrl.errors import RecipeError
 from vlmrl.recipe.files import MAX_RECIPE_BYTES
 
-MAX_KEYS, MAX_DEPTH = 5000, 20
+MAX_KEYS, MAX_DEPTH, MAX_WORD_CHARS, MOST_DIGITS = 5000, 20, 10_000, 40
 SYSTEMS = ("easyr1", "verl", "trl")
 NULLS = ("null", "~", "")
 
@@ -102,7 +102,7 @@ def plain_value(text: str) -> Any:
         return None
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    if _NUMBER.fullmatch(text):
+    if len(text) <= MOST_DIGITS and _NUMBER.fullmatch(text):
         whole = re.fullmatch(r"[+-]?\d[\d_]*", text)
         return int(text.replace("_", "")) if whole else float(text)
     if len(text) > 1 and text[0] == "[" and text[-1] == "]":
@@ -190,7 +190,8 @@ def _put_in(word: str, variables: Mapping[str, str]) -> str:
         name = match.group(1) or match.group(3)
         return variables.get(name, match.group(2) if match.group(2) is not None else match.group())
 
-    return _VARIABLE.sub(value, word)
+    found = _VARIABLE.sub(value, word) if len(word) <= MAX_WORD_CHARS else word
+    return found if len(found) <= MAX_WORD_CHARS else word  # variables of variables double with every line
 
 
 def _is_setting(word: str) -> bool:

@@ -85,37 +85,37 @@ class LabelForm:
     what: ClassVar[str] = "labels"
     stops: ClassVar[bool] = False
 
-    def read(self, level: str, body: str) -> Said:
+    def read(self, body: str, level: str) -> Said:
         pieces, problem = two_pieces(body, level, "label")
         if problem:
-            return None, None, problem
+            return Said(None, None, problem)
         found: list[str] = []
         for i, piece in enumerate(pieces):
             match = NAMED[i].fullmatch(piece) if self.named else None
             if self.named and match is None:
-                return None, None, f"<{level}> does not read `Image1=label; Image2=label`"
+                return Said(None, None, f"<{level}> does not read `Image1=label; Image2=label`")
             text = match[1] if match else piece
             label = self.vocabulary.find(normalise_name(text, level))
             if label is None:
                 known = ", ".join(self.vocabulary.names)
-                return None, None, f"<{level}> holds {text[:40]!r}, which is none of {known}"
+                return Said(None, None, f"<{level}> holds {text[:40]!r}, which is none of {known}")
             found.append(label)
-        return tuple(found), found[0] != found[1], ""
+        return Said(tuple(found), found[0] != found[1])
 
     def read_truth(self, level: str, first: str | None, second: str | None) -> Said:
         if first is None or second is None:
-            return None, None, ""
+            return Said(None, None)
         found = []
         for label in (normalise_name(first, level), normalise_name(second, level)):
             if label in ("", "nan"):
-                return None, None, ""
+                return Said(None, None)
             found.append(self.vocabulary.find(label))
         if None in found:
             raise RewardError(
                 f"the truth of <{level}> is {[first, second]}, of which one is no label",
                 hint=f"labels: {', '.join(self.vocabulary.names)}; name other spellings under aliases in [reward.args]",
             )
-        return tuple(found), found[0] != found[1], ""
+        return Said(tuple(found), found[0] != found[1])
 
     def parts(
         self, stated: Mapping[str, Any], truth: Mapping[str, Any], levels: Sequence[str]

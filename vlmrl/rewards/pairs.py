@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import RewardSpec
@@ -25,9 +25,18 @@ MAX_CACHED_CHARS = 3 * MAX_NAME_CHARS
 """The text of a longer tag is not remembered."""
 
 
-Said = tuple[Any, bool | None, str]
-"""What a level's tag, or its truth, says: its value (None = nothing that can be read, or not known), whether the two
-images differ there (None = it does not say), and what is wrong with it ("" = nothing)."""
+class Said(NamedTuple):
+    """What a level's tag, or its truth, says.
+
+    Args:
+        value: None = nothing that can be read, or not known.
+        differs: whether the two images differ there; None = it does not say.
+        problem: what is wrong with it; "" = nothing.
+    """
+
+    value: Any
+    differs: bool | None
+    problem: str = ""
 
 
 class Form(Protocol):
@@ -41,7 +50,7 @@ class Form(Protocol):
     stops: ClassVar[bool]
     """Whether it breaks the format to state a level below one that differs."""
 
-    def read(self, level: str, body: str) -> Said: ...
+    def read(self, body: str, level: str) -> Said: ...
 
     def read_truth(self, level: str, first: str | None, second: str | None) -> Said:
         """Of a pair of names; raises a RewardError for names that the form does not know."""
@@ -63,15 +72,15 @@ class NameForm:
     what: ClassVar[str] = "names"
     stops: ClassVar[bool] = False
 
-    def read(self, level: str, body: str) -> Said:
+    def read(self, body: str, level: str) -> Said:
         names, problem = two_names(body, level, self.aliases)
-        return names, names[0] != names[1] if names else None, problem
+        return Said(names, names[0] != names[1] if names else None, problem)
 
     def read_truth(self, level: str, first: str | None, second: str | None) -> Said:
         if first is None or second is None:
-            return None, None, ""
+            return Said(None, None)
         names = normalise_name(first, level, self.aliases), normalise_name(second, level, self.aliases)
-        return (None, None, "") if "" in names or "nan" in names else (names, names[0] != names[1], "")
+        return Said(None, None) if "" in names or "nan" in names else Said(names, names[0] != names[1])
 
     def parts(
         self, stated: Mapping[str, Any], truth: Mapping[str, Any], levels: Sequence[str]
@@ -163,9 +172,9 @@ class PairReward:
             if problem:
                 return stated, None, problem
             stated[level] = value
-            if differs is not False:
-                equal = False
-                parted = parted or (level if differs else "")
+            equal = equal and differs is False
+            if differs:
+                parted = level
         return stated, True if parted else False if equal else None, ""
 
     def _agrees(self, confidence: float, differs: bool | None) -> bool | None:
@@ -195,7 +204,7 @@ class PairReward:
 
     @cached_property
     def _readers(self) -> dict[str, Any]:
-        return {level: lru_cache(4096)(partial(self.form.read, level)) for level in self.levels}
+        return {level: lru_cache(4096)(partial(self.form.read, level=level)) for level in self.levels}
 
     @cached_property
     def _truth_readers(self) -> list[tuple[str, str, Callable[[str | None, str | None], Said]]]:

@@ -113,6 +113,11 @@ class PairFormat:
         return PairText("", confidence, {tag: pieces[at] for tag, at in bodies}, repair)
 
 
+def split_pair(text: str, tags: Sequence[str], *, relaxed: bool = False) -> PairText:
+    """`PairFormat(tags, relaxed).split(text)`, the format remembered."""
+    return _pair_format(tuple(tags), relaxed).split(text)
+
+
 def parse_pair_response(
     text: str, levels: Sequence[str], aliases: Mapping[str, str] | None = None, *, relaxed: bool = False
 ) -> PairResponse:
@@ -127,7 +132,7 @@ def parse_pair_response(
     Example: `<think><genus>Corvus; Pica</genus></think><answer>0.1</answer>` -> ok, 0.1, {"genus": ("corvus", "pica")}.
     """
     levels = tuple(levels)
-    problem, confidence, bodies, _ = _pair_format(levels, relaxed).split(text)
+    problem, confidence, bodies, _ = split_pair(text, levels, relaxed=relaxed)
     spans = _closed_spans(find_tags(text, ("think", "answer", *levels)))
     if problem:
         bodies = {level: text[slice(*spans[level])] for level in levels if level in spans}

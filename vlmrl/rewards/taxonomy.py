@@ -117,15 +117,15 @@ class RelationForm:
     what: ClassVar[str] = "relations"
     stops: ClassVar[bool] = True
 
-    def read(self, level: str, body: str) -> Said:
+    def read(self, body: str, level: str) -> Said:
         word = body.strip(BLANKS).lower()
         if word not in RELATIONS:
-            return None, None, f"<{level}> holds none of Same, Different and Uncertain"
-        return word, RELATIONS[word], ""
+            return Said(None, None, f"<{level}> holds none of Same, Different and Uncertain")
+        return Said(word, RELATIONS[word])
 
     def read_truth(self, level: str, first: str | None, second: str | None) -> Said:
-        _, differs, _ = self.names.read_truth(level, first, second)
-        return None if differs is None else "different" if differs else "same", differs, ""
+        differs = self.names.read_truth(level, first, second).differs
+        return Said(None if differs is None else "different" if differs else "same", differs)
 
     def parts(
         self, stated: Mapping[str, Any], truth: Mapping[str, Any], levels: Sequence[str]

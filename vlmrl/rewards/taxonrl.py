@@ -321,7 +321,7 @@ def _published(function: str) -> Function:
     if function not in FUNCTIONS:
         from difflib import get_close_matches
 
-        close = get_close_matches(str(function), FUNCTIONS, n=1)
+        close = get_close_matches(str(function), FUNCTIONS, n=1, cutoff=0.4)
         hint = (f"did you mean `{close[0]}`?  " if close else "") + f"known: {', '.join(FUNCTIONS)}"
         raise RewardError(f"TaxonRL has published no reward `{function}`", hint=hint)
     return FUNCTIONS[function]

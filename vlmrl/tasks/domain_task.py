@@ -49,7 +49,7 @@ def _choose(domain: Domain, info: Mapping[str, Any], name: str | None) -> Varian
     if "style" in info:
         raise DataError(
             f"task `{domain.name}` needs a prepared dataset, not a table", where=str(info.get("name")),
-            hint=f"make one: `vlmrl prep {domain.name} --source {info.get('path', 'TABLE')}`",
+            hint=f"make one: `vlmrl prep {domain.name} {info.get('path', 'SOURCE')}`",
         )  # fmt: skip
     there = info.get("truth_fields", domain.field_names)
     wanted = domain.variant(name or domain.main or BASELINE)

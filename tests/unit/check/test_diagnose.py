@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
+import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +17,10 @@ from reward_runs import LEVELS
 from sick_runs import PROMPT, make_run, mixed, plan
 
 from vlmrl.check.diagnose import EXPLAINS, Diagnosis, diagnose, ranked
-from vlmrl.check.diagnose_limits import LIMITS, Cause, percent
-from vlmrl.check.diagnose_prompts import answer_of
-from vlmrl.check.diagnose_scores import agrees
+from vlmrl.check.diagnose_facts import read_facts
+from vlmrl.check.diagnose_limits import LIMITS, Cause, again, check_again, look_again, percent
+from vlmrl.check.diagnose_prompts import OPEN_TAG, ROLE_MARK, TURN_END, answer_of
+from vlmrl.check.diagnose_scores import FIELD, agrees
 from vlmrl.errors import StoreError
 from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
@@ -63,6 +67,14 @@ def other_spelling(truth, rng):
 
 def without_think(truth, rng):
     return mixed(truth, rng).removeprefix("<think>")
+
+
+def boxes(rng):
+    return {"box": round(rng.random(), 3)}
+
+
+def box_of(truth, rng):
+    return f"<think>{'.' * rng.randrange(30)}</think><answer>{rng.random():.4f}</answer>"
 
 
 def user_reward(score) -> RewardSpec:
@@ -113,6 +125,7 @@ FAULTS = {
     "all_wrong": plan(respond=wrong),
     "all_right": plan(respond=sure),
     "constant_part": plan(spec=user_reward(one_part_stuck)),
+    "constant_reward": plan(spec=user_reward(lambda x: {"format": 1.0, "answer": 0.3})),
     "zero_gradient": plan(metrics=lambda step: {"optim/grad_norm/vision": 0.0}),
     "zero_gradient of all": plan(metrics=lambda step: {"optim/grad_norm": 0.0}),
     "frozen": plan(trained={"vision": 300_000}, frozen={"language": 1_000_000}),
@@ -174,6 +187,13 @@ def test_a_response_cannot_write_to_the_terminal(tmp_path):
     assert "\\u001b[2J" in told and "\x1b" not in told and "\x9b" not in told
 
 
+def test_a_reward_by_degree_is_not_called_wrong_for_being_low(tmp_path):
+    """An overlap of 0.1 to 0.5 teaches, though no response reaches one half of what could be earned."""
+    spec = user_reward(lambda x: {"format": 1.0, "answer": 0.1 + 0.4 * (zlib.crc32(x.response.encode()) % 97) / 97})
+    found = look(make_run(tmp_path, plan(spec=spec, truth=boxes, respond=box_of)))
+    assert found.healthy, [c.what for c in found.causes]
+
+
 def test_what_a_cause_explains_stands_behind_it(tmp_path):
     found = look(make_run(tmp_path, FAULTS["cut_off"]))
     first, rest = found.causes[0], [c.name for c in found.causes[1:]]
@@ -181,6 +201,18 @@ def test_what_a_cause_explains_stands_behind_it(tmp_path):
     assert first.command == "vlmrl try r.toml --set rollout.max_new_tokens=160", first.command
     assert any("repeat themselves" in line for line in first.evidence)
     assert first.rows[0]["where"].startswith("step 0, digits row digits-0-") and first.rows[0]["note"]
+
+
+def test_the_next_command_is_the_runs_own_with_the_setting_changed(tmp_path):
+    facts = read_facts(make_run(tmp_path, plan(steps=1)))
+    words = "vlmrl train r.toml --name ill --set optim.lr=1e-3 --gpus=2 --quiet --runs elsewhere --set train.steps=9"
+    facts.run.manifest = replace(facts.manifest, argv=tuple(words.split()))
+    kept = "--set optim.lr=1e-05 --set train.steps=9"
+    assert again(facts, "optim.lr=1e-05") == f"vlmrl train r.toml --gpus 2 {kept}"
+    assert look_again(facts, "optim.lr=1e-05") == f"vlmrl try r.toml {kept}"
+    assert check_again(facts) == "vlmrl check --deep r.toml --set optim.lr=1e-3 --set train.steps=9"
+    facts.run.manifest = replace(facts.manifest, argv=("vlmrl", "demo"))  # no command to repeat: its recipe is kept
+    assert again(facts) == f"vlmrl train {facts.run.dir}/recipe.toml"
 
 
 def test_causes_are_ranked_by_what_explains_them_then_level_then_weight():
@@ -244,6 +276,25 @@ def test_labels_and_answers_of_any_text_are_read_without_an_error(one, other):
     agrees(one, other)
     answer_of(one)
     assert agrees(one, one) == ""
+
+
+def test_texts_made_to_be_slow_are_read_in_a_moment():
+    texts = [
+        "<answer>" + " " * 200_000 + "x",
+        "<answer>" * 50_000,
+        "<a>" * 50_000,
+        "image" * 50_000 + "=",
+        "<" * 200_000,
+    ]
+    begin = time.process_time()
+    for text in texts:
+        answer_of(text)
+        agrees(text[:200], text)
+        FIELD.findall(text)
+        TURN_END.search(text)
+        OPEN_TAG.search(text)
+        ROLE_MARK.search(text)
+    assert time.process_time() - begin < 5
 
 
 def test_shares_are_never_rounded_to_none_or_all():

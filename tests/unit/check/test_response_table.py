@@ -15,7 +15,7 @@ from vlmrl.check.reward_check import RewardQuestion, check_rewards
 from vlmrl.errors import DataError, RecipeError, RewardError
 
 ROWS = [
-    {"response": "a, b\n\"c\"", "ground_truth": "1", "group": "p", "step": 0, "hint": "x"},
+    {"response": 'a, b\n"c"', "ground_truth": "1", "group": "p", "step": 0, "hint": "x"},
     {"response": "", "ground_truth": "0", "group": "p", "step": 0, "hint": None},
     {"response": "\u00e9\u4e2d", "ground_truth": "1", "group": "q", "step": 1, "hint": "z"},
 ]
@@ -62,7 +62,12 @@ def test_every_kind_of_file_gives_the_same_inputs_in_order(kind, tmp_path):
     picked = saved.pick([2, 0])
     assert [picked[i].input.response for i in (0, 2)] == [ROWS[0]["response"], ROWS[2]["response"]]
     assert {**picked[2].input.truth} == {"ground_truth": "1"}
-    places = {".jsonl": "rows.jsonl:3", ".csv": "rows.csv:5", ".json": "rows.json row 2", ".parquet": "rows.parquet row 2"}
+    places = {
+        ".jsonl": "rows.jsonl:3",
+        ".csv": "rows.csv:5",
+        ".json": "rows.json row 2",
+        ".parquet": "rows.parquet row 2",
+    }
     assert picked[2].where.endswith(places[kind])
 
 
@@ -70,7 +75,7 @@ def test_every_kind_of_file_gives_the_same_inputs_in_order(kind, tmp_path):
     ("row", "roles"),
     [
         ({"input": "p", "output": "r", "gts": "1", "score": 0.5, "step": 3}, "output gts score step input"),
-        ({"problem": "p", "prediction": "r", "answer_im": "1", "answer": "0", "uid": "u"}, "prediction answer_im uid problem"),
+        ({"problem": "p", "prediction": "r", "answer_im": "1", "answer": "0"}, "prediction answer_im problem"),
         ({"prompt": "p", "completion": "r", "solution": "1", "reward": 1}, "completion solution reward prompt"),
         ({"data_source": "d", "solution_str": "r", "reward_model": {"ground_truth": "1"}}, "solution_str reward_model"),
     ],
@@ -105,7 +110,12 @@ def test_rows_that_cannot_be_read_are_all_named_and_left_out_on_request(tmp_path
         check_rewards(open_table(path), question)
     told = str(error.value)
     assert "4 of 6 rows cannot be read" in told
-    for place, why in ((2, "not JSON"), (4, "a row is ['a list'], not an object"), (5, "is None, not text"), (6, "not JSON")):
+    for place, why in (
+        (2, "not JSON"),
+        (4, "a row is ['a list'], not an object"),
+        (5, "is None, not text"),
+        (6, "not JSON"),
+    ):
         assert f"rows.jsonl:{place}: " in told and why in told
     kept = check_rewards(open_table(path), RewardQuestion(reward=question.reward, keep_going=True))
     assert kept.report["samples"] == 2 and kept.report["broken"]["number"] == 4
@@ -116,7 +126,7 @@ def test_rows_that_cannot_be_read_are_all_named_and_left_out_on_request(tmp_path
     ("text", "words"),
     [
         ("response,ground_truth\na,1,2\nb,1\n", "3 cells, the header has 2"),
-        ("response,ground_truth\n\"a,1\n", "not CSV"),
+        ('response,ground_truth\n"a,1\n', "not CSV"),
         ("response,response\na,1\n", "repeated column name"),
         ("", "the header is empty"),
     ],
@@ -202,7 +212,10 @@ def test_what_is_missing_is_told(tmp_path):
 
 
 def test_a_stored_score_is_what_a_reward_is_compared_with(tmp_path):
-    rows = [{"response": "ab", "ground_truth": "1", "score": 2.0}, {"response": "abc", "ground_truth": "1", "score": None}]
+    rows = [
+        {"response": "ab", "ground_truth": "1", "score": 2.0},
+        {"response": "abc", "ground_truth": "1", "score": None},
+    ]
     (tmp_path / "r.py").write_text("def score(x): return len(x.response)\n")
     saved = open_table(write(tmp_path / "rows.jsonl", rows))
     report = check_rewards(saved, RewardQuestion(reward=f"{tmp_path}/r.py:score")).report
@@ -220,7 +233,10 @@ def test_rewards_of_other_trainers_see_the_columns(tmp_path):
     )
     _, found = scored(tmp_path, rows, verl)
     assert found.sides[0][0].parts == {"score": 1.0, "ok": 1.0}
-    easyr1 = "def score(reward_inputs): return [{'overall': float(r['response'] == r['ground_truth'])} for r in reward_inputs]\n"
+    easyr1 = (
+        "def score(reward_inputs):\n"
+        "    return [{'overall': float(r['response'] == r['ground_truth'])} for r in reward_inputs]\n"
+    )
     _, found = scored(tmp_path, rows, easyr1)
     assert found.sides[0][0].value == 1.0
     trl = "def score(completions, level, **kw): return [float(n) for n in level]\n"

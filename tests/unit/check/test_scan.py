@@ -44,10 +44,12 @@ def test_two_processes_say_what_one_says(fault, tmp_path, monkeypatch):
     monkeypatch.setattr(scan, "MAX_TEXTS", 60)
     path = pair_table(tmp_path / "rows.parquet", 400)
 
+    changed = {"levels": LEVELS, "answer": "truncated_bce" if fault else "brier"}
+
     def scanned(jobs):
         saved = open_table(path, task="pairs")
         side = named_rewards(saved, "taxonomy", args={"levels": LEVELS}, weights=None)
-        other = named_rewards(saved, "taxonomy", args={"levels": LEVELS, "partial": not fault}, weights=None)
+        other = named_rewards(saved, "taxonomy", args=changed, weights=None)
         return scan_saved(saved, [side, other], jobs=jobs)
 
     one, two = scanned(1), scanned(2)

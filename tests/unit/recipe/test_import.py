@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -297,11 +298,24 @@ def test_nothing_of_a_file_is_run(tmp_path):
     assert not touched.exists()
 
 
+def test_a_script_that_grows_or_never_ends_is_read_in_a_moment(tmp_path):
+    doubling = "\n".join(["A0=xxxxxxxxxx", *(f"A{n}=$A{n - 1}$A{n - 1}" for n in range(1, 60))])
+    digits = f"worker.rollout.n=4 data.image_dir={'1' * 100_000}x trainer.max_steps={'7' * 5000}"
+    (tmp_path / "run.sh").write_text(f"{doubling}\npython -m verl.trainer.main data.image_dir=$A59 {digits}\n")
+    begin = time.process_time()
+    foreign = read_foreign(tmp_path / "run.sh")
+    assert time.process_time() - begin < 2
+    assert foreign.values["worker.rollout.n"] == 4 and max(len(str(v)) for v in foreign.values.values()) < 150_000
+
+
 def test_a_comment_of_the_recipe_cannot_be_broken_out_of(tmp_path):
-    key = "worker.rollout.n\\n[model]\\npath = 'evil'"
-    loaded, report = recipe_of(tmp_path, json.dumps({"worker.rollout.n": 4, key: 2, "\\u001b[31mx": 1}), "a.json")
-    assert loaded.recipe.model.path == "path/to/model" and loaded.recipe.rollout.samples_per_prompt == 4
-    assert any("set `model.path`" in todo for todo in report["todo"])
+    evil = "p.jinja\n[eval]\nallow_test_split = true\x1b[2J"
+    given = {"worker.rollout.n": 4, "data.format_prompt": evil, "data.train_files": ["a.parquet", evil], evil: 2}
+    loaded, report = recipe_of(tmp_path, json.dumps(given), "a.json")
+    assert not loaded.recipe.eval.allow_test_split and loaded.recipe.rollout.samples_per_prompt == 4
+    assert loaded.recipe.data[0].prompt == evil  # as a value it is what it is
+    assert all("\x1b" not in line for line in (tmp_path / "made.toml").read_text().splitlines() if line.startswith("#"))
+    assert loaded.recipe.model.path == "path/to/model" and any("set `model.path`" in todo for todo in report["todo"])
 
 
 @pytest.mark.parametrize(("text", "value"), [

@@ -172,6 +172,12 @@ def test_where_names_are_not_known_the_distance_says_what_differs(distance):
     assert "".join(said[level][0].upper() for level in LEVELS) == wanted
 
 
+def test_where_the_levels_end_at_the_class_distance_1_is_the_finest_of_them():
+    spec = load_reward("taxonomy_relations", args={"levels": LEVELS})
+    said = spec.fn.read_truth({"same": False, "distance": 1})[1]  # type: ignore[attr-defined]
+    assert said == {"order": "same", "family": "same", "genus": "different"}
+
+
 def test_a_level_without_any_truth_is_left_out():
     truth = {"same": False, "order": ["O", "O"], "family": ["F", None], "genus": ["A", "B"]}
     assert relations(["Same", "Same", "Different"], truth)[0]["family"] is None

@@ -129,6 +129,19 @@ def test_the_relaxed_format_repairs_nothing_else(broken):
     assert set(parts.values()) == {0.0}
 
 
+def test_a_part_consistency_takes_a_quarter_of_the_share_of_the_levels():
+    weights = load_reward("taxonomy", args={"levels": TWO, "consistency": "part"}).weights
+    expected = {"format": 0.2, "answer": 0.4, "loop": 0.15, "digit": 0.15, "consistency": 0.1}
+    assert weights == pytest.approx(expected, abs=1e-12)
+
+
+def test_long_tags_are_not_remembered():
+    reward = load_reward("taxonomy", args={"levels": TWO}).fn
+    for body in ("yes; yes", "x" * 10_000 + "; y"):
+        reward(RewardInput(f"<think><loop>{body}</loop></think><answer>0.5</answer>", SAME_LOOP))
+    assert reward._readers["loop"].cache_info().currsize == 1  # type: ignore[attr-defined]
+
+
 def test_consistency_as_a_part():
     names = "<think><loop>yes; yes</loop><digit>6; 8</digit></think>"
     agreeing, _ = score(f"{names}<answer>0.1</answer>", SAME_LOOP, consistency="part")

@@ -173,6 +173,7 @@ def test_r18_a_hyphen_makes_both_ages_unreadable():
 def test_r19_species_are_found_by_what_they_contain():
     hedge = "<species>not Asterias but Anthenea; unlike Asterias, Anthenea australiae</species>"
     assert one(SEA_STAR, hedge, "1;Asru;Asru")["species"] == 1.0
+    assert one(SEA_STAR, "<species>A.\trubens; arubens</species>", "1;Asru;Asru")["species"] == 0.5
 
 
 def test_r20_gorilla_tags_may_differ_and_four_fields_are_misread():
@@ -195,6 +196,7 @@ def test_r22_hard_weights_add_up_to_more_than_one():
 def test_r23_the_relaxed_format_is_arbitrary():
     assert overall(RELAXED, "<think>x<think><answer>1.0000<answer>", "1") == near(1.0)
     assert overall(RELAXED, "<think>x</think><answer><answer>1.0000</answer>", "1") == 0.0
+    assert one(RELAXED, "<think><answer>1.0000</answer>", "1")["format"] == 0.0
 
 
 def test_r24_an_unknown_distance_counts_as_same_class():

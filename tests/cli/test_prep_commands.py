@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import this_process
+from pair_tables import table_rows, write_parquet
+
+from vlmrl.cli.prep import DOMAINS as COMMANDS
+from vlmrl.tasks.domains import DOMAINS
+
+
+def test_every_domain_has_its_command_and_an_example_in_its_help(tmp_path: Path) -> None:
+    assert COMMANDS.keys() == DOMAINS.keys()
+    for name, domain in DOMAINS.items():
+        assert f"same {domain.asked if name != 'human' else 'person'} or not" in COMMANDS[name]
+        done = this_process("prep", name, "--help", cwd=tmp_path)
+        assert done.code == 0 and f"Example: vlmrl prep {name} --synthetic 600" in done.out
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_prep_and_the_doctor_tell_the_same_and_fit_the_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    source = write_parquet(tmp_path / "rows.parquet", table_rows("bird", 60))
+    out = str(tmp_path / "bird")
+    done = this_process("prep", "bird", source, "--out", out, "--workers", 1, "--json", cwd=tmp_path)
+    made = json.loads(done.out)
+    assert made["outcome"] == "created" and made["info"]["splits"]["validation"]["rows"] == 6
+    table = [line for line in done.err.splitlines() if line.startswith(("│", "┃", "┏", "└"))]
+    assert len(table) > 12 and max(map(len, table)) <= columns
+    for check in made["info"]["doctor"]["checks"]:
+        assert check["check"] in done.err
+    again = this_process("data", "doctor", out, "--workers", 1, "--json", cwd=tmp_path)
+    report = json.loads(again.out)["doctor"]
+    for key in ("image_tokens", "prompt_tokens", "labels", "exact_copies", "near_copies", "repeated_pairs", "remarks"):
+        assert report[key] == made["info"]["doctor"][key], key
+
+
+WRONG = [
+    (["prep", "fungi", "gone.parquet"], "nothing at gone.parquet"),
+    (["prep", "fungi", "{rows}@tset"], "no split `tset`"),
+    (["prep", "fungi", "{rows}", "--on-overlong", "shrink"], "--on-overlong shrink"),
+    (["prep", "fungi", "{rows}", "--on-overlong", "drop"], "without --max-prompt-tokens"),
+    (["prep", "fungi", "{rows}", "--name", "../x"], "the dataset name '../x' cannot be used"),
+    (["prep", "fungi", "{rows}", "--synthetic", "50"], "leave one out"),
+    (["prep", "fungi", "{rows}"], "are wrong, more than --max-bad 0.01; nothing was written"),
+    (["prep", "bird", "{rows}", "--max-prompt-tokens", "20"], "40 rows are over --max-prompt-tokens 20"),
+    (
+        ["prep", "bird", "{rows}", "--max-prompt-tokens", "20", "--on-overlong", "resize"],
+        "tokens for an image beside the text; nothing was written",
+    ),
+    (["prep", "whale", "{folder}"], "0 of 0 images cannot be used"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "told"), WRONG)
+def test_a_mistake_is_told_in_words_and_nothing_is_written(tmp_path: Path, arguments: list[str], told: str) -> None:
+    rows = write_parquet(tmp_path / "in" / "rows.parquet", table_rows("bird", 40))
+    (tmp_path / "empty").mkdir()
+    given = [one.format(rows=rows, folder=tmp_path / "empty") for one in arguments]
+    done = this_process(*given, "--out", "out", "--workers", 1, cwd=tmp_path)
+    assert done.code == 2 and told in " ".join(done.err.split()) and "Traceback" not in done.err
+    assert "hint:" in done.err and sorted(path.name for path in tmp_path.iterdir()) == ["empty", "in"]

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from vlmrl.check.facts import Facts
+from vlmrl.check.ngrams import paid_ngrams
+from vlmrl.check.scores import Coded, Scores
+
+STEPS = 30
+
+
+def made(groups, size, *, plant, pay, rise=True):
+    """Texts of 40 words; a name that belongs to the prompt and its score, a score that rises with training, and a
+    phrase that spreads over the run (`rise`) and adds `pay` to the score of the texts it is in (`plant`). A text that
+    is alone has no name: nothing could tell what the name pays from what the prompt is worth.
+    """
+    rng = random.Random(0)
+    n = groups * size
+    group = np.repeat(np.arange(groups), size)
+    step = (group * STEPS // groups).astype(np.int32)
+    texts, values = {}, []
+    for i in range(n):
+        words = rng.choices([f"w{k}" for k in range(60)], k=40) + [
+            f"name{group[i] % 10}" if size > 1 else "name",
+            f"epoch{step[i] // 10}",
+        ]
+        value = 0.02 * step[i] + 0.05 * (group[i] % 10) + rng.random() * 0.3
+        if plant and rng.random() < (step[i] / STEPS if rise else 0.4):
+            words[20:20] = ["truly", "and", "deeply"]
+            value += pay
+        texts[i] = " ".join(words)
+        values.append(value)
+    zeros, names = np.zeros(n, np.int32), Coded(np.zeros(n, np.int32), ["s"])
+    facts = Facts(
+        np.arange(n), np.arange(n), zeros, step, group.astype(np.int64), zeros, names, names, zeros > 0, zeros, zeros,
+        np.zeros(n),
+    )  # fmt: skip
+    return facts, Scores(np.asarray(values), {}, Coded(zeros, [""]), Coded(zeros - 1, [])), texts
+
+
+@pytest.mark.parametrize(("groups", "size"), [(150, 8), (1200, 1)])
+def test_a_phrase_that_came_to_be_paid_is_found_with_its_price(groups, size):
+    found = paid_ngrams(*made(groups, size, plant=True, pay=0.2))["found"]
+    assert [f["ngram"] for f in found] == ["truly and deeply"]
+    assert found[0]["pays"] == pytest.approx(0.2, abs=0.04) and found[0]["first"] < 0.3 < 0.7 < found[0]["last"]
+
+
+@pytest.mark.parametrize(
+    "what", [{"plant": False, "pay": 0.0}, {"plant": True, "pay": 0.0}, {"plant": True, "pay": -0.2},
+             {"plant": True, "pay": 0.2, "rise": False}]
+)  # fmt: skip
+@pytest.mark.parametrize(("groups", "size"), [(150, 8), (1200, 1)])
+def test_names_of_prompts_a_rising_score_and_words_without_rise_or_pay_are_not(groups, size, what):
+    told = paid_ngrams(*made(groups, size, **what))
+    assert told["found"] == [] and told["texts"] == groups * size and told["thirds"]
+
+
+def test_one_step_or_no_text_has_nothing_to_compare():
+    facts, scores, texts = made(20, 2, plant=True, pay=1.0)
+    facts.steps_N[:] = 3
+    assert paid_ngrams(facts, scores, texts) == {"texts": 40, "thirds": False, "found": []}
+    assert paid_ngrams(facts, scores, {}) == {"texts": 0, "thirds": False, "found": []}

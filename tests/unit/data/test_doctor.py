@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+
+from vlmrl.data.doctor import Facts, RowFacts, baseline, examine_dataset
+from vlmrl.data.likeness import HASH_BYTES
+from vlmrl.data.shards import Examined
+from vlmrl.types import Media
+
+
+def image(number: int, look: int | None = None, side: int = 56, remarks: tuple[str, ...] = ()) -> Examined:
+    name = f"{number:064x}"
+    code = (number if look is None else look) * 2654435761 % (1 << 64)
+    return Examined(Media(name, side, side), 100, f"{code:016x}" * (HASH_BYTES // 8), remarks)
+
+
+def row(a: int, b: int, same: bool, distance: int | None = None, groups: tuple[str, ...] = (), text: int = 100) -> RowFacts:
+    return RowFacts((a, b), "same" if same else "different", distance, text, groups, f"row {a} {b}")
+
+
+def verdicts(report: dict) -> dict[str, str]:
+    return {check["check"]: check["verdict"] for check in report["checks"]}
+
+
+def findings(report: dict) -> dict[str, str]:
+    return {check["check"]: check["finding"] for check in report["checks"]}
+
+
+def test_the_baseline_of_guessing() -> None:
+    # 60 same of 100: always "same" is right in 0.6; saying 0.6 every time costs 0.6 * 0.4^2 + 0.4 * 0.6^2 = 0.24
+    assert baseline({"same": 60, "different": 40}) == {"label": "same", "accuracy": 0.6, "brier": 0.24}
+    assert baseline({"a": 1, "b": 2, "c": 1}) == {"label": "b", "accuracy": 0.5}
+
+
+def sound() -> Facts:
+    train = [row(0, 1, True, 0), row(2, 3, False, 1), row(0, 2, False, 2), row(1, 1, True, 0)]
+    return Facts([image(i + 1) for i in range(8)], {"train": train, "test": [row(4, 5, True, 0), row(6, 7, False, 2)]})
+
+
+def test_a_sound_dataset_is_all_ok() -> None:
+    report = examine_dataset(sound(), max_prompt_tokens=2048)
+    assert set(verdicts(report).values()) == {"ok"}
+    # 56 x 56 pixels are 2 x 2 = 4 tokens: two images 8, with 100 of text 108
+    assert report["image_tokens"]["train"]["bins"] == [[8, 12, 4]] and report["prompt_tokens"]["train"]["max"] == 108
+    assert report["labels"]["train"]["distances"] == {"0": 2, "1": 1, "2": 1}
+    assert report["image_sizes"] == {"56x56": 8, "others": 0}
+
+
+def test_rows_over_the_limit_are_counted_by_split() -> None:
+    facts = sound()
+    facts.images = [*facts.images, image(9, side=800)]
+    facts.rows = {**facts.rows, "test": [row(8, 8, True, text=367), row(8, 8, True, text=366), row(4, 5, False)]}
+    report = examine_dataset(facts, max_prompt_tokens=2048)
+    # 800 x 800 is 841 tokens: 2 x 841 + 367 = 2,049
+    assert report["rows_over_limit"] == {"train": 0, "test": 1} and verdicts(report)["rows over the limit"] == "look"
+    assert "1 over 2,048 tokens (test 1)" in findings(report)["rows over the limit"]
+
+
+def test_copies_across_splits_are_found_exact_and_near() -> None:
+    facts = sound()
+    facts.rows = {**facts.rows, "test": [row(0, 5, False, 1), row(6, 7, True, 0)]}
+    facts.images = [*facts.images[:6], image(70, look=2), facts.images[7]]  # image 6 looks like image 1, in train
+    report = examine_dataset(facts)
+    assert report["exact_copies"]["between"] == {"train+test": 1}
+    assert report["near_copies"]["between"] == {"train+test": 1}
+    assert verdicts(report)["same image in two splits"] == "bad" and verdicts(report)["near copies (by look)"] == "look"
+    assert findings(report)["same image in two splits"] == "1 image in train and test"
+
+
+def test_repeated_pairs_are_bad_where_they_contradict_or_cross_splits() -> None:
+    facts = sound()
+    facts.rows = {"train": [row(0, 1, True), row(1, 0, True), row(2, 3, True), row(2, 3, False)], "test": [row(4, 5, True)]}
+    report = examine_dataset(facts)
+    assert report["repeated_pairs"]["rows"] == 4 and report["repeated_pairs"]["contradicting"] == 1
+    assert "1 contradict each other, such as row 2 3" in findings(report)["repeated pairs"]
+    assert verdicts(report)["repeated pairs"] == "bad"
+
+
+@pytest.mark.parametrize(("group", "verdict"), [("individual", "bad"), ("species", "look")])
+def test_known_individuals_in_the_test_are_bad_and_known_species_worth_a_look(group: str, verdict: str) -> None:
+    train = [row(0, 1, True, groups=("a", "a")), row(2, 3, False, groups=("b", "c"))]
+    test = [row(4, 5, True, groups=("a", "a")), row(6, 7, False, groups=("d", "e"))]
+    report = examine_dataset(Facts([image(i + 1) for i in range(8)], {"train": train, "test": test}, group))
+    assert report["groups"]["shared_with_train"] == {"test": 1} and verdicts(report)[f"{group} overlap"] == verdict
+    assert findings(report)[f"{group} overlap"] == "test: 1 of 3 are in train"
+
+
+@pytest.mark.parametrize(("num_same", "verdict"), [(6, "ok"), (8, "look"), (9, "bad")])
+def test_the_share_of_the_largest_class_decides_the_verdict(num_same: int, verdict: str) -> None:
+    rows = [row(i, i + 1, i < num_same) for i in range(10)]
+    report = examine_dataset(Facts([image(i + 1) for i in range(11)], {"train": rows}))
+    assert verdicts(report)["majority class"] == verdict
+
+
+def test_unusual_images_and_notes_are_told() -> None:
+    facts = sound()
+    facts.images = [image(1, remarks=("CMYK",)), *facts.images[1:]]
+    facts.notes = {"validation split": ("look", "cut off")}
+    report = examine_dataset(facts)
+    assert findings(report)["unusual images, handled"] == "CMYK: 1" and findings(report)["validation split"] == "cut off"

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pair_tables import photo
+
+from vlmrl.data.dataset import open_dataset
+from vlmrl.errors import DataError
+from vlmrl.recipe.schema import Data
+from vlmrl.tasks.assemble import Limits
+from vlmrl.tasks.domain_images import check_folders
+from vlmrl.tasks.domains import DOMAINS
+from vlmrl.tasks.face_pairs import FacePair, parse_pairs
+from vlmrl.tasks.prepare import DomainRequest, prepare_domain
+
+PAIRS = {"train": 60, "validation": 10, "test": 20}
+
+
+def prepare(out: Path, domain: str, source: Path, **more: Any):
+    return prepare_domain(
+        DomainRequest(domain, str(source), out=out, **{"num_pairs": PAIRS, **more}), Limits(workers=1)
+    )
+
+
+def rows_of(path: Path) -> dict[str, list[Any]]:
+    dataset = open_dataset(Data(path=str(path)))
+    return {split: list(dataset.rows(split)) for split in dataset.splits}
+
+
+def fungi_table(folder: Path, images_a_species: int = 20, split: bool = False) -> list[dict[str, str]]:
+    """As Danish Fungi publishes its metadata: a path and the ranks, among other columns."""
+    (folder / "photos").mkdir(parents=True)
+    rows = []
+    for species in range(8):
+        for i in range(images_a_species):
+            path = f"photos/{species}-{i}.jpg"
+            (folder / path).write_bytes(photo(species * 100 + i))
+            names = {"order": f"O{species // 4}", "family": f"F{species // 2}", "genus": f"G{species // 2}"}
+            row = {"gbifID": str(species), "image_path": path, **names, "species": f"G{species // 2} s{species}"}
+            rows.append({**row, **({"split": "test" if i % 4 == 0 else "train"} if split else {})})
+    return rows
+
+
+def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_a_table_of_paths_and_ranks_becomes_pairs_over_the_hierarchy(tmp_path: Path) -> None:
+    source = write_csv(tmp_path / "meta.csv", fungi_table(tmp_path))
+    made = prepare(tmp_path / "out", "fungi", source)
+    # each genus has two species, each family one genus, each order two families: distances 1 (siblings), 3 and 4
+    assert made.info["splits"]["train"]["by_distance"] == {"0": 30, "1": 10, "3": 10, "4": 10}
+    for members in rows_of(tmp_path / "out").values():
+        for row in members:
+            species = [origin.split("/")[1].split("-")[0] for origin in row.columns["origins"]]
+            assert row.truth["species"] == [f"G{int(one) // 2} s{one}" for one in species]
+            assert row.truth["order"] == [f"O{int(one) // 4}" for one in species]
+            assert row.truth["same"] == (species[0] == species[1]) == (row.truth["distance"] == 0)
+    assert made.info["truth_fields"] == ["order", "family", "genus", "species"]
+
+
+def test_the_splits_of_a_table_are_kept_and_validation_is_cut_off_train(tmp_path: Path) -> None:
+    rows = fungi_table(tmp_path, split=True)
+    prepare(tmp_path / "out", "fungi", write_csv(tmp_path / "meta.csv", rows))
+    given = {row["image_path"]: row["split"] for row in rows}
+    found = rows_of(tmp_path / "out")
+    used = {split: {o for row in members for o in row.columns["origins"]} for split, members in found.items()}
+    assert {given[path] for path in used["test"]} == {"test"}
+    assert {given[path] for path in used["train"] | used["validation"]} == {"train"}
+    assert used["validation"] and not used["train"] & used["validation"]
+
+
+def test_wrong_rows_of_a_table_are_listed_and_too_many_of_them_are_an_error(tmp_path: Path) -> None:
+    rows = fungi_table(tmp_path)
+    rows[3]["species"] = ""
+    rows[5]["image_path"] = rows[4]["image_path"]
+    rows[7]["image_path"] = "photos/none.jpg"
+    rows[9]["image_path"] = "../outside.jpg"
+    (tmp_path / rows[11]["image_path"]).write_bytes(photo(11)[:-100])
+    source = write_csv(tmp_path / "meta.csv", rows)
+    with pytest.raises(
+        DataError, match=r"5 of 160 images cannot be used, more than --max-bad 0\.01; nothing was written"
+    ):
+        prepare(tmp_path / "out", "fungi", source)
+    made = prepare(tmp_path / "out", "fungi", source, max_bad=0.05)
+    listed = {one["origin"]: one["reason"] for one in made.info["dropped"]}
+    assert listed["meta.csv:5"] == "no species" and "a second time" in listed["meta.csv:7"]
+    assert "no image file" in listed["photos/none.jpg"] and "leaves" in listed["../outside.jpg"]
+    assert "truncated" in listed["photos/0-11.jpg"]
+
+
+def individuals(folder: Path, domain: str) -> Path:
+    kinds = {"gorilla": ("Silverback", "Juvenil", "Infant"), "chimp": ("Adult", "Infant", "sub-adult")}.get(domain)
+    for number in range(20):
+        place = folder / kinds[number % 3] / f"id{number}" if kinds else folder / f"id{number}"
+        place.mkdir(parents=True)
+        for i in range(6):
+            (place / f"{i}.jpg").write_bytes(photo(number * 10 + i))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("domain", "levels", "field"),
+    [
+        ("gorilla", ["type", "individual"], "type"),
+        ("chimp", ["age_group", "individual"], "age_group"),
+        ("whale", None, None),
+    ],
+)
+def test_folders_an_individual_become_pairs_and_no_individual_is_in_two_splits(
+    tmp_path: Path, domain: str, levels: list[str] | None, field: str | None
+) -> None:
+    made = prepare(tmp_path / "out", domain, individuals(tmp_path / "in", domain), levels=levels)
+    found = rows_of(tmp_path / "out")
+    names = {split: {n for row in members for n in row.columns["individuals"]} for split, members in found.items()}
+    assert not names["train"] & names["test"] and not names["train"] & names["validation"]
+    assert made.info["doctor"]["groups"]["shared_with_train"] == {"validation": 0, "test": 0}
+    for row in (row for members in found.values() for row in members):
+        assert row.truth["same"] == (row.columns["individuals"][0] == row.columns["individuals"][1])
+        assert row.truth["distance"] is None
+        if field:
+            spelt = {"Juvenil": "Juvenile", "sub-adult": "SubAdult"}
+            folders = [origin.split("/")[0] for origin in row.columns["origins"]]
+            assert row.truth[field] == [spelt.get(name, name) for name in folders]
+    assert made.info["truth_fields"] == ([field] if field else [])
+
+
+def test_folders_that_name_what_the_domain_does_not_have_are_refused() -> None:
+    assert check_folders(DOMAINS["chimp"], ["-", "individual"]) == ["-0", "individual"]
+    assert check_folders(DOMAINS["bird"], None) == ["order", "family", "genus", "species"]
+    for domain, levels in (
+        ("whale", ["type", "individual"]),
+        ("fungi", ["genus", "species"]),
+        ("chimp", ["age_group"]),
+    ):
+        with pytest.raises(DataError, match="does not fit"):
+            check_folders(DOMAINS[domain], levels)
+
+
+def test_lists_of_pairs_are_read_in_both_forms() -> None:
+    # folds of 2 x 1 pairs: one the same and one different in each
+    text = "2\t1\nAnn_Li\t1\t4\nAnn_Li\t2\tBo\t13\nBo\t1\t2\nBo\t3\tCy\t1\n"
+    assert parse_pairs(text, "pairs.txt") == [
+        FacePair("Ann_Li/Ann_Li_0001.jpg", "Ann_Li/Ann_Li_0004.jpg", True, 0),
+        FacePair("Ann_Li/Ann_Li_0002.jpg", "Bo/Bo_0013.jpg", False, 0),
+        FacePair("Bo/Bo_0001.jpg", "Bo/Bo_0002.jpg", True, 1),
+        FacePair("Bo/Bo_0003.jpg", "Cy/Cy_0001.jpg", False, 1),
+    ]
+    cplfw = "Ann_Li_1.jpg 1\nAnn_Li_2.jpg 1\nAnn_Li_3.jpg 0\nBo_1.jpg 0\n"
+    assert [(pair.first, pair.same) for pair in parse_pairs(cplfw, "p")] == [
+        ("Ann_Li_1.jpg", True),
+        ("Ann_Li_3.jpg", False),
+    ]
+    for wrong, what in (("Ann 1\n", r"is no pair"), ("a_1.jpg 1\nb_1.jpg 0\n", "different labels"), ("", "empty"),
+                        ("a_1.jpg 1\n", "a pair is two"), ("Ann_Li 1 x\n", "is no pair")):  # fmt: skip
+        with pytest.raises(DataError, match=what):
+            parse_pairs(wrong, "pairs.txt")
+
+
+def faces(folder: Path, people: int) -> None:
+    for number in range(people):
+        place = folder / "lfw" / f"P{number}"
+        place.mkdir(parents=True)
+        for i in (1, 2):
+            (place / f"P{number}_{i:04d}.jpg").write_bytes(photo(number * 10 + i))
+
+
+def test_the_ten_folds_of_lfw_are_eight_to_train_one_to_validate_one_to_test(tmp_path: Path) -> None:
+    faces(tmp_path / "in", 40)
+    lines = ["10\t2"]
+    for fold in range(10):
+        p = 4 * fold
+        lines += [f"P{p}\t1\t2", f"P{p + 1}\t1\t2", f"P{p}\t1\tP{p + 2}\t1", f"P{p + 1}\t2\tP{p + 3}\t2"]
+    (tmp_path / "in" / "pairs.txt").write_text("\n".join(lines))
+    made = prepare(tmp_path / "out", "human", tmp_path / "in")
+    assert {split: fields["rows"] for split, fields in made.info["splits"].items()} == {
+        "train": 32, "validation": 4, "test": 4
+    }  # fmt: skip
+    found = rows_of(tmp_path / "out")
+    assert {name for row in found["test"] for name in row.columns["individuals"]} == {"P36", "P37", "P38", "P39"}
+    assert [row.truth["same"] for row in found["test"]] == [True, True, False, False]
+    assert made.info["doctor"]["groups"]["shared_with_train"] == {"validation": 0, "test": 0}
+
+
+def test_a_list_without_folds_is_split_by_person(tmp_path: Path) -> None:
+    faces(tmp_path / "in", 60)
+    lines = [f"P{n} 1 2" for n in range(0, 60, 2)] + [f"P{n} 1 P{n + 1} 1" for n in range(0, 60, 2)]
+    (tmp_path / "in" / "pairs.txt").write_text("\n".join(lines))
+    made = prepare(tmp_path / "out", "human", tmp_path / "in" / "pairs.txt")
+    assert made.info["doctor"]["groups"]["shared_with_train"] == {"validation": 0, "test": 0}
+    assert made.info["splits"]["train"]["rows"] == 48 and made.info["splits"]["test"]["rows"] == 6
