@@ -205,7 +205,7 @@ def test_checkpoints_written_beside_the_training_are_those_written_at_once_to_th
     first, second = (contents_of(run.checkpoint_dirs()[-1]) for run in (whole, beside))
     assert [n for n in first.keys() | second.keys() if first.get(n) != second.get(n)] == ["data.json"]  # its seconds
     assert [f.name for f in beside.checkpoint_dirs()] == ["step-000004", "step-000005"]
-    assert beside.log_path().read_text().count("checkpoint saved") == 5
+    assert beside.log_path().read_text().count("checkpoint saved") == 3  # of the second attempt
 
 
 def test_a_run_wanders_from_two_processes_to_one_and_back(runs: Path) -> None:

@@ -89,9 +89,7 @@ class Trainer:
                     p.add_((0.1 * p.std() + 0.05) * torch.randn(p.shape, generator=rng))
 
 
-@pytest.mark.parametrize(
-    ("lora", "killed"), [(None, "part"), (Lora(rank=4, alpha=8), "host")], ids=["full", "adapter"]
-)
+@pytest.mark.parametrize(("lora", "killed"), [(None, "part"), (Lora(rank=4, alpha=8), "host")], ids=["full", "adapter"])
 def test_in_two_parts_it_answers_as_in_one_with_fresh_weights_and_dies_as_a_whole(
     lora, killed, _tiny_model, tiny_processor, tiny_folder, tiny_banned
 ) -> None:

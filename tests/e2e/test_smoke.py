@@ -25,7 +25,7 @@ def place(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("gpus", "engine"), [("2", "torch"), ("1", "vllm"), ("2", "vllm")])
+@pytest.mark.parametrize(("gpus", "engine"), [("2", "torch"), ("1", "vllm")])
 def test_the_smoke_recipe_runs(place: Path, gpus: str, engine: str) -> None:
     runs = f"runs-{gpus}-{engine}"
     words = ("--gpus", gpus, "--set", f"rollout.engine={engine}", "--runs", runs)
