@@ -1,9 +1,9 @@
-"""Real processes and real kills: what the launcher does when ranks end well, fail, die, hang, or it is killed itself."""
+"""Real processes and real kills: what the launcher does when ranks end well, fail, die, hang, or it is killed."""
 
 from __future__ import annotations
 
-import os
 import json
+import os
 import re
 import signal
 import socket
@@ -112,7 +112,7 @@ def test_ranks_that_end_well_end_the_launcher_well_and_rank_0_alone_talks_and_no
 
 def test_the_first_failing_ranks_error_is_the_one_shown(start) -> None:
     launched = start(1000, "user:1:3")
-    code, out, err = launched.end()
+    code, _, err = launched.end()
     assert code == 2
     assert "error: row 17 has no image\n  --> digits row 17\n(on rank 1; its log: " in err
     assert "Traceback" not in err and "peer" not in err.lower() and "onnection" not in err

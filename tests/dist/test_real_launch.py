@@ -218,7 +218,9 @@ def test_every_command_reads_a_run_of_two_ranks(place, finished) -> None:
     assert watched.code == 0 and "step 12/12" in watched.out + watched.err, watched
     page = place / "report.html"
     assert this_process("report", run.id, "--runs", "killed", "-o", page, cwd=place).code == 0 and page.stat().st_size
-    merged = this_process("merge", run.id, "--checkpoint", "last", "--out", "merged", "--skip-proof", *options, cwd=place)
+    merged = this_process(
+        "merge", run.id, "--checkpoint", "last", "--out", "merged", "--skip-proof", *options, cwd=place
+    )
     assert merged.code == 0 and (place / "merged" / "config.json").is_file(), merged.err
     words = ("eval", run.id, "--checkpoint", "last", "--split", "validation", "--max-rows", "2")
     assert this_process(*words, *options, cwd=place).code == 0

@@ -1,4 +1,4 @@
-"""A vLLM engine in each of two processes over one sharded policy is the engine of one process; and it dies with them."""
+"""A vLLM engine in each of two processes over one sharded policy is the engine of one process and dies with them."""
 
 from __future__ import annotations
 

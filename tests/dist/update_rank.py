@@ -36,6 +36,7 @@ from vlmrl.train.step import FILLER, StepBatch
 from vlmrl.train.update import PolicyGradient, update
 from vlmrl.types import SamplingParams
 
+
 @dataclass(frozen=True)
 class Case:
     """Which process has each group, and what is trained how. Groups 0, 1 and 3 have images, group 2 has none."""

@@ -64,8 +64,8 @@ class Encoder:
         min_pixels, max_pixels: bounds of an image's area after resizing, in pixels; None leaves the processor's own.
         thinking: "on" or "off" is passed to the chat template as `enable_thinking`; "template" passes nothing.
     Attributes:
-        takes_pixel_bounds: whether `min_pixels` and `max_pixels` do anything: the processors that fit an image to a grid
-            of patches have such bounds, the others (a fixed size, tiles, crops) none.
+        takes_pixel_bounds: whether `min_pixels` and `max_pixels` do anything: the processors that fit an image to a
+            grid of patches have such bounds, the others (a fixed size, tiles, crops) none.
         image_arguments: what the image processor is called with besides the images.
     """
 

@@ -41,7 +41,8 @@ def shard(
     else:
         mesh = init_device_mesh(device.type, (world.size // size, size), mesh_dim_names=("copy", "shard"))
     options: dict[str, Any] = {
-        "mesh": mesh, "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy(),
+        "mesh": mesh,
+        "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy(),
     }  # fmt: skip
     for module in exact:
         fully_shard(module, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32), **options)
@@ -88,8 +89,8 @@ def gathered(policy: nn.Module) -> Iterator[None]:
 
 
 def _forget_order(units: Sequence[FSDPModule]) -> None:
-    """FSDP notes in what order its units ran and gathers them ahead in the reverse of it. What ran here, as often as this
-    process alone asked for, must not decide what all gather together in the next backward pass.
+    """FSDP notes in what order its units ran and gathers them ahead in the reverse of it. What ran here, as often as
+    this process alone asked for, must not decide what all gather together in the next backward pass.
     """
     for unit in units:
         state = unit._get_fsdp_state()
@@ -118,9 +119,7 @@ def own_part(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def own_rows(like: Tensor) -> tuple[int, int]:
-    """[first, last) row of a tensor that this process holds (FSDP cuts rows); all where it is not sharded. A scalar is a
-    row.
-    """
+    """[first, last) row of a tensor that this process holds (FSDP cuts rows); all where it is not sharded. A scalar is one."""
     rows = like.shape[0] if like.ndim else 1
     if not isinstance(like, DTensor):
         return 0, rows

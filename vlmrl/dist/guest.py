@@ -1,4 +1,4 @@
-"""A library that lives in a rank's process and takes it for a program of its own (an engine): what it must not touch."""
+"""A library that lives in a rank's process and takes it for its own (an engine): what it must not touch."""
 
 from __future__ import annotations
 

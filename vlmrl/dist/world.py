@@ -1,6 +1,7 @@
 """The processes of a run: who they are, and the few things they tell each other.
 
-No torch until there are several. Each is started with RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun's names).
+No torch until there are several. Each is started with RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR
+and MASTER_PORT (torchrun's names).
 """
 
 from __future__ import annotations
