@@ -119,7 +119,7 @@ def own_part(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def own_rows(like: Tensor) -> tuple[int, int]:
-    """[first, last) row of a tensor that this process holds (FSDP cuts rows); all where it is not sharded. A scalar is one."""
+    """[first, last) row of a tensor held here (FSDP cuts rows); all where it is not sharded. A scalar is one."""
     rows = like.shape[0] if like.ndim else 1
     if not isinstance(like, DTensor):
         return 0, rows
