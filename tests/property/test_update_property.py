@@ -47,6 +47,9 @@ class GradientTaker:
         self.taken = gradients(self.model)
         return 1.0
 
+    def part_norms(self) -> dict[str, float]:
+        return {}
+
     def step(self, lr: float) -> None:
         self.clear()
 
