@@ -1,4 +1,4 @@
-"""Every mutant of scripts/mutate_algo.py still has its text, once: a script that nobody runs daily must not go stale."""
+"""Every mutant of scripts/mutate_algo.py still has its text, once: what nobody runs daily must not go stale."""
 
 from __future__ import annotations
 
