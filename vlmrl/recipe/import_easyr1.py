@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.recipe.import_draft import Draft, number
-from vlmrl.recipe.import_shared import data_source, dropped_rows, schedule_keys, steps_of
+from vlmrl.recipe.import_shared import data_source, dropped_rows, engine_of, schedule_keys, steps_of
 
 DEFAULTS: dict[str, Any] = {
     "data.prompt_key": "prompt", "data.max_prompt_length": 512, "data.max_response_length": 512,
@@ -194,8 +194,7 @@ def _algorithm(draft: Draft) -> None:
 
 
 def _engine(draft: Draft) -> None:
-    if draft.get("worker.rollout.name") == "vllm":
-        draft.put("rollout.engine", "vllm", "worker.rollout.name")
+    engine_of(draft, "worker.rollout.name", "worker.rollout.tensor_parallel_size")
     top_p, top_k = draft.get("worker.rollout.top_p"), draft.get("worker.rollout.top_k")
     if isinstance(top_p, (int, float)) and top_p < 1:
         draft.put("rollout.top_p", float(top_p), "worker.rollout.top_p")

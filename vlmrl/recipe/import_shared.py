@@ -56,6 +56,19 @@ def located(path: str) -> str:
     return f"hub:{path}" if looks_like_hub and not Path(path).exists() else path
 
 
+def engine_of(draft: Draft, engine: str, parts: str) -> None:
+    """rollout.engine, and how many cards hold one engine: a matter of the machine, taken over where it is written."""
+    found, count = draft.get(engine), number(int, draft.get(parts), 2)
+    if found == "vllm":
+        draft.put("rollout.engine", "vllm", engine)
+        if count:
+            draft.put("rollout.tensor_parallel", count, parts)
+        return
+    draft.leave(engine, f"`{found}`: the engines here are torch and vllm")
+    if count:
+        draft.leave(parts, "the engine vllm alone is cut into parts (rollout.tensor_parallel)")
+
+
 def dropped_rows(draft: Draft, longest: str, dropped: str) -> None:
     """The prompt limit; what happens to rows beyond it differs."""
     value = number(int, draft.get(longest), 1)

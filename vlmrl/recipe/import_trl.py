@@ -212,6 +212,11 @@ def _algorithm(draft: Draft) -> None:
 def _engine(draft: Draft) -> None:
     if draft.get("use_vllm"):
         draft.put("rollout.engine", "vllm", "use_vllm")
+        parts = number(int, draft.get("vllm_tensor_parallel_size"), 2)
+        if draft.given.get("vllm_mode") == "server":
+            draft.leave("vllm_tensor_parallel_size", "not used there with a server; here rollout.tensor_parallel")
+        elif parts:
+            draft.put("rollout.tensor_parallel", parts, "vllm_tensor_parallel_size")
         mode = IMPORTANCE.get(str(draft.get("vllm_importance_sampling_mode")))
         if not draft.get("vllm_importance_sampling_correction"):
             draft.put("algo.importance", "none", "vllm_importance_sampling_correction")

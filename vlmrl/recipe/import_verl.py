@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.recipe.import_draft import Draft, number
-from vlmrl.recipe.import_shared import data_source, dropped_rows, schedule_keys, steps_of
+from vlmrl.recipe.import_shared import data_source, dropped_rows, engine_of, schedule_keys, steps_of
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 DEFAULTS: dict[str, Any] = {
@@ -208,10 +208,7 @@ def _algorithm(draft: Draft) -> None:
 
 
 def _engine(draft: Draft) -> None:
-    if draft.get(f"{ROLLOUT}.name") == "vllm":
-        draft.put("rollout.engine", "vllm", f"{ROLLOUT}.name")
-    elif draft.written(f"{ROLLOUT}.name"):
-        draft.left[f"{ROLLOUT}.name"] = f"`{draft.get(f'{ROLLOUT}.name')}`: the engines here are torch and vllm"
+    engine_of(draft, f"{ROLLOUT}.name", f"{ROLLOUT}.tensor_model_parallel_size")
     top_p, top_k = draft.get(f"{ROLLOUT}.top_p"), draft.get(f"{ROLLOUT}.top_k")
     why = "what is sampled is then not the policy that is trained: no importance correction holds"
     if isinstance(top_p, (int, float)) and top_p < 1:

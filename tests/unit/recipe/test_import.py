@@ -121,6 +121,7 @@ def test_an_easyr1_configuration(tmp_path):
     assert (r.model.path, r.data[0].path) == ("Qwen/Qwen2.5-VL-3B-Instruct", "hub:someone/pairs-800px")
     assert (r.rollout.prompts_per_step, r.rollout.samples_per_prompt, r.train.updates_per_step) == (512, 5, 512 // 128)
     assert (r.rollout.max_prompt_tokens, r.rollout.max_new_tokens, r.rollout.engine) == (2048, 1024, "vllm")
+    assert r.rollout.tensor_parallel == 2
     assert (r.algo.name, r.algo.kl, r.algo.kl_in, r.algo.kl_coef) == ("easyr1", "low_var_kl", "loss", 0.01)
     assert (r.algo.clip_low, r.algo.clip_high, r.algo.dual_clip) == (0.2, 0.3, 3.0)
     assert (r.optim.lr, r.optim.weight_decay, r.optim.name) == (1e-6, 0.01, "adamw_bf16_kahan")
@@ -222,6 +223,27 @@ def test_defaults_of_trl_that_are_not_ours_are_written_down(tmp_path):
     r = loaded.recipe
     assert (r.optim.schedule, r.algo.clip_low, r.algo.clip_high, r.rollout.max_new_tokens) == ("linear", 0.2, 0.2, 512)
     assert r.train.seed == 42
+
+
+@pytest.mark.parametrize(("written", "parts", "left"), [
+    ("worker: {rollout: {n: 4, tensor_parallel_size: 4}}", 4, ""),
+    ("worker: {rollout: {n: 4, tensor_parallel_size: 1}}", 1, ""),
+    ("worker: {rollout: {n: 4}}", 1, ""),  # 2 there, but the machine is another one
+    ("worker: {rollout: {name: hf, tensor_parallel_size: 4}}", 1, "worker.rollout.tensor_parallel_size"),
+    ("actor_rollout_ref: {rollout: {name: vllm, tensor_model_parallel_size: 2}}", 2, ""),
+    ("actor_rollout_ref: {rollout: {name: sglang, tensor_model_parallel_size: 2}}", 1,
+     "actor_rollout_ref.rollout.tensor_model_parallel_size"),
+    ("{beta: 0.1, num_generations: 2, use_vllm: true, vllm_tensor_parallel_size: 2}", 2, ""),
+    ("{beta: 0.1, num_generations: 2, use_vllm: true, vllm_mode: server, vllm_tensor_parallel_size: 2}", 1,
+     "vllm_tensor_parallel_size"),
+    ("{beta: 0.1, num_generations: 2, vllm_tensor_parallel_size: 2}", 1, "vllm_tensor_parallel_size"),
+])  # fmt: skip
+def test_engines_of_several_cards(tmp_path, written, parts, left):
+    loaded, report = recipe_of(tmp_path, written, "a.yaml")
+    assert loaded.recipe.rollout.tensor_parallel == parts
+    told = {key for key in keys(report["left_out"]) if "tensor" in key}
+    assert told == ({left} if left else set())
+    assert not [p for p in check_made(loaded, catalogs()) if "tensor_parallel" in p.message]
 
 
 def test_a_list_of_hydra_overrides(tmp_path):
