@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.recipe.import_draft import Draft, number
-from vlmrl.recipe.import_shared import located, schedule_keys
+from vlmrl.recipe.import_shared import filtered_sampling, located, schedule_keys
 
 DEFAULTS: dict[str, Any] = {
     "learning_rate": 1e-6, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8,
@@ -226,13 +226,7 @@ def _engine(draft: Draft) -> None:
             cap = draft.get("vllm_importance_sampling_cap") or draft.get("vllm_importance_sampling_clip_max")
             why = "masked outside [1 / cap, cap]; there above the limit alone" if mode[0] == "mask" else ""
             draft.put("algo.importance_cap", float(cap), "vllm_importance_sampling_clip_max", why=why)
-    why = "what is sampled is then not the policy that is trained: no importance correction holds"
-    top_p, top_k = draft.get("top_p"), draft.get("top_k")
-    for name, value, on in (("top_p", top_p, isinstance(top_p, float) and top_p < 1),
-                            ("top_k", top_k, isinstance(top_k, int) and top_k > 0)):  # fmt: skip
-        if on:
-            draft.put(f"rollout.{name}", value, name)
-            draft.put("rollout.allow_filtered_sampling", True, name, why=why)
+    filtered_sampling(draft, "top_p", "top_k")
 
 
 def _steps(draft: Draft, updates: int, rows: int | None) -> None:

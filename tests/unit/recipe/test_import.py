@@ -246,6 +246,47 @@ def test_engines_of_several_cards(tmp_path, written, parts, left):
     assert not [p for p in check_made(loaded, catalogs()) if "tensor_parallel" in p.message]
 
 
+@pytest.mark.parametrize(("written", "values"), [
+    ("worker: {reward: {reward_function: r.py:f, reward_function_kwargs: {weight: 0.2, names: [a, b]}}}",
+     {"reward.args": {"weight": 0.2, "names": ["a", "b"]}}),
+    ("actor_rollout_ref: {model: {path: a}}\ncustom_reward_function: {path: r.py, reward_kwargs: {weight: 0.2}}",
+     {"reward.name": "r.py:compute_score", "reward.args": {"weight": 0.2}}),
+    ("actor_rollout_ref: {model: {path: a}}\nreward: {custom_reward_function: {path: r.py, name: f,"
+     " reward_kwargs: {weight: 0.2}}}", {"reward.name": "r.py:f", "reward.args": {"weight": 0.2}}),
+    ("worker: {actor: {model: {lora: {rank: 8, target_modules: 'q_proj, v_proj'}}}}",
+     {"lora.rank": 8, "lora.alpha": 64, "lora.targets": ["q_proj", "v_proj"]}),
+    ("actor_rollout_ref: {model: {lora_rank: 8, target_modules: all-linear}}",
+     {"lora.rank": 8, "lora.alpha": 16, "lora.targets": "all-linear"}),
+    ("worker: {actor: {fsdp: {fsdp_size: 4, enable_cpu_offload: true, mp_param_dtype: fp32}}}",
+     {"parallel.shard_size": 4, "parallel.offload": True, "model.dtype": "float32"}),
+    ("actor_rollout_ref: {actor: {fsdp_config: {fsdp_size: 4, offload_policy: true, dtype: bfloat16}}}",
+     {"parallel.shard_size": 4, "parallel.offload": True, "model.dtype": "bfloat16"}),
+    ("worker: {rollout: {top_k: 20}}", {"rollout.top_k": 20, "rollout.allow_filtered_sampling": True}),
+    ("actor_rollout_ref: {actor: {optim: {betas: [0.9, 0.95]}}}", {"optim.beta1": 0.9, "optim.beta2": 0.95}),
+])  # fmt: skip
+def test_settings_that_two_systems_share(tmp_path, written, values):
+    (tmp_path / "a.yaml").write_text(written)
+    text, report = import_recipe(tmp_path / "a.yaml", rows=1000)
+    found = {item["key"]: item["value"] for item in report["mapped"] + report["changed"]}
+    assert {key: found[key] for key in values} == values and not report["left_out"], report["left_out"]
+    (tmp_path / "made.toml").write_text(text)
+    load_recipe(tmp_path / "made.toml")
+
+
+def test_a_table_among_the_arguments_of_a_reward_is_left_out(tmp_path):
+    written = "worker: {reward: {reward_function: r.py:f, reward_function_kwargs: {weight: 0.2, names: {a: b}}}}"
+    loaded, report = recipe_of(tmp_path, written, "a.yaml", rows=1000)
+    assert loaded.recipe.reward.args == {"weight": 0.2}
+    assert keys(report["left_out"]) == {"worker.reward.reward_function_kwargs.names.a"}
+
+
+def test_targets_of_an_adapter_given_as_a_pattern_are_left_out(tmp_path):
+    written = "actor_rollout_ref: {model: {lora_rank: 8, target_modules: '.*(q|v)_proj'}}"
+    loaded, report = recipe_of(tmp_path, written, "a.yaml", rows=1000)
+    assert keys(report["left_out"]) == {"actor_rollout_ref.model.target_modules"}
+    assert loaded.recipe.lora is not None and loaded.recipe.lora.targets == "all-linear"
+
+
 def test_a_list_of_hydra_overrides(tmp_path):
     text = "- algorithm.adv_estimator=rloo\n- +data.train_batch_size=64\n- ~trainer.logger\n"
     text += "- actor_rollout_ref.model.path=a/b\n"
