@@ -55,7 +55,8 @@ def recomputing_cheap(modules: Sequence[nn.Module]) -> Iterator[None]:
     known: dict[int, tuple[weakref.ref[Tensor], int, _Recipe]] = {}  # address -> tensor, its version, how it is made
 
     def note(x: Any) -> None:
-        if isinstance(x, Tensor) and x.grad_fn is not None and x.is_contiguous():
+        # Address 0: a subclass that has its numbers elsewhere; all of these would be taken for one.
+        if isinstance(x, Tensor) and x.grad_fn is not None and x.is_contiguous() and x.data_ptr():
             recipe = _recipe_of(x.grad_fn)
             if recipe is not None:
                 known[x.data_ptr()] = weakref.ref(x), x._version, recipe
