@@ -41,9 +41,11 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "finish": ("finish", "finish_reason"),
     "num_tokens": ("num_tokens", "response_length", "completion_length", "num_completion_tokens"),
     "score": ("score", "reward", "overall"),
+    "images": ("images", "image", "image_path", "image_paths"),
 }  # fmt: skip
 """Role -> column names that are recognised, in order of preference."""
-IMAGES = ("images", "image", "image_path", "image_paths")
+IMAGES = SPELLINGS["images"]
+"""Columns that no reward is given; they are read for the rows that are shown, see table_images.py."""
 CUT = ("length", "max_tokens")
 """What trainers and servers call the end at the token limit."""
 CHUNK_ROWS = 8192
@@ -220,7 +222,8 @@ class TableReader:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        names = [name for name in self.columns if name not in IMAGES]
+        left_out = {*IMAGES, self.decoder.roles.get("images")}
+        names = [name for name in self.columns if name not in left_out]
         try:
             with pq.ParquetFile(self.path, pre_buffer=False) as file:
                 place = 0
