@@ -31,7 +31,7 @@ def row_images(reader: TableReader, rows: Iterable[int]) -> Iterator[tuple[int, 
     wanted = np.unique(np.asarray(list(rows), dtype=np.int64))
     if column is None or not len(wanted):
         return
-    root = Path(reader.path).parent
+    root = Path(reader.path).absolute().parent
     cells = _parquet_cells if reader.decoder.kind == ".parquet" else _text_cells
     for row, cell in cells(reader, column, wanted):
         values = split_images(cell)
