@@ -155,7 +155,7 @@ class TableDecoder:
             cells.column(self.roles[role]) if role in self.roles else None
             for role in ("finish", "num_tokens", "prompt")
         )
-        lengths = [0] * len(texts) if tokens is None else [int(_or_zero(number_of(t))) for t in tokens]
+        lengths = [0] * len(texts) if tokens is None else [_count(cell) for cell in tokens]
         prompts = [""] * len(texts) if prompt is None else [text_of(p) or "" for p in prompt]
         ends = ["stop"] * len(texts) if finish is None else ["length" if f in CUT else "stop" for f in finish]
         return [RewardInput(texts[i], truths[i][0], others[i], (), ends[i], lengths[i], prompts[i]) for i in kept]  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ class TableDecoder:
         steps = np.zeros(size, np.int32)
         if (name := self.roles.get("step")) is not None:
             column = cells.column(name)
-            steps = np.asarray([_or_zero(number_of(column[i])) for i in kept]).astype(np.int32).reshape(size)
+            steps = np.asarray([_count(column[i]) for i in kept], dtype=np.int32)
         prompts, groups_N = Coded(np.full(size, -1, np.int32), []), at + chunk.first
         if (name := self.roles.get("group")) is not None:
             column = cells.column(name)
@@ -198,8 +198,10 @@ class TableDecoder:
         return Scores(values, {}, Coded.of([""] * len(kept)), errors)
 
 
-def _or_zero(number: float) -> float:
-    return 0.0 if math.isnan(number) else number
+def _count(cell: Any) -> int:
+    """A cell as a step or a number of tokens; 0 for what is none, or is no number that any run has."""
+    number = number_of(cell)
+    return int(number) if abs(number) < 1 << 31 else 0
 
 
 @dataclass(frozen=True)
@@ -322,6 +324,10 @@ def first_row(path: str, kind: str) -> tuple[list[str], dict[str, Any]]:
         try:
             with pq.ParquetFile(path, pre_buffer=False) as file:
                 names = file.schema_arrow.names
+                if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+                    raise DataError(
+                        f"the table has several columns `{twice[0]}`", where=path, hint="rename all but one"
+                    )
                 batch = next(file.iter_batches(1, columns=[n for n in names if n not in IMAGES]), None)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"not a readable Parquet file: {error}", where=path) from error
@@ -333,11 +339,15 @@ def first_row(path: str, kind: str) -> tuple[list[str], dict[str, Any]]:
         rows = (json_row(line) for line in _lines(path))
     else:
         rows = (row for _, row in read_csv(path)) if kind == ".csv" else iter(read_json(path))
-    first, columns = None, {}
+    first, columns, problem = None, {}, ""
     for row, _ in zip(rows, range(100), strict=False):
         if isinstance(row, dict):
             first = row if first is None else first
             columns |= dict.fromkeys(row)
+        else:
+            problem = problem or row
+    if first is None and problem:
+        raise DataError(f"the table has no row that can be read; the first one: {problem}", where=path)
     if first is None:
-        raise DataError("the table has no row that can be read", where=path, hint=f"endings: {', '.join(SUFFIXES)}")
+        raise DataError("the table has no rows", where=path)
     return list(columns), first

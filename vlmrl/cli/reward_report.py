@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.cli.output import clean, draw_table, number, share
+from vlmrl.cli.output import clean, draw_quote, draw_table, number, share
 from vlmrl.cli.probe_report import show_probes
 
 if TYPE_CHECKING:
@@ -88,11 +88,12 @@ def _dead(dead: Mapping[str, Any]) -> str:
 def _show_stored(stored: Mapping[str, Any], samples: int, out: Console, most: int) -> None:
     if stored["equal"]:
         out.print(
-            f"  scored again: all {samples} scores and parts are equal to the stored ones, to the digit", style="green"
+            f"  scored again: all {samples:,} scores and parts are equal to the stored ones, to the digit",
+            style="green",
         )
         return
     out.print(
-        f"  scored again: {stored['different']} of {samples} differ from what was stored, "
+        f"  scored again: {stored['different']:,} of {samples:,} differ from what was stored, "
         f"by up to {stored['largest_difference']:.6g}; failed then {stored['failed_then']}, now {stored['failed_now']}",
         style="bold red",
     )
@@ -111,7 +112,7 @@ def _show_parts(parts: Mapping[str, Mapping[str, Any]], out: Console) -> None:
 
 def _show_reasons(reasons: Sequence[Mapping[str, Any]], out: Console) -> None:
     if reasons:
-        rows = [(str(r["count"]), share(r["share"]), clean(r["example"])) for r in reasons]
+        rows = [(f"{r['count']:,}", share(r["share"]), clean(r["example"])) for r in reasons]
         draw_table("notes and failures", ("rows", "share", "reason (an example)"), rows, out, right=2)
 
 
@@ -188,4 +189,4 @@ def _show_rows(
         note = f"; {clean(row['new']['note'])}" if row["new"]["note"] else ""
         told = clean(row["new"]["error"]) if row["new"]["error"] else parts + note
         out.print(f"  {clean(row['where'])}: {value}  ({told})", markup=False)
-        out.print(f"      {clean(row['text'])[:TEXT_CHARS]}", style="dim", markup=False)
+        draw_quote(clean(row["text"])[:TEXT_CHARS], out, 6)
