@@ -69,6 +69,7 @@ def reward_check(
     the exit code is 3.
 
     Example: vlmrl reward-check last --diff my_reward.py:score
+
     Example: vlmrl reward-check answers.jsonl --task fungi --profile taxonrl --out scores.parquet
     """
     from vlmrl.check.limits import needs_probe, parse_limits
