@@ -83,7 +83,7 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
         stored: see `compare_stored`, when the run's own reward was used unchanged, else None;
         broken: number and the first rows that could not be read; errors: number and the first rows that failed;
         parts, reasons, dead_groups, disagreements: of the new scores (statistics.py);
-        extremes: the rows paid most and least, where the task has no measure of right and wrong, else None;
+        extremes: the rows paid most and least, where the disagreements have no rows, else None;
         correlations: see `correlations`;
         diff: see `diff_rewards`, with `names` of both sides, when there are two sides, else None;
         probes: source -> see `probe_reward`, when asked for, else None.
@@ -119,7 +119,7 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
         "reasons": reasons(shown_scores),
         "dead_groups": group_table(found.facts, shown_scores) if saved.grouped else None,
         "disagreements": apart,
-        "extremes": extremes(found.facts, shown_scores, question.most) if apart is None else None,
+        "extremes": None if _tells(apart) else extremes(found.facts, shown_scores, question.most),
         "correlations": correlations(found.facts, shown_scores, found.texts),
         "diff": diff,
     }
@@ -127,6 +127,11 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
     report["probes"] = _probes(saved, found.facts, second or first or {}) if question.probe else None
     report["seconds"] = round(time.perf_counter() - start, 3)
     return Checked(report, found.facts, shown_scores, samples)
+
+
+def _tells(apart: Mapping[str, Any] | None) -> bool:
+    """Whether reward and accuracy part ways on any row."""
+    return apart is not None and bool(apart["wrong"]["paid"] or apart["right"]["unpaid"])
 
 
 def _own(saved: Saved) -> tuple[dict[str, Chosen] | None, VlmrlError | None]:

@@ -6,7 +6,6 @@ All that comes from a model or a dataset is escaped; images are inside the page,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,7 @@ class RowView:
 
     where: str
     text: Markup
-    truth: Mapping[str, str]
+    truth: Mapping[str, Any]
     pictures: Sequence[Picture]
     scores: Sequence[tuple[float | None, str]]
     parts: Mapping[str, Sequence[float | None]]
@@ -98,10 +97,12 @@ def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[s
         kinds.append(("Not as stored", told, stored["worst"]))
     if apart is not None:
         wrong, right = apart["wrong"], apart["right"]
-        told = f"{wrong['paid']:,} of {wrong['number']:,} wrong answers earn more than the least there is."
-        kinds.append(("Wrong, yet paid most", told, apart["wrong_but_paid"]))
-        told = f"{right['unpaid']:,} of {right['number']:,} right answers earn less than the most there is."
-        kinds.append(("Right, yet paid least", told, apart["right_but_unpaid"]))
+        if wrong["number"]:
+            told = f"{wrong['paid']:,} of {wrong['number']:,} wrong answers earn more than the least there is."
+            kinds.append(("Wrong, yet paid most", told, apart["wrong_but_paid"]))
+        if right["number"]:
+            told = f"{right['unpaid']:,} of {right['number']:,} right answers earn less than the most there is."
+            kinds.append(("Right, yet paid least", told, apart["right_but_unpaid"]))
     if extremes is not None:
         kinds += [("Paid most", "", extremes["paid_most"]), ("Paid least", "", extremes["paid_least"])]
     return kinds
@@ -131,7 +132,7 @@ def _view(row: Mapping[str, Any], checked: Checked, pictures: Mapping[int, Seque
     return RowView(
         where=visible(sample.where),
         text=marked_text(sample.input.response),
-        truth={visible(str(k)): visible(_json(v)) for k, v in sample.input.truth.items()},
+        truth=sample.input.truth,
         pictures=pictures.get(row["row"], ()),
         scores=[(score["value"], visible(score["error"] or score["note"])) for score in scores],
         parts={n: [score["parts"].get(n) for score in scores] for n in names},
@@ -141,7 +142,3 @@ def _view(row: Mapping[str, Any], checked: Checked, pictures: Mapping[int, Seque
 
 def _differs(row: Mapping[str, Any]) -> bool:
     return row["stored"] is not None and row["stored"] != row["new"]
-
-
-def _json(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

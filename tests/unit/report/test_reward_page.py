@@ -185,6 +185,18 @@ def test_a_page_of_one_reward_shows_what_it_pays_most_and_least(folder):
     assert page.count("<article") == 12, "each response once"
 
 
+def test_a_page_of_a_run_that_earns_nothing_still_shows_responses(tmp_path):
+    from reward_runs import make_pair_run
+
+    make_pair_run(tmp_path / "runs")
+    (tmp_path / "none.py").write_text("def score(x): return 0.0\n")
+    table = open_saved("last", tmp_path / "runs")
+    table.has_scores = False
+    page = render_reward_page(table, check_rewards(table, RewardQuestion(f"{tmp_path}/none.py:score", most=4)))
+    titles = ["All responses", "Wrong, yet paid most", "Right, yet paid least", "Paid most", "Paid least"]
+    assert re.findall("<h2>(.*?)</h2>", page) == titles and page.count("<article") == 8
+
+
 def test_a_page_of_a_run_shows_wrong_and_paid_beside_right_and_unpaid(tmp_path):
     from reward_runs import make_pair_run
 
