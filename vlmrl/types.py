@@ -275,7 +275,7 @@ class RowReference:
 
 def hash64(*parts: object) -> int:
     """A stable 63-bit hash of the parts' text: the same on every machine, Python and run. Range [0, 2**63)."""
-    text = "\x1f".join(str(p) for p in parts).encode()
+    text = "\x1f".join(str(p) for p in parts).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 

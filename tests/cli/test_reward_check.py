@@ -161,6 +161,7 @@ def test_a_bad_reward_is_told_with_its_row_and_without_our_traceback(run_folder,
     ("args", "words"),
     [
         (["nothing"], "no run `nothing`"),
+        (["."], "the folder holds neither a run nor saved rollouts"),
         (["last", "--diff", "nope.py:f"], "there is no reward file nope.py"),
         (["last", "--diff", "taxonomi"], "did you mean `taxonomy`"),
         (["last", "--set", "partal=true"], "takes no argument `partal`"),
@@ -180,6 +181,18 @@ def test_a_bad_reward_is_told_with_its_row_and_without_our_traceback(run_folder,
 def test_mistakes_are_told(run_folder, args, words, vlmrl, report):
     done = vlmrl(*args)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_table_can_neither_steer_the_terminal_nor_break_the_json(tmp_path, vlmrl, report):
+    (tmp_path / "r.py").write_text("def score(x): return float(len(x.response))\n")
+    (tmp_path / "head.csv").write_text("resp\x1b[31monse,ground_truth\na,1\n")
+    done = vlmrl("head.csv", "--reward", "r.py:score")
+    assert done.returncode == 2 and "resp\\u001b[31monse" in done.stderr and "\x1b" not in done.stderr
+    row = {"response": "\ud800 half a character", "ground_truth": "\udfff", "group": "\x1b[31m", "images": "\ud800.png"}
+    (tmp_path / "half.jsonl").write_text(json.dumps(row) + "\n")
+    found = report("half.jsonl", "--reward", "r.py:score", "--html", "page.html", "--out", "scores.parquet")
+    assert found["extremes"]["paid_most"][0]["text"] == "\ud800 half a character"
+    assert "\\ud800 half a character" in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_a_reward_that_is_not_deterministic_is_an_error_and_a_changed_one_a_warning(tmp_path, vlmrl, report):

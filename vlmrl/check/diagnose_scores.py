@@ -137,7 +137,7 @@ def constant_part(facts: Facts) -> Iterator[Cause]:
         parts = f"the part{'s' * (len(names) > 1)} {', '.join(f'`{n}`' for n in names)}"
         what, level = f"{parts}: applies to no response, for its truth is missing in every row", "warning"
         if value is not None:
-            what = f"{parts}: {value:g} for all {len(facts.responses)} responses"
+            what = f"{parts}: {value:g} for all {len(facts.responses):,} responses"
         if value == 1 and not blind:
             what, level = f"{what} (learned, or too easy to tell them apart)", "note"
         elif blind and value is not None:

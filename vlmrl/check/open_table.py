@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,7 @@ def open_table(
     Raises: DataError for a file without rows or responses, or a task whose truth the table does not have; RecipeError
         for a task or variant that does not exist.
     """
-    if not path.is_file():
-        raise DataError(f"no such file: {path}", hint="name a table of responses, or a run")
+    _require_readable(path)
     kind = path.suffix.lower()
     names, first = first_row(str(path), kind)
     roles = map_roles(names, columns or {}, str(path))
@@ -85,6 +85,18 @@ def _task_rule(
     made = make_task(task, info, variant)
     ref = TaskRef(task, info, made.variant or None)
     return rule, ref
+
+
+def _require_readable(path: Path) -> None:
+    hint = "name a table of responses, or a run"
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise DataError("not a file with rows: a pipe or a device", where=str(path), hint=hint)
+        path.open("rb").close()
+    except FileNotFoundError as error:
+        raise DataError(f"no such file: {path}", hint=hint) from error
+    except OSError as error:
+        raise DataError(f"the table cannot be read: {error.strerror}", where=str(path), hint=hint) from error
 
 
 def _is_rollouts(path: Path) -> bool:

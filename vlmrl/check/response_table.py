@@ -41,9 +41,11 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "finish": ("finish", "finish_reason"),
     "num_tokens": ("num_tokens", "response_length", "completion_length", "num_completion_tokens"),
     "score": ("score", "reward", "overall"),
+    "images": ("images", "image", "image_path", "image_paths"),
 }  # fmt: skip
 """Role -> column names that are recognised, in order of preference."""
-IMAGES = ("images", "image", "image_path", "image_paths")
+IMAGES = SPELLINGS["images"]
+"""Columns that no reward is given; they are read for the rows that are shown, see table_images.py."""
 CUT = ("length", "max_tokens")
 """What trainers and servers call the end at the token limit."""
 CHUNK_ROWS = 8192
@@ -153,7 +155,7 @@ class TableDecoder:
             cells.column(self.roles[role]) if role in self.roles else None
             for role in ("finish", "num_tokens", "prompt")
         )
-        lengths = [0] * len(texts) if tokens is None else [int(_or_zero(number_of(t))) for t in tokens]
+        lengths = [0] * len(texts) if tokens is None else [_count(cell) for cell in tokens]
         prompts = [""] * len(texts) if prompt is None else [text_of(p) or "" for p in prompt]
         ends = ["stop"] * len(texts) if finish is None else ["length" if f in CUT else "stop" for f in finish]
         return [RewardInput(texts[i], truths[i][0], others[i], (), ends[i], lengths[i], prompts[i]) for i in kept]  # type: ignore[arg-type]
@@ -163,7 +165,7 @@ class TableDecoder:
         steps = np.zeros(size, np.int32)
         if (name := self.roles.get("step")) is not None:
             column = cells.column(name)
-            steps = np.asarray([_or_zero(number_of(column[i])) for i in kept]).astype(np.int32).reshape(size)
+            steps = np.asarray([_count(column[i]) for i in kept], dtype=np.int32)
         prompts, groups_N = Coded(np.full(size, -1, np.int32), []), at + chunk.first
         if (name := self.roles.get("group")) is not None:
             column = cells.column(name)
@@ -196,8 +198,10 @@ class TableDecoder:
         return Scores(values, {}, Coded.of([""] * len(kept)), errors)
 
 
-def _or_zero(number: float) -> float:
-    return 0.0 if math.isnan(number) else number
+def _count(cell: Any) -> int:
+    """A cell as a step or a number of tokens; 0 for what is none, or is no number that any run has."""
+    number = number_of(cell)
+    return int(number) if abs(number) < 1 << 31 else 0
 
 
 @dataclass(frozen=True)
@@ -220,7 +224,8 @@ class TableReader:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        names = [name for name in self.columns if name not in IMAGES]
+        left_out = {*IMAGES, self.decoder.roles.get("images")}
+        names = [name for name in self.columns if name not in left_out]
         try:
             with pq.ParquetFile(self.path, pre_buffer=False) as file:
                 place = 0
@@ -319,6 +324,10 @@ def first_row(path: str, kind: str) -> tuple[list[str], dict[str, Any]]:
         try:
             with pq.ParquetFile(path, pre_buffer=False) as file:
                 names = file.schema_arrow.names
+                if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+                    raise DataError(
+                        f"the table has several columns `{twice[0]}`", where=path, hint="rename all but one"
+                    )
                 batch = next(file.iter_batches(1, columns=[n for n in names if n not in IMAGES]), None)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"not a readable Parquet file: {error}", where=path) from error
@@ -330,11 +339,15 @@ def first_row(path: str, kind: str) -> tuple[list[str], dict[str, Any]]:
         rows = (json_row(line) for line in _lines(path))
     else:
         rows = (row for _, row in read_csv(path)) if kind == ".csv" else iter(read_json(path))
-    first, columns = None, {}
+    first, columns, problem = None, {}, ""
     for row, _ in zip(rows, range(100), strict=False):
         if isinstance(row, dict):
             first = row if first is None else first
             columns |= dict.fromkeys(row)
+        else:
+            problem = problem or row
+    if first is None and problem:
+        raise DataError(f"the table has no row that can be read; the first one: {problem}", where=path)
     if first is None:
-        raise DataError("the table has no row that can be read", where=path, hint=f"endings: {', '.join(SUFFIXES)}")
+        raise DataError("the table has no rows", where=path)
     return list(columns), first

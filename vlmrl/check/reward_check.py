@@ -16,7 +16,16 @@ from vlmrl.check.rescore import named_rewards, own_rewards, profile_rewards, sca
 from vlmrl.check.saved import Saved, SavedSample
 from vlmrl.check.scan import Chosen, Scan
 from vlmrl.check.scores import Scores
-from vlmrl.check.statistics import compare_stored, disagreements, fill_rows, group_table, part_table, reasons, row_of
+from vlmrl.check.statistics import (
+    compare_stored,
+    disagreements,
+    extremes,
+    fill_rows,
+    group_table,
+    part_table,
+    reasons,
+    row_of,
+)
 from vlmrl.errors import DataError, RewardError, VlmrlError
 
 MOST_BROKEN = 10
@@ -32,7 +41,7 @@ class RewardQuestion:
         diff: another reward to compare with, named in the same way.
         args, weights, style: of `diff` when given, else of `reward`, else changes to the run's own.
         probe: attack the reward as well.
-        most: rows shown of each kind.      most_changed: of the responses that --diff changes most.
+        most: rows shown of each kind.
         jobs: processes for built-in rewards.
         keep_going: rows that cannot be read and rows on which a reward fails are counted, not the end.
     """
@@ -44,7 +53,6 @@ class RewardQuestion:
     style: str = "auto"
     probe: bool = False
     most: int = 5
-    most_changed: int = 5
     jobs: int = 1
     keep_going: bool = False
 
@@ -75,6 +83,7 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
         stored: see `compare_stored`, when the run's own reward was used unchanged, else None;
         broken: number and the first rows that could not be read; errors: number and the first rows that failed;
         parts, reasons, dead_groups, disagreements: of the new scores (statistics.py);
+        extremes: the rows paid most and least, where the disagreements have no rows, else None;
         correlations: see `correlations`;
         diff: see `diff_rewards`, with `names` of both sides, when there are two sides, else None;
         probes: source -> see `probe_reward`, when asked for, else None.
@@ -94,11 +103,12 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
     diff = None
     if second is not None:
         other = found.sides[-1]
-        diff = diff_rewards(saved, found.facts, scores, other, question.most_changed)
+        diff = diff_rewards(saved, found.facts, scores, other, question.most)
         diff["names"] = {"first": _names(first) if first is not None else "as stored", "second": _names(second)}
         if question.diff is None:
             shown, shown_scores = second, other
     is_own = first is not None and first is own
+    apart = disagreements(found.facts, shown_scores, found.right_N, question.most)
     report = {
         **_about(saved, found.facts),
         "rewards": {source: _described(c) for source, c in (shown or {}).items()},
@@ -108,7 +118,8 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
         "parts": part_table(shown_scores),
         "reasons": reasons(shown_scores),
         "dead_groups": group_table(found.facts, shown_scores) if saved.grouped else None,
-        "disagreements": disagreements(found.facts, shown_scores, found.right_N, question.most),
+        "disagreements": apart,
+        "extremes": None if _tells(apart) else extremes(found.facts, shown_scores, question.most),
         "correlations": correlations(found.facts, shown_scores, found.texts),
         "diff": diff,
     }
@@ -116,6 +127,11 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
     report["probes"] = _probes(saved, found.facts, second or first or {}) if question.probe else None
     report["seconds"] = round(time.perf_counter() - start, 3)
     return Checked(report, found.facts, shown_scores, samples)
+
+
+def _tells(apart: Mapping[str, Any] | None) -> bool:
+    """Whether reward and accuracy part ways on any row."""
+    return apart is not None and bool(apart["wrong"]["paid"] or apart["right"]["unpaid"])
 
 
 def _own(saved: Saved) -> tuple[dict[str, Chosen] | None, VlmrlError | None]:
@@ -192,6 +208,7 @@ def _fill(saved: Saved, report: Mapping[str, Any]) -> Mapping[int, SavedSample]:
     """Read the rows that the report shows, and put their texts into it."""
     places = [report["errors"]["first"], (report["stored"] or {}).get("worst", [])]
     places += [(report["disagreements"] or {}).get(k, []) for k in ("wrong_but_paid", "right_but_unpaid")]
+    places += [(report["extremes"] or {}).get(k, []) for k in ("paid_most", "paid_least")]
     places.append((report["diff"] or {}).get("changed", []))
     rows = [row for place in places for row in place]
     samples = saved.pick(row["row"] for row in rows)

@@ -126,7 +126,7 @@ def open_saved(ref: str, root: Path, *, steps: tuple[int, int] | None = None, so
     """
     path = Path(ref)
     notes: list[str] = []
-    if path.suffix == ".parquet":
+    if path.suffix == ".parquet" and not path.is_dir():
         if not path.is_file():
             raise StoreError("no such rollout file", where=ref)
         run, files = _run_of(path.resolve().parent.parent, notes), {0: path}
@@ -134,7 +134,7 @@ def open_saved(ref: str, root: Path, *, steps: tuple[int, int] | None = None, so
         run = _run_of(path.resolve().parent, notes)
         files = run.rollout_files() if run is not None else found
     else:
-        run = open_run(root, ref)
+        run = _run(root, ref)
         path, files = run.dir, run.rollout_files()
     if steps is not None and path.suffix != ".parquet":
         files = {step: file for step, file in files.items() if steps[0] <= step <= steps[1]}
@@ -145,6 +145,16 @@ def open_saved(ref: str, root: Path, *, steps: tuple[int, int] | None = None, so
         of = f" of source `{source}`" if source else ""
         raise StoreError(f"there are no saved rollouts{of}{within}", where=str(path))
     return Saved(path, reader, heads, run, _recipe_of(run, notes), _records_of(run), notes=notes)
+
+
+def _run(root: Path, ref: str) -> Run:
+    try:
+        return open_run(root, ref)
+    except StoreError as error:
+        if Path(ref).is_dir() and not (Path(ref) / layout.MANIFEST).exists():
+            hint = "name a run, a folder of step-*.parquet, or one table of responses"
+            raise StoreError("the folder holds neither a run nor saved rollouts", where=ref, hint=hint) from error
+        raise
 
 
 def _loose_files(folder: Path) -> dict[int, Path]:

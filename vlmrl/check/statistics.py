@@ -123,6 +123,18 @@ def disagreements(facts: Facts, scores: Scores, right_N: Floats, most: int = 5) 
     }
 
 
+def extremes(facts: Facts, scores: Scores, most: int = 5) -> dict[str, list[dict[str, Any]]]:
+    """paid_most and paid_least: the scored rows with the highest and, of the others, the lowest values."""
+    rows = np.flatnonzero(~scores.failed_N)
+    high = _first(rows, -scores.values_N[rows], most)
+    rest = np.setdiff1d(rows, high, assume_unique=True)
+    low = _first(rest, scores.values_N[rest], most)
+    return {
+        "paid_most": [row_of(facts, i, scores) for i in high],
+        "paid_least": [row_of(facts, i, scores) for i in low],
+    }
+
+
 def _first(rows: Any, keys: Any, most: int) -> list[int]:
     """The rows with the least keys, in their order; equal ones as they come."""
     return rows[np.argsort(keys, kind="stable")[:most]].tolist()

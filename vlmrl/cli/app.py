@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from vlmrl import __version__
+from vlmrl.cli.output import harmless
 from vlmrl.errors import exit_of
 
 COMMANDS = (
@@ -67,5 +68,5 @@ def main() -> None:
         sys.exit(141)
     except (Exception, KeyboardInterrupt) as error:
         code, text = exit_of(error)
-        print(text, file=sys.stderr)
+        print(harmless(text), file=sys.stderr)
         sys.exit(code)

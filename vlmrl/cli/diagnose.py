@@ -62,13 +62,13 @@ def _show_cause(number: int, cause: Cause) -> None:
     for line in cause.evidence:
         say(f"   {line}")
     for row in cause.rows:
-        note = f" ({json.dumps(row['note'], ensure_ascii=True)[1:-1]})" if row["note"] else ""
+        note = f" ({_quoted(row['note'])[1:-1]})" if row["note"] else ""
         score = "the reward failed" if row["score"] is None else f"{row['score']:.3f}"
         say(f"   {row['where']}: {score}{note}\n     {_quoted(row['text'])}")
     say(f"   next: {cause.command}")
 
 
 def _quoted(text: str) -> str:
-    """A response in one line, cut in the middle. It is not trusted with the terminal: only plain characters."""
-    quoted = json.dumps(text, ensure_ascii=True)
+    """A response in one line, cut in the middle. It is not trusted with the terminal: only characters that show."""
+    quoted = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in json.dumps(text, ensure_ascii=False))
     return quoted if len(quoted) <= MOST_TEXT else f"{quoted[: MOST_TEXT // 2]} ... {quoted[-MOST_TEXT // 2 :]}"

@@ -61,7 +61,9 @@ def emit(result: Any, as_json: bool) -> None:
     from vlmrl.dist.worker import stdout
 
     if as_json:
-        print(json.dumps(result, ensure_ascii=False, default=str, allow_nan=False), file=stdout(), flush=True)
+        text = json.dumps(result, ensure_ascii=False, default=str, allow_nan=False)
+        # Half a character, which no encoding takes, becomes \ud800: JSON's own spelling.
+        print(text.encode("utf-8", "backslashreplace").decode(), file=stdout(), flush=True)
 
 
 def draw_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: Console, right: int = 99) -> None:
@@ -81,6 +83,17 @@ def draw_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], 
     out.print(table)
 
 
+def draw_quote(text: str, out: Console, indent: int) -> None:
+    """A text in faint letters, indented; on a terminal its further lines too."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    if out.soft_wrap:
+        out.print(" " * indent + text, style="dim", markup=False)
+    else:
+        out.print(Padding(Text(text), (0, 0, 0, indent), expand=False), style="dim")
+
+
 def number(value: float | None, digits: int = 4) -> str:
     """A number for people; a dash for None."""
     return "-" if value is None else f"{value:.{digits}g}"
@@ -94,3 +107,10 @@ def share(value: float | None) -> str:
 def clean(text: str) -> str:
     """A model's text on one line, without what could steer a terminal."""
     return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+
+
+def harmless(text: str) -> str:
+    """A message of several lines that may quote a file or a model, with what could steer a terminal as escapes."""
+    if text.isascii() and text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.cli.output import clean, number, share
+from vlmrl.cli.output import clean, draw_quote, number, share
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +32,7 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
             out.print(f"  {verdict}: {words}", style=f"bold {_colour(verdict)}", markup=False)
         for p in loud:
             out.print(f"    {p['name']} ({p['idea']}): {_earned(p)}", style=_colour(verdict), markup=False)
-            out.print(f"        {clean(p['example'])[:TEXT_CHARS]}", style="dim", markup=False)
+            draw_quote(clean(p["example"])[:TEXT_CHARS], out, 8)
     _show_behaviour(probes["behaviour"], out)
     if probes["flagged"]:
         out.print(f"{probes['flagged']} findings: a model will find what pays", style="bold red")

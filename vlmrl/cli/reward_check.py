@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FAILED = 3
 """Exit code when a condition of --fail-on holds."""
 ROWS_OF_PAGE = 24
-"""How many of the most changed responses --html shows, at least."""
+"""How many responses of each kind --html shows, at least."""
 INPUT_HELP = (
     "A run (name, prefix, `last`), a run or rollouts folder, a rollouts Parquet, or any JSONL, CSV or Parquet with a "
     "response and a ground truth a row."
@@ -47,7 +47,7 @@ def reward_check(
     columns: Annotated[str | None, typer.Option(help="A table's columns: response=output,ground_truth=gts.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Attack the reward with known tricks.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the scores: .parquet, .jsonl or .csv.")] = None,
-    html: Annotated[Path | None, typer.Option(help="With --diff: a page of the most changed responses.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page of the responses with their images.")] = None,
     fail_on: Annotated[
         str | None, typer.Option(help="Exit with 3 when any holds: probe,dead_groups>0.5,errors>0.")
     ] = None,
@@ -69,6 +69,7 @@ def reward_check(
     the exit code is 3.
 
     Example: vlmrl reward-check last --diff my_reward.py:score
+
     Example: vlmrl reward-check answers.jsonl --task fungi --profile taxonrl --out scores.parquet
     """
     from vlmrl.check.limits import needs_probe, parse_limits
@@ -76,11 +77,10 @@ def reward_check(
     from vlmrl.check.reward_check import RewardQuestion, check_rewards
 
     _refuse({"--profile": profile} if reward is not None else {}, "without --reward")
-    _refuse({"--html": html} if diff is None else {}, "with --diff")
     limits = parse_limits(fail_on, diff=diff is not None) if fail_on else []
     question = RewardQuestion(
         f"{PROFILE}{profile}" if profile is not None else reward, diff, dict(_argument(a) for a in args or []),
-        parse_weights(weights) if weights else None, style, probe or needs_probe(limits), rows,
+        parse_weights(weights) if weights else None, style, probe or needs_probe(limits),
         max(rows, ROWS_OF_PAGE) if html is not None else rows, jobs or len(os.sched_getaffinity(0)),
         keep_going or any(limit.needs_errors for limit in limits),
     )  # fmt: skip
@@ -129,9 +129,9 @@ def _write(written: Mapping[str, Path | None], saved: Saved, checked: Checked) -
     if written["out"] is not None:
         write_scores(written["out"], checked.facts, checked.scores)
     if written["html"] is not None:
-        from vlmrl.report.reward_diff import write_reward_diff
+        from vlmrl.report.reward_page import write_reward_page
 
-        write_reward_diff(written["html"], saved, checked)
+        write_reward_page(written["html"], saved, checked)
     checked.report["written"] = {name: str(path) for name, path in written.items() if path is not None}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.cli.output import clean, draw_table, number, share
+from vlmrl.cli.output import clean, draw_quote, draw_table, number, share
 from vlmrl.cli.probe_report import show_probes
 
 if TYPE_CHECKING:
@@ -26,13 +26,16 @@ def show(report: Mapping[str, Any], out: Console, most: int) -> None:
         out.print(f"  note: {clean(note)}", style="yellow", markup=False)
     if report["errors"]["number"]:
         out.print(f"  the reward failed on {report['errors']['number']:,} rows", style="bold red", markup=False)
-        _show_rows("failed", report["errors"]["first"], out)
+        _show_rows("failed", report["errors"]["first"][:most], out)
     if report["stored"] is not None:
-        _show_stored(report["stored"], report["samples"], out)
+        _show_stored(report["stored"], report["samples"], out, most)
     _show_parts(report["parts"], out)
     _show_reasons(report["reasons"], out)
     if report["disagreements"] is not None:
-        _show_disagreements(report["disagreements"], out)
+        _show_disagreements(report["disagreements"], out, most)
+    if report["extremes"] is not None and report["diff"] is None:
+        _show_rows("paid most", report["extremes"]["paid_most"][:most], out)
+        _show_rows("paid least", report["extremes"]["paid_least"][:most], out)
     _show_signs(report, out)
     if report["diff"] is not None:
         _show_diff(report["diff"], out, most)
@@ -82,18 +85,19 @@ def _dead(dead: Mapping[str, Any]) -> str:
     return told
 
 
-def _show_stored(stored: Mapping[str, Any], samples: int, out: Console) -> None:
+def _show_stored(stored: Mapping[str, Any], samples: int, out: Console, most: int) -> None:
     if stored["equal"]:
         out.print(
-            f"  scored again: all {samples} scores and parts are equal to the stored ones, to the digit", style="green"
+            f"  scored again: all {samples:,} scores and parts are equal to the stored ones, to the digit",
+            style="green",
         )
         return
     out.print(
-        f"  scored again: {stored['different']} of {samples} differ from what was stored, "
+        f"  scored again: {stored['different']:,} of {samples:,} differ from what was stored, "
         f"by up to {stored['largest_difference']:.6g}; failed then {stored['failed_then']}, now {stored['failed_now']}",
         style="bold red",
     )
-    _show_rows("largest differences", stored["worst"], out, compare=True)
+    _show_rows("largest differences", stored["worst"][:most], out, compare=True)
 
 
 def _show_parts(parts: Mapping[str, Mapping[str, Any]], out: Console) -> None:
@@ -108,11 +112,11 @@ def _show_parts(parts: Mapping[str, Mapping[str, Any]], out: Console) -> None:
 
 def _show_reasons(reasons: Sequence[Mapping[str, Any]], out: Console) -> None:
     if reasons:
-        rows = [(str(r["count"]), share(r["share"]), clean(r["example"])) for r in reasons]
+        rows = [(f"{r['count']:,}", share(r["share"]), clean(r["example"])) for r in reasons]
         draw_table("notes and failures", ("rows", "share", "reason (an example)"), rows, out, right=2)
 
 
-def _show_disagreements(found: Mapping[str, Any], out: Console) -> None:
+def _show_disagreements(found: Mapping[str, Any], out: Console, most: int) -> None:
     agreement = f"a right answer outscores a wrong one of its group in {share(found['agreement'])} of pairs"
     if found["agreement"] is None:
         agreement = "no group has both a right and a wrong answer"
@@ -123,12 +127,12 @@ def _show_disagreements(found: Mapping[str, Any], out: Console) -> None:
     )
     if wrong["paid"]:
         of = f"wrong, yet paid most ({wrong['paid']:,} of {wrong['number']:,} wrong ones earn something)"
-        _show_rows(of, found["wrong_but_paid"], out)
+        _show_rows(of, found["wrong_but_paid"][:most], out)
     elif wrong["number"]:
         out.print(f"no wrong answer is paid: all {wrong['number']:,} earn the least there is", style="green")
     if right["unpaid"]:
         of = f"right, yet paid least ({right['unpaid']:,} of {right['number']:,} right ones earn less than the most)"
-        _show_rows(of, found["right_but_unpaid"], out)
+        _show_rows(of, found["right_but_unpaid"][:most], out)
     elif right["number"]:
         out.print(f"every right answer is paid in full: all {right['number']:,} earn the most there is", style="green")
 
@@ -185,4 +189,4 @@ def _show_rows(
         note = f"; {clean(row['new']['note'])}" if row["new"]["note"] else ""
         told = clean(row["new"]["error"]) if row["new"]["error"] else parts + note
         out.print(f"  {clean(row['where'])}: {value}  ({told})", markup=False)
-        out.print(f"      {clean(row['text'])[:TEXT_CHARS]}", style="dim", markup=False)
+        draw_quote(clean(row["text"])[:TEXT_CHARS], out, 6)

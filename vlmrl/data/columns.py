@@ -244,7 +244,7 @@ def _inside(text: str, root: Path | None, where: str) -> Path:
             )
         if path.stat().st_size > MAX_FILE_BYTES:
             raise DataError(f"the image file {_show(text)} has {path.stat().st_size:,} bytes", where=where)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:  # of a path that no system has: half a character
         raise DataError(f"the image path {_show(text)} cannot be used: {error}", where=where) from error
     return path
 

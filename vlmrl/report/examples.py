@@ -14,7 +14,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from vlmrl.errors import StoreError
+from vlmrl.data.images import decode_image, image_hash
+from vlmrl.errors import DataError, StoreError
 from vlmrl.store.media import RunImages
 from vlmrl.store.runs import Run
 from vlmrl.types import Group, Media, hash64
@@ -26,10 +27,12 @@ MAX_SIDE = 448
 """Images are shown at most this many pixels wide or high."""
 MAX_IMAGE_BYTES = 12 * 1024 * 1024
 """Of all images of a page together; later ones are left out and counted."""
+MAX_IMAGES = 400
+"""Different images of a page; decoding further ones would take too long."""
 HIDDEN = ("Cc", "Cf", "Cs", "Co")
 """Unicode categories of characters that do not show: controls, formats, half surrogate pairs, private use."""
 JOINERS = "\u200c\u200d"
-"""Format characters that writing systems need."""
+"""Format characters that join or part letters of some scripts, and emoji: shown as they are behind such a character."""
 TAG = re.compile(r"&lt;/?[A-Za-z][\w-]{0,40}&gt;")
 
 
@@ -50,6 +53,7 @@ class Album:
     """The images of a page: each content once, shrunk to what is looked at, as PNG data URIs, within a size budget."""
 
     budget: int = MAX_IMAGE_BYTES
+    most: int = MAX_IMAGES
     pictures: dict[str, Picture] = field(default_factory=dict)
     spent: int = 0
     left_out: int = 0
@@ -57,36 +61,50 @@ class Album:
     def add(self, media: Media, images: RunImages) -> Picture:
         """The picture of a reference, made on first sight."""
         if media.sha256 not in self.pictures:
-            self.pictures[media.sha256] = self._make(media, images)
-        picture = self.pictures[media.sha256]
-        picture.uses += 1
-        return picture
+            try:
+                content = images.find(media)
+            except StoreError:
+                content = None
+            blank = Picture(_key(media.sha256), max(1, media.width), max(1, media.height))
+            self.pictures[media.sha256] = self._made(blank, content)
+        return self._used(media.sha256)
+
+    def add_file(self, content: bytes | str) -> Picture:
+        """The picture of an image file, made on first sight; of a text that says why there is none, just that."""
+        if isinstance(content, str):
+            return Picture("", 1, 1, note=visible(content))
+        sha256 = image_hash(content)
+        if sha256 not in self.pictures:
+            self.pictures[sha256] = self._made(Picture(_key(sha256), 1, 1), content)
+        return self._used(sha256)
 
     def shared(self) -> list[Picture]:
         """Pictures that are shown more than once: the page holds them once and refers to them."""
         return [p for p in self.pictures.values() if p.uri and p.uses > 1]
 
-    def _make(self, media: Media, images: RunImages) -> Picture:
-        key = f"i{hash64(media.sha256):x}"
-        picture = Picture(key, max(1, media.width), max(1, media.height))
-        try:
-            content = images.find(media)
-        except StoreError:
-            content = None
+    def _used(self, sha256: str) -> Picture:
+        picture = self.pictures[sha256]
+        picture.uses += 1
+        return picture
+
+    def _made(self, picture: Picture, content: bytes | None) -> Picture:
         if content is None:
             picture.note = "image not found"
-            return picture
-        try:
-            picture.uri, picture.width, picture.height = png_uri(content)
-        except (OSError, ValueError, SyntaxError) as error:
-            picture.note = f"image cannot be read: {type(error).__name__}"
-            return picture
-        if self.spent + len(picture.uri) > self.budget:
-            picture.uri, picture.note = "", "left out: the page would be too large"
-            self.left_out += 1
-            return picture
-        self.spent += len(picture.uri)
+        elif len(self.pictures) >= self.most or self.spent >= self.budget:
+            self._leave_out(picture)
+        else:
+            try:
+                picture.uri, picture.width, picture.height = png_uri(content)
+            except DataError as error:
+                picture.note = f"image cannot be read: {visible(error.message)}"
+            if self.spent + len(picture.uri) > self.budget:
+                self._leave_out(picture)
+            self.spent += len(picture.uri)
         return picture
+
+    def _leave_out(self, picture: Picture) -> None:
+        picture.uri, picture.note = "", "left out: the page would be too large"
+        self.left_out += 1
 
 
 @dataclass(frozen=True)
@@ -223,24 +241,23 @@ def visible(text: str) -> str:
     """Characters that would vanish, break the page or reorder what is read, written as escapes (newline, tab kept)."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(
-        c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co") else _code(c) for c in text
-    )
+    shown = lambda c: c in "\n\t" or unicodedata.category(c) not in HIDDEN  # noqa: E731
+    joins = lambda before, c: c in JOINERS and not before.isascii()  # noqa: E731
+    pairs = zip(" " + text, text, strict=False)
+    return "".join(c if shown(c) or joins(before, c) else _code(c) for before, c in pairs)
 
 
 def png_uri(content: bytes) -> tuple[str, int, int]:
-    """An image file as a PNG data URI, at most MAX_SIDE pixels a side, and its size. Raises: what Pillow raises."""
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(io.BytesIO(content)) as opened:
-            image = ImageOps.exif_transpose(opened).convert("RGB")
-    except Image.DecompressionBombError as error:
-        raise ValueError(str(error)) from error
+    """An image file as a PNG data URI, at most MAX_SIDE pixels a side, and its size. Raises: see `decode_image`."""
+    image = decode_image(content)
     image.thumbnail((MAX_SIDE, MAX_SIDE))
     sink = io.BytesIO()
     image.save(sink, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(sink.getvalue()).decode()}", image.width, image.height
+
+
+def _key(sha256: str) -> str:
+    return f"i{hash64(sha256):x}"
 
 
 def _title(source: str, prompt_id: str) -> str:

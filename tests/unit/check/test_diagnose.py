@@ -205,10 +205,12 @@ def test_a_rate_of_zero_over_real_updates_is_named_with_what_to_change(tmp_path)
 
 def test_a_response_cannot_write_to_the_terminal(tmp_path):
     run = make_run(
-        tmp_path, plan(respond=lambda truth, rng: "\x1b[2J\x9b31m" + endless(truth, rng), cut=lambda t: True)
+        tmp_path,
+        plan(respond=lambda truth, rng: "\x1b[2J\x9b31m\u202e\u4e2d\u6587" + endless(truth, rng), cut=lambda t: True),
     )
     told = this_process("runs", "diagnose", run.dir, cwd=tmp_path).err
-    assert "\\u001b[2J" in told and "\x1b" not in told and "\x9b" not in told
+    assert "\\u001b[2J" in told and "\x1b" not in told and "\x9b" not in told and "\\u202e" in told
+    assert "\u4e2d\u6587" in told, "text of any script is shown as it is"
 
 
 def test_a_reward_by_degree_is_not_called_wrong_for_being_low(tmp_path):

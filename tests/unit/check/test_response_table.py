@@ -3,6 +3,8 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -204,11 +206,47 @@ def test_what_is_missing_is_told(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         open_table(tmp_path / "none.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n\n")
-    with pytest.raises(DataError, match="no row that can be read"):
+    with pytest.raises(DataError, match="the table has no rows"):
         open_table(tmp_path / "empty.jsonl")
+    (tmp_path / "torn.jsonl").write_bytes(b"{\n\xff\xfe\n")
+    with pytest.raises(DataError, match="no row that can be read; the first one: not JSON"):
+        open_table(tmp_path / "torn.jsonl")
     (tmp_path / "x.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(DataError, match="not a readable Parquet file"):
         open_table(tmp_path / "x.parquet")
+
+
+def test_a_path_that_is_no_readable_file_is_told(tmp_path, monkeypatch):
+    (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
+    with pytest.raises(DataError, match=r"cannot be read: Too many levels of symbolic links"):
+        open_table(tmp_path / "loop.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(DataError, match="a pipe or a device"):
+        open_table(tmp_path / "pipe.jsonl")
+    path = write(tmp_path / "rows.jsonl", ROWS)
+
+    def refuse(*args, **more):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DataError, match="cannot be read: Permission denied"):
+        open_table(path)
+
+
+def test_columns_of_one_name_are_refused(tmp_path):
+    table = pa.table([pa.array(["a"]), pa.array(["b"])], names=["response", "response"])
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="several columns `response`"):
+        open_table(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize("more", [{"step": 1e12, "num_tokens": 1e30}, {"step": float("inf")}, {"group": "\udfff"}])
+def test_a_cell_that_no_run_has_does_not_end_the_reading(tmp_path, more):
+    rows = [{"response": "\ud800 half", "ground_truth": "1", "group": "g", **more}, {"response": "b", "group": "g"}]
+    (tmp_path / "r.py").write_text("def score(x): return float(len(x.response))\n")
+    saved = open_table(write(tmp_path / "rows.jsonl", rows))
+    facts = check_rewards(saved, RewardQuestion(reward=f"{tmp_path}/r.py:score")).facts
+    assert facts.steps_N.tolist() == [0, 0] and facts.tokens_N.tolist() == [0, 0]
 
 
 def test_a_stored_score_is_what_a_reward_is_compared_with(tmp_path):

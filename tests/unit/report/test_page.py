@@ -307,8 +307,29 @@ def test_writing_makes_the_folder_and_replaces_the_file(tmp_path: Path):
     assert [p.name for p in out.parent.iterdir()] == ["r.html"]
 
 
-@pytest.mark.parametrize("name", ["template.html", "reward_diff.html", "shell.html", "macros.html", "style.css"])
+@pytest.mark.parametrize("name", ["template.html", "reward_page.html", "shell.html", "macros.html", "style.css"])
 def test_what_a_page_is_made_of_travels_with_the_package(name: str):
     from importlib.resources import files
 
     assert files("vlmrl.report").joinpath(name).is_file()
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_all_text_can_be_read_on_what_lies_behind_it(scheme: int):
+    """Contrast of at least 4.5 to 1, as WCAG 2.2 asks of small text (1.4.3)."""
+    from importlib.resources import files
+
+    style = files("vlmrl.report").joinpath("style.css").read_text("utf-8")
+    colours = dict(re.findall(r"--(\w+): #(\w{6})", re.findall(r":root \{(.*?)\}", style, re.S)[scheme]))
+
+    def light(name: str) -> float:
+        parts = [int(colours[name][i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        red, green, blue = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05
+
+    pairs = [
+        (text, back) for text in ("ink", "soft", "faint", "good", "bad", "warn", "c3") for back in ("paper", "card")
+    ]
+    for text, back in [*pairs, ("warn", "warnwash"), ("ink", "warnwash")]:
+        low, high = sorted((light(text), light(back)))
+        assert high / low >= 4.5, (text, back, high / low)

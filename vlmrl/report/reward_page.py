@@ -1,0 +1,144 @@
+"""The page of `vlmrl reward-check --html`: what a reward pays, and the responses that tell most about it with their
+images; of two rewards, those that they judge most differently.
+
+All that comes from a model or a dataset is escaped; images are inside the page, shrunk and within a budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.check.response_table import TableReader
+from vlmrl.check.table_images import row_images
+from vlmrl.data.run_images import run_images
+from vlmrl.report.examples import Album, Picture, marked_text, visible
+from vlmrl.report.shell import render
+from vlmrl.store.files import write_atomic
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from vlmrl.check.reward_check import Checked
+    from vlmrl.check.saved import Saved
+
+
+@dataclass(frozen=True)
+class RowView:
+    """One response. `scores`: what each reward says (one, or the two that are compared): value (None = it failed) and
+    note; `parts`: name -> the part in each; `advantage`: under both, where groups are known.
+    """
+
+    where: str
+    text: Markup
+    truth: Mapping[str, Any]
+    pictures: Sequence[Picture]
+    scores: Sequence[tuple[float | None, str]]
+    parts: Mapping[str, Sequence[float | None]]
+    advantage: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Section:
+    """Responses of one kind: a title, what is to be said of them, the responses."""
+
+    title: str
+    told: str
+    rows: Sequence[RowView]
+
+
+def write_reward_page(out: Path, saved: Saved, checked: Checked) -> None:
+    """Write the page, atomically. The folder of `out` is made.
+
+    Raises: StoreError when it cannot be written, DataError when the table can no longer be read.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out, render_reward_page(saved, checked).encode("utf-8", "backslashreplace"))
+
+
+def render_reward_page(saved: Saved, checked: Checked) -> str:
+    """The page as text."""
+    album, report, notes = Album(), checked.report, list(checked.report["notes"])
+    kinds = _kinds(report)
+    pictures = _pictures(saved, checked, {row["row"]: None for *_, rows in kinds for row in rows}, album, notes)
+    sections = [Section(title, told, [_view(row, checked, pictures) for row in rows]) for title, told, rows in kinds]
+    return render(
+        "reward_page.html",
+        title=_title(report),
+        report=report,
+        diff=report["diff"],
+        sections=sections,
+        shared=album.shared(),
+        left_out=album.left_out,
+        notes=notes,
+    )
+
+
+def _title(report: Mapping[str, Any]) -> str:
+    if report["diff"] is not None:
+        return f"{report['diff']['names']['first']} \u2192 {report['diff']['names']['second']}"
+    return ", ".join(dict.fromkeys(reward["name"] for reward in report["rewards"].values()))
+
+
+def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[str, Any]]]]:
+    """(title, what is to be said, rows) of each kind of responses that the page shows."""
+    errors, stored, apart, extremes = (report[k] for k in ("errors", "stored", "disagreements", "extremes"))
+    kinds: list[tuple[str, str, Sequence[Mapping[str, Any]]]] = []
+    if errors["number"]:
+        kinds.append(("The reward failed", f"On {errors['number']:,} responses.", errors["first"]))
+    if report["diff"] is not None:
+        changed = report["diff"]["changed"]
+        told = "" if changed else "Both rewards say the same of every response."
+        return [*kinds, ("Changed most", told, changed)]
+    if stored is not None and stored["different"]:
+        told = f"{stored['different']:,} scores are not what was stored; the first figure is the stored one."
+        kinds.append(("Not as stored", told, stored["worst"]))
+    if apart is not None:
+        wrong, right = apart["wrong"], apart["right"]
+        if wrong["number"]:
+            told = f"{wrong['paid']:,} of {wrong['number']:,} wrong answers earn more than the least there is."
+            kinds.append(("Wrong, yet paid most", told, apart["wrong_but_paid"]))
+        if right["number"]:
+            told = f"{right['unpaid']:,} of {right['number']:,} right answers earn less than the most there is."
+            kinds.append(("Right, yet paid least", told, apart["right_but_unpaid"]))
+    if extremes is not None:
+        kinds += [("Paid most", "", extremes["paid_most"]), ("Paid least", "", extremes["paid_least"])]
+    return kinds
+
+
+def _pictures(
+    saved: Saved, checked: Checked, rows: Iterable[int], album: Album, notes: list[str]
+) -> dict[int, list[Picture]]:
+    """Row -> its images: by reference where a run is known, else from the table's own column."""
+    if isinstance(saved.reader, TableReader):
+        found = row_images(saved.reader, rows)
+        return {row: [album.add_file(image) for image in images] for row, images in found}
+    if saved.run is None:
+        return {}
+    images = run_images(saved.run.dir)
+    made = {row: [album.add(media, images) for media in checked.samples[row].media] for row in rows}
+    notes += images.notes
+    return made
+
+
+def _view(row: Mapping[str, Any], checked: Checked, pictures: Mapping[int, Sequence[Picture]]) -> RowView:
+    sample = checked.samples[row["row"]]
+    before = row.get("old") or (row["stored"] if _differs(row) else None)
+    scores = [score for score in (before, row["new"]) if score is not None]
+    names = dict.fromkeys(name for score in scores for name in score["parts"])
+    grouped = checked.report["diff"] is not None and checked.report["diff"]["advantages"] is not None
+    return RowView(
+        where=visible(sample.where),
+        text=marked_text(sample.input.response),
+        truth=sample.input.truth,
+        pictures=pictures.get(row["row"], ()),
+        scores=[(score["value"], visible(score["error"] or score["note"])) for score in scores],
+        parts={n: [score["parts"].get(n) for score in scores] for n in names},
+        advantage=tuple(row["advantage"]) if grouped and "advantage" in row else None,
+    )
+
+
+def _differs(row: Mapping[str, Any]) -> bool:
+    return row["stored"] is not None and row["stored"] != row["new"]
