@@ -436,11 +436,13 @@ def test_without_a_rank_there_is_no_adapter(tmp_path):
     assert all("rank is 0" in item["why"] for item in report["left_out"]) and len(report["left_out"]) == 2
 
 
-def test_a_table_among_the_arguments_of_a_reward_is_left_out(tmp_path):
-    written = "worker: {reward: {reward_function: r.py:f, reward_function_kwargs: {weight: 0.2, names: {a: b}}}}"
+def test_a_table_among_the_arguments_of_a_reward_is_taken_over_and_none_below_it(tmp_path):
+    written = (
+        "worker: {reward: {reward_function: r.py:f, reward_function_kwargs: {weight: 0.2, names: {a: b, c: {d: e}}}}}"
+    )
     loaded, report = recipe_of(tmp_path, written, "a.yaml", rows=1000)
-    assert loaded.recipe.reward.args == {"weight": 0.2}
-    assert keys(report["left_out"]) == {"worker.reward.reward_function_kwargs.names.a"}
+    assert loaded.recipe.reward.args == {"weight": 0.2, "names": {"a": "b"}}
+    assert keys(report["left_out"]) == {"worker.reward.reward_function_kwargs.names.c.d"}
 
 
 def test_targets_of_an_adapter_given_as_a_pattern_are_left_out(tmp_path):
