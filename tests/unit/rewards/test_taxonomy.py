@@ -235,3 +235,13 @@ def test_what_a_response_says_is_read_without_a_truth():
     for text in ("", f"<think>{differ}</think>", "<think><order>a</order></think><answer>0.9</answer>"):
         said = reward.read(text)
         assert said.problem and (said.confidence, said.stated, said.agrees) == (None, {}, None)
+
+
+@pytest.mark.parametrize("key", ["levels_weight", "levels", "partial", "consistency", "aliases"])
+def test_the_baseline_says_that_it_has_no_levels(key):
+    with pytest.raises(RewardError, match=f"takes no argument `{key}`: .* has no levels") as found:
+        load_reward("pair_answer", args={key: 0.4})
+    assert found.value.hint is not None and "taxonomy" in found.value.hint
+    with pytest.raises(RewardError, match="takes no argument `format_wieght`") as found:
+        load_reward("pair_answer", args={"format_wieght": 0.4})
+    assert found.value.hint is not None and "did you mean `format_weight`?" in found.value.hint
