@@ -56,10 +56,8 @@ def read_foreign(file: Path, system: str | None = None) -> Foreign:
     text = _text(file)
     notes: list[str] = []
     words: list[str] = []
-    if file.suffix.lower() == ".json":
-        values = flatten(_json(text, file), file)
-    elif file.suffix.lower() in (".yaml", ".yml"):
-        values = _from_yaml(text, file)
+    if file.suffix.lower() in (".json", ".yaml", ".yml"):
+        values = _from_table(text, file)
     else:
         words = _launch_words(text, notes)
         values = _from_words(words, file, notes)
@@ -128,31 +126,26 @@ def _text(file: Path) -> str:
         raise RecipeError("this file is not UTF-8 text", where=str(file)) from None
 
 
-def _json(text: str, file: Path) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise RecipeError(f"this is not valid JSON: {error}", where=str(file)) from None
-    except RecursionError:
-        raise RecipeError("lists or tables are nested too deeply", where=str(file)) from None
-
-
-def _yaml(text: str, file: Path) -> Any:
+def _parsed(text: str, file: Path) -> Any:
+    """What a file of YAML, or of JSON by its ending, holds."""
     import yaml
 
+    kind, parse = ("JSON", json.loads) if file.suffix.lower() == ".json" else ("YAML", yaml.safe_load)
     try:
-        return yaml.safe_load(text)
+        return parse(text)
     except RecursionError:
         raise RecipeError("lists or tables are nested too deeply", where=str(file)) from None
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"{file}:{mark.line + 1}" if mark else str(file)
-        raise RecipeError(f"this is not valid YAML: {getattr(error, 'problem', None) or error}", where=where) from None
+        line = mark.line + 1 if mark else getattr(error, "lineno", None)
+        what = getattr(error, "problem", None) or getattr(error, "msg", None) or error
+        where = f"{file}:{line}" if line else str(file)
+        raise RecipeError(f"this is not valid {kind}: {what}", where=where) from None
 
 
-def _from_yaml(text: str, file: Path) -> dict[str, Any]:
+def _from_table(text: str, file: Path) -> dict[str, Any]:
     """Settings, or, as Hydra keeps them, a list of overrides."""
-    value = _yaml(text, file)
+    value = _parsed(text, file)
     if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
         return _overrides(value)
     return flatten(value, file)
@@ -269,7 +262,7 @@ def _from_words(words: Sequence[str], file: Path, notes: list[str]) -> dict[str,
             notes.append(f"`{named}`, which the command starts from, is not here: {EXAMPLE_SAYS}")
             values = {"__config__": named}
         else:
-            values = _from_yaml(_text(found), found)
+            values = _from_table(_text(found), found)
             notes.append(f"settings of {found} are included")
     return values | own
 
