@@ -86,6 +86,34 @@ def test_recipe_check_takes_many_and_leaves_what_is_not_made_to_other_commands(t
     assert "fungi_im: sound" in result.stderr and "r.toml: wrong" in result.stderr and "`grpo`" in result.stderr
 
 
+CHECKED = [
+    ("fungi_im", [], ("im_concrete", False, "taxonomy", "default"), "reward taxonomy (profile default)"),
+    ("fungi_im", ["data.0.variant=im"], ("im_concrete", False, "taxonomy", "default"), "variant im_concrete, reward"),
+    ("fungi_im", ["data.0.variant=baseline", "reward.profile=taxonrl"], ("baseline", False, "taxonrl", "taxonrl"),
+     "task fungi, variant baseline, reward taxonrl (profile taxonrl)"),
+    ("fungi_im", ["reward.name=exact_match"], ("im_concrete", False, "exact_match", None), "reward exact_match\n"),
+    ("digits_im", [], (None, False, None, "default"), "task digits, reward of the task (profile default)"),
+    ("r.toml", [], ("im_concrete", True, "taxonomy", "default"), "im_concrete (baseline if the data lack its truth), "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("recipe", "overrides", "found", "words"), CHECKED)
+def test_recipe_check_says_task_variant_reward_and_profile(tmp_path, monkeypatch, recipe, overrides, found, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.toml").write_text('[model]\npath = "m"\n[[data]]\npath = "data/fungi"\ntask = "fungi"\n')
+    sets = [word for one in overrides for word in ("--set", one)]
+    result = run("recipe", "check", recipe, *sets, "--json")
+    (entry,) = json.loads(result.stdout)["recipes"][0]["data"]
+    assert tuple(entry[key] for key in ("variant", "by_default", "reward", "profile")) == found
+    assert words in run("recipe", "check", recipe, *sets).stderr
+
+
+def test_recipe_check_resolves_nothing_of_a_wrong_recipe():
+    told = run("recipe", "check", "fungi_im", "--set", "reward.profile=taxnrl", "--json")
+    (recipe,) = json.loads(told.stdout)["recipes"]
+    assert not recipe["ok"] and recipe["data"] == []
+
+
 def test_a_prompt_or_a_reward_that_is_missing_is_an_error_of_recipe_check(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--set", "data.0.prompt=/elsewhere/fungi.jinja", "--set", "reward.name=/elsewhere/lfw.py:score"]

@@ -126,6 +126,7 @@ def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry) -> N
     found.plan.setdefault("data", {})[source.name] = {
         "path": source.dataset.path,
         "task": source.task.name,
+        "variant": source.task.variant or None,
         "split": source.split,
         "rows": scan.rows,
         "rows_read": scan.seen,
@@ -134,14 +135,15 @@ def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry) -> N
         "prompt": source.template_path if source.template else "the table's own messages",
     }
     if entry.reward_ok:
-        found.plan.setdefault("reward", {})[source.name] = _reward_plan(source, reward)
+        found.plan.setdefault("reward", {})[source.name] = _reward_plan(source, reward, loaded.recipe.reward.profile)
 
 
-def _reward_plan(source: Source, reward: rows.RewardFacts) -> dict[str, Any]:
+def _reward_plan(source: Source, reward: rows.RewardFacts, profile: str) -> dict[str, Any]:
     # Without weights a reward's `reward` part counts, else each of its parts does (rewards/scorer.py).
     unweighted = {"reward": 1.0} if "reward" in reward.parts else dict.fromkeys(reward.parts, 1.0)
     return {
         "name": source.reward.name,
+        "profile": profile if source.reward.name == source.task.profile(profile)[0] else None,
         "weights": dict(source.weights) or unweighted,
         "parts": reward.parts,
         "largest": largest_value(source),

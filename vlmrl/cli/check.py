@@ -148,15 +148,14 @@ def _show_plan(plan: Mapping[str, Any]) -> None:
 def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, data in plan.get("data", {}).items():
         others = "".join(f", {split} {other['rows']:,}" for split, other in data["other_splits"].items())
-        yield (
-            f"data {name}",
-            f"{data['split']} {data['rows']:,} rows{others}; {data['images']:,} images; task {data['task']}",
-        )
+        task = data["task"] + (f", variant {data['variant']}" if data["variant"] else "")
+        yield f"data {name}", f"{data['split']} {data['rows']:,} rows{others}; {data['images']:,} images; task {task}"
     for name, prompts in plan.get("prompts", {}).items():
         yield from _prompt_lines(name, prompts)
     for name, reward in plan.get("reward", {}).items():
         weights = ", ".join(f"{part} {weight:g}" for part, weight in reward["weights"].items()) or "no weights"
-        yield f"reward {name}", f"{reward['name']}: {weights}"
+        profile = f" (profile {reward['profile']})" if reward["profile"] else ""
+        yield f"reward {name}", f"{reward['name']}{profile}: {weights}"
         told = [f"{label} {reward[key]:.3g}" for label, key in _ANSWERS if reward[key] is not None]
         if told:
             most = "" if reward["largest"] is None else f"; the most possible is {reward['largest']:g}"
@@ -164,7 +163,7 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "run" in plan:
         yield "run", _run_line(plan["run"])
         epochs = ", ".join(f"{name} {epochs:.2f}" for name, epochs in plan["run"]["epochs"].items())
-        yield "", f"passes over the data: {epochs}; {plan['run']['validations']} validations"
+        yield "", f"passes over the data: {epochs or 'not known'}; {plan['run']['validations']} validations"
     yield from _machine_lines(plan)
 
 

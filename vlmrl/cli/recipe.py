@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,30 +86,46 @@ def check(
     Data and models that are not made yet are told, and are no mistake here; `vlmrl check RECIPE` also opens the data,
     looks at rows and prompts, and plans memory and time.
     """
-    from vlmrl.check.catalogs import catalogs
+    from vlmrl.check.catalogs import catalogs, resolve_tasks
     from vlmrl.errors import ProblemsError, VlmrlError, format_error
     from vlmrl.recipe.checks import check_made
     from vlmrl.recipe.load import load_recipe
 
-    known, results = catalogs(), []
+    known, results, data = catalogs(), [], {}
     for recipe in recipes:
         try:
-            problems = check_made(load_recipe(recipe, overrides=overrides or []), known)
+            loaded = load_recipe(recipe, overrides=overrides or [])
+            problems = check_made(loaded, known)
+            if not any(p.level == "error" for p in problems):
+                data[recipe] = resolve_tasks(loaded.recipe)
         except ProblemsError as error:
             problems = list(error.problems)
         except VlmrlError as error:
             problems = [Problem(error.message, error.where, error.hint)]
         results.append((recipe, problems))
     wrong = [recipe for recipe, problems in results if any(p.level == "error" for p in problems)]
-    told = [{"recipe": r, "ok": r not in wrong, "problems": [asdict(p) for p in problems]} for r, problems in results]
+    told = [
+        {"recipe": r, "ok": r not in wrong, "data": data.get(r, []), "problems": [asdict(p) for p in problems]}
+        for r, problems in results
+    ]
     emit({"ok": not wrong, "recipes": told}, as_json)
     if not as_json:
         for recipe, problems in results:
             say(f"{recipe}: {'wrong' if recipe in wrong else 'sound'}")
+            for entry in data.get(recipe, []):
+                say(f"  {entry['path']}: {_task_words(entry)}")
             for p in problems:
                 say(format_error(p.message, p.where, p.hint, p.level))
     if wrong:
         raise typer.Exit(2)
+
+
+def _task_words(entry: Mapping[str, Any]) -> str:
+    task = "table, or the dataset's own" if entry["task"] == "table" else entry["task"]
+    variant = f", variant {entry['variant']}" if entry["variant"] else ""
+    lacking = " (baseline if the data lack its truth)" if entry["by_default"] and entry["variant"] != "baseline" else ""
+    profile = f" (profile {entry['profile']})" if entry["profile"] else ""
+    return f"task {task}{variant}{lacking}, reward {entry['reward'] or 'of the task'}{profile}"
 
 
 @group.command("list")

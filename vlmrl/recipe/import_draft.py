@@ -63,12 +63,18 @@ class Draft:
 
     def put_table(self, key: str, start: str) -> None:
         """Set a recipe key, a table, from the settings below `start`, whatever they are called."""
-        below = {name.removeprefix(f"{start}."): name for name in self.given if name.startswith(f"{start}.")}
-        flat = {name: source for name, source in below.items() if "." not in name}
-        if flat:
-            self.put(key, {name: self.given[source] for name, source in flat.items()}, *flat.values())
-        for source in (source for name, source in below.items() if name not in flat):
-            self.leave(source, f"`{key}` holds no tables: give the function a flat argument, or a text that it reads")
+        table: dict[str, Any] = {}
+        told = []
+        for source in [name for name in self.given if name.startswith(f"{start}.")]:
+            *path, last = source.removeprefix(f"{start}.").split(".")
+            inner = table if not path else table.setdefault(path[0], {}) if len(path) == 1 else None
+            if isinstance(inner, dict):
+                inner[last] = self.given[source]
+                told.append(source)
+            else:
+                self.leave(source, f"too deep for `{key}`: use a flat key")
+        if told:
+            self.put(key, table, *told)
 
     def leave(self, key: str, why: str) -> None:
         """Say that a written setting has no counterpart."""

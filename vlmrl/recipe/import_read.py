@@ -1,12 +1,13 @@
 """Reading the configurations of other systems: YAML, JSON, override lists and launch scripts. Nothing is ever run.
 
-A shell script is cut into words by shlex. Variables that it sets to plain text are put in; `$(...)`, back quotes and
-variables from outside stay as they are and are told of.
+A shell script is cut into words by shlex. Variables and arrays that it sets to plain text are put in; `$(...)`, back
+quotes and variables from outside stay as they are and are told of.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +22,11 @@ MAX_KEYS, MAX_DEPTH, MAX_WORD_CHARS, MOST_DIGITS = 5000, 20, 10_000, 40
 SYSTEMS = ("easyr1", "verl", "trl")
 NULLS = ("null", "~", "")
 
-_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}|\$([A-Za-z_]\w*)")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^{}]*))?\}|\$([A-Za-z_]\w*)")
 _FILLED_IN = re.compile(r"\$[({@*\w]|`")
+_ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\((.*)", re.DOTALL)
+_ELEMENTS = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}")
+_PRODUCT = re.compile(r"\$\(\(\s*(\d{1,9}(?:\s*\*\s*\d{1,9}){0,3})\s*\)\)")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
@@ -52,10 +56,8 @@ def read_foreign(file: Path, system: str | None = None) -> Foreign:
     text = _text(file)
     notes: list[str] = []
     words: list[str] = []
-    if file.suffix.lower() == ".json":
-        values = flatten(_json(text, file), file)
-    elif file.suffix.lower() in (".yaml", ".yml"):
-        values = _from_yaml(text, file)
+    if file.suffix.lower() in (".json", ".yaml", ".yml"):
+        values = _from_table(text, file)
     else:
         words = _launch_words(text, notes)
         values = _from_words(words, file, notes)
@@ -124,31 +126,26 @@ def _text(file: Path) -> str:
         raise RecipeError("this file is not UTF-8 text", where=str(file)) from None
 
 
-def _json(text: str, file: Path) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise RecipeError(f"this is not valid JSON: {error}", where=str(file)) from None
-    except RecursionError:
-        raise RecipeError("lists or tables are nested too deeply", where=str(file)) from None
-
-
-def _yaml(text: str, file: Path) -> Any:
+def _parsed(text: str, file: Path) -> Any:
+    """What a file of YAML, or of JSON by its ending, holds."""
     import yaml
 
+    kind, parse = ("JSON", json.loads) if file.suffix.lower() == ".json" else ("YAML", yaml.safe_load)
     try:
-        return yaml.safe_load(text)
+        return parse(text)
     except RecursionError:
         raise RecipeError("lists or tables are nested too deeply", where=str(file)) from None
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"{file}:{mark.line + 1}" if mark else str(file)
-        raise RecipeError(f"this is not valid YAML: {getattr(error, 'problem', None) or error}", where=where) from None
+        line = mark.line + 1 if mark else getattr(error, "lineno", None)
+        what = getattr(error, "problem", None) or getattr(error, "msg", None) or error
+        where = f"{file}:{line}" if line else str(file)
+        raise RecipeError(f"this is not valid {kind}: {what}", where=where) from None
 
 
-def _from_yaml(text: str, file: Path) -> dict[str, Any]:
+def _from_table(text: str, file: Path) -> dict[str, Any]:
     """Settings, or, as Hydra keeps them, a list of overrides."""
-    value = _yaml(text, file)
+    value = _parsed(text, file)
     if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
         return _overrides(value)
     return flatten(value, file)
@@ -157,7 +154,9 @@ def _from_yaml(text: str, file: Path) -> dict[str, Any]:
 def _launch_words(text: str, notes: list[str]) -> list[str]:
     """The words of a script's launch command (the one with most settings), variables put in."""
     variables: dict[str, str] = {}
+    arrays = _Arrays(notes)
     commands: list[list[str]] = []
+    text = _PRODUCT.sub(lambda match: str(math.prod(map(int, match.group(1).split("*")))), text)  # $((1024 * 4))
     lines = re.sub(r"\\[ \t]*(?:\n|\Z)", " ", text.replace("\r\n", "\n")).splitlines()
     for line in lines:
         try:
@@ -166,6 +165,9 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
             notes.append(f"a line with an open quote was passed over: {line.strip()[:80]}")
             continue
         words = [_put_in(word, variables) for word in words]
+        if arrays.take(words):
+            continue
+        words = arrays.expand(words)
         while words and words[0] in ("export", "declare", "readonly", "local"):
             words = words[1:]
         if words and all(_ASSIGNMENT.match(word) and "." not in word.partition("=")[0] for word in words):
@@ -185,13 +187,64 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
     return chosen
 
 
+class _Arrays:
+    """The arrays of a script: `NAME=(...)` and `NAME+=(...)` over any number of lines, put in for `"${NAME[@]}"`.
+
+    What stands inside a condition is passed over, for nobody knows which branch would be taken.
+    """
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+        self.found: dict[str, list[str]] = {}
+        self.filled: list[str] | None = None  # the array that is open
+        self.depth = 0
+
+    def expand(self, words: Sequence[str]) -> list[str]:
+        made: list[str] = []
+        for word in words:
+            match = _ELEMENTS.fullmatch(word)
+            inner = self.found.get(match.group(1)) if match else None
+            made += [word] if inner is None or len(made) + len(inner) > MAX_KEYS else inner
+        return made
+
+    def take(self, words: list[str]) -> bool:
+        """Whether a line belongs to an array, which then has its words."""
+        if self.filled is None:
+            match = _ARRAY.fullmatch(words[0]) if words else None
+            if match is None:
+                begins = bool(words) and words[0] in ("if", "case", "for", "while", "until")
+                ends = sum(word.rstrip(";") in ("fi", "esac", "done") and (n == 0 or words[n - 1].endswith(";"))
+                           for n, word in enumerate(words))  # fmt: skip
+                self.depth = max(0, self.depth + begins - ends)
+                return False
+            name, more, first = match.groups()
+            words = [first, *words[1:]] if first else words[1:]
+            if self.depth:
+                self.notes.append(f"`{name}{more}=(...)` depends on a condition: its settings were passed over")
+                self.filled = []
+            else:
+                self.filled = self.found[name] = list(self.found.get(name, [])) if more else []
+        open_array = self.filled
+        if words and words[-1].count(")") > words[-1].count("("):
+            words = [*words[:-1], words[-1][:-1]] if len(words[-1]) > 1 else words[:-1]
+            self.filled = None
+        open_array += self.expand(words)[: MAX_KEYS - len(open_array)]
+        return True
+
+
 def _put_in(word: str, variables: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
-        name = match.group(1) or match.group(3)
-        return variables.get(name, match.group(2) if match.group(2) is not None else match.group())
+        held, default = variables.get(match.group(1) or match.group(3)), match.group(2)
+        if default is not None:
+            return held or default  # `:-` goes by what is empty, too
+        return match.group() if held is None else held
 
-    found = _VARIABLE.sub(value, word) if len(word) <= MAX_WORD_CHARS else word
-    return found if len(found) <= MAX_WORD_CHARS else word  # variables of variables double with every line
+    for _ in range(3):  # `${NAME:-x_${OTHER}}` from the inside out
+        found = _VARIABLE.sub(value, word) if len(word) <= MAX_WORD_CHARS else word
+        if found == word or len(found) > MAX_WORD_CHARS:  # variables of variables double with every line
+            break
+        word = found
+    return word
 
 
 def _is_setting(word: str) -> bool:
@@ -209,7 +262,7 @@ def _from_words(words: Sequence[str], file: Path, notes: list[str]) -> dict[str,
             notes.append(f"`{named}`, which the command starts from, is not here: {EXAMPLE_SAYS}")
             values = {"__config__": named}
         else:
-            values = _from_yaml(_text(found), found)
+            values = _from_table(_text(found), found)
             notes.append(f"settings of {found} are included")
     return values | own
 

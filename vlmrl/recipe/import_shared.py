@@ -130,6 +130,8 @@ def betas_of(draft: Draft, key: str) -> None:
 def adapter(draft: Draft, rank: str, alpha: str, targets: str, exclude: str) -> None:
     """The `[lora]` table, where the rank is above 0. Targets: a list, names with commas, or all-linear."""
     if (size := number(int, draft.get(rank), 1)) is None:
+        for key in (alpha, targets, exclude):
+            draft.leave(key, "no adapter: its rank is 0")
         return
     draft.put("lora.rank", size, rank)
     draft.put("lora.alpha", int(draft.get(alpha)), alpha)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.recipe.import_draft import Draft, number
-from vlmrl.recipe.import_shared import filtered_sampling, located, schedule_keys
+from vlmrl.recipe.import_shared import arithmetic, filtered_sampling, located, schedule_keys, thinking
 
 DEFAULTS: dict[str, Any] = {
     "learning_rate": 1e-6, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8,
@@ -17,6 +17,7 @@ DEFAULTS: dict[str, Any] = {
     "loss_type": "dapo", "scale_rewards": "group", "importance_sampling_level": "token", "num_train_epochs": 3.0,
     "lr_scheduler_type": "linear", "weight_decay": 0.0, "max_grad_norm": 1.0, "seed": 42,
     "gradient_checkpointing": True, "save_steps": 500, "eval_strategy": "no", "dataset_train_split": "train",
+    "bf16": True, "dtype": "float32", "use_bias_correction_kl": True,
     "use_vllm": False, "lora_r": 16, "lora_alpha": 32, "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05,
     "vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "sequence_mask",
     "vllm_importance_sampling_clip_max": 3.0,
@@ -60,6 +61,8 @@ LEFT = {
     "log_completions": "every rollout is kept (`vlmrl report`)",
     "num_completions_to_print": "see log.sample_every_steps",
     "bf16": "model.dtype is bfloat16 by default",
+    "top_entropy_quantile": "no counterpart: see algo.surrogate for losses that pick tokens",
+    "num_generations_eval": "validation is greedy, one answer a prompt",
     "attn_implementation": "the best kernel for shared prompts is chosen",
     "per_device_eval_batch_size": "validation is batched by rollout.batch_tokens",
     "eval_accumulation_steps": "validation is batched by rollout.batch_tokens",
@@ -106,11 +109,14 @@ def from_trl(draft: Draft, base: Path, rows: int | None, processes: int | None) 
 
 
 def _model(draft: Draft) -> None:
-    dtype = draft.get("dtype") or draft.get("torch_dtype")
-    if dtype in ("float32", "bfloat16"):
-        draft.put("model.dtype", dtype, "dtype" if draft.written("dtype") else "torch_dtype")
-    elif dtype is not None or draft.get("fp16"):
-        draft.left["fp16" if dtype is None else "dtype"] = "arithmetic is in bfloat16 or float32 (model.dtype)"
+    held = next((key for key in ("dtype", "torch_dtype") if draft.written(key)), "dtype")
+    if draft.get("fp16"):
+        draft.left["fp16"] = "arithmetic is in bfloat16 or float32 (model.dtype)"
+    elif draft.get("bf16") and draft.get(held) == "float32":  # masters in float32 under bfloat16 autocast
+        draft.leave(held, "of the weights that are held; these are always float32 here")
+    else:
+        arithmetic(draft, held)
+    thinking(draft, "chat_template_kwargs.enable_thinking")
     if draft.get("load_in_4bit"):
         draft.put("model.quantize", "4bit", "load_in_4bit")
     if not draft.get("use_peft"):
@@ -194,7 +200,8 @@ def _algorithm(draft: Draft) -> None:
         draft.put("algo.clip_high", bound, "epsilon_high" if high is not None else "epsilon")
     draft.put("algo.kl_coef", float(draft.get("beta")), "beta")
     if float(draft.get("beta")) > 0:
-        draft.put("algo.kl", "k3", "beta")
+        why = "as it is; there times the probability ratio (use_bias_correction_kl), which is 1 in value on policy"
+        draft.put("algo.kl", "k3", "beta", why=why if draft.get("use_bias_correction_kl") else "")
     scale = str(draft.get("scale_rewards")).lower()
     if scale in ("none", "false"):
         draft.put("algo.advantage", "group_mean", "scale_rewards")
@@ -244,7 +251,7 @@ def _steps(draft: Draft, updates: int, rows: int | None) -> None:
         draft.todo.append(
             f"set train.steps: {epochs:g} passes are {epochs:g} x rows / prompts_per_step (--rows N works it out)"
         )
-    schedule_keys(draft, "lr_scheduler_type", "warmup_steps", "warmup_ratio", "min_lr_rate")
+    schedule_keys(draft, "lr_scheduler_type", "warmup_steps", "warmup_ratio", "lr_scheduler_kwargs.min_lr_rate")
     every = draft.get("eval_steps")
     if draft.get("eval_strategy") == "steps" and isinstance(every, int):
         draft.put("eval.every_steps", max(1, every // updates), "eval_steps")

@@ -261,9 +261,11 @@ def _odd_values(value: Any, places: Mapping[Key, Place], file: Path, key: Key = 
     where = (_nearest_place(places, key) or Place(file, 1)).where
     if isinstance(value, dict):
         tables = sum(isinstance(part, str) for part in key)
-        if tables > MAX_TABLE_DEPTH:
-            hint = "tables nest at most two deep; use a flat key, or a string that your function parses"
-            return [Problem(f"`{dotted(key)}` is a table inside a table inside a table", where, hint)]
+        argument = key[:2] == ("reward", "args")  # which may be a table itself, such as aliases
+        if tables > MAX_TABLE_DEPTH + argument:
+            hint = "use a flat key" + (", or a string that your function parses" if argument else "")
+            deep = " inside a table" * (tables - 1)
+            return [Problem(f"`{dotted(key)}` is a table{deep}, too deep for a recipe", where, hint)]
         return [p for name, inner in value.items() for p in _odd_values(inner, places, file, (*key, name))]
     if isinstance(value, list):
         return [p for number, inner in enumerate(value) for p in _odd_values(inner, places, file, (*key, number))]

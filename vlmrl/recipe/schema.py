@@ -127,7 +127,8 @@ class Reward(Table):
     style: Literal["auto", "vlmrl", "trl", "verl", "easyr1"] = "auto"
     """Calling convention of a `file.py:function`; auto reads it from the parameter names."""
     args: dict[str, Any] = {}
-    """Keyword arguments bound to the reward once, so that a misspelt one fails at load."""
+    """Keyword arguments bound to the reward once, so that a misspelt one fails at load. They go over those that the
+    task binds to its own reward; a table, such as `aliases = {Silverbeck = "Silverback"}`, adds to the task's."""
     weights: dict[str, float] = {}
     """Weight of each part, used as given (not normalised); default: the reward's own."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0

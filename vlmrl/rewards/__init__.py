@@ -18,10 +18,14 @@ from vlmrl.rewards.base import STYLES, RewardSpec
 
 @dataclass(frozen=True)
 class Builtin:
-    """A built-in reward: its arguments are those of `build`; `summary` is its line in `vlmrl recipe list --rewards`."""
+    """A built-in reward: its arguments are those of `build`; `summary` is its line in `vlmrl recipe list --rewards`.
+
+    `lacks`: why it does not take the arguments of its sisters.
+    """
 
     build: Callable[..., RewardSpec]
     summary: str
+    lacks: str = ""
 
 
 REWARDS: dict[str, Builtin] = {
@@ -30,7 +34,11 @@ REWARDS: dict[str, Builtin] = {
         taxonomy.taxonomy_relations, "pairs: the same with Same, Different or Uncertain per level instead of names"
     ),
     "pair_labels": Builtin(labels.pair_labels, "pairs: format, calibrated answer, a label of a vocabulary per image"),
-    "pair_answer": Builtin(taxonomy.pair_answer, "pairs: format and calibrated answer, the baseline without levels"),
+    "pair_answer": Builtin(
+        taxonomy.pair_answer,
+        "pairs: format and calibrated answer, the baseline without levels",
+        lacks="it scores the answer alone and has no levels",
+    ),
     "taxonrl": Builtin(taxonrl.taxonrl, "pairs: a reward that TaxonRL published, to the digit, to reproduce its runs"),
     "exact_match": Builtin(text.exact_match, "the answer is the expected text (case and blanks aside)"),
     "number_match": Builtin(text.number_match, "the answer is the expected number, within a tolerance"),
@@ -65,7 +73,7 @@ def load_reward(
     parameters = inspect.signature(build).parameters
     for key in args:
         if key not in parameters:
-            raise RewardError(f"reward `{name}` takes no argument `{key}`", hint=nearest(key, parameters))
+            raise _no_argument(name, key, parameters)
     missing = [k for k, p in parameters.items() if p.default is inspect.Parameter.empty and k not in args]
     if missing:
         raise RewardError(f"reward `{name}` needs the argument `{missing[0]}`", hint=f"set [reward.args] {missing[0]}")
@@ -74,6 +82,15 @@ def load_reward(
     except (TypeError, ValueError) as error:
         raise RewardError(f"reward `{name}` cannot use its arguments {args}: {error}") from error
     return replace(spec, source_sha256=builtin_sha256(build.__module__), args=args)
+
+
+def _no_argument(name: str, key: str, parameters: Mapping[str, Any]) -> RewardError:
+    told, lacks = f"reward `{name}` takes no argument `{key}`", REWARDS[name].lacks
+    takers = [other for other, one in REWARDS.items() if key in inspect.signature(one.build).parameters]
+    if not takers or not lacks:
+        return RewardError(told, hint=nearest(key, parameters))
+    hint = f"leave it out, or choose a `variant` of the task whose reward takes it: {', '.join(takers)}"
+    return RewardError(f"{told}: {lacks}", hint=hint)
 
 
 def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, Any]:

@@ -90,11 +90,13 @@ class Layout:
         truth: dict[str, Any] = {"same": self._same(cells["answer"], text)}
         names = {name: [self._name(name, cells[f"{name}{i}"], text) for i in (1, 2)] for name in self.fields}
         if self.ranks:
-            truth["distance"] = self._distance(truth["same"], names, cells.get("distance", ""), text)
-        for name in self.fixed:
-            if truth["same"] and _equal(name, names[name]) is False:
-                raise self._error(f"says that the pair is the same and its {name} differs", text)
-        return truth | names
+            truth["distance"] = self._distance(cells.get("distance", ""), text)
+        truth |= names
+        if wrong := contradictions(self, truth):
+            raise self._error(f"contradicts itself: {wrong[0]}", text)
+        if self.ranks and truth["distance"] is None:
+            truth["distance"] = settled_distance(truth)
+        return truth
 
     def write(self, truth: Truth) -> str:
         """The ground truth of a typed truth, as TaxonRL writes it; `read` gives the typed truth back.
@@ -157,28 +159,13 @@ class Layout:
             raise self._error(f"has the unknown {name.replace('_', ' ')} {value!r:.40}", text, f"known: {known}")
         return found
 
-    def _distance(self, same: bool, names: Mapping[str, Sequence[str | None]], word: str, text: Any) -> int | None:
-        """The distance that the row states, or that its names leave no doubt about; None when neither does."""
-        low, high = distance_bounds(same, {rank: _equal(rank, names[rank]) for rank in self.ranks})
-        if low > high:
-            raise self._error(
-                "contradicts itself: its names are equal at a finer rank than one at which they differ", text
-            )
-        if "species" in names and _equal("species", names["species"]) is not None:
-            equal = _equal("species", names["species"]) and _equal("genus", names["genus"]) is not False
-            if equal != same:
-                told = "the same and its species differ" if same else "different and its species are equal"
-                raise self._error(f"says that the pair is {told}", text)
+    def _distance(self, word: str, text: Any) -> int | None:
         if word.lower() in UNKNOWN:
-            return low if low == high else None
+            return None
         spelt = [known.lower() for known in DISTANCES]
         if word.lower() not in spelt:
             raise self._error(f"has the unknown distance {word!r:.40}", text, f"known: {', '.join(DISTANCES)}")
-        distance = spelt.index(word.lower())
-        if not low <= distance <= high:
-            fits = " to ".join(dict.fromkeys((DISTANCES[low], DISTANCES[high])))
-            raise self._error(f"has the distance {word}, its answer and names say {fits}", text)
-        return distance
+        return spelt.index(word.lower())
 
     def _cell(self, name: str, value: Any) -> str:
         if value is None:
@@ -204,12 +191,50 @@ def distance_bounds(same: bool, equal: Mapping[str, bool | None]) -> tuple[int, 
     return low, 0 if same else min(agree, default=len(DISTANCES)) - 1
 
 
-def _equal(name: str, pair: Sequence[str | None]) -> bool | None:
-    """Whether two names are the same one; None when one is not known."""
-    first, second = pair
+def settled_distance(truth: Truth) -> int | None:
+    """The distance that `same` and the names leave no doubt about; None when they do.
+
+    Example: fungi of one family whose genera differ -> 2.
+    """
+    low, high = distance_bounds(bool(truth["same"]), {rank: names_agree(truth.get(rank), rank) for rank in RANKS})
+    return low if low == high else None
+
+
+def contradictions(layout: Layout, truth: Truth) -> list[str]:
+    """Where `same`, `distance` and the names of a truth say opposite things, in words, as far as they are known.
+
+    Args: truth: `same` true or false, each field two names or None, `distance` from 0 to 4 or None.
+    """
+    same, ranks = truth["same"], layout.ranks
+    agree = {name: names_agree(truth.get(name), name) for name in layout.fields}
+    decide = (*layout.fixed, *((*ranks, "species") if ranks else ()))
+    wrong = [
+        f"`same` is true but `{name}` differs: {' and '.join(truth[name])}"
+        for name in layout.fields
+        if same and name in decide and agree[name] is False
+    ]
+    if not same and ranks and agree.get("species") and agree["genus"] is not False:
+        wrong.append(f"`same` is false but both are {truth['species'][0]}")
+    if wrong or not ranks:
+        return wrong
+    low, high = distance_bounds(same, agree)
+    if low > high:
+        fine = next(rank for rank in ranks if agree[rank])
+        coarse = next(rank for rank in reversed(ranks) if agree[rank] is False)
+        return [f"`{coarse}` differs but the finer `{fine}` is the same: {truth[fine][0]}"]
+    distance = truth.get("distance")
+    if distance is None or low <= distance <= high:
+        return []
+    made = " to ".join(f"{number} ({DISTANCES[number]})" for number in dict.fromkeys((low, high)))
+    return [f"`distance` is {distance} ({DISTANCES[distance]}); `same` and the names make it {made}"]
+
+
+def names_agree(pair: Sequence[str | None] | None, field: str) -> bool | None:
+    """Whether the two names of a field are one, as the rewards compare them; None where either is not known."""
+    first, second = pair or (None, None)
     if first is None or second is None:
         return None
-    return normalise_name(first, name) == normalise_name(second, name)
+    return normalise_name(first, field) == normalise_name(second, field)
 
 
 def _squeezed(text: str) -> str:

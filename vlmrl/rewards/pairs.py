@@ -63,6 +63,24 @@ class Form(Protocol):
         ...
 
 
+class Reading(NamedTuple):
+    """What a response says, as a reward reads it, whatever the truth is.
+
+    Args:
+        problem: why it earns nothing; "" = it follows the rules.
+        confidence: probability of "same" in [0, 1].      stated: level -> value of its tag, where it is stated.
+        agrees: whether the answer agrees with the levels; None where they do not decide. These three are None and empty
+            where the response cannot be read; where it only contradicts itself, they say how.
+        repair: what was read as something else, in words; "" = nothing.
+    """
+
+    problem: str
+    confidence: float | None = None
+    stated: Mapping[str, Any] = {}
+    agrees: bool | None = None
+    repair: str = ""
+
+
 @dataclass(frozen=True)
 class NameForm:
     """`name 1; name 2`. Args: `partial`, half a level for one right name; `aliases`, other spelling -> name."""
@@ -108,16 +126,10 @@ class PairReward:
 
     def __call__(self, x: RewardInput) -> dict[str, Any]:
         same, truth = self.read_truth(x.truth)
-        problem, confidence, bodies, repair = self._format.split(x.response)
+        problem, confidence, stated, agrees, repair = self.read(x.response)
         if x.finish == "length":
             problem = "cut off at the token limit"
         if problem or confidence is None:
-            return self._nothing(truth, problem)
-        stated, differs, problem = self._read(bodies)
-        agrees = self._agrees(confidence, differs)
-        if not problem and agrees is False and self.consistency == "gate":
-            problem = f"the answer {confidence} contradicts the {self.form.what}"
-        if problem:
             return self._nothing(truth, problem)
         parts: dict[str, Any] = {"format": 1.0, "answer": answer_score(confidence, same, self.answer)}
         parts |= self.form.parts(stated, truth, self.levels)
@@ -127,6 +139,19 @@ class PairReward:
             parts["repaired"] = float(bool(repair))
         parts["note"] = repair
         return self._renamed(parts) if self.fields else parts
+
+    def read(self, response: str) -> Reading:
+        """What a response (special tokens removed) says. Total: any text in, time linear in its length."""
+        problem, confidence, bodies, repair = self._format.split(response)
+        if problem or confidence is None:
+            return Reading(problem, repair=repair)
+        stated, differs, problem = self._read(bodies)
+        if problem:
+            return Reading(problem, repair=repair)
+        agrees = self._agrees(confidence, differs)
+        if agrees is False and self.consistency == "gate":
+            problem = f"the answer {confidence} contradicts the {self.form.what}"
+        return Reading(problem, confidence, stated, agrees, repair)
 
     def read_truth(self, truth: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
         """The truth of a row, checked: `same`, and level -> value (None = not known).

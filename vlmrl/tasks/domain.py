@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from vlmrl.rewards.layouts import LAYOUTS, distance_bounds
-from vlmrl.rewards.parse import normalise_name
+from vlmrl.rewards.layouts import LAYOUTS, settled_distance
 
 Form = Literal["answer", "names", "verdicts", "labels", "named_labels"]
 """What a response holds inside think: nothing but reasoning; two names a level; Same, Different or Uncertain a level;
@@ -141,22 +140,8 @@ def known_fields(domain: Domain, truths: Iterable[Mapping[str, Any]]) -> list[st
 
 
 def truth_distance(domain: Domain, truth: Mapping[str, Any]) -> int | None:
-    """The distance that `same` and the names leave no doubt about; None when they do, and where there is no hierarchy.
-
-    Example: fungi of one family whose genera differ -> 2.
-    """
-    if not domain.levels:
-        return None
-    agree = {name: names_agree(truth.get(name), name) for name in domain.levels}
-    low, high = distance_bounds(bool(truth["same"]), agree)
-    return low if low == high else None
-
-
-def names_agree(pair: Any, field: str) -> bool | None:
-    """Whether the two names of a field are one, as the reward compares them; None where either is not known."""
-    if not _known(pair):
-        return None
-    return normalise_name(pair[0], field) == normalise_name(pair[1], field)
+    """`settled_distance` where the domain has a hierarchy, else None."""
+    return settled_distance(truth) if domain.levels else None
 
 
 def _known(pair: Any) -> bool:

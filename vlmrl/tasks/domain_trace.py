@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmrl.errors import DataError
-from vlmrl.tasks.domain import BASELINE, Domain, Field, Variant, names_agree
+from vlmrl.rewards.layouts import names_agree
+from vlmrl.tasks.domain import BASELINE, Domain, Field, Variant
 from vlmrl.tasks.pairs.task import draw_probability
 from vlmrl.types import Row
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.dataset import Dataset, Rows, open_dataset, require_split
 from vlmrl.errors import DataError, RecipeError
@@ -156,7 +156,7 @@ def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[st
     """The entry's reward, else the recipe's, else the task's of `[reward] profile`.
 
     `[reward] args` and `weights` belong to the recipe's choice: they reach an entry's own reward only when `[reward]`
-    names no other.
+    names no other. They go over the arguments that the task binds, key by key, in a table (`aliases`) too.
     """
     from vlmrl.rewards import load_reward
 
@@ -170,7 +170,7 @@ def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[st
     meant = data.reward is None or reward.name in (None, data.reward)
     args = dict(reward.args) if meant else {}
     if name == own:
-        args = {**own_args, **args}
+        args = dict(own_args) | {key: _over(own_args.get(key), value) for key, value in args.items()}
     spec = load_reward(name, args=args, style=reward.style)
     weights = dict(reward.weights) if meant and reward.weights else dict(spec.weights)
     unknown = [part for part in weights if part not in spec.ranges] if spec.pure else []
@@ -181,6 +181,11 @@ def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[st
             hint=f"its parts: {', '.join(spec.ranges)}",
         )
     return spec, weights
+
+
+def _over(own: Any, given: Any) -> Any:
+    """What the recipe gives for an argument: a table adds to the task's own, and wins where both name a thing."""
+    return {**own, **given} if isinstance(own, Mapping) and isinstance(given, Mapping) else given
 
 
 def _prompt_hash(template: str, system: str | None, task: Task) -> str:

@@ -114,7 +114,7 @@ def rehearse(
         return
     worker.phase("rehearsal", s.progress.step)
     start = time.perf_counter()
-    scan = s.world.gather(look_ahead(s, response_text))[0]  # of the first process: the others take the same rows
+    scan = s.world.gather(coming_rows(s, response_text))[0]  # of the first process: the others take the same rows
     if not scan.rows:
         return
     chosen = [(s.sources[d.source], s.sources[d.source].rows[d.row], d.occurrence) for d in heaviest(scan)]
@@ -135,7 +135,7 @@ def rehearse(
         torch.cuda.reset_peak_memory_stats(s.policy.device)
 
 
-def look_ahead(session: Session, response_text: ResponseText, seconds: float = SCAN_SECONDS) -> Scan:
+def coming_rows(session: Session, response_text: ResponseText, seconds: float = SCAN_SECONDS) -> Scan:
     """The different rows that the rest of the run will draw (under a filter: may draw), in that order."""
     s, recipe, start = session, session.recipe, time.perf_counter()
     stream, found = copy.deepcopy(s.stream), {}

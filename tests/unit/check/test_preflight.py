@@ -105,15 +105,15 @@ def test_a_sound_recipe_has_a_plan_and_no_error(world, tiny_encoder):
     found = world()
     assert errors(found) == []
     assert found.plan["data"]["rows"] | {"prompt": ""} == {
-        "path": "rows.jsonl", "task": "table", "split": "train", "rows": 6, "rows_read": 6, "images": 6,
-        "other_splits": {"validation": {"rows": 2, "images": 2}}, "prompt": "",
+        "path": "rows.jsonl", "task": "table", "variant": None, "split": "train", "rows": 6, "rows_read": 6,
+        "images": 6, "other_splits": {"validation": {"rows": 2, "images": 2}}, "prompt": "",
     }  # fmt: skip
     tokens = found.plan["prompts"]["rows"]
     # 56 x 56 pixels are 4 x 4 patches of 14, merged two by two: 4 image tokens
     assert (tokens["sampled_rows"], tokens["image_tokens_mean"], tokens["image_sizes"]) == (6, 4.0, ["56 x 56"])
     assert sum(count for *_, count in tokens["histogram"]) == 6
     assert found.plan["reward"]["rows"] | {"name": ""} == {
-        "name": "", "weights": {"right": 1.0}, "parts": ["right", "tag"], "largest": None,
+        "name": "", "profile": None, "weights": {"right": 1.0}, "parts": ["right", "tag"], "largest": None,
         "correct_response": 1.0, "empty_response": 0.0,
     }  # fmt: skip
     assert found.plan["run"]["responses"] == 100 * 32 * 8

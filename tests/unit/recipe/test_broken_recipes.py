@@ -176,10 +176,17 @@ BROKEN = [
     ),
     (
         "tables in tables",
-        "[reward.args.deep]\nx = 1\n",
-        "`reward.args.deep` is a table inside a table",
+        "[paper.numbers.deep]\nx = 1\n",
+        "`paper.numbers.deep` is a table inside a table inside a table",
         9,
-        "at most two deep",
+        "use a flat key",
+    ),
+    (
+        "tables in an argument of a reward",
+        "[reward.args.aliases.deep]\nx = 1\n",
+        "`reward.args.aliases.deep` is a table inside a table inside a table inside a table",
+        9,
+        "a string that your function parses",
     ),
     ("thirds of lists", '[rollout]\nstop = ["a", 3]\n', "`rollout.stop.1` is 3; it must be a string", 10, None),
     # Names that do not exist

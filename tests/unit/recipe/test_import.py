@@ -177,6 +177,62 @@ def test_a_verl_launch_script(tmp_path):
     assert any("$HOME" in note for note in report["notes"]) and any("$@" in note for note in report["notes"])
 
 
+ARRAYS = """#!/usr/bin/env bash
+set -xeuo pipefail
+BACKEND=${BACKEND:-vllm}
+NAME=${NAME:-geo_${BACKEND}_grpo}
+rollout_tp=${ROLLOUT_TP:-}
+rollout_tp=${rollout_tp:-2}
+DATA=(
+    data.train_batch_size=64
+    # of a comment nothing is taken: data.seed=9
+    data.train_files=$HOME/geo3k/train.parquet
+)
+ACTOR=(actor_rollout_ref.actor.optim.lr=2e-6 actor_rollout_ref.rollout.n=5
+    actor_rollout_ref.model.path="a/b")
+ACTOR+=(
+    actor_rollout_ref.rollout.name=${BACKEND}
+    actor_rollout_ref.rollout.tensor_model_parallel_size=${rollout_tp}
+)
+ALL=("${DATA[@]}" "${ACTOR[@]}")
+case "${DEVICE:-gpu}" in
+    gpu)
+        ;;
+    npu)
+        ACTOR+=(actor_rollout_ref.rollout.n=99
+        )
+        ;;
+esac
+LAUNCH=(python3)
+if [ "${USE_UV:-1}" != 0 ]; then
+    LAUNCH=(uv run python3)
+fi
+LAST=(trainer.total_training_steps=7 trainer.experiment_name=$NAME)
+"${LAUNCH[@]}" -m verl.trainer.main_ppo \\
+    "${ALL[@]}" \\
+    "${LAST[@]}" \\
+    "$@"
+"""
+
+
+def test_a_launch_script_that_keeps_its_settings_in_arrays(tmp_path):
+    loaded, report = recipe_of(tmp_path, ARRAYS, "run.sh")
+    r = loaded.recipe
+    assert (r.rollout.prompts_per_step, r.optim.lr, r.model.path, r.train.steps) == (64, 2e-6, "a/b", 7)
+    assert (r.rollout.samples_per_prompt, r.rollout.engine, r.rollout.tensor_parallel) == (5, "vllm", 2)
+    assert r.train.seed == 0 and "--name geo_vllm_grpo" in str(report["left_out"])
+    passed = [note for note in report["notes"] if "depends on a condition" in note]
+    assert [note.split("=")[0] for note in passed] == ["`ACTOR+", "`LAUNCH"]
+
+
+def test_arrays_that_grow_or_never_end_are_read_in_a_moment(tmp_path):
+    doubling = "\n".join(["A=(data.seed=1)", *['A=("${A[@]}" "${A[@]}")'] * 60, 'B=("${A[@]}"', "x=1"])
+    (tmp_path / "run.sh").write_text(f'python -m verl.trainer.main_ppo data.seed=4 "${{B[@]}}"\n{doubling}\n')
+    begin = time.process_time()
+    assert read_foreign(tmp_path / "run.sh").values == {"data.seed": 4}
+    assert time.process_time() - begin < 2
+
+
 def test_verl_without_any_kl_loads_no_reference(tmp_path):
     text = "actor_rollout_ref: {model: {path: a/b}, actor: {kl_loss_coef: 0.5}}\n"
     text += "algorithm: {adv_estimator: gae, lam: 0.9}\n"
@@ -265,19 +321,128 @@ def test_engines_of_several_cards(tmp_path, written, parts, left):
     ("actor_rollout_ref: {actor: {optim: {betas: [0.9, 0.95]}}}", {"optim.beta1": 0.9, "optim.beta2": 0.95}),
 ])  # fmt: skip
 def test_settings_that_two_systems_share(tmp_path, written, values):
-    (tmp_path / "a.yaml").write_text(written)
-    text, report = import_recipe(tmp_path / "a.yaml", rows=1000)
+    _is_taken_over(tmp_path, written, values)
+
+
+ACTOR = "actor_rollout_ref.actor"
+OFF = "algorithm.rollout_correction"
+VERL_SETTINGS = [
+    (f"{ACTOR}.policy_loss.loss_mode=gspo {ACTOR}.clip_ratio_low=3e-4 {ACTOR}.clip_ratio_high=4e-4",
+     {"algo.ratio": "sequence_token", "algo.aggregation": "sequence_mean", "algo.clip_low": 3e-4,
+      "algo.clip_high": 4e-4}),
+    (f"{ACTOR}.policy_loss.loss_mode=geo_mean", {"algo.surrogate": "gmpo", "algo.aggregation": "sequence_mean"}),
+    (f"{ACTOR}.policy_loss.loss_mode=sapo {ACTOR}.tau_neg=1.1",
+     {"algo.surrogate": "sapo", "algo.aggregation": "sequence_mean", "algo.tau_positive": 1.0,
+      "algo.tau_negative": 1.1}),
+    (f"{ACTOR}.policy_loss.loss_mode=clip_cov {ACTOR}.policy_loss.clip_cov_ub=4",
+     {"algo.cov_share": 2e-4, "algo.cov_low": 1.0, "algo.cov_high": 4.0, "algo.aggregation": "token_mean"}),
+    (f"{ACTOR}.policy_loss.loss_mode=kl_cov {ACTOR}.policy_loss.kl_cov_ratio=0.02",
+     {"algo.surrogate": "kl_cov", "algo.cov_share": 0.02, "algo.cov_kl_coef": 0.1}),
+    (f"{ACTOR}.optim.clip_grad=0.5", {"optim.max_grad_norm": 0.5}),
+    (f"{ACTOR}.grad_clip=0.5", {"optim.max_grad_norm": 0.5}),
+    (f"{ACTOR}.optim.optimizer=AdamW8bit", {"optim.name": "adamw_8bit"}),
+    ("algorithm.adv_estimator=rloo_vectorized", {"algo.advantage": "leave_one_out"}),
+    ("algorithm.adv_estimator=grpo_vectorized algorithm.norm_adv_by_std_in_grpo=False",
+     {"algo.advantage": "group_mean"}),
+    ("algorithm.adv_estimator=gdpo algorithm.gdpo_reward_keys=[a,b] algorithm.gdpo_reward_weights=[1,0.5]",
+     {"algo.advantage": "part_by_part", "reward.weights": {"a": 1.0, "b": 0.5}}),
+    ("algorithm.adv_estimator=gdpo algorithm.gdpo_reward_keys=[a,b]", {"reward.weights": {"a": 1.0, "b": 1.0}}),
+    (f"{OFF}.rollout_is=token {OFF}.rollout_is_threshold=4.0",
+     {"algo.importance": "truncate", "algo.importance_level": "token", "algo.importance_cap": 4.0}),
+    (f"{OFF}.rollout_is=sequence", {"algo.importance_level": "sequence", "algo.importance_cap": 2.0}),
+    (f"{OFF}.rollout_is=token {OFF}.rollout_is_threshold='0.5_5.0'",
+     {"algo.importance": "mask", "algo.importance_cap": 5.0}),
+    *((f"+{table}.enable=True +{table}.len=512 +{table}.penalty_factor=0.5",
+       {"algo.overlong_tokens": 512, "algo.overlong_penalty": 0.5})
+      for table in ("reward_model.overlong_buffer", "reward_model.reward_kwargs.overlong_buffer_cfg",
+                    "reward.reward_kwargs.overlong_buffer_cfg")),
+    ("data.prompt_key=question data.image_key=pictures",
+     {"data.columns": {"prompt": "question", "images": "pictures"}}),
+    ("data.prompt_key=messages data.image_key=pictures", {"data.columns": {"images": "pictures"}}),
+    (f"{ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.clip_ratio_low=10 {ACTOR}.clip_ratio_high=0.2",
+     {"algo.name": "cispo", "algo.surrogate": "cispo", "algo.clip_high": 0.2, "algo.aggregation": "token_mean"}),
+    ("data.max_response_length=$((1024 * 2))", {"rollout.max_new_tokens": 2048}),
+    ("data.train_max_samples=100 data.val_max_samples=10", {"data.max_rows": 100, "eval.max_rows": 10}),
+    ("+data.apply_chat_template_kwargs.enable_thinking=False", {"model.thinking": "off"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "values"), VERL_SETTINGS)
+def test_settings_of_verl(tmp_path, written, values):
+    words = f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=a/b {written}"
+    _is_taken_over(tmp_path, words, values, "run.sh")
+
+
+TRL_SETTINGS = [
+    ("{dtype: bfloat16}", {"model.dtype": "bfloat16"}),
+    ("{dtype: float32, bf16: false}", {"model.dtype": "float32"}),
+    ("{bf16: false}", {"model.dtype": "float32"}),  # TRL's default for the weights
+    ("{lr_scheduler_type: cosine_with_min_lr, lr_scheduler_kwargs: {min_lr_rate: 0.1}}",
+     {"optim.schedule": "cosine", "optim.min_lr_ratio": 0.1}),
+    ("{warmup_steps: 0.1, max_steps: 50}", {"optim.warmup_steps": 5}),  # a share of the steps in transformers 5
+    ("{warmup_steps: 7, max_steps: 50}", {"optim.warmup_steps": 7}),
+    ("{warmup_ratio: 0.1, max_steps: 50}", {"optim.warmup_steps": 5}),
+    ("{chat_template_kwargs: {enable_thinking: true}}", {"model.thinking": "on"}),
+    ("{loss_type: sapo}", {"algo.tau_positive": 1.0, "algo.tau_negative": 1.05, "algo.aggregation": "sequence_mean"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "values"), TRL_SETTINGS)
+def test_settings_of_trl(tmp_path, written, values):
+    _is_taken_over(tmp_path, f"{{num_generations: 4, beta: 0.1, {written[1:]}", values)
+
+
+def test_the_type_of_trls_weights_is_not_that_of_its_arithmetic(tmp_path):
+    loaded, report = recipe_of(tmp_path, "{num_generations: 4, beta: 0.1, dtype: float32, bf16: true}", "a.yaml")
+    assert loaded.recipe.model.dtype == "bfloat16" and "dtype" in keys(report["left_out"])
+
+
+def test_the_kl_of_trl_is_weighted_by_the_ratio(tmp_path):
+    for written, told in (("", True), (", use_bias_correction_kl: false", False)):
+        _, report = recipe_of(tmp_path, f"{{num_generations: 4, beta: 0.1{written}}}", "a.yaml")
+        assert ("algo.kl" in keys(report["changed"])) is told
+
+
+def test_verls_one_clip_ratio_does_nothing_there(tmp_path):
+    words = f"python3 -m verl.trainer.main_ppo {ACTOR}.clip_ratio=0.3 {ACTOR}.clip_ratio_high=0.28"
+    loaded, report = recipe_of(tmp_path, words, "run.sh")
+    assert (loaded.recipe.algo.clip_low, loaded.recipe.algo.clip_high) == (0.2, 0.28)
+    assert f"{ACTOR}.clip_ratio" in keys(report["left_out"])
+
+
+@pytest.mark.parametrize("setting", [
+    f"{ACTOR}.loss_agg_mode=token-sum", f"{ACTOR}.optim.optimizer=SGD",
+    f"{ACTOR}.policy_loss.loss_mode=gspo {ACTOR}.loss_agg_mode=token-mean",
+    f"{ACTOR}.policy_loss.loss_mode=dro", "algorithm.adv_estimator=optimal_token_baseline",
+])  # fmt: skip
+def test_a_choice_of_verl_without_counterpart_is_left_out(tmp_path, setting):
+    _, report = recipe_of(tmp_path, f"python3 -m verl.trainer.main_ppo data.seed=1 {setting}", "run.sh", rows=9)
+    assert keys(report["left_out"]) == {setting.split()[-1].partition("=")[0]}
+
+
+def _is_taken_over(tmp_path: Path, written: str, values: dict, name: str = "a.yaml") -> None:
+    (tmp_path / name).write_text(written)
+    text, report = import_recipe(tmp_path / name, rows=100_000)
     found = {item["key"]: item["value"] for item in report["mapped"] + report["changed"]}
     assert {key: found[key] for key in values} == values and not report["left_out"], report["left_out"]
     (tmp_path / "made.toml").write_text(text)
     load_recipe(tmp_path / "made.toml")
 
 
-def test_a_table_among_the_arguments_of_a_reward_is_left_out(tmp_path):
-    written = "worker: {reward: {reward_function: r.py:f, reward_function_kwargs: {weight: 0.2, names: {a: b}}}}"
+def test_without_a_rank_there_is_no_adapter(tmp_path):
+    written = "worker: {actor: {model: {lora: {rank: 0, alpha: 64, exclude_modules: .*visual.*}}}}"
     loaded, report = recipe_of(tmp_path, written, "a.yaml", rows=1000)
-    assert loaded.recipe.reward.args == {"weight": 0.2}
-    assert keys(report["left_out"]) == {"worker.reward.reward_function_kwargs.names.a"}
+    assert loaded.recipe.lora is None
+    assert all("rank is 0" in item["why"] for item in report["left_out"]) and len(report["left_out"]) == 2
+
+
+def test_a_table_among_the_arguments_of_a_reward_is_taken_over_and_none_below_it(tmp_path):
+    written = (
+        "worker: {reward: {reward_function: r.py:f, reward_function_kwargs: {weight: 0.2, names: {a: b, c: {d: e}}}}}"
+    )
+    loaded, report = recipe_of(tmp_path, written, "a.yaml", rows=1000)
+    assert loaded.recipe.reward.args == {"weight": 0.2, "names": {"a": "b"}}
+    assert keys(report["left_out"]) == {"worker.reward.reward_function_kwargs.names.c.d"}
 
 
 def test_targets_of_an_adapter_given_as_a_pattern_are_left_out(tmp_path):
@@ -324,6 +489,9 @@ MISTAKES = [
     ("a.yaml", "- 1\n- 2\n", "does not hold a table"),
     ("a.yaml", "", "does not hold"),
     ("a.json", "{", "not valid JSON"),
+    ("a.json", '{"a": 1,\n b}', r"a.json:2"),
+    ("a.yaml", "a: 1\nb: [1, 2\n", r"a.yaml:3"),
+    ("a.json", "[" * 100_000, "nested too deeply"),
     ("a.sh", "echo hello\n", "no settings"),
     ("a.yaml", "colour: red\n", "nothing in this file"),
     ("a.yaml", "worker: {rollout: {n: many}}\n", "rollout.samples_per_prompt"),

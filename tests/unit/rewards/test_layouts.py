@@ -122,20 +122,20 @@ def test_any_text_is_read_or_refused_in_words(name, text):
         ("answer", "\u0661", "neither 0 nor 1"),
         ("sea_star", ";Asru;Anau", "has no answer"),
         ("sea_star", "0;Asru;Asteroidea", "unknown species 'Asteroidea'"),
-        ("sea_star", "1;Asru;Anau", "says that the pair is the same and its species differs"),
+        ("sea_star", "1;Asru;Anau", "`same` is true but `species` differs: Asterias rubens and Anthenea australiae"),
         ("chimp", "1;Adult;Male;Teen;Male", "unknown age group 'Teen'"),
-        ("chimp", "1;Adult;Male;Adult;Female", "the same and its gender differs"),
+        ("chimp", "1;Adult;Male;Adult;Female", "`same` is true but `gender` differs: Male and Female"),
         ("bird", BIRD.replace("sameFamily", "samegenera"), "unknown distance 'samegenera'"),
         (
             "bird",
             BIRD.replace("sameFamily", "sameClass"),
-            "has the distance sameClass, its answer and names say sameFam",
+            r"`distance` is 4 \(sameClass\); `same` and the names make it 2 \(sameFamily\)",
         ),
-        ("bird", BIRD.replace("0;", "1;", 1), "contradicts itself"),
-        ("bird", BIRD.replace("Pica;Corvidae", "Corvus;Paridae"), "contradicts itself"),
+        ("bird", BIRD.replace("0;", "1;", 1), "contradicts itself: `same` is true but `genus` differs"),
+        ("bird", BIRD.replace("Pica;Corvidae", "Corvus;Paridae"), "`family` differs but the finer `genus` is the same"),
         ("fungi", FUNGI.replace("0;", "1;", 1), "contradicts itself"),
-        ("fungi", "1;F;G;O;G a;F;G;O;G b", "the same and its species differ"),
-        ("fungi", "0;F;G;O;G a;F;G;O;G a", "different and its species are equal"),
+        ("fungi", "1;F;G;O;G a;F;G;O;G b", "`same` is true but `species` differs: G a and G b"),
+        ("fungi", "0;F;G;O;G a;F;G;O;G a", "`same` is false but both are G a"),
     ],
 )
 def test_a_wrong_ground_truth_is_refused_by_what_is_wrong(name, text, told):
@@ -193,7 +193,7 @@ def test_an_answer_may_be_a_number_or_text(value):
         ({}, "`same` is None"),
         ({"same": True, "species": "Asterias rubens"}, "not a list of two names"),
         ({"same": True, "species": ["a;b", "c"]}, "not a name that can be written"),
-        ({"same": True, "species": ["Asterias rubens", "Anthenea australiae"]}, "the same and its species differs"),
+        ({"same": True, "species": ["Asterias rubens", "Anthenea australiae"]}, "`same` is true but `species` diff"),
     ],
 )
 def test_a_truth_that_cannot_be_written_is_refused(truth, told):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from vlmrl.errors import RewardError
@@ -218,3 +220,28 @@ def test_wrong_arguments_are_named(args, words):
         load_reward("taxonomy", args=args)
     with pytest.raises(RewardError, match="did you mean `taxonomy`"):
         load_reward("taxonmy", args={})
+
+
+def test_what_a_response_says_is_read_without_a_truth():
+    reward: Any = load_reward("taxonomy", args={"levels": ["order", "genus"], "relaxed": True}).fn
+    equal, differ = "<order>a; a</order><genus>b; b</genus>", "<order>a; c</order>"
+    said = reward.read(f"<think>{equal}</think><answer>0.9</answer>")
+    assert said == ("", 0.9, {"order": ("a", "a"), "genus": ("b", "b")}, True, "")
+    said = reward.read(f"<think>{differ}<think><answer>0.5</answer>")
+    assert (said.problem, said.stated, said.agrees) == ("", {"order": ("a", "c")}, True)
+    assert said.repair == "the second <think> is read as </think>"
+    said = reward.read(f"<think>{differ}</think><answer>0.9</answer>")  # readable, and contradicts itself
+    assert "contradicts" in said.problem and (said.confidence, said.agrees) == (0.9, False)
+    for text in ("", f"<think>{differ}</think>", "<think><order>a</order></think><answer>0.9</answer>"):
+        said = reward.read(text)
+        assert said.problem and (said.confidence, said.stated, said.agrees) == (None, {}, None)
+
+
+@pytest.mark.parametrize("key", ["levels_weight", "levels", "partial", "consistency", "aliases"])
+def test_the_baseline_says_that_it_has_no_levels(key):
+    with pytest.raises(RewardError, match=f"takes no argument `{key}`: .* has no levels") as found:
+        load_reward("pair_answer", args={key: 0.4})
+    assert found.value.hint is not None and "taxonomy" in found.value.hint
+    with pytest.raises(RewardError, match="takes no argument `format_wieght`") as found:
+        load_reward("pair_answer", args={"format_wieght": 0.4})
+    assert found.value.hint is not None and "did you mean `format_weight`?" in found.value.hint

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from domain_builders import TRUTHS, write_dataset
 
+from vlmrl.errors import RewardError
+from vlmrl.recipe.load import load_recipe
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.tasks import make_task
 from vlmrl.tasks.source import Source, open_source
@@ -120,6 +122,26 @@ def test_responses_are_read_as_the_reward_that_scores_them_reads_them(tmp_path: 
     named = Reward(args={"aliases": {"Silverbeck": "Silverback"}})
     misspelt = answer("0.9", type="Blackback; Silverbeck")
     assert opened(tmp_path, named).task.outcome(truth, misspelt)["accuracy/type"] == 1.0
+
+
+def test_aliases_of_a_recipe_are_added_to_the_tasks_own(tmp_path: Path) -> None:
+    source = opened(tmp_path, Reward(args={"aliases": {"Silverbeck": "Silverback", "juvenil": "Infant"}}))
+    assert source.reward.args["aliases"] == {"Juvenil": "Juvenile", "Silverbeck": "Silverback", "juvenil": "Infant"}
+    find = source.reward.fn.form.vocabulary.find  # type: ignore[attr-defined]
+    assert (find("Silverbeck"), find("Juvenil"), find("Juvenile")) == ("Silverback", "Infant", "Juvenile")
+    only = opened(tmp_path, Reward(args={"aliases": {"Silverbeck": "Silverback"}}))
+    assert only.reward.fn.form.vocabulary.find("Juvenil") == "Juvenile"  # type: ignore[attr-defined]
+    with pytest.raises(RewardError, match="aliases name 'Juvenile', which is no label"):  # a vocabulary of one's own
+        opened(tmp_path, Reward(args={"labels": ["Ape"]}))
+
+
+def test_a_recipe_may_give_aliases(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(
+        '[model]\npath = "m"\n[[data]]\npath = "d"\n[reward.args]\naliases = {Silverbeck = "Silverback"}\n'
+    )
+    assert load_recipe(tmp_path / "r.toml").recipe.reward.args == {"aliases": {"Silverbeck": "Silverback"}}
+    loaded = load_recipe(tmp_path / "r.toml", overrides=['reward.args.aliases.Beck="Blackback"'])
+    assert loaded.recipe.reward.args["aliases"] == {"Silverbeck": "Silverback", "Beck": "Blackback"}
 
 
 def test_reward_arguments_of_a_recipe_reach_the_tasks_own_reward(tmp_path: Path) -> None:

@@ -41,12 +41,13 @@ def test_a_sound_truth_has_no_problem(name: str) -> None:
         ),
         ("fungi", {"genus": ["A", "a"], "species": ["A b", "A b"]}, "`same` is false but both are A b"),
         ("bird", {"genus": ["Pica", "Pica"]}, "`order` differs but the finer `genus` is the same: Pica"),
-        ("fungi", {"distance": 3}, "`distance` is 3; `same` and the names make it 2"),
-        ("fungi", {"distance": 1}, "`distance` is 1; `same` and the names make it 2"),
-        ("fungi", {"distance": 0}, "`distance` is 0; `same` and the names make it 2"),
+        ("fungi", {"distance": 3}, "`distance` is 3 (sameOrder); `same` and the names make it 2 (sameFamily)"),
+        ("fungi", {"distance": 1}, "`distance` is 1 (sameGenus); `same` and the names make it 2 (sameFamily)"),
+        ("fungi", {"distance": 0}, "`distance` is 0 (sameSpecies); `same` and the names make it 2 (sameFamily)"),
         ("fungi", {"distance": 7}, "`distance` is 7, not a whole number from 0 to 4"),
         ("fungi", {"distance": True}, "`distance` is True, not a whole number"),
-        ("bird", {"order": None, "distance": 2}, "`distance` is 2; `same` and the names make it one from 3 to 4"),
+        ("bird", {"order": None, "distance": 2},
+         "`distance` is 2 (sameFamily); `same` and the names make it 3 (sameOrder) to 4 (sameClass)"),
     ],
 )  # fmt: skip
 def test_each_mistake_is_named(name: str, change: dict[str, Any], problem: str) -> None:

@@ -10,9 +10,7 @@ from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.labels import LabelForm
 from vlmrl.rewards.pairs import PairReward
-from vlmrl.rewards.parse import PairFormat
 from vlmrl.tasks.base import Outcome
-from vlmrl.types import RewardInput
 
 RELAXED_FUNCTION = "lfw_relax_format:"
 """TaxonRL's reward file that forgives a missing slash in a closing tag."""
@@ -51,30 +49,23 @@ def pair_outcome(reward: PairReward) -> Callable[[Mapping[str, Any], str], Outco
     repaired: a closing tag had to be repaired. Only where the reward allows that.
     """
     judge = replace(reward, consistency="part", complete=False)
-    form = PairFormat(judge.levels, relaxed=judge.relaxed)
 
     def outcome(truth: Mapping[str, Any], response: str) -> Outcome:
         same, right = judge.read_truth(truth)
-        parts = judge(RewardInput(response, truth))
-        failed = not parts["format"]
-        _, said, bodies, _ = form.split(response)
-        confidence = None if failed else said
+        problem, confidence, stated, agrees, repair = judge.read(response)
         label = float(same)
         found: dict[str, float | None] = {
             "accuracy": 0.0 if confidence is None else float(confidence > 0.5 if same else confidence < 0.5),
             "brier": 1.0 if confidence is None else (confidence - label) ** 2,
             "confidence": confidence,
             "label": label,
-            "parse_failure": float(failed),
+            "parse_failure": float(bool(problem)),
         }
-        stated = (
-            {} if failed else {level: judge.form.read(body=body, level=level).value for level, body in bodies.items()}
-        )
         found |= _levels(judge, stated, right)
         if judge.levels and judge.levels_decide:
-            found["consistent"] = None if failed else parts["consistency"]
+            found["consistent"] = None if agrees is None else float(agrees)
         if judge.relaxed:
-            found["repaired"] = parts["repaired"]
+            found["repaired"] = float(bool(repair and not problem))
         return found
 
     return outcome
