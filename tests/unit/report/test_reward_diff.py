@@ -3,13 +3,9 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import sys
-from pathlib import Path
 
 import pytest
 from PIL import Image
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "check"))
 from reward_runs import scored_groups
 
 from vlmrl.check.reward_check import RewardQuestion, check_rewards
