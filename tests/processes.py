@@ -39,7 +39,11 @@ def run_ranks(size: int, script: Path, *arguments: object) -> None:
         )
         for rank in range(size)
     ]  # fmt: skip
-    told = [rank.communicate(timeout=240)[0] for rank in ranks]
+    try:
+        told = [rank.communicate(timeout=600)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
     assert all(rank.returncode == 0 for rank in ranks), "\n".join(told)[-4000:]
 
 
