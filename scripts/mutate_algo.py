@@ -27,6 +27,7 @@ UPDATE = [*STEP, "tests/unit/train"]
 ADVANTAGES, LOSSES, KL, AGGREGATE = (f"vlmrl/algo/{n}.py" for n in ("advantages", "losses", "kl", "aggregate"))
 RETURNS, SHAPING, INPUTS = (f"vlmrl/algo/{n}.py" for n in ("returns", "shaping", "inputs"))
 STEP_FILE, BATCH, OPTIM = "vlmrl/train/update.py", "vlmrl/data/batch.py", "vlmrl/train/optim.py"
+STEP_BATCH, REFERENCE, MISMATCH = (f"vlmrl/train/{n}.py" for n in ("step", "reference", "mismatch"))
 LOGPROBS, POLICY, ATTENTION = (f"vlmrl/model/{n}.py" for n in ("logprobs", "policy", "prefix_attention"))
 SAMPLE, LOOP, COLLECT = "vlmrl/rollout/sample.py", "vlmrl/train/rl.py", "vlmrl/train/collect.py"
 BATCHES, LORA = "vlmrl/train/batches.py", "vlmrl/model/lora.py"
@@ -151,14 +152,14 @@ MUTANTS = [
     (STEP_FILE, "if data.old_logp is None else data.old_logp", "", GOLDEN),
     (STEP_FILE, "loss = loss - self.entropy_coef", "loss = loss + self.entropy_coef", GOLDEN),
     (STEP_FILE, "loss = loss + self.kl_coef * kl", "loss = loss - self.kl_coef * kl", GOLDEN),
-    (STEP_FILE, "counted = [batch.num_trained(i) for i in batch.items]", "counted = [i.num_tokens for i in batch.items]", STEP),
-    (STEP_FILE, " + [n for group in batch.dead_tokens.values() for n in group]", "", STEP),
+    (STEP_FILE, "batch.world.gather([batch.num_trained(i) for i in batch.items])", "batch.world.gather([i.num_tokens for i in batch.items])", STEP),
+    (STEP_FILE, "trained + dead, max_tokens", "trained, max_tokens", STEP),
     (STEP_FILE, "            loss = loss * weight", "            pass", GOLDEN),
     (STEP_FILE, "importance_weight(\n                old,", "importance_weight(\n                data.sampler_logp,", GOLDEN),
-    (STEP_FILE, "if found is None else found.float()", "", STEP),
-    (STEP_FILE, "order = sorted(logps)", "order = list(logps)", STEP),
+    (STEP_BATCH, "if found is None else found.float()", "", STEP),
+    (STEP_FILE, "order = sorted(all_of_them)", "order = list(all_of_them)", STEP),
     (STEP_FILE, "selected = objective.select(policy, batch, tokens_per_row)", "selected = {}", STEP),
-    (STEP_FILE, "sum(len(s.ids) for s in item.segments if s.trained)", "sum(len(s.ids) for s in item.segments)", STEP),
+    (STEP_BATCH, "sum(len(s.ids) for s in item.segments if s.trained)", "sum(len(s.ids) for s in item.segments)", STEP),
     (STEP_FILE, "advantage=torch.cat(advantage)", "advantage=torch.cat(advantage).abs()", STEP),
     (STEP_FILE, "advantage=torch.cat(advantage)", "advantage=torch.cat(advantage[::-1])", STEP),
     (STEP_FILE, "response_tokens=counts[response]", "response_tokens=counts.sum().expand(len(response))", STEP),
@@ -167,7 +168,7 @@ MUTANTS = [
     (STEP_FILE, '    if not norm < float("inf"):', '    if norm == float("inf"):', UPDATE),
     (STEP_FILE, "        optimizer.clear()\n        raise", "        raise", UPDATE),
     (STEP_FILE, "join(batch.old_logp)", "join(batch.ref_logp)", STEP),
-    (STEP_FILE, "gap = max(gap, _sampler_gap(stats, data))", "gap = _sampler_gap(stats, data)", STEP),
+    (MISMATCH, "max(self.gap_max, float((ours - theirs).abs().max()))", "float((ours - theirs).abs().max())", STEP),
     (BATCH, "prompt_last if i == start else i - 1", "i - 1", PACK),
     (BATCH, "prompt_last if i == start else i - 1", "prompt_last if i == start else i", PACK),
     (BATCH, "prompt_last, response = len(ids) - 1, 0", "prompt_last, response = len(ids) - 2, 0", PACK),
@@ -176,17 +177,20 @@ MUTANTS = [
     (BATCH, "            positions += range(start, start + len(segment.ids))", "            positions += range(start, start + len(segment.ids))[::-1]", PACK),
     (ATTENTION, "is_causal=mask is None", "is_causal=False", PACK),
     (ATTENTION, "torch.cat([key[:, :, prompt], keys], 2)", "torch.cat([key[:, :, prompt] * 0, keys], 2)", PACK),
-    (POLICY, "following = int(positions.max()) + 1", "following = int(positions.max()) + 2", STEP),
-    (POLICY, "following = int(positions.max()) + 1", "following = span.end", STEP),
+    (POLICY, "int(found.max()) + 1", "int(found.max()) + 2", STEP),
+    (POLICY, "first = found[prompt][1]", "first = row.layout[prompt].end", STEP),
     (POLICY, "hidden_ND[row.predict_at_K]", "hidden_ND[row.predict_at_K - 1]", STEP),
     (LOGPROBS, "logits = logits / temperature", "logits = logits * temperature", STEP),
     (LOGPROBS, 'return logits if banned is None else logits.masked_fill(banned, float("-inf"))', "return logits", STEP),
-    (LOGPROBS, "entropy = -(p", "entropy = (p", STEP),
-    (LOGPROBS, "torch.is_grad_enabled() and entropy_gradient", "False", STEP),
+    (LOGPROBS, "entropy[rows] = -_p_logp(", "entropy[rows] = _p_logp(", STEP),
+    (LOGPROBS, "if ctx.entropy_gradient:", "if False:", STEP),
+    (LOGPROBS, "logp.exp() * entropy[rows, None]", "0.0", STEP),
+    (LOGPROBS, ".mul_(-logp_grad[rows, None])", ".mul_(logp_grad[rows, None])", STEP),
+    (LOGPROBS, "grad[rows] = g.div_(ctx.temperature)", "grad[rows] = g", STEP),
     (SAMPLE, 'masked = [not use or (c and truncated != "keep")', 'masked = [not use or (c and truncated == "keep")', UPDATE),
     (SAMPLE, "return all(s.advantage == 0.0", "return any(s.advantage == 0.0", UPDATE),
     (COLLECT, "while passed < wanted and", "while", RUNS),
-    (COLLECT, "draw_rows(s, wanted - passed)", "draw_rows(s, wanted)", RUNS),
+    (COLLECT, "_draw(s, wanted - passed, clock)", "_draw(s, wanted, clock)", RUNS),
     (COLLECT, "factor * found[first + k]", "found[first + k]", STEP_OF_RL),
     (COLLECT, "temperature=0.0", "temperature=1.0", RUNS),
     (LOOP, 'if algorithm.kl_in == "loss" else (0.0, kl_coef)', 'if algorithm.kl_in == "loss" else (kl_coef, kl_coef)', RUNS),
@@ -196,7 +200,7 @@ MUTANTS = [
     (LOGPROBS, "(logp - ref).masked_fill(banned, 0.0)", "(logp - ref)", GOLDEN),
     (BATCHES, "if use and not sample.masked:", "if use:", STEP_OF_RL),
     (BATCHES, "use = keep_dead or not is_dead_group(group)", "use = True", STEP_OF_RL),
-    (BATCHES, "order[i::number]", "order[:number]", STEP_OF_RL),
+    (BATCHES, "order[k::number]", "order[:number]", STEP_OF_RL),
     (LOOP, "if share > MAX_ERROR_SHARE:", "if share > 1:", UPDATE),
     (ADVANTAGES, "if ESTIMATORS[estimator].critic:\n        return False", "if ESTIMATORS[estimator].critic:\n        return is_dead(kept.totals_G.tolist())", CRITIC),
     (ADVANTAGES, "if found.critic and scale not in CRITIC_SCALES:", "if False:", CRITIC),
@@ -224,23 +228,23 @@ MUTANTS = [
     (STEP_FILE, "stats.value, data.old_value, data.value_target,", "stats.value, data.value_target, data.old_value,", CRITIC),
     (STEP_FILE, "old_value=join(batch.old_value)", "old_value=join(batch.value_target)", CRITIC_STEP),
     (STEP_FILE, "value_target=join(batch.value_target)", "value_target=join(batch.old_value)", CRITIC_STEP),
-    (STEP_FILE, "stats = policy(row, batch.reference_of(items, policy.device))", "stats = policy(row, None)", CRITIC_STEP),
+    (STEP_FILE, "stats = policy(row, batch.reference_of(items, policy))\n            data", "stats = policy(row, None)\n            data", CRITIC_STEP),
     (STEP_FILE, "            return stats.kl", "            return -stats.kl", CRITIC_STEP),
-    (STEP_FILE, "torch.cat([self.ref_hidden[i.trajectory] for i in items])", "torch.cat([self.ref_hidden[i.trajectory] for i in items[::-1]])", CRITIC_STEP),
-    (STEP_FILE, "values_K[owner == item.trajectory]", "values_K[owner == items[0].trajectory]", CRITIC_STEP),
+    (STEP_BATCH, "torch.cat(hidden).to(policy.device)", "torch.cat(hidden[::-1]).to(policy.device)", CRITIC_STEP),
+    (STEP_FILE, "values_K[owner == i.trajectory]", "values_K[owner == items[0].trajectory]", CRITIC_STEP),
     (POLICY, "self.value_head(hidden_KD.float())", "self.value_head(hidden_KD.detach().float())", CRITIC_STEP),
     (POLICY, "self.value_head(hidden_KD.float())", "self.value_head(hidden_KD.float().roll(1, 0))", CRITIC_STEP),
     (POLICY, "            parameter.zero_()", "            pass", CRITIC_STEP),
     (POLICY, "hidden_KD, reference.hidden_KD, self.head, reference.head", "reference.hidden_KD, hidden_KD, reference.head, self.head", CRITIC_STEP),
     (POLICY, "self.head, reference.head, temperature", "self.head, self.head, temperature", CRITIC_STEP),
-    (LORA, "if next(_layers(self.policy.model.get_output_embeddings()), None) is None:", "if True:", CRITIC_STEP),
-    (LORA, "        with self._first_weights():\n            return self.policy.states(row)", "        return self.policy.states(row)", CRITIC_STEP),
+    (REFERENCE, "if not has_adapted_head(self.policy.model):", "if True:", CRITIC_STEP),
+    (REFERENCE, "        with self._first_weights():\n            return self.policy.states(row)", "        return self.policy.states(row)", CRITIC_STEP),
     (OPTIM, 'self.parameters |= {f"value_head.{n}": p', 'p = {f"value_head.{n}": p', CRITIC_STEP),
     (SAMPLE, "lam=algorithm.gae_lambda)", "lam=1.0)", STEP_OF_RL),
     (SAMPLE, 's.trajectory.finish == "length" and algorithm.truncated != "keep")', 's.trajectory.finish == "length" and algorithm.truncated == "keep")', STEP_OF_RL),
     (SAMPLE, "return s.score.error is not None or", "return", STEP_OF_RL),
     (SAMPLE, "tuple(s if s.masked else replace(s, value_targets", "tuple(replace(s, value_targets", STEP_OF_RL),
-    (COLLECT, "s.recipe.train.updates_per_step if algorithm.needs_critic else 1", "1", CRITIC_RUNS),
+    (COLLECT, "s.recipe.train.updates_per_step if critic else 1", "1", CRITIC_RUNS),
     (COLLECT, "np.cumsum([0] + [", "np.cumsum([1] + [", STEP_OF_RL),
     (COLLECT, "values=values\n", "values=None\n", CRITIC_RUNS),
     (COLLECT, "explained_variance(values, _joined(targets))", "explained_variance(_joined(targets), values)", STEP_OF_RL),
@@ -249,8 +253,8 @@ MUTANTS = [
     (LOOP, "batch.old_value = made.before.value", "batch.old_value = made.before.logp", CRITIC_RUNS),
     (BATCHES, "if sample.value_targets is not None:", "if False:", CRITIC_RUNS),
     (BATCHES, "torch.tensor(sample.value_targets,", "torch.tensor(sample.token_advantages,", STEP_OF_RL),
-    (STATE, "session.policy.value_head.load_state_dict(io.load_value_head(folder))", "io.load_value_head(folder)", CRITIC_RUNS),
-    (STATE, "Optimizer(policy.model, recipe.optim, policy.value_head)", "Optimizer(policy.model, recipe.optim)", CRITIC_RUNS),
+    (STATE, "policy.value_head.load_state_dict(io.load_value_head(resume))", "io.load_value_head(resume)", CRITIC_RUNS),
+    (STATE, "Optimizer(policy.model, recipe.optim, policy.value_head, ", "Optimizer(policy.model, recipe.optim, None, ", CRITIC_RUNS),
     (CHECKPOINT, "    if saved.value_head:\n", "    if False:\n", CRITIC_RUNS),
 ]  # fmt: skip
 
@@ -261,7 +265,7 @@ def make_copy(folder: Path, file: str, old: str, new: str) -> None:
     if source.count(old) != 1:
         sys.exit(f"error: the mutant is out of date: {file} holds {old!r} {source.count(old)} times")
     for part in ("vlmrl", "tests", "recipes"):
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / part, folder / part)  # byte code too: it goes by the time a source was written
     shutil.copy(ROOT / "pyproject.toml", folder)
     (folder / file).write_text(source.replace(old, new), "utf-8")
 

@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import kill
 from kill import Broken
@@ -61,7 +62,10 @@ def strike(bench: Bench, going: Going, kind: str) -> tuple[set[int], float]:
     elif kind == "kill launcher":
         send(going.pid)
     elif kind == "kill engine":
-        if found := engines(pids):
+        while not (found := engines(pids)) and not going.ended():  # a rank that starts has none yet
+            time.sleep(0.01)
+            pids = tree(going.pid)
+        if found:
             send(bench.rng.choice(found))
     elif kind == "kill reward worker":
         workers = [int(w) for pid in ranks for w in kill._workers(pid)]
@@ -102,12 +106,19 @@ def happen(bench: Bench, run: Run, kind: str) -> None:
             bench.wait_for_end(going, set(), PROMISED_SECONDS)
             return
         beat = going.beats().get(0)
-        phase = beat["phase"] if beat else "before the ranks" if bench.size > 1 else "unknown"
+        phase = phase_of(beat, bench)
         pids, seconds = strike(bench, going, kind)
-        bench.wait_for_end(going, pids, seconds)
+        try:
+            bench.wait_for_end(going, pids, seconds)
+        except Broken as error:
+            raise Broken(f"{kind} in {phase}: {error}") from error
         outcome = after(bench, run, going, kind, beat is not None and (resumed or bool(beat["run"])))
     run.moments += 1
     bench.table.add(kind, outcome, phase, time.perf_counter() - began)
+
+
+def phase_of(beat: dict[str, Any] | None, bench: Bench) -> str:
+    return beat["phase"] if beat else "before the ranks" if bench.size > 1 else "unknown"
 
 
 def after(bench: Bench, run: Run, going: Going, kind: str, known: bool) -> str:

@@ -172,10 +172,12 @@ class Bench(kill.Bench):
             if going.ended() and not left:
                 return
             time.sleep(0.02)
+        commands = "\n".join(f"  {pid}: {command_of(pid)}" for pid in sorted(left))
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        raise Broken(f"{len(left)} processes were left after {seconds:g} s:\n{going.err.read_text()[-1500:]}")
+        said = going.err.read_text()[-1500:]
+        raise Broken(f"{len(left)} processes were left after {seconds:g} s:\n{commands}\n{said}")
 
     def finish(self, run: Run) -> None:
         """Go on with a run until it is done, and compare it with the one that nobody touched."""
@@ -230,12 +232,15 @@ def tree(pid: int) -> set[int]:
 
 def engines(pids: set[int]) -> list[int]:
     """Those of these processes that are engines, or parts of one."""
-    found = []
-    for pid in sorted(pids):
-        with contextlib.suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            found += [pid] if b"vlmrl.rollout.host" in command or b"Worker_TP" in command else []
-    return found
+    return [pid for pid in sorted(pids) if any(name in command_of(pid) for name in ("vlmrl.rollout.host", "Worker_TP"))]
+
+
+def command_of(pid: int) -> str:
+    """Its command line; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").replace("\0", " ").strip()
+    except OSError:
+        return ""
 
 
 def lives(pid: int) -> bool:

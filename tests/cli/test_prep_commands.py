@@ -39,6 +39,20 @@ def test_prep_and_the_doctor_tell_the_same_and_fit_the_screen(
         assert report[key] == made["info"]["doctor"][key], key
 
 
+def test_the_doctor_counts_an_image_whose_bytes_changed_and_looks_at_the_others(tmp_path: Path) -> None:
+    out = tmp_path / "bird"
+    source = write_parquet(tmp_path / "rows.parquet", table_rows("bird", 60))
+    this_process("prep", "bird", source, "--out", out, "--workers", 1, "--json", cwd=tmp_path)
+    shard = out / "media-00000.arrow"
+    data = bytearray(shard.read_bytes())
+    data[data.index(b"\xff\xd8\xff") + 60] ^= 1  # within the first JPEG
+    shard.write_bytes(data)
+    done = this_process("data", "doctor", out, "--workers", 1, "--json", cwd=tmp_path)
+    broken = [c for c in json.loads(done.out)["doctor"]["checks"] if c["check"] == "broken images"]
+    assert done.code == 0 and len(broken) == 1 and broken[0]["verdict"] == "bad", done.err
+    assert "does not have the bytes it was stored with" in broken[0]["finding"]
+
+
 WRONG = [
     (["prep", "fungi", "gone.parquet"], "nothing at gone.parquet"),
     (["prep", "fungi", "{rows}@tset"], "no split `tset`"),

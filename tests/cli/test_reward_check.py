@@ -45,7 +45,19 @@ def test_a_run_is_scored_again_and_equal_and_people_get_tables(run_folder, vlmrl
     shown = vlmrl("im", "--rows", "60")
     assert shown.code == 0 and shown.out == ""
     assert "equal to the stored ones, to the digit" in shown.err and "no </think>" in shown.err
-    assert "\x1b[31m" not in shown.err and "[bold]x[/bold]" in shown.err
+    assert "no wrong answer is paid: all 25 earn the least there is" in shown.err
+    assert "right, yet paid least (15 of 23 right ones earn less than the most)" in shown.err
+
+
+def test_what_a_response_or_a_failure_says_does_not_steer_the_terminal(run_folder, vlmrl):
+    (run_folder / "all.py").write_text("def score(x): return 1.0\n")
+    paid = vlmrl("im", "--reward", "all.py:score", "--rows", "60").err
+    assert "wrong, yet paid most (25 of 25 wrong ones earn something)" in paid
+    assert "every right answer is paid in full: all 23 earn the most there is" in paid
+    assert "[bold]x[/bold]" in paid and "\x1b[31m" not in paid
+    (run_folder / "loud.py").write_text("def score(x): raise ValueError(x.response[-30:])\n")
+    failed = vlmrl("im", "--reward", "loud.py:score", "--rows", "60", "--keep-going").err
+    assert "[31m" in failed and "\x1b[31m" not in failed
 
 
 def test_torch_is_not_imported(run_folder, vlmrl, report):

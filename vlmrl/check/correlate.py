@@ -10,7 +10,7 @@ import numpy as np
 from vlmrl.check.facts import Facts
 from vlmrl.check.ngrams import paid_ngrams
 from vlmrl.check.scores import Floats, Scores
-from vlmrl.check.statistics import correlation, ranks
+from vlmrl.check.statistics import correlation, mean, ranks
 
 
 def correlations(facts: Facts, scores: Scores, texts: Mapping[int, str]) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def correlations(facts: Facts, scores: Scores, texts: Mapping[int, str]) -> dict
         "length": _both(chars, values),
         "tokens": _both(tokens, values) if np.any(tokens) else None,
         "step": _both(steps.astype(np.float64), values),
-        "cut": {"share": _mean(cut), "score_cut": _mean(values[cut]), "score_whole": _mean(values[~cut])},
+        "cut": {"share": mean(cut), "score_cut": mean(values[cut]), "score_whole": mean(values[~cut])},
         "parts": _between(scores.at(there)),
         "by_step": _by_step(steps, values, chars),
         "ngrams": paid_ngrams(facts, scores, texts),
@@ -55,11 +55,7 @@ def _by_step(steps: Any, values: Floats, chars: Floats) -> list[list[Any]]:
     order = np.argsort(steps, kind="stable")
     starts = np.flatnonzero(np.diff(steps[order], prepend=-1) != 0)
     return [
-        [int(steps[rows[0]]), _mean(values[rows]), _mean(chars[rows]), _both(chars[rows], values[rows])["spearman"]]
+        [int(steps[rows[0]]), mean(values[rows]), mean(chars[rows]), _both(chars[rows], values[rows])["spearman"]]
         for rows in np.split(order, starts[1:])
         if len(rows)
     ]
-
-
-def _mean(values: Any) -> float | None:
-    return float(np.mean(values)) if len(values) else None

@@ -15,7 +15,7 @@ from vlmrl.check import diagnose_prompts as prompts
 from vlmrl.check import diagnose_scores as scores
 from vlmrl.check import diagnose_updates as updates
 from vlmrl.check.diagnose_facts import Facts, read_facts
-from vlmrl.check.diagnose_limits import LEVELS, Cause
+from vlmrl.check.diagnose_limits import LEVELS, Cause, counted
 from vlmrl.errors import StoreError
 from vlmrl.store.runs import Run
 
@@ -101,8 +101,15 @@ def diagnose(run: Run) -> Diagnosis:
     series = {name: facts.series(metric) for name, metric in FIGURES.items()}
     third = {name: max(1, len(values) // 3) for name, values in series.items()}
     figures = {n: [fmean(v[: third[n]]), fmean(v[-third[n] :])] for n, v in series.items() if v}
-    read = f"{len(facts.train)} steps of metrics, {len(facts.responses):,} responses of {facts.steps_read} steps"
-    return Diagnosis(run.id, run.manifest.status, len(facts.train), found, figures, read, facts.notes)
+    return Diagnosis(run.id, run.manifest.status, len(facts.train), found, figures, _read(facts), facts.notes)
+
+
+def _read(facts: Facts) -> str:
+    """What the diagnosis was drawn from."""
+    steps, updates = len(facts.train), len(facts.updates)
+    with_update = "" if updates == steps else f" ({updates or 'none'} of them with an update)"
+    rollouts = f"{counted(len(facts.responses), 'response')} of {counted(facts.steps_read, 'step')}"
+    return f"{counted(steps, 'step')} of metrics{with_update}, {rollouts}"
 
 
 def ranked(causes: list[Cause]) -> list[Cause]:

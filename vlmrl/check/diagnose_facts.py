@@ -24,6 +24,7 @@ COLUMNS = (
     "group", "source", "task", "prompt_id", "sample", "truth", "prompt_text", "text", "token_ids", "finish", "parts",
     "score", "note", "error", "images",
 )  # fmt: skip
+GRADIENT = "optim/grad_norm"
 MOST_STEPS = 8
 """Steps whose rollouts are read: the first, the last and some between. They show what a run does; metrics show when."""
 MOST_SAMPLES_A_STEP = 4096
@@ -86,9 +87,17 @@ class Facts:
     def manifest(self) -> Manifest:
         return self.run.manifest
 
+    @cached_property
+    def updates(self) -> list[Line]:
+        """The steps that made an update. A step of dead groups alone makes none: it has no gradient norm, and its
+        learning rate of 0 says nothing.
+        """
+        return [line for line in self.train if line.get(GRADIENT) is not None]
+
     def series(self, name: str) -> list[float]:
-        """The finite values of a metric over the steps that have it."""
-        found = (line.get(name) for line in self.train)
+        """The finite values of a metric over the steps that have it; of the optimizer's, over those with an update."""
+        lines = self.updates if name.startswith("optim/") else self.train
+        found = (line.get(name) for line in lines)
         return [float(v) for v in found if isinstance(v, (int, float)) and math.isfinite(v)]
 
     def ends(self, name: str) -> tuple[float, float] | None:

@@ -109,6 +109,11 @@ def short(text: str, most: int = MOST_TEXT_CHARS) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
+def counted(number: int, what: str) -> str:
+    """`1 step`, `1,200 steps`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def percent(share: float) -> str:
     return f"{share:.0%}" if share in (0.0, 1.0) or 0.01 <= share <= 0.99 else f"{share:.2%}"
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean, median
 
-from vlmrl.check.diagnose_facts import Facts, identity
-from vlmrl.check.diagnose_limits import Cause, again, check_again, limit, percent, rows_of
+from vlmrl.check.diagnose_facts import GRADIENT, Facts, identity
+from vlmrl.check.diagnose_limits import Cause, again, check_again, counted, limit, percent, rows_of
 
-GRADIENT = "optim/grad_norm"
 MIN_UPDATES = 3
 """Updates before greedy answers may be expected to change."""
 
@@ -24,11 +23,16 @@ def stopped(facts: Facts) -> Iterator[Cause]:
 
 def learning_rate(facts: Facts) -> Iterator[Cause]:
     """The learning rate is 0, or far from what is usual for a model of this size."""
-    recipe = facts.recipe
-    updated = [float(line["optim/lr"]) for line in facts.train if line.get("optim/lr")]
-    if recipe is None or not updated:
+    recipe, rates = facts.recipe, facts.series("optim/lr")
+    if recipe is None or not rates:
         return
-    peak, real, lora = recipe.optim.lr, max(updated), recipe.lora is not None
+    peak, real, lora = recipe.optim.lr, max(rates), recipe.lora is not None
+    if real == 0:
+        what = f"the learning rate is 0 in all {len(rates)} updates: the weights never change"
+        said = f"the recipe says optim.lr = {peak:g}, schedule = {recipe.optim.schedule}"
+        command = again(facts, "optim.schedule=constant")
+        yield Cause("lr_small", "error", what, command, 1.0, [said])
+        return
     factor = limit("lora_factor") if lora else 1.0
     unmoved = _unmoved(facts)
     evidence = [unmoved] if unmoved else []
@@ -39,9 +43,7 @@ def learning_rate(facts: Facts) -> Iterator[Cause]:
     if peak <= limit("lr_small_warning") * factor:
         far = peak <= limit("lr_small_error") * factor
         what = f"optim.lr = {peak:g} is far too small"
-        moved = (
-            f"AdamW moves a weight by about that an update: by {peak * len(updated):.1g} in the run's {len(updated)}"
-        )
+        moved = f"AdamW moves a weight by about that an update: by {peak * len(rates):.1g} in the run's {len(rates)}"
         command = again(facts, f"optim.lr={1e-6 * factor:g}")
         yield Cause("lr_small", "error" if far else "warning", what, command, 1.0 if far else 0.7, [moved, *evidence])
     elif unmoved and any(facts.series(GRADIENT)):
@@ -95,8 +97,8 @@ def gradients(facts: Facts) -> Iterator[Cause]:
 
 def no_updates(facts: Facts) -> Iterator[Cause]:
     """Steps without any update."""
-    if facts.train and facts.manifest.kind == "rl" and all(line.get("optim/updates") == 0 for line in facts.train):
-        what = f"{len(facts.train)} steps made no update: there was nothing to learn from in any of them"
+    if facts.train and facts.manifest.kind == "rl" and not facts.updates:
+        what = f"no update was made in {counted(len(facts.train), 'step')}: there was nothing to learn from"
         yield Cause("no_updates", "error", what, f"vlmrl reward-check {facts.key}", 0.4)
 
 

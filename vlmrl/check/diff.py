@@ -13,7 +13,7 @@ from vlmrl.algo.inputs import scored_group, step_advantages, untrained_values
 from vlmrl.check.facts import Facts
 from vlmrl.check.saved import Saved
 from vlmrl.check.scores import Flags, Floats, Scores, same_part
-from vlmrl.check.statistics import correlation, ranks, row_of, score_json
+from vlmrl.check.statistics import correlation, mean, ranks, row_of, score_json
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,11 @@ def diff_rewards(saved: Saved, facts: Facts, first: Scores, second: Scores, most
         "compared": int(both.sum()),
         "failed": {"first": int(first.failed_N.sum()), "second": int(second.failed_N.sum())},
         "value": {
-            "first": _mean(a),
-            "second": _mean(b),
-            "moved": _mean(np.abs(b - a)),
+            "first": mean(a),
+            "second": mean(b),
+            "moved": mean(np.abs(b - a)),
             "changed": int(np.sum(a != b)),
-            "changed_share": _mean(a != b),
+            "changed_share": mean(a != b),
             "correlation": correlation(a, b),
             "rank_correlation": correlation(ranks(a), ranks(b)),
         },
@@ -119,8 +119,8 @@ def diff_rewards(saved: Saved, facts: Facts, first: Scores, second: Scores, most
             "estimator": estimate.advantage,
             "stand_in": estimate.stand_in,
             "correlation": correlation(old, new),
-            "flipped_share": _mean(old * new < 0),
-            "moved": _mean(moved),
+            "flipped_share": mean(old * new < 0),
+            "moved": mean(moved),
         } if saved.grouped else None,
         "changed": [
             row_of(facts, i, second, old=score_json(first[i]), advantage=[float(old[i]), float(new[i])])
@@ -163,11 +163,7 @@ def _parts(first: Scores, second: Scores, both: Flags) -> dict[str, dict[str, An
     table: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys([*first.parts, *second.parts]):
         columns = [side.parts[name][both] if name in side.parts else None for side in (first, second)]
-        a, b = (None if c is None or np.isnan(c).all() else float(np.nanmean(c)) for c in columns)
+        a, b = (None if c is None else mean(c) for c in columns)
         same = same_part(columns[0], columns[1], int(both.sum()))
-        table[name] = {"first": a, "second": b, "changed_share": _mean(~same)}
+        table[name] = {"first": a, "second": b, "changed_share": mean(~same)}
     return table
-
-
-def _mean(values: Any) -> float | None:
-    return float(np.mean(values)) if len(values) else None

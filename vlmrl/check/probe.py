@@ -23,6 +23,7 @@ from vlmrl.check.rescore import image_reader
 from vlmrl.check.saved import Saved
 from vlmrl.check.scan import Chosen
 from vlmrl.check.scores import Floats
+from vlmrl.check.statistics import mean
 from vlmrl.check.text_attacks import FORMS, answers, right_text, text_attacks, wrong_text
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import RewardSpec
@@ -88,7 +89,7 @@ class Tried:
 
     @property
     def mean(self) -> float | None:
-        return _mean(self.values_R)
+        return mean(self.values_R)
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,7 @@ def _in_form(form: str, known: Sequence[str], *, right: bool) -> Attack:
 
 def _judged(tried: Tried, honest: Honest, low_R: Floats, rows: Sequence[RewardInput]) -> ProbeResult:
     values, verdict = tried.values_R, ""
-    mean, kind = tried.mean, tried.attack.kind
+    earned, kind = tried.mean, tried.attack.kind
     wrong = honest.wrong.mean or 0.0
     if tried.error:
         verdict = "hangs" if "no answer within" in tried.error else "breaks"
@@ -263,10 +264,10 @@ def _judged(tried: Tried, honest: Honest, low_R: Floats, rows: Sequence[RewardIn
         verdict = "slow"
     elif kind == "fair":
         verdict = "unfair" if np.any(values < honest.informed.values_R - EPSILON) else ""
-    elif mean is not None and mean > np.mean(honest.uninformed.values_R[~np.isnan(values)]) + EPSILON:
+    elif earned is not None and earned > np.mean(honest.uninformed.values_R[~np.isnan(values)]) + EPSILON:
         verdict = "hole"
     elif (kind == "void" and np.any(values > low_R + EPSILON)) or (
-        kind == "broken" and mean is not None and mean > wrong + EPSILON
+        kind == "broken" and earned is not None and earned > wrong + EPSILON
     ):
         verdict = "leak"
     return _result(tried, verdict, low_R, _example(tried.attack, rows))
@@ -309,11 +310,10 @@ def _broken_truths(attempts: Attempts, honest: Honest, pairs: bool) -> list[Prob
         scored = ~np.isnan(tried.values_R)
         silent = scored & (np.abs(tried.values_R - honest.informed.values_R) > EPSILON)
         verdict = "silent" if silent.any() else ""
-        mean = _mean(tried.values_R)
         best = float(tried.values_R[scored].max()) if scored.any() else None
         results.append(
             ProbeResult(
-                name, attack.idea, "truth", mean, best, None, int((~scored).sum()), tried.error, verdict, said[0]
+                name, attack.idea, "truth", tried.mean, best, None, int((~scored).sum()), tried.error, verdict, said[0]
             )
         )
     return results
@@ -343,8 +343,3 @@ def _beliefs(attempts: Attempts, form: AnswerForm) -> list[ProbeResult]:
     verdict = "improper" if loss > EPSILON else ""
     idea = told or "what one believes, said as it is, pays best"
     return [ProbeResult("half sure", idea, "belief", None, None, None, 0, "", verdict, form.write(names, best))]
-
-
-def _mean(values: Floats) -> float | None:
-    there = values[~np.isnan(values)]
-    return math.fsum(there) / len(there) if len(there) else None

@@ -6,12 +6,10 @@ runs in the workers of its `Scorer`, called as training called it: one list a st
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,6 +21,7 @@ import numpy as np
 from vlmrl.check.facts import Broken, Chunk, Decoded, Decoder, Facts, Reader
 from vlmrl.check.scores import Floats, Scores
 from vlmrl.errors import RewardError, VlmrlError
+from vlmrl.process import die_with_parent
 from vlmrl.rewards import load_recorded, reward_record
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
@@ -186,10 +185,7 @@ def _begin(plan: Plan, sides: Sequence[Mapping[str, Mapping[str, Any]]], parent:
     """Start of a spawned process: Ctrl-C is the parent's affair, and the process does not outlive it."""
     global _work
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+    die_with_parent(parent)
     loaded = [
         {source: Chosen(load_recorded(record), record["weights"]) for source, record in side.items()} for side in sides
     ]

@@ -97,22 +97,35 @@ def dead_groups(facts: Facts, scores: Scores) -> tuple[Flags, Any]:
 def disagreements(facts: Facts, scores: Scores, right_N: Floats, most: int = 5) -> dict[str, Any] | None:
     """Where the reward and the task's own measure of right and wrong part ways; None for tasks without one.
 
+    A wrong row is paid when it earns more than the least of its source (0, or the lowest score where that is below 0);
+    a right one is unpaid when it earns less than the highest score of its source.
     Returns: accuracy; agreement = share of (right, wrong) pairs of one group in which the right one has the higher
-    value (ties count half, None without such pairs); wrong_but_paid and right_but_unpaid, the worst rows of both kinds.
+    value (ties count half, None without such pairs); wrong, right = their number, mean value, and how many of them are
+    paid or unpaid; wrong_but_paid and right_but_unpaid, the worst rows of both kinds.
     """
     rows = np.flatnonzero(~np.isnan(right_N) & ~scores.failed_N)
     if not len(rows):
         return None
-    values = scores.values_N
+    values, sources_N = scores.values_N, facts.sources.codes_N
+    least_S, most_S = np.zeros(len(facts.sources.words)), np.full(len(facts.sources.words), -np.inf)
+    np.minimum.at(least_S, sources_N[rows], values[rows])
+    np.maximum.at(most_S, sources_N[rows], values[rows])
     wrong, correct = rows[right_N[rows] == 0], rows[right_N[rows] == 1]
-    wrong = wrong[np.argsort(-values[wrong], kind="stable")[:most]]
-    correct = correct[np.argsort(values[correct], kind="stable")[:most]]
+    paid = wrong[values[wrong] > least_S[sources_N[wrong]]]
+    unpaid = correct[values[correct] < most_S[sources_N[correct]]]
     return {
         "accuracy": float(np.mean(right_N[rows])),
         "agreement": _agreement(facts.groups_N[rows], values[rows], right_N[rows]),
-        "wrong_but_paid": [row_of(facts, int(i), scores) for i in wrong],
-        "right_but_unpaid": [row_of(facts, int(i), scores) for i in correct],
+        "wrong": {"number": len(wrong), "mean": mean(values[wrong]), "paid": len(paid)},
+        "right": {"number": len(correct), "mean": mean(values[correct]), "unpaid": len(unpaid)},
+        "wrong_but_paid": [row_of(facts, i, scores) for i in _first(paid, -values[paid], most)],
+        "right_but_unpaid": [row_of(facts, i, scores) for i in _first(unpaid, values[unpaid], most)],
     }
+
+
+def _first(rows: Any, keys: Any, most: int) -> list[int]:
+    """The rows with the least keys, in their order; equal ones as they come."""
+    return rows[np.argsort(keys, kind="stable")[:most]].tolist()
 
 
 def _agreement(groups: Any, values: Floats, right: Floats) -> float | None:
@@ -160,13 +173,19 @@ def _summary(values: Floats, beside: Floats | None) -> dict[str, Any]:
         return dict.fromkeys(("mean", "min", "max", "share_at_min", "share_at_max", "correlation"))
     low, high = float(values.min()), float(values.max())
     return {
-        "mean": math.fsum(values) / len(values),
+        "mean": mean(values),
         "min": low,
         "max": high,
         "share_at_min": float(np.mean(values == low)),
         "share_at_max": float(np.mean(values == high)),
         "correlation": correlation(values, beside) if beside is not None else None,
     }
+
+
+def mean(values: Any) -> float | None:
+    """Mean of an array, NaN left out, summed exactly so that order does not matter; None when nothing is left."""
+    there = values[~np.isnan(values)].tolist()
+    return math.fsum(there) / len(there) if there else None
 
 
 def correlation(a: Any, b: Any) -> float | None:

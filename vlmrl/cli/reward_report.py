@@ -116,9 +116,21 @@ def _show_disagreements(found: Mapping[str, Any], out: Console) -> None:
     agreement = f"a right answer outscores a wrong one of its group in {share(found['agreement'])} of pairs"
     if found["agreement"] is None:
         agreement = "no group has both a right and a wrong answer"
+    wrong, right = found["wrong"], found["right"]
     out.print(f"\naccuracy {share(found['accuracy'])}; {agreement}", markup=False)
-    _show_rows("wrong, yet paid most", found["wrong_but_paid"], out)
-    _show_rows("right, yet paid least", found["right_but_unpaid"], out)
+    out.print(
+        f"right answers earn {number(right['mean'])} on average, wrong ones {number(wrong['mean'])}", markup=False
+    )
+    if wrong["paid"]:
+        of = f"wrong, yet paid most ({wrong['paid']:,} of {wrong['number']:,} wrong ones earn something)"
+        _show_rows(of, found["wrong_but_paid"], out)
+    elif wrong["number"]:
+        out.print(f"no wrong answer is paid: all {wrong['number']:,} earn the least there is", style="green")
+    if right["unpaid"]:
+        of = f"right, yet paid least ({right['unpaid']:,} of {right['number']:,} right ones earn less than the most)"
+        _show_rows(of, found["right_but_unpaid"], out)
+    elif right["number"]:
+        out.print(f"every right answer is paid in full: all {right['number']:,} earn the most there is", style="green")
 
 
 def _show_diff(diff: Mapping[str, Any], out: Console, most: int) -> None:
@@ -170,5 +182,7 @@ def _show_rows(
             before, after = row["advantage"]
             value = f"{number(row['old']['value'])} -> {value}, advantage {before:+.3f} -> {after:+.3f}"
         parts = ", ".join(f"{k} {number(v)}" for k, v in row["new"]["parts"].items())
-        out.print(f"  {row['where']}: {value}  ({row['new']['error'] or parts})", markup=False)
+        note = f"; {clean(row['new']['note'])}" if row["new"]["note"] else ""
+        told = clean(row["new"]["error"]) if row["new"]["error"] else parts + note
+        out.print(f"  {clean(row['where'])}: {value}  ({told})", markup=False)
         out.print(f"      {clean(row['text'])[:TEXT_CHARS]}", style="dim", markup=False)

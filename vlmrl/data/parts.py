@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import DataError
+from vlmrl.process import die_with_parent
 
 Make = Callable[[int, Path], None]
 """Writes the content of a part to the path it is given. Picklable: it is sent to each process once."""
@@ -92,8 +93,6 @@ def _in_processes(
 def _begin(make: Make, parent_pid: int) -> None:
     """In each process, once."""
     global _make
-    from vlmrl.rewards.worker import die_with_parent
-
     die_with_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its parts in order
     _make = make

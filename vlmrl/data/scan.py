@@ -6,7 +6,7 @@ Results are parts (data/parts.py), one JSON line an image, so that a killed run 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -83,21 +83,41 @@ def scan_files(
         with TemporaryDirectory() as folder:
             yield from scan_files(files, paths, Path(folder), workers=workers, progress=progress)
         return
-    parts = [work / f"images-{i:05d}.jsonl" for i in range(-(-len(paths) // PART_FILES))]
-    make_parts(_ScanFiles(files, paths), parts, workers=workers, progress=progress, what="reading images")
-    lines = (json.loads(line) for part in parts for line in part.open(encoding="ascii"))
-    for path, fields in zip(paths, lines, strict=True):
+    seen = look_at(paths, files.read, work, workers=workers, progress=progress)
+    for path, fields in zip(paths, seen, strict=True):
         yield path, fields["reason"] if "reason" in fields else examined(fields)
 
 
+def look_at(
+    places: Sequence[Any], read: Callable[[Any], bytes], work: Path, *, workers: int | None, progress: Progress | None
+) -> Iterator[dict[str, Any]]:
+    """What `Examiner.look` says of each image, in the order of `places`, made on all cores.
+
+    Args:
+        read: the file at a place; picklable. A DataError that it raises is the reason.
+        work: folder for the parts.
+    """
+    parts = [work / f"images-{i:05d}.jsonl" for i in range(-(-len(places) // PART_FILES))]
+    make_parts(_Look(places, read), parts, workers=workers, progress=progress, what="reading images")
+    for part in parts:
+        with part.open(encoding="ascii") as lines:
+            yield from map(json.loads, lines)
+
+
 @dataclass(frozen=True)
-class _ScanFiles:
-    files: Files
-    paths: Sequence[str]
+class _Look:
+    places: Sequence[Any]
+    read: Callable[[Any], bytes]
 
     def __call__(self, index: int, part: Path) -> None:
-        paths = self.paths[index * PART_FILES : (index + 1) * PART_FILES]
-        write_lines(part, [_of_file(self.files, path, EXAMINER) for path in paths])
+        places = self.places[index * PART_FILES : (index + 1) * PART_FILES]
+        write_lines(part, [self._of(place) for place in places])
+
+    def _of(self, place: Any) -> dict[str, Any]:
+        try:
+            return EXAMINER.look(self.read(place))
+        except DataError as error:
+            return {"reason": error.message}
 
 
 @dataclass(frozen=True)
@@ -109,13 +129,6 @@ class FileReader:
     def files(self, places: Sequence[str]) -> Iterator[bytes]:
         for path in places:
             yield self.source.read(path)
-
-
-def _of_file(files: Files, path: str, examiner: Examiner) -> dict[str, Any]:
-    try:
-        return examiner.look(files.read(path))
-    except DataError as error:
-        return {"reason": error.message}
 
 
 def _look(data: bytes) -> dict[str, Any]:

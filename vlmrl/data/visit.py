@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from vlmrl.data.dataset import Dataset
 from vlmrl.data.doctor import Facts, RowFacts, Verdict, examine_dataset
-from vlmrl.data.parts import Progress, make_parts, write_lines
-from vlmrl.data.scan import EXAMINER, PART_FILES, examined
+from vlmrl.data.parts import Progress
+from vlmrl.data.scan import examined, look_at
 from vlmrl.data.shards import Examined
 from vlmrl.types import Media, Row
 
@@ -88,10 +86,9 @@ def _look_at(
     dataset: Dataset, media: Sequence[Media], workers: int | None, progress: Progress | None
 ) -> tuple[list[Examined], list[str]]:
     with TemporaryDirectory() as folder:
-        parts = [Path(folder) / f"looks-{i:05d}.jsonl" for i in range(-(-len(media) // PART_FILES))]
-        make_parts(_Look(dataset, media), parts, workers=workers, progress=progress, what="reading images")
+        looks = look_at(media, dataset.image_bytes, Path(folder), workers=workers, progress=progress)
         seen, broken = [], []
-        for one, fields in zip(media, (json.loads(line) for part in parts for line in part.open()), strict=True):
+        for one, fields in zip(media, looks, strict=True):
             if "reason" in fields:
                 broken.append(f"{one.sha256[:16]}: {fields['reason']}")
                 seen.append(Examined(one, 0, "0" * 80))
@@ -99,13 +96,3 @@ def _look_at(
                 found = examined(fields)
                 seen.append(Examined(one, found.bytes, found.look, found.remarks))
         return seen, broken
-
-
-@dataclass(frozen=True)
-class _Look:
-    dataset: Dataset
-    media: Sequence[Media]
-
-    def __call__(self, index: int, part: Path) -> None:
-        images = self.media[index * PART_FILES : (index + 1) * PART_FILES]
-        write_lines(part, [EXAMINER.look(self.dataset.image_bytes(one)) for one in images])

@@ -11,7 +11,6 @@ In a process that no launcher started every function here does nothing. No torch
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import io
 import json
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from vlmrl.errors import OutOfMemoryError, exit_of, reason_of
+from vlmrl.process import die_with_parent
 from vlmrl.store import layout
 
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
@@ -34,7 +34,6 @@ HALVED_VARIABLE = "VLMRL_HALVED"
 BEAT_BYTES = 4096
 STACK_SIGNAL = signal.SIGUSR2
 """At this signal a rank writes the stacks of its threads to its log; a hung rank too."""
-_PR_SET_PDEATHSIG = 1
 
 
 class _Both(io.TextIOBase):
@@ -214,14 +213,3 @@ def begin() -> Rank:
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     return _me
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when the process `parent`, which started it, dies in whatever way.
-
-    Linux (prctl PR_SET_PDEATHSIG); elsewhere nothing is asked, and a rank ends when its peers are gone.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)

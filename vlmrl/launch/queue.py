@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from vlmrl.dist.worker import die_with_parent
 from vlmrl.errors import LaunchError
 from vlmrl.launch.cards import Placement
+from vlmrl.process import die_with_parent
 from vlmrl.store import layout
 from vlmrl.store.listing import Listed, list_runs
 from vlmrl.store.provenance import usable_cores

@@ -61,6 +61,15 @@ class Draft:
             if (value := self.get(source)) is not None:
                 self.put(key, value, source)
 
+    def put_table(self, key: str, start: str) -> None:
+        """Set a recipe key, a table, from the settings below `start`, whatever they are called."""
+        below = {name.removeprefix(f"{start}."): name for name in self.given if name.startswith(f"{start}.")}
+        flat = {name: source for name, source in below.items() if "." not in name}
+        if flat:
+            self.put(key, {name: self.given[source] for name, source in flat.items()}, *flat.values())
+        for source in (source for name, source in below.items() if name not in flat):
+            self.leave(source, f"`{key}` holds no tables: give the function a flat argument, or a text that it reads")
+
     def leave(self, key: str, why: str) -> None:
         """Say that a written setting has no counterpart."""
         if self.written(key):

@@ -9,9 +9,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vlmrl.recipe.import_draft import Draft, number
-from vlmrl.recipe.import_shared import data_source, dropped_rows, schedule_keys, steps_of
+from vlmrl.recipe.import_draft import Draft
+from vlmrl.recipe.import_shared import (
+    adapter,
+    betas_of,
+    chosen,
+    data_source,
+    discounts,
+    dropped_rows,
+    engine_of,
+    filtered_sampling,
+    frozen_tower,
+    schedule_keys,
+    sharding,
+    spread_filter,
+    steps_of,
+    trainer_of,
+    updates_of,
+)
 
+ACTOR = "worker.actor"
 DEFAULTS: dict[str, Any] = {
     "data.prompt_key": "prompt", "data.max_prompt_length": 512, "data.max_response_length": 512,
     "data.rollout_batch_size": 512, "data.seed": 1, "data.min_pixels": 262_144, "data.max_pixels": 4_194_304,
@@ -22,7 +39,8 @@ DEFAULTS: dict[str, Any] = {
     "worker.actor.clip_ratio_high": 0.3, "worker.actor.clip_ratio_dual": 3.0, "worker.actor.loss_avg_mode": "token",
     "worker.actor.model.enable_gradient_checkpointing": True, "worker.actor.optim.lr": 1e-6,
     "worker.actor.optim.weight_decay": 1e-2, "worker.rollout.name": "vllm", "worker.rollout.n": 1,
-    "worker.rollout.temperature": 1.0, "trainer.total_epochs": 15, "trainer.val_freq": -1, "trainer.save_freq": -1,
+    "worker.rollout.temperature": 1.0, "worker.actor.model.lora.alpha": 64,
+    "trainer.total_epochs": 15, "trainer.val_freq": -1, "trainer.save_freq": -1,
     "trainer.save_limit": -1,
 }  # fmt: skip
 """What EasyR1 does where nothing is written, of the keys that are taken over."""
@@ -55,7 +73,6 @@ SAME = {
     "algorithm.kl_horizon": "algo.kl_horizon",
     "worker.actor.tau_positive": "algo.tau_positive",
     "worker.actor.tau_negative": "algo.tau_negative",
-    "worker.reward.reward_function_kwargs": "reward.args",
 }
 KL = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "low_var_kl", "full": "full"}
 ADVANTAGES = {
@@ -92,7 +109,7 @@ LEFT = {
     "worker.actor.model.override_config": "the model's configuration is its folder's",
     "worker.actor.optim.lr_warmup_ratio": "see optim.warmup_steps",
     "worker.actor.fsdp.": "sharding follows from --gpus; parallel.offload and parallel.shard_size change it",
-    "worker.actor.offload.": "see parallel.offload",
+    "worker.actor.offload.": "moved once a phase there; parallel.offload moves them between all their uses",
     "worker.critic.": "the critic is a head on the policy (algo.advantage = gae)",
     "worker.ref.": "the reference is loaded where algo.kl_coef is above 0, as the policy is",
     "worker.rollout.val_override_config.": "validation is greedy: sampled, the best checkpoint is a matter of luck",
@@ -128,9 +145,9 @@ def from_easyr1(draft: Draft, base: Path, rows: int | None, processes: int | Non
     _algorithm(draft)
     _engine(draft)
     _optimizer(draft, rows)
-    _reward(draft, base)
+    _reward(draft)
     _trainer(draft)
-    _lora(draft)
+    _adapter(draft)
     draft.leave_all(LEFT)
 
 
@@ -167,55 +184,26 @@ def _kl(draft: Draft) -> None:
 
 def _algorithm(draft: Draft) -> None:
     estimator, loss = draft.get("algorithm.adv_estimator"), draft.get("worker.actor.loss_type") or "default"
-    for found, table, key in (
-        (estimator, ADVANTAGES, "algorithm.adv_estimator"),
-        (loss, LOSSES, "worker.actor.loss_type"),
-    ):
-        if found not in table:
-            draft.left[key] = f"`{found}` has no counterpart: choose a row of `vlmrl recipe list --algos`"
-        for name, value in table.get(found, {}).items():
-            draft.put(name, value, key)
-    if estimator in ("gae", "reinforce_plus_plus") and draft.written("algorithm.gamma"):
-        draft.put("algo.gamma", float(draft.get("algorithm.gamma")), "algorithm.gamma")
-    if estimator == "gae" and draft.written("algorithm.lam"):
-        draft.put("algo.gae_lambda", float(draft.get("algorithm.lam")), "algorithm.lam")
+    chosen(draft, "algorithm.adv_estimator", estimator, ADVANTAGES)
+    chosen(draft, "worker.actor.loss_type", loss, LOSSES)
+    discounts(draft, estimator)
     mode = draft.get("worker.actor.loss_avg_mode")
     if mode == "seq":
         why = "a true mean over responses; there, uneven microbatches turn it into a mean over tokens"
         draft.put("algo.aggregation", "sequence_mean", "worker.actor.loss_avg_mode", why=why)
-    if draft.get("algorithm.online_filtering"):
-        why = (
-            "prompts whose scores are all equal are drawn anew; there, those whose mean is beyond filter_low and _high"
-        )
-        draft.put("algo.filter", "spread", "algorithm.online_filtering", why=why)
-        tries = number(int, draft.get("trainer.max_try_make_batch"), 1)
-        if tries:
-            draft.put("algo.filter_tries", tries, "trainer.max_try_make_batch")
+    spread_filter(draft, "algorithm.online_filtering", "trainer.max_try_make_batch",
+                  "; there, those whose mean is beyond filter_low and _high")  # fmt: skip
 
 
 def _engine(draft: Draft) -> None:
-    if draft.get("worker.rollout.name") == "vllm":
-        draft.put("rollout.engine", "vllm", "worker.rollout.name")
-    top_p, top_k = draft.get("worker.rollout.top_p"), draft.get("worker.rollout.top_k")
-    if isinstance(top_p, (int, float)) and top_p < 1:
-        draft.put("rollout.top_p", float(top_p), "worker.rollout.top_p")
-    if isinstance(top_k, int) and top_k > 0:
-        draft.put("rollout.top_k", top_k, "worker.rollout.top_k")
-    if "rollout.top_p" in draft.taken or "rollout.top_k" in draft.taken:
-        why = "what is sampled is then not the policy that is trained: no importance correction holds"
-        draft.put("rollout.allow_filtered_sampling", True, "worker.rollout.top_p", why=why)
-    prompts, batch = draft.get("data.rollout_batch_size"), draft.get("worker.actor.global_batch_size")
-    if isinstance(prompts, int) and isinstance(batch, int) and batch > 0:
-        why = f"{prompts} prompts a step in updates of {batch} prompts each (global_batch_size counts prompts there)"
-        updates = max(1, prompts // batch)
-        draft.put("train.updates_per_step", updates, "worker.actor.global_batch_size", why=why)
+    engine_of(draft, "worker.rollout.name", "worker.rollout.tensor_parallel_size")
+    filtered_sampling(draft, "worker.rollout.top_p", "worker.rollout.top_k")
+    updates_of(draft, "data.rollout_batch_size", "worker.actor.global_batch_size")
+    sharding(draft, f"{ACTOR}.fsdp.fsdp_size", f"{ACTOR}.fsdp.enable_cpu_offload", f"{ACTOR}.fsdp.mp_param_dtype")
 
 
 def _optimizer(draft: Draft, rows: int | None) -> None:
-    betas = draft.get("worker.actor.optim.betas")
-    if isinstance(betas, list) and len(betas) == 2:
-        draft.put("optim.beta1", float(betas[0]), "worker.actor.optim.betas")
-        draft.put("optim.beta2", float(betas[1]), "worker.actor.optim.betas")
+    betas_of(draft, "worker.actor.optim.betas")
     if draft.get("worker.actor.optim.strategy") == "adamw_bf16":
         draft.put("optim.name", "adamw_bf16_kahan", "worker.actor.optim.strategy")
     steps_of(draft, rows, "trainer.max_steps", "trainer.total_epochs")
@@ -224,50 +212,25 @@ def _optimizer(draft: Draft, rows: int | None) -> None:
     draft.leave("worker.actor.optim.warmup_style", "not used there either")
 
 
-def _reward(draft: Draft, base: Path) -> None:
+def _reward(draft: Draft) -> None:
     function = draft.get("worker.reward.reward_function")
     if function:
         name = str(function) if ".py:" in str(function) else f"{function}:main"
         draft.put("reward.name", name, "worker.reward.reward_function")
         draft.put("reward.style", "easyr1", "worker.reward.reward_function")
+        draft.put_table("reward.args", "worker.reward.reward_function_kwargs")
     else:
         draft.todo.append("name a reward: [reward] name")
 
 
 def _trainer(draft: Draft) -> None:
-    for source, key in (("trainer.val_freq", "eval.every_steps"), ("trainer.save_freq", "checkpoint.every_steps")):
-        every = number(int, draft.get(source), 1)
-        draft.put(
-            key, every or 0, source, why="" if every else "off there; here 0: at the end, and validation at step 0"
-        )
-    if (keep := number(int, draft.get("trainer.save_limit"), 1)) is not None:
-        draft.put("checkpoint.keep_last", keep, "trainer.save_limit", why="the best one is kept besides")
-    gpus = draft.get("trainer.n_gpus_per_node")
-    if gpus:
-        draft.left["trainer.n_gpus_per_node"] = f"on the command line: vlmrl train RECIPE --gpus {gpus}"
-    if name := draft.get("trainer.experiment_name"):
-        draft.left["trainer.experiment_name"] = f"on the command line: vlmrl train RECIPE --name {name}"
+    trainer_of(draft, "trainer.val_freq", "trainer.save_limit")
     if draft.get("trainer.load_checkpoint_path"):
-        draft.left["trainer.load_checkpoint_path"] = (
-            "to go on with a run: vlmrl train --resume RUN, which fails where it is not"
-        )
-    loggers = draft.get("trainer.logger")
-    if isinstance(loggers, list) and "tensorboard" in loggers:
-        draft.put("log.sinks", ["tensorboard"], "trainer.logger")
-    else:
-        draft.leave("trainer.logger", "metrics.jsonl is always written; tensorboard is the one sink (log.sinks)")
+        why = "to go on with a run: vlmrl train --resume RUN, which fails where it is not"
+        draft.left["trainer.load_checkpoint_path"] = why
 
 
-def _lora(draft: Draft) -> None:
-    model = "worker.actor.model"
-    rank = number(int, draft.get(f"{model}.lora.rank"), 1)
-    if rank:
-        draft.put("lora.rank", rank, f"{model}.lora.rank")
-        draft.put("lora.alpha", int(draft.get(f"{model}.lora.alpha") or 64), f"{model}.lora.alpha")
-        targets = draft.get(f"{model}.lora.target_modules")
-        if isinstance(targets, list) or targets == "all-linear":
-            draft.put("lora.targets", targets, f"{model}.lora.target_modules")
-        draft.leave(f"{model}.lora.exclude_modules", "the vision tower has no adapter unless lora.vision = true")
-    if draft.get(f"{model}.freeze_vision_tower"):
-        why = "the tower with its merger, as there"
-        draft.put("model.freeze", ["vision", "connector"], f"{model}.freeze_vision_tower", why=why)
+def _adapter(draft: Draft) -> None:
+    lora = f"{ACTOR}.model.lora"
+    adapter(draft, f"{lora}.rank", f"{lora}.alpha", f"{lora}.target_modules", f"{lora}.exclude_modules")
+    frozen_tower(draft, f"{ACTOR}.model.freeze_vision_tower")

@@ -1,8 +1,10 @@
-"""What the imports from EasyR1, verl and TRL have in common: data, steps, schedules."""
+"""What the imports from EasyR1, verl and TRL have in common: a function for each thing that two or all of them set."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ SCHEDULES = {
     "constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine",
     "cosine_with_min_lr": "cosine",
 }  # fmt: skip
+DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32"}
 
 
 def data_source(draft: Draft, train: str, validation: str) -> None:
@@ -56,6 +59,137 @@ def located(path: str) -> str:
     return f"hub:{path}" if looks_like_hub and not Path(path).exists() else path
 
 
+def engine_of(draft: Draft, engine: str, parts: str) -> None:
+    """rollout.engine, and how many cards hold one engine: a matter of the machine, taken over where it is written."""
+    found, count = draft.get(engine), number(int, draft.get(parts), 2)
+    if found == "vllm":
+        draft.put("rollout.engine", "vllm", engine)
+        if count:
+            draft.put("rollout.tensor_parallel", count, parts)
+        return
+    draft.leave(engine, f"`{found}`: the engines here are torch and vllm")
+    if count:
+        draft.leave(parts, "the engine vllm alone is cut into parts (rollout.tensor_parallel)")
+
+
+def filtered_sampling(draft: Draft, top_p: str, top_k: str) -> None:
+    """rollout.top_p and rollout.top_k where they are on, with the permission that they need here."""
+    p, k = number(float, draft.get(top_p)), number(int, draft.get(top_k), 1)
+    sources = []
+    if p is not None and p < 1:
+        draft.put("rollout.top_p", p, top_p)
+        sources.append(top_p)
+    if k is not None:
+        draft.put("rollout.top_k", k, top_k)
+        sources.append(top_k)
+    if sources:
+        why = "what is sampled is then not the policy that is trained: no importance correction holds"
+        draft.put("rollout.allow_filtered_sampling", True, *sources, why=why)
+
+
+def updates_of(draft: Draft, prompts: str, batch: str) -> None:
+    """train.updates_per_step of a system whose two batch sizes count prompts."""
+    drawn, each = draft.get(prompts), draft.get(batch)
+    if isinstance(drawn, int) and isinstance(each, int) and each > 0:
+        name = batch.rpartition(".")[2]
+        why = f"{drawn} prompts a step in updates of {each} prompts each ({name} counts prompts there)"
+        draft.put("train.updates_per_step", max(1, drawn // each), batch, why=why)
+
+
+def chosen(draft: Draft, key: str, found: Any, table: Mapping[str, Mapping[str, Any]]) -> None:
+    """The cells of `[algo]` that `found`, the value of `key`, stands for in a table; without a row there it is left."""
+    if found not in table:
+        draft.left[key] = f"`{found}` has no counterpart: choose a row of `vlmrl recipe list --algos`"
+    for cell, value in table.get(found, {}).items():
+        draft.put(cell, value, key)
+
+
+def discounts(draft: Draft, estimator: Any) -> None:
+    """algo.gamma and algo.gae_lambda, of the estimators that have returns token by token."""
+    if estimator in ("gae", "reinforce_plus_plus") and draft.written("algorithm.gamma"):
+        draft.put("algo.gamma", float(draft.get("algorithm.gamma")), "algorithm.gamma")
+    if estimator == "gae" and draft.written("algorithm.lam"):
+        draft.put("algo.gae_lambda", float(draft.get("algorithm.lam")), "algorithm.lam")
+
+
+def spread_filter(draft: Draft, on: str, tries: str, why: str) -> None:
+    """algo.filter and the most draws under it. `why`: what it goes by there."""
+    if draft.get(on):
+        draft.put("algo.filter", "spread", on, why=f"prompts whose scores are all equal are drawn anew{why}")
+        if (most := number(int, draft.get(tries), 1)) is not None:
+            draft.put("algo.filter_tries", most, tries)
+
+
+def betas_of(draft: Draft, key: str) -> None:
+    found = draft.get(key)
+    if isinstance(found, list) and len(found) == 2:
+        for name, value in zip(("beta1", "beta2"), found, strict=True):
+            draft.put(f"optim.{name}", float(value), key)
+
+
+def adapter(draft: Draft, rank: str, alpha: str, targets: str, exclude: str) -> None:
+    """The `[lora]` table, where the rank is above 0. Targets: a list, names with commas, or all-linear."""
+    if (size := number(int, draft.get(rank), 1)) is None:
+        return
+    draft.put("lora.rank", size, rank)
+    draft.put("lora.alpha", int(draft.get(alpha)), alpha)
+    found = draft.get(targets)
+    if isinstance(found, str) and found != "all-linear" and re.fullmatch(r"[\w.]+(?: *, *[\w.]+)*", found):
+        found = [name.strip() for name in found.split(",")]
+    if isinstance(found, list) or found == "all-linear":
+        draft.put("lora.targets", found, targets)
+    else:
+        draft.leave(targets, "layers are named by the last parts of their names (lora.targets)")
+    draft.leave(exclude, "the vision tower has no adapter unless lora.vision = true; see lora.exclude")
+
+
+def frozen_tower(draft: Draft, key: str) -> None:
+    if draft.get(key):
+        draft.put("model.freeze", ["vision", "connector"], key, why="the tower with its merger, as there")
+
+
+def sharding(draft: Draft, size: str, offload: str, dtype: str) -> None:
+    """Processes that hold one model, weights in main memory between their uses, and the type of the arithmetic."""
+    if (processes := number(int, draft.get(size), 1)) is not None:
+        draft.put("parallel.shard_size", processes, size)
+    if draft.get(offload) is True:
+        draft.put("parallel.offload", True, offload)
+    arithmetic(draft, dtype)
+
+
+def arithmetic(draft: Draft, key: str) -> None:
+    """model.dtype, where the type is written."""
+    found = draft.get(key)
+    if isinstance(found, str) and found.removeprefix("torch.") in DTYPES:
+        draft.put("model.dtype", DTYPES[found.removeprefix("torch.")], key)
+    else:
+        draft.leave(key, "arithmetic is in bfloat16 or float32 (model.dtype)")
+
+
+def thinking(draft: Draft, key: str) -> None:
+    """model.thinking, where the chat template is given its switch."""
+    if isinstance(on := draft.get(key), bool):
+        draft.put("model.thinking", "on" if on else "off", key)
+
+
+def trainer_of(draft: Draft, validation: str, keep: str) -> None:
+    """The `trainer` table of EasyR1 and verl: cadence, checkpoints, names. `validation`, `keep`: what differs."""
+    for source, key in ((validation, "eval.every_steps"), ("trainer.save_freq", "checkpoint.every_steps")):
+        every = number(int, draft.get(source), 1)
+        why = "" if every else "off there; here 0: at the end, and validation at step 0"
+        draft.put(key, every or 0, source, why=why)
+    if (newest := number(int, draft.get(keep), 1)) is not None:
+        draft.put("checkpoint.keep_last", newest, keep, why="the best one is kept besides")
+    for key, flag in (("trainer.n_gpus_per_node", "--gpus"), ("trainer.experiment_name", "--name")):
+        if value := draft.get(key):
+            draft.left[key] = f"on the command line: vlmrl train RECIPE {flag} {value}"
+    loggers = draft.get("trainer.logger")
+    if isinstance(loggers, list) and "tensorboard" in loggers:
+        draft.put("log.sinks", ["tensorboard"], "trainer.logger")
+    else:
+        draft.leave("trainer.logger", "metrics.jsonl is always written; tensorboard is the one sink (log.sinks)")
+
+
 def dropped_rows(draft: Draft, longest: str, dropped: str) -> None:
     """The prompt limit; what happens to rows beyond it differs."""
     value = number(int, draft.get(longest), 1)
@@ -91,7 +225,10 @@ def schedule_keys(draft: Draft, kind: str, warmup: str, ratio: str, lowest: str)
         draft.put("optim.schedule", SCHEDULES[shape], kind)
     elif shape is not None:
         draft.left[kind] = f"`{shape}` has no counterpart: constant, linear or cosine"
-    steps, share = number(int, draft.get(warmup), 0), draft.get(ratio)
+    steps, share = draft.get(warmup), draft.get(ratio)
+    if isinstance(steps, float) and 0 < steps < 1:  # transformers 5 has one setting for both
+        share, ratio = steps, warmup
+    steps = number(int, steps, 1)
     total = draft.taken.get("train.steps")
     later = "the first step has lr / warmup_steps, never 0"
     if steps:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.recipe.import_draft import Draft, number
-from vlmrl.recipe.import_shared import located, schedule_keys
+from vlmrl.recipe.import_shared import filtered_sampling, located, schedule_keys
 
 DEFAULTS: dict[str, Any] = {
     "learning_rate": 1e-6, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8,
@@ -212,6 +212,11 @@ def _algorithm(draft: Draft) -> None:
 def _engine(draft: Draft) -> None:
     if draft.get("use_vllm"):
         draft.put("rollout.engine", "vllm", "use_vllm")
+        parts = number(int, draft.get("vllm_tensor_parallel_size"), 2)
+        if draft.given.get("vllm_mode") == "server":
+            draft.leave("vllm_tensor_parallel_size", "not used there with a server; here rollout.tensor_parallel")
+        elif parts:
+            draft.put("rollout.tensor_parallel", parts, "vllm_tensor_parallel_size")
         mode = IMPORTANCE.get(str(draft.get("vllm_importance_sampling_mode")))
         if not draft.get("vllm_importance_sampling_correction"):
             draft.put("algo.importance", "none", "vllm_importance_sampling_correction")
@@ -221,13 +226,7 @@ def _engine(draft: Draft) -> None:
             cap = draft.get("vllm_importance_sampling_cap") or draft.get("vllm_importance_sampling_clip_max")
             why = "masked outside [1 / cap, cap]; there above the limit alone" if mode[0] == "mask" else ""
             draft.put("algo.importance_cap", float(cap), "vllm_importance_sampling_clip_max", why=why)
-    why = "what is sampled is then not the policy that is trained: no importance correction holds"
-    top_p, top_k = draft.get("top_p"), draft.get("top_k")
-    for name, value, on in (("top_p", top_p, isinstance(top_p, float) and top_p < 1),
-                            ("top_k", top_k, isinstance(top_k, int) and top_k > 0)):  # fmt: skip
-        if on:
-            draft.put(f"rollout.{name}", value, name)
-            draft.put("rollout.allow_filtered_sampling", True, name, why=why)
+    filtered_sampling(draft, "top_p", "top_k")
 
 
 def _steps(draft: Draft, updates: int, rows: int | None) -> None:

@@ -8,8 +8,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vlmrl.recipe.import_draft import Draft, number
-from vlmrl.recipe.import_shared import data_source, dropped_rows, schedule_keys, steps_of
+from vlmrl.recipe.import_draft import Draft
+from vlmrl.recipe.import_shared import (
+    adapter,
+    betas_of,
+    chosen,
+    data_source,
+    discounts,
+    dropped_rows,
+    engine_of,
+    filtered_sampling,
+    frozen_tower,
+    schedule_keys,
+    sharding,
+    spread_filter,
+    steps_of,
+    trainer_of,
+    updates_of,
+)
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 DEFAULTS: dict[str, Any] = {
@@ -21,7 +37,7 @@ DEFAULTS: dict[str, Any] = {
     f"{ACTOR}.loss_agg_mode": "token-mean", f"{ACTOR}.entropy_coeff": 0.0, f"{ACTOR}.use_kl_loss": False,
     f"{ACTOR}.kl_loss_coef": 1e-3, f"{ACTOR}.kl_loss_type": "low_var_kl", f"{ACTOR}.grad_clip": 1.0,
     f"{ACTOR}.optim.lr": 1e-6, f"{ACTOR}.optim.weight_decay": 1e-2, f"{MODEL}.enable_gradient_checkpointing": True,
-    f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.n": 1, f"{ROLLOUT}.temperature": 1.0,
+    f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.n": 1, f"{ROLLOUT}.temperature": 1.0, f"{MODEL}.lora_alpha": 16,
     "trainer.total_epochs": 30, "trainer.test_freq": -1, "trainer.save_freq": -1,
 }  # fmt: skip
 """What verl does where nothing is written, of the keys that are taken over."""
@@ -39,8 +55,9 @@ SAME = {
     f"{ACTOR}.optim.weight_decay": "optim.weight_decay",
     f"{ACTOR}.clip_ratio_c": "algo.dual_clip",
     f"{ACTOR}.entropy_coeff": "algo.entropy_coef",
-    "custom_reward_function.reward_kwargs": "reward.args",
 }
+REWARDS = ("custom_reward_function", "reward.custom_reward_function")
+"""Where a function for the reward stands: in older and in newer configurations."""
 ADVANTAGES = {
     "grpo": {}, "gae": {"algo.advantage": "gae", "algo.scale": "tokens"}, "rloo": {"algo.advantage": "leave_one_out"},
     "remax": {"algo.advantage": "greedy"}, "opo": {"algo.advantage": "length_weighted"},
@@ -129,7 +146,7 @@ def from_verl(draft: Draft, base: Path, rows: int | None, processes: int | None)
     _engine(draft)
     _optimizer(draft, rows)
     _reward(draft)
-    _trainer(draft)
+    trainer_of(draft, "trainer.test_freq", "trainer.max_actor_ckpt_to_keep")
     draft.leave_all(LEFT)
 
 
@@ -176,29 +193,17 @@ def _algorithm(draft: Draft) -> None:
     estimator, loss = draft.get("algorithm.adv_estimator"), draft.get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla"
     if str(estimator).startswith("AdvantageEstimator."):
         estimator = str(estimator).partition(".")[2].lower()
-    for found, table, key in (
-        (estimator, ADVANTAGES, "algorithm.adv_estimator"), (loss, LOSSES, f"{ACTOR}.policy_loss.loss_mode"),
-    ):  # fmt: skip
-        if found not in table:
-            draft.left[key] = f"`{found}` has no counterpart: choose a row of `vlmrl recipe list --algos`"
-        for name, value in table.get(found, {}).items():
-            draft.put(name, value, key)
+    chosen(draft, "algorithm.adv_estimator", estimator, ADVANTAGES)
+    chosen(draft, f"{ACTOR}.policy_loss.loss_mode", loss, LOSSES)
     if estimator == "grpo" and not draft.get("algorithm.norm_adv_by_std_in_grpo"):
         draft.put("algo.advantage", "group_mean", "algorithm.norm_adv_by_std_in_grpo")
-    if estimator in ("gae", "reinforce_plus_plus") and draft.written("algorithm.gamma"):
-        draft.put("algo.gamma", float(draft.get("algorithm.gamma")), "algorithm.gamma")
-    if estimator == "gae" and draft.written("algorithm.lam"):
-        draft.put("algo.gae_lambda", float(draft.get("algorithm.lam")), "algorithm.lam")
+    discounts(draft, estimator)
     mode = draft.get(f"{ACTOR}.loss_agg_mode")
     if mode in AGGREGATIONS:
         name, why = AGGREGATIONS[mode]
         draft.put("algo.aggregation", name, f"{ACTOR}.loss_agg_mode", why=why)
-    if draft.get("algorithm.filter_groups.enable"):
-        why = "prompts whose scores are all equal are drawn anew, whatever metric was named"
-        draft.put("algo.filter", "spread", "algorithm.filter_groups.enable", why=why)
-        tries = number(int, draft.get("algorithm.filter_groups.max_num_gen_batches"), 1)
-        if tries:
-            draft.put("algo.filter_tries", tries, "algorithm.filter_groups.max_num_gen_batches")
+    spread_filter(draft, "algorithm.filter_groups.enable", "algorithm.filter_groups.max_num_gen_batches",
+                  ", whatever metric was named")  # fmt: skip
     buffer = "reward_model.overlong_buffer"
     if draft.get(f"{buffer}.enable"):
         draft.put("algo.overlong_tokens", int(draft.get(f"{buffer}.len") or 0), f"{buffer}.len")
@@ -208,71 +213,30 @@ def _algorithm(draft: Draft) -> None:
 
 
 def _engine(draft: Draft) -> None:
-    if draft.get(f"{ROLLOUT}.name") == "vllm":
-        draft.put("rollout.engine", "vllm", f"{ROLLOUT}.name")
-    elif draft.written(f"{ROLLOUT}.name"):
-        draft.left[f"{ROLLOUT}.name"] = f"`{draft.get(f'{ROLLOUT}.name')}`: the engines here are torch and vllm"
-    top_p, top_k = draft.get(f"{ROLLOUT}.top_p"), draft.get(f"{ROLLOUT}.top_k")
-    why = "what is sampled is then not the policy that is trained: no importance correction holds"
-    if isinstance(top_p, (int, float)) and top_p < 1:
-        draft.put("rollout.top_p", float(top_p), f"{ROLLOUT}.top_p")
-        draft.put("rollout.allow_filtered_sampling", True, f"{ROLLOUT}.top_p", why=why)
-    if isinstance(top_k, int) and top_k > 0:
-        draft.put("rollout.top_k", top_k, f"{ROLLOUT}.top_k")
-        draft.put("rollout.allow_filtered_sampling", True, f"{ROLLOUT}.top_k", why=why)
-    prompts, batch = draft.get("data.train_batch_size"), draft.get(f"{ACTOR}.ppo_mini_batch_size")
-    if isinstance(prompts, int) and isinstance(batch, int) and batch > 0:
-        why = f"{prompts} prompts a step in updates of {batch} prompts each (ppo_mini_batch_size counts prompts there)"
-        draft.put("train.updates_per_step", max(1, prompts // batch), f"{ACTOR}.ppo_mini_batch_size", why=why)
+    engine_of(draft, f"{ROLLOUT}.name", f"{ROLLOUT}.tensor_model_parallel_size")
+    filtered_sampling(draft, f"{ROLLOUT}.top_p", f"{ROLLOUT}.top_k")
+    updates_of(draft, "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
+    fsdp = f"{ACTOR}.fsdp_config"
+    sharding(draft, f"{fsdp}.fsdp_size", f"{fsdp}.offload_policy", f"{fsdp}.dtype")
 
 
 def _optimizer(draft: Draft, rows: int | None) -> None:
-    betas = draft.get(f"{ACTOR}.optim.betas")
-    if isinstance(betas, list) and len(betas) == 2:
-        draft.put("optim.beta1", float(betas[0]), f"{ACTOR}.optim.betas")
-        draft.put("optim.beta2", float(betas[1]), f"{ACTOR}.optim.betas")
+    betas_of(draft, f"{ACTOR}.optim.betas")
     steps_of(draft, rows, "trainer.total_training_steps", "trainer.total_epochs")
     older = draft.written(f"{ACTOR}.optim.warmup_style") and not draft.written(f"{ACTOR}.optim.lr_scheduler_type")
     shape = f"{ACTOR}.optim.{'warmup_style' if older else 'lr_scheduler_type'}"
     schedule_keys(draft, shape, f"{ACTOR}.optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warmup_steps_ratio",
                   f"{ACTOR}.optim.min_lr_ratio")  # fmt: skip
-    rank = number(int, draft.get(f"{MODEL}.lora_rank"), 1)
-    if rank:
-        draft.put("lora.rank", rank, f"{MODEL}.lora_rank")
-        draft.put("lora.alpha", int(draft.get(f"{MODEL}.lora_alpha") or 16), f"{MODEL}.lora_alpha")
-        targets = draft.get(f"{MODEL}.target_modules")
-        if isinstance(targets, list) or targets == "all-linear":
-            draft.put("lora.targets", targets, f"{MODEL}.target_modules")
-        draft.leave(f"{MODEL}.exclude_modules", "the vision tower has no adapter unless lora.vision = true")
-    if draft.get(f"{ACTOR}.freeze_vision_tower"):
-        why = "the tower with its merger, as there"
-        draft.put("model.freeze", ["vision", "connector"], f"{ACTOR}.freeze_vision_tower", why=why)
+    adapter(draft, f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", f"{MODEL}.exclude_modules")
+    frozen_tower(draft, f"{ACTOR}.freeze_vision_tower")
 
 
 def _reward(draft: Draft) -> None:
-    path = draft.get("custom_reward_function.path") or draft.get("reward.custom_reward_function.path")
-    name = draft.get("custom_reward_function.name") or draft.get("reward.custom_reward_function.name")
-    if path:
-        draft.put("reward.name", f"{path}:{name or 'compute_score'}", "custom_reward_function.path")
-        draft.put("reward.style", "verl", "custom_reward_function.path")
-    else:
+    table = next((t for t in REWARDS if draft.get(f"{t}.path")), None)
+    if table is None:
         draft.todo.append("name a reward: [reward] name (verl chooses one by the row's data_source)")
-
-
-def _trainer(draft: Draft) -> None:
-    for source, key in (("trainer.test_freq", "eval.every_steps"), ("trainer.save_freq", "checkpoint.every_steps")):
-        every = number(int, draft.get(source), 1)
-        draft.put(
-            key, every or 0, source, why="" if every else "off there; here 0: at the end, and validation at step 0"
-        )
-    if (keep := number(int, draft.get("trainer.max_actor_ckpt_to_keep"), 1)) is not None:
-        draft.put("checkpoint.keep_last", keep, "trainer.max_actor_ckpt_to_keep", why="the best one is kept besides")
-    if gpus := draft.get("trainer.n_gpus_per_node"):
-        draft.left["trainer.n_gpus_per_node"] = f"on the command line: vlmrl train RECIPE --gpus {gpus}"
-    if name := draft.get("trainer.experiment_name"):
-        draft.left["trainer.experiment_name"] = f"on the command line: vlmrl train RECIPE --name {name}"
-    loggers = draft.get("trainer.logger")
-    if isinstance(loggers, list) and "tensorboard" in loggers:
-        draft.put("log.sinks", ["tensorboard"], "trainer.logger")
-    else:
-        draft.leave("trainer.logger", "metrics.jsonl is always written; tensorboard is the one sink (log.sinks)")
+        return
+    function = f"{draft.get(f'{table}.path')}:{draft.get(f'{table}.name') or 'compute_score'}"
+    draft.put("reward.name", function, f"{table}.path")
+    draft.put("reward.style", "verl", f"{table}.path")
+    draft.put_table("reward.args", f"{table}.reward_kwargs")

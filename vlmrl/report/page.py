@@ -1,28 +1,22 @@
-"""The report: one HTML file about one or several runs, with everything in it and nothing to load.
-
-The page has no script and asks for nothing: a content security policy forbids it, and everything that comes from a
-model, a dataset or a recipe is escaped (Jinja's autoescape; charts escape on their own).
-"""
+"""The report: one HTML file about one or several runs, with everything in it and nothing to load."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from vlmrl import __version__
 from vlmrl.data.run_images import run_images
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.report import curves
 from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables
-from vlmrl.report.examples import Album, GroupView, StepView, answer_views, example_steps, visible
+from vlmrl.report.examples import Album, GroupView, StepView, answer_views, example_steps
+from vlmrl.report.shell import number, render
 from vlmrl.store import layout
-from vlmrl.store.clock import now, span
+from vlmrl.store.clock import span
 from vlmrl.store.files import write_atomic
 from vlmrl.store.kept import newest_recipe, newest_resolved
 from vlmrl.store.media import RunImages
@@ -70,7 +64,8 @@ def render_report(runs: Sequence[Run]) -> str:
         found, problems = eval_columns(run, view.label, view.colour)
         columns += found
         view.notes += problems
-    return _template().render(
+    return render(
+        "template.html",
         title=" and ".join(labels) if len(labels) <= 3 else f"{len(labels)} runs",
         runs=views,
         charts=curves.main_charts(lines),
@@ -82,8 +77,6 @@ def render_report(runs: Sequence[Run]) -> str:
         differing=recipe_differences(views),
         shared=album.shared(),
         left_out=album.left_out,
-        version=__version__,
-        time=now()[:16].replace("T", " "),
     )
 
 
@@ -121,47 +114,6 @@ def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
         label, colour, about, span(about["seconds"]), lines, curves.headlines(lines), facts, steps,
         answers, answers_of, recipe, recipe_text, lines.events[-MAX_EVENTS:], _provenance(run), notes,
     )  # fmt: skip
-
-
-def _template():
-    from jinja2 import StrictUndefined
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    source = files("vlmrl.report").joinpath("template.html").read_text(encoding="utf-8")
-    environment = ImmutableSandboxedEnvironment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"number": number, "signed": signed, "visible": _visible, "json": _json}
-    return environment.from_string(source)
-
-
-def number(value: Any) -> str:
-    """A number for people: 0.634, 18.6, 1,234, 3e-05; a dash for None and NaN."""
-    if value is None or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return "\u2013"
-    if isinstance(value, int):
-        return f"{value:,}"
-    size = abs(value)
-    if size and size < 0.001:
-        return f"{value:.1e}"
-    return f"{value:.3f}" if size < 10 else f"{value:.1f}" if size < 1000 else f"{value:,.0f}"
-
-
-def signed(value: float) -> str:
-    """`+0.021`, `-0.004` with a true minus sign."""
-    return f"{value:+.3f}".replace("-", "\u2212")
-
-
-def _visible(value: Any) -> str:
-    return visible(str(value))
-
-
-def _json(value: Any) -> str:
-    """A value of a truth, a recipe or a manifest as short JSON; texts bare, lists of texts with commas."""
-    if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
-        return visible(", ".join(value))
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return visible(text)
 
 
 def _answers(run: Run, images: RunImages, album: Album, notes: list[str]) -> tuple[list[GroupView], str]:

@@ -9,15 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmrl import __version__
 from vlmrl.data.run_images import run_images
 from vlmrl.report.examples import Album, Picture, marked_text, visible
-from vlmrl.report.page import number, signed
-from vlmrl.store.clock import now
+from vlmrl.report.shell import render
 from vlmrl.store.files import write_atomic
 from vlmrl.store.media import RunImages
 
@@ -54,7 +51,8 @@ def render_reward_diff(saved: Saved, checked: Checked) -> str:
     album = Album()
     images = run_images(saved.run.dir) if saved.run is not None else None
     views = [_view(row, checked, images, album) for row in checked.report["diff"]["changed"]]
-    return _template().render(
+    return render(
+        "reward_diff.html",
         report=checked.report,
         diff=checked.report["diff"],
         rows=views,
@@ -62,9 +60,6 @@ def render_reward_diff(saved: Saved, checked: Checked) -> str:
         shared=album.shared(),
         left_out=album.left_out,
         notes=images.notes if images is not None else [],
-        style=_style(),
-        version=__version__,
-        time=now()[:16].replace("T", " "),
     )
 
 
@@ -87,23 +82,3 @@ def _view(row: Mapping[str, Any], checked: Checked, images: RunImages | None, al
 
 def _json(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _style() -> Markup:
-    """The report's own style sheet."""
-    from markupsafe import Markup
-
-    page = files("vlmrl.report").joinpath("template.html").read_text(encoding="utf-8")
-    return Markup(page.partition("<style>")[2].partition("</style>")[0])
-
-
-def _template() -> Any:
-    from jinja2 import StrictUndefined
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    source = files("vlmrl.report").joinpath("reward_diff.html").read_text(encoding="utf-8")
-    environment = ImmutableSandboxedEnvironment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"number": number, "signed": signed, "visible": lambda text: visible(str(text))}
-    return environment.from_string(source)

@@ -8,10 +8,8 @@ error} for a whole batch. What the function prints goes to a pipe of its own and
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import linecache
 import os
-import signal
 import sys
 import time
 import traceback
@@ -21,12 +19,12 @@ from types import ModuleType
 from typing import Any
 
 from vlmrl.errors import VlmrlError
+from vlmrl.process import die_with_parent
 from vlmrl.rewards.adapters import BoundReward, bind_user_reward
 from vlmrl.rewards.base import UserReward, check_parts, split_note
 from vlmrl.rewards.frames import CONTRACT, FrameBuffer, pack_frame
 from vlmrl.types import RewardInput
 
-PR_SET_PDEATHSIG = 1
 MODULE = "vlmrl_user_reward"
 
 
@@ -49,14 +47,6 @@ def main(request_fd: int, response_fd: int, parent_pid: int) -> None:
             elif reward is not None:
                 for answer in _score(reward, read_inputs(header["items"], blobs), file):
                     _send(response_fd, answer)
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Linux: be killed when the parent ends, however it ends. Elsewhere the closed pipe ends an idle worker."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(1)
 
 
 def limit_memory(memory_mb: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from vlmrl.dist.worker import die_with_parent
+from vlmrl.process import die_with_parent
 from vlmrl.rollout import wire
 from vlmrl.rollout.weight_sync import Delivery, WeightSource, check_arrival
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from PIL import Image
 
-from vlmrl.dist.worker import die_with_parent
 from vlmrl.errors import VlmrlError
 from vlmrl.model.load import load_processor
+from vlmrl.process import die_with_parent
 from vlmrl.recipe.schema import Model
 from vlmrl.rollout import wire
 from vlmrl.rollout.handover import SentWeights

@@ -123,7 +123,8 @@ def _metrics(groups: Sequence[Group], step: int) -> dict[str, Any]:
     samples = [s for g in groups for s in g.samples]
     values: list[Score] = [s.score for s in samples if s.score.error is None]
     dead = [len({s.score.value for s in g.samples}) == 1 for g in groups]
-    learned = 0.0 if all(dead) else 1.0
+    learned = not all(dead)
+    norms = {"": 1.0, "/vision": 0.3, "/language": 0.9} if learned else {}
     return {
         "reward/errors": len(samples) - len(values), "reward/mean": fmean(s.value for s in values) if values else 0.0,
         "rollout/dead_group_share": fmean(dead),
@@ -131,7 +132,7 @@ def _metrics(groups: Sequence[Group], step: int) -> dict[str, Any]:
         "rollout/response_tokens_mean": fmean(len(s.trajectory.response_ids) for s in samples),
         "policy/entropy": 0.8,
         "policy/sampler_gap_mean": 1e-6, "policy/sampler_gap_max": 5e-6, "policy/sampler_ess": 1.0,
-        "optim/grad_norm": learned, "optim/grad_norm/vision": 0.3 * learned, "optim/grad_norm/language": 0.9 * learned,
+        **{f"optim/grad_norm{part}": norm for part, norm in norms.items()},
         "optim/lr": 1e-4 * learned, "optim/updates": (step + 1) * learned,
     }  # fmt: skip
 

@@ -130,6 +130,7 @@ FAULTS = {
     "zero_gradient of all": plan(metrics=lambda step: {"optim/grad_norm": 0.0}),
     "frozen": plan(trained={"vision": 300_000}, frozen={"language": 1_000_000}),
     "lr_small": plan(settings=["optim.lr=1e-12"], metrics=lambda step: {"optim/lr": 1e-12}),
+    "lr_small though the recipe's is not": plan(metrics=lambda step: {"optim/lr": 0.0}),
     "lr_small though usual": plan(validations=EQUAL),
     "lr_large": plan(settings=["optim.lr=0.03"], metrics=falling),
     "engine_gap": plan(metrics=lambda step: {"policy/sampler_gap_mean": 0.05, "policy/sampler_ess": 0.4}),
@@ -177,6 +178,29 @@ def test_the_command_shows_causes_rows_and_what_to_type(tmp_path):
     assert found["causes"][0]["name"] == "other_layout" and not found["healthy"]
     well = make_run(tmp_path / "well", plan())
     assert "no fault found" in this_process("runs", "diagnose", well.dir, cwd=tmp_path).err
+
+
+def test_a_run_without_updates_says_so_and_not_that_the_rate_is_zero(tmp_path):
+    run = make_run(tmp_path, FAULTS["constant_reward"])
+    told = this_process("runs", "diagnose", run.dir, cwd=tmp_path).err
+    assert "(none of them with an update)" in told and "no update was made in 6 steps" in told
+    assert "lr 0" not in told and "gradient 0" not in told and "learning rate" not in told
+    named = [c.name for c in look(run).causes]
+    assert "no_updates" in named and "zero_gradient" not in named and "lr_small" not in named
+
+
+def test_steps_without_an_update_do_not_count_for_the_learning_rate(tmp_path):
+    """Of 6 steps the first 3 are dead: their rate is logged as 0 and has nothing to do with the updates'."""
+    only_dead = {"rollout/dead_group_share": 1.0, "optim/grad_norm": None, "optim/lr": 0.0, "optim/updates": 0}
+    found = look(make_run(tmp_path, plan(metrics=lambda step: only_dead if step < 3 else {})))
+    assert found.figures["lr"] == [1e-4, 1e-4] and found.healthy
+    assert found.read.startswith("6 steps of metrics (3 of them with an update)")
+
+
+def test_a_rate_of_zero_over_real_updates_is_named_with_what_to_change(tmp_path):
+    found = look(make_run(tmp_path, FAULTS["lr_small though the recipe's is not"]))
+    assert found.causes[0].what == "the learning rate is 0 in all 6 updates: the weights never change"
+    assert found.causes[0].command.endswith("--set optim.schedule=constant")
 
 
 def test_a_response_cannot_write_to_the_terminal(tmp_path):

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from reward_runs import make_pair_run, make_table_run
 
 from vlmrl.check.diff import groups_of
 from vlmrl.check.rescore import other_rewards, own_rewards, parse_weights, scan_saved
 from vlmrl.check.saved import open_saved
-from vlmrl.check.scores import Scores
-from vlmrl.check.statistics import compare_stored, disagreements, part_table, reasons
+from vlmrl.check.scores import Coded, Scores
+from vlmrl.check.statistics import compare_stored, disagreements, mean, part_table, reasons
 from vlmrl.errors import RewardError, StoreError
 from vlmrl.types import Score
 
@@ -165,6 +170,52 @@ def test_disagreements_are_found_where_reward_and_accuracy_part(tmp_path):
     assert by_answer is not None and by_answer["wrong_but_paid"][0]["new"]["value"] == 1.0
     turned = found([Score(-s.value, s.parts) for s in scores])
     assert turned is not None and turned["agreement"] == pytest.approx(1 - first["agreement"], abs=1e-12)
+
+
+def disagreeing(values, right, sources=None):
+    """`disagreements` of one group, or of rows of these sources; right is 1, 0 or NaN."""
+    made = [Score(v, {}, error="failed" if math.isnan(v) else None) for v in values]
+    facts = SimpleNamespace(
+        groups_N=np.zeros(len(values), np.int64), rows_N=np.arange(len(values)),
+        sources=Coded.of(sources or ["s"] * len(values)),
+    )  # fmt: skip
+    found = disagreements(facts, Scores.of(made), np.asarray(right, np.float64), most=9)  # type: ignore[arg-type]
+    assert found is not None
+    paid, unpaid = ([r["row"] for r in found[k]] for k in ("wrong_but_paid", "right_but_unpaid"))
+    assert len(paid) == found["wrong"]["paid"] and len(unpaid) == found["right"]["unpaid"]
+    return paid, unpaid, found
+
+
+def test_a_wrong_answer_that_earns_the_least_is_not_called_paid():
+    """Wrong: rows 1 (0), 2 (0.3), 4 (0.1); right: rows 0 (1), 3 (0.2). Means (0 + 0.3 + 0.1) / 3, (1 + 0.2) / 2."""
+    paid, unpaid, found = disagreeing([1.0, 0.0, 0.3, 0.2, 0.1], [1, 0, 0, 1, 0])
+    assert paid == [2, 4] and unpaid == [3]
+    assert found["wrong"] == {"number": 3, "mean": pytest.approx(0.4 / 3, abs=1e-15), "paid": 2}
+    assert found["right"] == {"number": 2, "mean": pytest.approx(0.6, abs=1e-15), "unpaid": 1}
+
+
+def test_what_is_the_least_depends_on_the_reward():
+    assert disagreeing([-1.0, -0.5, 1.0], [0, 0, 1])[:2] == ([1], []), "a penalty: the least is the lowest score"
+    assert disagreeing([1.0, 1.0], [0, 1])[:2] == ([0], []), "all earn 1, so the wrong one is paid: the least is 0"
+    assert disagreeing([0.0, 0.0, 0.0], [0, 0, 1])[:2] == ([], []), "nobody earns anything"
+    two = disagreeing([-2.0, 1.0, 0.0, 5.0], [0, 1, 0, 1], ["a", "a", "b", "b"])
+    assert two[:2] == ([], []), "each source has a least and a most of its own"
+    assert disagreeing([0.5], [0])[2]["right"] == {"number": 0, "mean": None, "unpaid": 0}
+
+
+def test_a_failed_reward_is_neither_paid_nor_unpaid():
+    paid, unpaid, found = disagreeing([math.nan, 0.0, 1.0], [0, 0, 1])
+    assert paid == unpaid == [] and found["wrong"]["number"] == 1
+
+
+@given(st.lists(st.one_of(st.floats(-1e9, 1e9), st.just(math.nan)), max_size=30), st.randoms())
+def test_a_mean_leaves_out_nan_and_does_not_depend_on_order(values, rng):
+    there = [Fraction(v) for v in values if not math.isnan(v)]
+    told = mean(np.asarray(values, np.float64))
+    assert told == (float(sum(there)) / len(there) if there else None)
+    rng.shuffle(values)
+    assert mean(np.asarray(values, np.float64)) == told
+    assert mean(np.asarray([True, False, False, True])) == 0.5
 
 
 def test_agreement_is_the_share_of_pairs_won_as_a_slow_loop_counts_them(tmp_path):

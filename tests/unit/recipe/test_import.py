@@ -121,6 +121,7 @@ def test_an_easyr1_configuration(tmp_path):
     assert (r.model.path, r.data[0].path) == ("Qwen/Qwen2.5-VL-3B-Instruct", "hub:someone/pairs-800px")
     assert (r.rollout.prompts_per_step, r.rollout.samples_per_prompt, r.train.updates_per_step) == (512, 5, 512 // 128)
     assert (r.rollout.max_prompt_tokens, r.rollout.max_new_tokens, r.rollout.engine) == (2048, 1024, "vllm")
+    assert r.rollout.tensor_parallel == 2
     assert (r.algo.name, r.algo.kl, r.algo.kl_in, r.algo.kl_coef) == ("easyr1", "low_var_kl", "loss", 0.01)
     assert (r.algo.clip_low, r.algo.clip_high, r.algo.dual_clip) == (0.2, 0.3, 3.0)
     assert (r.optim.lr, r.optim.weight_decay, r.optim.name) == (1e-6, 0.01, "adamw_bf16_kahan")
@@ -222,6 +223,68 @@ def test_defaults_of_trl_that_are_not_ours_are_written_down(tmp_path):
     r = loaded.recipe
     assert (r.optim.schedule, r.algo.clip_low, r.algo.clip_high, r.rollout.max_new_tokens) == ("linear", 0.2, 0.2, 512)
     assert r.train.seed == 42
+
+
+@pytest.mark.parametrize(("written", "parts", "left"), [
+    ("worker: {rollout: {n: 4, tensor_parallel_size: 4}}", 4, ""),
+    ("worker: {rollout: {n: 4, tensor_parallel_size: 1}}", 1, ""),
+    ("worker: {rollout: {n: 4}}", 1, ""),  # 2 there, but the machine is another one
+    ("worker: {rollout: {name: hf, tensor_parallel_size: 4}}", 1, "worker.rollout.tensor_parallel_size"),
+    ("actor_rollout_ref: {rollout: {name: vllm, tensor_model_parallel_size: 2}}", 2, ""),
+    ("actor_rollout_ref: {rollout: {name: sglang, tensor_model_parallel_size: 2}}", 1,
+     "actor_rollout_ref.rollout.tensor_model_parallel_size"),
+    ("{beta: 0.1, num_generations: 2, use_vllm: true, vllm_tensor_parallel_size: 2}", 2, ""),
+    ("{beta: 0.1, num_generations: 2, use_vllm: true, vllm_mode: server, vllm_tensor_parallel_size: 2}", 1,
+     "vllm_tensor_parallel_size"),
+    ("{beta: 0.1, num_generations: 2, vllm_tensor_parallel_size: 2}", 1, "vllm_tensor_parallel_size"),
+])  # fmt: skip
+def test_engines_of_several_cards(tmp_path, written, parts, left):
+    loaded, report = recipe_of(tmp_path, written, "a.yaml")
+    assert loaded.recipe.rollout.tensor_parallel == parts
+    told = {key for key in keys(report["left_out"]) if "tensor" in key}
+    assert told == ({left} if left else set())
+    assert not [p for p in check_made(loaded, catalogs()) if "tensor_parallel" in p.message]
+
+
+@pytest.mark.parametrize(("written", "values"), [
+    ("worker: {reward: {reward_function: r.py:f, reward_function_kwargs: {weight: 0.2, names: [a, b]}}}",
+     {"reward.args": {"weight": 0.2, "names": ["a", "b"]}}),
+    ("actor_rollout_ref: {model: {path: a}}\ncustom_reward_function: {path: r.py, reward_kwargs: {weight: 0.2}}",
+     {"reward.name": "r.py:compute_score", "reward.args": {"weight": 0.2}}),
+    ("actor_rollout_ref: {model: {path: a}}\nreward: {custom_reward_function: {path: r.py, name: f,"
+     " reward_kwargs: {weight: 0.2}}}", {"reward.name": "r.py:f", "reward.args": {"weight": 0.2}}),
+    ("worker: {actor: {model: {lora: {rank: 8, target_modules: 'q_proj, v_proj'}}}}",
+     {"lora.rank": 8, "lora.alpha": 64, "lora.targets": ["q_proj", "v_proj"]}),
+    ("actor_rollout_ref: {model: {lora_rank: 8, target_modules: all-linear}}",
+     {"lora.rank": 8, "lora.alpha": 16, "lora.targets": "all-linear"}),
+    ("worker: {actor: {fsdp: {fsdp_size: 4, enable_cpu_offload: true, mp_param_dtype: fp32}}}",
+     {"parallel.shard_size": 4, "parallel.offload": True, "model.dtype": "float32"}),
+    ("actor_rollout_ref: {actor: {fsdp_config: {fsdp_size: 4, offload_policy: true, dtype: bfloat16}}}",
+     {"parallel.shard_size": 4, "parallel.offload": True, "model.dtype": "bfloat16"}),
+    ("worker: {rollout: {top_k: 20}}", {"rollout.top_k": 20, "rollout.allow_filtered_sampling": True}),
+    ("actor_rollout_ref: {actor: {optim: {betas: [0.9, 0.95]}}}", {"optim.beta1": 0.9, "optim.beta2": 0.95}),
+])  # fmt: skip
+def test_settings_that_two_systems_share(tmp_path, written, values):
+    (tmp_path / "a.yaml").write_text(written)
+    text, report = import_recipe(tmp_path / "a.yaml", rows=1000)
+    found = {item["key"]: item["value"] for item in report["mapped"] + report["changed"]}
+    assert {key: found[key] for key in values} == values and not report["left_out"], report["left_out"]
+    (tmp_path / "made.toml").write_text(text)
+    load_recipe(tmp_path / "made.toml")
+
+
+def test_a_table_among_the_arguments_of_a_reward_is_left_out(tmp_path):
+    written = "worker: {reward: {reward_function: r.py:f, reward_function_kwargs: {weight: 0.2, names: {a: b}}}}"
+    loaded, report = recipe_of(tmp_path, written, "a.yaml", rows=1000)
+    assert loaded.recipe.reward.args == {"weight": 0.2}
+    assert keys(report["left_out"]) == {"worker.reward.reward_function_kwargs.names.a"}
+
+
+def test_targets_of_an_adapter_given_as_a_pattern_are_left_out(tmp_path):
+    written = "actor_rollout_ref: {model: {lora_rank: 8, target_modules: '.*(q|v)_proj'}}"
+    loaded, report = recipe_of(tmp_path, written, "a.yaml", rows=1000)
+    assert keys(report["left_out"]) == {"actor_rollout_ref.model.target_modules"}
+    assert loaded.recipe.lora is not None and loaded.recipe.lora.targets == "all-linear"
 
 
 def test_a_list_of_hydra_overrides(tmp_path):

@@ -307,7 +307,8 @@ def test_writing_makes_the_folder_and_replaces_the_file(tmp_path: Path):
     assert [p.name for p in out.parent.iterdir()] == ["r.html"]
 
 
-def test_the_template_travels_with_the_package():
+@pytest.mark.parametrize("name", ["template.html", "reward_diff.html", "shell.html", "macros.html", "style.css"])
+def test_what_a_page_is_made_of_travels_with_the_package(name: str):
     from importlib.resources import files
 
-    assert files("vlmrl.report").joinpath("template.html").is_file()
+    assert files("vlmrl.report").joinpath(name).is_file()
