@@ -1,4 +1,4 @@
-"""A checkpoint's files: their table, made again after a test has changed one, and what is in them."""
+"""A checkpoint's files: their table, the seal that is put on again after a test has changed one, what is in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-BESIDE = ("meta.json", "COMPLETE")
+from vlmrl.store.layout import COMPLETE, META
+
+BESIDE = (META, COMPLETE)
 
 
 def file_table(folder: Path) -> dict[str, dict[str, Any]]:
@@ -19,6 +21,18 @@ def file_table(folder: Path) -> dict[str, dict[str, Any]]:
         }
         for p in files
     }  # fmt: skip
+
+
+def write_meta(folder: Path, meta: dict[str, Any]) -> None:
+    """Another meta.json, and the marker that goes with it."""
+    (folder / META).write_text(json.dumps(meta))
+    (folder / COMPLETE).write_text(hashlib.sha256((folder / META).read_bytes()).hexdigest())
+
+
+def seal(folder: Path, **changes: Any) -> None:
+    """Describe the files as they are now, with these changes of meta.json: what a save does at its end."""
+    meta = json.loads((folder / META).read_text())
+    write_meta(folder, meta | {"files": file_table(folder)} | changes)
 
 
 def contents_of(folder: Path) -> dict[str, tuple[Any, bytes]]:

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-START = "import sys; from vlmrl.cli.app import main; main()"
+from vlmrl.errors import VlmrlError
+
+COMMAND = (sys.executable, "-m", "vlmrl")
 
 
 @dataclass
@@ -33,15 +35,26 @@ class Done:
         return json.loads(self.out)
 
 
+def settings(*pairs: str) -> list[str]:
+    """Words of a command: each `key=value` with its `--set`."""
+    return [word for pair in pairs for word in ("--set", pair)]
+
+
 def own_process(*words: Any, cwd: Path, env: Mapping[str, str] | None = None) -> Done:
     """Run a command in a process of its own, in the folder `cwd`."""
-    command = [sys.executable, "-c", START, *map(str, words)]
     environment = {**os.environ, **(env or {})}
+    command = [*COMMAND, *map(str, words)]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment, timeout=600)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def this_process(*words: Any, cwd: Path) -> Done:
+def started(*words: Any, cwd: Path, **more: Any) -> subprocess.Popen[str]:
+    """A command in a process of its own that goes on beside the test; `more` as for Popen, output is piped."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*COMMAND, *map(str, words)], cwd=cwd, text=True, **pipes | more)
+
+
+def this_process(*words: Any, cwd: Path, env: Mapping[str, str] | None = None) -> Done:
     """Run a command in this process: the same entry point, exit codes and output, without loading torch again."""
     from vlmrl.cli.app import main
 
@@ -49,8 +62,28 @@ def this_process(*words: Any, cwd: Path) -> Done:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["vlmrl", *map(str, words)])
         patch.chdir(cwd)
+        for name, value in (env or {}).items():
+            patch.setenv(name, value)
         try:
             main()
         except SystemExit as leave:
             code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
     return Done(code, out.getvalue(), err.getvalue())
+
+
+def answered(*words: Any) -> dict[str, Any]:
+    """What a command of this process answers to `--json`: one line, and no error."""
+    done = this_process(*words, "--json", cwd=Path.cwd())
+    assert done.code == 0 and done.out.count("\n") == 1, done
+    return json.loads(done.out)
+
+
+def refused(*words: Any) -> VlmrlError:
+    """The error that ends a command of this process, before it is printed."""
+    from typer.testing import CliRunner
+
+    from vlmrl.cli.app import app
+
+    result = CliRunner().invoke(app, [*map(str, words)])
+    assert isinstance(result.exception, VlmrlError), result.output
+    return result.exception

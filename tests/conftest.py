@@ -97,6 +97,17 @@ def frozen_tiny_model(_tiny_model):
     return _tiny_model
 
 
+@pytest.fixture(scope="module")
+def eager_model(tiny_folder):
+    """The tiny model through transformers' plain attention, which has never heard of packed rows."""
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText.from_pretrained(
+        tiny_folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
 @pytest.fixture(scope="session")
 def tiny_banned(_tiny_model, tiny_processor):
     from vlmrl.model.load import banned_ids_of

@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vlmrl.data.build import Build
+from vlmrl.data.images import encode_png, probe_image
+from vlmrl.types import Media
+
 PROBLEM = "<image><image> Is this the same?"
 
 
@@ -18,6 +22,15 @@ def photo(seed: int, width: int = 40, height: int = 30) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(cells).resize((width, height), Image.Resampling.BICUBIC).save(buffer, "JPEG")
     return buffer.getvalue()
+
+
+def add_square(build: Build, colour: tuple[int, int, int]) -> Media:
+    """A coloured square among the images of a dataset that is being built."""
+    data = encode_png(Image.new("RGB", (28, 28), colour))
+    found, _ = probe_image(data)
+    if found.sha256 not in build.images:
+        build.images.add(found.sha256, data)
+    return found
 
 
 def composite(domain: str, same: bool, kinds: tuple[int, int]) -> str | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
-from vlmrl.data.batch import PromptTokens, TrainItem
+from vlmrl.data.batch import PromptTokens, TrainItem, make_row
 from vlmrl.data.encode import EncodedPrompt, Encoder
-from vlmrl.types import Media, Message, PackedRow, Row, Segment
+from vlmrl.rollout.engine import Request
+from vlmrl.types import Media, Message, PackedRow, Row, Sample, Segment
 
 RELATIVE_TOLERANCE = 1e-5
 
@@ -34,6 +36,13 @@ def assert_same_gradients(actual: dict[str, torch.Tensor], expected: dict[str, t
     assert_close(*(torch.cat([g[k].flatten() for k in sorted(expected)]) for g in (actual, expected)), "gradient")
 
 
+def near(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> None:
+    """Numbers in float64, a list for each sample, that were worked out by hand."""
+    assert [len(x) for x in found] == [len(x) for x in expected]
+    for a, b in zip(found, expected, strict=True):
+        assert list(a) == pytest.approx(list(b), rel=1e-9, abs=1e-12)
+
+
 def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A copy of every gradient; zeros where there is none."""
     return {n: (torch.zeros_like(p) if p.grad is None else p.grad.clone()) for n, p in model.named_parameters()}
@@ -51,6 +60,25 @@ def encoded(encoder: Encoder, text: str, sizes: Sequence[tuple[int, int]] = (), 
     media = tuple(Media(f"{name}-{i}", *size) for i, size in enumerate(sizes))
     row = Row(name, "source", "task", {}, media)
     return encoder.encode(row, [Message("user", "<image>" * len(images) + text)], images)
+
+
+def mixed_prompts(encoder: Encoder) -> list[EncodedPrompt]:
+    """Prompts of five lengths: text alone; two images; two of other sizes; one image; a long text."""
+    return [
+        encoded(encoder, "same?", name="text"),
+        encoded(encoder, "same or different?", [(56, 56), (56, 56)], name="two"),
+        encoded(encoder, "yes no", [(112, 56), (84, 112)], name="sizes"),
+        encoded(encoder, "3; 8", [(56, 84)], name="one"),
+        encoded(encoder, "0 1 2 3 4 5 6 7 8 9 yes no same different " * 2, name="long"),
+    ]
+
+
+def four_prompts(encoder: Encoder) -> list[EncodedPrompt]:
+    """Two images, one, none, and another one: what processes share out."""
+    return [
+        encoded(encoder, "what is it?", [(56, 56), (112, 84)], "a"), encoded(encoder, "and this one?", [(84, 84)], "b"),
+        encoded(encoder, "no image here, only text", (), "c"), encoded(encoder, "which?", [(56, 112)], "d"),
+    ]  # fmt: skip
 
 
 def prompt_tokens(prompt: EncodedPrompt) -> PromptTokens:
@@ -71,6 +99,27 @@ def items_of(groups: Sequence[tuple[EncodedPrompt, Sequence[int]]], seed: int = 
         for length in lengths:
             items.append(TrainItem(tokens, index, (response(seed * 1000 + len(items), length),), len(items)))
     return items
+
+
+def two_groups(encoder: Encoder) -> list[TrainItem]:
+    """Two groups of two responses: of text alone, and of two images of different sizes."""
+    prompts = [encoded(encoder, "same?", name="a"), encoded(encoder, "yes no", [(56, 84), (56, 56)], name="b")]
+    return items_of([(prompts[0], [3, 4]), (prompts[1], [5, 2])])
+
+
+def sampler_gap(
+    policy: torch.nn.Module, requests: Sequence[Request], answers: Sequence[Sequence[Sample]], *, relative: bool = False
+) -> float:
+    """Largest |trainer - engine| log-prob of samples: in nats, or as a share of the prompt's largest log-prob."""
+    gaps = []
+    for request, samples in zip(requests, answers, strict=True):
+        tokens = prompt_tokens(request.prompt)
+        items = [TrainItem(tokens, 0, (Segment("a", s.token_ids, True),), k) for k, s in enumerate(samples)]
+        with torch.no_grad():
+            logp = policy(make_row(items)).logp
+        said = torch.tensor([x for s in samples for x in s.sampler_logp])
+        gaps.append(float((logp - said).abs().max() / (logp.abs().max() if relative else 1)))
+    return max(gaps)
 
 
 def saved_bytes(policy: torch.nn.Module, row: PackedRow) -> int:

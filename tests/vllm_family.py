@@ -9,10 +9,8 @@ from pathlib import Path
 import torch
 from tinyfamilies import build
 from tinyprocessors import encoder_of
-from tinyworld import encoded, prompt_tokens
+from tinyworld import encoded, sampler_gap
 
-from vlmrl.data.batch import TrainItem, make_row
-from vlmrl.data.encode import EncodedPrompt
 from vlmrl.model.load import banned_ids_of, share_prefix
 from vlmrl.model.lora import adapter_rank, attach_adapter
 from vlmrl.model.policy import Policy
@@ -21,7 +19,7 @@ from vlmrl.rollout.engine import Request
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
 from vlmrl.rollout.weight_sync import PolicyWeights
-from vlmrl.types import Sample, SamplingParams, Segment
+from vlmrl.types import SamplingParams
 
 SYNCS = 3
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -71,9 +69,9 @@ def measure(name: str, folder: Path, *, lora: bool = False, dtype: str = "float3
     for version in range(SYNCS):
         if version:
             _change(policy, version)
-            stale.append(_gap(policy, prompts, engine.generate(requests, warm)))
+            stale.append(sampler_gap(policy, requests, engine.generate(requests, warm)))
         engine.load_weights(version)
-        gaps.append(_gap(policy, prompts, engine.generate(requests, warm)))
+        gaps.append(sampler_gap(policy, requests, engine.generate(requests, warm)))
         once = [replace(r, num_samples=1) for r in requests]
         found, expected = (e.generate(once, greedy) for e in (engine, ours))
         same.append([s.token_ids for [s] in found] == [s.token_ids for [s] in expected])
@@ -87,14 +85,3 @@ def _change(policy: Policy, seed: int) -> None:
         for name, p in policy.model.named_parameters():
             if p.ndim >= 2 and p.requires_grad:
                 p.add_((0.1 if ".lora_" in name else 0.1 * p.std()) * torch.randn(p.shape, generator=rng).to(p.dtype))
-
-
-def _gap(policy: Policy, prompts: Sequence[EncodedPrompt], answers: Sequence[Sequence[Sample]]) -> float:
-    gaps = []
-    for prompt, samples in zip(prompts, answers, strict=True):
-        tokens = prompt_tokens(prompt)
-        items = [TrainItem(tokens, 0, (Segment("a", s.token_ids, True),), k) for k, s in enumerate(samples)]
-        with torch.no_grad():
-            logp = policy(make_row(items)).logp
-        gaps.append(float((logp - torch.tensor([x for s in samples for x in s.sampler_logp])).abs().max()))
-    return max(gaps)

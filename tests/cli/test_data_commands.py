@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from pathlib import Path
 
 import pytest
+from command_line import answered, refused, this_process
 from PIL import Image
-from typer.testing import CliRunner
 
-from vlmrl.cli.app import app
 from vlmrl.data.images import encode_png
-from vlmrl.errors import VlmrlError
-
-
-def run(*args: object) -> dict:
-    result = CliRunner().invoke(app, [str(arg) for arg in args] + ["--json"], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def fails(*args: object) -> VlmrlError:
-    result = CliRunner().invoke(app, [str(arg) for arg in args])
-    assert isinstance(result.exception, VlmrlError), result.output
-    return result.exception
 
 
 @pytest.fixture
@@ -41,23 +26,23 @@ def archive(tmp_path: Path) -> Path:
 def test_prep_pairs_show_and_export_go_hand_in_hand(archive: Path, tmp_path: Path) -> None:
     out = tmp_path / "data" / "letters"
     sizes = ("--pairs", 30, "--validation-pairs", 6, "--test-pairs", 10)
-    made = run("prep", "pairs", "--source", archive, "--levels", "group,letter", "--out", out, *sizes)
+    made = answered("prep", "pairs", "--source", archive, "--levels", "group,letter", "--out", out, *sizes)
     assert made["outcome"] == "created" and made["info"]["name"] == "letters"
     assert made["info"]["dropped"][0]["origin"] == "g0/c0/broken.png"
-    again = run("prep", "pairs", "--source", archive, "--levels", "group,letter", "--out", out, *sizes)
+    again = answered("prep", "pairs", "--source", archive, "--levels", "group,letter", "--out", out, *sizes)
     assert again["outcome"] == "up to date"
-    error = fails("prep", "pairs", "--source", archive, "--levels", "group,letter", "--out", out, *sizes, "--seed", 1)
+    error = refused("prep", "pairs", "--source", archive, "--levels", "group,letter", "--out", out, *sizes, "--seed", 1)
     assert "seed was 0, now 1" in error.message and "--force" in str(error.hint)
-    shown = run("data", "show", out, "--split", "test", "--n", 2, "--save", tmp_path / "png")
+    shown = answered("data", "show", out, "--split", "test", "--n", 2, "--save", tmp_path / "png")
     assert shown["splits"] == {"train": 30, "validation": 6, "test": 10} and len(shown["rows"]) == 2
     assert shown["rows"][0]["prompt"].startswith("[user] <image><image>")
     assert 2 <= len(list((tmp_path / "png").iterdir())) <= 4
-    exported = run("data", "export", out, tmp_path / "hf")
+    exported = answered("data", "export", out, tmp_path / "hf")
     assert exported["rows"] == {"train": 30, "validation": 6, "test": 10}
-    assert "exists; nothing was written" in fails("data", "export", out, tmp_path / "hf").message
-    shown = run("data", "show", tmp_path / "hf", "--split", "test", "--n", 1)
+    assert "exists; nothing was written" in refused("data", "export", out, tmp_path / "hf").message
+    shown = answered("data", "show", tmp_path / "hf", "--split", "test", "--n", 1)
     assert shown["splits"] == {"test": 10, "train": 30, "validation": 6}
-    assert shown["rows"][0]["images"] == run("data", "show", out, "--split", "test", "--n", 1)["rows"][0]["images"]
+    assert shown["rows"][0]["images"] == answered("data", "show", out, "--split", "test", "--n", 1)["rows"][0]["images"]
 
 
 @pytest.mark.parametrize(
@@ -74,28 +59,28 @@ def test_prep_pairs_show_and_export_go_hand_in_hand(archive: Path, tmp_path: Pat
 def test_prep_pairs_says_what_is_wrong_and_writes_nothing(
     archive: Path, tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
-    error = fails("prep", "pairs", "--source", archive, "--out", tmp_path / "data" / "x", *options)
+    error = refused("prep", "pairs", "--source", archive, "--out", tmp_path / "data" / "x", *options)
     assert message in error.message and not (tmp_path / "data" / "x").exists()
 
 
 def test_init_writes_a_folder_and_says_what_to_run_next(tmp_path: Path) -> None:
-    made = run("init", tmp_path / "mine", "--style", "easyr1", "--model", "demo/model")
+    made = answered("init", tmp_path / "mine", "--style", "easyr1", "--model", "demo/model")
     assert made["next"][0].startswith("pytest ") and made["next"][-1].startswith("vlmrl train ")
     assert 'path = "demo/model"' in (tmp_path / "mine" / "recipe.toml").read_text()
-    assert "not empty" in fails("init", tmp_path / "mine").message
+    assert "not empty" in refused("init", tmp_path / "mine").message
 
 
 @pytest.mark.parametrize(
     "command", [("prep", "digits"), ("prep", "pairs"), ("data", "show"), ("data", "export"), ("init",)]
 )
 def test_every_help_has_an_example(command: tuple[str, ...]) -> None:
-    result = CliRunner().invoke(app, [*command, "--help"])
-    assert result.exit_code == 0 and "Example: vlmrl" in result.output
+    done = this_process(*command, "--help", cwd=Path.cwd())
+    assert done.code == 0 and "Example: vlmrl" in done.out
 
 
 def test_data_show_names_the_splits_when_there_is_no_such_split(archive: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "[bold] hi [/x]", "answer": 1}\n')
-    assert run("data", "show", rows)["rows"][0]["truth"] == {"answer": 1}
-    assert "splits there: train (1 rows)" in str(fails("data", "show", rows, "--split", "test").hint)
-    assert "no dataset at" in fails("data", "show", tmp_path / "gone").message
+    assert answered("data", "show", rows)["rows"][0]["truth"] == {"answer": 1}
+    assert "splits there: train (1 rows)" in str(refused("data", "show", rows, "--split", "test").hint)
+    assert "no dataset at" in refused("data", "show", tmp_path / "gone").message

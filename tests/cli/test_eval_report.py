@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_line import answered, refused
 from PIL import Image
 from report_builders import make_run
-from typer.testing import CliRunner
-
-from vlmrl.cli.app import app
-from vlmrl.errors import VlmrlError
 
 REWARD = """
 def length(x):
     return {"reward": min(1.0, len(x.response) / 100), "note": x.truth["answer"]}
 """
-
-
-def run(*args: object) -> dict[str, Any]:
-    result = CliRunner().invoke(app, [str(arg) for arg in args] + ["--json"], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    assert len(result.stdout.strip().splitlines()) == 1
-    return json.loads(result.stdout)
-
-
-def fails(*args: object) -> VlmrlError:
-    result = CliRunner().invoke(app, [str(arg) for arg in args])
-    assert isinstance(result.exception, VlmrlError), result.output
-    return result.exception
 
 
 @pytest.fixture
@@ -53,22 +36,22 @@ def table(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_a_model_folder_is_evaluated_into_a_run_of_its_own(table: Path, tiny_folder: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    found = run("eval", tiny_folder, "--recipe", table, "--runs", runs)
+    found = answered("eval", tiny_folder, "--recipe", table, "--runs", runs)
     (one,) = found["evaluations"]
     assert one["rows"] == 5 and one["meta"]["greedy"] is True
     assert one["metrics"]["reward"]["n"] == 5
     assert one["metrics"]["response_tokens"]["value"] <= 5
     folder = Path(one["folder"])
     assert (folder / "rows.parquet").is_file() and (folder / "summary.json").is_file()
-    listed = run("runs", "list", "--runs", runs)
+    listed = answered("runs", "list", "--runs", runs)
     assert "eval" in json.dumps(listed)
 
-    again = run("eval", tiny_folder, "--recipe", table, "--runs", runs, "--compare", folder)
+    again = answered("eval", tiny_folder, "--recipe", table, "--runs", runs, "--compare", folder)
     (two,) = again["evaluations"]
     assert two["metrics"] == one["metrics"]
     assert two["differences"]["reward"]["value"] == 0.0
 
-    page = run("report", "last", "--runs", runs, "-o", tmp_path / "r.html")
+    page = answered("report", "last", "--runs", runs, "-o", tmp_path / "r.html")
     assert "arXiv:1" in Path(page["report"]).read_text("utf-8")
 
 
@@ -88,58 +71,58 @@ def test_sampling_draws_n_answers_a_prompt(table: Path, tiny_folder: Path, tmp_p
         "--max-rows",
         "2",
     )
-    (one,) = run(*args)["evaluations"]
+    (one,) = answered(*args)["evaluations"]
     assert (one["rows"], one["prompts"], one["samples"]) == (6, 2, 3)
     assert one["meta"]["sampling"]["temperature"] == 1.0
-    (two,) = run(*args)["evaluations"]
+    (two,) = answered(*args)["evaluations"]
     assert two["metrics"]["reward"] == one["metrics"]["reward"]
 
 
 def test_several_greedy_samples_are_refused(table: Path, tiny_folder: Path, tmp_path: Path) -> None:
-    assert "--sample" in fails("eval", tiny_folder, "--recipe", table, "--runs", tmp_path, "--n", "3").message
+    assert "--sample" in refused("eval", tiny_folder, "--recipe", table, "--runs", tmp_path, "--n", "3").message
 
 
 def test_a_model_without_data_is_refused_with_the_way_out(tiny_folder: Path, tmp_path: Path) -> None:
-    error = fails("eval", tiny_folder, "--runs", tmp_path)
+    error = refused("eval", tiny_folder, "--runs", tmp_path)
     assert "on what data" in error.message and "--recipe" in str(error.hint)
 
 
 def test_a_split_that_is_not_there_is_named_with_those_that_are(table: Path, tiny_folder: Path, tmp_path: Path) -> None:
-    error = fails("eval", tiny_folder, "--recipe", table, "--split", "test", "--runs", tmp_path / "runs")
+    error = refused("eval", tiny_folder, "--recipe", table, "--split", "test", "--runs", tmp_path / "runs")
     assert "no split `test`" in error.message and "train" in str(error.hint)
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("name", ["../out", ".hidden", "a/b", " "])
 def test_a_name_that_leaves_the_folder_is_refused(name: str, table: Path, tiny_folder: Path, tmp_path: Path) -> None:
-    assert "cannot be the name" in fails("eval", tiny_folder, "--recipe", table, "--name", name).message
+    assert "cannot be the name" in refused("eval", tiny_folder, "--recipe", table, "--name", name).message
 
 
 def test_a_run_without_a_checkpoint_is_told(tmp_path: Path) -> None:
     done = make_run(tmp_path, steps=1)
-    assert "no checkpoint" in fails("eval", done.id, "--runs", tmp_path).message
+    assert "no checkpoint" in refused("eval", done.id, "--runs", tmp_path).message
 
 
 def test_report_writes_into_the_runs_folder_by_default(tmp_path: Path) -> None:
     done = make_run(tmp_path, name="mine", steps=2)
-    found = run("report", "mine", "--runs", tmp_path)
+    found = answered("report", "mine", "--runs", tmp_path)
     assert found == {"report": str(done.dir / "report.html"), "bytes": found["bytes"], "runs": [done.id]}
     assert (done.dir / "report.html").stat().st_size == found["bytes"] > 10_000
 
 
 def test_report_of_an_unknown_run_lists_those_there_are(tmp_path: Path) -> None:
     done = make_run(tmp_path, steps=0)
-    assert done.id in str(fails("report", "nobody", "--runs", tmp_path).hint)
+    assert done.id in str(refused("report", "nobody", "--runs", tmp_path).hint)
 
 
 def test_report_of_a_truncated_manifest_says_so_and_writes_nothing(tmp_path: Path) -> None:
     done = make_run(tmp_path, steps=1)
     (done.dir / "manifest.json").write_text('{"id": "')
-    error = fails("report", done.id, "--runs", tmp_path, "-o", tmp_path / "r.html")
+    error = refused("report", done.id, "--runs", tmp_path, "-o", tmp_path / "r.html")
     assert "manifest.json is cut off" in error.message
     assert not (tmp_path / "r.html").exists()
 
 
 def test_report_to_a_folder_is_refused(tmp_path: Path) -> None:
     done = make_run(tmp_path, steps=0)
-    assert "is a folder" in fails("report", done.id, "--runs", tmp_path, "-o", tmp_path).message
+    assert "is a folder" in refused("report", done.id, "--runs", tmp_path, "-o", tmp_path).message

@@ -6,15 +6,15 @@ import shlex
 from pathlib import Path
 
 import pytest
-from command_line import own_process, this_process
+from command_line import own_process, settings, this_process
 
 from vlmrl.cli.ranks import without_launch_options
 from vlmrl.tasks.digits.task import prepare_digits
 
-SHORT = [word for setting in (
+SHORT = settings(
     "train.steps=1", "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "rollout.max_new_tokens=8",
     "eval.every_steps=0", "eval.max_rows=2", "model.dtype=float32",
-) for word in ("--set", setting)]  # fmt: skip
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -4,52 +4,29 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from vlmrl.cli.app import main
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "unit" / "check"))
+from command_line import Done, this_process
 from reward_runs import make_pair_run, make_table_run
 
 EXACT = "def reward(x): return float(x.response == x.truth['answer'])\n"
 
 
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture
-def vlmrl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def vlmrl(tmp_path: Path) -> Callable[..., Done]:
     """Run `vlmrl reward-check ...` in this process, in tmp_path."""
-
-    def call(*args: str) -> Done:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["vlmrl", "reward-check", *args])
-        capsys.readouterr()
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return Done(code, *capsys.readouterr())
-
-    return call
+    return partial(this_process, "reward-check", cwd=tmp_path)
 
 
 @pytest.fixture
 def report(vlmrl: Callable[..., Done]) -> Callable[..., Any]:
     def call(*args: str) -> Any:
         done = vlmrl(*args, "--json")
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("\n") == 1
-        return json.loads(done.stdout)
+        assert done.out.count("\n") == 1
+        return done.json
 
     return call
 
@@ -66,20 +43,20 @@ def test_a_run_is_scored_again_and_equal_and_people_get_tables(run_folder, vlmrl
     assert found["rewards"]["digits"]["name"] == "taxonomy" and found["rewards"]["digits"]["changed"] == ""
     assert set(found["parts"]) == {"value", "format", "answer", "loop", "digit"}
     shown = vlmrl("im", "--rows", "60")
-    assert shown.returncode == 0 and shown.stdout == ""
-    assert "equal to the stored ones, to the digit" in shown.stderr and "no </think>" in shown.stderr
-    assert "no wrong answer is paid: all 25 earn the least there is" in shown.stderr
-    assert "right, yet paid least (15 of 23 right ones earn less than the most)" in shown.stderr
+    assert shown.code == 0 and shown.out == ""
+    assert "equal to the stored ones, to the digit" in shown.err and "no </think>" in shown.err
+    assert "no wrong answer is paid: all 25 earn the least there is" in shown.err
+    assert "right, yet paid least (15 of 23 right ones earn less than the most)" in shown.err
 
 
 def test_what_a_response_or_a_failure_says_does_not_steer_the_terminal(run_folder, vlmrl):
     (run_folder / "all.py").write_text("def score(x): return 1.0\n")
-    paid = vlmrl("im", "--reward", "all.py:score", "--rows", "60").stderr
+    paid = vlmrl("im", "--reward", "all.py:score", "--rows", "60").err
     assert "wrong, yet paid most (25 of 25 wrong ones earn something)" in paid
     assert "every right answer is paid in full: all 23 earn the most there is" in paid
     assert "[bold]x[/bold]" in paid and "\x1b[31m" not in paid
     (run_folder / "loud.py").write_text("def score(x): raise ValueError(x.response[-30:])\n")
-    failed = vlmrl("im", "--reward", "loud.py:score", "--rows", "60", "--keep-going").stderr
+    failed = vlmrl("im", "--reward", "loud.py:score", "--rows", "60", "--keep-going").err
     assert "[31m" in failed and "\x1b[31m" not in failed
 
 
@@ -107,7 +84,7 @@ def test_a_diff_against_a_function_shows_groups_and_advantages(run_folder, vlmrl
     assert diff["parts"]["short"]["first"] is None and diff["parts"]["format"]["second"] is None
     assert diff["changed"] and diff["changed"][0]["text"]
     shown = vlmrl("last", "--diff", "mine.py:score")
-    assert "groups without a signal" in shown.stderr and "sign turns" in shown.stderr
+    assert "groups without a signal" in shown.err and "sign turns" in shown.err
 
 
 def test_weights_and_arguments_of_the_runs_own_reward(run_folder, vlmrl, report):
@@ -134,9 +111,9 @@ def test_the_probe_finds_nothing_in_the_builtin_and_holes_in_a_search(run_folder
     loud = {p["name"] for p in found["probes"]["digits"]["probes"] if p["flagged"]}
     assert {"very long", "hedge at length"} <= loud
     shown = vlmrl("last", "--reward", "mine.py:score", "--probe")
-    assert "very long (filler without an answer): earns 1" in shown.stderr
+    assert "very long (filler without an answer): earns 1" in shown.err
     shown = vlmrl("last", "--probe")
-    assert "no trick pays" in shown.stderr
+    assert "no trick pays" in shown.err
 
 
 @pytest.mark.parametrize(
@@ -152,9 +129,9 @@ def test_the_probe_finds_nothing_in_the_builtin_and_holes_in_a_search(run_folder
 def test_a_bad_reward_is_told_with_its_row_and_without_our_traceback(run_folder, body, words, vlmrl, report):
     (run_folder / "mine.py").write_text(f"def score(x):\n    {body}\n")
     done = vlmrl("last", "--diff", "mine.py:score", "--json")
-    assert done.returncode == 2 and done.stdout == ""
-    assert words in done.stderr and "step 0, digits row 0-0 sample 0" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.code == 2 and done.out == ""
+    assert words in done.err and "step 0, digits row 0-0 sample 0" in done.err
+    assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(
@@ -180,7 +157,7 @@ def test_a_bad_reward_is_told_with_its_row_and_without_our_traceback(run_folder,
 )
 def test_mistakes_are_told(run_folder, args, words, vlmrl, report):
     done = vlmrl(*args)
-    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+    assert done.code == 2 and words in done.err and "Traceback" not in done.err
 
 
 def test_a_table_can_neither_steer_the_terminal_nor_break_the_json(tmp_path, vlmrl, report):
@@ -200,11 +177,7 @@ def test_a_reward_that_is_not_deterministic_is_an_error_and_a_changed_one_a_warn
     file.write_text("import random\n" + EXACT.replace("float(", "random.random() * float("))
     make_table_run(tmp_path / "runs", file)
     done = vlmrl("last")
-    assert done.returncode == 2 and "is not deterministic" in done.stderr and "Traceback" not in done.stderr
+    assert done.code == 2 and "is not deterministic" in done.err and "Traceback" not in done.err
     file.write_text(EXACT)
     done = vlmrl("last")
-    assert (
-        done.returncode == 0
-        and "has changed since the run" in done.stderr
-        and "differ from what was stored" in done.stderr
-    )
+    assert done.code == 0 and "has changed since the run" in done.err and "differ from what was stored" in done.err

@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
-import pytest
-
-from vlmrl.cli.app import main
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "unit" / "check"))
+from command_line import this_process
 from reward_runs import make_pair_run
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 WALK = README.split("A planted bug, found on the demo's run in three commands.")[1].split("\n## ")[0]
 
 
-def test_the_three_commands_find_the_planted_bug(tmp_path, monkeypatch, capsys):
+def test_the_three_commands_find_the_planted_bug(tmp_path):
     source = re.search(r"```python\n(.*?)```", WALK, flags=re.S)
     commands = [shlex.split(line, comments=True) for line in re.findall(r"^\$ vlmrl (.*)$", WALK, flags=re.M)]
     assert source is not None and len(commands) == 3
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "planted.py").write_text(source[1])
     make_pair_run(tmp_path / "runs")
-    said = []
-    for words in commands:
-        monkeypatch.setattr(sys, "argv", ["vlmrl", *words])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main()
-        said.append((end.value.code, capsys.readouterr().err))
-    codes = [code for code, _ in said]
-    assert codes == [0, 0, 3]
-    changed = said[0][1].split("changed most")[1]
+    said = [this_process(*words, cwd=tmp_path) for words in commands]
+    assert [done.code for done in said] == [0, 0, 3]
+    changed = said[0].err.split("changed most")[1]
     assert re.search(r": 0 -> 0\.75, advantage", changed) and "oops" in changed
-    leaks = said[1][1].split("leak: pays for what should earn nothing")[1]
+    leaks = said[1].err.split("leak: pays for what should earn nothing")[1]
     for trick in ("nothing", "tags only", "refusal"):
         assert re.search(rf"{trick} \(.*\): earns 0\.75", leaks), trick
-    assert "failed: probe > 0" in said[2][1]
+    assert "failed: probe > 0" in said[2].err

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import subprocess
-import sys
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Done, this_process
 
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.store import layout
@@ -24,32 +21,14 @@ IMAGE = b"an image file"
 MEDIA = Media(hashlib.sha256(IMAGE).hexdigest(), 8, 6)
 
 
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 def vlmrl(*arguments: str, runs: Path) -> Done:
-    """The command as its entry point runs it, in this process: exit code, stdout and stderr."""
-    from vlmrl.cli.app import main
-
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["vlmrl", *arguments])
-        patch.setenv(layout.RUNS_VARIABLE, str(runs))
-        try:
-            main()
-        except SystemExit as leave:
-            code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
-    return Done(code, out.getvalue(), err.getvalue())
+    return this_process(*arguments, cwd=runs.parent, env={layout.RUNS_VARIABLE: str(runs)})
 
 
 def as_json(*arguments: str, runs: Path, code: int = 0) -> dict[str, Any]:
     done = vlmrl(*arguments, "--json", runs=runs)
-    assert done.returncode == code, done.stderr
-    return json.loads(done.stdout)
+    assert done.code == code, done.err
+    return json.loads(done.out)
 
 
 def make(root: Path, steps: int = 3, **settings: Any) -> Run:
@@ -107,7 +86,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_list_without_runs_says_so(root: Path):
     done = vlmrl("runs", "list", runs=root)
-    assert (done.returncode, done.stdout) == (0, "") and "no runs in" in done.stderr
+    assert (done.code, done.out) == (0, "") and "no runs in" in done.err
     assert as_json("runs", "list", runs=root)["runs"] == []
 
 
@@ -126,12 +105,12 @@ def test_list_shows_newest_first_filters_and_survives_a_damaged_manifest(root: P
     assert (by_id[old.id]["step"], by_id[old.id]["best"]["value"], by_id[old.id]["name"]) == (2, 0.8, "old")
     for option, wanted in (("--kind=sft", new), ("--tag=paper", old), ("--status=damaged", bad)):
         assert [r["id"] for r in as_json("runs", "list", option, runs=root)["runs"]] == [wanted.id]
-    plain = vlmrl("runs", "list", runs=root).stdout.splitlines()
+    plain = vlmrl("runs", "list", runs=root).out.splitlines()
     assert plain[0].split("\t")[:4] == ["run", "name", "kind", "status"] and len(plain) == 4
     limited = vlmrl("runs", "list", "--limit", "1", runs=root)
-    assert len(limited.stdout.splitlines()) == 2 and "the newest 1 of 3 runs" in limited.stderr
+    assert len(limited.out.splitlines()) == 2 and "the newest 1 of 3 runs" in limited.err
     wrong = vlmrl("runs", "list", "--status", "dead", runs=root)
-    assert wrong.returncode == 2 and "one of: running" in wrong.stderr
+    assert wrong.code == 2 and "one of: running" in wrong.err
 
 
 def test_show_says_how_to_go_on(root: Path):
@@ -145,7 +124,7 @@ def test_show_says_how_to_go_on(root: Path):
         f"vlmrl train --resume {run.id}",
         str(run.dir),
     ):
-        assert text in done.stderr, done.stderr
+        assert text in done.err, done.err
     about = as_json("runs", "show", "last", runs=root)
     assert about["last_train"]["reward/mean"] == 0.2 and about["rollout_steps"] == [0, 1, 2]
 
@@ -156,7 +135,7 @@ def test_show_of_a_damaged_or_unknown_run_is_a_message_and_code_2(root: Path):
     (run.dir / layout.MANIFEST).write_text("{")
     for arguments, text in ((("show", run.id), "cut off or damaged"), (("show", "nothing"), "no run `nothing`")):
         done = vlmrl("runs", *arguments, runs=root)
-        assert done.returncode == 2 and text in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
+        assert done.code == 2 and text in done.err and "Traceback" not in done.err and done.out == ""
 
 
 def test_verify_ends_with_2_and_names_every_problem(root: Path, tmp_path: Path):
@@ -164,11 +143,11 @@ def test_verify_ends_with_2_and_names_every_problem(root: Path, tmp_path: Path):
     (tmp_path / "data" / "dataset.json").write_text('{"schema": 1, "fingerprint": "f"}')
     with make(root, datasets=[{"name": "d", "path": str(tmp_path / "data"), "fingerprint": "f"}]) as run:
         pass
-    assert vlmrl("runs", "verify", "last", runs=root).returncode == 0
+    assert vlmrl("runs", "verify", "last", runs=root).code == 0
     (run.dir / "rollouts/step-000001.parquet").unlink()
     (run.dir / "resolved.json").write_text("{")
     done = vlmrl("runs", "verify", "last", runs=root)
-    assert done.returncode == 2 and "have metrics but no rollouts: 1" in done.stderr and "not whole JSON" in done.stderr
+    assert done.code == 2 and "have metrics but no rollouts: 1" in done.err and "not whole JSON" in done.err
     result = as_json("runs", "verify", "last", runs=root, code=2)
     assert result["ok"] is False and len(result["problems"]) == 2
 
@@ -184,7 +163,7 @@ def test_pack_makes_a_file_that_opens_elsewhere(root: Path, tmp_path: Path):
     subprocess.run(["tar", "xf", "run.tar.gz"], cwd=tmp_path, check=True)
     assert as_json("runs", "verify", str(tmp_path / run.id), runs=tmp_path / "none")["ok"] is True
     lost = vlmrl("runs", "pack", "last", "-o", str(tmp_path / "b.tar.gz"), runs=root)
-    assert lost.returncode == 0 and "1 image(s) that the rollouts name could not be found" in lost.stderr
+    assert lost.code == 0 and "1 image(s) that the rollouts name could not be found" in lost.err
 
 
 def test_notes_names_and_tags(root: Path):
@@ -195,7 +174,7 @@ def test_notes_names_and_tags(root: Path):
     assert as_json("runs", "tag", "try1", "--remove", "paper", runs=root)["tags"] == ["seed1"]
     assert as_json("runs", "note", "try1", runs=root) == {"run": run.id, "name": "try1", "note": "lr too high"}
     refused = vlmrl("runs", "note", "try1", "--name", "last", runs=root)
-    assert refused.returncode == 2 and "`last` cannot be the name" in refused.stderr
+    assert refused.code == 2 and "`last` cannot be the name" in refused.err
 
 
 def test_prune_asks_first_and_keeps_the_best(root: Path):
@@ -205,12 +184,12 @@ def test_prune_asks_first_and_keeps_the_best(root: Path):
         folder.mkdir(parents=True)
         (folder / layout.COMPLETE).write_text("")
     busy = vlmrl("runs", "prune", "last", "--keep-last", "1", "--yes", runs=root)
-    assert busy.returncode == 2 and "is being written by process" in busy.stderr
+    assert busy.code == 2 and "is being written by process" in busy.err
     run.finish()
     plan = as_json("runs", "prune", "last", "--keep-last", "1", runs=root)
     assert plan["would_delete"] == ["step-000001", "step-000002"] and len(run.checkpoint_dirs()) == 4
     told = vlmrl("runs", "prune", "last", "--keep-last", "1", "--yes", runs=root)
-    assert "kept: step-000003, step-000004" in told.stderr
+    assert "kept: step-000003, step-000004" in told.err
     assert [p.name for p in run.checkpoint_dirs()] == ["step-000003", "step-000004"]
 
 
@@ -219,16 +198,16 @@ def test_prune_of_rollouts_says_first_what_would_go(root: Path):
         pass
     files = [p.name for p in sorted((run.dir / "rollouts").glob("*.parquet"))]
     nothing = vlmrl("runs", "prune", "last", runs=root)
-    assert nothing.returncode == 2 and "nothing says what may go" in nothing.stderr
+    assert nothing.code == 2 and "nothing says what may go" in nothing.err
     rules = ("--keep-rollouts", "2", "--keep-rollouts-every", "3")
     plan = as_json("runs", "prune", "last", *rules, "--yes", "--dry-run", runs=root)
     gone = [n for n in files[:-2] if int(n[5:11]) % 3]
     assert gone and plan["would_delete"] == [f"rollouts/{n}" for n in gone] and plan["bytes"] > 0
     assert [p.name for p in sorted((run.dir / "rollouts").glob("*.parquet"))] == files
     told = vlmrl("runs", "prune", "last", *rules, "--yes", runs=root)
-    assert f"deleted {len(gone)} rollout files" in told.stderr
+    assert f"deleted {len(gone)} rollout files" in told.err
     assert [p.name for p in sorted((run.dir / "rollouts").glob("*.parquet"))] == [n for n in files if n not in gone]
-    assert "no rollouts" not in vlmrl("runs", "verify", "last", runs=root).stderr  # deleted, not lost
+    assert "no rollouts" not in vlmrl("runs", "verify", "last", runs=root).err  # deleted, not lost
 
 
 def test_du_adds_up(root: Path):
@@ -244,7 +223,7 @@ def test_du_adds_up(root: Path):
     merged.write_bytes(b"x" * 12345)
     (again,) = as_json("runs", "du", runs=root)["runs"]
     assert again["merged"] == 12345 and again["total"] == found["total"] + 12345
-    assert "merged" in vlmrl("runs", "du", runs=root).stdout
+    assert "merged" in vlmrl("runs", "du", runs=root).out
 
 
 def test_compare_shows_what_differs_and_a_paired_difference(root: Path):
@@ -263,7 +242,7 @@ def test_compare_shows_what_differs_and_a_paired_difference(root: Path):
     assert same["recipe"] == [] and same["made_with"] == []
     assert all(m["difference"] == 0 and not m["excludes_zero"] for m in same["evaluations"][0]["metrics"])
     text = vlmrl("compare", "a", "b", runs=root)
-    assert text.returncode == 0 and "train.steps\t3\t5" in text.stdout and "differs" in text.stdout
+    assert text.code == 0 and "train.steps\t3\t5" in text.out and "differs" in text.out
 
 
 def test_compare_pairs_evaluations_of_other_steps_and_keeps_suffixes_apart(root: Path):
@@ -309,4 +288,4 @@ def test_every_command_of_the_store_has_help_with_an_example(root: Path):
     commands = ("list", "show", "verify", "pack", "note", "tag", "du", "prune", "unlock")
     for command in [*(("runs", c) for c in commands), ("compare",)]:
         done = vlmrl(*command, "--help", runs=root)
-        assert done.returncode == 0 and "Example: vlmrl" in done.stdout, command
+        assert done.code == 0 and "Example: vlmrl" in done.out, command

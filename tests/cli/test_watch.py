@@ -6,12 +6,11 @@ import json
 import os
 import pty
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import START, own_process, this_process
+from command_line import own_process, started, this_process
 
 from vlmrl.store import layout
 from vlmrl.store.follow import Followed, phase_seconds
@@ -37,13 +36,12 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def watching(run: Run, **streams) -> subprocess.Popen:
-    words = [sys.executable, "-c", START, "runs", "watch", "mine", "--every", "0.05", "--runs", str(run.dir.parent)]
-    return subprocess.Popen(words, cwd=run.dir.parent, **streams)
+    return started("runs", "watch", "mine", "--every", "0.05", "--runs", ".", cwd=run.dir.parent, **streams)
 
 
 def test_a_pipe_gets_a_line_a_step_as_it_is_written_and_the_end_when_the_run_ends(run: Run) -> None:
     run.log(0, "train", train_line(0))
-    watch = watching(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watch = watching(run)
     assert watch.stdout is not None
     first = watch.stdout.readline()
     assert first == (

@@ -1,16 +1,17 @@
 """One process of whole runs: `python run_rank.py JOBS`, with torchrun's environment, or alone without it.
 
-JOBS is a JSON file: a list of {root, recipe, kind, overrides, stop_at, resume}. A job trains a run in `root` to its
-end, or to step `stop_at`, where the last process alone is interrupted; with `resume` the run there is gone on with.
+JOBS is a JSON file, a list of what `job` makes.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+from processes import run_ranks
+from small_runs import Ears
 
 from vlmrl.dist.world import World, join_world
 from vlmrl.recipe.load import load_recipe
@@ -18,42 +19,37 @@ from vlmrl.train.resume import Request, plan_resume
 from vlmrl.train.start import Labels, reopen_run, run_session, share_run, start_run
 
 
-class Watcher:
-    """Hears nothing; presses Ctrl-C when a step is done."""
+def job(
+    place: Path, root: str, *overrides: str, kind: str = "rl", stop_at: int | None = None, resume: bool = False
+) -> dict:
+    """A run of `place`'s recipe of that kind in `place/root`, trained to its end, or to a step, where the last process
+    alone is interrupted. With `resume` the run there is gone on with.
+    """
+    recipe = str(place / f"{kind}.toml")
+    return {"root": str(place / root), "recipe": recipe, "kind": kind, "overrides": overrides, "stop_at": stop_at,
+            "resume": resume}  # fmt: skip
 
-    def __init__(self, stop_at: int | None) -> None:
-        self.stop_at = stop_at
 
-    def message(self, text: str) -> None:
-        pass
-
-    def generated(self, done: int, total: int) -> None:
-        pass
-
-    def step(self, step: int, total: int, metrics) -> None:
-        if step + 1 == self.stop_at:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def validation(self, step: int, summary, best: bool) -> None:
-        pass
-
-    def sample(self, step: int, group) -> None:
-        pass
+def run_jobs(size: int, jobs: Sequence[dict], folder: Path) -> None:
+    """Do these one after the other, with so many processes."""
+    path = folder / "jobs.json"
+    path.write_text(json.dumps(jobs))
+    run_ranks(size, Path(__file__), path)
 
 
 def train(job: dict, world: World) -> None:
     root = Path(job["root"])
 
     def make():
-        if job.get("resume"):
+        if job["resume"]:
             return reopen_run(root, plan_resume(root, Request("last", job["kind"])), ["vlmrl"])
         loaded = load_recipe(job["recipe"], overrides=job["overrides"], kind=job["kind"])
         return start_run(loaded, root, ["vlmrl"], Labels()), loaded.recipe, None
 
     run, recipe, checkpoint = share_run(world, make)
     interrupts = world.rank == world.size - 1
-    status = run_session(run, recipe, root, Watcher(job.get("stop_at") if interrupts else None), checkpoint, world)
-    assert status == ("interrupted" if job.get("stop_at") else "done"), status
+    status = run_session(run, recipe, root, Ears(job["stop_at"] if interrupts else None), checkpoint, world)
+    assert status == ("interrupted" if job["stop_at"] else "done"), status
 
 
 if __name__ == "__main__":

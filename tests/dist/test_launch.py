@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from processes import END_SECONDS, TESTS, assert_all_gone, awaited, free_endpoint, lives
 
-TESTS = Path(__file__).parent.parent
 LAUNCH = """
 import json, sys
 from vlmrl.launch.agent import Job, launch_twice
@@ -25,8 +24,6 @@ print(f"code {ending.code} run {run}")
 print(ending.message, file=sys.stderr)
 sys.exit(ending.code)
 """
-END_SECONDS = 30.0
-"""What is promised: after this no process of the run is left."""
 
 
 @dataclass
@@ -36,18 +33,12 @@ class Launched:
     process: subprocess.Popen[str]
     folder: Path
 
-    def until(self, name: str, seconds: float = 90.0) -> Path:
-        """Wait for a file that a rank writes."""
-        path = self.folder / name
-        for _ in range(int(seconds / 0.02)):  # not by the clock: a machine that stands still is no failure
-            if path.exists() and path.read_text():
-                return path
-            assert self.process.poll() is None, self.process.communicate()
-            time.sleep(0.02)
-        raise AssertionError(f"{name} was never written")
+    def until(self, name: str) -> str:
+        """What a rank writes into a file."""
+        return awaited(self.folder / name, self.process)
 
     def pid(self, name: str = "pid-0") -> int:
-        return int(self.until(name).read_text())
+        return int(self.until(name))
 
     def end(self) -> tuple[int, str, str]:
         """(exit code, stdout, stderr)."""
@@ -56,21 +47,6 @@ class Launched:
 
     def log(self, rank: int) -> str:
         return (self.folder / "logs" / "attempt-1" / f"rank-{rank}.log").read_text()
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
-def assert_all_gone(pids: list[int], seconds: float = END_SECONDS) -> None:
-    for _ in range(int(seconds / 0.1) + 1):
-        if not any(lives(pid) for pid in pids):
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"processes {[pid for pid in pids if lives(pid)]} are left")
 
 
 @pytest.fixture
@@ -221,10 +197,7 @@ def two_nodes(start):
     """Start two launchers of one rank each that meet on loopback, the host of the meeting point last."""
 
     def go(steps: int) -> list[Launched]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        job = {"ranks": 1, "nnodes": 2, "endpoint": f"127.0.0.1:{port}", "job_id": "two-nodes"}
+        job = {"ranks": 1, "nnodes": 2, "endpoint": free_endpoint(), "job_id": "two-nodes"}
         return [start(steps, node_rank=n, **job) for n in (1, 0)]
 
     return go

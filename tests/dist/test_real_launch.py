@@ -8,60 +8,38 @@ import re
 import resource
 import shlex
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from command_line import this_process
-from test_launch import END_SECONDS, assert_all_gone
+from command_line import started, this_process
+from processes import END_SECONDS, assert_all_gone, below, free_endpoint
+from small_runs import answers, make_place, paying
 
 from vlmrl.checkpoint import files
 from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
-from vlmrl.tasks.digits.task import prepare_digits
 
 pytestmark = pytest.mark.slow
 FILE_LIMIT = 200_000
 """Bytes that a file may have on a disk that is full: metrics and rollouts fit, no rank's shard of the weights does."""
-REWARD = """
+REWARD = f"""
 import os
-def score(x):
-    return {"length": min(1.0, x.num_tokens / 8), "letters": min(1.0, x.response.count("e") / 4)}
+{paying(tokens=8, letters=4)}
 def breaks(x):
     if os.environ["RANK"] == "1":
-        raise ZeroDivisionError(f"the divisor of {x.columns.get('prompt_id', 'a row')} is gone")
+        raise ZeroDivisionError(f"the divisor of {{x.columns.get('prompt_id', 'a row')}} is gone")
     return score(x)
 """
 RECIPE = """
-[model]
-path = "{model}"
-dtype = "float32"
-device = "cpu"
-min_pixels = 784
-max_pixels = 3136
-[[data]]
-path = "data"
-task = "digits"
-[reward]
-name = "reward.py:score"
-[rollout]
-prompts_per_step = 2
-samples_per_prompt = 2
-max_new_tokens = 8
-[train]
-steps = 12
-[optim]
-lr = 1e-3
-[eval]
-every_steps = 0
-max_rows = 2
-[checkpoint]
-every_steps = 2
+rollout = {prompts_per_step = 2, samples_per_prompt = 2, max_new_tokens = 8}
+train.steps = 12
+optim.lr = 1e-3
+eval = {every_steps = 0, max_rows = 2}
+checkpoint.every_steps = 2
 """
 
 
@@ -92,18 +70,7 @@ class Command:
 
     def tree(self) -> list[int]:
         """The command's process and all that it and they started."""
-        parents = {}
-        for entry in os.scandir("/proc"):
-            if entry.name.isdigit():
-                try:
-                    stat = Path(entry.path, "stat").read_text()
-                except (FileNotFoundError, ProcessLookupError):
-                    continue
-                parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-        found = [self.process.pid]
-        for pid in found:
-            found += [child for child, parent in parents.items() if parent == pid]
-        return found
+        return [self.process.pid, *below(self.process.pid)]
 
     def end(self) -> tuple[int, str, str]:
         """(exit code, stdout, stderr)."""
@@ -113,34 +80,27 @@ class Command:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, tiny_folder) -> Path:
-    folder = tmp_path_factory.mktemp("real-launch")
-    prepare_digits(folder / "data", num_pairs=20)
-    (folder / "reward.py").write_text(REWARD)
-    (folder / "tiny.toml").write_text(RECIPE.format(model=tiny_folder))
-    return folder
+    return make_place(tmp_path_factory.mktemp("real-launch"), tiny_folder, RECIPE, reward=REWARD, pairs=20)
 
 
 @pytest.fixture(scope="module")
 def start(place: Path):
     """Start `vlmrl` with these words: `start("train", ..., file_limit=None)`. What is left is killed at the end."""
-    started: list[Command] = []
+    commands: list[Command] = []
 
     def go(*words: str, file_limit: int | None = None) -> Command:
-        tmp = place / f"tmp-{len(started)}"
+        tmp = place / f"tmp-{len(commands)}"
         tmp.mkdir()
         env = os.environ | {"TMPDIR": str(tmp), "CUDA_VISIBLE_DEVICES": ""}
         limit = None
         if file_limit is not None:
             limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))  # noqa: E731
-        process = subprocess.Popen(
-            [sys.executable, "-m", "vlmrl", *words], cwd=place, env=env, preexec_fn=limit, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        started.append(Command(process, tmp))
-        return started[-1]
+        process = started(*words, cwd=place, env=env, preexec_fn=limit, start_new_session=True)
+        commands.append(Command(process, tmp))
+        return commands[-1]
 
     yield go
-    for command in started:
+    for command in commands:
         pids = command.tree() if command.process.poll() is None else []
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -172,7 +132,7 @@ class Ended:
 @pytest.fixture(scope="module")
 def killed(start) -> Ended:
     """Rank 1 was killed in an update."""
-    command = start("train", "tiny.toml", "--gpus", "2", "--runs", "killed", "--json")
+    command = start("train", "rl.toml", "--gpus", "2", "--runs", "killed", "--json")
     beat = command.until(lambda s: s["phase"] == "update" and s["step"] >= 2)
     pids, began = command.tree(), time.monotonic()
     os.kill(beat["pid"], signal.SIGKILL)
@@ -229,7 +189,7 @@ def test_every_command_reads_a_run_of_two_ranks(place, finished) -> None:
 @pytest.fixture(scope="module")
 def stopped(place: Path, start) -> tuple[int, str, Run]:
     """SIGTERM came to the launcher in a step."""
-    command = start("train", "tiny.toml", "--gpus", "2", "--runs", "stopped", "--set", "train.steps=300")
+    command = start("train", "rl.toml", "--gpus", "2", "--runs", "stopped", "--set", "train.steps=300")
     command.until(lambda s: s["phase"] == "rollout" and s["step"] >= 2)
     pids = command.tree()
     command.process.send_signal(signal.SIGTERM)
@@ -264,7 +224,7 @@ def test_a_disk_that_fills_while_both_save_is_told_in_words_and_older_checkpoint
 
 
 def test_a_users_error_on_one_rank_alone_is_the_one_shown_and_recorded(place, start) -> None:
-    words = ("train", "tiny.toml", "--gpus", "2", "--runs", "broken", "--set", "reward.name=reward.py:breaks")
+    words = ("train", "rl.toml", "--gpus", "2", "--runs", "broken", "--set", "reward.name=reward.py:breaks")
     command = start(*words, "--set", "eval.max_rows=1")
     code, out, err = command.end()
     assert code == 2 and out == "", err
@@ -275,7 +235,7 @@ def test_a_users_error_on_one_rank_alone_is_the_one_shown_and_recorded(place, st
 
 
 def test_ctrl_c_twice_stops_at_once_without_saving(place, start) -> None:
-    command = start("train", "tiny.toml", "--gpus", "2", "--runs", "twice", "--set", "checkpoint.every_steps=0",
+    command = start("train", "rl.toml", "--gpus", "2", "--runs", "twice", "--set", "checkpoint.every_steps=0",
                     "--set", "train.steps=300")  # fmt: skip
     command.until(lambda s: s["phase"] == "rollout" and s["step"] >= 1)
     pids, began = command.tree(), time.monotonic()
@@ -292,16 +252,10 @@ def test_ctrl_c_twice_stops_at_once_without_saving(place, start) -> None:
 
 def test_two_machines_make_one_run(place, start, finished) -> None:
     """Two launchers of one process each, as on two machines: the rollouts of two processes on one machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
-    words = ("train", "tiny.toml", "--runs", "machines", "--gpus", "1", "--nnodes", "2", "--rdzv-endpoint", endpoint)
-    ends = [c.end() for c in [start(*words, "--node-rank", str(n), "--json") for n in range(2)]]
+    words = ("--gpus", "1", "--nnodes", "2", "--rdzv-endpoint", free_endpoint(), "--runs", "machines", "--json")
+    ends = [c.end() for c in [start("train", "rl.toml", *words, "--node-rank", str(n)) for n in range(2)]]
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert json.loads(ends[0][1])["status"] == "done" and not ends[1][1]
     here, there = run_in(place, "killed"), run_in(place, "machines")
     assert len(list((place / "machines").glob("*/manifest.json"))) == 1
-    assert here.rollout_files().keys() == there.rollout_files().keys()
-    for step in here.rollout_files():
-        a, b = ([s.trajectory.response_ids for g in r.read_rollouts(step) for s in g.samples] for r in (here, there))
-        assert a == b, step
+    assert answers(here) == answers(there)

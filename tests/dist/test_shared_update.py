@@ -3,49 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import TESTS, run_ranks
 from safetensors.torch import load_file
 from tinyfamilies import BUILDERS
 
-TESTS = Path(__file__).parent.parent
 CASES = ["images on one", "nothing on one", "chosen tokens", "adapter", "forked cache", "padded"]
 OTHERS = [name for name in BUILDERS if name not in ("qwen2_5_vl", "qwen3_5", "llava")]
 TOLERANCE = 1e-5
 """Largest relative difference of gradients that counts as the same."""
 
 
-def run_ranks(size: int, script: Path, *arguments: str) -> None:
-    """Run a script as so many processes. Raises: AssertionError with the first error when one fails."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = os.environ | {
-        "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",
-    }  # fmt: skip
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), *arguments], env=common | {"RANK": str(rank)}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
-        for rank in range(size)
-    ]  # fmt: skip
-    told = [rank.communicate(timeout=240)[0] for rank in ranks]
-    assert all(rank.returncode == 0 for rank in ranks), "\n".join(told)[-4000:]
-
-
 @pytest.fixture(scope="module")
 def outcome(tiny_folder, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("ranks")
     for size in (1, 2):
-        run_ranks(size, TESTS / "dist" / "update_rank.py", str(tiny_folder), str(out))
+        run_ranks(size, TESTS / "dist" / "update_rank.py", tiny_folder, out)
     return out
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from test_shared_runs import RECIPE, REWARD, SCRIPT, job
-from test_shared_update import run_ranks
+from command_line import settings, started
+from processes import below, command_of, lives
+from run_rank import job, run_jobs
+from small_runs import TWO_STEPS, make_place
 
 from vlmrl.dist.worker import ENGINES_VARIABLE
 from vlmrl.store.runs import Run, open_run
-from vlmrl.tasks.digits.task import prepare_digits
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 SPLIT = ["rollout.engine=vllm", "rollout.engine_gpus=1", "rollout.kv_cache_gib=0.2", "rollout.max_prompt_tokens=400",
@@ -27,27 +26,19 @@ AHEAD = [*SPLIT, "rollout.overlap=true", "train.steps=4", "lora.rank=4"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, small_folder) -> Path:
-    folder = tmp_path_factory.mktemp("split")
-    (folder / "reward.py").write_text(REWARD)
-    data = prepare_digits(folder / "digits", num_pairs=24).path
-    text = RECIPE.format(model=small_folder, data=data, folder=folder)
-    (folder / "rl.toml").write_text('kind = "rl"\n[algo]\nname = "grpo"\n' + text)
-    return folder
+    return make_place(tmp_path_factory.mktemp("split"), small_folder, TWO_STEPS)
 
 
 @pytest.fixture(scope="module")
 def runs(place: Path) -> Path:
     """Runs of two trainers and an engine, and of one process with the built-in engine."""
-    jobs = {
-        "two": [job(place, "split", overrides=SPLIT), job(place, "ahead", overrides=AHEAD, stop_at=2)],
-        "again": [job(place, "ahead", resume=True)],
-        "one": [job(place, "alone", overrides=["train.steps=4", "eval.every_steps=0", "lora.rank=4"])],
-    }
-    for name, some in jobs.items():
-        (place / f"{name}.json").write_text(json.dumps(some))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(ENGINES_VARIABLE, "" if name == "one" else "cpu")
-            run_ranks(1 if name == "one" else 2, SCRIPT, str(place / f"{name}.json"))
+    alone = job(place, "alone", "train.steps=4", "eval.every_steps=0", "lora.rank=4")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ENGINES_VARIABLE, "cpu")
+        run_jobs(2, [job(place, "split", *SPLIT), job(place, "ahead", *AHEAD, stop_at=2)], place)
+        run_jobs(2, [job(place, "ahead", resume=True)], place)
+        patch.setenv(ENGINES_VARIABLE, "")
+        run_jobs(1, [alone], place)
     return place
 
 
@@ -86,28 +77,17 @@ def test_a_resume_draws_the_rows_again_that_were_drawn_ahead(runs: Path) -> None
 
 
 def test_an_engine_that_is_killed_ends_the_run_in_words_and_leaves_nothing(place: Path) -> None:
-    settings = [word for o in [*SPLIT, "train.steps=500"] for word in ("--set", o)]
-    command = [sys.executable, "-m", "vlmrl", "train", str(place / "rl.toml"), "--runs", str(place / "killed"),
-               "--gpus", "2", *settings]  # fmt: skip
+    more = settings(*SPLIT, "train.steps=500")
     env = {k: v for k, v in os.environ.items() if k != ENGINES_VARIABLE}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env)
+    process = started("train", "rl.toml", "--runs", "killed", "--gpus", "2", *more, cwd=place, env=env,
+                      stdout=subprocess.DEVNULL)  # fmt: skip
     end = time.monotonic() + 150
     while not (steps := list((place / "killed").glob("*/rollouts/step-000001.parquet"))):
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.2)
-    [engine] = [p for p in children(process.pid) if b"vlmrl.rollout.host" in command_of(p)]
+    [engine] = [p for p in below(process.pid) if "vlmrl.rollout.host" in command_of(p)]
     os.kill(engine, signal.SIGKILL)
     told = process.communicate(timeout=30)[1]
     assert process.returncode == 2 and "engine 0 has died" in told and "engine-0.log" in told, told[-2000:]
     assert open_run(place / "killed", steps[0].parent.parent.name).status == "failed"
-    assert not Path(f"/proc/{engine}").exists()
-
-
-def children(pid: int) -> list[int]:
-    """Processes below a process, and below those."""
-    found = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return found + [x for p in found for x in children(p)]
-
-
-def command_of(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert not lives(engine)

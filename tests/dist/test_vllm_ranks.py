@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
-from test_launch import END_SECONDS, LAUNCH, Launched
-from test_shared_update import TESTS, run_ranks
+from processes import END_SECONDS, TESTS, run_ranks
+from test_launch import LAUNCH, Launched
 from vllm_rank import CASES, DROPPED, SMALL_BUCKET
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ GAP = 2e-5
 def outcome(tiny_folder, tmp_path_factory) -> dict[int, dict[str, Any]]:
     out = tmp_path_factory.mktemp("engines")
     for size in (1, 2):
-        run_ranks(size, SCRIPT, str(tiny_folder), str(out))
+        run_ranks(size, SCRIPT, tiny_folder, out)
     return {size: json.loads((out / f"{size}.json").read_text()) for size in (1, 2)}
 
 

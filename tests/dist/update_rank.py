@@ -18,7 +18,7 @@ from parity import adapted
 from parity import world as world_of
 from safetensors.torch import save_file
 from tinyfamilies import BUILDERS, build
-from tinyworld import encoded, items_of, prompt_tokens, response
+from tinyworld import encoded, four_prompts, items_of, prompt_tokens, response
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.data.batch import TrainItem
@@ -80,17 +80,10 @@ def items_for(case: Case, encoder: Encoder) -> tuple[list[TrainItem], TrainItem]
     if case.family is not None:
         items = world_of(build(case.family))
         return items, replace(items[0], group=-1, trajectory=FILLER)
-    prompts = prompts_of(encoder)
+    prompts = four_prompts(encoder)
     items = items_of([(prompts[0], (5, 9)), (prompts[1], (3,)), (prompts[2], (7, 2, 4)), (prompts[3], (6, 6))])
     blank = prompt_tokens(encoded(encoder, "", [(56, 56)], "blank"))
     return items, TrainItem(blank, -1, (response(99, 2),), FILLER)
-
-
-def prompts_of(encoder: Encoder) -> list[EncodedPrompt]:
-    return [
-        encoded(encoder, "what is it?", [(56, 56), (112, 84)], "a"), encoded(encoder, "and this one?", [(84, 84)], "b"),
-        encoded(encoder, "no image here, only text", (), "c"), encoded(encoder, "which?", [(56, 112)], "d"),
-    ]  # fmt: skip
 
 
 def sampled(policy: Policy, prompts: list[EncodedPrompt], tokenizer: Any, world: World) -> list[list[list[int]]]:
@@ -116,7 +109,7 @@ def main(model_folder: str, out: str) -> None:
                 layers = units_of(policy.model) if policy.sharing == "packed" else []
                 shard(policy, layers, world, torch.device("cpu"))
             if name == "images on one":
-                told["samples"] = sampled(policy, prompts_of(encoder), processor.tokenizer, world)
+                told["samples"] = sampled(policy, four_prompts(encoder), processor.tokenizer, world)
             optimizer = Optimizer(policy.model, Optim(lr=1e-2, max_grad_norm=1e9))
             objective = PolicyGradient(ALGORITHMS[case.algorithm])
             step = optimizer.step

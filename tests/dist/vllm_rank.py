@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from parity import adapted
-from tinyworld import encoded, prompt_tokens, response
+from tinyworld import encoded, four_prompts, prompt_tokens, response
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.data.batch import TrainItem
-from vlmrl.data.encode import EncodedPrompt, Encoder
+from vlmrl.data.encode import Encoder
 from vlmrl.dist import worker
 from vlmrl.dist.fsdp import shard, units_of
 from vlmrl.dist.world import World, join_world
@@ -50,13 +50,6 @@ DROPPED = "model.layers.1.self_attn.k_proj.weight"
 SMALL_BUCKET = 1 << 16
 
 
-def prompts_of(encoder: Encoder) -> list[EncodedPrompt]:
-    return [
-        encoded(encoder, "what is it?", [(56, 56), (112, 84)], "a"), encoded(encoder, "and this one?", [(84, 84)], "b"),
-        encoded(encoder, "no image here, only text", (), "c"), encoded(encoder, "which?", [(56, 112)], "d"),
-    ]  # fmt: skip
-
-
 class Place:
     """A policy, sharded where there are several processes, with prompts and an engine of this process."""
 
@@ -67,7 +60,7 @@ class Place:
         model = load_model(settings)
         banned = banned_ids_of(model, processor.tokenizer)
         model = model if lora is None else adapted(model, lora)
-        self.world, self.prompts = world, prompts_of(encoder)
+        self.world, self.prompts = world, four_prompts(encoder)
         self.params = replace(PARAMS, banned_ids=banned)
         self.policy = Policy(model, temperature=PARAMS.temperature, banned_ids=banned)
         self.filler = TrainItem(prompt_tokens(encoded(encoder, "", [(56, 56)], "x")), -1, (response(9, 2),), FILLER)

@@ -2,89 +2,50 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 import torch
-from command_line import Done, this_process
-from test_resume import assert_same_run, begin, go_on
+from command_line import Done, settings, this_process
+from small_runs import assert_same_run, begin, finite, go_on, make_place, paying, train, train_in_parts
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import VALUE_HEAD
 from vlmrl.errors import CheckpointError
 from vlmrl.store.runs import Run, open_run
-from vlmrl.tasks.digits.task import prepare_digits
 from vlmrl.train import collect, rl
 from vlmrl.train.update import fill_logps
 
-REWARD = """
-def score(x):
-    return {"length": min(1.0, x.num_tokens / 8), "letters": min(1.0, x.response.count("e") / 5)}
-
-def same(x):
-    return 0.6
+RECIPE = """
+algo.name = "ppo"
+rollout = {prompts_per_step = 3, samples_per_prompt = 2, max_new_tokens = 8}
+train = {steps = 3, tokens_per_row = 300}
+optim.lr = 1e-3
+eval = {every_steps = 0, max_rows = 2}
+checkpoint = {every_steps = 1, keep_last = 9}
 """
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, small_folder) -> Path:
-    folder = tmp_path_factory.mktemp("critic")
-    digits = prepare_digits(folder / "digits", num_pairs=24).path
-    (folder / "reward.py").write_text(REWARD)
-    (folder / "rl.toml").write_text(f"""
-kind = "rl"
-[model]
-path = "{small_folder}"
-dtype = "float32"
-device = "cpu"
-min_pixels = 784
-max_pixels = 3136
-[[data]]
-path = "{digits}"
-task = "digits"
-[reward]
-name = "{folder}/reward.py:score"
-[algo]
-name = "ppo"
-[rollout]
-prompts_per_step = 3
-samples_per_prompt = 2
-max_new_tokens = 8
-[train]
-steps = 3
-tokens_per_row = 300
-[optim]
-lr = 1e-3
-[eval]
-every_steps = 0
-max_rows = 2
-[checkpoint]
-every_steps = 1
-keep_last = 9
-""")
-    return folder
+    return make_place(tmp_path_factory.mktemp("critic"), small_folder, RECIPE, reward=paying(tokens=8, letters=5))
 
 
 def vlmrl(place: Path, root: Path, *words: str) -> Done:
     return this_process(*words, "--runs", root, cwd=place)
 
 
-def train(place: Path, root: Path, *overrides: str) -> Run:
-    done = vlmrl(place, root, "train", "rl.toml", *(w for o in overrides for w in ("--set", o)), "--json")
+def vlmrl_train(place: Path, root: Path, *overrides: str) -> Run:
+    done = vlmrl(place, root, "train", "rl.toml", *settings(*overrides), "--json")
     assert done.json["status"] == "done"
     return open_run(root, "last")
-
-
-def finite(metrics) -> bool:
-    return all(math.isfinite(v) for v in metrics.values() if isinstance(v, float))
 
 
 @pytest.fixture(scope="module")
 def trained(place, tmp_path_factory) -> tuple[Path, Run]:
     """(runs folder, a run of PPO of two steps with the KL in the reward)."""
     root = tmp_path_factory.mktemp("runs")
-    return root, train(place, root, "train.steps=2", "train.updates_per_step=2", "algo.kl_coef=0.1")
+    return root, vlmrl_train(place, root, "train.steps=2", "train.updates_per_step=2", "algo.kl_coef=0.1")
 
 
 def test_a_critic_learns_from_its_first_step_on(trained):
@@ -132,7 +93,7 @@ def test_where_there_is_no_critic_what_stands_in_is_said(place, trained):
 
 def test_one_sample_a_prompt_is_enough_and_equal_scores_teach(place, tmp_path):
     lone = ("rollout.samples_per_prompt=1", f"reward.name={place}/reward.py:same", "train.steps=1")
-    (line,) = train(place, tmp_path, *lone).metrics("train")
+    (line,) = vlmrl_train(place, tmp_path, *lone).metrics("train")
     assert line["rollout/samples"] == 3 and line["optim/updates"] == 1
     assert line["loss/value"] > 0 and line["rollout/dead_group_share"] == 0.0
 
@@ -140,7 +101,7 @@ def test_one_sample_a_prompt_is_enough_and_equal_scores_teach(place, tmp_path):
 def test_a_critic_learns_also_where_no_token_has_an_advantage(place, tmp_path):
     """One token is its own mean: whitened, its advantage is 0; its value is still wrong."""
     lone = ("rollout.prompts_per_step=1", "rollout.samples_per_prompt=1", "rollout.max_new_tokens=1", "train.steps=1")
-    (line,) = train(place, tmp_path, *lone).metrics("train")
+    (line,) = vlmrl_train(place, tmp_path, *lone).metrics("train")
     assert line["rollout/dead_group_share"] == 1.0 and line["loss/policy"] == 0.0
     assert line["optim/updates"] == 1 and line["loss/value"] > 0 and line["optim/grad_norm"] > 0
 
@@ -164,51 +125,31 @@ def test_the_old_log_probs_of_several_updates_are_those_of_their_own_rows(place,
 
     monkeypatch.setattr(collect, "fill_stats", filling)
     monkeypatch.setattr(rl, "update", updating)
-    begin(place, "rl", tmp_path, "train.steps=1", "train.updates_per_step=2", "model.dtype=bfloat16")
+    begin(place, tmp_path, "train.steps=1", "train.updates_per_step=2", "model.dtype=bfloat16")
     assert asked == trained == [[0, 1, 4, 5], [2, 3]]
     assert equal == [True] * 4
 
 
-def head_of(run: Run) -> dict[str, torch.Tensor]:
-    return io.load_value_head(run.checkpoint_dirs()[-1])
-
-
-def assert_same_critic(a: Run, b: Run) -> None:
-    ours, theirs = head_of(a), head_of(b)
-    assert all(torch.equal(ours[n], theirs[n]) for n in theirs) and ours.keys() == theirs.keys()
-
-
 def test_stopped_and_resumed_equals_uninterrupted(place, tmp_path):
     more = ("train.updates_per_step=2", "train.steps=2")
-    whole, _ = begin(place, "rl", tmp_path / "a", *more)
-    run, status = begin(place, "rl", tmp_path / "b", *more, stop_at=1)
-    assert status == "interrupted"
-    run, status = go_on(run, "rl", tmp_path / "b")
-    assert status == "done"
-    assert_same_run(run, whole)
-    assert_same_critic(run, whole)
+    assert_same_run(train_in_parts(place, tmp_path / "b", *more), train(place, tmp_path / "a", *more))
 
 
 @pytest.mark.slow
 def test_with_an_adapter_the_value_head_is_saved_beside_it_and_resumes(place, tmp_path):
     more = ("lora.rank=4", "algo.kl=full", "algo.kl_coef=0.1", "train.steps=2")
-    whole, _ = begin(place, "rl", tmp_path / "a", *more)
+    whole = train(place, tmp_path / "a", *more)
     assert whole.metrics("train")[-1]["policy/kl_in_reward"] > 0
-    run, _ = begin(place, "rl", tmp_path / "b", *more, stop_at=1)
-    run, status = go_on(run, "rl", tmp_path / "b")
-    assert status == "done"
-    assert_same_critic(run, whole)
-    ours, theirs = (io.load_optimizer_tensors(r.checkpoint_dirs()[-1]) for r in (run, whole))
-    assert all(torch.equal(ours[n], theirs[n]) for n in theirs) and ours.keys() == theirs.keys()
+    assert_same_run(train_in_parts(place, tmp_path / "b", *more), whole)
     done = vlmrl(place, tmp_path / "a", "merge", whole.id, "--checkpoint", "last", "--json")
     assert done.json["logp_gap"] < 1e-4
 
 
 def test_a_checkpoint_without_the_value_head_it_should_have_is_refused(place, tmp_path):
-    run, _ = begin(place, "rl", tmp_path, "train.steps=2", stop_at=1)
+    run, _ = begin(place, tmp_path, "train.steps=2", stop_at=1)
     (run.checkpoint_dirs()[-1] / VALUE_HEAD).unlink()
     with pytest.raises(CheckpointError, match=r"value_head.safetensors is missing"):
-        go_on(run, "rl", tmp_path)
+        go_on(run)
 
 
 @pytest.mark.parametrize("kl_in", ["loss", "reward"])
@@ -216,7 +157,7 @@ def test_a_checkpoint_without_the_value_head_it_should_have_is_refused(place, tm
 def test_the_full_kl_trains_in_the_loss_and_in_the_reward(place, tmp_path, kl_in, lora):
     name = "grpo" if kl_in == "loss" else "reinforce++"
     more = (f"algo.name={name}", "algo.kl=full", f"algo.kl_in={kl_in}", "algo.kl_coef=0.1", *lora, "optim.lr=1e-2")
-    first, second = train(place, tmp_path, *more, "train.steps=2").metrics("train")
+    first, second = vlmrl_train(place, tmp_path, *more, "train.steps=2").metrics("train")
     key = "loss/kl" if kl_in == "loss" else "policy/kl_in_reward"
     assert first[key] == pytest.approx(0.0, abs=1e-6)  # the first step is at the reference
     assert second[key] > 1e-5 and finite(first | second)

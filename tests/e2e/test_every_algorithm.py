@@ -3,77 +3,27 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
+from small_runs import finite, make_place, paying, train
 
 from vlmrl.algo.family import ALGORITHMS
-from vlmrl.recipe.load import load_recipe
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.store.runs import Run, open_run
-from vlmrl.tasks.digits.task import prepare_digits
 from vlmrl.train import rl
-from vlmrl.train.start import Labels, run_session, start_run
 
-REWARD = """
-def score(x):
-    return {"length": min(1.0, x.num_tokens / 8), "letters": min(1.0, x.response.count("e") / 5)}
-
-def same(x):
-    return 0.6
+RECIPE = """
+rollout = {prompts_per_step = 3, samples_per_prompt = 3, max_new_tokens = 8}
+train = {steps = 2, tokens_per_row = 400}
+optim.lr = 1e-3
+eval = {every_steps = 0, max_rows = 2}
+checkpoint.every_steps = 1
 """
-
-
-class Silent:
-    def message(self, text: str) -> None: ...
-    def generated(self, done: int, total: int) -> None: ...
-    def step(self, step: int, total: int, metrics) -> None: ...
-    def validation(self, step: int, summary, best: bool) -> None: ...
-    def sample(self, step: int, group) -> None: ...
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, tiny_folder) -> Path:
-    folder = tmp_path_factory.mktemp("place")
-    digits = prepare_digits(tmp_path_factory.mktemp("data") / "digits", num_pairs=24).path
-    (folder / "reward.py").write_text(REWARD)
-    (folder / "rl.toml").write_text(f"""
-kind = "rl"
-[model]
-path = "{tiny_folder}"
-dtype = "float32"
-device = "cpu"
-min_pixels = 784
-max_pixels = 3136
-[[data]]
-path = "{digits}"
-task = "digits"
-[reward]
-name = "{folder}/reward.py:score"
-[rollout]
-prompts_per_step = 3
-samples_per_prompt = 3
-max_new_tokens = 8
-[train]
-steps = 2
-tokens_per_row = 400
-[optim]
-lr = 1e-3
-[eval]
-every_steps = 0
-max_rows = 2
-[checkpoint]
-every_steps = 1
-""")
-    return folder
-
-
-def train(place: Path, root: Path, *overrides: str) -> Run:
-    loaded = load_recipe(place / "rl.toml", overrides=overrides, kind="rl")
-    run = start_run(loaded, root, ["vlmrl"], Labels(None, (), ""))
-    assert run_session(run, loaded.recipe, root, Silent(), None) == "done"
-    return open_run(root, run.id)
+    return make_place(tmp_path_factory.mktemp("place"), tiny_folder, RECIPE, reward=paying(tokens=8, letters=5))
 
 
 @pytest.mark.parametrize(("reward", "changed"), [("same", False), ("score", True)])
@@ -97,10 +47,6 @@ def test_a_step_of_dead_groups_alone_sends_nothing_to_the_engine_and_checks_noth
     assert ["policy/sync_gap_max" in line for line in run.metrics("train")] == [changed, changed]
     versions = [s.trajectory.version for step in range(2) for g in run.read_rollouts(step) for s in g.samples]
     assert versions == [0] * 9 + [1] * 9
-
-
-def finite(metrics) -> bool:
-    return all(math.isfinite(v) for v in metrics.values() if isinstance(v, float))
 
 
 @pytest.mark.slow

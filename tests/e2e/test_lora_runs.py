@@ -9,87 +9,54 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import this_process
-from test_resume import REWARD, assert_same_run, begin, go_on
+from small_runs import assert_same_run, begin, go_on, make_place, train, train_in_parts, weights
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import ADAPTER, MODEL
 from vlmrl.errors import CheckpointError
-from vlmrl.model.lora import read_adapter
-from vlmrl.store.runs import Run
-from vlmrl.tasks.digits.task import prepare_digits
+from vlmrl.store.runs import Run, open_run
 
 pytestmark = pytest.mark.slow
 
 
+RECIPE = """
+model.gradient_checkpointing = true
+model.freeze = []
+lora.rank = 4
+rollout = {prompts_per_step = 3, samples_per_prompt = 3, max_new_tokens = 10}
+train = {steps = 4, rows_per_step = 5, tokens_per_row = 400}
+optim.lr = 1e-2
+eval = {every_steps = 2, max_rows = 4}
+checkpoint = {every_steps = 2, keep_last = 9}
+"""
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, small_folder) -> Path:
-    """A folder with the base model, data, reward and a recipe for each kind."""
-    folder = tmp_path_factory.mktemp("lora")
-    shutil.copytree(small_folder, folder / "base")
-    data = prepare_digits(folder / "digits", num_pairs=24).path
-    (folder / "reward.py").write_text(REWARD)
-    shared = f"""
-[model]
-path = "{folder}/base"
-dtype = "float32"
-device = "cpu"
-min_pixels = 784
-max_pixels = 3136
-gradient_checkpointing = true
-freeze = []
-[lora]
-rank = 4
-[[data]]
-path = "{data}"
-task = "digits"
-[reward]
-name = "{folder}/reward.py:score"
-[rollout]
-prompts_per_step = 3
-samples_per_prompt = 3
-max_new_tokens = 10
-[train]
-steps = 4
-rows_per_step = 5
-tokens_per_row = 400
-[optim]
-lr = 1e-2
-[eval]
-every_steps = 2
-max_rows = 4
-[checkpoint]
-every_steps = 2
-keep_last = 9
-"""
-    (folder / "rl.toml").write_text('kind = "rl"\n' + shared)
-    (folder / "sft.toml").write_text('kind = "sft"\n' + shared)
+    return make_place(tmp_path_factory.mktemp("lora"), small_folder, RECIPE, kinds=("rl", "sft"))
+
+
+@pytest.fixture(scope="module")
+def unadapted(place) -> Path:
+    """The same recipes without an adapter."""
+    folder = place / "whole"
+    folder.mkdir()
+    for name in ("rl.toml", "sft.toml"):
+        (folder / name).write_text((place / name).read_text().replace("lora.rank = 4\n", ""))
     return folder
 
 
 @pytest.fixture(scope="module")
 def parent(place) -> Run:
     """A supervised run with an adapter, in the runs folder that others continue from."""
-    run, status = begin(place, "sft", place / "runs")
-    assert status == "done"
-    return run
-
-
-def adapter_of(run: Run) -> dict[str, torch.Tensor]:
-    return read_adapter(run.checkpoint_dirs()[-1] / ADAPTER)
+    return train(place, place / "runs", kind="sft")
 
 
 def assert_same_adapter_run(a: Run, b: Run) -> None:
-    """As `assert_same_run`, whose model folder such a run does not have."""
-    for run in (a, b):
-        folder = run.checkpoint_dirs()[-1]
-        assert not (folder / MODEL).exists()
-        (folder / MODEL).mkdir()
-        shutil.copyfile(folder / ADAPTER / "adapter_model.safetensors", folder / MODEL / "adapter_model.safetensors")
-    try:
-        assert_same_run(a, b)
-    finally:
-        for run in (a, b):
-            shutil.rmtree(run.checkpoint_dirs()[-1] / MODEL)
+    """The same run, and no whole model in its checkpoint."""
+    folder = a.checkpoint_dirs()[-1]
+    assert (folder / ADAPTER).is_dir() and not (folder / MODEL).exists()
+    assert_same_run(a, b)
 
 
 @pytest.mark.parametrize("kind", ["rl", "sft"])
@@ -97,78 +64,61 @@ def assert_same_adapter_run(a: Run, b: Run) -> None:
     "more", [(), ("lora.vision=true", "lora.dora=true", "train.steps=3")], ids=["language", "everywhere"]
 )
 def test_stopped_and_resumed_equals_uninterrupted(place, tmp_path, kind, more):
-    whole, status = begin(place, kind, tmp_path / "a", *more)
-    assert status == "done"
-    assert float(max(t.abs().max() for n, t in adapter_of(whole).items() if "lora_B" in n)) > 1e-3
-    run, status = begin(place, kind, tmp_path / "b", *more, stop_at=1)
-    assert status == "interrupted"
-    run, status = go_on(run, kind, tmp_path / "b")
-    assert status == "done"
-    assert_same_adapter_run(run, whole)
+    whole = train(place, tmp_path / "a", *more, kind=kind)
+    assert float(max(t.abs().max() for n, t in weights(whole).items() if "lora_B" in n)) > 1e-3
+    assert_same_adapter_run(train_in_parts(place, tmp_path / "b", *more, kind=kind), whole)
 
 
 def test_the_kl_reference_is_the_base_and_resumes(place, tmp_path):
     more = ("algo.kl_coef=0.1", "train.updates_per_step=2", "train.steps=3")
-    whole, _ = begin(place, "rl", tmp_path / "a", *more)
+    whole = train(place, tmp_path / "a", *more)
     kl = [m["loss/kl"] for m in whole.metrics("train")]
     assert kl[-1] > kl[0] >= 0
-    run, _ = begin(place, "rl", tmp_path / "b", *more, stop_at=1)
-    run, _ = go_on(run, "rl", tmp_path / "b")
-    assert_same_adapter_run(run, whole)
+    assert_same_adapter_run(train_in_parts(place, tmp_path / "b", *more), whole)
 
 
 def test_in_bfloat16_the_masters_are_the_adapters_alone_and_the_reference_leaves_them_training(place, tmp_path):
-    run, status = begin(place, "rl", tmp_path, "model.dtype=bfloat16", "algo.kl_coef=0.1", "train.steps=2")
-    assert status == "done"
+    run = train(place, tmp_path, "model.dtype=bfloat16", "algo.kl_coef=0.1", "train.steps=2")
     tensors = io.load_optimizer_tensors(run.checkpoint_dirs()[-1])
     masters = [n for n in tensors if n.startswith("master.")]
     assert masters and all(".lora_" in n and tensors[n].dtype == torch.float32 for n in masters)
-    assert all(t.dtype == torch.bfloat16 for t in adapter_of(run).values())
-    assert any(bool(t.any()) for n, t in adapter_of(run).items() if "lora_B" in n)
+    assert all(t.dtype == torch.bfloat16 for t in weights(run).values())
+    assert any(bool(t.any()) for n, t in weights(run).items() if "lora_B" in n)
 
 
 def test_a_run_goes_on_from_an_adapter_whose_reference_it_then_is(place, parent, tmp_path):
     """`--set model.path=<run>`: base and adapter; the first KL is 0, since the reference is what the run began with."""
-    child, status = begin(place, "rl", place / "runs", f"model.path={parent.id}", "algo.kl_coef=0.1", "train.steps=2")
-    assert status == "done"
+    more = (f"model.path={parent.id}", "algo.kl_coef=0.1", "train.steps=2")
+    child = train(place, place / "runs", *more)
     assert child.metrics("train")[0]["loss/kl"] == pytest.approx(0.0, abs=1e-7)
     assert child.manifest.parent is not None and child.manifest.parent["run"] == parent.id
     meta = json.loads((child.checkpoint_dirs()[-1] / "meta.json").read_text())
     own = json.loads((parent.checkpoint_dirs()[-1] / "meta.json").read_text())
     assert meta["base"] == own["base"]  # one adapter on one base, not a chain
-    again, _ = begin(
-        place, "rl", place / "runs", f"model.path={parent.id}", "algo.kl_coef=0.1", "train.steps=2", stop_at=1
-    )
-    again, _ = go_on(again, "rl", place / "runs")
-    assert_same_adapter_run(again, child)
+    assert_same_adapter_run(train_in_parts(place, place / "runs", *more), child)
 
 
 def test_an_adapter_of_another_shape_cannot_go_on(place, parent):
     with pytest.raises(CheckpointError, match=r"`lora.rank` is 8, but the adapter of .* was made with 4") as caught:
-        begin(place, "rl", place / "runs", f"model.path={parent.id}", "lora.rank=8")
+        begin(place, place / "runs", f"model.path={parent.id}", "lora.rank=8")
     assert "vlmrl merge" in str(caught.value.hint)
 
 
-def test_a_run_of_whole_weights_goes_on_from_base_and_adapter(place, parent, tmp_path):
-    text = (place / "rl.toml").read_text().replace("[lora]\nrank = 4\n", "")
-    (place / "whole").mkdir()
-    (place / "whole" / "rl.toml").write_text(text)
-    child, _ = begin(place / "whole", "rl", place / "runs", f"model.path={parent.id}", "train.steps=1", "optim.lr=1e-9")
+def test_a_run_of_whole_weights_goes_on_from_base_and_adapter(place, unadapted, parent):
+    child = train(unadapted, place / "runs", f"model.path={parent.id}", "train.steps=1", "optim.lr=1e-9")
     folder = child.checkpoint_dirs()[-1]
     assert (folder / MODEL).is_dir() and not (folder / ADAPTER).exists()
     last = parent.metrics("validation")[-1]["eval/metric"]
     assert child.metrics("validation")[0]["eval/metric"] == pytest.approx(last, abs=0.1)
 
 
-def test_an_adapter_may_sit_on_the_checkpoint_of_a_run(place, parent, tmp_path):
+def test_an_adapter_may_sit_on_the_checkpoint_of_a_run(place, unadapted, tmp_path):
     """Its base is then that checkpoint, found by the run's id, wherever the runs folder is."""
-    text = (place / "rl.toml").read_text().replace("[lora]\nrank = 4\n", "")
-    (tmp_path / "sft.toml").write_text(text.replace('kind = "rl"', 'kind = "sft"'))
-    whole, _ = begin(tmp_path, "sft", tmp_path / "runs", "train.steps=1")
+    whole = train(unadapted, tmp_path / "runs", "train.steps=1", kind="sft")
     base = whole.checkpoint_dirs()[-1]
-    run, _ = begin(place, "rl", tmp_path / "runs", f"model.path={base}", "train.steps=2", stop_at=1)
+    run, _ = begin(place, tmp_path / "runs", f"model.path={base}", "train.steps=2", stop_at=1)
     (tmp_path / "runs").rename(tmp_path / "moved")
-    run, status = go_on(run, "rl", tmp_path / "moved")
+    run, status = go_on(open_run(tmp_path / "moved", run.id))
     assert status == "done"
     done = this_process("merge", run.id, "--checkpoint", "last", "--runs", tmp_path / "moved", "--json", cwd=tmp_path)
     assert done.json["logp_gap"] < 1e-4
@@ -202,12 +152,11 @@ def test_such_a_run_is_evaluated_and_merged_both_ways(place, parent, tmp_path):
 
 
 def test_dropout_of_a_supervised_adapter_resumes_and_ends_where_reinforcement_begins(place, tmp_path):
-    whole, _ = begin(place, "sft", tmp_path / "a", "lora.dropout=0.5")
-    run, _ = begin(place, "sft", tmp_path / "b", "lora.dropout=0.5", stop_at=1)
-    run, _ = go_on(run, "sft", tmp_path / "b")
+    whole = train(place, tmp_path / "a", "lora.dropout=0.5", kind="sft")
+    run = train_in_parts(place, tmp_path / "b", "lora.dropout=0.5", kind="sft")
     assert_same_adapter_run(run, whole)
-    child, status = begin(place, "rl", tmp_path / "b", f"model.path={run.checkpoint_dirs()[-1]}", "train.steps=1")
-    assert status == "done" and child.metrics("train")[0]["policy/sampler_gap_max"] < 1e-4
+    child = train(place, tmp_path / "b", f"model.path={run.checkpoint_dirs()[-1]}", "train.steps=1")
+    assert child.metrics("train")[0]["policy/sampler_gap_max"] < 1e-4
 
 
 def test_on_4_bits_a_run_trains_resumes_and_is_merged_at_full_width(place, tmp_path, monkeypatch):
@@ -215,11 +164,8 @@ def test_on_4_bits_a_run_trains_resumes_and_is_merged_at_full_width(place, tmp_p
     # On some CPUs it packs weights anew for inference, which cannot be trained through; on CUDA there is no such thing.
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
     more = ("model.quantize=4bit", "model.dtype=bfloat16", "optim.name=adamw_8bit", "algo.kl_coef=0.1", "train.steps=3")
-    whole, _ = begin(place, "rl", tmp_path / "a", *more)
-    run, _ = begin(place, "rl", tmp_path / "b", *more, stop_at=1)
-    run, status = go_on(run, "rl", tmp_path / "b")
-    assert status == "done"
-    assert_same_adapter_run(run, whole)
+    run = train_in_parts(place, tmp_path / "b", *more)
+    assert_same_adapter_run(run, train(place, tmp_path / "a", *more))
     done = this_process("merge", run.id, "--checkpoint", "last", "--runs", tmp_path / "b", "--json", cwd=tmp_path)
     assert 0 < done.json["logp_gap"] < 0.1
     assert "quantization_config" not in (Path(done.json["folder"]) / "config.json").read_text()

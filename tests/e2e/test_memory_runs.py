@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,7 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TINY_TEXTS
-from test_resume import Ears, assert_same_run, begin, go_on, history
+from small_runs import (
+    Ears,
+    assert_close_history,
+    assert_same_run,
+    begin,
+    events,
+    go_on,
+    make_place,
+    once_a_kind,
+    train,
+)
 
 from vlmrl.checkpoint import io
 from vlmrl.dist import worker
@@ -20,50 +29,26 @@ from vlmrl.model.policy import Policy
 from vlmrl.model.tiny import build_tiny
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.store.runs import Run, open_run
-from vlmrl.tasks.digits.task import prepare_digits
 from vlmrl.train import collect, rl, state
 
-RECIPE = """kind = "{kind}"
-[model]
-path = "{model}"
-dtype = "float32"
-device = "cpu"
-min_pixels = 784
-max_pixels = 3136
-[[data]]
-path = "{data}"
-task = "digits"
-[reward]
-name = "{folder}/reward.py:score"
-[rollout]
-prompts_per_step = 4
-samples_per_prompt = 4
-max_new_tokens = 12
-temperature = 0.9
-[train]
-steps = 4
-rows_per_step = 4
-tokens_per_row = 300
-[optim]
-lr = 1e-3
-[eval]
-every_steps = 2
-max_rows = 4
-[checkpoint]
-every_steps = 1
-keep_last = 9
+RECIPE = """
+rollout = {prompts_per_step = 4, samples_per_prompt = 4, max_new_tokens = 12, temperature = 0.9}
+train = {steps = 4, rows_per_step = 4, tokens_per_row = 300}
+optim.lr = 1e-3
+eval = {every_steps = 2, max_rows = 4}
+checkpoint = {every_steps = 1, keep_last = 9}
 """
-REWARD = "def score(x):\n    return min(1.0, x.response.count('e') / 20)\n"
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, tiny_folder) -> Path:
-    folder = tmp_path_factory.mktemp("place")
-    data = prepare_digits(folder / "digits", num_pairs=24).path
-    (folder / "reward.py").write_text(REWARD)
-    for kind in ("rl", "sft"):
-        (folder / f"{kind}.toml").write_text(RECIPE.format(kind=kind, model=tiny_folder, data=data, folder=folder))
-    return folder
+    return make_place(tmp_path_factory.mktemp("place"), tiny_folder, RECIPE, kinds=("rl", "sft"))
+
+
+@pytest.fixture(scope="module")
+def calm(place, tmp_path_factory):
+    """kind -> the run whose memory sufficed."""
+    return once_a_kind(place, tmp_path_factory)
 
 
 def ask_for_too_much() -> None:
@@ -85,32 +70,9 @@ def limit_rows(monkeypatch, tokens: int, doing: str = "") -> list[int]:
     return rows
 
 
-def events(run: Run, name: str) -> list[dict]:
-    return [line for line in run.metrics("event") if name in line["event"]]
-
-
-def assert_close_history(a: Run, b: Run) -> None:
-    """The same numbers in every step, but for rounding, what measures rounding, and the budget itself."""
-    for x, y in zip(history(a), history(b), strict=True):
-        drop = ("train/tokens_per_row", "policy/sampler_")
-        x, y = ({k: v for k, v in line.items() if not k.startswith(drop)} for line in (x, y))
-        assert x.keys() == y.keys()
-        for name, value in x.items():
-            assert y[name] == (pytest.approx(value, rel=1e-4, abs=1e-6) if isinstance(value, float) else value), name
-
-
-@pytest.fixture(scope="module")
-def calm(place, tmp_path_factory):
-    """kind -> the run whose memory sufficed."""
-    made: dict[str, Run] = {}
-
-    def of(kind: str) -> Run:
-        if kind not in made:
-            made[kind], status = begin(place, kind, tmp_path_factory.mktemp(kind))
-            assert status == "done"
-        return made[kind]
-
-    return of
+def assert_learned_the_same(run: Run, calm: Run) -> None:
+    """But for rounding, what measures rounding, and the budget itself."""
+    assert_close_history(run, calm, rel=1e-4, absolute=1e-6, without=("train/tokens_per_row", "policy/sampler_"))
 
 
 MORE = ("train.updates_per_step=2", "algo.kl_coef=0.1", "algo.entropy_coef=0.01", "train.steps=1", "eval.every_steps=0")
@@ -125,19 +87,11 @@ MORE = ("train.updates_per_step=2", "algo.kl_coef=0.1", "algo.entropy_coef=0.01"
 ])  # fmt: skip
 def test_a_rehearsal_changes_nothing_to_the_bit(place, calm, tmp_path, kind, overrides):
     """Weights, moments, random states, data positions, metrics, rollouts: all as without it."""
-    run, _ = begin(place, kind, tmp_path / "with", *overrides) if overrides else (calm(kind), None)
-    other, _ = begin(place, kind, tmp_path / "without", "train.rehearsal=false", *overrides)
+    run = train(place, tmp_path / "with", *overrides, kind=kind) if overrides else calm(kind)
+    other = train(place, tmp_path / "without", "train.rehearsal=false", *overrides, kind=kind)
     [said] = events(run, "rehearsed")
     assert not events(other, "rehearsed") and said["complete"] and 0 < said["rows_looked_at"] <= 24
-    if "lora.rank=4" in overrides:
-        assert json.dumps(history(run)) == json.dumps(history(other))
-    else:
-        assert_same_run(run, other)
-    first, second = run.checkpoint_dirs()[-1], other.checkpoint_dirs()[-1]
-    for part in ("rng", "optimizer", "adapter"):
-        for path in (first / part).glob("*.safetensors"):
-            x, y = (io.load_file(folder / part / path.name) for folder in (first, second))
-            assert x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x), path
+    assert_same_run(run, other)
 
 
 @pytest.mark.slow
@@ -145,7 +99,7 @@ def test_a_rehearsal_changes_nothing_to_the_bit(place, calm, tmp_path, kind, ove
 def test_the_rehearsed_row_is_as_large_as_any_of_the_run(place, calm, monkeypatch, tmp_path, kind):
     rows = limit_rows(monkeypatch, 10_000)
     ears = Ears()
-    run, _ = begin(place, kind, tmp_path, ears=ears)
+    run, _ = begin(place, tmp_path, kind=kind, ears=ears)
     [event] = events(run, "rehearsed")
     assert rows[0] == event["tokens"] >= max(rows[1:]) and len(rows) > 4
     assert event["tokens"] > 250 and event["limit_bytes"] > event["peak_bytes"] > 1 << 20
@@ -161,24 +115,24 @@ def test_a_run_that_failed_once_is_the_run_that_never_failed_and_keeps_the_half(
     with monkeypatch.context() as patch:
         rows = limit_rows(patch, 150, "phase `update` of step 2")
         ears = Ears(stop_at=3)
-        run, status = begin(place, kind, tmp_path, ears=ears)
+        run, status = begin(place, tmp_path, kind=kind, ears=ears)
     assert status == "interrupted" and max(rows) > 150 >= rows[-1]
     [event] = events(run, "budget halved")
     now = event["now"]
     assert (event["step"], event["was"], event["key"]) == (2, 300, "train.tokens_per_row") and now <= 150
     assert [line for line in ears.heard if f"train.tokens_per_row = {now}" in line]
-    run, status = go_on(run, kind, tmp_path)
+    run, status = go_on(run)
     assert status == "done" and len(events(run, "budget halved")) == 1
     assert [m["train/tokens_per_row"] for m in run.metrics("train")] == [300, 300, now, now]
     assert [e["tokens"] <= 150 for e in events(run, "rehearsed")] == [False, True]
-    assert_close_history(run, calm(kind))
+    assert_learned_the_same(run, calm(kind))
 
 
 @pytest.mark.slow
 def test_what_does_not_fit_twice_ends_with_the_report(place, monkeypatch, tmp_path):
     limit_rows(monkeypatch, 84, "phase `update` of step 1")
     with pytest.raises(OutOfMemoryError) as caught:
-        begin(place, "rl", tmp_path, "train.tokens_per_row=600", "rollout.samples_per_prompt=12")
+        begin(place, tmp_path, "train.tokens_per_row=600", "rollout.samples_per_prompt=12")
     error = caught.value
     assert error.message.startswith("out of memory in phase `update` of step 1 on rank 0 with ")
     assert "digits row digits-" in error.where and "; images 56 x 56, 56 x 56)" in error.where
@@ -191,24 +145,24 @@ def test_what_does_not_fit_twice_ends_with_the_report(place, monkeypatch, tmp_pa
 @pytest.mark.slow
 def test_a_rehearsal_that_does_not_fit_halves_the_budget_before_the_first_step(place, calm, monkeypatch, tmp_path):
     limit_rows(monkeypatch, 200)
-    run, status = begin(place, "rl", tmp_path)
-    assert status == "done" and [m["train/tokens_per_row"] for m in run.metrics("train")] == [132] * 4
+    run = train(place, tmp_path)
+    assert [m["train/tokens_per_row"] for m in run.metrics("train")] == [132] * 4
     [event] = events(run, "budget halved")
     assert (event["step"], event["now"]) == (0, 132)
-    assert_close_history(run, calm("rl"))
+    assert_learned_the_same(run, calm("rl"))
 
 
 @pytest.mark.slow
 def test_a_rehearsal_that_fits_nowhere_near_ends_the_run_with_a_value_that_was_tried(place, monkeypatch, tmp_path):
     rows = limit_rows(monkeypatch, 100)
     with pytest.raises(OutOfMemoryError) as caught:
-        begin(place, "rl", tmp_path)
+        begin(place, tmp_path)
     # a prompt of 84 tokens, responses of 12: two groups of four, one, one response
     assert rows == [264, 132, 96]
     assert caught.value.hint == "set train.tokens_per_row = 66: tried, it fits"
     assert caught.value.message.startswith("out of memory in phase `rehearsal` of step 0 on rank 0 with ")
     assert not open_run(tmp_path, "last").metrics("train")
-    assert begin(place, "rl", tmp_path, "train.tokens_per_row=66")[1] == "done"
+    train(place, tmp_path, "train.tokens_per_row=66")
 
 
 @pytest.mark.slow
@@ -219,7 +173,7 @@ def test_a_single_response_that_does_not_fit_names_another_key(place, monkeypatc
         (("model.gradient_checkpointing=true",), "rollout.max_new_tokens = 6"),
     ):
         with pytest.raises(OutOfMemoryError, match="in 1 response at once") as caught:
-            begin(place, "rl", tmp_path, *overrides)
+            begin(place, tmp_path, *overrides)
         assert caught.value.hint.startswith(f"set {key}; a smaller train.tokens_per_row would not help")
 
 
@@ -257,7 +211,7 @@ def test_memory_that_runs_out_elsewhere_names_the_phase_and_a_key(
 ):
     fail_in(monkeypatch, owner, name, after=after)
     with pytest.raises(OutOfMemoryError) as caught:
-        begin(place, "rl", tmp_path)
+        begin(place, tmp_path)
     assert caught.value.message.startswith(f"out of memory in phase `{phase}` of step ")
     assert f"set {key}" in caught.value.hint
     assert open_run(tmp_path, "last").status == "failed"
@@ -267,7 +221,7 @@ def test_memory_that_runs_out_elsewhere_names_the_phase_and_a_key(
 def test_an_engine_that_does_not_start_for_want_of_memory_names_its_cache(place, monkeypatch, tmp_path):
     monkeypatch.setattr(rl, "make_generator", failing_vllm)
     with pytest.raises(OutOfMemoryError) as caught:
-        begin(place, "rl", tmp_path, 'rollout.engine="vllm"')
+        begin(place, tmp_path, 'rollout.engine="vllm"')
     assert "phase `engine start`" in caught.value.message and caught.value.hint == "set rollout.kv_cache_gib = 2"
 
 
@@ -283,26 +237,26 @@ def test_the_engine_halves_its_batches_once_and_the_run_keeps_that(place, calm, 
 
     with monkeypatch.context() as patch:
         patch.setattr(TorchEngine, "_prefill", limited)
-        run, status = begin(place, "rl", tmp_path, stop_at=2)
+        run, status = begin(place, tmp_path, stop_at=2)
     assert max(sizes) == 16 and sizes.count(16) == 1
     [event] = events(run, "budget halved")
     assert event["key"] == "rollout.batch_tokens" and event["was"] == 65_536 and event["now"] < 1000
-    run, status = go_on(run, "rl", tmp_path)
+    run, status = go_on(run)
     assert status == "done" and run.checkpoint_dirs()
     assert io.load_data(run.checkpoint_dirs()[-1])["progress"]["halved"] == {
         "rollout.batch_tokens": [65_536, event["now"]]
     }
-    assert_close_history(run, calm("rl"))
+    assert_learned_the_same(run, calm("rl"))
 
 
 @pytest.mark.slow
 def test_a_start_again_with_half_the_budget_keeps_it(place, calm, monkeypatch, tmp_path):
     monkeypatch.setenv("VLMRL_HALVED", '{"train.tokens_per_row": [300, 140]}')
-    run, status = begin(place, "rl", tmp_path, stop_at=2)
+    run, status = begin(place, tmp_path, stop_at=2)
     monkeypatch.delenv("VLMRL_HALVED")
-    run, status = go_on(run, "rl", tmp_path)
+    run, status = go_on(run)
     assert status == "done" and [m["train/tokens_per_row"] for m in run.metrics("train")] == [140] * 4
-    assert_close_history(run, calm("rl"))
+    assert_learned_the_same(run, calm("rl"))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from command_line import this_process
+from small_runs import recipe_text
 from tinyworld import image
 
 from vlmrl.store.runs import Run, open_run
@@ -61,25 +62,10 @@ def score(reward_inputs):
 """,
 }
 RECIPE = """
-kind = "rl"
-[model]
-path = "{model}"
-dtype = "float32"
-device = "cpu"
-min_pixels = 784
-max_pixels = 3136
-{data}
-[rollout]
-prompts_per_step = 4
-samples_per_prompt = 3
-max_new_tokens = 10
-[train]
-steps = 2
-[optim]
-lr = 1e-3
-[eval]
-every_steps = 0
-{more}
+rollout = {prompts_per_step = 4, samples_per_prompt = 3, max_new_tokens = 10}
+train.steps = 2
+optim.lr = 1e-3
+eval.every_steps = 0
 """
 
 
@@ -100,7 +86,7 @@ def place(tmp_path) -> Path:
 
 
 def train(place: Path, model: Path, data: str, more: str = ""):
-    (place / "recipe.toml").write_text(RECIPE.format(model=model, data=data, more=more))
+    (place / "recipe.toml").write_text(recipe_text(model, RECIPE + more) + data)
     return this_process("train", "recipe.toml", "--json", cwd=place)
 
 
@@ -156,7 +142,7 @@ BAD_REWARDS = {
 def test_a_broken_reward_ends_the_run_with_the_row_and_no_traceback_of_ours(place, tiny_folder, mistake):
     body, told = BAD_REWARDS[mistake]
     (place / "broken.py").write_text(f"def score(x):\n    {body}\n")
-    done = train(place, tiny_folder, source("vlmrl", "broken.py"), "[reward]\ntimeout_seconds = 1\n")
+    done = train(place, tiny_folder, source("vlmrl", "broken.py"), "reward.timeout_seconds = 1")
     assert done.code == 2, done.err
     assert done.out == "" and "Traceback" not in done.err and "internal error" not in done.err
     message = done.err[done.err.index("error: ") :]
@@ -205,7 +191,7 @@ def test_validation_on_a_test_split_is_refused_unless_forced_and_then_labelled(p
     done = train(place, tiny_folder, data)
     assert done.code == 2 and "test" in done.err and "allow_test_split" in done.err
     assert "Traceback" not in done.err and not (place / "runs").exists()
-    text = (place / "recipe.toml").read_text().replace("every_steps = 0", "every_steps = 0\nallow_test_split = true")
+    text = (place / "recipe.toml").read_text().replace("eval.", "eval.allow_test_split = true\neval.")
     (place / "recipe.toml").write_text(text)
     done = this_process("train", "recipe.toml", "--json", cwd=place)
     assert done.json["status"] == "done", done.err

@@ -7,9 +7,19 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from command_line import this_process
-from test_resume import Ears, assert_same_run, begin, history, place, plain  # noqa: F401
+from command_line import settings, this_process
+from small_runs import (
+    SIX_STEPS,
+    Ears,
+    assert_same_run,
+    go_on,
+    history,
+    make_place,
+    rollouts,
+    same_tensors,
+    train,
+    weights,
+)
 
 from vlmrl.checkpoint import io
 from vlmrl.errors import StoreError
@@ -18,36 +28,20 @@ from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
 from vlmrl.tasks.digits.task import prepare_digits
 from vlmrl.train.resume import Request, notes_of, plan_fork, plan_resume, told
-from vlmrl.train.start import Labels, fork_run, reopen_run, run_session
+from vlmrl.train.start import Labels, fork_run, run_session
 
 CONSTANT = ("optim.schedule=constant",)
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory) -> Path:
-    return prepare_digits(tmp_path_factory.mktemp("data") / "digits", num_pairs=24).path
+def place(tmp_path_factory, tiny_folder) -> Path:
+    return make_place(tmp_path_factory.mktemp("place"), tiny_folder, SIX_STEPS, kinds=("rl", "sft"))
 
 
-def go_on(
-    run: Run,
-    root: Path,
-    *overrides: str,
-    kind: str = "rl",
-    accept: bool = False,
-    recipe=None,
-    stop_at=None,
-    ears: Ears | None = None,
-):
-    plan = plan_resume(root, Request(run.id, kind, recipe, overrides, accept))
-    reopened, settings, checkpoint = reopen_run(root, plan, ["vlmrl"])
-    status = run_session(reopened, settings, root, ears or Ears(stop_at), checkpoint)
-    return open_run(root, run.id), status
-
-
-def fork(root: Path, ref: str, *overrides: str, kind: str = "rl", stop_at=None):
-    plan = plan_fork(root, Request(ref, kind, None, overrides))
-    made, settings, checkpoint = fork_run(root, plan, ["vlmrl"], Labels())
-    status = run_session(made, settings, root, Ears(stop_at), checkpoint)
+def fork(root: Path, ref: str, *overrides: str, stop_at: int | None = None) -> tuple[Run, str]:
+    plan = plan_fork(root, Request(ref, "rl", None, overrides))
+    made, recipe, checkpoint = fork_run(root, plan, ["vlmrl"], Labels())
+    status = run_session(made, recipe, root, Ears(stop_at), checkpoint)
     return open_run(root, made.id), status
 
 
@@ -55,24 +49,22 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def same_weights(a: Path, b: Path) -> bool:
-    x, y = (io.load_file(next((f / "model").glob("*.safetensors"))) for f in (a, b))
-    return all(torch.equal(x[k], y[k]) for k in x)
+def learned(run: Run, begin: int = 0) -> str:
+    """What a run measured in training, from a step on, for a comparison to the digit."""
+    return json.dumps([m for m in history(run) if m["kind"] == "train" and m["step"] >= begin])
 
 
 @pytest.fixture(scope="module")
-def six(place, tmp_path_factory):  # noqa: F811
+def six(place, tmp_path_factory):
     """Six steps at once, at a constant learning rate."""
-    return begin(place, "rl", tmp_path_factory.mktemp("six"), *CONSTANT)[0]
+    return train(place, tmp_path_factory.mktemp("six"), *CONSTANT)
 
 
 @pytest.fixture(scope="module")
-def four(place, tmp_path_factory):  # noqa: F811
+def four(place, tmp_path_factory):
     """(root, a run that is done after four steps); copied by who changes it."""
     root = tmp_path_factory.mktemp("four")
-    run, status = begin(place, "rl", root, "train.steps=4", *CONSTANT)
-    assert status == "done"
-    return root, run
+    return root, train(place, root, "train.steps=4", *CONSTANT)
 
 
 @pytest.fixture
@@ -85,11 +77,10 @@ def done(four, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rl", "sft"])
-def test_four_steps_and_two_more_are_six_to_the_bit(place, six, tmp_path, kind):  # noqa: F811
-    expected = six if kind == "rl" else begin(place, kind, tmp_path / "at-once", *CONSTANT)[0]
-    run, status = begin(place, kind, tmp_path, "train.steps=4", *CONSTANT)
-    assert status == run.status == "done"
-    run, status = go_on(run, tmp_path, "train.steps=6", kind=kind)
+def test_four_steps_and_two_more_are_six_to_the_bit(place, six, tmp_path, kind):
+    expected = six if kind == "rl" else train(place, tmp_path / "at-once", *CONSTANT, kind=kind)
+    run = train(place, tmp_path, "train.steps=4", *CONSTANT, kind=kind)
+    run, status = go_on(run, "train.steps=6")
     assert status == run.status == "done"
     # A first part of four steps ends with a checkpoint that six at once do not make.
     shutil.rmtree(run.dir / "checkpoints" / "step-000004")
@@ -100,30 +91,28 @@ def test_four_steps_and_two_more_are_six_to_the_bit(place, six, tmp_path, kind):
 
 
 @pytest.mark.slow
-def test_cadences_and_batching_of_the_engine_change_nothing_that_is_learned(place, six, done):  # noqa: F811
+def test_cadences_and_batching_of_the_engine_change_nothing_that_is_learned(place, six, done):
     """The validation that ended the first part counts, once, though six at once under these cadences has none there."""
-    root, run = done
+    _, run = done
     free = ("eval.every_steps=3", "checkpoint.every_steps=1", "checkpoint.keep_last=1", "log.sample_every_steps=0",
             "rollout.batch_tokens=100000", "train.max_seconds=100000")  # fmt: skip
-    run, status = go_on(run, root, "train.steps=6", *free)
+    run, status = go_on(run, "train.steps=6", *free)
     assert status == "done"
-    assert same_weights(run.checkpoint_dirs()[-1], six.checkpoint_dirs()[-1])
-    train = [[m for m in history(r) if m["kind"] == "train"] for r in (run, six)]
-    assert json.dumps(train[0]) == json.dumps(train[1])
-    for step in range(6):
-        assert [plain(g) for g in run.read_rollouts(step)] == [plain(g) for g in six.read_rollouts(step)]
+    assert same_tensors(weights(run), weights(six))
+    assert learned(run) == learned(six)
+    assert rollouts(run) == rollouts(six)
     assert {c["kind"] for c in run.manifest.attempts[1].changes} == {"free"}
 
 
 @pytest.mark.slow
-def test_a_last_validation_that_came_after_its_checkpoint_counts_when_the_run_goes_on(place, tmp_path):  # noqa: F811
+def test_a_last_validation_that_came_after_its_checkpoint_counts_when_the_run_goes_on(place, tmp_path):
     """Without it the best would be forgotten, its checkpoint deleted, and a worse one named the best."""
     cadence = ("eval.every_steps=3", "checkpoint.every_steps=2", "train.steps=2", "checkpoint.keep_last=1")
-    run, _ = begin(place, "rl", tmp_path, *cadence, *CONSTANT)
+    run = train(place, tmp_path, *cadence, *CONSTANT)
     at_two = next(m for m in run.metrics("validation") if m["step"] == 2)
     saved = io.load_data(run.checkpoint_dirs()[-1])["progress"]
     assert saved["step"] == 2 and saved["validated"] == 0  # saved before it was validated
-    run, _ = go_on(run, tmp_path, "train.steps=3", "checkpoint.every_steps=0", stop_at=3)
+    run, _ = go_on(run, "train.steps=3", "checkpoint.every_steps=0", stop_at=3)
     progress = io.load_data(run.checkpoint_dirs()[-1])["progress"]
     values = {m["step"]: m["eval/metric"] for m in run.metrics("validation")}
     assert values[2] == at_two["eval/metric"]
@@ -146,17 +135,17 @@ def test_a_done_run_without_more_to_do_is_left_alone_and_the_command_that_gives_
 
 
 @pytest.mark.slow
-def test_what_changes_the_learning_is_refused_with_a_diff_then_accepted_and_recorded(place, done):  # noqa: F811
-    root, run = done
+def test_what_changes_the_learning_is_refused_with_a_diff_then_accepted_and_recorded(done):
+    _, run = done
     before = files(run.dir)
     words = ("train.steps=6", "optim.lr=2e-3", "algo.clip_high=0.3")
     with pytest.raises(StoreError) as caught:
-        go_on(run, root, *words)
+        go_on(run, *words)
     message = str(caught.value)
     assert "optim.lr: 0.001 -> 0.002" in message and "--set optim.lr=2e-3" in message
     assert "algo.clip_high: not set -> 0.3" in message and "--accept-changes" in message
     assert files(run.dir) == before, "a refused resume touched the run"
-    run, status = go_on(run, root, *words, accept=True)
+    run, status = go_on(run, *words, accept=True)
     assert status == "done"
     attempt = run.manifest.attempts[-1]
     assert attempt.accepted and attempt.from_step == 4 and attempt.number == 2 and attempt.start
@@ -175,7 +164,7 @@ def test_what_changes_the_learning_is_refused_with_a_diff_then_accepted_and_reco
     assert read_resolved(run.dir)["origins"]["optim.lr"] == "--set"
     assert json.loads((run.dir / "resolved.json").read_text())["recipe"]["optim"]["lr"] == 1e-3
     # A third attempt begins from the second's recipe.
-    run, _ = go_on(run, root, "train.steps=7")
+    run, _ = go_on(run, "train.steps=7")
     assert [c["what"] for c in run.manifest.attempts[-1].changes] == ["train.steps"]
     assert run.metrics("train")[-1]["optim/lr"] == 2e-3
 
@@ -196,12 +185,12 @@ def test_what_the_checkpoint_does_not_fit_is_refused_even_when_accepted_and_for_
 
 
 @pytest.mark.slow
-def test_an_edited_recipe_file_is_compared_with_the_run(place, done, tmp_path):  # noqa: F811
-    root, run = done
+def test_an_edited_recipe_file_is_compared_with_the_run(place, done, tmp_path):
+    _, run = done
     text = (place / "rl.toml").read_text()
     edited = tmp_path / "edited.toml"
     edited.write_text(text.replace("steps = 6", "steps = 5").replace('schedule = "cosine"', 'schedule = "constant"'))
-    run, status = go_on(run, root, recipe=edited)
+    run, status = go_on(run, recipe=edited)
     assert status == "done"
     assert [c["what"] for c in run.manifest.attempts[-1].changes] == ["train.steps"]
     assert (run.dir / "recipe-a2.toml").read_text() == edited.read_text()
@@ -210,28 +199,28 @@ def test_an_edited_recipe_file_is_compared_with_the_run(place, done, tmp_path): 
 
 
 @pytest.mark.slow
-def test_a_falling_learning_rate_cannot_be_continued_exactly_and_that_is_said(place, tmp_path):  # noqa: F811
-    run, _ = begin(place, "sft", tmp_path, "train.steps=2")
+def test_a_falling_learning_rate_cannot_be_continued_exactly_and_that_is_said(place, tmp_path):
+    run = train(place, tmp_path, "train.steps=2", kind="sft")
     plan = plan_resume(tmp_path, Request(run.id, "sft", None, ("train.steps=4",)))
     assert any("cosine" in note and "from step 2 on" in note for note in notes_of(plan))
 
 
 @pytest.mark.slow
-def test_an_edited_reward_is_shown_as_a_diff_and_wanted_accepted(place, tmp_path):  # noqa: F811
+def test_an_edited_reward_is_shown_as_a_diff_and_wanted_accepted(place, tmp_path):
     reward = tmp_path / "mine.py"
     reward.write_text((place / "reward.py").read_text())
     named = f'reward.name="{reward}:score"'
-    run, _ = begin(place, "rl", tmp_path, "train.steps=2", named, *CONSTANT)
+    run = train(place, tmp_path, "train.steps=2", named, *CONSTANT)
     old = run.manifest.rewards[0]["sha256"]
     reward.write_text(reward.read_text().replace("12", "24"))
     before = files(run.dir)
     with pytest.raises(StoreError) as caught:
-        go_on(run, tmp_path, "train.steps=3")
+        go_on(run, "train.steps=3")
     message = str(caught.value)
     assert '-    return {"length": min(1.0, x.num_tokens / 12)' in message
     assert '+    return {"length": min(1.0, x.num_tokens / 24)' in message
     assert files(run.dir) == before
-    run, status = go_on(run, tmp_path, "train.steps=3", accept=True)
+    run, status = go_on(run, "train.steps=3", accept=True)
     assert status == "done"
     change = next(c for c in run.manifest.attempts[-1].changes if c["what"].startswith("reward "))
     assert change["old"] == old and change["new"] == run.manifest.rewards[0]["sha256"] != old
@@ -244,36 +233,36 @@ def test_an_edited_reward_is_shown_as_a_diff_and_wanted_accepted(place, tmp_path
 
 
 @pytest.mark.slow
-def test_an_edited_prompt_is_shown_as_a_diff(place, tmp_path):  # noqa: F811
+def test_an_edited_prompt_is_shown_as_a_diff(place, tmp_path):
     template = tmp_path / "ask.jinja"
     template.write_text("<image><image>Same digit?\nAnswer with a number.\n")
     named = f'data.0.prompt="{template}"'
-    run, _ = begin(place, "sft", tmp_path, "train.steps=2", named)
+    run = train(place, tmp_path, "train.steps=2", named, kind="sft")
     template.write_text("<image><image>The same digit?\nAnswer with a number.\n")
     with pytest.raises(StoreError) as caught:
-        go_on(run, tmp_path, "train.steps=3", kind="sft")
+        go_on(run, "train.steps=3")
     message = str(caught.value)
     assert "-<image><image>Same digit?" in message and "+<image><image>The same digit?" in message
 
 
 @pytest.mark.slow
-def test_another_dataset_is_told_by_rows_and_fingerprint_and_begins_its_first_epoch(place, digits, tmp_path):  # noqa: F811
+def test_another_dataset_is_told_by_rows_and_fingerprint_and_begins_its_first_epoch(place, tmp_path):
     data = tmp_path / "digits"
-    shutil.copytree(digits, data)
+    shutil.copytree(place / "digits", data)
     named = f'data.0.path="{data}"'
-    run, _ = begin(place, "sft", tmp_path, "train.steps=2", named)
+    run = train(place, tmp_path, "train.steps=2", named, kind="sft")
     moved = tmp_path / "moved"
     shutil.move(data, moved)
     plan = plan_resume(tmp_path, Request(run.id, "sft", None, ("train.steps=3", f'data.0.path="{moved}"')))
     assert {c.what: c.kind for c in plan.changes} == {"train.steps": "free", "data.0.path": "free"}
     prepare_digits(data, num_pairs=36)
     with pytest.raises(StoreError) as caught:
-        go_on(run, tmp_path, "train.steps=3", kind="sft")
+        go_on(run, "train.steps=3")
     was, now = run.manifest.datasets[0], json.loads((data / "dataset.json").read_text())
     assert f"{was['rows']} rows" in str(caught.value) and was["fingerprint"][:12] in str(caught.value)
     assert now["fingerprint"][:12] in str(caught.value)
     ears = Ears()
-    run, status = go_on(run, tmp_path, "train.steps=3", kind="sft", accept=True, ears=ears)
+    run, status = go_on(run, "train.steps=3", accept=True, ears=ears)
     assert status == "done"
     assert run.manifest.datasets[0]["fingerprint"] == now["fingerprint"]
     assert was in [dict(d) for d in run.manifest.all_datasets]
@@ -287,11 +276,9 @@ def test_a_fork_without_changes_is_the_run_to_the_bit(six, done):
     root, parent = done
     forked, status = fork(root, f"{parent.id}@3", "train.steps=6")
     assert status == forked.status == "done"
-    assert same_weights(forked.checkpoint_dirs()[-1], six.checkpoint_dirs()[-1])
-    mine, theirs = ([m for m in history(r) if m["kind"] == "train" and m["step"] >= 3] for r in (forked, six))
-    assert json.dumps(mine) == json.dumps(theirs)
-    for step in (3, 4, 5):
-        assert [plain(g) for g in forked.read_rollouts(step)] == [plain(g) for g in six.read_rollouts(step)]
+    assert same_tensors(weights(forked), weights(six))
+    assert learned(forked) == learned(six, 3)
+    assert rollouts(forked, (3, 4, 5)) == rollouts(six, (3, 4, 5))
     assert forked.manifest.parent == {"run": parent.id, "checkpoint": "step-000003", "step": 3}
     assert forked.manifest.forked_at == 3 and forked.start_step == 3
     assert [m["step"] for m in forked.metrics("train")] == [3, 4, 5]
@@ -305,7 +292,7 @@ def test_a_fork_without_changes_is_the_run_to_the_bit(six, done):
 
 
 @pytest.mark.slow
-def test_a_fork_may_change_what_is_learned_lists_it_and_is_resumed_like_any_run(place, done):  # noqa: F811
+def test_a_fork_may_change_what_is_learned_lists_it_and_is_resumed_like_any_run(done):
     root, parent = done
     words = ("train.steps=6", "optim.lr=2e-3", "algo.kl_coef=0.1")
     before = files(parent.dir)
@@ -316,9 +303,9 @@ def test_a_fork_may_change_what_is_learned_lists_it_and_is_resumed_like_any_run(
     stopped, status = fork(root, f"{parent.id}@{step}", *words, stop_at=step + 1)
     assert status == "interrupted" and stopped.id != whole.id
     shutil.rmtree(parent.dir)  # a fork needs nothing of its parent's
-    stopped, status = go_on(stopped, root)
+    stopped, status = go_on(stopped)
     assert status == "done"
-    assert same_weights(stopped.checkpoint_dirs()[-1], whole.checkpoint_dirs()[-1])
+    assert same_tensors(weights(stopped), weights(whole))
     assert json.dumps(history(stopped)) == json.dumps(history(whole))
     assert all(m["optim/lr"] == 2e-3 for m in whole.metrics("train"))
 
@@ -331,39 +318,35 @@ def test_a_fork_killed_before_its_first_own_checkpoint_goes_on_from_its_copy(don
     for folder in forked.checkpoint_dirs()[1:]:
         shutil.rmtree(folder)
     assert [p.name for p in forked.checkpoint_dirs()] == ["step-000003"]
-    forked, status = go_on(forked, root)
+    forked, status = go_on(forked)
     assert status == "done" and forked.manifest.attempts[-1].from_step == 3
     assert [m["step"] for m in forked.metrics("train")] == [3, 4, 5]
 
 
 @pytest.mark.slow
-def test_the_kl_of_a_fork_is_to_its_parents_first_weights_not_to_what_it_forked_from(place, tmp_path):  # noqa: F811
+def test_the_kl_of_a_fork_is_to_its_parents_first_weights_not_to_what_it_forked_from(place, tmp_path):
     """And those are another run's here, called `last` when the parent began."""
-    grandparent, _ = begin(place, "sft", tmp_path, "train.steps=1")
+    grandparent = train(place, tmp_path, "train.steps=1", kind="sft")
     words = ('model.path="last"', "train.steps=3", "algo.kl_coef=0.5", "checkpoint.every_steps=1", *CONSTANT)
-    parent, _ = begin(place, "rl", tmp_path, *words)
+    parent = train(place, tmp_path, *words)
     forked, _ = fork(tmp_path, f"{parent.id}@1")
     assert forked.manifest.first_weights == parent.manifest.parent
     assert forked.manifest.first_weights and forked.manifest.first_weights["run"] == grandparent.id
     kl = [{m["step"]: m["loss/kl"] for m in r.metrics("train")} for r in (parent, forked)]
     assert kl[1] == {step: kl[0][step] for step in (1, 2)} and kl[0][1] > 0
-    assert same_weights(forked.checkpoint_dirs()[-1], parent.checkpoint_dirs()[-1])
+    assert same_tensors(weights(forked), weights(parent))
     again, _ = fork(tmp_path, f"{forked.id}@2")
     assert again.manifest.first_weights == parent.manifest.parent and again.metrics("train")[0]["loss/kl"] == kl[0][2]
 
 
 @pytest.mark.slow
-def test_a_fork_of_an_adapter_is_the_run_to_the_bit(place, tmp_path):  # noqa: F811
+def test_a_fork_of_an_adapter_is_the_run_to_the_bit(place, tmp_path):
     words = ("lora.rank=4", "train.steps=2", "algo.kl_coef=0.1", "checkpoint.every_steps=1", *CONSTANT)
-    parent, _ = begin(place, "rl", tmp_path, *words)
+    parent = train(place, tmp_path, *words)
     forked, status = fork(tmp_path, f"{parent.id}@1")
     assert status == "done"
-    mine, theirs = (
-        io.load_file(r.checkpoint_dirs()[-1] / "adapter" / "adapter_model.safetensors") for r in (forked, parent)
-    )
-    assert all(torch.equal(mine[k], theirs[k]) for k in theirs) and any(
-        bool(theirs[k].any()) for k in theirs if "lora_B" in k
-    )
+    mine, theirs = weights(forked), weights(parent)
+    assert same_tensors(mine, theirs) and any(bool(theirs[k].any()) for k in theirs if "lora_B" in k)
     assert forked.metrics("train")[0]["loss/kl"] == parent.metrics("train")[1]["loss/kl"] > 0
 
 
@@ -383,9 +366,9 @@ def test_forks_that_cannot_be(done):
 
 
 @pytest.mark.slow
-def test_the_commands_show_ask_and_go_on(place, done):  # noqa: F811
+def test_the_commands_show_ask_and_go_on(done):
     root, run = done
-    more = ("--set", "train.steps=5", "--set", "optim.lr=2e-3", "--runs", root)
+    more = (*settings("train.steps=5", "optim.lr=2e-3"), "--runs", root)
     refused = this_process("train", "--resume", run.id, *more, cwd=root)
     assert refused.code == 2 and "optim.lr: 0.001 -> 0.002" in refused.err and "--accept-changes" in refused.err
     resumed = this_process("train", "--resume", run.id, *more, "--accept-changes", "--json", cwd=root)

@@ -8,7 +8,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -22,7 +21,8 @@ from typing import Any
 import psutil
 import pytest
 from command_line import own_process
-from test_every_algorithm import place, train  # noqa: F401
+from processes import free_endpoint
+from small_runs import make_place, train
 from tinyworld import image
 
 from vlmrl.data.encode import Encoder
@@ -35,6 +35,12 @@ from vlmrl.types import Media, Message, Row, SamplingParams
 
 pytestmark = pytest.mark.slow
 
+RECIPE = """
+rollout = {prompts_per_step = 3, samples_per_prompt = 3, max_new_tokens = 8}
+train.steps = 1
+optim.lr = 1e-2
+eval = {every_steps = 0, max_rows = 2}
+"""
 QUESTIONS = [("same or different?", [(56, 56), (84, 56)]), ("which digit?", [(56, 84)]), ("yes or no?", [])]
 SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
@@ -55,23 +61,20 @@ def named(folder: Path) -> dict[str, str]:
 @contextmanager
 def served(line: str, *more: str, folder: Path) -> Iterator[str]:
     """The address of a server that the line starts in a folder; it is ended, and nothing of it is left."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [*shlex.split(line), "--host", "127.0.0.1", "--port", str(port), *more]
+    address = free_endpoint()
+    command = [*shlex.split(line), "--host", "127.0.0.1", "--port", address.partition(":")[2], *more]
     log = folder / "server.log"
     with open(log, "wb") as out:
         server = subprocess.Popen(command, cwd=folder, env=os.environ | SMALL | named(folder), stdout=out, stderr=out)
     try:
-        address = f"http://127.0.0.1:{port}"
         for _ in range(1800):
             assert server.poll() is None, log.read_text()[-3000:]
             try:
-                urllib.request.urlopen(f"{address}/health", timeout=10).read()
+                urllib.request.urlopen(f"http://{address}/health", timeout=10).read()
                 break
             except (urllib.error.URLError, ConnectionError, TimeoutError):
                 time.sleep(0.1)
-        yield address
+        yield f"http://{address}"
     finally:
         left: list[psutil.Process] = []
         if server.poll() is None:
@@ -118,8 +121,8 @@ def expected(folder: Path, max_tokens: int) -> list[tuple[tuple[int, ...], tuple
     return made
 
 
-def test_the_merged_model_is_served_by_the_line_that_merge_prints(place, tmp_path):  # noqa: F811
-    run = train(place, tmp_path, "train.steps=1", "optim.lr=1e-2")
+def test_the_merged_model_is_served_by_the_line_that_merge_prints(tiny_folder, tmp_path):
+    run = train(make_place(tmp_path / "place", tiny_folder, RECIPE), tmp_path)
     merged = own_process("merge", run.id, "--step", "last", "--runs", tmp_path, "--out", "merged", cwd=tmp_path)
     assert merged.code == 0, merged.err
     [line] = [line.partition("serve it: ")[2] for line in merged.err.splitlines() if "serve it: " in line]

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from command_line import settings, this_process
+from pair_tables import add_square
+from small_runs import start
 
 from vlmrl.data.build import building
-from vlmrl.data.images import encode_png, probe_image
 from vlmrl.recipe.explain import diff_recipes
 from vlmrl.recipe.files import shipped_folder
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.runs import Run
 from vlmrl.tasks.domain import truth_distance
 from vlmrl.tasks.domains import DOMAINS
 from vlmrl.tasks.source import open_source
-from vlmrl.train.start import Labels, run_session, start_run
 from vlmrl.train.state import make_scorer
 
 BASE = "qwen2_5_vl_7b_taxonrl.toml"
@@ -39,14 +39,6 @@ SMALL = (
 ROWS = {"train": 6, "validation": 2}
 
 
-class Silent:
-    def message(self, text: str) -> None: ...
-    def generated(self, done: int, total: int) -> None: ...
-    def step(self, step: int, total: int, metrics) -> None: ...
-    def validation(self, step: int, summary, best: bool) -> None: ...
-    def sample(self, step: int, group) -> None: ...
-
-
 def rows_of(task: str, split: str, build: Any) -> Iterator[dict[str, Any]]:
     """Pairs of coloured squares with a truth of the task's schema."""
     domain, rng = DOMAINS[task], random.Random(split)
@@ -57,14 +49,7 @@ def rows_of(task: str, split: str, build: Any) -> Iterator[dict[str, Any]]:
             first, other = rng.sample(list(field.labels or ("Alpha", "Beta")), 2)
             truth[field.name] = [first, first if same else other]
         truth["distance"] = truth_distance(domain, truth)
-        media = []
-        for side in range(2):
-            colour = (40 * number % 256, 200 * side, len(split) * 20)
-            data = encode_png(Image.new("RGB", (28, 28), colour))
-            found, _ = probe_image(data)
-            if found.sha256 not in build.images:
-                build.images.add(found.sha256, data)
-            media.append(found)
+        media = [add_square(build, (40 * number % 256, 200 * side, len(split) * 20)) for side in range(2)]
         yield {"prompt_id": f"{task}-{split}-{number:016x}", "truth": truth, "images": media}
 
 
@@ -85,9 +70,9 @@ def load(name: str, *more: str) -> LoadedRecipe:
 
 
 def train(loaded: LoadedRecipe, root: Path, name: str | None = None) -> Run:
-    run = start_run(loaded, root, ["vlmrl"], Labels(name, (), ""))
-    assert run_session(run, loaded.recipe, root, Silent(), None) == "done"
-    return open_run(root, run.id)
+    run, status = start(loaded, root, name=name)
+    assert status == "done"
+    return run
 
 
 def reward_of(run: Run) -> Mapping[str, Any]:
@@ -175,9 +160,6 @@ def test_80_percent_on_the_levels_leaves_the_answer_a_tenth(place, tiny_folder, 
 
 
 def test_a_start_that_is_missing_is_an_error(place, tmp_path, monkeypatch):
-    from command_line import this_process
-
     monkeypatch.chdir(place)
-    words = [w for setting in SMALL for w in ("--set", setting)]
-    done = this_process("train", "bird_large", *words, "--runs", tmp_path, cwd=place)
+    done = this_process("train", "bird_large", *settings(*SMALL), "--runs", tmp_path, cwd=place)
     assert done.code == 2 and "bird_sft" in done.err and not list(tmp_path.iterdir())

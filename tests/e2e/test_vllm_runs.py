@@ -4,58 +4,37 @@ from __future__ import annotations
 
 import math
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from command_line import START, Done, own_process
-from test_resume import REWARD
+from command_line import Done, own_process, settings, started
+from small_runs import make_place
 
 from vlmrl.store.rollouts import read_rollouts
 from vlmrl.store.runs import open_run
-from vlmrl.tasks.digits.task import prepare_digits
 
 pytestmark = pytest.mark.slow
 
 
+RECIPE = """
+rollout.engine = "vllm"
+rollout.kv_cache_gib = 0.25
+rollout.prompts_per_step = 4
+rollout.samples_per_prompt = 3
+rollout.max_prompt_tokens = 300
+rollout.max_new_tokens = 12
+rollout.temperature = 0.9
+train = {steps = 3, tokens_per_row = 400}
+optim.lr = 1e-3
+eval = {every_steps = 2, max_rows = 4}
+"""
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, small_folder) -> Path:
-    folder = tmp_path_factory.mktemp("vllm")
-    data = prepare_digits(folder / "digits", num_pairs=24).path
-    (folder / "reward.py").write_text(REWARD)
-    (folder / "rl.toml").write_text(f"""
-kind = "rl"
-[model]
-path = "{small_folder}"
-dtype = "float32"
-device = "cpu"
-min_pixels = 784
-max_pixels = 3136
-[[data]]
-path = "{data}"
-task = "digits"
-[reward]
-name = "{folder}/reward.py:score"
-[rollout]
-engine = "vllm"
-kv_cache_gib = 0.25
-prompts_per_step = 4
-samples_per_prompt = 3
-max_new_tokens = 12
-max_prompt_tokens = 300
-temperature = 0.9
-[train]
-steps = 3
-tokens_per_row = 400
-[optim]
-lr = 1e-3
-[eval]
-every_steps = 2
-max_rows = 4
-""")
-    return folder
+    return make_place(tmp_path_factory.mktemp("vllm"), small_folder, RECIPE)
 
 
 def train(place: Path, *more: str) -> Done:
@@ -106,10 +85,10 @@ def test_evaluation_uses_the_runs_engine_and_agrees_with_the_built_in_one(place,
 
 def test_a_run_with_an_adapter_goes_on_from_its_checkpoint(place):
     """The adapter alone is synced; a run from another's checkpoint, whose folder holds no base weights, starts too."""
-    lora = ("--set", "lora.rank=4", "--set", "train.steps=1", "--set", "eval.every_steps=0")
+    lora = settings("lora.rank=4", "train.steps=1", "eval.every_steps=0")
     parent = train(place, *lora)
     assert parent.code == 0, parent.err
-    child = train(place, *lora, "--set", f"model.path={parent.json['run']}")
+    child = train(place, *lora, *settings(f"model.path={parent.json['run']}"))
     assert child.code == 0, child.err
     for done in (parent, child):
         line = done.json["last"]
@@ -117,9 +96,9 @@ def test_a_run_with_an_adapter_goes_on_from_its_checkpoint(place):
 
 
 def test_a_killed_run_leaves_no_process_and_goes_on(place):
-    more = ["--set", "train.steps=12", "--set", "checkpoint.every_steps=1", "--set", "eval.every_steps=0"]
-    command = [sys.executable, "-c", START, "train", "rl.toml", "--runs", "killed", *more]
-    process = subprocess.Popen(command, cwd=place, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    more = settings("train.steps=12", "checkpoint.every_steps=1", "eval.every_steps=0")
+    quiet = {"stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    process = started("train", "rl.toml", "--runs", "killed", *more, cwd=place, **quiet)
     while not list((place / "killed").glob("*/checkpoints/*/COMPLETE")):
         assert process.poll() is None, "the run ended before it could be killed"
         time.sleep(0.02)
@@ -136,6 +115,6 @@ def test_a_killed_run_leaves_no_process_and_goes_on(place):
 
 
 def test_a_sync_beyond_the_bound_stops_the_run(place):
-    done = train(place, "--set", "rollout.max_sync_gap=1e-12")
+    done = train(place, *settings("rollout.max_sync_gap=1e-12"))
     assert done.code == 2 and "Traceback" not in done.err
     assert "after the sync of version 1" in done.err and "rollout.max_sync_gap" in done.err

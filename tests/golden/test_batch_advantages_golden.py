@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tinyworld import near
 
 from vlmrl.algo.advantages import SCALES, ScoredGroup, batch_advantages
 from vlmrl.algo.family import ALGORITHMS, resolve
@@ -26,12 +27,6 @@ def numbers(found) -> list[list[float]]:
     """One number a sample."""
     assert all(len(a) == 1 for samples in found for a in samples)
     return [[float(a[0]) for a in samples] for samples in found]
-
-
-def near(found, expected) -> None:
-    assert [len(x) for x in found] == [len(x) for x in expected]
-    for a, b in zip(found, expected, strict=True):
-        assert list(a) == pytest.approx(list(b), rel=1e-9, abs=1e-12)
 
 
 def test_the_length_weighted_baseline():

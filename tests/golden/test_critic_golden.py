@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tinyworld import near
 from torch import Tensor
 
 from vlmrl.algo.advantages import CRITIC_SCALES, SCALES, ScoredGroup, batch_advantages, value_targets
@@ -22,12 +23,6 @@ from vlmrl.train.update import PolicyGradient, TokenData
 from vlmrl.types import Score, TokenStats
 
 PPO = ALGORITHMS["ppo"]
-
-
-def near(found, expected) -> None:
-    assert [len(x) for x in found] == [len(x) for x in expected]
-    for a, b in zip(found, expected, strict=True):
-        assert list(a) == pytest.approx(list(b), rel=1e-9, abs=1e-12)
 
 
 def judged(scores: list[float], values: list[list[float]], **more) -> ScoredGroup:

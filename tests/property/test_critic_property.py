@@ -32,16 +32,6 @@ FULL = resolve("grpo", kl="full")
 
 
 @pytest.fixture(scope="module")
-def eager_model(tiny_folder):
-    """The same weights through transformers' plain attention."""
-    from transformers import AutoModelForImageTextToText
-
-    return AutoModelForImageTextToText.from_pretrained(
-        tiny_folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-
-
-@pytest.fixture(scope="module")
 def items(tiny_encoder) -> list[TrainItem]:
     """Two prompts, one with images; ragged responses, one of them an agent's with a tool's answer inside."""
     prompts = [encoded(tiny_encoder, "same?", name="a"), encoded(tiny_encoder, "yes", [(56, 84), (56, 56)], name="b")]

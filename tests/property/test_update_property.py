@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tinyworld import (
     assert_close,
     assert_same_gradients,
-    encoded,
     gradients,
     items_of,
+    mixed_prompts,
     prompt_tokens,
     response,
     saved_bytes,
@@ -66,16 +66,6 @@ def step_gradient(policy: Policy, batch: StepBatch, objective, tokens_per_row: i
 
 def batch_of(items: Sequence[TrainItem], advantages: Sequence[float]) -> StepBatch:
     return StepBatch(list(items), list(advantages), [f"row {i}" for i in range(len(advantages))])
-
-
-@pytest.fixture(scope="module")
-def eager_model(tiny_folder):
-    """The same weights through transformers' plain attention, which has never heard of packed rows."""
-    from transformers import AutoModelForImageTextToText
-
-    return AutoModelForImageTextToText.from_pretrained(
-        tiny_folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
 
 
 def reference_logps(
@@ -197,14 +187,7 @@ ROWS = distinct_losses()
 
 @pytest.fixture(scope="module")
 def prompts(tiny_encoder):
-    """Text alone; two images; images of different sizes; one image; a long text."""
-    return [
-        encoded(tiny_encoder, "Are these two images the same digit?", name="text"),
-        encoded(tiny_encoder, "same or different?", [(56, 56), (56, 56)], name="two"),
-        encoded(tiny_encoder, "yes no", [(112, 56), (84, 112)], name="sizes"),
-        encoded(tiny_encoder, "3; 8", [(56, 84)], name="one"),
-        encoded(tiny_encoder, "0 1 2 3 4 5 6 7 8 9 yes no same different " * 2, name="long"),
-    ]
+    return mixed_prompts(tiny_encoder)
 
 
 @pytest.fixture(scope="module")

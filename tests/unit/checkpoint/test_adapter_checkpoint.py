@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import file_table
+from checkpoint_files import seal, write_meta
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.checkpoint import io
@@ -147,9 +147,7 @@ def test_an_adapter_that_is_not_the_proven_one_is_refused(saved, tmp_path, adapt
     weights = saved / ADAPTER / "adapter_model.safetensors"
     tensors = io.load_file(weights)
     io.save_file({k: v * 1.5 for k, v in tensors.items()}, weights)
-    meta = json.loads((saved / "meta.json").read_text()) | {"files": file_table(saved)}
-    (saved / "meta.json").write_text(json.dumps(meta))
-    (saved / "COMPLETE").write_text("")
+    seal(saved)
     with pytest.raises(CheckpointError, match="not the trained one"):
         merge(saved, tmp_path / "out", adapter=adapter)
     assert not (tmp_path / "out").exists()
@@ -215,8 +213,7 @@ def test_options_that_contradict_each_other(saved, tmp_path, options, told):
         return
     meta = json.loads((saved / "meta.json").read_text())
     del meta["lora"]
-    (saved / "meta.json").write_text(json.dumps(meta))
-    (saved / "COMPLETE").write_text("")
+    write_meta(saved, meta)
     with pytest.raises(CheckpointError, match="has no adapter"):
         merge(saved, tmp_path / "out", **options)
 
@@ -227,9 +224,7 @@ def rewrite(checkpoint: Path, change) -> None:
     tensors = io.load_file(weights)
     change(tensors)
     io.save_file(tensors, weights)
-    meta = json.loads((checkpoint / "meta.json").read_text()) | {"files": file_table(checkpoint)}
-    (checkpoint / "meta.json").write_text(json.dumps(meta))
-    (checkpoint / "COMPLETE").write_text("")
+    seal(checkpoint)
 
 
 def lose(tensors) -> None:

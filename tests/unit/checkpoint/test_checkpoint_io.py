@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import resource
 import shutil
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import contents_of, file_table
+from checkpoint_files import contents_of, seal
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.checkpoint import files, io
@@ -231,15 +230,8 @@ def test_a_file_that_is_cut_short_is_refused(saved, tiny_model, name):
         everything(saved, tiny_model)
 
 
-def rewrite_meta(folder: Path, **changes) -> None:
-    """Change meta.json and its marker with it: an empty marker says nothing of what it should be."""
-    meta = json.loads((folder / META).read_text())
-    (folder / META).write_text(json.dumps(meta | changes))
-    (folder / COMPLETE).write_text("")
-
-
 def test_another_schema_is_refused_by_number(saved):
-    rewrite_meta(saved, schema=99)
+    seal(saved, schema=99)
     with pytest.raises(CheckpointError, match="schema 99"):
         read_meta(saved)
 
@@ -249,7 +241,7 @@ def test_a_tensor_that_is_missing_is_named(saved, trained):
     tensors = io.load_file(weights)
     lost = sorted(tensors)[3]
     io.save_file({k: v for k, v in tensors.items() if k != lost}, weights)
-    rewrite_meta(saved, files=file_table(saved))
+    seal(saved)
     with pytest.raises(CheckpointError, match="1 tensors missing") as caught:
         io.load_weights(saved, trained[0].model)
     assert lost in (caught.value.hint or "")
@@ -260,7 +252,7 @@ def test_a_tensor_of_another_shape_is_an_error_in_words(saved, trained):
     tensors = io.load_file(weights)
     name = "model.language_model.norm.weight"
     io.save_file(tensors | {name: torch.zeros(7)}, weights)
-    rewrite_meta(saved, files=file_table(saved))
+    seal(saved)
     before = copy.deepcopy(trained[0].model.state_dict())
     with pytest.raises(CheckpointError):
         io.load_weights(saved, trained[0].model)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import file_table
+from checkpoint_files import seal
 from tinyworld import assert_close
 
 from vlmrl.checkpoint import io
@@ -130,9 +129,7 @@ def test_a_model_that_is_not_the_proven_one_is_refused_and_nothing_is_written(ch
     tensors = io.load_file(weights)
     tensors["model.language_model.norm.weight"] = tensors["model.language_model.norm.weight"] * 1.05
     io.save_file(tensors, weights)
-    meta = json.loads((checkpoint / "meta.json").read_text()) | {"files": file_table(checkpoint)}
-    (checkpoint / "meta.json").write_text(json.dumps(meta))
-    (checkpoint / "COMPLETE").write_text("")
+    seal(checkpoint)
     with pytest.raises(CheckpointError, match="not the trained one"):
         merge(checkpoint, tmp_path / "out")
     assert nothing_written(tmp_path)

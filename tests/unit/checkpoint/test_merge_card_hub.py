@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from checkpoint_files import write_meta
 from hub_server import TOKEN, serve_hub
 
 from vlmrl.checkpoint import io
@@ -92,8 +93,7 @@ def test_the_card_claims_nothing_that_is_not_known(checkpoint, tmp_path):
 def test_a_base_that_is_a_folder_is_named_without_the_machines_paths(checkpoint, tmp_path):
     meta = json.loads((checkpoint / "meta.json").read_text())
     meta["base"]["path"] = str(tmp_path / "models" / "tiny")
-    (checkpoint / "meta.json").write_text(json.dumps(meta))
-    (checkpoint / "COMPLETE").write_text("")
+    write_meta(checkpoint, meta)
     card = model_card(checkpoint, PROVEN, adapter=False, name="out")
     assert "| base model | tiny (revision abc123) |" in card and "base_model:" not in card
     assert str(tmp_path) not in card

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import file_table
+from checkpoint_files import seal
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import MODEL
@@ -57,14 +57,6 @@ def whole(small_folder, tiny_processor, tiny_banned, items, tmp_path_factory) ->
     meta = {"dtype": "float32", "policy": {"temperature": 0.7, "banned_ids": list(tiny_banned)}}
     proof = prove_items(Policy(model, temperature=0.7, banned_ids=tiny_banned), items)
     return io.save_checkpoint(tmp_path_factory.mktemp("whole"), io.Saved(5, meta, {}, proof), model, tiny_processor, {})
-
-
-def seal(checkpoint: Path) -> None:
-    """Describe the files as they are, as the save does at its end."""
-    meta = json.loads((checkpoint / "meta.json").read_text())
-    del meta["files"]
-    (checkpoint / "meta.json").write_text(json.dumps(meta | {"files": file_table(checkpoint)}))
-    (checkpoint / "COMPLETE").write_text(hashlib.sha256((checkpoint / "meta.json").read_bytes()).hexdigest())
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import file_table
+from checkpoint_files import seal
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -34,12 +34,6 @@ class NoProcessor:
 
 def save(run: Path, model, dtype: str = "float32") -> Path:
     return io.save_checkpoint(run, io.Saved(3, {"dtype": dtype}, {}), model, NoProcessor(), {})
-
-
-def seal(checkpoint: Path) -> None:
-    meta = json.loads((checkpoint / "meta.json").read_text()) | {"files": file_table(checkpoint)}
-    (checkpoint / "meta.json").write_text(json.dumps(meta | {"policy": {"temperature": 1.0, "banned_ids": []}}))
-    (checkpoint / "COMPLETE").write_text("")
 
 
 def written(folder: Path) -> dict[str, torch.Tensor]:
@@ -279,7 +273,7 @@ def test_a_model_larger_than_the_memory_is_proven_from_mapped_files_or_says_why_
     write_streaming(checkpoint, tmp_path / "out", None, None, 10**9)
     asked = proof.Request(str(checkpoint), str(tmp_path / "out"), "float32")
     io.save_file({"count": torch.tensor(0)}, checkpoint / "proof.safetensors")
-    seal(checkpoint)
+    seal(checkpoint, policy={"temperature": 1.0, "banned_ids": []})
     assert proof.prove(asked).skipped is None
     monkeypatch.setattr(proof, "usable_memory", lambda: 1000)
     why = proof.prove(asked).skipped

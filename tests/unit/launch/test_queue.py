@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import assert_all_gone, awaited
 
 from vlmrl.errors import LaunchError
 from vlmrl.launch.cards import Placement
@@ -121,19 +121,10 @@ def test_a_stopped_or_killed_queue_goes_on_where_it_was(queue, monkeypatch: pyte
     assert done.run() == 0
     monkeypatch.setenv("STUB_SECONDS", "600")
     process = subprocess.Popen([sys.executable, "-c", QUEUE, str(done.root)], start_new_session=True)
-    pid_file = done.root / "pid-b"
-    for _ in range(3000):
-        if pid_file.exists() and pid_file.read_text():
-            break
-        time.sleep(0.02)
-    child = int(pid_file.read_text())
+    child = int(awaited(done.root / "pid-b", process))
     os.kill(process.pid, number)
     assert process.wait(60) == (130 if number == signal.SIGINT else -signal.SIGKILL)
-    for _ in range(500):
-        if not Path(f"/proc/{child}").exists():
-            break
-        time.sleep(0.02)
-    assert not Path(f"/proc/{child}").exists(), "the queue left a run behind"
+    assert_all_gone([child], 10)
     expected = "interrupted" if number == signal.SIGINT else "killed"
     assert {r.name: r.status for r in list_runs(done.root)} == {"a": "done", "b": expected}
     monkeypatch.setenv("STUB_SECONDS", "0.1")

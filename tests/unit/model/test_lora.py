@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 from tinyfamilies import build
-from tinyworld import encoded, items_of
+from tinyworld import two_groups
 
 from vlmrl.data.batch import make_row
 from vlmrl.errors import CheckpointError
@@ -37,11 +37,7 @@ KINDS = {"plain": {}, "rslora": {"rslora": True}, "dora": {"dora": True}, "visio
 
 @pytest.fixture(scope="module")
 def row(tiny_encoder):
-    prompts = [
-        encoded(tiny_encoder, "same?", name="a"),
-        encoded(tiny_encoder, "yes no", [(56, 84), (56, 56)], name="b"),
-    ]
-    return make_row(items_of([(prompts[0], [3, 4]), (prompts[1], [5, 2])]))
+    return make_row(two_groups(tiny_encoder))
 
 
 def filled(model, seed: int = 1):

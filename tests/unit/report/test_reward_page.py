@@ -6,13 +6,10 @@ import hashlib
 import io
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "check"))
 from reward_runs import scored_groups
 
 from vlmrl.check.open_table import open_table

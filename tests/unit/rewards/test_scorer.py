@@ -6,9 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from processes import assert_all_gone, awaited
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards import load_reward
@@ -275,18 +275,17 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
         "from vlmrl.rewards.scorer import Scorer\n"
         "from vlmrl.types import RewardInput\n"
         f"s = Scorer(load_reward({str(tmp_path / 'r.py')!r} + ':reward'))\n"
-        f"open({str(tmp_path / 'go')!r}, 'w').close()\n"
+        f"open({str(tmp_path / 'go')!r}, 'w').write('now')\n"
         "s.score([RewardInput('a')])"
     )
     parent = subprocess.Popen([sys.executable, "-c", code])
-    _wait_for(lambda: (tmp_path / "go").exists())
+    awaited(tmp_path / "go", parent)
     (tmp_path / "pid").unlink()  # the one of the look at load time, which has ended
-    _wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
-    worker = int((tmp_path / "pid").read_text())
+    worker = int(awaited(tmp_path / "pid", parent))
     os.kill(worker, 0)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    _wait_for(lambda: _has_ended(worker))
+    assert_all_gone([worker], 10)
 
 
 def test_what_a_reward_started_ends_with_its_worker(scorer, inputs, tmp_path):
@@ -299,20 +298,4 @@ def test_what_a_reward_started_ends_with_its_worker(scorer, inputs, tmp_path):
     """
     with scorer(source, options={"timeout_seconds": 1.0}) as s:
         s.score(inputs[:1], strict=False)
-    child = int((tmp_path / "child").read_text())
-    _wait_for(lambda: _has_ended(child))
-
-
-def _has_ended(pid: int) -> bool:
-    """Gone, or dead and not yet collected by whoever inherited it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def _wait_for(done, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
+    assert_all_gone([int((tmp_path / "child").read_text())], 10)

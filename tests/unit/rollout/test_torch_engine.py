@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tinyworld import RELATIVE_TOLERANCE, encoded, prompt_tokens
+from tinyworld import RELATIVE_TOLERANCE, mixed_prompts, prompt_tokens, sampler_gap
 
 from vlmrl.data.batch import TrainItem, make_row
 from vlmrl.errors import OutOfMemoryError
@@ -22,14 +22,7 @@ from vlmrl.types import SamplingParams, Segment
 
 @pytest.fixture(scope="module")
 def prompts(tiny_encoder):
-    """Prompts of five lengths; with and without images, and of different image sizes."""
-    return [
-        encoded(tiny_encoder, "same?", name="text"),
-        encoded(tiny_encoder, "same or different?", [(56, 56), (56, 56)], name="two"),
-        encoded(tiny_encoder, "yes no", [(112, 56), (84, 112)], name="sizes"),
-        encoded(tiny_encoder, "3; 8", [(56, 84)], name="one"),
-        encoded(tiny_encoder, "0 1 2 3 4 5 6 7 8 9 yes no same different " * 2, name="long"),
-    ]
+    return mixed_prompts(tiny_encoder)
 
 
 @pytest.fixture
@@ -54,15 +47,9 @@ def requests_of(prompts, num_samples: int = 6) -> list[Request]:
 
 
 def test_log_probs_equal_the_trainers(engine, policy, prompts, params):
-    gaps = []
-    for request, samples in zip(requests_of(prompts), engine.generate(requests_of(prompts), params), strict=True):
-        tokens = prompt_tokens(request.prompt)
-        items = [TrainItem(tokens, 0, (Segment("a", s.token_ids, True),), k) for k, s in enumerate(samples)]
-        with torch.no_grad():
-            logp = policy(make_row(items)).logp
-        said = torch.tensor([x for s in samples for x in s.sampler_logp])
-        gaps.append(float((logp - said).abs().max() / logp.abs().max()))
-    assert max(gaps) <= RELATIVE_TOLERANCE
+    requests = requests_of(prompts)
+    gap = sampler_gap(policy, requests, engine.generate(requests, params), relative=True)
+    assert gap <= RELATIVE_TOLERANCE
 
 
 def test_responses_end_at_all_lengths_and_at_their_first_end_token(engine, prompts, params):

@@ -6,13 +6,13 @@ import copy
 import os
 import random
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from tinyworld import RELATIVE_TOLERANCE, encoded, prompt_tokens
+from tinyworld import RELATIVE_TOLERANCE, encoded, sampler_gap
 
-from vlmrl.data.batch import TrainItem, make_row
 from vlmrl.data.encode import Encoder
 from vlmrl.errors import EngineError
 from vlmrl.model.load import stop_ids_of
@@ -24,7 +24,7 @@ from vlmrl.rollout.engine import Request
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
 from vlmrl.rollout.weight_sync import PolicyWeights
-from vlmrl.types import SamplingParams, Segment
+from vlmrl.types import SamplingParams
 
 pytestmark = pytest.mark.slow
 
@@ -91,17 +91,7 @@ def requests_of(prompts, num_samples: int = 4) -> list[Request]:
     return [Request(p, num_samples, 1_000 * (1 + i)) for i, p in enumerate(prompts)]
 
 
-def gap(policy, requests, answers) -> float:
-    """Largest |trainer - engine| log-prob, relative to the largest log-prob."""
-    gaps = []
-    for request, samples in zip(requests, answers, strict=True):
-        tokens = prompt_tokens(request.prompt)
-        items = [TrainItem(tokens, 0, (Segment("a", s.token_ids, True),), k) for k, s in enumerate(samples)]
-        with torch.no_grad():
-            logp = policy(make_row(items)).logp
-        theirs = torch.tensor([x for s in samples for x in s.sampler_logp])
-        gaps.append(float((logp - theirs).abs().max() / logp.abs().max()))
-    return max(gaps)
+gap = partial(sampler_gap, relative=True)
 
 
 def disturb(policy, seed: int, parts=("",), scale: float | None = None) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from pair_tables import add_square
 
 from vlmrl.data.build import building
-from vlmrl.data.images import encode_png, probe_image
 
 FUNGI = {
     "same": False, "distance": 2, "order": ["Boletales", "Boletales"], "family": ["Boletaceae", "Boletaceae"],
@@ -38,13 +37,7 @@ def write_dataset(
     with building(out) as build:
         rows = []
         for number, truth in enumerate(truths):
-            media = []
-            for side in (0, 1):
-                data = encode_png(Image.new("RGB", (28, 28), (number % 256, side * 200, number // 256)))
-                found, _ = probe_image(data)
-                if found.sha256 not in build.images:
-                    build.images.add(found.sha256, data)
-                media.append(found)
+            media = [add_square(build, (number % 256, side * 200, number // 256)) for side in (0, 1)]
             rows.append(
                 {"prompt_id": f"{task}-{number:016x}", "truth": dict(truth), "images": media, **(columns or {})}
             )

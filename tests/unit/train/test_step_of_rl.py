@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small_runs import Ears
 
 from vlmrl.algo.family import ALGORITHMS, Algorithm
 from vlmrl.data.batch import PromptTokens
@@ -209,14 +210,6 @@ def test_processes_together_train_what_one_trains_update_by_update(size, number,
         assert together == whole.items
         assert all(share[k].advantage_S == whole.advantage_S for share in shares)
     assert sorted(i for theirs in asked for i in theirs) == list(range(number))  # each is encoded where it is trained
-
-
-class Ears:
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.heard.append(text)
 
 
 @pytest.fixture
