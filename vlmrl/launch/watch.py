@@ -82,7 +82,7 @@ class Watch(threading.Thread):
         """Meanwhile Ctrl-C and SIGTERM go to the ranks, each once; before the first rank runs: KeyboardInterrupt."""
 
         def on_signal(number: int, frame: FrameType | None) -> None:
-            if not self.ranks:
+            if not self.ranks and not self._read("beat"):  # one may run that was not looked at yet
                 raise KeyboardInterrupt
             self.signals.append(number)
 

@@ -95,7 +95,9 @@ class ToWorkers:
                     if over.is_set():
                         return None
             for name, tensor in self.weights.tensors():
-                wire.send_tensor(links, name, tensor)
+                header, blobs = wire.pack_tensor(name, tensor)
+                for link in links:
+                    wire.send(link, header, blobs)
             for link in links:
                 wire.send(link, {"tensor": None})
             return sorted({name for link in links for name in wire.receive(link)[0]["lost"]})

@@ -126,22 +126,20 @@ class HostedEngine:
         self._hosts = {i: _start(i, places[i], self._folder.path, settings, log) for i in led}
         folders = world.gather(str(self._folder.path))
         self._links = {
-            i: _connect(_socket_path(Path(folders[place.leader]), i), world.rank, i in led, self._hosts.get(i))
+            i: _connect(_socket_path(Path(folders[place.leader]), i), self._hosts.get(i))
             for i, place in enumerate(places)
             if world.rank in place.trainers
         }
         self._known = {i: wire.Known() for i in self._links}
         self._asked: dict[int, list[int]] | None = None
+        for i in self._links:
+            self._send(i, {"rank": world.rank, "leads": i in led})
         told = {"model_type": weights.model_type, "two_way_images": weights.two_way_images}
         for i in self._hosts:
-            wire.send(self._links[i], {"do": "build", "settings": asdict(settings), **told})
+            self._send(i, {"do": "build", "settings": asdict(settings), **told})
         self._stream()
         for i in self._hosts:
             self._answer(i)
-
-    @property
-    def _led(self) -> list[socket.socket]:
-        return [self._links[i] for i in self._hosts]
 
     def sleep(self) -> None:
         """Give memory back to the trainers whose cards it shares; nothing where its cards are its own."""
@@ -164,9 +162,9 @@ class HostedEngine:
         if send and self.weights.adapted:
             folder = self._folder.path / f"adapter-{version}"
             self.weights.write_adapter(folder)
-        for link in self._led:
-            told = {"do": "load", "version": version, "changed": send}
-            wire.send(link, told | {"adapter": None if folder is None else str(folder)})
+        told = {"do": "load", "version": version, "changed": send, "adapter": None if folder is None else str(folder)}
+        for i in self._hosts:
+            self._send(i, told)
         if send and not self.weights.adapted:
             self._stream()
         for i in self._hosts:
@@ -194,7 +192,7 @@ class HostedEngine:
             forget = self._known[i].forget()
             packed, blobs = wire.pack_requests([requests[k] for k in indices], self._known[i])
             told = {"do": "generate", "params": asdict(params), "requests": packed, "forget": forget}
-            wire.send(self._links[i], told, blobs)
+            self._send(i, told, blobs)
 
     def answers(self, progress: Callable[[int], Any] | None = None) -> list[list[Sample]]:
         """End `generate`: wait for what was asked."""
@@ -226,7 +224,7 @@ class HostedEngine:
     def _tell_all(self, do: str) -> None:
         """Every engine does it; nobody goes on before all have."""
         for i in self._hosts:
-            wire.send(self._links[i], {"do": do})
+            self._send(i, {"do": do})
         for i in self._hosts:
             self._answer(i)
         self.world.wait()
@@ -238,14 +236,19 @@ class HostedEngine:
         self.world.wait()
 
     def _stream(self) -> None:
+        for name, tensor in self.weights.tensors():
+            if self._hosts:
+                header, blobs = wire.pack_tensor(name, tensor)
+                for i in self._hosts:
+                    self._send(i, header, blobs)
+        for i in self._hosts:
+            self._send(i, {"tensor": None})
+
+    def _send(self, engine: int, header: Mapping[str, Any], blobs: Sequence[bytes | memoryview] = ()) -> None:
         try:
-            for name, tensor in self.weights.tensors():
-                wire.send_tensor(self._led, name, tensor)
-            for link in self._led:
-                wire.send(link, {"tensor": None})
+            wire.send(self._links[engine], header, blobs)
         except EngineError:
-            for i in self._hosts:  # an engine that gives up says why before it goes
-                self._answer(i)
+            self._answer(engine)  # an engine that gives up says why before it goes
             raise
 
     def _answer(self, engine: int) -> Mapping[str, Any]:
@@ -284,7 +287,7 @@ def _start(
         return subprocess.Popen(command, env=env, stdout=file, stderr=file, start_new_session=True)
 
 
-def _connect(path: Path, rank: int, leads: bool, host: subprocess.Popen[bytes] | None) -> socket.socket:
+def _connect(path: Path, host: subprocess.Popen[bytes] | None) -> socket.socket:
     link, end = socket.socket(socket.AF_UNIX), time.monotonic() + START_SECONDS
     while True:
         try:
@@ -298,5 +301,4 @@ def _connect(path: Path, rank: int, leads: bool, host: subprocess.Popen[bytes] |
                     hint="its log is beside the run's others, engine-<n>.log",
                 ) from error
             time.sleep(0.1)
-    wire.send(link, {"rank": rank, "leads": leads})
     return link

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,12 +62,11 @@ def _exactly(source: socket.socket, count: int) -> bytearray:
     return buffer
 
 
-def send_tensor(to: Iterable[socket.socket], name: str, tensor: Tensor) -> None:
-    """Send one tensor under its name."""
+def pack_tensor(name: str, tensor: Tensor) -> tuple[dict[str, Any], list[memoryview]]:
+    """(header, blobs) of one tensor under its name."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     header = {"tensor": name, "dtype": str(flat.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-    for one in to:
-        send(one, header, [flat.view(torch.uint8).numpy().data])
+    return header, [flat.view(torch.uint8).numpy().data]
 
 
 def receive_tensors(source: socket.socket) -> Iterator[tuple[str, Tensor]]:

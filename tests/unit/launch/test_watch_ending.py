@@ -115,3 +115,20 @@ def test_a_torn_file_is_read_the_next_time(ranks: Ranks) -> None:
     ranks.beat(0)
     watch._look(0.2)
     assert list(watch.ranks) == [0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_any_rank_ends_the_launcher_and_later_ones_are_kept_for_the_ranks(
+    ranks: Ranks, number: int
+) -> None:
+    watch = Watch(ranks.folder, 10)
+    with watch.catching_signals():
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+        ranks.beat(0)  # it runs, and the watch has not looked since
+        assert not watch.ranks
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:
+            pytest.fail("the rank was not asked to save")
+    assert watch.signals == [number]

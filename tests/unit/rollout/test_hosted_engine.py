@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import EngineError, LaunchError
-from vlmrl.rollout import handover, host, hosted_engine
+from vlmrl.rollout import handover, host, hosted_engine, wire
 from vlmrl.rollout.handover import ToWorkers, take_weights
 from vlmrl.rollout.hosted_engine import HostedEngine, Place, place_alone, places_apart, places_shared, visible_cards
 from vlmrl.rollout.vllm_engine import EngineSettings
@@ -96,7 +96,12 @@ def engine(monkeypatch):
     monkeypatch.setattr(host, "load_processor", lambda model: SimpleNamespace(tokenizer=None))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     place = host.Host({0: theirs}, 0)
-    thread = Thread(target=place.serve)
+
+    def serve() -> None:
+        assert wire.receive(theirs)[0] == {"rank": 0, "leads": True}
+        place.serve()
+
+    thread = Thread(target=serve)
     thread.start()
     settings = EngineSettings("folder", "bfloat16", "cuda", 100, 1, tensor_parallel=2)
     made = HostedEngine(Plain({"a": torch.ones(3)}), settings, ALONE, [Place(("0", "1"), (0,), 0)], shared=True)
@@ -118,6 +123,25 @@ def test_weights_that_sleep_threw_away_are_sent_though_nothing_changed(engine) -
     made.sleep()
     made.wake()
     assert [what for what, _ in place.engine.done[-2:]] == ["sleep", "wake"]
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (None, "engine 1 has died"), (["no room for the cache", None, None], "no room for the cache"),
+])  # fmt: skip
+def test_an_engine_that_goes_while_it_is_spoken_to_is_named_in_its_own_words(monkeypatch, words, told) -> None:
+    ends = [socket.socketpair() for _ in range(2)]
+    ours = iter([end[0] for end in ends])
+    monkeypatch.setattr(hosted_engine, "_start", lambda *_: None)
+    monkeypatch.setattr(hosted_engine, "_connect", lambda *_: next(ours))
+    if words:
+        wire.send(ends[1][1], {"error": words})
+    ends[1][1].close()
+    places = [Place(("0",), (0,), 0), Place(("1",), (0,), 0)]
+    # Engine 0 lives and has nothing to say: waiting for it would be for ever.
+    with pytest.raises(EngineError, match=told):
+        HostedEngine(Plain({"a": torch.ones(3)}), EngineSettings("folder", "float32", "cpu", 100, 1), ALONE, places)
+    for end in ends:
+        end[0].close(), end[1].close()
 
 
 class Layer(torch.nn.Linear):
