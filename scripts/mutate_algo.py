@@ -91,7 +91,7 @@ MUTANTS = [
     (INPUTS, "zip(group.scores, group.included, strict=True) if use]", "zip(group.scores, group.included, strict=True)]", GOLDEN),
     (INPUTS, "[g for g, ok in zip(groups, passed, strict=True) if ok]", "list(groups)", GOLDEN),
     (INPUTS, "scale=algorithm.scale", "scale=None", GOLDEN),
-    (INPUTS, "gamma=algorithm.gamma", "gamma=1.0", UPDATE),
+    (INPUTS, "gamma=algorithm.gamma", "gamma=1.0", GOLDEN),
     (LOSSES, "return (logp_K - old_logp_K).clamp", "return (old_logp_K - logp_K).clamp", GOLDEN),
     (LOSSES, "index_add(0, sequence_K, logp_K - old_logp_K)", "index_add(0, sequence_K, old_logp_K - logp_K)", GOLDEN),
     (LOSSES, "(total_S / length_S)[sequence_K]", "total_S[sequence_K]", GOLDEN),

@@ -210,6 +210,7 @@ def test_the_kl_in_the_reward_makes_token_advantages():
 def test_the_discount_makes_token_advantages():
     found = batch_advantages([group(1.0, 0.0, lengths=[3, 1])], "none", gamma=0.5)[0]
     near(found, [[0.25, 0.5, 1.0], [0.0]])
+    near(step_advantages([group(1.0, 0.0, lengths=[3, 1])], resolve("reinforce", gamma=0.5))[0], found)
     # for a group baseline the whole score counts, whatever gamma
     near(numbers(batch_advantages([group(1.0, 0.0, lengths=[3, 1])], "group_mean", gamma=0.5)), [[0.5, -0.5]])
 
