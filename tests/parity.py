@@ -157,16 +157,16 @@ def packed(policy: Policy, items: Sequence[TrainItem], tokens_per_row: int) -> O
     scale = weights(items)
     found = {}
     for chosen in pack(items, tokens_per_row):
-        row = make_row(chosen)
+        row = make_row(chosen, policy.device)
         logp = policy(row).logp
-        owner = torch.tensor(row.trajectories)[row.span_K]
-        (logp * torch.cat([scale[i.trajectory] for i in chosen])).sum().backward()
-        found |= {i.trajectory: logp[owner == i.trajectory].detach() for i in chosen}
+        owner = torch.tensor(row.trajectories)[row.span_K.cpu()]
+        (logp * torch.cat([scale[i.trajectory] for i in chosen]).to(policy.device)).sum().backward()
+        found |= {i.trajectory: logp.detach().cpu()[owner == i.trajectory] for i in chosen}
     return _outcome(policy.model, found)
 
 
 def _outcome(model: Any, found: dict[int, Tensor]) -> Outcome:
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    gradients = {n: None if p.grad is None else p.grad.clone() for n, p in trained.items()}
+    gradients = {n: None if p.grad is None else p.grad.cpu().clone() for n, p in trained.items()}
     model.zero_grad(set_to_none=True)
     return Outcome(torch.cat([found[k] for k in sorted(found)]), gradients)
