@@ -59,6 +59,8 @@ class OtherTensor(Tensor):
     """A tensor on the device; `near` has its numbers."""
 
     near: Tensor
+    made = 0
+    """How many there have been."""
 
     @staticmethod
     def __new__(cls, near: Tensor) -> OtherTensor:
@@ -68,6 +70,7 @@ class OtherTensor(Tensor):
             device=OTHER,
         )  # fmt: skip
         made.near = near
+        OtherTensor.made += 1
         return made
 
     @classmethod

@@ -48,12 +48,13 @@ def moved() -> Callable[[], AbstractContextManager[None]]:
 
     @contextmanager
     def context() -> Iterator[None]:
-        chosen = load.pick_device
+        chosen, made = load.pick_device, OtherTensor.made
         with pytest.MonkeyPatch.context() as patch, other_device():
             for module in [m for name, m in sys.modules.items() if name.startswith("vlmrl.")]:
                 if getattr(module, "pick_device", None) is chosen:
                     patch.setattr(module, "pick_device", lambda wanted: OTHER)
             yield
+        assert OtherTensor.made - made > 10_000, "the run was elsewhere"
 
     return context
 

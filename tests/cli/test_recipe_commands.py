@@ -108,6 +108,13 @@ def test_recipe_check_says_task_variant_reward_and_profile(tmp_path, monkeypatch
     assert words in run("recipe", "check", recipe, *sets).stderr
 
 
+@pytest.mark.parametrize("words", [("recipe", "check"), ("check",)])
+def test_a_recipe_cannot_steer_the_terminal(tmp_path, words):
+    (tmp_path / "r.toml").write_text('"\\u001b]0;title\\u0007" = 1\n')
+    done = run(*words, str(tmp_path / "r.toml"))
+    assert done.exit_code == 2 and "\\u001b]0;title" in done.output and "\x1b" not in done.output
+
+
 def test_recipe_check_resolves_nothing_of_a_wrong_recipe():
     told = run("recipe", "check", "fungi_im", "--set", "reward.profile=taxnrl", "--json")
     (recipe,) = json.loads(told.stdout)["recipes"]

@@ -149,6 +149,7 @@ def test_a_bad_reward_is_told_with_its_row_and_without_our_traceback(run_folder,
             "names the part `colour`, which reward `taxonomy` does not return",
         ),
         (["last", "--weights", "answer:1"], "part=number"),
+        (["last", "--html", "/dev/null/page.html"], "cannot make the folder"),
         (["last", "--steps", "a"], "not a step"),
         (["last", "--steps", "90"], "no saved rollouts"),
         (["last", "--source", "birds"], "no saved rollouts of source `birds`"),
@@ -164,7 +165,7 @@ def test_a_table_can_neither_steer_the_terminal_nor_break_the_json(tmp_path, vlm
     (tmp_path / "r.py").write_text("def score(x): return float(len(x.response))\n")
     (tmp_path / "head.csv").write_text("resp\x1b[31monse,ground_truth\na,1\n")
     done = vlmrl("head.csv", "--reward", "r.py:score")
-    assert done.returncode == 2 and "resp\\u001b[31monse" in done.stderr and "\x1b" not in done.stderr
+    assert done.code == 2 and "resp\\u001b[31monse" in done.err and "\x1b" not in done.err
     row = {"response": "\ud800 half a character", "ground_truth": "\udfff", "group": "\x1b[31m", "images": "\ud800.png"}
     (tmp_path / "half.jsonl").write_text(json.dumps(row) + "\n")
     found = report("half.jsonl", "--reward", "r.py:score", "--html", "page.html", "--out", "scores.parquet")

@@ -141,9 +141,10 @@ def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry) -> N
 def _reward_plan(source: Source, reward: rows.RewardFacts, profile: str) -> dict[str, Any]:
     # Without weights a reward's `reward` part counts, else each of its parts does (rewards/scorer.py).
     unweighted = {"reward": 1.0} if "reward" in reward.parts else dict.fromkeys(reward.parts, 1.0)
+    own = source.task.profile(profile)[0] if source.task.has_profile(profile) else None
     return {
         "name": source.reward.name,
-        "profile": profile if source.reward.name == source.task.profile(profile)[0] else None,
+        "profile": profile if source.reward.name == own else None,
         "weights": dict(source.weights) or unweighted,
         "parts": reward.parts,
         "largest": largest_value(source),

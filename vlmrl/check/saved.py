@@ -136,7 +136,7 @@ def open_saved(ref: str, root: Path, *, steps: tuple[int, int] | None = None, so
     else:
         run = _run(root, ref)
         path, files = run.dir, run.rollout_files()
-    if steps is not None and path.suffix != ".parquet":
+    if steps is not None and not path.is_file():
         files = {step: file for step, file in files.items() if steps[0] <= step <= steps[1]}
     reader = RolloutReader(tuple(str(file) for file in files.values()), source)
     heads = reader.heads()

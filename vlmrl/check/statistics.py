@@ -197,7 +197,12 @@ def _summary(values: Floats, beside: Floats | None) -> dict[str, Any]:
 def mean(values: Any) -> float | None:
     """Mean of an array, NaN left out, summed exactly so that order does not matter; None when nothing is left."""
     there = values[~np.isnan(values)].tolist()
-    return math.fsum(there) / len(there) if there else None
+    if not there:
+        return None
+    try:
+        return math.fsum(there) / len(there)
+    except OverflowError:  # the sum alone is beyond what a float holds
+        return math.fsum(value / len(there) for value in there)
 
 
 def correlation(a: Any, b: Any) -> float | None:

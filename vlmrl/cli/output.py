@@ -41,14 +41,15 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
         last = row[-1] if _width(row[-1]) <= room else row[-1][: room - 3] + "..."
         start = "".join(cell + " " * (width - _width(cell) + 2) for cell, width in zip(row[:-1], widths, strict=False))
         line = (start + last).rstrip()
-        say(f"\033[1m{line}\033[0m" if number == 0 and sys.stderr.isatty() else line)
+        say(line, bold=number == 0 and sys.stderr.isatty())
 
 
-def say(text: str) -> None:
-    """A line for people, on stderr."""
+def say(text: str, *, bold: bool = False) -> None:
+    """A line for people, on stderr; what could steer a terminal is shown as escapes."""
     from vlmrl.dist.worker import stderr
 
-    print(text, file=stderr(), flush=True)
+    text = harmless(text)
+    print(f"\033[1m{text}\033[0m" if bold else text, file=stderr(), flush=True)
 
 
 def _width(text: str) -> int:
@@ -79,7 +80,7 @@ def draw_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], 
         number = (right == 99 and index > 0) or (right < 99 and index < right)
         table.add_column(head, justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(harmless(cell)) for cell in row))
     out.print(table)
 
 

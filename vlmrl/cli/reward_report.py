@@ -185,7 +185,7 @@ def _show_rows(
         if diff:
             before, after = row["advantage"]
             value = f"{number(row['old']['value'])} -> {value}, advantage {before:+.3f} -> {after:+.3f}"
-        parts = ", ".join(f"{k} {number(v)}" for k, v in row["new"]["parts"].items())
+        parts = ", ".join(f"{clean(k)} {number(v)}" for k, v in row["new"]["parts"].items())
         note = f"; {clean(row['new']['note'])}" if row["new"]["note"] else ""
         told = clean(row["new"]["error"]) if row["new"]["error"] else parts + note
         out.print(f"  {clean(row['where'])}: {value}  ({told})", markup=False)

@@ -68,11 +68,13 @@ class Draft:
         for source in [name for name in self.given if name.startswith(f"{start}.")]:
             *path, last = source.removeprefix(f"{start}.").split(".")
             inner = table if not path else table.setdefault(path[0], {}) if len(path) == 1 else None
-            if isinstance(inner, dict):
+            if not isinstance(inner, dict):
+                self.leave(source, f"too deep for `{key}`, or below a plain value: use a flat key")
+            elif isinstance(inner.get(last), dict):
+                self.leave(source, f"a plain value where `{key}` has a table of the same name")
+            else:
                 inner[last] = self.given[source]
                 told.append(source)
-            else:
-                self.leave(source, f"too deep for `{key}`: use a flat key")
         if told:
             self.put(key, table, *told)
 

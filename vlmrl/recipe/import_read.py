@@ -25,6 +25,7 @@ NULLS = ("null", "~", "")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^{}]*))?\}|\$([A-Za-z_]\w*)")
 _FILLED_IN = re.compile(r"\$[({@*\w]|`")
 _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\((.*)", re.DOTALL)
+_DECLARES = frozenset({"declare", "typeset", "local", "readonly", "export"})
 _ELEMENTS = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}")
 _PRODUCT = re.compile(r"\$\(\(\s*(\d{1,9}(?:\s*\*\s*\d{1,9}){0,3})\s*\)\)")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
@@ -210,7 +211,10 @@ class _Arrays:
     def take(self, words: list[str]) -> bool:
         """Whether a line belongs to an array, which then has its words."""
         if self.filled is None:
-            match = _ARRAY.fullmatch(words[0]) if words else None
+            bare = words
+            while bare and (bare[0] in _DECLARES or (len(bare) < len(words) and bare[0].startswith("-"))):
+                bare = bare[1:]
+            match = _ARRAY.fullmatch(bare[0]) if bare else None
             if match is None:
                 begins = bool(words) and words[0] in ("if", "case", "for", "while", "until")
                 ends = sum(word.rstrip(";") in ("fi", "esac", "done") and (n == 0 or words[n - 1].endswith(";"))
@@ -218,16 +222,19 @@ class _Arrays:
                 self.depth = max(0, self.depth + begins - ends)
                 return False
             name, more, first = match.groups()
-            words = [first, *words[1:]] if first else words[1:]
+            words = [first, *bare[1:]] if first else bare[1:]
             if self.depth:
                 self.notes.append(f"`{name}{more}=(...)` depends on a condition: its settings were passed over")
                 self.filled = []
             else:
                 self.filled = self.found[name] = list(self.found.get(name, [])) if more else []
-        open_array = self.filled
-        if words and words[-1].count(")") > words[-1].count("("):
-            words = [*words[:-1], words[-1][:-1]] if len(words[-1]) > 1 else words[:-1]
-            self.filled = None
+        open_array, depth = self.filled, 0
+        for n, word in enumerate(words):
+            depth += word.count("(") - word.count(")")
+            if depth < 0:  # its own end, not that of a `$(command)` in it; what follows on the line is no element
+                last = word[: word.rindex(")")]
+                words, self.filled = [*words[:n], *([last] if last else [])], None
+                break
         open_array += self.expand(words)[: MAX_KEYS - len(open_array)]
         return True
 

@@ -53,7 +53,7 @@ def _filled(foreign: Foreign, rows: int | None, processes: int | None) -> Draft:
     draft = Draft(name, dict(foreign.values), defaults)
     try:
         fill(draft, foreign.file.parent, rows, processes)
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise RecipeError(f"a setting has a value that it cannot have: {error}", where=str(foreign.file)) from None
     draft.finish()
     return draft

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.check.response_table import TableReader
 from vlmrl.check.table_images import row_images
 from vlmrl.data.run_images import run_images
+from vlmrl.errors import StoreError
 from vlmrl.report.examples import Album, Picture, marked_text, visible
 from vlmrl.report.shell import render
 from vlmrl.store.files import write_atomic
@@ -54,7 +55,10 @@ def write_reward_page(out: Path, saved: Saved, checked: Checked) -> None:
 
     Raises: StoreError when it cannot be written, DataError when the table can no longer be read.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make the folder: {error.strerror}", where=str(out.parent)) from error
     write_atomic(out, render_reward_page(saved, checked).encode("utf-8", "backslashreplace"))
 
 
@@ -104,7 +108,8 @@ def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[s
             told = f"{right['unpaid']:,} of {right['number']:,} right answers earn less than the most there is."
             kinds.append(("Right, yet paid least", told, apart["right_but_unpaid"]))
     if extremes is not None:
-        kinds += [("Paid most", "", extremes["paid_most"]), ("Paid least", "", extremes["paid_least"])]
+        both = (("Paid most", extremes["paid_most"]), ("Paid least", extremes["paid_least"]))
+        kinds += [(title, "", rows) for title, rows in both if rows]
     return kinds
 
 

@@ -89,7 +89,7 @@ def _no_argument(name: str, key: str, parameters: Mapping[str, Any]) -> RewardEr
     takers = [other for other, one in REWARDS.items() if key in inspect.signature(one.build).parameters]
     if not takers or not lacks:
         return RewardError(told, hint=nearest(key, parameters))
-    hint = f"leave it out, or choose a `variant` of the task whose reward takes it: {', '.join(takers)}"
+    hint = f"leave it out, or choose a `variant` of the task whose reward is one that takes it ({', '.join(takers)})"
     return RewardError(f"{told}: {lacks}", hint=hint)
 
 

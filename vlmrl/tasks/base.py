@@ -67,6 +67,10 @@ class Task:
         """Where `template` is, below the package."""
         return f"tasks/{self.name}/{self.variant or 'prompt'}.jinja"
 
+    def has_profile(self, name: str) -> bool:
+        """Whether `profile` knows it."""
+        return name == "default" or name in self.profiles
+
     def profile(self, name: str) -> tuple[str | None, Mapping[str, Any]]:
         """The reward and the arguments of a profile; (None, {}) for the default of a task without a reward of its own.
 

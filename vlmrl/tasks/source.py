@@ -160,7 +160,8 @@ def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[st
     """
     from vlmrl.rewards import load_reward
 
-    own, own_args = task.profile(reward.profile)
+    is_named = bool(data.reward or reward.name)
+    own, own_args = (None, {}) if is_named and not task.has_profile(reward.profile) else task.profile(reward.profile)
     name = data.reward or reward.name or own
     if name is None:
         raise RecipeError(

@@ -285,3 +285,8 @@ def test_a_reward_that_looks_at_images_gets_those_of_the_run(tmp_path):
     write_shard(run.dir / "media" / "images-00000.arrow", files)
     _, _, found = rescored(tmp_path / "runs")
     assert found.sides[0].values_N.tolist() == [7.0, 200.0] and compared(found)["equal"]
+
+
+def test_the_mean_of_numbers_whose_sum_is_beyond_a_float():
+    assert mean(np.array([1e308, 1e308, np.nan, 1e308])) == pytest.approx(1e308)
+    assert mean(np.array([np.nan])) is None

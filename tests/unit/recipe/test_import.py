@@ -225,6 +225,30 @@ def test_a_launch_script_that_keeps_its_settings_in_arrays(tmp_path):
     assert [note.split("=")[0] for note in passed] == ["`ACTOR+", "`LAUNCH"]
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "A=(trainer.experiment_name=run_$(date +%F)\n data.seed=4\n)\nRUN",
+        "A=(x.y=1 data.seed=4);\nRUN",
+        "A=(x.y=1 data.seed=4); echo hi\nRUN",
+        "declare -a A=(x.y=1\n data.seed=4)\nRUN",
+        "readonly A=(\ndata.seed=4\n)\nRUN",
+    ],
+)
+def test_an_array_ends_where_the_shell_ends_it(tmp_path, script):
+    (tmp_path / "run.sh").write_text(script.replace("RUN", 'python -m verl.trainer.main_ppo "${A[@]}" data.n=2\n'))
+    values = read_foreign(tmp_path / "run.sh").values
+    assert (values["data.seed"], values["data.n"]) == (4, 2)
+
+
+def test_a_plain_value_beside_a_table_of_its_name_is_told(tmp_path):
+    start = "custom_reward_function.reward_kwargs"
+    for words in (f"{start}.a.b=2 {start}.a=1", f"{start}.a=1 {start}.a.b=2"):
+        line = f"python -m verl.trainer.main_ppo custom_reward_function.path=r.py {words}\n"
+        _, report = recipe_of(tmp_path, line, "run.sh")
+        assert any(key.startswith(f"{start}.a") for key in keys(report["left_out"]))
+
+
 def test_arrays_that_grow_or_never_end_are_read_in_a_moment(tmp_path):
     doubling = "\n".join(["A=(data.seed=1)", *['A=("${A[@]}" "${A[@]}")'] * 60, 'B=("${A[@]}"', "x=1"])
     (tmp_path / "run.sh").write_text(f'python -m verl.trainer.main_ppo data.seed=4 "${{B[@]}}"\n{doubling}\n')

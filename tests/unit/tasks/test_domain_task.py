@@ -20,7 +20,7 @@ from vlmrl.tasks import TASKS, make_task
 from vlmrl.tasks.domain import Domain, Variant, known_fields, truth_distance
 from vlmrl.tasks.domains import DOMAINS
 from vlmrl.tasks.render import IMAGE, place_images, render_user
-from vlmrl.tasks.source import open_source
+from vlmrl.tasks.source import _reward, open_source
 from vlmrl.types import Media, Message, RewardInput, Row
 
 VARIANTS = [(domain, variant) for domain in DOMAINS.values() for variant in domain.variants]
@@ -128,6 +128,9 @@ def test_a_recipe_names_variant_and_profile(tmp_path: Path) -> None:
     }  # fmt: skip
     with pytest.raises(RecipeError, match="unknown reward profile `taxon`"):
         open_source(Data(path=path), Reward(profile="taxon"))
+    lacking = make_task("pairs", {"levels": ["a"]})
+    named = _reward(Data(path="rows.jsonl", reward="exact_match"), Reward(profile="taxonrl"), lacking)
+    assert named[0].name == "exact_match"
     other = open_source(Data(path=path, reward="exact_match"), Reward(profile="taxonrl"))
     assert other.reward.name == "exact_match"
 
