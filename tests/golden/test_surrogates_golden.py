@@ -168,6 +168,9 @@ def test_every_kl_estimator_by_hand():
     assert k1(logp, ref).tolist() == pytest.approx([-log2, 0.0])
     assert k2(logp, ref).tolist() == pytest.approx([log2**2 / 2, 0.0])
     assert absolute(logp, ref).tolist() == pytest.approx([log2, 0.0])
+    # the other way round, policy above reference, the pull is as strong
+    assert absolute(ref, logp).tolist() == pytest.approx([log2, 0.0])
+    assert k1(ref, logp).tolist() == pytest.approx([log2, 0.0])
     assert low_var_kl(logp, ref).tolist() == pytest.approx([1 - log2, 0.0])
     # d = 5: e^5 - 6 = 142.4 -> 10;  d = -5: e^-5 + 4 = 4.0067
     assert low_var_kl(numbers(-5.0, 0.0), numbers(0.0, -5.0)).tolist() == pytest.approx([10.0, math.exp(-5) + 4])
