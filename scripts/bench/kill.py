@@ -386,7 +386,7 @@ def look(bench: Bench, command: str, root: Path) -> tuple[Path | None, int]:
 
 
 def kill_merge(bench: Bench, count: int) -> None:
-    expected = tree(bench.folder / "merged")
+    expected = tree(bench.folder / "merged" / "model")  # of the same name: the card says it
     for number, share in enumerate(bench.moments("merge", count)):
         place = bench.folder / f"merge-{number}"
         place.mkdir()
@@ -429,7 +429,7 @@ def prepare(bench: Bench) -> dict[str, dict[str, Any]]:
         expected[command] = record(bench.folder / made["dir"])
         if not made["last"]["optim/updates"]:
             raise Broken(f"the uninterrupted {command} made no update: the comparison would show nothing")
-    bench.run("merge", "train", "--out", "merged", cold=True)
+    bench.run("merge", "train", "--out", "merged/model", cold=True)
     timed: dict[str, list[str]] = {
         "prep": ["digits", *PREP, "--out", "timed/digits"], "merge": ["train", "--out", "timed/model"],
         **{c: [f"{c}.toml", *SIZES[c], "--runs", "timed/runs"] for c in SIZES},
