@@ -123,6 +123,12 @@ def test_report_of_a_truncated_manifest_says_so_and_writes_nothing(tmp_path: Pat
     assert not (tmp_path / "r.html").exists()
 
 
+def test_report_below_a_file_is_refused(tmp_path: Path) -> None:
+    done = make_run(tmp_path, steps=0)
+    out = done.dir / "manifest.json" / "report.html"
+    assert "cannot make the folder" in refused("report", done.id, "--runs", tmp_path, "-o", out).message
+
+
 def test_report_to_a_folder_is_refused(tmp_path: Path) -> None:
     done = make_run(tmp_path, steps=0)
     assert "is a folder" in refused("report", done.id, "--runs", tmp_path, "-o", tmp_path).message

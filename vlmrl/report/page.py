@@ -14,10 +14,9 @@ from vlmrl.evaluate.records import read_evaluation
 from vlmrl.report import curves
 from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables
 from vlmrl.report.examples import Album, GroupView, StepView, answer_views, example_steps
-from vlmrl.report.shell import number, render
+from vlmrl.report.shell import number, render, write_page
 from vlmrl.store import layout
 from vlmrl.store.clock import span
-from vlmrl.store.files import write_atomic
 from vlmrl.store.kept import newest_recipe, newest_resolved
 from vlmrl.store.media import RunImages
 from vlmrl.store.runs import Run
@@ -49,8 +48,7 @@ class RunView:
 
 def write_report(runs: Sequence[Run], out: Path) -> Path:
     """Write the page, atomically. The folder of `out` is made. Raises: StoreError when it cannot be written."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, render_report(runs).encode("utf-8", "backslashreplace"))
+    write_page(out, render_report(runs))
     return out
 
 

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.check.response_table import TableReader
 from vlmrl.check.table_images import row_images
 from vlmrl.data.run_images import run_images
-from vlmrl.errors import StoreError
 from vlmrl.report.examples import Album, Picture, marked_text, visible
-from vlmrl.report.shell import render
-from vlmrl.store.files import write_atomic
+from vlmrl.report.shell import render, write_page
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -55,11 +53,7 @@ def write_reward_page(out: Path, saved: Saved, checked: Checked) -> None:
 
     Raises: StoreError when it cannot be written, DataError when the table can no longer be read.
     """
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot make the folder: {error.strerror}", where=str(out.parent)) from error
-    write_atomic(out, render_reward_page(saved, checked).encode("utf-8", "backslashreplace"))
+    write_page(out, render_reward_page(saved, checked))
 
 
 def render_reward_page(saved: Saved, checked: Checked) -> str:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import math
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from vlmrl import __version__
+from vlmrl.errors import StoreError
 from vlmrl.report.examples import visible
 from vlmrl.store.clock import now
+from vlmrl.store.files import write_atomic
 
 
 def render(template: str, **values: Any) -> str:
@@ -26,6 +29,15 @@ def render(template: str, **values: Any) -> str:
     )
     environment.filters |= {"number": number, "signed": signed, "visible": _visible, "json": _json}
     return environment.get_template(template).render(**values, version=__version__, time=now()[:16].replace("T", " "))
+
+
+def write_page(out: Path, text: str) -> None:
+    """Write a page, atomically. The folder of `out` is made. Raises: StoreError when it cannot be written."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make the folder: {error.strerror}", where=str(out.parent)) from error
+    write_atomic(out, text.encode("utf-8", "backslashreplace"))
 
 
 def _source(name: str) -> str:
