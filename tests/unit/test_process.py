@@ -6,25 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from processes import assert_all_gone, lives
 
 CHILD = "import os, sys, time; from vlmrl.process import die_with_parent; die_with_parent(int(sys.argv[1]))"
-
-
-def gone(pid: int, seconds: float = 20) -> bool:
-    """Whether the process is gone, or dead and not yet waited for, within `seconds`."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                if file.read().rsplit(")", 1)[1].split()[0] == "Z":
-                    return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.02)
-    return False
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked on Linux only")
@@ -34,14 +20,14 @@ def test_a_child_is_killed_with_its_parent():
     parent = subprocess.Popen([sys.executable, "-c", middle], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    assert not gone(pid, 0.2)
+    assert lives(pid)
     parent.kill()
     parent.wait()
     parent.stdout.close()
     try:
-        assert gone(pid)
+        assert_all_gone([pid], 20)
     finally:
-        if not gone(pid, 0.1):
+        if lives(pid):
             os.kill(pid, signal.SIGKILL)
 
 
