@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations, islice
 from typing import Any, Literal, NamedTuple
 
-from vlmrl.data.likeness import near_duplicates
+from vlmrl.data.likeness import find_near_copies
 from vlmrl.data.measure import NOTE, estimate_image_tokens, histogram, measure_images
 from vlmrl.data.shards import Examined
+from vlmrl.errors import DataError
 
 Verdict = Literal["ok", "look", "bad"]
 TOKEN_LIMIT = 2048
@@ -22,6 +24,8 @@ TOKEN_LIMIT = 2048
 EVEN, SKEWED = 0.6, 0.8
 """Share of the most frequent label up to which labels are even, and above which they are badly skewed."""
 SHOWN = 20
+MAX_SPLITS = 62
+"""A set of splits is the bits of one integer."""
 
 
 class RowFacts(NamedTuple):
@@ -62,9 +66,13 @@ def examine_dataset(facts: Facts, *, max_prompt_tokens: int | None = None) -> di
 
     Args: max_prompt_tokens: limit of the prompt, images included; None = 2,048 are counted, and nothing was asked.
     Returns: {"checks": [{"check", "verdict": "ok" | "look" | "bad", "finding"}], and the numbers behind them}.
+    Raises: DataError for more than 62 splits.
     """
+    if len(facts.rows) > MAX_SPLITS:
+        raise DataError(f"{len(facts.rows)} splits; the doctor compares {MAX_SPLITS} at most", hint="join some of them")
     tokens = {split: _tokens(facts.images, rows) for split, rows in facts.rows.items()}
     limit = max_prompt_tokens or TOKEN_LIMIT
+    masks = _splits_of_images(facts)
     report: dict[str, Any] = {
         **measure_images([image.media for image in facts.images]),
         "image_tokens": {split: histogram([image for image, _ in counts]) for split, counts in tokens.items()},
@@ -74,8 +82,8 @@ def examine_dataset(facts: Facts, *, max_prompt_tokens: int | None = None) -> di
         "max_prompt_tokens": limit,
         "rows_over_limit": {split: sum(a + b > limit for a, b in counts) for split, counts in tokens.items()},
         "labels": {split: _labels(rows) for split, rows in facts.rows.items()},
-        "exact_copies": _exact_copies(facts),
-        "near_copies": _near_copies(facts),
+        "exact_copies": _exact_copies(facts, masks),
+        "near_copies": _near_copies(facts, masks),
         "repeated_pairs": _repeated_pairs(facts),
         "groups": _groups(facts),
         "remarks": dict(Counter(remark for image in facts.images for remark in image.remarks).most_common()),
@@ -128,41 +136,60 @@ def _labels(rows: Sequence[RowFacts]) -> dict[str, Any] | None:
     return out
 
 
-def _splits_of_images(facts: Facts) -> list[list[str]]:
-    """The splits each image is in, in the order of the splits."""
-    found: list[list[str]] = [[] for _ in facts.images]
-    for split, rows in facts.rows.items():
-        for index in {index for row in rows for index in row.images}:
-            found[index].append(split)
+def _splits_of_images(facts: Facts) -> list[int]:
+    """The splits each image is in: bit i stands for the i-th split."""
+    found = [0] * len(facts.images)
+    for bit, rows in enumerate(facts.rows.values()):
+        for row in rows:
+            for index in row.images:
+                found[index] |= 1 << bit
     return found
 
 
-def _exact_copies(facts: Facts) -> dict[str, Any]:
-    shared = Counter(
-        f"{a}+{b}" for splits in _splits_of_images(facts) for i, a in enumerate(splits) for b in splits[i + 1 :]
+def _named(splits: Sequence[str], mask: int) -> list[str]:
+    return [split for bit, split in enumerate(splits) if mask >> bit & 1]
+
+
+def _exact_copies(facts: Facts, masks: Sequence[int]) -> dict[str, Any]:
+    splits = list(facts.rows)
+    shared: Counter[str] = Counter()
+    for mask, count in Counter(masks).items():
+        shared.update({f"{a}+{b}": count for a, b in combinations(_named(splits, mask), 2)})
+    examples = (
+        {"sha256": image.media.sha256, "splits": _named(splits, mask)}
+        for image, mask in zip(facts.images, masks, strict=True)
+        if mask.bit_count() > 1
     )
-    examples = [
-        {"sha256": image.media.sha256, "splits": splits}
-        for image, splits in zip(facts.images, _splits_of_images(facts), strict=True)
-        if len(splits) > 1
-    ]
-    return {"between": dict(shared), "examples": examples[:SHOWN]}
+    return {"between": dict(shared), "examples": list(islice(examples, SHOWN))}
 
 
-def _near_copies(facts: Facts) -> dict[str, Any]:
-    splits = _splits_of_images(facts)
-    likeness = near_duplicates([image.look for image in facts.images])
-    between: Counter[str] = Counter()
-    examples, within = [], 0
-    order = {split: number for number, split in enumerate(facts.rows)}
-    for i, j in likeness.pairs:
-        pairs = {tuple(sorted((a, b), key=order.__getitem__)) for a in splits[i] for b in splits[j] if a != b}
-        within += not pairs
-        between.update(f"{a}+{b}" for a, b in pairs)
-        if pairs and len(examples) < SHOWN:
-            names = [facts.images[k].media.sha256 for k in (i, j)]
-            examples.append({"images": names, "splits": [splits[i], splits[j]]})
-    return {"between": dict(between), "within": within, "flat_images": likeness.skipped, "examples": examples}
+def _near_copies(facts: Facts, masks: Sequence[int]) -> dict[str, Any]:
+    """Images that look like another one: `between["train+test"]` counts those of test that are not in train and look
+    like one that is; `within` those that look like another of a split they are in.
+    """
+    splits = list(facts.rows)
+    likeness = find_near_copies([image.look for image in facts.images], masks, SHOWN)
+    counts = Counter(zip(masks, likeness.near, strict=True))
+    between = {
+        f"{a}+{b}": sum(
+            count
+            for (own, near), count in counts.items()
+            if own >> later & 1 and not own >> earlier & 1 and near >> earlier & 1
+        )
+        for (earlier, a), (later, b) in combinations(enumerate(splits), 2)
+    }
+    return {
+        "between": {pair: count for pair, count in between.items() if count},
+        "within": sum(count for (own, near), count in counts.items() if own & near),
+        "flat_images": likeness.skipped,
+        "examples": [
+            {
+                "images": [facts.images[k].media.sha256 for k in pair],
+                "splits": [_named(splits, masks[k]) for k in pair],
+            }
+            for pair in likeness.examples
+        ],
+    }
 
 
 def _repeated_pairs(facts: Facts) -> dict[str, Any]:
@@ -249,14 +276,22 @@ def _check_exact(report: Mapping[str, Any]) -> dict[str, str]:
     between = report["exact_copies"]["between"]
     if not between:
         return _check("same image in two splits", "ok", "none")
-    return _check("same image in two splits", "bad", _counted(between, "image"))
+    told = "; ".join(
+        f"{count:,} image{'s' * (count != 1)} in {pair.replace('+', ' and ')}" for pair, count in between.items()
+    )
+    return _check("same image in two splits", "bad", told)
 
 
 def _check_near(report: Mapping[str, Any]) -> dict[str, str]:
     found = report["near_copies"]
-    told = [] if not found["between"] else [_counted(found["between"], "pair")]
+    told = []
+    for pair, count in found["between"].items():
+        train, _, test = pair.partition("+")
+        told.append(
+            f"{count:,} {'images' if count > 1 else 'image'} of {test} look{'s' * (count == 1)} like one of {train}"
+        )
     if found["within"]:
-        told.append(f"{found['within']:,} within a split")
+        told.append(f"{found['within']:,} look like another of their split")
     if found["flat_images"]:
         told.append(f"{found['flat_images']:,} flat images not compared")
     return _check("near copies (by look)", "look" if found["between"] else "ok", "; ".join(told) or "none")
@@ -289,9 +324,3 @@ def _check_groups(report: Mapping[str, Any], group: str) -> list[dict[str, str]]
 def _check_remarks(report: Mapping[str, Any]) -> list[dict[str, str]]:
     told = ", ".join(f"{remark}: {count:,}" for remark, count in report["remarks"].items())
     return [_check("unusual images, handled", "ok", told)] if told else []
-
-
-def _counted(between: Mapping[str, int], what: str) -> str:
-    return "; ".join(
-        f"{count:,} {what}{'s' * (count != 1)} in {pair.replace('+', ' and ')}" for pair, count in between.items()
-    )

@@ -8,8 +8,9 @@ arXiv:1307.2982): hashes within 3 bits agree in at least one of 4 parts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,19 +20,23 @@ COARSE_BITS, FINE_BITS = 3, 20
 """Largest number of bits in which near duplicates differ: of 64, and of 256."""
 PARTS = 4
 HASH_BYTES = 40
-MAX_BUCKET = 4096
-"""Hashes that agree in one part and are compared with each other; of larger crowds only neighbours in order are."""
+MAX_NEIGHBOURS = 4096
+"""A hash is compared with so many of those that agree with it in one part: in a larger crowd not with all of them."""
 CONTRAST = 24
 """Lightest minus darkest cell, of 255, below which an image is too flat to be told from others by its hash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """Near duplicates: pairs (i, j) of positions, i < j, sorted; `skipped` = how many images could not be told apart
-    (flat ones) and were not searched.
+    """What looks like what.
+
+    `near`: of each image, the groups of the other images that look like it, as a set of bits; 0 = none does.
+    `examples`: positions (i, j) of images that look alike and are in different groups.
+    `skipped`: how many images could not be told apart (flat ones) and were not searched.
     """
 
-    pairs: list[tuple[int, int]]
+    near: list[int]
+    examples: list[tuple[int, int]]
     skipped: int
 
 
@@ -50,56 +55,68 @@ def look_hash(image: PILImage) -> str:
     return np.packbits(np.concatenate(bits)).tobytes().hex()
 
 
-def near_duplicates(hashes: Sequence[str]) -> Likeness:
-    """All pairs of images whose hashes differ in at most `COARSE_BITS` of the coarse and `FINE_BITS` of the fine bits.
+def find_near_copies(hashes: Sequence[str], groups: Sequence[int], shown: int = 20) -> Likeness:
+    """Search images for others whose hashes differ in at most `COARSE_BITS` coarse and `FINE_BITS` fine bits.
 
-    Args: hashes: as `look_hash` makes them.
-    Work: images with equal hashes are joined first; the others are compared within buckets of equal parts.
+    Memory does not grow with the number of pairs that look alike: of a film's frames that is nearly all of them.
+    Args:
+        hashes: as `look_hash` makes them.
+        groups: the groups each image is in, as a set of bits, 0 to 2^62; a group is a split, say.
+        shown: so many examples at most.
     """
     import numpy as np
 
     if not hashes:
-        return Likeness([], 0)
+        return Likeness([], [], 0)
     table = np.frombuffer(bytes.fromhex("".join(hashes)), np.uint8).reshape(len(hashes), HASH_BYTES)
-    flat = ~table.any(axis=1)
-    rows = np.flatnonzero(~flat)
+    rows = np.flatnonzero(table.any(axis=1))
     unique, first, inverse = np.unique(table[rows], axis=0, return_index=True, return_inverse=True)
-    inverse = inverse.reshape(-1)
-    found: set[tuple[int, int]] = set()
-    for i, j in zip(rows.tolist(), rows[first[inverse]].tolist(), strict=True):
-        if i != j:
-            found.add((min(i, j), max(i, j)))
-    representative = rows[first]
-    for a, b in _close_rows(unique):
-        i, j = int(representative[a]), int(representative[b])
-        found.add((min(i, j), max(i, j)))
-    return Likeness(sorted(found), int(flat.sum()))
+    inverse, first, masks = inverse.reshape(-1), rows[first], np.asarray(groups, dtype=np.int64)
+    equal = ((i, j) for i, j in zip(first[inverse].tolist(), rows.tolist(), strict=True) if groups[i] != groups[j])
+    found = set(islice(equal, shown))
+    own = np.zeros(len(unique), dtype=np.int64)
+    np.bitwise_or.at(own, inverse, masks[rows])
+    near = np.zeros(len(unique), dtype=np.int64)
+    for a, b in _close_rows(unique, lambda a, b: (own[b] & ~near[a]) | (own[a] & ~near[b])):
+        np.bitwise_or.at(near, a, own[b])
+        np.bitwise_or.at(near, b, own[a])
+        if len(found) < shown:
+            apart = np.flatnonzero(masks[first[a]] != masks[first[b]])[:shown]
+            pairs = zip(first[a[apart]].tolist(), first[b[apart]].tolist(), strict=True)
+            found |= {(min(pair), max(pair)) for pair in pairs}
+    out = np.zeros(len(hashes), dtype=np.int64)
+    out[rows] = near[inverse]
+    for bit in range(int(own.max(initial=0)).bit_length()):
+        member = masks[rows] >> bit & 1
+        equals = np.bincount(inverse, weights=member, minlength=len(unique))[inverse] - member
+        out[rows] |= (equals > 0).astype(np.int64) << bit
+    return Likeness(out.tolist(), sorted(found)[:shown], len(hashes) - len(rows))
 
 
-def _close_rows(table: Any) -> list[tuple[int, int]]:
-    """Pairs of rows of distinct hashes within both limits."""
+def _close_rows(table: Any, wanted: Callable[[Any, Any], Any]) -> Iterator[tuple[Any, Any]]:
+    """Rows of distinct hashes within both limits, as two arrays of positions; a pair may come several times.
+
+    Rows that agree in a part stand together when they are sorted by it. Each is compared with its next neighbour, all
+    at once, then with the one after it, until no two that agree are that far apart.
+    Args: wanted: (positions, positions) -> not 0 where a pair would say something new.
+    """
     import numpy as np
 
-    width = 8 // PARTS
-    bits_of_byte = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint16)
-    close: set[tuple[int, int]] = set()
+    words = np.ascontiguousarray(table).view(np.uint64)
+    parts = np.ascontiguousarray(table[:, :8]).view(f"u{8 // PARTS}")
     for part in range(PARTS):
-        keys = table[:, part * width : (part + 1) * width].copy().view(f"u{width}").ravel()
-        order = np.argsort(keys, kind="stable")
-        edges = np.flatnonzero(np.diff(keys[order])) + 1
-        for members in np.split(order, edges):
-            if len(members) > 1:
-                close |= _close_members(table, np.sort(members), bits_of_byte)
-    return sorted(close)
-
-
-def _close_members(table: Any, members: Any, bits_of_byte: Any) -> set[tuple[int, int]]:
-    found: set[tuple[int, int]] = set()
-    crowd = len(members) > MAX_BUCKET
-    for position, row in enumerate(members[:-1]):
-        others = members[position + 1 : position + 1 + MAX_BUCKET] if crowd else members[position + 1 :]
-        differing = bits_of_byte[table[others] ^ table[row]]
-        coarse, fine = differing[:, :8].sum(axis=1), differing[:, 8:].sum(axis=1)
-        near = others[(coarse <= COARSE_BITS) & (fine <= FINE_BITS)]
-        found.update((int(row), int(other)) for other in near)
-    return found
+        order = np.argsort(parts[:, part], kind="stable")
+        keys = parts[order, part]
+        starts = np.arange(len(keys))
+        for distance in range(1, MAX_NEIGHBOURS + 1):
+            starts = starts[: np.searchsorted(starts, len(keys) - distance)]
+            starts = starts[keys[starts] == keys[starts + distance]]
+            if not len(starts):
+                break
+            a, b = order[starts], order[starts + distance]
+            news = np.flatnonzero(wanted(a, b))
+            a, b = a[news], b[news]
+            close = np.bitwise_count(words[a, 0] ^ words[b, 0]) <= COARSE_BITS
+            a, b = a[close], b[close]
+            fine = np.bitwise_count(words[a, 1:] ^ words[b, 1:]).sum(axis=1, dtype=np.uint16)
+            yield a[fine <= FINE_BITS], b[fine <= FINE_BITS]

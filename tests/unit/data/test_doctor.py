@@ -5,6 +5,7 @@ import pytest
 from vlmrl.data.doctor import Facts, RowFacts, baseline, examine_dataset
 from vlmrl.data.likeness import HASH_BYTES
 from vlmrl.data.shards import Examined
+from vlmrl.errors import DataError
 from vlmrl.types import Media
 
 
@@ -67,6 +68,26 @@ def test_copies_across_splits_are_found_exact_and_near() -> None:
     assert report["near_copies"]["between"] == {"train+test": 1}
     assert verdicts(report)["same image in two splits"] == "bad" and verdicts(report)["near copies (by look)"] == "look"
     assert findings(report)["same image in two splits"] == "1 image in train and test"
+    assert findings(report)["near copies (by look)"] == "1 image of test looks like one of train"
+    assert report["near_copies"]["examples"] == [
+        {"images": [facts.images[k].media.sha256 for k in (1, 6)], "splits": [["train"], ["test"]]}
+    ]
+
+
+def test_an_exact_copy_is_no_near_copy_too() -> None:
+    facts = sound()
+    facts.rows = {**facts.rows, "test": [row(0, 5, False, 1), row(6, 7, True, 0)]}
+    facts.images = [facts.images[0], image(20, look=1), *facts.images[2:]]  # image 1 looks like image 0: of both splits
+    report = examine_dataset(facts)
+    assert report["exact_copies"]["between"] == {"train+test": 1} and report["near_copies"]["between"] == {}
+    assert report["near_copies"]["within"] == 2
+
+
+def test_more_splits_than_the_doctor_can_tell_apart() -> None:
+    with pytest.raises(DataError, match="63 splits"):
+        examine_dataset(Facts([image(1)], {str(number): [row(0, 0, True)] for number in range(63)}))
+    report = examine_dataset(Facts([image(1)], {str(number): [row(0, 0, True)] for number in range(62)}))
+    assert len(report["exact_copies"]["between"]) == 62 * 61 // 2
 
 
 def test_near_copies_within_a_split_are_told_and_are_no_matter() -> None:
@@ -77,8 +98,8 @@ def test_near_copies_within_a_split_are_told_and_are_no_matter() -> None:
         *facts.images[4:],
     ]  # image 3 looks like image 2, both in train
     report = examine_dataset(facts)
-    assert report["near_copies"]["between"] == {} and report["near_copies"]["within"] == 1
-    assert findings(report)["near copies (by look)"] == "1 within a split"
+    assert report["near_copies"]["between"] == {} and report["near_copies"]["within"] == 2
+    assert findings(report)["near copies (by look)"] == "2 look like another of their split"
     assert verdicts(report)["near copies (by look)"] == "ok"
 
 
