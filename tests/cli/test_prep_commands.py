@@ -56,17 +56,17 @@ def test_the_doctor_counts_an_image_whose_bytes_changed_and_looks_at_the_others(
 WRONG = [
     (["prep", "fungi", "gone.parquet"], "nothing at gone.parquet"),
     (["prep", "fungi", "{rows}@tset"], "no split `tset`"),
-    (["prep", "fungi", "{rows}", "--on-overlong", "shrink"], "--on-overlong shrink"),
+    (["prep", "fungi", "{rows}", "--on-overlong", "shrink"], "--on-overlong 'shrink' is unknown"),
     (["prep", "fungi", "{rows}", "--on-overlong", "drop"], "without --max-prompt-tokens"),
     (["prep", "fungi", "{rows}", "--name", "../x"], "the dataset name '../x' cannot be used"),
     (["prep", "fungi", "{rows}", "--synthetic", "50"], "leave one out"),
-    (["prep", "fungi", "{rows}"], "are wrong, more than --max-bad 0.01; nothing was written"),
+    (["prep", "fungi", "{rows}"], "all 40 rows are wrong; nothing was written"),
     (["prep", "bird", "{rows}", "--max-prompt-tokens", "20"], "40 rows are over --max-prompt-tokens 20"),
     (
         ["prep", "bird", "{rows}", "--max-prompt-tokens", "20", "--on-overlong", "resize"],
         "tokens for an image beside the text; nothing was written",
     ),
-    (["prep", "whale", "{folder}"], "0 of 0 images cannot be used"),
+    (["prep", "whale", "{folder}"], "no image in empty; nothing was written"),
 ]
 
 

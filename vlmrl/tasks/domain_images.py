@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.data.columns import read_image
-from vlmrl.data.labelled import check_name, printable, read_labelled, refuse_twins
+from vlmrl.data.labelled import IMAGE_SUFFIXES, check_name, printable, read_labelled, refuse_twins
 from vlmrl.data.pairs import Pair
 from vlmrl.data.row_files import RowFiles, read_piece
 from vlmrl.data.scan import Files, scan_files
 from vlmrl.data.splits import LabelledImage
 from vlmrl.errors import DataError
 from vlmrl.rewards.layouts import LAYOUTS
-from vlmrl.tasks.assemble import Limits
+from vlmrl.tasks.assemble import Limits, is_few, leave_out
 from vlmrl.tasks.domain import Domain
 from vlmrl.tasks.domain_rows import complete_truth
 from vlmrl.tasks.domains import DOMAINS
@@ -219,11 +219,18 @@ def _names(domain: Domain, values: Mapping[str, Any]) -> dict[str, str]:
 def refuse_bad_images(found: Specimens, max_bad: float) -> None:
     """Raise a DataError with the first dropped images when their share is above `max_bad`, or no image is sound."""
     total = len(found.images) + len(found.dropped)
-    if found.images and len(found.dropped) <= max_bad * total:
+    if found.images and is_few(len(found.dropped), total, max_bad):
         return
+    name = found.source.get("name")
+    if not total:
+        raise DataError(
+            f"no image in {name}; nothing was written", hint=f"their names end in {', '.join(IMAGE_SUFFIXES)}"
+        )
     lines = "".join(f"\n  {drop['origin']}: {drop['reason']}" for drop in found.dropped[:5])
+    told = f"{len(found.dropped):,} of {total:,} images cannot be used, more than --max-bad {max_bad:g}"
     raise DataError(
-        f"{len(found.dropped):,} of {total:,} images cannot be used, more than --max-bad {max_bad:g};"
-        f" nothing was written:{lines}",
-        hint="mend them; or --max-bad 0.5 leaves up to half of them out, and lists all of them in dropped.jsonl",
+        f"{told if found.images else f'none of the {total:,} images can be used'}; nothing was written:{lines}",
+        hint=f"mend them, or {leave_out(len(found.dropped), total)}"
+        if found.images
+        else f"is {name} what you mean, and are its folders or columns what they should be?",
     )
