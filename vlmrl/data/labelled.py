@@ -50,7 +50,7 @@ class Labelled:
 
     def read(self, image: LabelledImage) -> bytes:
         """The file of one of `images`, as found."""
-        return self.collection.read(image.origin)
+        return self.collection.read(image.place)
 
 
 class Collection(Protocol):
@@ -94,8 +94,8 @@ def read_labelled(
         if isinstance(seen, str):
             dropped.append({"origin": printable(path), "reason": seen})
             continue
-        images.append(LabelledImage(seen.media, labels[path], path, seen))
-        name = PurePosixPath(path).name
+        images.append(LabelledImage(seen.media, labels[path], printable(path), seen, path=path))
+        name = printable(PurePosixPath(path).name)
         digest.update(f"{'/'.join(labels[path])}/{name}\0{seen.media.sha256}\n".encode())
     refuse_twins(images, levels)
     dropped.sort(key=lambda drop: drop["origin"])

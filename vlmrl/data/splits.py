@@ -26,6 +26,7 @@ class LabelledImage:
         origin: where it came from, for messages (`Balinese/character01/0108_01.png`, `scan 17`).
         seen: what was found when it was read; None = it was not examined.
         facts: what else is known about it: name -> value (the age of a chimpanzee in this picture).
+        path: of its file, where `origin` is not that: a name that is not UTF-8 is written another way.
     """
 
     media: Media
@@ -33,6 +34,12 @@ class LabelledImage:
     origin: str
     seen: Examined | None = None
     facts: Mapping[str, str | None] = field(default_factory=dict, hash=False)
+    path: str | None = None
+
+    @property
+    def place(self) -> str:
+        """What reads its file."""
+        return self.origin if self.path is None else self.path
 
 
 @dataclass
@@ -128,9 +135,16 @@ def split_images(
 
 
 def _allot(count: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """Whole numbers that add up to `count`; every split but the first gets its share rounded down."""
+    """Whole numbers that add up to `count`; every split but the first gets its share rounded down, but never one alone:
+    two where the first keeps two, else none, for one image of a class makes no pair.
+
+    Example: 12 images, 0.65 + 0.15 + 0.2 -> 8, 2 (of 1.8), 2 (of 2.4).
+    """
     first, *others = shares
     numbers = {name: int(count * shares[name] + 1e-9) for name in others}
+    for name in others:
+        if numbers[name] == 1:
+            numbers[name] = 2 if count - sum(numbers.values()) > 2 else 0
     return {first: count - sum(numbers.values()), **numbers}
 
 

@@ -88,7 +88,7 @@ def open_tables(path: str) -> dict[str, RawTable]:
     """The tables of a path, by split. A single file is the split `train`, whatever its name.
 
     Args:
-        path: a file, a folder of files (their names begin with the split: `train-00000.parquet`; other names are
+        path: a file, a folder of files (their names hold the split as a word: `train-00000.parquet`; other names are
             train), a folder written by `Dataset.save_to_disk`, or `hub:name` with `#config` if any.
     Raises: DataError when there is nothing, or it cannot be read.
     """
@@ -131,11 +131,13 @@ def file_digest(paths: Iterable[Path]) -> str:
 
 
 def _split_of(file: Path, root: Path) -> str:
-    """`train-00000-of-00003.parquet` and `train/0.parquet` are train; what names no split is train."""
+    """`train-00000-of-00003.parquet`, `train/0.parquet` and `DF20-train_metadata.csv` are train; what names no split is
+    train.
+    """
     for part in (file.name, *reversed(file.relative_to(root).parts[:-1])):
-        word = re.match(r"[A-Za-z]+", part)
-        if word and word.group().lower() in _SPLIT_NAMES:
-            return _SPLIT_NAMES[word.group().lower()]
+        for word in re.findall(r"[A-Za-z]+", part):
+            if word.lower() in _SPLIT_NAMES:
+                return _SPLIT_NAMES[word.lower()]
     return "train"
 
 
