@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from pathlib import Path
 
 import pytest
-from command_line import this_process
-from pair_tables import table_rows, write_parquet
+from command_line import started, this_process
+from pair_tables import photo, table_rows, write_parquet
 
 from vlmrl.cli.prep import DOMAINS as COMMANDS
 from vlmrl.tasks.domains import DOMAINS
@@ -51,6 +53,35 @@ def test_the_doctor_counts_an_image_whose_bytes_changed_and_looks_at_the_others(
     broken = [c for c in json.loads(done.out)["doctor"]["checks"] if c["check"] == "broken images"]
     assert done.code == 0 and len(broken) == 1 and broken[0]["verdict"] == "bad", done.err
     assert "does not have the bytes it was stored with" in broken[0]["finding"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_prep_ends_in_order_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    rows = table_rows("whale", 96)
+    for i, row in enumerate(rows):
+        row["images"] = [{"bytes": photo(2 * i + side, 800, 600), "path": None} for side in (0, 1)]
+    source = write_parquet(tmp_path / "rows.parquet", rows, group=4)
+    words = ("prep", "whale", source, "--out", tmp_path / "out", "--workers", 2)
+    run = started(*words, cwd=tmp_path)
+    parts, end = tmp_path / ".out.building" / "work", time.monotonic() + 60
+    while len(list(parts.glob("rows-*.jsonl"))) < 2:
+        assert time.monotonic() < end and run.poll() is None
+        time.sleep(0.005)
+    run.send_signal(number)
+    out, err = run.communicate(timeout=60)
+    assert (run.returncode, out) == (130, "") and not (tmp_path / "out").exists()
+    assert err == "interrupted; the same command goes on with the parts that are done\n"
+    again = this_process(*words, cwd=tmp_path)
+    assert again.code == 0 and "found: an interrupted run had made" in again.err
+
+
+def test_distances_are_shown_where_there_are_any(tmp_path: Path) -> None:
+    for domain in ("whale", "bird"):
+        source = write_parquet(tmp_path / f"{domain}.parquet", table_rows(domain, 20))
+        done = this_process("prep", domain, source, "--out", tmp_path / domain, "--workers", 1, cwd=tmp_path)
+        assert done.code == 0 and ("by distance" in done.err.split("data doctor")[0]) == (domain == "bird")
+    again = this_process("prep", "bird", tmp_path / "bird", "--out", tmp_path / "b", cwd=tmp_path)
+    assert again.code == 2 and "bird is a dataset that `vlmrl prep` has made" in again.err
 
 
 WRONG = [

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit
+from vlmrl.cli.output import JSON_HELP, console, emit, say
 
 if TYPE_CHECKING:
     from vlmrl.tasks.assemble import Limits, Prepared
@@ -81,11 +83,12 @@ def pairs(
     from vlmrl.tasks.pairs.collect import parse_shares, prepare_folder
 
     counts = {"train": num_pairs, "validation": validation_pairs, "test": test_pairs}
-    made = prepare_folder(
-        source, [level.strip() for level in levels.split(",")], name=name, out=out, num_pairs=counts, seed=seed,
-        unseen_classes=unseen_classes, distance_shares=parse_shares(distance_shares), force=force,
-        limits=_limits(max_prompt_tokens, on_overlong, workers),
-    )  # fmt: skip
+    with _ends_in_order():
+        made = prepare_folder(
+            source, [level.strip() for level in levels.split(",")], name=name, out=out, num_pairs=counts, seed=seed,
+            unseen_classes=unseen_classes, distance_shares=parse_shares(distance_shares), force=force,
+            limits=_limits(max_prompt_tokens, on_overlong, workers),
+        )  # fmt: skip
     _show(made, as_json)
 
 
@@ -138,9 +141,24 @@ def _domain_command(domain: str) -> Callable[..., None]:
             max_bad=max_bad,
             images_root=images_root,
         )
-        _show(prepare_domain(request, _limits(max_prompt_tokens, on_overlong, workers), force=force), as_json)
+        with _ends_in_order():
+            made = prepare_domain(request, _limits(max_prompt_tokens, on_overlong, workers), force=force)
+        _show(made, as_json)
 
     return command
+
+
+@contextmanager
+def _ends_in_order() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the work and its processes, and the person is told how to go on."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on with the parts that are done")
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _limits(max_prompt_tokens: int | None, on_overlong: str, workers: int | None) -> Limits:
@@ -166,11 +184,15 @@ def _show(made: Prepared, as_json: bool) -> None:
     for line in made.found:
         err.print(f"found: {line}")
     table = Table(title=f"{made.path.name}: {made.outcome}")
-    for column in ("split", "rows", "same", "by distance", "images"):
+    columns = ["split", "rows", "same", "by distance", "images"]
+    if not any(fields["by_distance"] for fields in info["splits"].values()):
+        columns.remove("by distance")
+    for column in columns:
         table.add_column(column, justify="left" if column == "split" else "right")
     for split, fields in info["splits"].items():
         distances = "  ".join(f"{d}: {n}" for d, n in fields["by_distance"].items())
-        table.add_row(split, str(fields["rows"]), str(fields["same"]), distances, str(fields["images"]))
+        cells = {**fields, "split": split, "by distance": distances}
+        table.add_row(*(str(cells[column]) for column in columns))
     err.print(table)
     show_doctor(info["doctor"])
     reports = [(split, report) for split, fields in info["splits"].items() for report in fields.get("reports", ())]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlmrl.data.columns import plain
+from vlmrl.data.dataset import INFO_FILE
 from vlmrl.data.parts import write_lines
 from vlmrl.data.tables import is_saved, load_hub, load_saved, open_files, splits_of, table_files
 from vlmrl.errors import DataError
@@ -175,6 +176,10 @@ def locate_rows(source: str, images_root: Path | None = None) -> Located:
         place = Path(label)
         if not place.exists():
             raise DataError(f"nothing at {label}", hint="name a file, a folder, or hub:name")
+        if (place / INFO_FILE).is_file():
+            raise DataError(
+                f"{label} is a dataset that `vlmrl prep` has made", hint="name its source, or train on it as it is"
+            )
         root = images_root or (place if place.is_dir() else place.parent)
         if place.is_dir() and is_saved(place):
             tables = splits_of(load_saved(place), label)

@@ -304,7 +304,8 @@ def load_hub(spec: str) -> Any:
         text = str(error).strip().split("\n")[0]
         raise DataError(
             f"the hub dataset `{name}` cannot be loaded: {type(error).__name__}: {text}",
-            hint="check the name, the config (`hub:name#config`) and the network; gated datasets need `hf auth login`",
+            hint="check the name, the config (`hub:name#config`) and the network, or name a copy on this machine; gated"
+            " datasets need `hf auth login`",
         ) from error
 
 
