@@ -75,6 +75,25 @@ def test_an_interrupted_prep_ends_in_order_and_goes_on(tmp_path: Path, number: s
     assert again.code == 0 and "found: an interrupted run had made" in again.err
 
 
+def test_names_of_files_cannot_steer_the_terminal_or_the_printer(tmp_path: Path) -> None:
+    # in notes as O[/b]/..., which Rich would read as its markup
+    classes = [("O[", "b]", "G", "r"), ("O[", "b]", "G", "s"), ("P", "Q", "H", "t"), ("P", "Q", "H", "u")]
+    for number, names in enumerate(classes):
+        folder = tmp_path.joinpath("in", *names)
+        folder.mkdir(parents=True)
+        for i in range(12):
+            (folder / f"{i}.jpg").write_bytes(photo(100 * number + i))
+    (folder / "a\x1b[2Jb\x07.jpg").write_bytes(b"no image")
+    out = tmp_path / "[" / "i]"
+    words = ("prep", "bird", tmp_path / "in", "--out", out, "--workers", 1, "--max-bad", 0.1)
+    done = this_process(*words, cwd=tmp_path)
+    shown = this_process("data", "show", out, "--n", 1, cwd=tmp_path)
+    assert (done.code, shown.code) == (0, 0), done.err + shown.err
+    assert "no sibling: class O[/b]" in done.err and r"a\u001b[2Jb\u0007.jpg" in done.err
+    assert str(out) in done.err and "left out when it was made: 1 (dropped.jsonl)" in shown.err
+    assert "\x1b" not in done.err + shown.err and "\x07" not in done.err + shown.err
+
+
 def test_distances_are_shown_where_there_are_any(tmp_path: Path) -> None:
     for domain in ("whale", "bird"):
         source = write_parquet(tmp_path / f"{domain}.parquet", table_rows(domain, 20))

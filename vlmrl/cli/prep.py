@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit, say
+from vlmrl.cli.output import JSON_HELP, console, emit, harmless, say
 
 if TYPE_CHECKING:
     from vlmrl.tasks.assemble import Limits, Prepared
@@ -179,11 +179,12 @@ def progress(what: str, done: int, total: int) -> None:
 
 def _show(made: Prepared, as_json: bool) -> None:
     from rich.table import Table
+    from rich.text import Text
 
-    info, err = made.info, console()
+    info = made.info
     for line in made.found:
-        err.print(f"found: {line}")
-    table = Table(title=f"{made.path.name}: {made.outcome}")
+        say(f"found: {line}")
+    table = Table(title=Text(harmless(f"{made.path.name}: {made.outcome}")))
     columns = ["split", "rows", "same", "by distance", "images"]
     if not any(fields["by_distance"] for fields in info["splits"].values()):
         columns.remove("by distance")
@@ -192,27 +193,28 @@ def _show(made: Prepared, as_json: bool) -> None:
     for split, fields in info["splits"].items():
         distances = "  ".join(f"{d}: {n}" for d, n in fields["by_distance"].items())
         cells = {**fields, "split": split, "by distance": distances}
-        table.add_row(*(str(cells[column]) for column in columns))
-    err.print(table)
+        table.add_row(*(Text(harmless(str(cells[column]))) for column in columns))
+    console().print(table)
     show_doctor(info["doctor"])
     reports = [(split, report) for split, fields in info["splits"].items() for report in fields.get("reports", ())]
     for split, report in reports[:5]:
         details = ", ".join(f"{key} {value}" for key, value in report.items() if key != "reason")
-        err.print(f"note: {split}: {report['reason']}: {details}")
+        say(f"note: {split}: {report['reason']}: {details}")
     if len(reports) > 5:
-        err.print(f"note: {len(reports) - 5} more notes in dataset.json")
-    err.print(f"{made.path}  fingerprint {info['fingerprint'][:16]}")
+        say(f"note: {len(reports) - 5} more notes in dataset.json")
+    say(f"{made.path}  fingerprint {info['fingerprint'][:16]}")
     emit({"path": str(made.path), "outcome": made.outcome, "found": list(made.found), "info": dict(info)}, as_json)
 
 
 def show_doctor(report: Mapping[str, Any]) -> None:
     """The data doctor's checks as a table: what was looked at, the verdict, what was found."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title="data doctor")
     table.add_column("check", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("finding", overflow="fold")
     for check in report["checks"]:
-        table.add_row(check["check"], check["verdict"], check["finding"])
-    console().print(table, markup=False)
+        table.add_row(*(Text(harmless(check[column])) for column in ("check", "verdict", "finding")))
+    console().print(table)

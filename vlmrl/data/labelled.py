@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import unicodedata
 import zipfile
 import zlib
 from collections import Counter
@@ -26,7 +27,7 @@ from vlmrl.errors import DataError
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_TOTAL_BYTES = 1 << 40
 MAX_ENTRIES = 5_000_000
-_BAD_NAME = set(";<>\n\r\t")
+_BAD_NAME = set(";<>")
 
 
 @dataclass
@@ -155,8 +156,8 @@ def _labels(place: PurePosixPath, levels: Sequence[str]) -> tuple[str, ...]:
 
 def check_name(name: str) -> str:
     """A name that an answer can hold. Raises: DataError."""
-    if not name or _BAD_NAME & set(name) or printable(name) != name:
-        raise DataError(f"the name {name!r} cannot be written in an answer (; < > or control characters)")
+    if not name or _BAD_NAME & set(name) or any(unicodedata.category(one).startswith("C") for one in name):
+        raise DataError(f"the name {name!r} cannot be written in an answer (; < > or invisible characters)")
     return name
 
 

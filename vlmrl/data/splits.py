@@ -77,8 +77,8 @@ def drop_repeats(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], 
 def split_classes(images: Sequence[LabelledImage], shares: Mapping[str, float], *, seed: int) -> Splits:
     """Deal whole classes to the splits, by the share of their images: no individual of the test is in training.
 
-    Each class goes to the split that is furthest below its share of the images. Every split gets two classes at least,
-    where there are as many.
+    Each class goes to the split that is furthest below its share of the images. Every split gets two classes of two
+    images or more at least, where there are as many.
     """
     by_class: dict[tuple[str, ...], list[LabelledImage]] = defaultdict(list)
     for image in images:
@@ -86,14 +86,16 @@ def split_classes(images: Sequence[LabelledImage], shares: Mapping[str, float], 
     order = sorted(by_class, key=lambda labels: hash64(seed, "class", *labels))
     out: dict[str, list[LabelledImage]] = {name: [] for name in shares}
     num_classes = dict.fromkeys(shares, 0)
-    for number, labels in enumerate(order):
-        needy = [name for name in shares if num_classes[name] < 2]
-        left = len(order) - number
+    left = sum(len(members) > 1 for members in by_class.values())
+    for labels in order:
+        usable = len(by_class[labels]) > 1
+        needy = [name for name in shares if num_classes[name] < 2] if usable else []
         pool = needy if needy and left <= sum(2 - num_classes[name] for name in needy) else list(shares)
         total = sum(len(members) for members in out.values()) + len(by_class[labels])
         chosen = max(pool, key=lambda name: shares[name] * total - len(out[name]))
         out[chosen] += by_class[labels]
-        num_classes[chosen] += 1
+        num_classes[chosen] += usable
+        left -= usable
     return Splits(out)
 
 

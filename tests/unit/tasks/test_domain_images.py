@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import csv
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -197,11 +196,16 @@ def test_species_of_seven_images_each_fill_three_splits(tmp_path: Path) -> None:
 def test_too_few_individuals_for_the_splits_are_told(tmp_path: Path) -> None:
     source = individuals(tmp_path / "in", "whale")
     for number in range(5, 20):
-        shutil.rmtree(source / f"id{number}")
-    with pytest.raises(DataError, match="5 individuals, and train and validation and test need two each") as caught:
+        for i in range(1, 6):
+            (source / f"id{number}" / f"{i}.jpg").unlink()
+    with pytest.raises(
+        DataError, match="5 individuals with two images or more, and train and validation and test need"
+    ) as caught:
         prepare(tmp_path / "out", "whale", source)
     assert "--validation-pairs 0" in str(caught.value.hint)
-    prepare(tmp_path / "out", "whale", source, num_pairs={**PAIRS, "validation": 0})
+    for seed in range(20):
+        made = prepare(tmp_path / f"{seed}", "whale", source, num_pairs={**PAIRS, "validation": 0}, seed=seed)
+        assert set(made.info["splits"]) == {"train", "test"}
 
 
 def test_folders_that_name_what_the_domain_does_not_have_are_refused() -> None:

@@ -216,11 +216,12 @@ def deal_images(images: Sequence[LabelledImage], plan: PairPlan) -> Splits:
 
 def _refuse_few_classes(images: Sequence[LabelledImage], plan: PairPlan) -> None:
     """Where splits share no class, each needs two of them, or it has no different pair. Raises: DataError."""
-    count, splits = len({image.labels for image in images}), list(plan.split_shares)
+    sizes, splits = Counter(image.labels for image in images), list(plan.split_shares)
+    count = sum(size > 1 for size in sizes.values())
     if plan.whole_classes and count < 2 * len(splits):
         hint = "--validation-pairs 0 makes no validation split" if "validation" in splits else "more are needed"
         raise DataError(
-            f"{count} {plan.levels[-1]}s, and {' and '.join(splits)} need two each, for no {plan.levels[-1]} is in two",
+            f"{count} {plan.levels[-1]}s with two images or more, and {' and '.join(splits)} need two of them each",
             hint=hint,
         )
 
