@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import answered, refused, this_process
+from pair_tables import photo, write_parquet
 from PIL import Image
 
 from vlmrl.data.images import encode_png
@@ -84,3 +87,46 @@ def test_data_show_names_the_splits_when_there_is_no_such_split(archive: Path, t
     assert answered("data", "show", rows)["rows"][0]["truth"] == {"answer": 1}
     assert "splits there: train (1 rows)" in str(refused("data", "show", rows, "--split", "test").hint)
     assert "no dataset at" in refused("data", "show", tmp_path / "gone").message
+
+
+def again(data: bytes, scale: float, kind: str, **how: Any) -> bytes:
+    """The same picture in another size and file format."""
+    image, buffer = Image.open(io.BytesIO(data)), io.BytesIO()
+    image.resize((int(image.width * scale), int(image.height * scale))).save(buffer, kind, **how)
+    return buffer.getvalue()
+
+
+def test_the_doctor_finds_what_is_planted_in_a_table_of_ones_own(tmp_path: Path) -> None:
+    """Train comes first, whatever the alphabet says: what counts is how much of the test it knows."""
+    rows: dict[str, list[dict[str, Any]]] = {"train": [], "validation": [], "test": []}
+    for number, split in enumerate(["train"] * 40 + ["validation"] * 10 + ["test"] * 20):
+        images = [photo(2 * number + side, 240, 180) for side in (0, 1)]
+        answer = "yes" if len(rows[split]) % 10 != 9 else "no"  # 9 of 10
+        rows[split].append({"prompt": "<image><image> Same?", "images": images, "answer": answer})
+    train, validation, test = rows.values()
+    for i in range(3):  # three images of test are in train
+        test[i]["images"][0] = train[i]["images"][0]
+    others = [(0.5, "JPEG", {"quality": 60}), (1.5, "JPEG", {"quality": 85}), (1, "PNG", {}), (0.8, "WEBP", {})]
+    for i, (scale, kind, how) in enumerate(others):  # four look like one of train
+        test[5 + i]["images"][1] = again(train[10 + i]["images"][0], scale, kind, **how)
+    test[12]["images"][0] = again(validation[4]["images"][1], 0.6, "JPEG")  # one like one of validation
+    train[30]["images"][0] = again(train[20]["images"][0], 0.6, "PNG")  # two of train like each other
+    test.append({**test[0], "images": train[9]["images"][::-1], "answer": "yes"})  # of train's "no"
+    test.append({**test[0], "images": train[8]["images"]})  # the same pair as in train
+    validation[0]["prompt"] += "x" * 4 * 3000
+    for split, members in rows.items():
+        write_parquet(tmp_path / "in" / f"{split}.parquet", members)
+    report = answered("data", "doctor", tmp_path / "in", "--workers", 1)["doctor"]
+    found = {check["check"]: (check["verdict"], check["finding"]) for check in report["checks"]}
+    assert found["same image in two splits"] == ("bad", "7 images in train and test")  # 3, and 2 pairs of 2
+    assert found["near copies (by look)"] == (
+        "look",
+        "4 images of test look like one of train; 1 image of test looks like one of validation; 2 look like another of"
+        " their split",
+    )
+    verdict, told = found["repeated pairs"]
+    assert verdict == "bad" and told.startswith("4 rows repeat the images of another, 2 across splits; in 1 case their")
+    assert told.endswith("such as train row 9, test row 20")
+    assert found["rows over the limit"][1].startswith("1 over 2,048 tokens (validation 1)")
+    assert found["majority class"][0] == "bad" and "train: always `yes` is right in 90.0%" in found["majority class"][1]
+    assert list(report["labels"]) == ["train", "validation", "test"]

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from pathlib import Path
 
 import pytest
-from command_line import this_process
-from pair_tables import table_rows, write_parquet
+from command_line import started, this_process
+from pair_tables import photo, table_rows, write_parquet
 
 from vlmrl.cli.prep import DOMAINS as COMMANDS
 from vlmrl.tasks.domains import DOMAINS
@@ -53,20 +55,68 @@ def test_the_doctor_counts_an_image_whose_bytes_changed_and_looks_at_the_others(
     assert "does not have the bytes it was stored with" in broken[0]["finding"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_prep_ends_in_order_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    rows = table_rows("whale", 96)
+    for i, row in enumerate(rows):
+        row["images"] = [{"bytes": photo(2 * i + side, 800, 600), "path": None} for side in (0, 1)]
+    source = write_parquet(tmp_path / "rows.parquet", rows, group=4)
+    words = ("prep", "whale", source, "--out", tmp_path / "out", "--workers", 2)
+    run = started(*words, cwd=tmp_path)
+    parts, end = tmp_path / ".out.building" / "work", time.monotonic() + 60
+    while len(list(parts.glob("rows-*.jsonl"))) < 2:
+        assert time.monotonic() < end and run.poll() is None
+        time.sleep(0.005)
+    run.send_signal(number)
+    out, err = run.communicate(timeout=60)
+    assert (run.returncode, out) == (130, "") and not (tmp_path / "out").exists()
+    assert err == "interrupted; the same command goes on with the parts that are done\n"
+    again = this_process(*words, cwd=tmp_path)
+    assert again.code == 0 and "found: an interrupted run had made" in again.err
+
+
+def test_names_of_files_cannot_steer_the_terminal_or_the_printer(tmp_path: Path) -> None:
+    # in notes as O[/b]/..., which Rich would read as its markup
+    classes = [("O[", "b]", "G", "r"), ("O[", "b]", "G", "s"), ("P", "Q", "H", "t"), ("P", "Q", "H", "u")]
+    for number, names in enumerate(classes):
+        folder = tmp_path.joinpath("in", *names)
+        folder.mkdir(parents=True)
+        for i in range(12):
+            (folder / f"{i}.jpg").write_bytes(photo(100 * number + i))
+    (folder / "a\x1b[2Jb\x07.jpg").write_bytes(b"no image")
+    out = tmp_path / "[" / "i]"
+    words = ("prep", "bird", tmp_path / "in", "--out", out, "--workers", 1, "--max-bad", 0.1)
+    done = this_process(*words, cwd=tmp_path)
+    shown = this_process("data", "show", out, "--n", 1, cwd=tmp_path)
+    assert (done.code, shown.code) == (0, 0), done.err + shown.err
+    assert "no sibling: class O[/b]" in done.err and r"a\u001b[2Jb\u0007.jpg" in done.err
+    assert str(out) in done.err and "left out when it was made: 1 (dropped.jsonl)" in shown.err
+    assert "\x1b" not in done.err + shown.err and "\x07" not in done.err + shown.err
+
+
+def test_distances_are_shown_where_there_are_any(tmp_path: Path) -> None:
+    for domain in ("whale", "bird"):
+        source = write_parquet(tmp_path / f"{domain}.parquet", table_rows(domain, 20))
+        done = this_process("prep", domain, source, "--out", tmp_path / domain, "--workers", 1, cwd=tmp_path)
+        assert done.code == 0 and ("by distance" in done.err.split("data doctor")[0]) == (domain == "bird")
+    again = this_process("prep", "bird", tmp_path / "bird", "--out", tmp_path / "b", cwd=tmp_path)
+    assert again.code == 2 and "bird is a dataset that `vlmrl prep` has made" in again.err
+
+
 WRONG = [
     (["prep", "fungi", "gone.parquet"], "nothing at gone.parquet"),
     (["prep", "fungi", "{rows}@tset"], "no split `tset`"),
-    (["prep", "fungi", "{rows}", "--on-overlong", "shrink"], "--on-overlong shrink"),
+    (["prep", "fungi", "{rows}", "--on-overlong", "shrink"], "--on-overlong 'shrink' is unknown"),
     (["prep", "fungi", "{rows}", "--on-overlong", "drop"], "without --max-prompt-tokens"),
     (["prep", "fungi", "{rows}", "--name", "../x"], "the dataset name '../x' cannot be used"),
     (["prep", "fungi", "{rows}", "--synthetic", "50"], "leave one out"),
-    (["prep", "fungi", "{rows}"], "are wrong, more than --max-bad 0.01; nothing was written"),
+    (["prep", "fungi", "{rows}"], "all 40 rows are wrong; nothing was written"),
     (["prep", "bird", "{rows}", "--max-prompt-tokens", "20"], "40 rows are over --max-prompt-tokens 20"),
     (
         ["prep", "bird", "{rows}", "--max-prompt-tokens", "20", "--on-overlong", "resize"],
         "tokens for an image beside the text; nothing was written",
     ),
-    (["prep", "whale", "{folder}"], "0 of 0 images cannot be used"),
+    (["prep", "whale", "{folder}"], "no image in empty; nothing was written"),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit
+from vlmrl.cli.output import JSON_HELP, console, emit, say
 
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at a dataset, examine it, or export it.")
 DATASET_HELP = "A prepared folder, a table file, a folder of tables, or hub:name."
@@ -38,20 +38,19 @@ def show(
     rows = [_row_fields(opened, opened.rows(split)[index], save) for index in range(min(n, opened.splits[split]))]
     facts = {"name": opened.name, "path": opened.path, "task": opened.info.get("task"), "splits": dict(opened.splits)}
     facts |= {"fingerprint": opened.fingerprint, "notes": list(opened.notes)}
-    err = console()
-    err.print(f"{opened.path}: task {facts['task']}, fingerprint {opened.fingerprint[:16]}")
-    err.print("splits: " + ", ".join(f"{name} {count}" for name, count in opened.splits.items()))
+    say(f"{opened.path}: task {facts['task']}, fingerprint {opened.fingerprint[:16]}")
+    say("splits: " + ", ".join(f"{name} {count}" for name, count in opened.splits.items()))
     if opened.info.get("description"):
-        err.print(opened.info["description"])
+        say(str(opened.info["description"]))
     for note in opened.notes:
-        err.print(note)
-    dropped = opened.info.get("dropped") or []
-    if dropped:
-        err.print(f"dropped when it was made: {len(dropped)} (see dataset.json)")
+        say(note)
+    dropped = opened.info.get("dropped") or ()
+    if count := (opened.info.get("counts") or {}).get("dropped", len(dropped)):
+        say(f"left out when it was made: {count:,} (dropped.jsonl)")
     for row in rows:
         sizes = ", ".join(f"{image['width']}x{image['height']} {image['sha256'][:8]}" for image in row["images"])
-        err.print(f"\n{row['prompt_id']}  images: {sizes or 'none'}\n  truth: {row['truth']}", markup=False)
-        err.print(f"  prompt: {row['prompt']}", markup=False)
+        say(f"\n{row['prompt_id']}  images: {sizes or 'none'}\n  truth: {row['truth']}")
+        say(f"  prompt: {row['prompt']}")
     emit({**facts, "split": split, "rows": rows}, as_json)
 
 
@@ -116,6 +115,8 @@ def export(
 
     Example: vlmrl data export data/digits digits-parquet
     """
+    from rich.text import Text
+
     from vlmrl.data.dataset import open_dataset, require_split
     from vlmrl.recipe.schema import Data
     from vlmrl.tasks import make_task
@@ -125,8 +126,8 @@ def export(
     for name in split:
         require_split(opened, name)
     task = make_task(getattr(opened, "task", "table"), opened.info)
-    with console().status(f"writing {out}"):
+    with console().status(Text(f"writing {out}")):
         rows = export_dataset(opened, task, out, splits=split or None)
     for name, count in rows.items():
-        console().print(f"{out / name}.parquet  {count} rows")
+        say(f"{out / name}.parquet  {count} rows")
     emit({"path": str(out), "rows": rows}, as_json)

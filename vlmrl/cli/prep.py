@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit
+from vlmrl.cli.output import JSON_HELP, console, emit, harmless, say
 
 if TYPE_CHECKING:
     from vlmrl.tasks.assemble import Limits, Prepared
@@ -80,11 +82,12 @@ def pairs(
     from vlmrl.tasks.pairs.collect import parse_shares, prepare_folder
 
     counts = {"train": num_pairs, "validation": validation_pairs, "test": test_pairs}
-    made = prepare_folder(
-        source, [level.strip() for level in levels.split(",")], name=name, out=out, num_pairs=counts, seed=seed,
-        unseen_classes=unseen_classes, distance_shares=parse_shares(distance_shares), force=force,
-        limits=_limits(max_prompt_tokens, on_overlong, workers),
-    )  # fmt: skip
+    with _ends_in_order():
+        made = prepare_folder(
+            source, [level.strip() for level in levels.split(",")], name=name, out=out, num_pairs=counts, seed=seed,
+            unseen_classes=unseen_classes, distance_shares=parse_shares(distance_shares), force=force,
+            limits=_limits(max_prompt_tokens, on_overlong, workers),
+        )  # fmt: skip
     _show(made, as_json)
 
 
@@ -137,9 +140,24 @@ def _domain_command(domain: str) -> Callable[..., None]:
             max_bad=max_bad,
             images_root=images_root,
         )
-        _show(prepare_domain(request, _limits(max_prompt_tokens, on_overlong, workers), force=force), as_json)
+        with _ends_in_order():
+            made = prepare_domain(request, _limits(max_prompt_tokens, on_overlong, workers), force=force)
+        _show(made, as_json)
 
     return command
+
+
+@contextmanager
+def _ends_in_order() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the work and its processes, and the person is told how to go on."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on with the parts that are done")
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _limits(max_prompt_tokens: int | None, on_overlong: str, workers: int | None) -> Limits:
@@ -151,37 +169,49 @@ def _limits(max_prompt_tokens: int | None, on_overlong: str, workers: int | None
 
 def _show(made: Prepared, as_json: bool) -> None:
     from rich.table import Table
+    from rich.text import Text
 
-    info, err = made.info, console()
+    info = made.info
     for line in made.found:
-        err.print(f"found: {line}")
-    table = Table(title=f"{made.path.name}: {made.outcome}")
-    for column in ("split", "rows", "same", "by distance", "images"):
+        say(f"found: {line}")
+    table = Table(title=Text(harmless(f"{made.path.name}: {made.outcome}")))
+    columns = ["split", "rows", "same", "by distance", "images"]
+    if not any(fields["by_distance"] for fields in info["splits"].values()):
+        columns.remove("by distance")
+    for column in columns:
         table.add_column(column, justify="left" if column == "split" else "right")
     for split, fields in info["splits"].items():
+<<<<<<< HEAD
         distances = "  ".join(f"{d}: {n:,}" for d, n in fields["by_distance"].items())
         counts = [f"{fields[key]:,}" for key in ("rows", "same", "images")]
         table.add_row(split, counts[0], counts[1], distances, counts[2])
     err.print(table)
+=======
+        distances = "  ".join(f"{d}: {n}" for d, n in fields["by_distance"].items())
+        cells = {**fields, "split": split, "by distance": distances}
+        table.add_row(*(Text(harmless(str(cells[column]))) for column in columns))
+    console().print(table)
+>>>>>>> user
     show_doctor(info["doctor"])
     reports = [(split, report) for split, fields in info["splits"].items() for report in fields.get("reports", ())]
     for split, report in reports[:5]:
         details = ", ".join(f"{key} {value}" for key, value in report.items() if key != "reason")
-        err.print(f"note: {split}: {report['reason']}: {details}")
+        say(f"note: {split}: {report['reason']}: {details}")
     if len(reports) > 5:
-        err.print(f"note: {len(reports) - 5} more notes in dataset.json")
-    err.print(f"{made.path}  fingerprint {info['fingerprint'][:16]}")
+        say(f"note: {len(reports) - 5} more notes in dataset.json")
+    say(f"{made.path}  fingerprint {info['fingerprint'][:16]}")
     emit({"path": str(made.path), "outcome": made.outcome, "found": list(made.found), "info": dict(info)}, as_json)
 
 
 def show_doctor(report: Mapping[str, Any]) -> None:
     """The data doctor's checks as a table: what was looked at, the verdict, what was found."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title="data doctor")
     table.add_column("check", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("finding", overflow="fold")
     for check in report["checks"]:
-        table.add_row(check["check"], check["verdict"], check["finding"])
-    console().print(table, markup=False)
+        table.add_row(*(Text(harmless(check[column])) for column in ("check", "verdict", "finding")))
+    console().print(table)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from vlmrl.data.dataset import INFO_FILE, SCHEMA
 from vlmrl.data.images import ShardWriter
 from vlmrl.data.parts import LostWorkerError
-from vlmrl.errors import DataError
+from vlmrl.errors import FULL, DataError
 from vlmrl.store.files import write_atomic
 from vlmrl.types import Media
 
@@ -119,7 +119,7 @@ class Build:
 
     def _publish(self, text: str, force: bool) -> Outcome:
         target = self.target
-        if not target.exists():
+        if not target.exists() or _is_empty(target):
             os.rename(self.folder, target)
             _sync(target.parent)
             return "created"
@@ -127,11 +127,7 @@ class Build:
             return "up to date"
         if not force:
             raise _other_dataset(target, _difference(target, text))
-        if not _is_dataset(target):
-            raise DataError(
-                f"{target} is not a dataset folder and is not replaced, not even with --force; nothing was written",
-                hint="give another --out, or remove it yourself",
-            )
+        _refuse_foreign(target, replace=True)
         old = old_folder(target)
         os.rename(target, old)
         os.rename(self.folder, target)
@@ -153,19 +149,27 @@ def building(target: Path | str, key: Any = None) -> Iterator[Build]:
     Args:
         key: what the work depends on, a JSON value. A killed or interrupted run with the same key leaves its finished
             parts (in `work`, and image shards), and they are there again; None = nothing is kept.
-    Raises: DataError when another process is writing the same dataset.
+    Raises: DataError when another process is writing the same dataset, when something else than a dataset is at the
+        target, or when nothing can be written there.
     """
     target = Path(target).absolute()
-    target.parent.mkdir(parents=True, exist_ok=True)
+    _refuse_foreign(target)
     folder = target.parent / f".{target.name}.building"
-    left_over = folder.exists()
-    lock = _lock_folder(folder, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        left_over = folder.exists()
+        lock = _lock_folder(folder, target)
+    except OSError as error:
+        raise DataError(f"{target} cannot be made: {error.strerror}", hint="give another --out") from error
     keep = False
     try:
         found = _clear_leftovers(folder, target, left_over, key)
         yield Build(target, folder, found)
-    except (KeyboardInterrupt, OSError, LostWorkerError):
+    except (KeyboardInterrupt, OSError, LostWorkerError) as error:
         keep = key is not None
+        if isinstance(error, OSError) and error.errno in FULL:
+            again = f", then run the same command again: what is done is kept in {folder}" if keep else ""
+            raise DataError(f"no room for {target}: {error.strerror}", hint=f"free disk space{again}") from error
         raise
     finally:
         if not keep and folder.exists() and os.fstat(lock).st_ino == folder.stat().st_ino:
@@ -287,11 +291,29 @@ def _difference(target: Path, text: str) -> str:
     return damage_of(target) or "a dataset of another name or form"
 
 
-def _is_dataset(target: Path) -> bool:
-    """Only a folder that this program could have made is ever removed."""
-    names = {path.name for path in target.iterdir()} if target.is_dir() and not target.is_symlink() else {""}
+def _refuse_foreign(target: Path, *, replace: bool = False) -> None:
+    """Raise a DataError when there is anything but a dataset or an empty folder, before any work is done.
+
+    Only a folder that this program has made is ever removed: one with a dataset.json and nothing but a dataset's
+    files. A link to one is read, not replaced.
+    """
+    if not target.exists() and not target.is_symlink():
+        return
+    linked = target.is_symlink()
+    names = {path.name for path in target.iterdir()} if target.is_dir() else {""}
     own = (INFO_FILE, DROPPED_FILE)
-    return all(n in own or n.endswith(".parquet") or (n.startswith("media-") and n.endswith(".arrow")) for n in names)
+    known = all(n in own or n.endswith(".parquet") or (n.startswith("media-") and n.endswith(".arrow")) for n in names)
+    if (not names and not linked) or (known and INFO_FILE in names and not (linked and replace)):
+        return
+    what = "is a link and" if linked else "is not a dataset folder and"
+    raise DataError(
+        f"{target} {what} is not replaced, not even with --force; nothing was written",
+        hint="give another --out, or remove it yourself",
+    )
+
+
+def _is_empty(target: Path) -> bool:
+    return target.is_dir() and not target.is_symlink() and not any(target.iterdir())
 
 
 def media_fields(media: Media) -> dict[str, Any]:

@@ -199,7 +199,9 @@ def read_image(value: Any, root: Path | None, where: str, depth: int = 0) -> byt
     if encoded is not None:
         return encoded
     text = text.removeprefix("file://")
-    if _SCHEME.match(text) or text.startswith("data:"):
+    if text.startswith("data:"):
+        raise DataError(f"the data URI {_show(text)} is no image in base64", where=where)
+    if _SCHEME.match(text):
         raise DataError(
             f"the image {_show(text)} is an address, and nothing is fetched from the network", where=where,
             hint="download the images first and give their paths or bytes",

@@ -305,7 +305,8 @@ def _check_repeats(report: Mapping[str, Any]) -> list[dict[str, str]]:
     if found["across_splits"]:
         told += f", {found['across_splits']:,} across splits"
     if found["contradicting"]:
-        told += f"; {found['contradicting']:,} contradict each other, such as {', '.join(found['examples'][0][:2])}"
+        cases = f"{found['contradicting']:,} case{'s' * (found['contradicting'] != 1)}"
+        told += f"; in {cases} their labels contradict, such as {', '.join(found['examples'][0][:2])}"
     return [_check("repeated pairs", "bad" if found["contradicting"] or found["across_splits"] else "look", told)]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import unicodedata
 import zipfile
 import zlib
 from collections import Counter
@@ -26,7 +27,7 @@ from vlmrl.errors import DataError
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_TOTAL_BYTES = 1 << 40
 MAX_ENTRIES = 5_000_000
-_BAD_NAME = set(";<>\n\r\t")
+_BAD_NAME = set(";<>")
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Labelled:
 
     def read(self, image: LabelledImage) -> bytes:
         """The file of one of `images`, as found."""
-        return self.collection.read(image.origin)
+        return self.collection.read(image.place)
 
 
 class Collection(Protocol):
@@ -94,8 +95,8 @@ def read_labelled(
         if isinstance(seen, str):
             dropped.append({"origin": printable(path), "reason": seen})
             continue
-        images.append(LabelledImage(seen.media, labels[path], path, seen))
-        name = PurePosixPath(path).name
+        images.append(LabelledImage(seen.media, labels[path], printable(path), seen, path=path))
+        name = printable(PurePosixPath(path).name)
         digest.update(f"{'/'.join(labels[path])}/{name}\0{seen.media.sha256}\n".encode())
     refuse_twins(images, levels)
     dropped.sort(key=lambda drop: drop["origin"])
@@ -155,8 +156,8 @@ def _labels(place: PurePosixPath, levels: Sequence[str]) -> tuple[str, ...]:
 
 def check_name(name: str) -> str:
     """A name that an answer can hold. Raises: DataError."""
-    if not name or _BAD_NAME & set(name) or printable(name) != name:
-        raise DataError(f"the name {name!r} cannot be written in an answer (; < > or control characters)")
+    if not name or _BAD_NAME & set(name) or any(unicodedata.category(one).startswith("C") for one in name):
+        raise DataError(f"the name {name!r} cannot be written in an answer (; < > or invisible characters)")
     return name
 
 

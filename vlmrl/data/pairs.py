@@ -95,7 +95,7 @@ def build_pairs(
     if half == 0:
         lacking = "same-class" if same_room == 0 else "different-class"
         raise DataError(
-            f"no {lacking} pair can be made from {len(images)} images; {len(classes)} classes have two or more",
+            f"no {lacking} pair can be made from {len(images)} images; classes with two or more: {len(classes)}",
             hint="check the levels, and that classes have several images in each split",
         )
     if half < (num_pairs + 1) // 2:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlmrl.data.columns import plain
+from vlmrl.data.dataset import INFO_FILE
 from vlmrl.data.parts import write_lines
-from vlmrl.data.tables import is_saved, load_hub, load_saved, open_files, splits_of, table_files
+from vlmrl.data.tables import in_order, is_saved, load_hub, load_saved, open_files, splits_of, table_files
 from vlmrl.errors import DataError
 
 PIECE_ROWS = 128
@@ -175,13 +176,16 @@ def locate_rows(source: str, images_root: Path | None = None) -> Located:
         place = Path(label)
         if not place.exists():
             raise DataError(f"nothing at {label}", hint="name a file, a folder, or hub:name")
+        if (place / INFO_FILE).is_file():
+            raise DataError(
+                f"{label} is a dataset that `vlmrl prep` has made", hint="name its source, or train on it as it is"
+            )
         root = images_root or (place if place.is_dir() else place.parent)
         if place.is_dir() and is_saved(place):
             tables = splits_of(load_saved(place), label)
         else:
             tables = table_files(place) if place.is_dir() else {"train": [place]}
-    first = ("train", "validation", "test")
-    tables = {name: tables[name] for name in sorted(tables, key=lambda n: first.index(n) if n in first else len(first))}
+    tables = in_order(tables)
     if split is not None and split not in tables:
         raise DataError(f"no split `{split}` in {label}", hint=f"splits there: {', '.join(tables)}")
     if images_root is not None and not images_root.is_dir():

@@ -26,6 +26,7 @@ class LabelledImage:
         origin: where it came from, for messages (`Balinese/character01/0108_01.png`, `scan 17`).
         seen: what was found when it was read; None = it was not examined.
         facts: what else is known about it: name -> value (the age of a chimpanzee in this picture).
+        path: of its file, where `origin` is not that: a name that is not UTF-8 is written another way.
     """
 
     media: Media
@@ -33,6 +34,12 @@ class LabelledImage:
     origin: str
     seen: Examined | None = None
     facts: Mapping[str, str | None] = field(default_factory=dict, hash=False)
+    path: str | None = None
+
+    @property
+    def place(self) -> str:
+        """What reads its file."""
+        return self.origin if self.path is None else self.path
 
 
 @dataclass
@@ -70,8 +77,8 @@ def drop_repeats(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], 
 def split_classes(images: Sequence[LabelledImage], shares: Mapping[str, float], *, seed: int) -> Splits:
     """Deal whole classes to the splits, by the share of their images: no individual of the test is in training.
 
-    Each class goes to the split that is furthest below its share of the images. Every split gets two classes at least,
-    where there are as many.
+    Each class goes to the split that is furthest below its share of the images. Every split gets two classes of two
+    images or more at least, where there are as many.
     """
     by_class: dict[tuple[str, ...], list[LabelledImage]] = defaultdict(list)
     for image in images:
@@ -79,14 +86,16 @@ def split_classes(images: Sequence[LabelledImage], shares: Mapping[str, float], 
     order = sorted(by_class, key=lambda labels: hash64(seed, "class", *labels))
     out: dict[str, list[LabelledImage]] = {name: [] for name in shares}
     num_classes = dict.fromkeys(shares, 0)
-    for number, labels in enumerate(order):
-        needy = [name for name in shares if num_classes[name] < 2]
-        left = len(order) - number
+    left = sum(len(members) > 1 for members in by_class.values())
+    for labels in order:
+        usable = len(by_class[labels]) > 1
+        needy = [name for name in shares if num_classes[name] < 2] if usable else []
         pool = needy if needy and left <= sum(2 - num_classes[name] for name in needy) else list(shares)
         total = sum(len(members) for members in out.values()) + len(by_class[labels])
         chosen = max(pool, key=lambda name: shares[name] * total - len(out[name]))
         out[chosen] += by_class[labels]
-        num_classes[chosen] += 1
+        num_classes[chosen] += usable
+        left -= usable
     return Splits(out)
 
 
@@ -128,9 +137,16 @@ def split_images(
 
 
 def _allot(count: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """Whole numbers that add up to `count`; every split but the first gets its share rounded down."""
+    """Whole numbers that add up to `count`; every split but the first gets its share rounded down, but never one alone:
+    two where the first keeps two, else none, for one image of a class makes no pair.
+
+    Example: 12 images, 0.65 + 0.15 + 0.2 -> 8, 2 (of 1.8), 2 (of 2.4).
+    """
     first, *others = shares
     numbers = {name: int(count * shares[name] + 1e-9) for name in others}
+    for name in others:
+        if numbers[name] == 1:
+            numbers[name] = 2 if count - sum(numbers.values()) > 2 else 0
     return {first: count - sum(numbers.values()), **numbers}
 
 

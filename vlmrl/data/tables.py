@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from vlmrl.errors import DataError
 
@@ -21,6 +21,9 @@ IN_MEMORY_BYTES = 1 << 30
 compressed row groups would read a whole group each time."""
 _SPLIT_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
                 "val": "validation", "dev": "validation", "test": "test", "testing": "test"}  # fmt: skip
+
+
+Table = TypeVar("Table")
 
 
 class RawTable(Protocol):
@@ -85,15 +88,15 @@ class ArrowTable:
 
 
 def open_tables(path: str) -> dict[str, RawTable]:
-    """The tables of a path, by split. A single file is the split `train`, whatever its name.
+    """The tables of a path, by split, train first (`in_order`). A single file is the split `train`, whatever its name.
 
     Args:
-        path: a file, a folder of files (their names begin with the split: `train-00000.parquet`; other names are
+        path: a file, a folder of files (their names hold the split as a word: `train-00000.parquet`; other names are
             train), a folder written by `Dataset.save_to_disk`, or `hub:name` with `#config` if any.
     Raises: DataError when there is nothing, or it cannot be read.
     """
     if path.startswith("hub:"):
-        return _arrow_splits(load_hub(path.removeprefix("hub:")), path)
+        return in_order(_arrow_splits(load_hub(path.removeprefix("hub:")), path))
     place = Path(path)
     if not place.exists():
         raise DataError(
@@ -102,8 +105,16 @@ def open_tables(path: str) -> dict[str, RawTable]:
     if place.is_file():
         return {"train": open_files([place])}
     if is_saved(place):
-        return _arrow_splits(load_saved(place), str(place))
-    return {split: open_files(files) for split, files in table_files(place).items()}
+        return in_order(_arrow_splits(load_saved(place), str(place)))
+    return in_order({split: open_files(files) for split, files in table_files(place).items()})
+
+
+def in_order(splits: Mapping[str, Table]) -> dict[str, Table]:
+    """Splits as people think of them: train, validation, test, then the others as they come. What looks for copies asks
+    which images of a split are in an earlier one.
+    """
+    known = [name for name in ("train", "validation", "test") if name in splits]
+    return {name: splits[name] for name in dict.fromkeys((*known, *splits))}
 
 
 def table_files(place: Path) -> dict[str, list[Path]]:
@@ -131,11 +142,13 @@ def file_digest(paths: Iterable[Path]) -> str:
 
 
 def _split_of(file: Path, root: Path) -> str:
-    """`train-00000-of-00003.parquet` and `train/0.parquet` are train; what names no split is train."""
+    """`train-00000-of-00003.parquet`, `train/0.parquet` and `DF20-train_metadata.csv` are train; what names no split is
+    train.
+    """
     for part in (file.name, *reversed(file.relative_to(root).parts[:-1])):
-        word = re.match(r"[A-Za-z]+", part)
-        if word and word.group().lower() in _SPLIT_NAMES:
-            return _SPLIT_NAMES[word.group().lower()]
+        for word in re.findall(r"[A-Za-z]+", part):
+            if word.lower() in _SPLIT_NAMES:
+                return _SPLIT_NAMES[word.lower()]
     return "train"
 
 
@@ -302,7 +315,8 @@ def load_hub(spec: str) -> Any:
         text = str(error).strip().split("\n")[0]
         raise DataError(
             f"the hub dataset `{name}` cannot be loaded: {type(error).__name__}: {text}",
-            hint="check the name, the config (`hub:name#config`) and the network; gated datasets need `hf auth login`",
+            hint="check the name, the config (`hub:name#config`) and the network, or name a copy on this machine; gated"
+            " datasets need `hf auth login`",
         ) from error
 
 

@@ -19,8 +19,10 @@ DISTANCES = ("sameSpecies", "sameGenus", "sameFamily", "sameOrder", "sameClass")
 """The words for `distance` 0, 1, 2, 3, 4."""
 RANKS = ("genus", "family", "order")
 """What may first differ at distance 2, 3 and 4; at distance 1 it is the species."""
-UNKNOWN = ("", "nan", "none", "null", "n/a", "na", "unknown")
-"""What tables write for a name that they do not know, in lower case."""
+UNKNOWN = ("", "nan", "none", "null", "n/a", "na", "unknown", "incertae sedis")
+"""What tables write for a name that they do not know, in lower case. Taxa of uncertain placement (incertae sedis) need
+have nothing in common.
+"""
 HARD_LABEL = re.compile(r"([01])(?:\.0*)?")
 
 Truth = Mapping[str, Any]

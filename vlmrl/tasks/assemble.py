@@ -7,6 +7,7 @@ files.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -158,7 +159,13 @@ def fit_prompts(build: Build, parts: Assembly, limits: Limits) -> dict[int, int]
         reason = f"a prompt of more than {limit:,} tokens"
         parts.dropped += [{"origin": row.facts.name, "reason": reason} for row in over]
         gone = {id(row) for row in over}
-        parts.rows = {split: [row for row in rows if id(row) not in gone] for split, rows in parts.rows.items()}
+        left = {split: [row for row in rows if id(row) not in gone] for split, rows in parts.rows.items()}
+        if bare := [split for split, rows in parts.rows.items() if rows and not left[split]]:
+            raise DataError(
+                f"every row of {' and '.join(bare)} is over --max-prompt-tokens {limit:,}; nothing was written",
+                hint="raise it, or --on-overlong resize makes large images smaller",
+            )
+        parts.rows = left
         parts.notes["prompts over the limit"] = ("look", f"{len(over):,} rows over {limit:,} tokens were dropped")
         return {}
     return _shrink(build, parts, limits, limit, len(over))
@@ -216,12 +223,22 @@ class PromptLengths:
         return estimate_text_tokens(len(text.replace(IMAGE, "")))
 
 
+def is_few(bad: int, total: int, max_bad: float) -> bool:
+    """Whether a share is within --max-bad: 29 of 100 are within 0.29, whatever floats make of it."""
+    return bad <= max_bad * total + 1e-9
+
+
+def leave_out(bad: int, total: int) -> str:
+    """The smallest --max-bad, in hundredths, that leaves so many out, in words."""
+    return f"--max-bad {math.ceil(100 * bad / total) / 100:g} leaves them out and lists them in dropped.jsonl"
+
+
 def parse_limits(
     max_prompt_tokens: int | None, on_overlong: str, workers: int | None, progress: Progress | None = None
 ) -> Limits:
     """Limits from a command line. Raises: DataError for an unknown --on-overlong."""
     if on_overlong not in get_args(OnOverlong):
-        raise DataError(f"--on-overlong {on_overlong}", hint=f"one of: {', '.join(get_args(OnOverlong))}")
+        raise DataError(f"--on-overlong {on_overlong!r} is unknown", hint=f"one of: {', '.join(get_args(OnOverlong))}")
     if on_overlong != "fail" and max_prompt_tokens is None:
         raise DataError(
             f"--on-overlong {on_overlong} without --max-prompt-tokens", hint="give the limit too: 2048, say"

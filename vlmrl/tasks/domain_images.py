@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from vlmrl.data.columns import read_image
-from vlmrl.data.labelled import check_name, printable, read_labelled, refuse_twins
+from vlmrl.data.labelled import IMAGE_SUFFIXES, check_name, printable, read_labelled, refuse_twins
 from vlmrl.data.pairs import Pair
 from vlmrl.data.row_files import RowFiles, read_piece
 from vlmrl.data.scan import Files, scan_files
 from vlmrl.data.splits import LabelledImage
 from vlmrl.errors import DataError
-from vlmrl.rewards.layouts import LAYOUTS
-from vlmrl.tasks.assemble import Limits
+from vlmrl.rewards.layouts import LAYOUTS, UNKNOWN
+from vlmrl.rewards.parse import normalise_name
+from vlmrl.tasks.assemble import Limits, is_few, leave_out
 from vlmrl.tasks.domain import Domain
 from vlmrl.tasks.domain_rows import complete_truth
 from vlmrl.tasks.domains import DOMAINS
@@ -108,9 +111,11 @@ def read_folders(
     images, dropped = [], list(read.dropped)
     for image in read.images:
         try:
-            images.append(specimen(domain, image, dict(zip(levels, image.labels, strict=True))))
+            names = _names(domain, dict(zip(levels, image.labels, strict=True)))
+            images.append(specimen(domain, image, names))
         except DataError as error:
-            dropped.append({"origin": printable(image.origin), "reason": error.message})
+            dropped.append({"origin": image.origin, "reason": error.message})
+    images = keep_one_parent(domain, images, dropped)
     told = {"name": read.name, "images": len(images), "ignored_files": read.ignored, "fingerprint": read.fingerprint}
     return Specimens(images, read.collection, dropped, source=told)
 
@@ -122,10 +127,11 @@ def check_folders(domain: Domain, levels: Sequence[str] | None) -> list[str]:
     allowed = {*needed, *domain.field_names, "-"}
     unknown = [level for level in chosen if level not in allowed]
     if unknown or any(chosen.count(level) != 1 for level in needed):
+        more = sorted(allowed - {*needed, "-"})
+        besides = f"; {', '.join(more)}: at will" if more else ""
         raise DataError(
             f"--levels {','.join(chosen)} does not fit `{domain.name}`",
-            hint=f"each of {', '.join(needed)} once, and any of {', '.join(sorted(allowed - set(needed)))}"
-            " (- is a folder that says nothing)",
+            hint=f"{', '.join(needed)}: each once{besides}; - stands for a folder that says nothing",
         )
     return [f"-{number}" if level == "-" else level for number, level in enumerate(chosen)]
 
@@ -187,6 +193,7 @@ def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits:
         except DataError as error:
             dropped.append({"origin": printable(path), "reason": error.message})
     refuse_twins(images, classes_of(domain))
+    images = keep_one_parent(domain, images, dropped)
     told = {"name": Path(table.label).name, "images": len(images), "columns": sorted(columns.values())}
     return Specimens(images, files, dropped, split_of, source=told)
 
@@ -204,26 +211,59 @@ def _columns(domain: Domain, columns: Sequence[str]) -> dict[str, str]:
 
 
 def _names(domain: Domain, values: Mapping[str, Any]) -> dict[str, str]:
-    """The names of a row; those of its class must be there. Raises: DataError."""
+    """The names of an image; those of its class must be known. Raises: DataError."""
     names = {}
     for level, value in values.items():
         text = str(value).strip() if value is not None else ""
-        if text.lower() in ("", "nan", "none", "null"):
+        if text.lower() in UNKNOWN:
             if level in classes_of(domain):
-                raise DataError(f"no {level}")
+                raise DataError(f"the {level} is {text!r}, which names none" if text else f"no {level}")
             continue
         names[level] = check_name(text)
     return names
 
 
+def keep_one_parent(
+    domain: Domain, images: Sequence[LabelledImage], dropped: list[dict[str, Any]]
+) -> list[LabelledImage]:
+    """The images whose ranks agree with the others': a genus is in one family, a family in one order.
+
+    A name that stands under several keeps the one it has most often; the other images are added to `dropped`.
+    """
+    kept = list(images)
+    for depth, (coarse, fine) in enumerate(pairwise(domain.ranks)):
+        above: dict[str, Counter[str]] = defaultdict(Counter)
+        for image in kept:
+            above[normalise_name(image.labels[depth + 1], fine)][image.labels[depth]] += 1
+        right = {name: min(counts, key=lambda one: (-counts[one], one)) for name, counts in above.items()}
+        every, kept = kept, []
+        for image in every:
+            name, parent = image.labels[depth + 1], image.labels[depth]
+            most = right[normalise_name(name, fine)]
+            if parent == most:
+                kept.append(image)
+                continue
+            count = above[normalise_name(name, fine)][most]
+            reason = f"the {fine} {name} is in the {coarse} {parent} here and in {most} elsewhere ({count:,} images)"
+            dropped.append({"origin": image.origin, "reason": reason})
+    return kept
+
+
 def refuse_bad_images(found: Specimens, max_bad: float) -> None:
     """Raise a DataError with the first dropped images when their share is above `max_bad`, or no image is sound."""
     total = len(found.images) + len(found.dropped)
-    if found.images and len(found.dropped) <= max_bad * total:
+    if found.images and is_few(len(found.dropped), total, max_bad):
         return
+    name = found.source.get("name")
+    if not total:
+        raise DataError(
+            f"no image in {name}; nothing was written", hint=f"their names end in {', '.join(IMAGE_SUFFIXES)}"
+        )
     lines = "".join(f"\n  {drop['origin']}: {drop['reason']}" for drop in found.dropped[:5])
+    told = f"{len(found.dropped):,} of {total:,} images cannot be used, more than --max-bad {max_bad:g}"
     raise DataError(
-        f"{len(found.dropped):,} of {total:,} images cannot be used, more than --max-bad {max_bad:g};"
-        f" nothing was written:{lines}",
-        hint="mend them; or --max-bad 0.5 leaves up to half of them out, and lists all of them in dropped.jsonl",
+        f"{told if found.images else f'none of the {total:,} images can be used'}; nothing was written:{lines}",
+        hint=f"mend them, or {leave_out(len(found.dropped), total)}"
+        if found.images
+        else f"is {name} what you mean, and are its folders or columns what they should be?",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from vlmrl.data.scan import examined
 from vlmrl.data.shards import Examined
 from vlmrl.errors import DataError
 from vlmrl.tasks import make_task
-from vlmrl.tasks.assemble import Assembly, Limits, Planned, Prepared, PromptLengths, assemble
+from vlmrl.tasks.assemble import Assembly, Limits, Planned, Prepared, PromptLengths, assemble, is_few, leave_out
 from vlmrl.tasks.domain import Domain, known_fields
 from vlmrl.tasks.domain_rows import Place, RowColumns, RowReader, ScanRows, checked_rows, find_columns
 from vlmrl.tasks.pairs.prep import count_pairs, pair_id
@@ -55,14 +55,17 @@ class RowPlan:
 
 @dataclass
 class Survey:
-    """What was found in a table: facts of its sound rows, every image once, and what is wrong with the other rows."""
+    """What was found in a table: facts of its sound rows, every image once, and what is wrong with the other rows.
+
+    Args: known: truth field -> rows that know it for both images.
+    """
 
     images: list[Examined] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     rows: dict[str, list[Planned]] = field(default_factory=lambda: defaultdict(list))
     bad: list[dict[str, Any]] = field(default_factory=list)
     repeated: list[dict[str, Any]] = field(default_factory=list)
-    truth_fields: list[str] = field(default_factory=list)
+    known: Counter[str] = field(default_factory=Counter)
     total: int = 0
 
 
@@ -89,7 +92,7 @@ def prepare_rows(out: Path, domain: Domain, plan: RowPlan, limits: Limits, *, fo
         scan = ScanRows(table, columns, domain.name)
         make_parts(scan, table.pieces, parts, workers=limits.workers, progress=limits.progress, what="reading rows")
         survey = survey_rows(domain, table, columns, parts)
-        refuse_bad(survey, plan.max_bad)
+        refuse_bad(domain, survey, plan.max_bad)
         assembly = Assembly(
             images=survey.images,
             places=survey.places,
@@ -103,6 +106,8 @@ def prepare_rows(out: Path, domain: Domain, plan: RowPlan, limits: Limits, *, fo
         if survey.bad:
             told = f"{len(survey.bad):,} of {survey.total:,} rows ({len(survey.bad) / survey.total:.2%})"
             assembly.notes["rows that are wrong"] = ("look", f"{told} left out: dropped.jsonl")
+        if some := note_on_names(domain, survey):
+            assembly.notes["names in the truth"] = ("look", some)
         if set(assembly.rows) == {"test"}:
             assembly.notes["validation split"] = ("look", "none: the source has a test split alone")
         else:
@@ -111,7 +116,7 @@ def prepare_rows(out: Path, domain: Domain, plan: RowPlan, limits: Limits, *, fo
             "name": plan.name,
             "task": domain.name,
             "seed": plan.seed,
-            "truth_fields": survey.truth_fields,
+            "truth_fields": [name for name in domain.field_names if survey.known[name]],
             "source": {"name": args["source"], "rows": dict(table.splits), "columns": list(columns.names)},
             "args": args,
             "splits": {split: count_pairs(rows) for split, rows in assembly.rows.items()},
@@ -127,8 +132,8 @@ def survey_rows(domain: Domain, table: RowFiles, columns: RowColumns, parts: Seq
     called the same in one row and different in another are all wrong.
     """
     survey, number_of = Survey(), {}
-    names = set(domain.field_names)
-    lengths = PromptLengths(make_task(domain.name, {"truth_fields": list(names) if columns.composite else []}))
+    fields = domain.field_names if columns.composite else ()
+    lengths = PromptLengths(make_task(domain.name, {"truth_fields": list(fields)}))
     for index, number, split, line in checked_rows(parts, table):
         survey.total += 1
         if "wrong" in line:
@@ -142,7 +147,7 @@ def survey_rows(domain: Domain, table: RowFiles, columns: RowColumns, parts: Seq
                 survey.images.append(examined(fields))
                 survey.places.append(Place(index, number, position))
             images.append(known)
-        survey.truth_fields += known_fields(domain, [truth] if names - set(survey.truth_fields) else [])
+        survey.known.update(known_fields(domain, [truth]))
         shown = {"problem": line["problem"]} if columns.problem else {}
         facts = RowFacts(
             tuple(images),
@@ -153,7 +158,6 @@ def survey_rows(domain: Domain, table: RowFiles, columns: RowColumns, parts: Seq
             line["where"],
         )
         survey.rows[split].append(Planned((index, number), facts))
-    survey.truth_fields = [name for name in domain.field_names if name in survey.truth_fields]
     _leave_out_repeats(survey)
     return survey
 
@@ -180,18 +184,32 @@ def _leave_out_repeats(survey: Survey) -> None:
         survey.rows[split] = list(kept.values())
 
 
-def refuse_bad(survey: Survey, max_bad: float) -> None:
+def note_on_names(domain: Domain, survey: Survey) -> str:
+    """The fields that some of the rows know and others do not, with their numbers of rows; "" where there are none."""
+    rows = sum(len(rows) for rows in survey.rows.values()) + len(survey.repeated)
+    some = {name: survey.known[name] for name in domain.field_names if 0 < survey.known[name] < rows}
+    told = ", ".join(f"{name} in {count:,}" for name, count in some.items())
+    return f"of {rows:,} rows {told}; where a name is missing, it is neither paid for nor counted" if some else ""
+
+
+def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
     """Raise a DataError with the first bad rows when their share is above `max_bad`, or no row is sound."""
     sound = sum(len(rows) for rows in survey.rows.values())
-    if sound and len(survey.bad) <= max_bad * survey.total:
+    if sound and is_few(len(survey.bad), survey.total, max_bad):
         return
     lines = [f"\n  {bad['origin']}: {bad['reason']}" for bad in survey.bad[:SHOWN_BAD]]
     more = f"\n  ... and {len(survey.bad) - SHOWN_BAD:,} more" if len(survey.bad) > SHOWN_BAD else ""
     share = len(survey.bad) / max(1, survey.total)
+    told = f"{len(survey.bad):,} of {survey.total:,} rows ({share:.1%}) are wrong, more than --max-bad {max_bad:g}"
+    hint = f"mend the rows, or {leave_out(len(survey.bad), survey.total)}"
+    if share > 0.5:
+        hint = (
+            f"are these rows of the domain `{domain.name}`, are their columns problem, images, answer and answer_im,"
+            " and do paths of images lead from the table's folder (else --images-root)?"
+        )
     raise DataError(
-        f"{len(survey.bad):,} of {survey.total:,} rows ({share:.1%}) are wrong, more than --max-bad {max_bad:g};"
-        f" nothing was written:{''.join(lines)}{more}",
-        hint="mend the rows; or --max-bad 0.5 leaves up to half of them out, and lists all of them in dropped.jsonl",
+        f"{told if sound else f'all {survey.total:,} rows are wrong'}; nothing was written:{''.join(lines)}{more}",
+        hint=hint,
     )
 
 

@@ -20,6 +20,8 @@ from vlmrl.tasks.domains import DOMAINS
 from vlmrl.tasks.render import IMAGE
 
 IMAGES_IN_A_ROW = 2
+MAX_PATH = 1000
+"""Characters; what is longer is an image in base64."""
 
 
 class Place(NamedTuple):
@@ -54,9 +56,9 @@ def find_columns(table: RowFiles) -> RowColumns:
     composite = "answer_im" if "answer_im" in there else None
     answer = next((name for name in ("answer", *SPELLINGS["answer"]) if name in there), None)
     if images is None or (composite is None and answer is None):
-        missing = "images" if images is None else "answer or answer_im"
+        missing = "`images`" if images is None else "`answer` or `answer_im`"
         raise DataError(
-            f"no column `{missing}`; the table has: {', '.join(there)}", where=table.label,
+            f"no column {missing}; the table has: {', '.join(there)}", where=table.label,
             hint="rows in TaxonRL's format have problem, images, answer and, with intermediate truth, answer_im",
         )  # fmt: skip
     return RowColumns(images, "problem" if "problem" in there else None, answer, composite)
@@ -120,13 +122,13 @@ class ScanRows:
             composite = row.get(columns.composite) if columns.composite else None
             truth = read_truth(domain, answer, composite)
         except RewardError as error:
-            wrong.append(error.message)
+            wrong.append(f"{error.message} ({error.hint})" if error.hint else error.message)
         values = split_images(row.get(columns.images))
         marks = problem.count(IMAGE) if isinstance(problem, str) else len(values)
         if len(values) != IMAGES_IN_A_ROW:
-            wrong.append(f"{len(values)} images, not {IMAGES_IN_A_ROW}")
-        if marks not in (0, len(values)):
-            wrong.append(f"{len(values)} images, but {marks} {IMAGE} marks in `{columns.problem}`")
+            wrong.append(f"{len(values)} image{'s' * (len(values) != 1)}, not {IMAGES_IN_A_ROW}")
+        elif marks not in (0, len(values)):
+            wrong.append(f"{len(values)} images, but {marks} {IMAGE} mark{'s' * (marks != 1)} in `{columns.problem}`")
         images = [self._image(value, examiner) for value in values]
         for number, image in enumerate(images, start=1):
             if "reason" in image:
@@ -135,9 +137,12 @@ class ScanRows:
 
     def _image(self, value: Any, examiner: Examiner) -> dict[str, Any]:
         try:
-            return examiner.look(_load(value, self.table.root))
+            data = _load(value, self.table.root)
         except DataError as error:
             return {"reason": error.message}
+        found = examiner.look(data)
+        name = _name_of(value)
+        return {"reason": f"{name}: {found['reason']}"} if "reason" in found and name else found
 
 
 def checked_rows(parts: Sequence[Path], table: RowFiles) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
@@ -174,6 +179,13 @@ def _load(value: Any, root: Path | None) -> bytes:
         return found.read_bytes()
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}") from error
+
+
+def _name_of(value: Any) -> str:
+    """What a table calls an image: its path, where it gives one; else nothing."""
+    path = value.get("path") if isinstance(value, Mapping) else value
+    is_path = isinstance(path, str) and 0 < len(path) <= MAX_PATH and not path.startswith("data:")
+    return _shown(path) if is_path else ""
 
 
 def _shown(value: Any) -> str:

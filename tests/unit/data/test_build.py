@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -72,6 +73,52 @@ def test_force_never_removes_what_is_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a dataset folder"):
         make(tmp_path / "home", force=True)
     assert (tmp_path / "home" / "thesis.tex").read_text() == "years of work"
+
+
+def test_what_is_no_dataset_is_refused_before_any_work(tmp_path: Path) -> None:
+    """A table of one's own looks like a dataset but for dataset.json: it is never removed."""
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "train.parquet").write_bytes(b"the only copy")
+    (tmp_path / "file").write_text("x")
+    os.symlink("nowhere", tmp_path / "dangling")
+    for name in ("rows", "file", "dangling"):
+        with pytest.raises(DataError, match="is not replaced, not even with --force"), building(tmp_path / name):
+            raise AssertionError("work was begun")
+    assert (tmp_path / "rows" / "train.parquet").read_bytes() == b"the only copy"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "file", "rows"]
+
+
+def test_a_dataset_goes_into_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    assert make(tmp_path / "a") == "created"
+    assert open_dataset(Data(path=str(tmp_path / "a"))).splits == {"train": 1}
+
+
+def test_a_link_to_a_dataset_is_read_and_never_replaced(tmp_path: Path) -> None:
+    make(tmp_path / "disk" / "a")
+    os.symlink(tmp_path / "disk" / "a", tmp_path / "a")
+    assert make(tmp_path / "a") == "up to date"
+    with pytest.raises(DataError, match="is a link and is not replaced"):
+        make(tmp_path / "a", seed=1, force=True)
+    assert (tmp_path / "a").is_symlink() and open_dataset(Data(path=str(tmp_path / "a"))).splits == {"train": 1}
+
+
+@pytest.mark.parametrize("place", ["file/a", "/proc/a"])
+def test_a_place_where_nothing_can_be_written_is_told(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DataError, match=r"/a cannot be made: "):
+        make(tmp_path / place)
+
+
+def test_a_full_disk_is_told_with_what_is_kept(tmp_path: Path) -> None:
+    def fill(key: str | None) -> str:
+        told = r"no room for .*/a: No space left on device"
+        with pytest.raises(DataError, match=told) as caught, building(tmp_path / "a", key):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return str(caught.value.hint)
+
+    assert "run the same command again" in fill("key") and (tmp_path / ".a.building").is_dir()
+    assert fill(None) == "free disk space" and not list(tmp_path.iterdir())
 
 
 def test_a_failure_leaves_nothing(tmp_path: Path) -> None:

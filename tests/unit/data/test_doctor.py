@@ -111,7 +111,7 @@ def test_repeated_pairs_are_bad_where_they_contradict_or_cross_splits() -> None:
     }
     report = examine_dataset(facts)
     assert report["repeated_pairs"]["rows"] == 4 and report["repeated_pairs"]["contradicting"] == 1
-    assert "1 contradict each other, such as row 2 3" in findings(report)["repeated pairs"]
+    assert "; in 1 case their labels contradict, such as row 2 3" in findings(report)["repeated pairs"]
     assert verdicts(report)["repeated pairs"] == "bad"
 
 

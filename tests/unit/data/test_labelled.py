@@ -10,7 +10,7 @@ from PIL import Image
 
 from vlmrl.data import labelled as labelled_module
 from vlmrl.data.images import encode_png, image_hash
-from vlmrl.data.labelled import read_labelled
+from vlmrl.data.labelled import check_name, read_labelled
 from vlmrl.errors import DataError
 
 LEVELS = ["alphabet", "character"]
@@ -124,3 +124,10 @@ def test_siblings_that_the_reward_takes_for_one_name_are_refused(tmp_path: Path)
         read_labelled(path, ["family", "language"])
     fine = archive(tmp_path / "fine.zip", {"x/a/1.png": png(1), "y/A/2.png": png(2)})
     assert len(read_labelled(fine, ["family", "language"]).images) == 2
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\nb", "Corvus\u200b", "\ufeffCorvus", "a\udcffb", "a;b", "a<b", ""])
+def test_names_with_what_cannot_be_seen_or_written_are_refused(name: str) -> None:
+    with pytest.raises(DataError, match="cannot be written in an answer"):
+        check_name(name)
+    assert check_name("Müller's Öl-käfer 二") == "Müller's Öl-käfer 二"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,81 @@ def test_folders_an_individual_become_pairs_and_no_individual_is_in_two_splits(
             folders = [origin.split("/")[0] for origin in row.columns["origins"]]
             assert row.truth[field] == [spelt.get(name, name) for name in folders]
     assert made.info["truth_fields"] == ([field] if field else [])
+
+
+def test_files_whose_names_are_not_utf8_are_used_and_written_another_way(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / "in" / f"id{number}").mkdir(parents=True)
+        for i in range(4):
+            name = os.fsencode(tmp_path / "in" / f"id{number}") + b"/M\xfcller %d.jpg" % i
+            Path(os.fsdecode(name)).write_bytes(photo(number * 10 + i))
+    bad = Path(os.fsdecode(os.fsencode(tmp_path / "in" / "id0") + b"/bad\xff.jpg"))
+    bad.write_bytes(b"no image")
+    made = prepare(tmp_path / "out", "whale", tmp_path / "in", max_bad=0.1)
+    origins = {o for members in rows_of(made.path).values() for row in members for o in row.columns["origins"]}
+    assert "id1/M\\udcfcller 2.jpg" in origins and all("M\\udcfcller" in origin for origin in origins)
+    assert [one["origin"] for one in made.info["dropped"]] == ["id0/bad\\udcff.jpg"]
+
+
+def test_a_name_under_two_parents_keeps_the_one_it_has_most_often(tmp_path: Path) -> None:
+    """Else the pairs of such images contradict themselves, and what is left of them is no longer balanced."""
+    rows = fungi_table(tmp_path)
+    for row in rows[:3]:
+        row["order"] = "O1"  # family F0 is in O0 37 times
+    rows[45]["family"] = "incertae sedis"
+    rows[50]["genus"] = "Unknown"
+    source = write_csv(tmp_path / "meta.csv", rows)
+    made = prepare(tmp_path / "out", "fungi", source, max_bad=0.05)
+    listed = {one["origin"]: one["reason"] for one in made.info["dropped"]}
+    told = "the family F0 is in the order O1 here and in O0 elsewhere (37 images)"
+    assert [listed.pop(rows[i]["image_path"]) for i in range(3)] == [told] * 3
+    assert listed == {
+        "meta.csv:47": "the family is 'incertae sedis', which names none",
+        "meta.csv:52": "the genus is 'Unknown', which names none",
+    }
+    assert made.info["splits"]["train"]["by_distance"] == {"0": 30, "1": 10, "3": 10, "4": 10}
+
+
+def test_a_folder_of_unknown_individuals_is_left_out(tmp_path: Path) -> None:
+    """Two images of it would be called the same individual."""
+    source = individuals(tmp_path / "in", "whale")
+    (source / "unknown").mkdir()
+    (source / "unknown" / "a.jpg").write_bytes(photo(999))
+    made = prepare(tmp_path / "out", "whale", source)
+    reason = "the individual is 'unknown', which names none"
+    assert made.info["dropped"] == [{"origin": "unknown/a.jpg", "reason": reason}]
+
+
+def test_a_table_a_split_may_be_named_anywhere_in_the_file_name(tmp_path: Path) -> None:
+    rows = fungi_table(tmp_path)
+    write_csv(tmp_path / "DF20-train_metadata_PROD-2.csv", [row for i, row in enumerate(rows) if i % 4])
+    write_csv(tmp_path / "DF20-public_test_metadata.csv", [row for i, row in enumerate(rows) if not i % 4])
+    prepare(tmp_path / "out", "fungi", tmp_path)
+    used = {s: {o for row in rows for o in row.columns["origins"]} for s, rows in rows_of(tmp_path / "out").items()}
+    first = {row["image_path"] for i, row in enumerate(rows) if not i % 4}
+    assert used["test"] <= first and not (used["train"] | used["validation"]) & first
+
+
+def test_species_of_seven_images_each_fill_three_splits(tmp_path: Path) -> None:
+    made = prepare(tmp_path / "out", "fungi", write_csv(tmp_path / "meta.csv", fungi_table(tmp_path, 7)))
+    # of 7: 2 (of 1.05) to validation, 2 (of 1.4) to test, 3 are left; 8 species, one same pair of two images
+    assert {s: f["images"] for s, f in made.info["splits"].items()} == {"train": 24, "validation": 16, "test": 16}
+    assert made.info["splits"]["validation"]["same"] == 5 and made.info["splits"]["test"]["same"] == 8
+
+
+def test_too_few_individuals_for_the_splits_are_told(tmp_path: Path) -> None:
+    source = individuals(tmp_path / "in", "whale")
+    for number in range(5, 20):
+        for i in range(1, 6):
+            (source / f"id{number}" / f"{i}.jpg").unlink()
+    with pytest.raises(
+        DataError, match="5 individuals with two images or more, and train and validation and test need"
+    ) as caught:
+        prepare(tmp_path / "out", "whale", source)
+    assert "--validation-pairs 0" in str(caught.value.hint)
+    for seed in range(20):
+        made = prepare(tmp_path / f"{seed}", "whale", source, num_pairs={**PAIRS, "validation": 0}, seed=seed)
+        assert set(made.info["splits"]) == {"train", "test"}
 
 
 def test_folders_that_name_what_the_domain_does_not_have_are_refused() -> None:

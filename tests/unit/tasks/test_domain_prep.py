@@ -94,7 +94,7 @@ def spoilt(rows: list[dict[str, Any]]) -> dict[int, str]:
     rows[35]["answer"], rows[35]["answer_im"] = "0", composite("fungi", False, (0, 15))
     return {
         2: "called the same in one row and different in another", 35: "called the same in one row and different",
-        3: "has 8 fields, not 9", 5: "has the answer '7'", 8: "1 images, not 2", 11: "2 images, but 1 <image> marks",
+        3: "has 8 fields, not 9", 5: "has the answer '7'", 8: "1 image, not 2", 11: "2 images, but 1 <image> mark in",
         14: "image 2: broken image: image file is truncated", 17: "image 1: an empty file (0 bytes)",
         20: "`answer_im` says the other", 23: "nothing is fetched from the network", 26: "leaves",
         29: "contradicts itself", 32: "`problem` is None, not a text",
@@ -174,6 +174,11 @@ def test_rows_over_the_limit_fail_or_are_dropped_or_made_smaller_and_counted(tmp
     dropped = made("b", "drop")
     assert dropped.info["splits"]["train"]["rows"] == 15 and dropped.info["counts"]["dropped"] == 5
     assert "5 rows over 1,000 tokens were dropped" in checks(dropped)["prompts over the limit"][1]
+    with pytest.raises(
+        DataError, match=r"every row of train and validation is over --max-prompt-tokens 50; nothing was written"
+    ):
+        prepare(tmp_path / "d", "human", source, replace(ONE, max_prompt_tokens=50, on_overlong="drop"))
+    assert not (tmp_path / "d").exists()
     smaller = made("c", "resize")
     assert smaller.info["splits"]["train"]["rows"] == 20
     assert smaller.info["doctor"]["prompt_tokens"]["train"]["max"] <= 1000
@@ -184,7 +189,7 @@ def test_rows_over_the_limit_fail_or_are_dropped_or_made_smaller_and_counted(tmp
 
 
 def test_a_table_that_is_none_of_ours_says_which_columns_it_lacks(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no column `answer or answer_im`; the table has: problem, images") as caught:
+    with pytest.raises(DataError, match="no column `answer` or `answer_im`; the table has: problem, images") as caught:
         prepare(tmp_path / "o", "fungi", write_parquet(tmp_path / "r.parquet", [{"problem": "p", "images": ["a"]}]))
     assert "TaxonRL" in str(caught.value.hint)
 

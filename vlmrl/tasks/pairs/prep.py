@@ -170,8 +170,8 @@ def write_pairs(
             )
             rows[split].append(Planned(pair, facts))
     assembly = Assembly(
-        images=[image.seen or examine(files.read(image.origin)) for image in seen],
-        places=[image.origin for image in seen],
+        images=[image.seen or examine(files.read(image.place)) for image in seen],
+        places=[image.place for image in seen],
         reader=FileReader(files),
         rows=rows,
         fields=partial(_fields, plan, unseen),
@@ -201,6 +201,7 @@ def deal_images(images: Sequence[LabelledImage], plan: PairPlan) -> Splits:
         given.setdefault(plan.split_of.get(image.origin, ""), []).append(image)
     deal = partial(split_classes) if plan.whole_classes else partial(split_images, unseen_classes=plan.unseen_classes)
     if set(given) <= {""}:
+        _refuse_few_classes(images, plan)
         return deal(images, plan.split_shares, seed=plan.seed)
     if "" in given:
         some = given[""][0].origin
@@ -211,6 +212,18 @@ def deal_images(images: Sequence[LabelledImage], plan: PairPlan) -> Splits:
         made = deal(given.pop("train"), {"train": 1 - share, "validation": share}, seed=plan.seed)
         given = {**made.images, **given}
     return Splits(given)
+
+
+def _refuse_few_classes(images: Sequence[LabelledImage], plan: PairPlan) -> None:
+    """Where splits share no class, each needs two of them, or it has no different pair. Raises: DataError."""
+    sizes, splits = Counter(image.labels for image in images), list(plan.split_shares)
+    count = sum(size > 1 for size in sizes.values())
+    if plan.whole_classes and count < 2 * len(splits):
+        hint = "--validation-pairs 0 makes no validation split" if "validation" in splits else "more are needed"
+        raise DataError(
+            f"{count} {plan.levels[-1]}s with two images or more, and {' and '.join(splits)} need two of them each",
+            hint=hint,
+        )
 
 
 def _first_reason(dropped: Sequence[Mapping[str, Any]]) -> str | None:
