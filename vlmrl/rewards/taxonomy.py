@@ -41,7 +41,9 @@ def taxonomy(
     - the truth of the level is not known: None, its weight goes to the other parts;
     - the pair has been the same so far: 1 for both names right and in order, 0.5 for one of them (`partial`);
     - the pair truly differs at a coarser level: 1 for leaving the level out, if both names of the level where the pair
-      parts were right; 0 for stating it, and 0 for silence that no right name has earned.
+      parts were right; 0 for stating it, and 0 for silence that no right name has earned;
+    - a level above it is stated to differ, and yet it is stated, too: 0 for it and for all below, or a response could
+      bet on two ends at once.
 
     Args:
         levels: tag names, coarse -> fine; the truth has a field of the same name with the two names.
