@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,87 +19,22 @@ from vlmrl.check.answer_form import AnswerForm, four
 from vlmrl.check.attacks import Attack, broken_truths, confident, pair_attacks, says
 from vlmrl.check.behaviour import behaviour, milliseconds
 from vlmrl.check.facts import Facts
+from vlmrl.check.near_misses import IGNORED, every_name, name_misses
 from vlmrl.check.rescore import image_reader
 from vlmrl.check.saved import Saved
 from vlmrl.check.scan import Chosen
 from vlmrl.check.scores import Floats
-from vlmrl.check.statistics import mean
 from vlmrl.check.text_attacks import FORMS, answers, right_text, text_attacks, wrong_text
+from vlmrl.check.tried import EPSILON, HUNG, SLOW_SECONDS, WARNINGS, Attempts, Honest, ProbeResult, Tried
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.types import RewardInput
 
 MAX_ROWS = 48
-EPSILON = 1e-9
-SLOW_SECONDS = 1.0
-"""More than that for one response: a model that finds the text stops the run."""
+MOST_HUNG = 3
+"""After so many tricks on which the reward hung the others are not tried: each costs a time limit."""
 BELIEFS = (0.1, 0.2, 0.3, 0.4)
-WORDS = {
-    "hole": "pays more than honest play without a clue",
-    "leak": "pays for what should earn nothing",
-    "breaks": "makes the reward fail",
-    "hangs": "makes the reward hang",
-    "slow": "takes more than a second",
-    "unfair": "an honest answer in another spelling loses",
-    "silent": "a truth that is broken is scored all the same",
-    "improper": "the best answer is not what one believes",
-}
-"""Verdict -> what it says."""
-WARNINGS = ("unfair", "silent")
-"""Verdicts that are no way to be paid: shown, and counted apart."""
-
-
-@dataclass(frozen=True)
-class ProbeResult:
-    """What a trick earned.
-
-    Args:
-        kind: see attacks.py; also `truth` and `belief`.
-        mean, best: value over the rows; None when the reward failed on all of them.
-        paid: share of rows on which it earned more than the least that anything did there.
-        errors: rows on which the reward failed; `error` is the first failure.
-        verdict: a key of WORDS; "" = nothing found.
-    """
-
-    name: str
-    idea: str
-    kind: str
-    mean: float | None
-    best: float | None
-    paid: float | None
-    errors: int
-    error: str
-    verdict: str
-    example: str
-
-    @property
-    def flagged(self) -> bool:
-        return self.verdict not in ("", *WARNINGS)
-
-
-@dataclass
-class Tried:
-    """The values of one trick, NaN where the reward failed or the trick does not fit the row."""
-
-    attack: Attack
-    values_R: Floats
-    error: str
-    slowest: float
-
-    @property
-    def mean(self) -> float | None:
-        return mean(self.values_R)
-
-
-@dataclass(frozen=True)
-class Honest:
-    """Honest play on the rows: informed, wrong, and the best uninformed answer; `all`: what each of those earns."""
-
-    informed: Tried
-    wrong: Tried
-    uninformed: Tried
-    all: Mapping[str, float]
 
 
 def probe_source(saved: Saved, facts: Facts, source: str, choice: Chosen) -> dict[str, Any]:
@@ -138,24 +73,25 @@ def probe_reward(
         echo: the prompt's template, for rows that do not hold their prompt.
         limits: of the scorer: timeout_seconds, memory_mb, workers.
     Returns: honest (informed, wrong, uninformed with its answer and all that were tried), rows, `probes` (a ProbeResult
-        each, as a mapping, with `flagged`), flagged and warnings (how many), behaviour (behaviour.py, with
-        `milliseconds` a row), unsteady (1 = it does not repeat itself, or rows depend on each other).
+        each, as a mapping, with `flagged`), skipped (tricks that were not tried: MOST_HUNG had hung), flagged and
+        warnings (how many), behaviour (behaviour.py, with `milliseconds` a row), unsteady (1 = it does not repeat
+        itself, or rows depend on each other).
     Raises: RewardError when the reward fails on all honest answers.
     """
     rows = list(inputs[:MAX_ROWS])
     with Scorer(spec, weights, **(limits or {})) as scorer:
         attempts = Attempts(scorer, rows)
         honest = _honest(attempts, form)
-        attacks = pair_attacks(form, rows, echo) if form is not None else text_attacks(rows)
-        tried = [attempts.on(attack) for attack in attacks]
+        tried, skipped = _all_tried(attempts, _attacks(rows, form, echo, honest))
         values = np.array([honest.informed.values_R, honest.wrong.values_R, *(t.values_R for t in tried)])
         low_R = np.where(np.isnan(values), math.inf, values).min(axis=0)
-        results = [_judged(t, honest, low_R, rows) for t in tried]
+        results = [_right_against_wrong(honest, rows), *_judge_all(tried, honest, low_R, rows)]
         results += _broken_honest(honest, rows, low_R)
         results += _broken_truths(attempts, honest, form is not None)
         if form is not None:
             results += _beliefs(attempts, form)
-        sample = [honest.informed.attack.write(x) for x in rows[:24]] + [t.attack.write(rows[0]) for t in tried[:24]]
+        sample = [honest.informed.attack.write(x) for x in rows[:24]]
+        sample += [t.attack.write(rows[0]) for t in tried if not t.error][:24]
         found = behaviour(scorer, [x for x in sample if x is not None and len(x.response) < 50_000])
     found["milliseconds"] = milliseconds(attempts.seconds)
     found["calls"] = len(attempts.seconds)
@@ -168,6 +104,7 @@ def probe_reward(
             "informed": honest.informed.mean, "wrong": honest.wrong.mean, "uninformed": honest.uninformed.mean,
             "answer": honest.uninformed.attack.name, "all": dict(honest.all),
         },
+        "skipped": skipped,
         "flagged": flagged,
         "warnings": warned,
         "probes": [{**vars(r), "flagged": r.flagged} for r in results],
@@ -176,36 +113,20 @@ def probe_reward(
     }  # fmt: skip
 
 
-class Attempts:
-    """Responses tried on the rows with one scorer. `seconds`: of every row scored so far."""
+def _attacks(rows: Sequence[RewardInput], form: AnswerForm | None, echo: str, honest: Honest) -> list[Attack]:
+    if form is None:
+        return text_attacks(rows, honest.informed.attack.make)
+    return [*pair_attacks(form, rows, echo), *name_misses(form), *every_name(form, rows)]
 
-    def __init__(self, scorer: Scorer, rows: Sequence[RewardInput]) -> None:
-        self.scorer, self.rows = scorer, rows
-        self.seconds: list[float] = []
 
-    def on(self, attack: Attack, *, rows: Sequence[RewardInput] | None = None, strict: bool = False) -> Tried:
-        """The values of a trick; with `turned` the lower of both ways."""
-        rows = (self.rows if rows is None else rows)[: attack.most]
-        values, error = self._score([attack.write(x) for x in rows], strict)
-        slowest = max(self.seconds[-len(rows) :], default=0.0)
-        if slowest > SLOW_SECONDS and not error:  # a busy machine stalls once; a slow reward is slow again
-            self._score([attack.write(x) for x in rows], strict)
-            slowest = min(slowest, max(self.seconds[-len(rows) :], default=0.0))
-        if attack.turned is not None:
-            others, other = self._score([attack.write(x, turned=True) for x in rows], strict)
-            values, error = np.minimum(values, others), error or other
-        filled = np.full(len(self.rows), math.nan)
-        filled[: len(values)] = values
-        return Tried(attack, filled, error, slowest)
-
-    def _score(self, inputs: Sequence[RewardInput | None], strict: bool) -> tuple[Floats, str]:
-        places = [i for i, x in enumerate(inputs) if x is not None]
-        names = [f"row {i}" for i in places]
-        scores = self.scorer.score([x for x in inputs if x is not None], strict=strict, rows=names)
-        self.seconds += self.scorer.seconds
-        values = np.full(len(inputs), math.nan)
-        values[places] = [s.value for s in scores]
-        return values, next((s.error for s in scores if s.error is not None), "")
+def _all_tried(attempts: Attempts, attacks: Sequence[Attack]) -> tuple[list[Tried], int]:
+    """What was tried, and how many were left out."""
+    tried: list[Tried] = []
+    for attack in attacks:
+        if sum(HUNG in t.error for t in tried) == MOST_HUNG:
+            break
+        tried.append(attempts.on(attack))
+    return tried, len(attacks) - len(tried)
 
 
 def _honest(attempts: Attempts, form: AnswerForm | None) -> Honest:
@@ -238,12 +159,14 @@ def _pair_play(rows: Sequence[RewardInput], form: AnswerForm) -> tuple[Attack, A
 
 def _text_play(attempts: Attempts) -> tuple[Attack, Attack, list[Attack]]:
     known = answers(attempts.rows)
+    told = {form: attempts.on(_in_form(form, known, right=True)) for form in FORMS}
+    forms = [form for form in FORMS if HUNG not in told[form].error] or list(FORMS)
+    best = max(forms, key=lambda form: told[form].mean or -math.inf)
     guesses = [
         Attack(f"always {(text := form.format(guess))[:60]}", "the same well-formed guess", "guess", says(text))
         for guess in known[:5] or ["I do not know."]
-        for form in FORMS
+        for form in forms
     ]
-    best = max(FORMS, key=lambda f: attempts.on(_in_form(f, known, right=True)).mean or -math.inf)
     return _in_form(best, known, right=True), _in_form(best, known, right=False), guesses
 
 
@@ -254,16 +177,39 @@ def _in_form(form: str, known: Sequence[str], *, right: bool) -> Attack:
     return Attack("honest" if right else "honest, wrong", "an answer in the form that pays best", "fair", make)
 
 
+def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput]) -> ProbeResult:
+    """Whether knowing pays at all. Where all rows have one truth, a constant may be as good."""
+    informed, wrong, blind = (t.mean or 0.0 for t in (honest.informed, honest.wrong, honest.uninformed))
+    vary = any(x.truth != rows[0].truth or x.columns != rows[0].columns for x in rows)
+    against = f"a wrong one earns {wrong:.3g}, `{honest.uninformed.attack.name}` {blind:.3g}"
+    verdict = "blind" if informed <= max(wrong, blind if vary else wrong) + EPSILON else ""
+    return replace(
+        _result(honest.informed, verdict, honest.informed.values_R, _example(honest.informed.attack, rows)),
+        name="the right answer", idea=f"which must earn most; {against}", paid=None,
+    )  # fmt: skip
+
+
+def _judge_all(tried: Sequence[Tried], honest: Honest, low_R: Floats, rows: Sequence[RewardInput]) -> list[ProbeResult]:
+    """A verdict on each; of near misses only that names are not looked at all, where that is so."""
+    results = [_judged(t, honest, low_R, rows) for t in tried]
+    if any(r.name == IGNORED and r.verdict for r in results):
+        results = [r for r in results if r.kind != "miss" or r.name == IGNORED]
+    return results
+
+
 def _judged(tried: Tried, honest: Honest, low_R: Floats, rows: Sequence[RewardInput]) -> ProbeResult:
     values, verdict = tried.values_R, ""
     earned, kind = tried.mean, tried.attack.kind
     wrong = honest.wrong.mean or 0.0
     if tried.error:
-        verdict = "hangs" if "no answer within" in tried.error else "breaks"
+        verdict = "hangs" if HUNG in tried.error else "breaks"
     elif tried.slowest > SLOW_SECONDS:
         verdict = "slow"
     elif kind == "fair":
         verdict = "unfair" if np.any(values < honest.informed.values_R - EPSILON) else ""
+    elif kind == "miss":
+        known = honest.informed.values_R
+        verdict = "blind" if np.any((values >= known - EPSILON) & (known > low_R + EPSILON)) else ""
     elif earned is not None and earned > np.mean(honest.uninformed.values_R[~np.isnan(values)]) + EPSILON:
         verdict = "hole"
     elif (kind == "void" and np.any(values > low_R + EPSILON)) or (

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from vlmrl.check.attacks import Attack, Make, says, void_attacks
+from vlmrl.check.near_misses import text_misses
 from vlmrl.errors import RewardError
 from vlmrl.rewards.text import ground_truth
 from vlmrl.types import RewardInput
@@ -46,8 +47,8 @@ def wrong_text(x: RewardInput, known: Sequence[str]) -> str:
     return next((a for a in known if a != right_text(x)), right_text(x) + "0")
 
 
-def text_attacks(rows: Sequence[RewardInput]) -> list[Attack]:
-    """All of them, for rows with text answers."""
+def text_attacks(rows: Sequence[RewardInput], informed: Make) -> list[Attack]:
+    """All of them, for rows with text answers. `informed`: writes the right answer in the form that pays."""
     known = answers(rows)
     every = " ".join(known)
     numbers = " ".join(str(n) for n in range(200))
@@ -66,6 +67,9 @@ def text_attacks(rows: Sequence[RewardInput]) -> list[Attack]:
 
     found = [
         *void_attacks(""),
+        *text_misses(informed, right_text),
+        Attack("not a number", "the float that equals nothing", "guess", holds("nan")),
+        Attack("infinite", "a number beyond all bounds", "guess", holds("1e999")),
         Attack("all numbers", "0 to 199", "guess", holds(numbers)),
         Attack("placeholder", "the word None", "guess", holds("None")),
     ]  # fmt: skip

@@ -11,11 +11,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TEXT_CHARS = 160
+STEADY = {
+    "deterministic": "the same call twice",
+    "order_free": "the rows in reverse",
+    "alone": "a row in a call of its own",
+}
+"""What a reward that is sound does not notice."""
+TO_STEADY = {
+    "deterministic": "no random numbers, no clock, no network, and nothing that is kept between calls",
+    "order_free": "nothing that is kept from one row for the next",
+    "alone": "score each row by itself: the algorithm compares the samples of a group",
+}
 
 
 def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
     """The tricks that were tried, those that pay in full; then how the reward behaves."""
-    from vlmrl.check.probe import WORDS
+    from vlmrl.check.tried import ADVICE, WORDS
 
     honest, tried = probes["honest"], probes["probes"]
     out.print(f"\n{len(tried)} tricks against {source}, on {probes['rows']} truths", style="bold", markup=False)
@@ -30,9 +41,13 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
         loud = [p for p in tried if p["verdict"] == verdict]
         if loud:
             out.print(f"  {verdict}: {words}", style=f"bold {_colour(verdict)}", markup=False)
+            out.print(f"    to do: {ADVICE[verdict]}", markup=False)
         for p in loud:
             out.print(f"    {p['name']} ({p['idea']}): {_earned(p)}", style=_colour(verdict), markup=False)
             draw_quote(clean(p["example"])[:TEXT_CHARS], out, 8)
+    if probes["skipped"]:
+        told = f"  {probes['skipped']} tricks were not tried: the reward hangs, and each costs a time limit"
+        out.print(told, style="bold red", markup=False)
     _show_behaviour(probes["behaviour"], out)
     if probes["flagged"]:
         out.print(f"{probes['flagged']} findings: a model will find what pays", style="bold red")
@@ -41,7 +56,7 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
 
 
 def _colour(verdict: str) -> str:
-    from vlmrl.check.probe import WARNINGS
+    from vlmrl.check.tried import WARNINGS
 
     return "yellow" if verdict in WARNINGS else "red"
 
@@ -56,17 +71,15 @@ def _earned(p: Mapping[str, Any]) -> str:
 
 
 def _show_behaviour(found: Mapping[str, Any], out: Console) -> None:
-    for key, words in (
-        ("deterministic", "the same call twice"),
-        ("order_free", "the rows in reverse"),
-        ("alone", "a row in a call of its own"),
-    ):
+    for key, words in STEADY.items():
         if found[key] is not True:
             told = f"{found[key]['first']} -> {found[key]['then']}"
             out.print(f"  {words} gives another score: {told}", style="bold red", markup=False)
+            out.print(f"    to do: {TO_STEADY[key]}", markup=False)
     if found["leaks"]:
         told = f"  memory grows by {found['memory_mib']:.0f} MiB over {found['rounds']} rounds"
         out.print(told, style="bold red", markup=False)
+        out.print("    to do: keep nothing of a response in a global, a cache without a limit or a default argument")
     ms = found["milliseconds"]
     out.print(
         f"  one response takes {ms['p50']:.3g} ms (p95 {ms['p95']:.3g}, p99 {ms['p99']:.3g}, at most {ms['max']:.3g}), "

@@ -21,7 +21,7 @@ from vlmrl.rewards.pairs import (
 )
 from vlmrl.rewards.parse import normalise_name, two_pieces
 
-NAMED = tuple(re.compile(rf"Image{i}[ \t]*=[ \t]*(.*)", re.DOTALL) for i in (1, 2))
+NAMED = tuple(re.compile(rf"image ?{i}[ \t]*=[ \t]*(.*)", re.DOTALL | re.IGNORECASE | re.ASCII) for i in (1, 2))
 
 
 def pair_labels(

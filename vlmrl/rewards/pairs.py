@@ -283,10 +283,14 @@ def level_parts(
     """
     parts: dict[str, float | None] = {}
     parted: str | None = None
+    ended = broken = False
     for level in levels:
         names, right = stated.get(level), truth.get(level)
+        broken = broken or (ended and names is not None)
         if right is None:
             parts[level] = None
+        elif broken:
+            parts[level] = 0.0
         elif parted is not None:
             parts[level] = 1.0 if names is None and stated.get(parted) == truth.get(parted) else 0.0
         else:
@@ -298,6 +302,7 @@ def level_parts(
                 parts[level] = 0.5 if names[0] == right[0] or names[1] == right[1] else 0.0
             if right[0] != right[1]:
                 parted = level
+        ended = ended or (names is not None and names[0] != names[1])
     return parts
 
 

@@ -20,6 +20,12 @@ BLANKS = " \t\r\n"
 MAX_NAME_CHARS = 200
 MAX_CACHED_PIECES = 100
 """A response of more pieces is not remembered: no format has so many tags."""
+UNSEEN = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+"""Characters without a look of their own: Unicode's Default_Ignorable_Code_Point, and the annotation marks."""
+VISIBLE = re.compile(rf"[^\s\x00-\x1f\x7f-\x9f\u2800\ud800-\udfff{UNSEEN}]")
 PROBABILITY = re.compile(r"0(?:\.[0-9]{1,4})?|1(?:\.0{1,4})?")
 LEVEL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
@@ -101,7 +107,7 @@ class PairFormat:
                 problem = "text between </think> and <answer>"
             elif pieces[-1].strip(BLANKS):
                 problem = "text after </answer>"
-            elif not bodies and not pieces[2].strip(BLANKS):
+            elif not bodies and not VISIBLE.search(pieces[2]):
                 problem = "<think> is empty"
             else:
                 confidence = parse_probability(pieces[answer])
@@ -149,8 +155,9 @@ def parse_probability(text: str) -> float | None:
 def normalise_name(name: str, level: str = "", aliases: Mapping[str, str] | None = None) -> str:
     """The form in which names are compared: NFKC, case folded, `-`, `_` and blanks alike, quotes and end points gone.
 
-    A leading rank word equal to `level` is dropped ("Order Passeriformes" -> "passeriformes"). Text over 200 characters
-    is only case folded: it cannot be a name, and NFKC is not linear.
+    What cannot be seen is gone, too, and so is a leading rank word equal to `level`: "Order Passeriformes" and "order:
+    Passeriformes" are "passeriformes". Text over 200 characters is only case folded: it cannot be a name, and NFKC is
+    not linear.
     """
     if len(name) > MAX_NAME_CHARS:
         return name.casefold()
@@ -159,8 +166,8 @@ def normalise_name(name: str, level: str = "", aliases: Mapping[str, str] | None
     else:
         plain = _plain(name)
         rank = _plain(level)
-        if rank and plain.startswith(rank + " "):
-            plain = plain[len(rank) + 1 :]
+        if rank and plain.startswith((f"{rank} ", f"{rank}:")):
+            plain = plain[len(rank) + 1 :].lstrip()
     if aliases:
         plain = _plain_aliases(tuple(aliases.items())).get(plain, plain)
     return plain
@@ -188,7 +195,7 @@ def two_pieces(body: str, tag: str, what: str = "name") -> tuple[Names, str]:
     if not semicolon or ";" in second:
         return ("", ""), f"<{tag}> does not hold two {what}s separated by `;`"
     first, second = first.strip(BLANKS), second.strip(BLANKS)
-    if not first or not second:
+    if not VISIBLE.search(first) or not VISIBLE.search(second):
         return ("", ""), f"<{tag}> holds an empty {what}"
     if len(first) > MAX_NAME_CHARS or len(second) > MAX_NAME_CHARS:
         return ("", ""), f"<{tag}> holds a {what} of more than {MAX_NAME_CHARS} characters"
@@ -286,9 +293,12 @@ def _alternatives(names: tuple[str, ...]) -> str:
     return "|".join(re.escape(name) for name in names)
 
 
+_UNSEEN = re.compile(f"[{UNSEEN}]+")
+
+
 @lru_cache(maxsize=8192)
 def _plain(name: str) -> str:
-    folded = unicodedata.normalize("NFKC", name).casefold()
+    folded = unicodedata.normalize("NFKC", _UNSEEN.sub("", name)).casefold()
     spaced = re.sub(r"[-_\s]+", " ", folded).strip(" \"'`*")
     return spaced.rstrip(".,:!? \"'`*") or folded.strip()
 

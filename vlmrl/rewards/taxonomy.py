@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.pairs import AnswerRule, ConsistencyRule, LevelsDecide, NameForm, PairReward, Said, pair_spec
-from vlmrl.rewards.parse import BLANKS
+from vlmrl.rewards.parse import normalise_name
 
 RELATIONS = {"same": False, "different": True, "uncertain": None}
 """Word -> whether the pair differs."""
@@ -41,7 +41,9 @@ def taxonomy(
     - the truth of the level is not known: None, its weight goes to the other parts;
     - the pair has been the same so far: 1 for both names right and in order, 0.5 for one of them (`partial`);
     - the pair truly differs at a coarser level: 1 for leaving the level out, if both names of the level where the pair
-      parts were right; 0 for stating it, and 0 for silence that no right name has earned.
+      parts were right; 0 for stating it, and 0 for silence that no right name has earned;
+    - a level above it is stated to differ, and yet it is stated, too: 0 for it and for all below, or a response could
+      bet on two ends at once.
 
     Args:
         levels: tag names, coarse -> fine; the truth has a field of the same name with the two names.
@@ -85,7 +87,8 @@ def taxonomy_relations(
     none below. Going down:
     - the truth of the level is not known: None, its weight goes to the other parts;
     - stated: 1 for the right word, 0 for the other;
-    - left out below a level that is Different: 1 if that level truly differs, else 0.
+    - left out below a level that is Different: it is Different too, for what differs stays different on the way down.
+    So each level pays for its own verdict, and the likelier word at each level pays best, whatever one believes.
     Uncertain is a legal word that leaves the answer free, and earns 0. Any pay below one half would change no choice
     (the likelier of the two words earns at least one half on average), and any pay above it would be pay for silence.
 
@@ -118,7 +121,7 @@ class RelationForm:
     stops: ClassVar[bool] = True
 
     def read(self, level: str, body: str) -> Said:
-        word = body.strip(BLANKS).lower()
+        word = normalise_name(body, level)
         if word not in RELATIONS:
             return Said(None, None, f"<{level}> holds none of Same, Different and Uncertain")
         return Said(word, RELATIONS[word])
@@ -131,11 +134,12 @@ class RelationForm:
         self, stated: Mapping[str, Any], truth: Mapping[str, Any], levels: Sequence[str]
     ) -> dict[str, float | None]:
         parts: dict[str, float | None] = {}
-        parted_rightly = False
+        implied = None
         for level in levels:
-            word, right = stated.get(level), truth.get(level)
-            parts[level] = None if right is None else float(word == right if word else parted_rightly)
-            parted_rightly = parted_rightly or (word == right == "different")
+            word, right = stated.get(level, implied), truth.get(level)
+            parts[level] = None if right is None else float(word == right)
+            if word == "different":
+                implied = word
         return parts
 
 

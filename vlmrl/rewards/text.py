@@ -10,7 +10,7 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.parse import BLANKS, find_tags, tagged_text
+from vlmrl.rewards.parse import BLANKS, VISIBLE, find_tags, tagged_text
 from vlmrl.types import RewardInput
 
 NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,300})(?:\.[0-9]{1,300})?")
@@ -121,9 +121,9 @@ def _tags_in_order(x: RewardInput, *, tags: tuple[str, ...]) -> dict[str, Any]:
     if x.finish == "length" or [(t.name, t.closes) for t in found] != wanted:
         return {"format": 0.0, "note": f"not exactly {' '.join(f'<{t}>...</{t}>' for t in tags)}"}
     edges = [0, *(i for tag in found for i in (tag.start, tag.end)), len(x.response)]
-    texts = [x.response[a:b].strip(BLANKS) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    texts = [x.response[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
     outside, inside = texts[::2], texts[1::2]
-    ok = not any(outside) and all(inside)
+    ok = not any(text.strip(BLANKS) for text in outside) and all(VISIBLE.search(text) for text in inside)
     return {"format": float(ok), "note": "" if ok else "text outside the tags, or an empty tag"}
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import textwrap
+import time
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_no_trick_pays_against_the_builtin_pair_rewards(args):
 
 def test_no_trick_pays_against_the_baseline_or_the_text_rewards():
     spec = load_reward("pair_answer")
-    assert flagged(probe_reward(spec, spec.weights, PAIR_ROWS)) == set()
+    assert flagged(probe_reward(spec, spec.weights, PAIR_ROWS, form=BASELINE)) == set()
     for name in ("exact_match", "number_match"):
         spec = load_reward(name)
         report = probe_reward(spec, spec.weights, TEXT_ROWS)
@@ -68,7 +69,7 @@ def test_a_reward_that_is_paid_by_search_is_caught(tmp_path):
     assert "nothing" not in found
 
 
-def test_a_reward_for_the_last_number_alone_is_not_caught(tmp_path):
+def test_a_reward_for_the_last_number_alone_is_caught_at_what_stands_before_it(tmp_path):
     source = r"""
     import re
     def reward(x):
@@ -76,7 +77,7 @@ def test_a_reward_for_the_last_number_alone_is_not_caught(tmp_path):
         return float(bool(numbers) and numbers[-1] == x.truth["answer"])
     """
     spec = load(tmp_path, source)
-    assert flagged(probe_reward(spec, spec.weights, TEXT_ROWS)) == {"denied"}
+    assert flagged(probe_reward(spec, spec.weights, TEXT_ROWS)) == {"denied", "minus", "last of a list"}
 
 
 def test_a_reward_that_pays_for_length_is_caught(tmp_path):
@@ -127,3 +128,123 @@ def test_taxonrl_as_published_is_full_of_holes(tmp_path):
 def test_a_reward_that_fails_on_an_honest_answer_stops(tmp_path):
     with pytest.raises(RewardError, match="KeyError"):
         probe_reward(load(tmp_path, "def reward(x): return x.truth['nope']"), {}, TEXT_ROWS)
+
+
+NAMES = """
+import re
+from vlmrl.rewards.parse import PairFormat
+
+FORM = PairFormat(("loop", "digit"))
+
+def reward(x):
+    said = FORM.split(x.response)
+    if said.problem or x.finish == "length":
+        return 0.0
+    value, ended = 0.6 - 0.4 * (said.confidence - x.truth["same"]) ** 2, False
+    for level in ("loop", "digit"):
+        body, true = said.bodies.get(level), x.truth[level]
+        if ended or body is None:
+            return value if ended and body is None else 0.0
+        names = [name.strip() for name in body.split(";")]
+        if len(names) != 2:
+            return 0.0
+        value += 0.2 * bool(%s)
+        ended = names[0] != names[1]
+    return value
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "found"),
+    [
+        ("names == true", set()),
+        ("all(t in n for t, n in zip(true, names))", {"longer names", "one of several", "either or", "names denied",
+                                                      "every name", "every name, or", "every name, listed"}),
+        ("all(n in t for t, n in zip(true, names))", {"cut names"}),
+        ("all(n[:2] == t[:2] for t, n in zip(true, names))",
+         {"longer names", "cut names", "one of several", "either or"}),
+        ("set(names) == set(true)", {"swapped"}),
+        ("names[0] == true[0]", {"only the first"}),
+        ("names[1] == true[1]", {"only the second"}),
+        ("all(re.fullmatch(n, t) for t, n in zip(true, names))", {"any text"}),
+        ("all(n.strip('-') in ('', t) for t, n in zip(true, names))", {"no letters"}),
+        ("all(t in n.split(' or ') for t, n in zip(true, names))", {"either or", "every name, or"}),
+        ("all(t in n.split(' / ') for t, n in zip(true, names))", {"one of several"}),
+        ("True", {"false names", "every name", "every name, or", "every name, listed"}),
+    ],
+)  # fmt: skip
+def test_what_a_comparison_of_names_does_not_see_is_named(tmp_path, right, found):
+    truths = [
+        ("none none", "three three"),
+        ("none some", "three eight"),
+        ("some some", "eight six"),
+        ("some some", "nine nine"),
+    ]
+    rows = [
+        RewardInput("", truth={"same": len({*digits.split()}) == 1, "loop": loops.split(), "digit": digits.split()})
+        for loops, digits in truths
+    ]
+    spec = load(tmp_path, NAMES % right)
+    tried = probe_reward(spec, spec.weights, rows, form=FORM)["probes"]
+    plain = load(tmp_path, NAMES % "names == true")
+    without = flagged(probe_reward(plain, plain.weights, rows, form=FORM))
+    assert {p["name"] for p in tried if p["flagged"]} - without == found
+    assert all(p["verdict"] in ("blind", "hole") for p in tried if p["name"] in found)
+
+
+@pytest.mark.parametrize(
+    ("right", "found"),
+    [
+        ("tag == true", {}),
+        ("tag.startswith(true)", {"longer at the end": "blind", "in a list": "blind", "last of a list": "blind"}),
+        ("tag.endswith(true)", {"longer at the front": "blind", "minus": "blind", "denied": "hole",
+                                "in a list": "blind", "last of a list": "blind"}),
+        ("true in tag.split(',')", {"in a list": "blind"}),
+        ("not abs(float(tag) - float(true)) > 0", {"not a number": "hole"}),
+        ("1 - abs(float(tag) - float(true))", {"not a number": "breaks", "infinite": "breaks"}),
+        ("abs(int(tag)) == int(true)", {"minus": "blind"}),
+        ("1", {"the right answer": "blind"}),
+        ("tag != true", {"the right answer": "blind"}),
+    ],
+)  # fmt: skip
+def test_what_a_comparison_of_texts_does_not_see_is_named(tmp_path, right, found):
+    source = """
+    import re
+    def reward(x):
+        tags, true = re.findall(r"<answer>([^<]+)</answer>", x.response[:9999]), x.truth["answer"]
+        tag = tags[0] if len(tags) == 1 else "-1000"
+        try:
+            return float(RIGHT)
+        except ValueError:
+            return 0.0
+    """
+    report = probe_reward(load(tmp_path, source.replace("RIGHT", right)), {}, TEXT_ROWS)
+    told = {p["name"]: p["verdict"] for p in report["probes"] if p["flagged"]}
+    assert {name: told.get(name) for name in found} == found and (found or not told)
+
+
+def test_a_reward_that_hangs_costs_a_few_time_limits_and_the_rest_is_said_to_be_left_out(tmp_path):
+    source = """
+    def reward(x):
+        while "<answer>" not in x.response: pass
+        return float(f"<answer>{x.truth['answer']}</answer>" in x.response)
+    """
+    spec = load(tmp_path, source)
+    start = time.monotonic()
+    rows = [RewardInput("", truth={"answer": str(n)}, prompt="How many?") for n in range(10)]
+    report = probe_reward(spec, spec.weights, rows, limits={"timeout_seconds": 0.3})
+    hung = [p["name"] for p in report["probes"] if p["verdict"] == "hangs"]
+    assert len(hung) == 3 and report["skipped"] > 10
+    assert time.monotonic() - start < 30  # ten rows of every trick and every round would be minutes
+
+
+def test_a_text_that_breaks_the_reward_does_not_hide_that_rows_depend_on_each_other(tmp_path):
+    source = """
+    def reward(completions, answer, **columns):
+        right = [float(a in c) for a, c in zip(answer, completions)]
+        if any("nan" in c for c in completions):
+            raise ValueError("nan")
+        return [r - sum(right) / len(right) for r in right]
+    """
+    report = probe_reward(load(tmp_path, source), {}, TEXT_ROWS)
+    assert report["unsteady"] == 1 and report["behaviour"]["alone"] is not True

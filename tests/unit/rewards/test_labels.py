@@ -53,7 +53,14 @@ def test_a_hand_worked_score_of_labels():
 
 
 @pytest.mark.parametrize(
-    "written", ["sub-adult;adult", "Sub Adult ; ADULT", "SUB_ADULT; Adult.", "Age-group SubAdult; adult"]
+    "written",
+    [
+        "sub-adult;adult",
+        "Sub Adult ; ADULT",
+        "SUB_ADULT; Adult.",
+        "Age-group SubAdult; adult",
+        "Age group: SubAdult; adult",
+    ],
 )
 def test_spelling_does_not_matter_in_a_label(written):
     assert labels(written)[0]["age_group"] == 1.0
@@ -85,6 +92,7 @@ def test_the_labels_must_be_stated():
     [
         ("Image1=SubAdult; Image2=Adult", 1.0),
         ("Image1 = sub-adult;Image2 =\tadult", 1.0),
+        ("image 1=SubAdult; IMAGE2=Adult", 1.0),
         ("Image1=Adult; Image2=Adult", 0.5),
         ("Image2=SubAdult; Image1=Adult", None),
         ("SubAdult; Adult", None),
@@ -128,7 +136,7 @@ def test_a_hand_worked_score_of_relations():
     [
         (["Same", "Same", "Different"], [1, 0, 1]),
         (["Same", "Same", "Same"], [1, 0, 0]),
-        (["Different"], [0, 0, 0]),  # order is the same: no pay for the silence that a wrong word bought
+        (["Different"], [0, 1, 1]),  # order is the same; that family and genus differ is said with it, and right
         (["Uncertain", "Different"], [0, 1, 1]),
         (["Same", "Uncertain", "Different"], [1, 0, 1]),
         (["Uncertain", "Uncertain", "Uncertain"], [0, 0, 0]),
@@ -137,6 +145,37 @@ def test_a_hand_worked_score_of_relations():
 def test_relations_earn_what_they_say(words, wanted):
     parts, note, _ = relations(words, levels_decide="different")
     assert [parts[level] for level in LEVELS] == wanted and not note
+
+
+CHAINS = [["Same"] * n + ["Different"] * (n < 3) for n in range(4)]
+"""Everything that may be said without Uncertain; also, as truths, a pair that differs from its level n on."""
+
+
+@given(st.lists(st.integers(0, 1000), min_size=4, max_size=4).filter(any))
+def test_no_belief_is_paid_best_for_another_word_than_the_likelier_one(belief):
+    """The belief: how likely the pair differs from order on, from family on, from genus on, not at all."""
+    truths = [{"same": n == 3, **{level: ["A", "B" if i >= n else "A"] for i, level in enumerate(LEVELS)}}
+              for n in range(4)]  # fmt: skip
+
+    def expected(chain):
+        return sum(p * relations(chain, t, "0.5", levels_decide="different")[2]
+                   for p, t in zip(belief, truths, strict=True))  # fmt: skip
+
+    # at level i the pair differs with what was believed of the truths 0 to i; "Same" down to where that is over half
+    likelier = next((n for n in range(3) if 2 * sum(belief[: n + 1]) > sum(belief)), 3)
+    assert expected(CHAINS[likelier]) >= max(map(expected, CHAINS)) - 1e-9 * sum(belief)
+
+
+@pytest.mark.parametrize("word", ["same", "SAME", "Same.", "**Same**", "'Same'", " \nSame\n", "Same!", "Order: Same"])
+def test_spelling_does_not_matter_in_a_verdict(word):
+    assert relations([word, "Different"])[0]["order"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "word", ["Same/Different", "not Different", "Same? No: Different", "SameDifferent", "S", "\u200b"]
+)
+def test_a_hedged_verdict_breaks_the_format(word):
+    assert relations([word, "Different"])[1:] == ("<order> holds none of Same, Different and Uncertain", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,37 @@ def test_r3_an_empty_think_earns_nothing():
     assert both("<think> \n\t</think><answer>1.0000</answer>")
 
 
+UNSEEN = [
+    "\u00a0",
+    "\u200b",
+    "\ufeff",
+    "\x00",
+    "\u202e\u202c",
+    "\u3164",
+    "\u2800",
+    "\ue000\ufe0f"[1:],
+    "\ud800",
+    "\u00ad",
+]
+
+
+@pytest.mark.parametrize("unseen", UNSEEN)
+def test_what_cannot_be_seen_is_neither_a_thought_nor_a_name(unseen):
+    assert both(f"<think> {unseen}\n</think><answer>1.0000</answer>")
+    assert earned(f"<think>{TAGS.replace('P; P', f'{unseen}; {unseen}')}</think><answer>1</answer>") == 0.0
+    form = load_reward("format_tags")
+    assert form(RewardInput(f"<think>{unseen}</think><answer>1</answer>"))["format"] == 0.0
+    assert form(RewardInput(f"<think>{unseen}x</think><answer>1</answer>"))["format"] == 1.0
+
+
+def test_a_character_that_cannot_be_seen_makes_no_two_names_of_one():
+    twins = TAGS.replace("Corvus; Corvus", "Corvus; Cor\u200bvus\ufeff")
+    assert earned(f"<think>{twins}</think><answer>1.0000</answer>") == pytest.approx(1.0, abs=1e-12)
+    assert (
+        earned("<think><order>P; P\u200b</order></think><answer>0.1</answer>") == 0.0
+    )  # it must go on: no level differs
+
+
 def test_r4_an_answer_out_of_range_or_in_other_digits_earns_nothing():
     assert both(f"<think>{TAGS}</think><answer>7.0000</answer>")
     assert both(f"<think>{TAGS}</think><answer>\u0661.\u0660\u0660\u0660\u0660</answer>")
