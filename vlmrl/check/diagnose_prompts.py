@@ -118,8 +118,10 @@ def cut_off(facts: Facts) -> Iterator[Cause]:
         return
     whole = [r.tokens for r in facts.responses if not r.cut]
     most = facts.recipe.rollout.max_new_tokens if facts.recipe else max(r.tokens for r in cut)
-    evidence = [f"mean score of cut responses {fmean(r.score for r in cut):.3f}" + (
-        f", of whole ones {fmean(r.score for r in facts.responses if not r.cut):.3f}" if whole else "")]  # fmt: skip
+    scored = [(r.cut, r.score) for r in facts.responses if r.error is None]
+    means = [(kind, fmean(found)) for kind, of in (("cut", True), ("whole", False))
+             if (found := [score for was_cut, score in scored if was_cut is of])]  # fmt: skip
+    evidence = [f"mean score of {kind} responses {mean:.3f}" for kind, mean in means]
     if whole:
         evidence.append(f"whole responses have {median(whole):.0f} tokens (median), {max(whole)} at most")
     loops = fmean(_loops(r.text) for r in cut)

@@ -19,6 +19,8 @@ from vlmrl.check.diagnose_limits import (
     rows_of,
 )
 
+SEEING = ("vision", "connector")
+"""Parts of a model that only images reach."""
 MIN_UPDATES = 3
 """Updates before greedy answers may be expected to change."""
 
@@ -98,7 +100,10 @@ def gradients(facts: Facts) -> Iterator[Cause]:
         if values and not any(values):
             part = name.removeprefix(f"{GRADIENT}/")
             what = f"no gradient reaches the part `{part}`: 0 in {len(values)} updates ({fmean(norms):.3g} in all)"
-            yield Cause("zero_gradient", "error", what, check, 0.85)
+            blind = part in SEEING and bool(facts.responses) and not any(r.images for r in facts.responses)
+            if blind:
+                what += ": no row has an image"
+            yield Cause("zero_gradient", "note" if blind else "error", what, check, 0.85)
     trained, frozen = facts.parts
     if frozen and facts.recipe is not None and facts.recipe.lora is None:
         share = sum(trained.values()) / max(1, sum(trained.values()) + sum(frozen.values()))

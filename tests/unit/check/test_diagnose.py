@@ -218,6 +218,24 @@ def test_a_task_that_is_learned_is_healthy(tmp_path):
     assert not look(make_run(tmp_path / "does not", flat)).healthy
 
 
+def test_a_run_without_images_is_healthy_though_the_tower_learns_nothing(tmp_path):
+    blind = lambda step: {"optim/grad_norm/vision": 0.0}  # noqa: E731
+    found = look(make_run(tmp_path / "text", plan(metrics=blind, pixels=None)))
+    assert found.healthy and [(c.name, c.level) for c in found.causes] == [("zero_gradient", "note")]
+    assert found.causes[0].what.endswith("no row has an image")
+    assert not look(make_run(tmp_path / "images", plan(metrics=blind))).healthy
+
+
+def test_responses_whose_reward_failed_are_in_no_mean(tmp_path):
+    def score(x):
+        if "x" in x.response:
+            raise ValueError("no x please")
+        return {"format": 1.0, "answer": 0.5}
+
+    found = look(make_run(tmp_path, plan(spec=user_reward(score), cut=lambda text: True)))
+    assert "failing_reward" in [c.name for c in found.causes] and "nan" not in str(found.as_dict())
+
+
 def test_a_healthy_run_is_called_healthy(tmp_path):
     found = look(make_run(tmp_path, plan(validated_rows=["9-0000000000000000"])))
     assert found.causes == [] and found.healthy and found.notes == []
