@@ -180,7 +180,7 @@ def no_contrast(facts: Facts) -> Iterator[Cause]:
     elif len(perfect) >= limit("one_sided") * len(groups):
         first = [g for g in groups if g[0].step == groups[0][0].step]
         at_start = fmean(all(_perfect(r, facts) for r in g) for g in first) >= limit("one_sided")
-        harder = f"{look_again(facts)} --filter 0.1:0.9 --out harder.jsonl"
+        harder = f"{look_again(facts)} --filter 0.1:0.9 --out harder"
         yield Cause(
             "all_right", "error" if at_start else "note",
             f"{percent(len(perfect) / len(groups))} of the groups are right in every sample: "

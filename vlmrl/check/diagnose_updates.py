@@ -103,7 +103,7 @@ def gradients(facts: Facts) -> Iterator[Cause]:
             blind = part in SEEING and bool(facts.responses) and not any(r.images for r in facts.responses)
             if blind:
                 what += ": no row has an image"
-            yield Cause("zero_gradient", "note" if blind else "error", what, check, 0.85)
+            yield Cause("no_images" if blind else "zero_gradient", "note" if blind else "error", what, check, 0.85)
     trained, frozen = facts.parts
     if frozen and facts.recipe is not None and facts.recipe.lora is None:
         share = sum(trained.values()) / max(1, sum(trained.values()) + sum(frozen.values()))

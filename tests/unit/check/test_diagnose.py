@@ -221,7 +221,7 @@ def test_a_task_that_is_learned_is_healthy(tmp_path):
 def test_a_run_without_images_is_healthy_though_the_tower_learns_nothing(tmp_path):
     blind = lambda step: {"optim/grad_norm/vision": 0.0}  # noqa: E731
     found = look(make_run(tmp_path / "text", plan(metrics=blind, pixels=None)))
-    assert found.healthy and [(c.name, c.level) for c in found.causes] == [("zero_gradient", "note")]
+    assert found.healthy and [(c.name, c.level) for c in found.causes] == [("no_images", "note")]
     assert found.causes[0].what.endswith("no row has an image")
     assert not look(make_run(tmp_path / "images", plan(metrics=blind))).healthy
 
