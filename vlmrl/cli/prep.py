@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,19 +143,10 @@ def _domain_command(domain: str) -> Callable[..., None]:
 
 
 def _limits(max_prompt_tokens: int | None, on_overlong: str, workers: int | None) -> Limits:
+    from vlmrl.cli.progress import PartCounter
     from vlmrl.tasks.assemble import parse_limits
 
-    return parse_limits(max_prompt_tokens, on_overlong, workers, progress)
-
-
-def progress(what: str, done: int, total: int) -> None:
-    """A counter in a terminal; elsewhere one line when a long stage ends."""
-    if sys.stderr.isatty():
-        print(
-            f"\r\033[K{what}: {done} of {total} parts", end="\n" if done == total else "", file=sys.stderr, flush=True
-        )
-    elif done == total and total > 1:
-        print(f"{what}: {total} parts", file=sys.stderr, flush=True)
+    return parse_limits(max_prompt_tokens, on_overlong, workers, PartCounter())
 
 
 def _show(made: Prepared, as_json: bool) -> None:
@@ -169,8 +159,9 @@ def _show(made: Prepared, as_json: bool) -> None:
     for column in ("split", "rows", "same", "by distance", "images"):
         table.add_column(column, justify="left" if column == "split" else "right")
     for split, fields in info["splits"].items():
-        distances = "  ".join(f"{d}: {n}" for d, n in fields["by_distance"].items())
-        table.add_row(split, str(fields["rows"]), str(fields["same"]), distances, str(fields["images"]))
+        distances = "  ".join(f"{d}: {n:,}" for d, n in fields["by_distance"].items())
+        counts = [f"{fields[key]:,}" for key in ("rows", "same", "images")]
+        table.add_row(split, counts[0], counts[1], distances, counts[2])
     err.print(table)
     show_doctor(info["doctor"])
     reports = [(split, report) for split, fields in info["splits"].items() for report in fields.get("reports", ())]

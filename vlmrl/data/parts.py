@@ -1,6 +1,6 @@
 """Work in parts, on all cores: each part is a file, and a file that is there is done.
 
-A part's content depends on its number alone, so that a run which was killed and started again makes the same files as
+A part's content depends on its input alone, so that a run which was killed and started again makes the same files as
 one that was not, whatever the number of processes.
 """
 
@@ -18,8 +18,10 @@ from typing import Any
 from vlmrl.errors import DataError
 from vlmrl.process import die_with_parent
 
-Make = Callable[[int, Path], None]
-"""Writes the content of a part to the path it is given. Picklable: it is sent to each process once."""
+Make = Callable[[Any, Path], None]
+"""(input of a part, path) -> writes its content there. Picklable: it is sent to each process once, so what is large and
+a part's own belongs into the inputs.
+"""
 Progress = Callable[[str, int, int], None]
 """(what is done, parts done, parts in all)."""
 FEW = 2
@@ -40,12 +42,19 @@ def usable_cores() -> int:
 
 
 def make_parts(
-    make: Make, paths: Sequence[Path], *, workers: int | None = None, progress: Progress | None = None, what: str = ""
+    make: Make,
+    inputs: Sequence[Any],
+    paths: Sequence[Path],
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    what: str = "",
 ) -> int:
     """Make every file of `paths` that is not there; each appears whole, durable, under its name.
 
     Args:
         make: see `Make`; it is called with a path beside the file's.
+        inputs: of each part; picklable.
         workers: processes; None = one a core. They end with this process, however it ends.
     Returns: how many were there already.
     Raises: what `make` raises (the files made until then stay); LostWorkerError when a process was killed.
@@ -57,25 +66,23 @@ def make_parts(
     count = min(workers or usable_cores(), len(missing))
     if count <= 1 or len(missing) <= FEW:
         for done, index in enumerate(missing, start=there + 1):
-            _make_part(make, index, paths[index])
+            _make_part(make, inputs[index], paths[index])
             told(what, done, len(paths))
         return there
-    _in_processes(make, paths, missing, count, lambda done: told(what, there + done, len(paths)))
+    work = [(inputs[index], paths[index]) for index in missing]
+    _in_processes(make, work, count, lambda done: told(what, there + done, len(paths)))
     return there
 
 
-def _in_processes(
-    make: Make, paths: Sequence[Path], missing: Sequence[int], count: int, told: Callable[[int], None]
-) -> None:
+def _in_processes(make: Make, work: Sequence[tuple[Any, Path]], count: int, told: Callable[[int], None]) -> None:
     from multiprocessing import get_context
 
     pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_begin, initargs=(make, os.getpid()))
-    left, running, done = list(reversed(missing)), set[Future[None]](), 0
+    left, running, done = list(reversed(work)), set[Future[None]](), 0
     try:
         while left or running:
             while left and len(running) < 2 * count:
-                index = left.pop()
-                running.add(pool.submit(_work, index, paths[index]))
+                running.add(pool.submit(_work, *left.pop()))
             ended, running = wait(running, return_when=FIRST_COMPLETED)
             for future in ended:
                 future.result()
@@ -98,15 +105,15 @@ def _begin(make: Make, parent_pid: int) -> None:
     _make = make
 
 
-def _work(index: int, path: Path) -> None:
+def _work(given: Any, path: Path) -> None:
     assert _make is not None
-    _make_part(_make, index, path)
+    _make_part(_make, given, path)
 
 
-def _make_part(make: Make, index: int, path: Path) -> None:
+def _make_part(make: Make, given: Any, path: Path) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        make(index, part)
+        make(given, part)
         with part.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(part, path)

@@ -97,20 +97,23 @@ def look_at(
         read: the file at a place; picklable. A DataError that it raises is the reason.
         work: folder for the parts.
     """
-    parts = [work / f"images-{i:05d}.jsonl" for i in range(-(-len(places) // PART_FILES))]
-    make_parts(_Look(places, read), parts, workers=workers, progress=progress, what="reading images")
+    few = _few_at_a_time(places)
+    parts = [work / f"images-{i:05d}.jsonl" for i in range(len(few))]
+    make_parts(_Look(read), few, parts, workers=workers, progress=progress, what="reading images")
     for part in parts:
         with part.open(encoding="ascii") as lines:
             yield from map(json.loads, lines)
 
 
+def _few_at_a_time(places: Sequence[Any]) -> list[Sequence[Any]]:
+    return [places[start : start + PART_FILES] for start in range(0, len(places), PART_FILES)]
+
+
 @dataclass(frozen=True)
 class _Look:
-    places: Sequence[Any]
     read: Callable[[Any], bytes]
 
-    def __call__(self, index: int, part: Path) -> None:
-        places = self.places[index * PART_FILES : (index + 1) * PART_FILES]
+    def __call__(self, places: Sequence[Any], part: Path) -> None:
         write_lines(part, [self._of(place) for place in places])
 
     def _of(self, place: Any) -> dict[str, Any]:
@@ -154,9 +157,9 @@ def shrink_images(
     progress: Progress | None = None,
 ) -> Iterator[Examined]:
     """The facts of images brought down to `max_pixels`, in the order of `places`."""
-    parts = [work / f"small-{max_pixels}-{i:05d}.jsonl" for i in range(-(-len(places) // PART_FILES))]
-    make = _Shrink(reader, places, max_pixels)
-    make_parts(make, parts, workers=workers, progress=progress, what="resizing images")
+    few = _few_at_a_time(places)
+    parts = [work / f"small-{max_pixels}-{i:05d}.jsonl" for i in range(len(few))]
+    make_parts(_Shrink(reader, max_pixels), few, parts, workers=workers, progress=progress, what="resizing images")
     for part in parts:
         with part.open(encoding="ascii") as lines:
             yield from (examined(json.loads(line)) for line in lines)
@@ -165,9 +168,7 @@ def shrink_images(
 @dataclass(frozen=True)
 class _Shrink:
     reader: Reader
-    places: Sequence[Any]
     max_pixels: int
 
-    def __call__(self, index: int, part: Path) -> None:
-        places = self.places[index * PART_FILES : (index + 1) * PART_FILES]
+    def __call__(self, places: Sequence[Any], part: Path) -> None:
         write_lines(part, [_fields(examine(data, self.max_pixels)) for data in self.reader.files(places)])

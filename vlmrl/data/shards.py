@@ -121,17 +121,15 @@ def write_shards(
     """
     plan = plan_shards(images)
     paths = [folder / shard_name(number) for number in range(len(plan))]
-    make_parts(_WriteShard(plan, reader), paths, workers=workers, progress=progress, what="writing images")
+    make_parts(_WriteShard(reader), plan, paths, workers=workers, progress=progress, what="writing images")
 
 
 @dataclass(frozen=True)
 class _WriteShard:
-    plan: Sequence[Sequence[Stored]]
     reader: Reader
 
-    def __call__(self, index: int, path: Path) -> None:
+    def __call__(self, images: Sequence[Stored], path: Path) -> None:
         shard, batch = ShardFile(path), ImageBatch()
-        images = self.plan[index]
         for image, data in zip(images, self.reader.files([image.place for image in images]), strict=True):
             if image_hash(data) != image.sha256:  # a file that is stored as it is needs no second decoding
                 data = stored_form(data, image.max_pixels)[0]

@@ -87,7 +87,7 @@ def prepare_rows(out: Path, domain: Domain, plan: RowPlan, limits: Limits, *, fo
         columns = find_columns(table)
         parts = [build.work / f"rows-{i:05d}.jsonl" for i in range(len(table.pieces))]
         scan = ScanRows(table, columns, domain.name)
-        make_parts(scan, parts, workers=limits.workers, progress=limits.progress, what="reading rows")
+        make_parts(scan, table.pieces, parts, workers=limits.workers, progress=limits.progress, what="reading rows")
         survey = survey_rows(domain, table, columns, parts)
         refuse_bad(survey, plan.max_bad)
         assembly = Assembly(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from vlmrl.data.columns import SPELLINGS, read_image, split_images
 from vlmrl.data.parts import write_lines
-from vlmrl.data.row_files import RowFiles, read_piece
+from vlmrl.data.row_files import Piece, RowFiles, read_piece
 from vlmrl.data.scan import EXAMINER, Examiner
 from vlmrl.errors import DataError, RewardError
 from vlmrl.rewards.layouts import LAYOUTS
@@ -99,8 +99,7 @@ class ScanRows:
     columns: RowColumns
     domain: str
 
-    def __call__(self, index: int, part: Path) -> None:
-        piece = self.table.pieces[index]
+    def __call__(self, piece: Piece, part: Path) -> None:
         lines = []
         for number, row in enumerate(read_piece(piece, self.columns.names)):
             line, wrong = self._line(row, EXAMINER)

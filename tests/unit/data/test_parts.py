@@ -43,17 +43,20 @@ def test_parts_are_the_same_from_one_process_and_from_several_and_what_is_there_
     one.mkdir()
     several.mkdir()
     told: list[tuple[str, int, int]] = []
-    assert make_parts(Numbered(), paths_in(one, 7), workers=1, progress=lambda *a: told.append(a), what="w") == 0
+    assert (
+        make_parts(Numbered(), range(7), paths_in(one, 7), workers=1, progress=lambda *a: told.append(a), what="w") == 0
+    )
+    assert contents(one)["part-5"] == "part 5, True"
     assert told == [("w", done, 7) for done in range(8)]
     (several / "part-3").write_text("was there")
-    assert make_parts(Numbered(), paths_in(several, 7), workers=2) == 1
+    assert make_parts(Numbered(), range(7), paths_in(several, 7), workers=2) == 1
     assert contents(several) == {**contents(one), "part-3": "was there"}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_part_that_fails_leaves_no_half_of_itself_and_the_others_stay(tmp_path: Path, workers: int) -> None:
     with pytest.raises(DataError, match="part 4 is wrong"):
-        make_parts(Numbered(wrong=4), paths_in(tmp_path, 6), workers=workers)
+        make_parts(Numbered(wrong=4), range(6), paths_in(tmp_path, 6), workers=workers)
     left = contents(tmp_path)
     assert "part-4" not in left and {f"part-{i}" for i in range(3)} <= left.keys()
     assert not any(text.startswith("half") for text in left.values())
@@ -62,7 +65,7 @@ def test_a_part_that_fails_leaves_no_half_of_itself_and_the_others_stay(tmp_path
 def test_a_killed_process_is_told_as_lost_memory_and_the_work_is_kept_for_the_next_run(tmp_path: Path) -> None:
     target = tmp_path / "out"
     with pytest.raises(LostWorkerError, match="killed") as caught, building(target, key=["a"]) as build:
-        make_parts(Numbered(fatal=5), [build.work / f"p{i}.jsonl" for i in range(6)], workers=2)
+        make_parts(Numbered(fatal=5), range(6), [build.work / f"p{i}.jsonl" for i in range(6)], workers=2)
     assert "--workers" in str(caught.value.hint)
     with building(target, key=["a"]) as build:
         kept = list(build.work.glob("*.jsonl"))
