@@ -21,6 +21,7 @@ from vlmrl.recipe.files import MAX_RECIPE_BYTES
 MAX_KEYS, MAX_DEPTH, MAX_WORD_CHARS, MOST_DIGITS = 5000, 20, 10_000, 40
 SYSTEMS = ("easyr1", "verl", "trl")
 NULLS = ("null", "~", "")
+MOST_REFERENCES = 4
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^{}]*))?\}|\$([A-Za-z_]\w*)")
 _FILLED_IN = re.compile(r"\$[({@*\w]|`")
@@ -31,7 +32,7 @@ _PRODUCT = re.compile(r"\$\(\(\s*(\d{1,9}(?:\s*\*\s*\d{1,9}){0,3})\s*\)\)")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
-_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
+_REFERENCE = re.compile(r"\$\{(?:oc\.select: *)?([A-Za-z_][\w.]*)(?:, *([^{}$]*))?\}")
 
 
 @dataclass
@@ -305,11 +306,16 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`${data.max_prompt_length}` as what that key holds; None values are taken out."""
+    """`${data.max_prompt_length}` and `${oc.select:data.max_prompt_length,512}` as what that key holds, or the default;
+    None values are taken out.
+    """
     found = {}
     for key, value in values.items():
-        if isinstance(value, str) and (match := _REFERENCE.fullmatch(value)):
-            value = values.get(match.group(1), value)
+        for _ in range(MOST_REFERENCES):  # a reference to a reference, or to itself
+            if not isinstance(value, str) or (match := _REFERENCE.fullmatch(value)) is None:
+                break
+            name, default = match.groups()
+            value = values[name] if name in values else value if default is None else plain_value(default)
         if value is not None:
             found[key] = value
     return found

@@ -546,11 +546,55 @@ def test_a_yaml_file_that_grows_when_it_is_read_is_refused(tmp_path):
 def test_nothing_of_a_file_is_run(tmp_path):
     touched = tmp_path / "touched"
     script = f"python3 -m verl.trainer.main worker.rollout.n=$(touch {touched}) data.train_files=`touch {touched}`\n"
-    for name, text in (("a.sh", script), ("a.yaml", f"!!python/object/apply:os.system ['touch {touched}']\n")):
-        (tmp_path / name).write_text(text)
-        with pytest.raises(VlmrlError):
-            import_recipe(tmp_path / name)
+    (tmp_path / "a.sh").write_text(script)
+    _, report = import_recipe(tmp_path / "a.sh")
+    assert any("is filled in by the shell" in note for note in report["notes"])
+    (tmp_path / "a.yaml").write_text(f"!!python/object/apply:os.system ['touch {touched}']\n")
+    with pytest.raises(VlmrlError):
+        import_recipe(tmp_path / "a.yaml")
     assert not touched.exists()
+
+
+def test_numbers_that_the_shell_would_fill_in_are_left_with_the_default_and_told(tmp_path):
+    words = (
+        "data.train_batch_size=${BATCH} actor_rollout_ref.actor.clip_ratio_low=$LOW data.train_files=$HOME/a.parquet"
+    )
+    loaded, report = recipe_of(tmp_path, f"python3 -m verl.trainer.main_ppo {words}\n", "run.sh", rows=4096)
+    assert (loaded.recipe.rollout.prompts_per_step, loaded.recipe.algo.clip_low) == (1024, 0.2)  # verl's own
+    left = {item["key"]: item for item in report["left_out"]}
+    assert (
+        left["data.train_batch_size"]["value"] == "${BATCH}"
+        and "1024 was taken" in left["data.train_batch_size"]["why"]
+    )
+    assert sum("is filled in elsewhere" in todo for todo in report["todo"]) == 2
+    assert loaded.recipe.data[0].path == "$HOME/a.csv"  # a path may be one; the notes tell it
+
+
+def test_asynchronous_verl_has_no_size_of_a_step(tmp_path):
+    words = "data.train_batch_size=0 async_training.require_batches=4 actor_rollout_ref.actor.ppo_mini_batch_size=32"
+    loaded, report = recipe_of(tmp_path, f"python3 -m verl.trainer.main_ppo {words}\n", "run.sh", rows=4096)
+    assert "asynchronous" in {i["key"]: i["why"] for i in report["left_out"]}["data.train_batch_size"]
+    assert loaded.recipe.rollout.prompts_per_step == 32 and any("prompts_per_step" in todo for todo in report["todo"])
+
+
+def test_the_lower_bound_of_easyr1s_cispo(tmp_path):
+    written = "worker: {actor: {loss_type: cispo, clip_ratio_low: 0, clip_ratio_high: 4}, rollout: {n: 4}}"
+    loaded, report = recipe_of(tmp_path, written, "a.yaml")
+    # there the ratio is clamped to [1 - 0, 1 + 4]
+    assert (loaded.recipe.algo.surrogate, loaded.recipe.algo.clip_high) == ("cispo", 4)
+    assert 0 < (loaded.recipe.algo.clip_low or 0) < 1e-5 and "algo.clip_low" in keys(report["changed"])
+
+
+@pytest.mark.parametrize(("written", "value"), [
+    ("${data.max_prompt_length}", 77), ("${oc.select:data.max_prompt_length,5}", 77),
+    ("${oc.select:data.nothing,5}", 5), ("${oc.select:other.name}", 77), ("${data.nothing}", "${data.nothing}"), ("${x.loop}", "${x.loop}"),
+])  # fmt: skip
+def test_references_of_hydra(tmp_path, written, value):
+    (tmp_path / "a.yaml").write_text(
+        f"actor_rollout_ref: {{rollout: {{prompt_length: '{written}'}}}}\ndata: {{max_prompt_length: 77}}\n"
+        "other: {name: '${data.max_prompt_length}'}\nx: {loop: '${x.loop}'}\n"
+    )
+    assert read_foreign(tmp_path / "a.yaml").values["actor_rollout_ref.rollout.prompt_length"] == value
 
 
 def test_a_script_that_grows_or_never_ends_is_read_in_a_moment(tmp_path):
