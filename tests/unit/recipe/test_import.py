@@ -556,16 +556,12 @@ def test_nothing_of_a_file_is_run(tmp_path):
 
 
 def test_numbers_that_the_shell_would_fill_in_are_left_with_the_default_and_told(tmp_path):
-    words = (
-        "data.train_batch_size=${BATCH} actor_rollout_ref.actor.clip_ratio_low=$LOW data.train_files=$HOME/a.parquet"
-    )
+    words = "data.train_batch_size=${BATCH} actor_rollout_ref.actor.clip_ratio_low=$LOW data.train_files=$HOME/a.csv"
     loaded, report = recipe_of(tmp_path, f"python3 -m verl.trainer.main_ppo {words}\n", "run.sh", rows=4096)
     assert (loaded.recipe.rollout.prompts_per_step, loaded.recipe.algo.clip_low) == (1024, 0.2)  # verl's own
     left = {item["key"]: item for item in report["left_out"]}
-    assert (
-        left["data.train_batch_size"]["value"] == "${BATCH}"
-        and "1024 was taken" in left["data.train_batch_size"]["why"]
-    )
+    batch = left["data.train_batch_size"]
+    assert batch["value"] == "${BATCH}" and "1024 was taken" in batch["why"]
     assert sum("is filled in elsewhere" in todo for todo in report["todo"]) == 2
     assert loaded.recipe.data[0].path == "$HOME/a.csv"  # a path may be one; the notes tell it
 
@@ -587,7 +583,8 @@ def test_the_lower_bound_of_easyr1s_cispo(tmp_path):
 
 @pytest.mark.parametrize(("written", "value"), [
     ("${data.max_prompt_length}", 77), ("${oc.select:data.max_prompt_length,5}", 77),
-    ("${oc.select:data.nothing,5}", 5), ("${oc.select:other.name}", 77), ("${data.nothing}", "${data.nothing}"), ("${x.loop}", "${x.loop}"),
+    ("${oc.select:data.nothing,5}", 5), ("${oc.select:other.name}", 77),
+    ("${data.nothing}", "${data.nothing}"), ("${x.loop}", "${x.loop}"),
 ])  # fmt: skip
 def test_references_of_hydra(tmp_path, written, value):
     (tmp_path / "a.yaml").write_text(
