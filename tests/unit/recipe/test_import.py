@@ -288,6 +288,27 @@ def test_a_trl_configuration(tmp_path):
     assert "rollout.prompts_per_step" in keys(report["changed"])
 
 
+def test_trls_supervised_configuration_is_a_supervised_recipe(tmp_path):
+    text = "model_name_or_path: a/b\ndataset_name: a/c\nlearning_rate: 4e-5\nper_device_train_batch_size: 4\n"
+    text += "gradient_accumulation_steps: 8\nnum_train_epochs: 3\npacking: true\nmax_length: 4096\n"
+    loaded, report = recipe_of(tmp_path, text, "sft.yaml", rows=1000, processes=2)
+    r = loaded.recipe
+    # 4 rows a device x 8 accumulated x 2 processes = 64 rows; 3 x 1000 / 64 = 46.9
+    assert (r.kind, r.train.rows_per_step, r.train.steps, r.optim.lr) == ("sft", 64, 46, 4e-5)
+    made = (tmp_path / "made.toml").read_text()
+    assert "[rollout]" not in made and "[algo]" not in made and "[reward]" not in made
+    assert {"max_length"} == keys(report["left_out"]) and "kind" in keys(report["changed"]) and not report["todo"]
+    loaded, _ = recipe_of(tmp_path, text + "num_generations: 4\n", "grpo.yaml")
+    assert loaded.recipe.kind == "rl"
+
+
+def test_what_trl_says_of_the_prompt_is_taken_over(tmp_path):
+    written = "{num_generations: 2, beta: 0.1, dataset_name: a/b, system_prompt: Think first., "
+    _, report = recipe_of(tmp_path, written + "dataset_prompt_column: problem}", "a.yaml")
+    found = {item["key"]: item["value"] for item in report["mapped"]}
+    assert (found["data.system"], found["data.columns"]) == ("Think first.", {"prompt": "problem"})
+
+
 def test_trl_arguments_as_json_and_as_flags_are_the_same(tmp_path):
     arguments = {"learning_rate": 3e-6, "num_generations": 4, "per_device_train_batch_size": 4, "max_steps": 50,
                  "loss_type": "grpo", "model_name_or_path": "a/b", "reward_funcs": "r.py:score"}  # fmt: skip
