@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -283,8 +284,23 @@ def _overrides(words: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in words:
         if (match := _OVERRIDE.fullmatch(word)) and not word.startswith(("~", "--")):
-            found[match.group(1).removeprefix("++").removeprefix("+")] = plain_value(match.group(2))
+            table = _table_of(match.group(2))
+            found |= {match.group(1): plain_value(match.group(2))} if table is None else dict(
+                islice(_leaves(table, f"{match.group(1)}."), MAX_KEYS))  # fmt: skip
     return found
+
+
+def _table_of(text: str) -> dict[str, Any] | None:
+    """The table that `{"a": 1}` or `{a:1,b:2}` writes; None for what is none, or holds nothing."""
+    if not (text.startswith("{") and text.endswith("}")):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        items = [item.partition(":") for item in text[1:-1].split(",")]
+        plain = not any(sign in text[1:-1] for sign in "{}[]\"'")
+        value = {name.strip(): plain_value(v) for name, _, v in items} if plain and all(i[1] for i in items) else None
+    return value if isinstance(value, dict) and value else None
 
 
 def _flags(words: Sequence[str]) -> dict[str, Any]:

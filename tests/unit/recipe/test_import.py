@@ -602,6 +602,23 @@ def test_the_lower_bound_of_easyr1s_cispo(tmp_path):
     assert 0 < (loaded.recipe.algo.clip_low or 0) < 1e-5 and "algo.clip_low" in keys(report["changed"])
 
 
+@pytest.mark.parametrize(("written", "args"), [
+    ('{"weight":0.5,"names":["a","b"]}', {"weight": 0.5, "names": ["a", "b"]}),
+    ("{weight:0.5, strict:true}", {"weight": 0.5, "strict": True}),
+    ('{"inner":{"x":1}}', {"inner": {"x": 1}}),
+])  # fmt: skip
+def test_a_table_written_on_the_command_line(tmp_path, written, args):
+    words = f"worker.reward.reward_function=r.py:f worker.reward.reward_function_kwargs='{written}'"
+    loaded, report = recipe_of(tmp_path, f"python3 -m verl.trainer.main worker.rollout.n=4 {words}\n", "run.sh")
+    assert loaded.recipe.reward.args == args and not [k for k in keys(report["left_out"]) if "kwargs" in k]
+
+
+def test_braces_that_are_no_table_are_text(tmp_path):
+    for written in ("{", "{}", "{a}", "{a:[1}", '{"a":' * 3000 + "1" + "}" * 3000, "${a:b}"):
+        (tmp_path / "run.sh").write_text(f"python3 -m verl.trainer.main worker.rollout.n=4 data.seed='{written}'\n")
+        assert read_foreign(tmp_path / "run.sh").values["data.seed"] == written
+
+
 @pytest.mark.parametrize(("written", "value"), [
     ("${data.max_prompt_length}", 77), ("${oc.select:data.max_prompt_length,5}", 77),
     ("${oc.select:data.nothing,5}", 5), ("${oc.select:other.name}", 77),
