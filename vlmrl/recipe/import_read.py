@@ -159,6 +159,7 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
     variables: dict[str, str] = {}
     arrays = _Arrays(notes)
     commands: list[list[str]] = []
+    doubtful: dict[str, str] = {}
     text = _PRODUCT.sub(lambda match: str(math.prod(map(int, match.group(1).split("*")))), text)  # $((1024 * 4))
     lines = re.sub(r"\\[ \t]*(?:\n|\Z)", " ", text.replace("\r\n", "\n")).splitlines()
     for line in lines:
@@ -174,9 +175,17 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
         while words and words[0] in ("export", "declare", "readonly", "local"):
             words = words[1:]
         if words and all(_ASSIGNMENT.match(word) and "." not in word.partition("=")[0] for word in words):
-            variables |= dict(word.split("=", 1) for word in words)
+            for name, value in (word.split("=", 1) for word in words):
+                held = variables.get(name)
+                if arrays.depth and held and held != value:  # another branch, or one that may not be taken
+                    doubtful[name] = held
+                else:
+                    variables[name] = value
         if words:
             commands.append(words)
+    for name, held in doubtful.items():
+        if re.search(rf"\$\{{?{name}\b", text):
+            notes.append(f"`{name}` depends on a condition: its first value `{held[:80]}` was taken")
     settings = [sum(_is_setting(word) for word in words) for words in commands]
     if not commands or not max(settings):
         return []

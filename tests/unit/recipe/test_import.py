@@ -225,6 +225,36 @@ def test_a_launch_script_that_keeps_its_settings_in_arrays(tmp_path):
     assert [note.split("=")[0] for note in passed] == ["`ACTOR+", "`LAUNCH"]
 
 
+def test_a_variable_that_depends_on_a_condition_keeps_its_first_value_and_is_told(tmp_path):
+    """The first branch is the usual machine; the last one must not win without a word."""
+    script = """
+size=${SIZE:-}
+tp=1
+lr=1e-6
+case "$(device)" in
+    gpu)
+        size=${SIZE:-512}
+        ;;
+    npu)
+        size=${SIZE:-256}
+        tp=4
+        unused=3
+        ;;
+esac
+lr=2e-6
+python3 -m verl.trainer.main_ppo data.train_batch_size=$size actor_rollout_ref.actor.optim.lr=$lr \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=${tp}
+"""
+    (tmp_path / "run.sh").write_text(script)
+    foreign = read_foreign(tmp_path / "run.sh")
+    assert foreign.values["data.train_batch_size"] == 512
+    assert foreign.values["actor_rollout_ref.rollout.tensor_model_parallel_size"] == 1
+    assert foreign.values["actor_rollout_ref.actor.optim.lr"] == 2e-6  # outside of any condition the last one counts
+    told = [note for note in foreign.notes if "depends on a condition" in note]
+    assert told == [f"`{n}` depends on a condition: its first value `{v}` was taken" for n, v in
+                    (("size", "512"), ("tp", "1"))]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "script",
     [
