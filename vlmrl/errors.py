@@ -163,8 +163,10 @@ def gib(size: int) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Why something ended, in one sentence: an error's message without place and hint; of a bug its kind too."""
-    return error.message if isinstance(error, VlmrlError) else f"{type(error).__name__}: {error}"
+    """Why something ended, in one sentence: an error's message and place without its hint; of a bug its kind too."""
+    if not isinstance(error, VlmrlError):
+        return f"{type(error).__name__}: {error}"
+    return f"{error.message} ({error.where})" if error.where else error.message
 
 
 def exit_of(error: BaseException) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from vlmrl.check import diagnose_prompts as prompts
 from vlmrl.check import diagnose_scores as scores
+from vlmrl.check import diagnose_settings as settings
 from vlmrl.check import diagnose_updates as updates
 from vlmrl.check.diagnose_facts import Facts, read_facts
 from vlmrl.check.diagnose_limits import LEVELS, Cause, counted
@@ -21,10 +22,12 @@ from vlmrl.store.runs import Run
 
 Rule = Callable[[Facts], Iterator[Cause]]
 RULES: tuple[Rule, ...] = (
-    updates.stopped, scores.failing_reward, prompts.chat_template, prompts.prefilled_tag, prompts.cut_off,
-    prompts.format_unmet, scores.other_layout, scores.constant_truth, updates.learning_rate, updates.gradients,
-    updates.no_updates, updates.engine_gap, updates.entropy, scores.pays_length, scores.constant_part,
-    scores.no_contrast, prompts.few_answers, updates.validation,
+    updates.stopped, scores.failing_reward, prompts.chat_template, prompts.prefilled_tag, prompts.stop_string,
+    prompts.cut_off, prompts.format_unmet, scores.other_layout, scores.constant_truth, settings.unpaid,
+    settings.few_pixels, settings.entropy_term, settings.kl_term, settings.overlong, settings.weight_decay,
+    settings.clipped_gradient, settings.clipped_ratio, updates.learning_rate, updates.gradients, updates.no_updates,
+    updates.engine_gap, updates.entropy, scores.pays_length, scores.constant_part, scores.no_contrast,
+    prompts.few_answers, updates.validation,
 )  # fmt: skip
 _NO_CONTRAST = ("all_wrong", "dead_groups", "constant_part", "no_updates", "zero_gradient")
 EXPLAINS: dict[str, tuple[str, ...]] = {
@@ -33,7 +36,14 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "prefilled_tag": ("format_unmet", "cut_off", *_NO_CONTRAST),
     "temperature_high": ("format_unmet", "cut_off", *_NO_CONTRAST),
     "constant_reward": ("all_wrong", "all_right", "zero_gradient", *_NO_CONTRAST),
-    "cut_off": ("format_unmet", "one_answer", *_NO_CONTRAST),
+    "stop_string": ("format_unmet", "one_answer", "few_distinct", *_NO_CONTRAST),
+    "cut_off": ("format_unmet", "one_answer", "few_distinct", *_NO_CONTRAST),
+    "entropy_coef": ("collapse", "cut_off", "format_unmet", "entropy_collapse", "few_distinct", "lr_large",
+                     *_NO_CONTRAST),
+    "weight_decay": ("collapse", "cut_off", "format_unmet", "failed", *_NO_CONTRAST),
+    "clipped_gradient": ("lr_small",),
+    "kl_large": ("lr_small",),
+    "unpaid": ("all_right", "dead_groups", "pays_length"),
     "other_layout": ("one_answer", *_NO_CONTRAST),
     "constant_truth": ("one_answer", "all_right", *_NO_CONTRAST),
     "format_unmet": _NO_CONTRAST,

@@ -25,6 +25,8 @@ COLUMNS = (
     "score", "note", "error", "images",
 )  # fmt: skip
 GRADIENT = "optim/grad_norm"
+ANSWER_PARTS = ("accuracy", "answer", "correct", "correctness")
+"""What rewards call the part that says whether a response is right."""
 MOST_STEPS = 8
 """Steps whose rollouts are read: the first, the last and some between. They show what a run does; metrics show when."""
 MOST_SAMPLES_A_STEP = 4096
@@ -39,6 +41,7 @@ class Response:
     Args:
         group: counts the groups of all steps that were read.      tokens: its length, end token included.
         truth: of its row.      prompt: as rendered, special tokens included.      images: contents, by hash.
+        pixels: of each of its images, as stored.
     """
 
     step: int
@@ -56,6 +59,7 @@ class Response:
     note: str
     error: str | None
     images: tuple[str, ...]
+    pixels: tuple[int, ...]
 
     @property
     def where(self) -> str:
@@ -153,10 +157,22 @@ class Facts:
             return None
         return 1.0 if "reward" in parts else float(len(parts))
 
+    @cached_property
+    def parts(self) -> tuple[dict[str, float], dict[str, float]]:
+        """(trained, frozen) parameters by part of the model, as the run noted at its start."""
+        noted = [e for e in self.events if e.get("event") == "parts"]
+        return (dict(noted[-1].get("trained") or {}), dict(noted[-1].get("frozen") or {})) if noted else ({}, {})
+
     @property
     def key(self) -> str:
-        """What the run is called in the commands to type next."""
-        return self.manifest.name or self.manifest.id
+        """What names the run in the commands to type next: its folder, where runs are not looked for by themselves."""
+        at_home = layout.runs_root().resolve() == self.run.dir.parent.resolve()
+        return (self.manifest.name or self.manifest.id) if at_home else str(self.run.dir)
+
+    @property
+    def own_reward(self) -> bool:
+        """Whether a function of the user's own is the reward, of some source at least."""
+        return any(".py:" in str(record.get("name")) for record in self.manifest.rewards)
 
 
 def read_facts(run: Run) -> Facts:
@@ -204,6 +220,7 @@ def _responses(path: Path, step: int, first_group: int) -> list[Response]:
                 json.loads(row["truth"]), row["prompt_text"], row["text"], tokens, row["finish"] == "length",
                 json.loads(row["parts"]), row["score"], row["note"], row["error"],
                 tuple(image["sha256"] for image in row["images"]),
+                tuple(image["width"] * image["height"] for image in row["images"]),
             )
         )  # fmt: skip
     return found

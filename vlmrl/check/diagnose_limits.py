@@ -5,9 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from vlmrl.check.diagnose_facts import Facts, Response
+from vlmrl.store import layout
 from vlmrl.store.layout import RECIPE
 
 Level = Literal["error", "warning", "note"]
@@ -28,6 +30,8 @@ class Limit(NamedTuple):
 LIMITS: dict[str, Limit] = {
     "cut_error": Limit(0.5, "a cut response has no answer: with half of them cut, the score measures the limit"),
     "cut_warning": Limit(0.15, "published runs with room to think are cut in 1 to 10% of their responses"),
+    "stopped": Limit(0.5, "a stop string in the way ends most responses; one that belongs there ends good ones"),
+    "shared_tags": Limit(0.5, "of the responses that break the format: tags that so many write are no accident"),
     "loop_ratio": Limit(6.0, "zlib shrinks written reasoning 2 to 4 times, text that repeats itself far more"),
     "format_error": Limit(0.02, "below 1 in 50 a group of 8 has no well-formed response 85% of the time: no contrast"),
     "format_warning": Limit(0.1, "below 1 in 10 most groups of 8 have one such response at most"),
@@ -42,6 +46,7 @@ LIMITS: dict[str, Limit] = {
     "few_samples": Limit(16, "fewer responses than two groups of eight prove nothing about a part or a label"),
     "one_answer": Limit(0.95, "share of responses that give the same answer to prompts with different truths"),
     "distinct": Limit(0.2, "different texts in a group, as a share of its size: fewer than two of eight"),
+    "learned_steps": Limit(12, "four in each third; over fewer a rise may be chance"),
     "cold": Limit(0.3, "temperature under which most samples of a group are the arg-max"),
     "hot": Limit(1.5, "temperature over which unlikely tokens, hence broken text, are common"),
     "entropy_fall": Limit(0.25, "entropy at the end as a share of that at the start: exploration is gone"),
@@ -62,6 +67,15 @@ LIMITS: dict[str, Limit] = {
     "length_warning": Limit(0.6, "length explains more than a third of the score (0.6 squared)"),
     "length_least": Limit(48, "responses in live groups; chance makes a correlation of 0.6 in fewer"),
     "length_spread": Limit(0.05, "deviation of the lengths of a group over their mean; below, they are equal"),
+    "kl_warning": Limit(1.0, "25 times the largest coefficient in published use (0.04)"),
+    "kl_error": Limit(10.0, "hundreds of times what is usual"),
+    "entropy_coef": Limit(0.1, "ten times the largest usual one (0.01)"),
+    "clip_share": Limit(0.3, "1 to 5% is usual; the sequence-level losses with narrow bounds clip about 15%"),
+    "importance_weight": Limit(0.5, "mean weight of a token; it is close to 1 where engine and trainer agree"),
+    "weights_lost": Limit(0.2, "share of a weight that decay takes in a run; usual settings take less than 1 in 1,000"),
+    "overlong_share": Limit(0.5, "the buffer before the limit is for the few: DAPO's is the last fifth"),
+    "few_pixels": Limit(12_544, "112 x 112: sixteen image tokens of 28 x 28 pixels show no detail"),
+    "shrunk": Limit(2, "times max_pixels from which an image loses half of what it shows"),
     "shared_rows": Limit(0.02, "share of validation rows among those trained on; a few duplicates are seen as such"),
 }  # fmt: skip
 
@@ -114,30 +128,61 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def learned(facts: Facts) -> str:
+    """That the reward rose from the first third of the steps to the last; "" when it did not, or for too few steps."""
+    ends = facts.ends("reward/mean")
+    rose = ends is not None and len(facts.series("reward/mean")) >= limit("learned_steps") and ends[1] > ends[0]
+    return f"the reward rose from {ends[0]:.3f} to {ends[1]:.3f}" if ends and rose else ""
+
+
 def percent(share: float) -> str:
     return f"{share:.0%}" if share in (0.0, 1.0) or 0.01 <= share <= 0.99 else f"{share:.2%}"
 
 
+def reward_check(facts: Facts, *options: str) -> str:
+    """The command that scores the run's rollouts again."""
+    return shlex.join(["vlmrl", "reward-check", facts.key, *options])
+
+
 def again(facts: Facts, *settings: str) -> str:
     """The command that made the run, with `--set` on top; what named or continued the run is left out."""
-    words, settled = _words(facts)
-    return shlex.join(["vlmrl", "sft" if facts.manifest.kind == "sft" else "train", *words]) + _set(*settled, *settings)
+    recipe, cards, settled = _words(facts)
+    return _command(facts, "sft" if facts.manifest.kind == "sft" else "train", recipe, *cards) + _set(
+        *settled, *settings
+    )
 
 
 def look_again(facts: Facts, *settings: str) -> str:
     """The command that samples a few answers with the run's recipe and shows prompt, images and scores verbatim."""
-    words, settled = _words(facts)
-    return shlex.join(["vlmrl", "try", words[0]]) + _set(*settled, *settings)
+    recipe, _, settled = _words(facts)
+    return _command(facts, "try", recipe) + _set(*settled, *settings)
+
+
+def sft_first(facts: Facts) -> str:
+    """The command that teaches the rows' own responses first, with the run's recipe."""
+    recipe, cards, settled = _words(facts)
+    return _command(facts, "sft", recipe, *cards) + _set(*settled, "kind=sft")
 
 
 def check_again(facts: Facts) -> str:
     """The command that compares log-probs and gradients of the run's rows with the model's own."""
-    words, settled = _words(facts)
-    return shlex.join(["vlmrl", "check", "--deep", words[0]]) + _set(*settled)
+    recipe, _, settled = _words(facts)
+    return _command(facts, "check", "--deep", recipe) + _set(*settled)
 
 
-def _words(facts: Facts) -> tuple[list[str], list[str]]:
-    """(the recipe and how many cards it ran on, its `--set`) of the command that made the run."""
+def _command(facts: Facts, *words: str) -> str:
+    """A command that runs as it is printed: in the folder that the run was made in, to which its paths are relative,
+    and with `--runs` where the run is not in that folder's own.
+    """
+    cwd = Path(facts.manifest.cwd or ".")
+    away = cwd.is_dir() and cwd.resolve() != Path.cwd()
+    home = (cwd if away else Path()) / layout.runs_root()
+    runs = [] if home.resolve() == facts.run.dir.parent.resolve() else ["--runs", str(facts.run.dir.parent.resolve())]
+    return (f"cd {shlex.quote(str(cwd))} && " if away else "") + shlex.join(["vlmrl", *words, *runs])
+
+
+def _words(facts: Facts) -> tuple[str, list[str], list[str]]:
+    """(the recipe, how many cards it ran on, its `--set`) of the command that made the run."""
     given, recipe, cards, settled = list(facts.manifest.argv[2:]), "", [], []
     if list(facts.manifest.argv[1:2]) != [facts.manifest.kind.replace("rl", "train")]:
         given = []
@@ -149,7 +194,7 @@ def _words(facts: Facts) -> tuple[list[str], list[str]]:
             value = value if equals else given.pop(0) if given else ""
             settled += [value] if word == "--set" else []
             cards += [word, value] if word == "--gpus" else []
-    return [recipe or str(facts.run.dir / RECIPE), *cards], settled
+    return recipe or str((facts.run.dir / RECIPE).resolve()), cards, settled
 
 
 def _set(*settings: str) -> str:

@@ -9,7 +9,18 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
 from vlmrl.check.diagnose_facts import Facts, Response
-from vlmrl.check.diagnose_limits import Cause, again, limit, look_again, percent, rows_of, short
+from vlmrl.check.diagnose_limits import (
+    Cause,
+    Level,
+    learned,
+    limit,
+    look_again,
+    percent,
+    reward_check,
+    rows_of,
+    sft_first,
+    short,
+)
 
 IMAGE_MARK = re.compile(r"<\|?(?:vision|image|video|img|box|quad|object)[a-z_]*\|?>", re.IGNORECASE)
 ROLE_MARK = re.compile(
@@ -20,6 +31,7 @@ TURN_END = re.compile(r"(?:<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<end_of_turn>|<tu
 OPEN_TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>\s*\Z")
 CLOSED_THINK = re.compile(r"</(think|thinking|reasoning)>\s*\Z")
 TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>")
+CLOSED = re.compile(r"</([A-Za-z][A-Za-z0-9_-]{0,30})>")
 ANSWER = re.compile(r"<answer>([^<]{1,400})</answer>|\\boxed\{([^{}]{1,200})\}")
 MOST_PLAIN_ANSWER_CHARS = 40
 MOST_NOTES = 3
@@ -62,14 +74,37 @@ def prefilled_tag(facts: Facts) -> Iterator[Cause]:
     writes = 1 - len(without) / len(facts.responses)
     closes = fmean(f"</{tag}>" in r.text for r in facts.responses)
     verb = "opens" if opened else "opens and closes"
+    harm = writes < 0.5 or not any(_well_formed(r) for r in facts.responses)
     yield Cause(
-        "prefilled_tag", "error" if writes < 0.5 else "warning",
+        "prefilled_tag", "error" if harm else "warning",
         f"the chat template {verb} <{tag}> in the prompt, and the reward asks the response to",
-        look_again(facts, 'model.thinking="off"') if closed or tag.startswith("think") else look_again(facts), 1.0,
+        _without_prefill(facts, bool(closed)), 1.0,
         [f"every prompt ends with {prompts[0][-40:]!r}",
          f"{percent(writes)} of the responses write <{tag}> once more, {percent(closes)} write </{tag}>; none of the "
-         "others is well formed"],
+         "others is well formed",
+         "a template without a switch for it (model.thinking): take the tag out of the model's chat_template.jinja"],
         rows_of(without),
+    )  # fmt: skip
+
+
+def _without_prefill(facts: Facts, closed: bool) -> str:
+    """Templates close an empty <think> for `thinking = "off"`, and open it for "on"."""
+    now = facts.recipe.model.thinking if facts.recipe else "template"
+    other = "on" if closed else "off"
+    return look_again(facts, f'model.thinking="{other}"') if now != other else look_again(facts)
+
+
+def stop_string(facts: Facts) -> Iterator[Cause]:
+    """Responses end at a string of `rollout.stop`, and none of these is well formed."""
+    stops = tuple(facts.recipe.rollout.stop) if facts.recipe else ()
+    ended = [r for r in facts.responses if stops and not r.cut and r.text.endswith(stops)]
+    share = len(ended) / max(1, len(facts.responses))
+    if share < limit("stopped") or any(_well_formed(r) for r in ended):
+        return
+    yield Cause(
+        "stop_string", "error",
+        f"{percent(share)} of the responses end at a string of rollout.stop, and none of these is well formed",
+        look_again(facts, "rollout.stop=[]"), 0.97, [f"rollout.stop = {list(stops)}"], rows_of(ended),
     )  # fmt: skip
 
 
@@ -83,8 +118,10 @@ def cut_off(facts: Facts) -> Iterator[Cause]:
         return
     whole = [r.tokens for r in facts.responses if not r.cut]
     most = facts.recipe.rollout.max_new_tokens if facts.recipe else max(r.tokens for r in cut)
-    evidence = [f"mean score of cut responses {fmean(r.score for r in cut):.3f}" + (
-        f", of whole ones {fmean(r.score for r in facts.responses if not r.cut):.3f}" if whole else "")]  # fmt: skip
+    scored = [(r.cut, r.score) for r in facts.responses if r.error is None]
+    means = [(kind, fmean(found)) for kind, of in (("cut", True), ("whole", False))
+             if (found := [score for was_cut, score in scored if was_cut is of])]  # fmt: skip
+    evidence = [f"mean score of {kind} responses {mean:.3f}" for kind, mean in means]
     if whole:
         evidence.append(f"whole responses have {median(whole):.0f} tokens (median), {max(whole)} at most")
     loops = fmean(_loops(r.text) for r in cut)
@@ -121,8 +158,18 @@ def format_unmet(facts: Facts) -> Iterator[Cause]:
     unsaid = [t for t in wanted if prompts and not any(f"<{t}>" in p for p in prompts)]
     if unsaid:
         evidence.append(f"the prompt never shows {', '.join(f'<{t}>' for t in unsaid)}: the model cannot know of it")
+    written = [t for t, n in Counter(t for r in broken for t in set(CLOSED.findall(r.text))).items()
+               if n >= limit("shared_tags") * len(broken)]  # fmt: skip
+    if written and not wanted:
+        shown = ", ".join(f"<{t}>" for t in sorted(written))
+        evidence.append(f"the responses do write {shown}: does the reward read other tags than the prompt asks for?")
+    if prompts:
+        evidence.append(f"the prompt ends with {prompts[0][-40:]!r}")
     sft = facts.recipe is not None and any(d.task != "table" for d in facts.recipe.data)
-    command = look_again(facts) if unsaid or not sft else again(facts, "kind=sft").replace(" train ", " sft ", 1)
+    if facts.own_reward and not wanted:
+        command = reward_check(facts, "--probe")
+    else:
+        command = look_again(facts) if unsaid or not sft else sft_first(facts)
     yield Cause(
         "format_unmet", "error" if met < limit("format_error") else "warning",
         f"{percent(met)} of the responses meet {what}", command, 1 - met, evidence, rows_of(broken),
@@ -134,11 +181,15 @@ def few_answers(facts: Facts) -> Iterator[Cause]:
     temperature = facts.recipe.rollout.temperature if facts.recipe else 1.0
     distinct = [(len({r.text for r in g}) - 1) / (len(g) - 1) for g in facts.groups]
     share = fmean(distinct) if distinct else 1.0
+    first = [d for d, g in zip(distinct, facts.groups, strict=True) if g[0].step == facts.groups[0][0].step]
     if distinct and share <= limit("distinct"):
         cold = temperature < limit("cold")
+        level: Level = "error" if share <= limit("distinct") / 4 else "warning"
+        what = f"the samples of a prompt are nearly all the same text (rollout.temperature = {temperature:g})"
+        if not cold and fmean(first) > limit("distinct") and (rise := learned(facts)):
+            level, what = "note", f"the samples of a prompt became nearly all the same text as {rise}"
         yield Cause(
-            "temperature_low" if cold else "few_distinct", "error" if share <= limit("distinct") / 4 else "warning",
-            f"the samples of a prompt are nearly all the same text (rollout.temperature = {temperature:g})",
+            "temperature_low" if cold else "few_distinct", level, what,
             look_again(facts, "rollout.temperature=1.0" if cold else "rollout.temperature=1.2"), 1 - share,
             [f"{percent(fmean(d == 0 for d in distinct))} of the groups hold one text only; with all samples different "
              f"this figure is 100%, and it is {percent(share)} here: (different texts - 1) / (samples - 1)"],

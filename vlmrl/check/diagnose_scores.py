@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
@@ -11,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from vlmrl.check.diagnose_facts import Facts, Response
-from vlmrl.check.diagnose_limits import Cause, again, limit, look_again, percent, rows_of, short
+from vlmrl.check.diagnose_facts import ANSWER_PARTS, Facts, Response
+from vlmrl.check.diagnose_limits import Cause, again, learned, limit, look_again, percent, reward_check, rows_of, short
 from vlmrl.check.diagnose_prompts import answer_of, responses_of
 
 FIELD = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>([^<>]{1,200})</\1>")
 POSITION = re.compile(r"\b(?:image|img|picture|photo|left|right|first|second)\s*_?\d?\s*[=:]\s*", re.IGNORECASE)
 PIECES = re.compile(r"[;,|/\n]+")
-ANSWER_PARTS = ("accuracy", "answer", "correct", "correctness")
 YES, NO = {"true", "yes", "same", "1"}, {"false", "no", "different", "0"}
 
 
@@ -31,7 +31,7 @@ def failing_reward(facts: Facts) -> Iterator[Cause]:
     last = [line for r in failed[:1] for line in (r.error or "").strip().splitlines()[-1:]]
     yield Cause(
         "failing_reward", "error", f"the reward failed for {max(len(failed), round(counted))} sample(s), left out",
-        f"vlmrl reward-check {facts.key}", 0.9, last, rows_of(failed),
+        reward_check(facts), 0.9, last, rows_of(failed),
     )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def other_layout(facts: Facts) -> Iterator[Cause]:
         yield Cause(
             "other_layout", "error",
             f"labels are right and earn nothing, in another layout than the reward takes: `{name}` ({why})",
-            f"vlmrl reward-check {facts.key}", 0.95 + 0.05 * min(1.0, found / unpaid),
+            reward_check(facts), 0.95 + 0.05 * min(1.0, found / unpaid),
             [f"{found} of {unpaid} unpaid labels agree with the truth once spelling is put aside",
              f"the response says {said!r}, the truth {true!r}"],
             rows_of([r for r, _, _ in rows]),
@@ -98,7 +98,7 @@ def _other_words(facts: Facts) -> Iterator[Cause]:
         ):
             yield Cause(
                 "other_layout", "error", f"`{name}`: no word that the responses use is among the truth's labels",
-                f"vlmrl reward-check {facts.key}", 0.8,
+                reward_check(facts), 0.8,
                 [f"the truth says {_some(theirs)}", f"the responses say {_some(ours)}"], rows_of(rows[name]),
             )  # fmt: skip
 
@@ -124,7 +124,7 @@ def constant_part(facts: Facts) -> Iterator[Cause]:
     if low == high and 0 < high != facts.most_possible(facts.responses[0].source):
         texts = len({r.text for r in facts.responses})
         what = f"every response earns {high:g}: {texts} different texts, one score"
-        yield Cause("constant_reward", "error", what, f"vlmrl reward-check {facts.key} --probe", 1.0, [],
+        yield Cause("constant_reward", "error", what, reward_check(facts, "--probe"), 1.0, [],
                     rows_of(facts.responses))  # fmt: skip
     found: dict[float | None, list[str]] = {}
     for name in facts.part_names:
@@ -143,7 +143,7 @@ def constant_part(facts: Facts) -> Iterator[Cause]:
         elif blind and value is not None:
             what += f", although {blind}"
         yield Cause(
-            "constant_part", level, what, f"vlmrl reward-check {facts.key} --probe", 0.5 + 0.4 * min(1.0, share),
+            "constant_part", level, what, reward_check(facts, "--probe"), 0.5 + 0.4 * min(1.0, share),
             [f"{percent(share)} of the weights of the reward"] if share else [], rows_of(facts.responses),
         )  # fmt: skip
 
@@ -154,7 +154,7 @@ def _unlike(facts: Facts) -> str:
     if 0.05 < cut < 0.95:
         return f"{percent(cut)} of them are cut off"
     empty = sum(not r.text.strip() for r in facts.responses)
-    return f"{empty} are empty" if empty else ""
+    return f"{empty} {'is' if empty == 1 else 'are'} empty" if empty else ""
 
 
 def no_contrast(facts: Facts) -> Iterator[Cause]:
@@ -168,27 +168,33 @@ def no_contrast(facts: Facts) -> Iterator[Cause]:
     series = facts.series("rollout/dead_group_share")
     over_all = f"dead groups: {percent(fmean(series))} over all steps" if series else f"dead groups: {percent(dead)}"
     if len(wrong) >= limit("one_sided") * len(groups):
+        told = [over_all, "nothing shows the model a better answer: start from `vlmrl sft`, or from easier rows "
+                "(`vlmrl try RECIPE --filter 0.1:0.9 --out FILE` keeps those of middling difficulty)"]  # fmt: skip
+        doubt = facts.own_reward and facts.score_range == (0.0, 0.0)
+        told += ["the reward pays nobody: does it read what the responses write?"] if doubt else []
         yield Cause(
             "all_wrong", "error", f"{percent(len(wrong) / len(groups))} of the groups hold no right response at all",
-            look_again(facts), len(wrong) / len(groups),
-            [over_all, "nothing shows the model a better answer: start from `vlmrl sft`, or from easier rows "
-             "(`vlmrl try RECIPE --filter 0.1:0.9 --out FILE` keeps those of middling difficulty)"],
+            reward_check(facts, "--probe") if doubt else look_again(facts), len(wrong) / len(groups), told,
             rows_of(responses_of(wrong)),
         )  # fmt: skip
     elif len(perfect) >= limit("one_sided") * len(groups):
         first = [g for g in groups if g[0].step == groups[0][0].step]
         at_start = fmean(all(_perfect(r, facts) for r in g) for g in first) >= limit("one_sided")
+        harder = f"{look_again(facts)} --filter 0.1:0.9 --out harder"
         yield Cause(
             "all_right", "error" if at_start else "note",
             f"{percent(len(perfect) / len(groups))} of the groups are right in every sample: "
             + ("the rows are too easy" if at_start else "the task is learned"),
-            f"{look_again(facts)} --filter 0.1:0.9 --out harder.jsonl" if at_start else f"vlmrl eval {facts.key}",
+            harder if at_start else f"vlmrl eval {shlex.quote(facts.key)}",
             len(perfect) / len(groups), [over_all], rows_of(responses_of(perfect)),
         )  # fmt: skip
     elif dead >= limit("dead_warning"):
+        ends, rise = facts.ends("rollout/dead_group_share"), learned(facts)
+        fresh = ends is not None and ends[0] < limit("dead_warning")
         yield Cause(
-            "dead_groups", "error" if dead >= limit("dead_error") else "warning",
-            f"{percent(dead)} of the groups have equal scores throughout and teach nothing",
+            "dead_groups", "note" if fresh and rise else "error" if dead >= limit("dead_error") else "warning",
+            f"{percent(dead)} of the groups have equal scores throughout and teach nothing"
+            + (f" any more: {rise}" if fresh and rise else ""),
             again(facts, "algo.filter=spread"), dead,
             [over_all, f"all wrong {percent(len(wrong) / len(groups))}, right {percent(len(perfect) / len(groups))}; "
              "more samples a prompt or a higher temperature split such groups too"],
@@ -222,7 +228,7 @@ def pays_length(facts: Facts) -> Iterator[Cause]:
     yield Cause(
         "pays_length", "error" if abs(rho) >= limit("length_error") else "warning",
         f"{'longer' if rho > 0 else 'shorter'} responses score higher in a group: correlation {rho:+.2f} of {count}",
-        f"vlmrl reward-check {facts.key} --probe", abs(rho), told + grown,
+        reward_check(facts, "--probe"), abs(rho), told + grown,
         rows_of([min(group, key=lambda r: r.tokens), max(group, key=lambda r: r.tokens)]),
     )  # fmt: skip
 
@@ -286,12 +292,12 @@ def _part_of(name: str, parts: Mapping[str, Any]) -> str | None:
 
 def _right(r: Response, facts: Facts) -> bool:
     """Whether a response is on the right side. Where that is a matter of degree, whether it beats the worst seen."""
-    if isinstance(r.truth.get("same"), bool) and (answer := answer_of(r.text)) is not None:
-        confidence = _number(answer)
-        return r.score > 0 and confidence not in (None, 0.5) and ((confidence or 0.0) > 0.5) == r.truth["same"]
     part = next((p for p in ANSWER_PARTS if r.parts.get(p) is not None), None)
     if part is not None and set(facts.part(part)) <= {0.0, 1.0}:
         return r.parts[part] == 1
+    if isinstance(r.truth.get("same"), bool) and (answer := answer_of(r.text)) is not None:
+        confidence = _number(answer)
+        return r.score > 0 and confidence not in (None, 0.5) and ((confidence or 0.0) > 0.5) == r.truth["same"]
     low, high = facts.score_range
     return r.score > low if high > low else r.score > 0
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from statistics import fmean, median
 
 from vlmrl.check.diagnose_facts import GRADIENT, Facts, identity
-from vlmrl.check.diagnose_limits import Cause, again, check_again, counted, limit, percent, rows_of
+from vlmrl.check.diagnose_limits import (
+    Cause,
+    again,
+    check_again,
+    counted,
+    limit,
+    look_again,
+    percent,
+    reward_check,
+    rows_of,
+)
 
+SEEING = ("vision", "connector")
+"""Parts of a model that only images reach."""
 MIN_UPDATES = 3
 """Updates before greedy answers may be expected to change."""
 
@@ -17,8 +30,11 @@ def stopped(facts: Facts) -> Iterator[Cause]:
     error = facts.manifest.error
     if facts.manifest.status != "failed" or not error:
         return
-    yield Cause("failed", "error", f"the run failed at step {len(facts.train)}: {error}",
-                f"vlmrl runs show {facts.key}", 0.85)  # fmt: skip
+    what = f"the run failed at step {len(facts.train)}: {error}"
+    if error.startswith("reward `"):
+        yield Cause("failing_reward", "error", what, look_again(facts), 0.95)
+    else:
+        yield Cause("failed", "error", what, f"vlmrl runs show {shlex.quote(facts.key)}", 0.85)
 
 
 def learning_rate(facts: Facts) -> Iterator[Cause]:
@@ -53,7 +69,7 @@ def learning_rate(facts: Facts) -> Iterator[Cause]:
 
 
 def _too_large(facts: Facts, peak: float, lora: bool) -> Iterator[Cause]:
-    size = sum(_parts(facts)[0].values())
+    size = sum(facts.parts[0].values())
     small = not lora and size < limit("big_model")  # or of unknown size
     most = limit("lr_large_small_model") if small else limit("lr_large_lora" if lora else "lr_large_full")
     broken = _collapse(facts)
@@ -84,8 +100,11 @@ def gradients(facts: Facts) -> Iterator[Cause]:
         if values and not any(values):
             part = name.removeprefix(f"{GRADIENT}/")
             what = f"no gradient reaches the part `{part}`: 0 in {len(values)} updates ({fmean(norms):.3g} in all)"
-            yield Cause("zero_gradient", "error", what, check, 0.85)
-    trained, frozen = _parts(facts)
+            blind = part in SEEING and bool(facts.responses) and not any(r.images for r in facts.responses)
+            if blind:
+                what += ": no row has an image"
+            yield Cause("no_images" if blind else "zero_gradient", "note" if blind else "error", what, check, 0.85)
+    trained, frozen = facts.parts
     if frozen and facts.recipe is not None and facts.recipe.lora is None:
         share = sum(trained.values()) / max(1, sum(trained.values()) + sum(frozen.values()))
         writer = any(part.startswith(("language", "embeddings")) for part in frozen)
@@ -99,7 +118,7 @@ def no_updates(facts: Facts) -> Iterator[Cause]:
     """Steps without any update."""
     if facts.train and facts.manifest.kind == "rl" and not facts.updates:
         what = f"no update was made in {counted(len(facts.train), 'step')}: there was nothing to learn from"
-        yield Cause("no_updates", "error", what, f"vlmrl reward-check {facts.key}", 0.4)
+        yield Cause("no_updates", "error", what, reward_check(facts), 0.4)
 
 
 def engine_gap(facts: Facts) -> Iterator[Cause]:
@@ -186,11 +205,3 @@ def _collapse(facts: Facts) -> str:
     if ends is None or ends[0] <= 0 or ends[1] > limit("collapse") * ends[0]:
         return ""
     return f"mean reward {ends[0]:.3f} in the first third of the steps, {ends[1]:.3f} in the last"
-
-
-def _parts(facts: Facts) -> tuple[dict[str, float], dict[str, float]]:
-    """(trained, frozen) parameters by part, as the run noted at its start."""
-    noted = [e for e in facts.events if e.get("event") == "parts"]
-    if not noted:
-        return {}, {}
-    return dict(noted[-1].get("trained") or {}), dict(noted[-1].get("frozen") or {})

@@ -46,6 +46,8 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 """Role -> column names that are recognised, in order of preference."""
 IMAGES = SPELLINGS["images"]
 """Columns that no reward is given; they are read for the rows that are shown, see table_images.py."""
+GIVEN = ("ground_truth", "prompt", "group")
+"""Roles whose columns a reward is given under their own names too, as in training: `solution`, `problem` ..."""
 CUT = ("length", "max_tokens")
 """What trainers and servers call the end at the token limit."""
 CHUNK_ROWS = 8192
@@ -69,9 +71,17 @@ def map_roles(columns: Sequence[str], named: Mapping[str, str], where: str) -> d
     if "response" not in found:
         raise DataError(
             f"no column of responses; the table has: {', '.join(columns)}", where=where,
-            hint=f"recognised: {', '.join(SPELLINGS['response'])}; name yours with --columns response=...",
+            hint=_other_separator(columns)
+            or f"recognised: {', '.join(SPELLINGS['response'])}; name yours with --columns response=...",
         )  # fmt: skip
     return found
+
+
+def _other_separator(columns: Sequence[str]) -> str:
+    """What to do with a CSV file whose cells are not separated by commas; "" for other tables."""
+    marks = {";": "semicolons", "\t": "tabs", "|": "bars"}
+    mark = next((name for sign, name in marks.items() if len(columns) == 1 and sign in columns[0]), "")
+    return f"its cells are separated by {mark}: save it with commas" if mark else ""
 
 
 def _nearest(name: str, known: Sequence[str], what: str) -> str:
@@ -150,7 +160,8 @@ class TableDecoder:
     def _inputs(
         self, cells: Cells, kept: Sequence[int], texts: Sequence[str], truths: Sequence[Found]
     ) -> list[RewardInput]:
-        others = cells.others({*self.roles.values(), *IMAGES, *self.truth.fields})
+        hidden = {name for role, name in self.roles.items() if role not in GIVEN}
+        others = cells.others({*hidden, *IMAGES, *self.truth.fields})
         finish, tokens, prompt = (
             cells.column(self.roles[role]) if role in self.roles else None
             for role in ("finish", "num_tokens", "prompt")
@@ -169,11 +180,12 @@ class TableDecoder:
         prompts, groups_N = Coded(np.full(size, -1, np.int32), []), at + chunk.first
         if (name := self.roles.get("group")) is not None:
             column = cells.column(name)
-            prompts = Coded.of(str(column[i]) for i in kept)
+            named = np.asarray([column[i] is not None for i in kept], dtype=bool)  # a row without one is a group alone
+            prompts = Coded.of(None if column[i] is None else str(column[i]) for i in kept)
             keys = prompts.codes_N.astype(np.int64) << 32 | steps.astype(np.int64) & 0xFFFFFFFF
-            distinct, inverse = np.unique(keys, return_inverse=True)
+            distinct, inverse = np.unique(keys[named], return_inverse=True)
             hashes = [hash64(prompts.words[key >> 32], key & 0xFFFFFFFF) for key in distinct.tolist()]
-            groups_N = np.asarray(hashes, dtype=np.int64)[inverse].reshape(size)
+            groups_N[named] = np.asarray(hashes, dtype=np.int64)[inverse].reshape(-1)
         return Facts(
             rows_N=at + chunk.first,
             places_N=np.asarray(cells.places, dtype=np.int64)[at],

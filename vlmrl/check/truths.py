@@ -45,7 +45,8 @@ class TruthRule:
             try:
                 cell = json.loads(cell)
             except (ValueError, RecursionError) as error:
-                return {}, f"the ground truth looks like JSON and is not: {error}", ""
+                if self.task:  # without one it may be any text: {1, 2} is a set
+                    return {}, f"the ground truth looks like JSON and is not: {error}", ""
         if isinstance(cell, Mapping):
             cell = plain(cell)
             inner = cell.get("ground_truth")

@@ -181,17 +181,11 @@ def _show(made: Prepared, as_json: bool) -> None:
     for column in columns:
         table.add_column(column, justify="left" if column == "split" else "right")
     for split, fields in info["splits"].items():
-<<<<<<< HEAD
         distances = "  ".join(f"{d}: {n:,}" for d, n in fields["by_distance"].items())
-        counts = [f"{fields[key]:,}" for key in ("rows", "same", "images")]
-        table.add_row(split, counts[0], counts[1], distances, counts[2])
-    err.print(table)
-=======
-        distances = "  ".join(f"{d}: {n}" for d, n in fields["by_distance"].items())
-        cells = {**fields, "split": split, "by distance": distances}
-        table.add_row(*(Text(harmless(str(cells[column]))) for column in columns))
+        cells = {key: f"{fields[key]:,}" for key in ("rows", "same", "images")}
+        cells |= {"split": split, "by distance": distances}
+        table.add_row(*(Text(harmless(cells[column])) for column in columns))
     console().print(table)
->>>>>>> user
     show_doctor(info["doctor"])
     reports = [(split, report) for split, fields in info["splits"].items() for report in fields.get("reports", ())]
     for split, report in reports[:5]:

@@ -77,7 +77,7 @@ def reward_check(
     from vlmrl.check.reward_check import RewardQuestion, check_rewards
 
     _refuse({"--profile": profile} if reward is not None else {}, "without --reward")
-    limits = parse_limits(fail_on, diff=diff is not None) if fail_on else []
+    limits = parse_limits(fail_on, diff=diff is not None) if fail_on is not None else []
     question = RewardQuestion(
         f"{PROFILE}{profile}" if profile is not None else reward, diff, dict(_argument(a) for a in args or []),
         parse_weights(weights) if weights else None, style, probe or needs_probe(limits),
@@ -112,7 +112,7 @@ def _open(
         return open_table(
             path, columns=columns, task=of_table["--task"], variant=of_table["--variant"], lenient=lenient
         )
-    _refuse(of_table, "for a table", place)
+    _refuse(of_table, "for a table: a file that ends in .jsonl, .json, .csv or .parquet", place)
     return open_saved(place, runs_root(runs), steps=_steps(of_run["--steps"]), source=of_run["--source"])
 
 

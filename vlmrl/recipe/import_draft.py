@@ -31,6 +31,7 @@ class Draft:
         system: whose settings these are, as people call it.
         given: the settings that were written.      defaults: what the system does where nothing is written.
         taken: recipe key -> its value.      left: setting -> why it has no place here.      todo: for the user to do.
+        unfilled: settings whose value stands in a variable that is not set in the file.
     """
 
     system: str
@@ -40,6 +41,7 @@ class Draft:
     left: dict[str, str] = field(default_factory=dict)
     todo: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
+    unfilled: dict[str, str] = field(default_factory=dict)
 
     def get(self, key: str) -> Any:
         """A setting as written, else the system's default, else None. It counts as seen."""
@@ -91,6 +93,16 @@ class Draft:
                 if key not in self.used:
                     self.leave(key, why)
 
+    def drop_unfilled(self) -> None:
+        """Numbers and switches that are still a `$VARIABLE` say nothing: the default is taken, and that is told."""
+        for key, value in list(self.given.items()):
+            default = self.defaults.get(key)
+            if isinstance(value, str) and "$" in value and isinstance(default, (bool, int, float)):
+                del self.given[key]
+                self.unfilled[key] = value
+                self.left[key] = f"`{value[:80]}` is filled in elsewhere: {self.system}'s default {default} was taken"
+                self.todo.append(f"say what {key} is: `{value[:80]}` is filled in elsewhere")
+
     def finish(self) -> None:
         """What nobody asked for is unknown; what a recipe cannot do without is a placeholder."""
         for key in self.given:
@@ -126,7 +138,9 @@ class Draft:
         return {
             "mapped": [{"key": t.key, "value": t.value, "from": t.source} for t in self.taken.values() if not t.why],
             "changed": [{"key": t.key, "value": t.value, "from": t.source, "why": t.why} for t in self.changed],
-            "left_out": [{"key": k, "value": self.given.get(k), "why": why} for k, why in self.left.items()],
+            "left_out": [
+                {"key": k, "value": self.given.get(k, self.unfilled.get(k)), "why": why} for k, why in self.left.items()
+            ],
             "as_here": silent,
             "todo": list(self.todo),
         }

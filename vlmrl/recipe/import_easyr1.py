@@ -187,6 +187,9 @@ def _algorithm(draft: Draft) -> None:
     chosen(draft, "algorithm.adv_estimator", estimator, ADVANTAGES)
     chosen(draft, "worker.actor.loss_type", loss, LOSSES)
     discounts(draft, estimator)
+    if loss == "cispo" and draft.taken["algo.clip_low"].value == 0:
+        why = "as good as 0: the ratio counts from 1 up, as there; the paper has no lower bound (algo.name = cispo)"
+        draft.put("algo.clip_low", 1e-6, "worker.actor.clip_ratio_low", why=why)
     mode = draft.get("worker.actor.loss_avg_mode")
     if mode == "seq":
         why = "a true mean over responses; there, uneven microbatches turn it into a mean over tokens"

@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from vlmrl.recipe.files import MAX_RECIPE_BYTES
 MAX_KEYS, MAX_DEPTH, MAX_WORD_CHARS, MOST_DIGITS = 5000, 20, 10_000, 40
 SYSTEMS = ("easyr1", "verl", "trl")
 NULLS = ("null", "~", "")
+MOST_REFERENCES = 4
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^{}]*))?\}|\$([A-Za-z_]\w*)")
 _FILLED_IN = re.compile(r"\$[({@*\w]|`")
@@ -31,7 +33,7 @@ _PRODUCT = re.compile(r"\$\(\(\s*(\d{1,9}(?:\s*\*\s*\d{1,9}){0,3})\s*\)\)")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
-_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
+_REFERENCE = re.compile(r"\$\{(?:oc\.select: *)?([A-Za-z_][\w.]*)(?:, *([^{}$]*))?\}")
 
 
 @dataclass
@@ -157,6 +159,7 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
     variables: dict[str, str] = {}
     arrays = _Arrays(notes)
     commands: list[list[str]] = []
+    doubtful: dict[str, str] = {}
     text = _PRODUCT.sub(lambda match: str(math.prod(map(int, match.group(1).split("*")))), text)  # $((1024 * 4))
     lines = re.sub(r"\\[ \t]*(?:\n|\Z)", " ", text.replace("\r\n", "\n")).splitlines()
     for line in lines:
@@ -172,9 +175,17 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
         while words and words[0] in ("export", "declare", "readonly", "local"):
             words = words[1:]
         if words and all(_ASSIGNMENT.match(word) and "." not in word.partition("=")[0] for word in words):
-            variables |= dict(word.split("=", 1) for word in words)
+            for name, value in (word.split("=", 1) for word in words):
+                held = variables.get(name)
+                if arrays.depth and held and held != value:  # another branch, or one that may not be taken
+                    doubtful[name] = held
+                else:
+                    variables[name] = value
         if words:
             commands.append(words)
+    for name, held in doubtful.items():
+        if re.search(rf"\$\{{?{name}\b", text):
+            notes.append(f"`{name}` depends on a condition: its first value `{held[:80]}` was taken")
     settings = [sum(_is_setting(word) for word in words) for words in commands]
     if not commands or not max(settings):
         return []
@@ -282,8 +293,23 @@ def _overrides(words: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in words:
         if (match := _OVERRIDE.fullmatch(word)) and not word.startswith(("~", "--")):
-            found[match.group(1).removeprefix("++").removeprefix("+")] = plain_value(match.group(2))
+            table = _table_of(match.group(2))
+            found |= {match.group(1): plain_value(match.group(2))} if table is None else dict(
+                islice(_leaves(table, f"{match.group(1)}."), MAX_KEYS))  # fmt: skip
     return found
+
+
+def _table_of(text: str) -> dict[str, Any] | None:
+    """The table that `{"a": 1}` or `{a:1,b:2}` writes; None for what is none, or holds nothing."""
+    if not (text.startswith("{") and text.endswith("}")):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        items = [item.partition(":") for item in text[1:-1].split(",")]
+        plain = not any(sign in text[1:-1] for sign in "{}[]\"'")
+        value = {name.strip(): plain_value(v) for name, _, v in items} if plain and all(i[1] for i in items) else None
+    return value if isinstance(value, dict) and value else None
 
 
 def _flags(words: Sequence[str]) -> dict[str, Any]:
@@ -305,11 +331,16 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`${data.max_prompt_length}` as what that key holds; None values are taken out."""
+    """`${data.max_prompt_length}` and `${oc.select:data.max_prompt_length,512}` as what that key holds, or the default;
+    None values are taken out.
+    """
     found = {}
     for key, value in values.items():
-        if isinstance(value, str) and (match := _REFERENCE.fullmatch(value)):
-            value = values.get(match.group(1), value)
+        for _ in range(MOST_REFERENCES):  # a reference to a reference, or to itself
+            if not isinstance(value, str) or (match := _REFERENCE.fullmatch(value)) is None:
+                break
+            name, default = match.groups()
+            value = values[name] if name in values else value if default is None else plain_value(default)
         if value is not None:
             found[key] = value
     return found

@@ -51,6 +51,7 @@ def import_recipe(
 def _filled(foreign: Foreign, rows: int | None, processes: int | None) -> Draft:
     name, defaults, fill = IMPORTS[foreign.system]
     draft = Draft(name, dict(foreign.values), defaults)
+    draft.drop_unfilled()
     try:
         fill(draft, foreign.file.parent, rows, processes)
     except (TypeError, ValueError, ArithmeticError) as error:

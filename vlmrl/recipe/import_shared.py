@@ -87,6 +87,14 @@ def filtered_sampling(draft: Draft, top_p: str, top_k: str) -> None:
         draft.put("rollout.allow_filtered_sampling", True, *sources, why=why)
 
 
+def step_size(draft: Draft, key: str, why: str) -> None:
+    """rollout.prompts_per_step as it is written; 0 stands for "as they come" and is left, with `why`."""
+    if draft.given.get(key) == 0:
+        draft.taken.pop("rollout.prompts_per_step", None)
+        draft.leave(key, why)
+        draft.todo.append("set rollout.prompts_per_step: the configuration has no size of a step")
+
+
 def updates_of(draft: Draft, prompts: str, batch: str) -> None:
     """train.updates_per_step of a system whose two batch sizes count prompts."""
     drawn, each = draft.get(prompts), draft.get(batch)
@@ -210,7 +218,7 @@ def steps_of(draft: Draft, rows: int | None, most: str, epochs: str) -> None:
     if steps:
         draft.put("train.steps", steps, most)
         draft.leave(epochs, f"{most} decides")
-    elif rows and prompts and isinstance(passes, (int, float)):
+    elif rows and prompts and prompts.value and isinstance(passes, (int, float)):
         why = f"{passes:g} passes over {rows} rows at {prompts.value} prompts a step"
         draft.put("train.steps", max(1, math.floor(rows / prompts.value) * int(passes)), epochs, why=why)
     elif passes:

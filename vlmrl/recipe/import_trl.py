@@ -40,6 +40,15 @@ SAME = {
     "entropy_coef": "algo.entropy_coef",
     "delta": "algo.dual_clip",
 }
+SUPERVISED = ("packing", "max_length", "max_seq_length", "assistant_only_loss", "completion_only_loss",
+              "dataset_text_field")  # fmt: skip
+LEFT_SUPERVISED = {
+    "max_length": "no row is cut: see rollout.max_prompt_tokens",
+    "max_seq_length": "no row is cut: see rollout.max_prompt_tokens",
+    "packing": "rows are always packed up to train.tokens_per_row",
+}
+SAMPLED = ("num_generations", "max_completion_length", "reward_funcs", "beta", "epsilon", "loss_type", "scale_rewards")
+"""`SUPERVISED` are arguments of SFTConfig alone, these of GRPOConfig alone."""
 LOSSES = {
     "grpo": ({"algo.aggregation": "sequence_mean"}, ""),
     "dapo": ({"algo.aggregation": "token_mean"}, ""),
@@ -60,6 +69,21 @@ LEFT = {
     "report_to": "metrics.jsonl is always written; tensorboard is the one sink (log.sinks)",
     "log_completions": "every rollout is kept (`vlmrl report`)",
     "num_completions_to_print": "see log.sample_every_steps",
+    "logging_first_step": "every step is logged",
+    "logging_strategy": "every step is logged",
+    "log_level": "see --quiet",
+    "wandb_entity": "no such service is written to",
+    "wandb_project": "no such service is written to",
+    "hub_model_id": "see `vlmrl merge`",
+    "hub_model_revision": "see `vlmrl merge`",
+    "hub_strategy": "see `vlmrl merge`",
+    "hub_always_push": "see `vlmrl merge`",
+    "chat_template": "the chat template is the model folder's chat_template.jinja",
+    "gradient_checkpointing_kwargs.": "only whether (model.gradient_checkpointing)",
+    "use_liger_kernel": "log-probs are always made without the logits of a whole row",
+    "overwrite_output_dir": "every run has a folder of its own",
+    "do_eval": "see eval.every_steps",
+    "dataset_num_proc": "rows are read from memory-mapped files",
     "bf16": "model.dtype is bfloat16 by default",
     "top_entropy_quantile": "no counterpart: see algo.surrogate for losses that pick tokens",
     "num_generations_eval": "validation is greedy, one answer a prompt",
@@ -92,6 +116,9 @@ LEFT = {
 def from_trl(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
     """Fill a draft from TRL's arguments. Args as `import_recipe.import_recipe`."""
     draft.get("__config__")
+    if (sign := next((key for key in SUPERVISED if draft.written(key)), None)) and not any(map(draft.written, SAMPLED)):
+        _supervised(draft, sign, rows, processes)
+        return
     for key in [k for k in draft.given if k.startswith("vllm_") and not draft.get("use_vllm")]:
         draft.leave(key, "vLLM is off (use_vllm)")
     draft.put("algo.name", "grpo", "loss_type")
@@ -103,6 +130,28 @@ def from_trl(draft: Draft, base: Path, rows: int | None, processes: int | None) 
     _engine(draft)
     _steps(draft, updates, rows)
     _reward(draft)
+    _left(draft)
+
+
+def _supervised(draft: Draft, sign: str, rows: int | None, processes: int | None) -> None:
+    """SFTConfig's arguments: rows in place of prompts and samples, and nothing of what is sampled."""
+    draft.defaults = {**draft.defaults, "learning_rate": 2e-5}
+    draft.put("kind", "sft", sign, why="of SFTConfig, not of GRPOConfig: `vlmrl sft`")
+    draft.same({source: key for source, key in SAME.items() if not key.startswith(("rollout.", "algo."))})
+    _model(draft)
+    _data(draft)
+    batch = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    draft.put("train.rows_per_step", int(draft.get(batch[0])) * int(draft.get(batch[1])) * (processes or 1), *batch)
+    if processes is None:
+        draft.todo.append("train.rows_per_step is that of one process: times their number (--processes N works it out)")
+    draft.put("rollout.prompts_per_step", draft.taken["train.rows_per_step"].value, *batch)  # what the steps go by
+    _steps(draft, 1, rows)
+    del draft.taken["rollout.prompts_per_step"]
+    draft.leave_all(LEFT_SUPERVISED)
+    _left(draft)
+
+
+def _left(draft: Draft) -> None:
     for key in ("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora", "use_dora"):
         draft.leave(key, "no adapter: use_peft is off") if not draft.get("use_peft") else None
     draft.leave_all(LEFT)
@@ -139,6 +188,10 @@ def _data(draft: Draft) -> None:
         path, config = located(str(name)), draft.get("dataset_config")
         draft.put("data.path", f"{path}#{config}" if config and path.startswith("hub:") else path, "dataset_name")
         draft.put("data.split", str(draft.get("dataset_train_split")), "dataset_train_split")
+    if isinstance(text := draft.get("system_prompt"), str):
+        draft.put("data.system", text, "system_prompt")
+    if isinstance(column := draft.get("dataset_prompt_column"), str):
+        draft.put("data.columns", {"prompt": column}, "dataset_prompt_column")
     held = draft.get("dataset_test_split")
     if held and draft.get("eval_strategy") != "no":
         if held == "test":

@@ -23,6 +23,7 @@ from vlmrl.recipe.import_shared import (
     schedule_keys,
     sharding,
     spread_filter,
+    step_size,
     steps_of,
     thinking,
     trainer_of,
@@ -121,6 +122,7 @@ LEFT = {
     "algorithm.lam": "taken over with gae alone",
     "algorithm.filter_groups.": "the filter keeps prompts whose scores differ (algo.min_spread)",
     "algorithm.rollout_correction.": "see algo.importance",
+    "algorithm.norm_adv_by_std_in_grpo": "of the estimator grpo alone",
     "algorithm.": "no counterpart is known",
     f"{ACTOR}.ppo_epochs": "each batch of rollouts is gone through once, in train.updates_per_step updates",
     f"{ACTOR}.ppo_micro_batch_size": "rows are packed up to train.tokens_per_row; results do not depend on it",
@@ -129,6 +131,12 @@ LEFT = {
     f"{ACTOR}.use_dynamic_bsz": "rows are always packed up to train.tokens_per_row",
     f"{ACTOR}.shuffle": "updates take the groups in the order in which they were drawn",
     f"{ACTOR}.fsdp_config.": "sharding follows from --gpus; parallel.offload and parallel.shard_size change it",
+    f"{ACTOR}.use_torch_compile": "nothing is compiled",
+    f"{ACTOR}.entropy_from_logits_with_chunking": "log-probs and entropy are always made piece by piece",
+    f"{ACTOR}.entropy_checkpointing": "log-probs and entropy are always made piece by piece",
+    f"{ACTOR}.ulysses_sequence_parallel_size": "there is no sequence parallelism",
+    f"{ACTOR}.veomni.": "sharding is FSDP2's",
+    f"{ACTOR}.profiler.": "nothing is profiled",
     f"{ACTOR}.clip_ratio": "not used there either: clip_ratio_low and clip_ratio_high (0.2 by default) are",
     f"{ACTOR}.tau_pos": "of the loss sapo alone",
     f"{ACTOR}.tau_neg": "of the loss sapo alone",
@@ -141,6 +149,7 @@ LEFT = {
     f"{ROLLOUT}.val_kwargs.": "validation is greedy: a sampled one makes the best checkpoint a matter of luck",
     f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "old log-probs are the update's own",
     f"{ROLLOUT}.": "the engine's own business: rollout.kv_cache_gib is what one may set",
+    f"{MODEL}.mtp.": "heads for several tokens are not trained",
     f"{MODEL}.use_remove_padding": "rows are always packed without padding",
     f"{MODEL}.use_fused_kernels": "log-probs are always made without the logits of a whole row",
     f"{MODEL}.": "no counterpart is known",
@@ -158,10 +167,22 @@ LEFT = {
     "trainer.val_only": "use `vlmrl eval`",
     "trainer.resume_mode": "a run goes on with --resume RUN, never by itself",
     "trainer.default_local_dir": "checkpoints are in the run's folder (--runs)",
+    "trainer.resume_from_path": "a run goes on with --resume RUN",
+    "trainer.device": "see model.device",
+    "trainer.use_v1": "which of verl's own trainers",
+    "trainer.v1.": "which of verl's own trainers",
     "trainer.": "no counterpart is known",
+    "model_engine": "sharding is FSDP2's",
+    "config_path": "the configuration it names is not read: verl's defaults are taken",
+    "config_name": "the configuration it names is not read: verl's defaults are taken",
+    "async_training.": "rollout.overlap makes the next rollouts during the update",
+    "rollout.": "rollout.engine_gpus sets cards apart for generating",
+    "distillation.": "there is no teacher",
+    "transfer_queue.": "no such service is used",
+    "skip.": "rollouts are always made anew",
     "ray_kwargs.": "there is no Ray here",
     "ray_init.": "there is no Ray here",
-    "global_profiler.": "no counterpart is known",
+    "global_profiler.": "nothing is profiled",
     "hydra.": "settings of Hydra itself",
 }  # fmt: skip
 
@@ -172,6 +193,7 @@ def from_verl(draft: Draft, base: Path, rows: int | None, processes: int | None)
     draft.put("algo.name", "grpo", "algorithm.adv_estimator")
     draft.same(SAME)
     data_source(draft, "data.train_files", "data.val_files")
+    step_size(draft, "data.train_batch_size", "0: steps end as rollouts come (asynchronous); a step here has a size")
     _data(draft)
     dropped_rows(draft, "data.max_prompt_length", "data.filter_overlong_prompts")
     _kl(draft)
@@ -180,6 +202,8 @@ def from_verl(draft: Draft, base: Path, rows: int | None, processes: int | None)
     _optimizer(draft, rows)
     _reward(draft)
     trainer_of(draft, "trainer.test_freq", "trainer.max_actor_ckpt_to_keep")
+    for key in [key for key in draft.given if key.endswith("_target_")]:
+        draft.leave(key, "a class of verl's, which Hydra makes")
     draft.leave_all(LEFT)
 
 
@@ -206,6 +230,8 @@ def _kl(draft: Draft) -> None:
         for key in (*loss_keys, *reward_keys):
             draft.leave(key, "the KL is off: use_kl_loss and use_kl_in_reward are false")
         return
+    for key in reward_keys if in_loss and not in_reward else () if in_loss else loss_keys:
+        draft.leave(key, f"the KL is in the {'loss' if in_loss else 'reward'} alone")
     if in_loss and in_reward:
         draft.left["algorithm.use_kl_in_reward"] = (
             "the KL is in the loss or in the reward, not in both: the loss was taken"

@@ -42,6 +42,7 @@ class Plan:
         metrics: step -> what to write over the usual metrics of a step.
         validation: metrics of the validations, by step.      score: response -> score, in place of the reward's.
         settings: `--set` of the recipe.      parts, frozen: as the run notes them at its start.
+        pixels: width and height of every image; None = rows without images.
     """
 
     respond: Callable[[Mapping[str, Any], random.Random], str]
@@ -59,6 +60,7 @@ class Plan:
     datasets: Sequence[Mapping[str, Any]] = ()
     validated_rows: Sequence[str] = ()
     error: str | None = None
+    pixels: tuple[int, int] | None = (8, 8)
 
 
 def mixed(truth: Mapping[str, Any], rng: random.Random) -> str:
@@ -97,7 +99,7 @@ def make_run(root: Path, plan: Plan, *, prompts: int = 6, samples: int = 6) -> R
 
 def _group(plan: Plan, scorer: Scorer, prompt_id: str, step: int, samples: int, rng: random.Random) -> Group:
     truth = plan.truth(rng)
-    media = (Media(f"{prompt_id:0>64}", 8, 8),)
+    media = (Media(f"{prompt_id:0>64}", *plan.pixels),) if plan.pixels else ()
     row = Row(f"digits-{prompt_id}", "digits", "digits", truth, media)
     texts = [plan.respond(truth, rng) for _ in range(samples)]
     cut = [plan.cut(text) for text in texts]

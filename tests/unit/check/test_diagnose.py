@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
+import shlex
 import time
 import zlib
 from dataclasses import replace
@@ -18,7 +21,16 @@ from sick_runs import PROMPT, make_run, mixed, plan
 
 from vlmrl.check.diagnose import EXPLAINS, Diagnosis, diagnose, ranked
 from vlmrl.check.diagnose_facts import read_facts
-from vlmrl.check.diagnose_limits import LIMITS, Cause, again, check_again, look_again, percent
+from vlmrl.check.diagnose_limits import (
+    LIMITS,
+    Cause,
+    again,
+    check_again,
+    look_again,
+    percent,
+    reward_check,
+    sft_first,
+)
 from vlmrl.check.diagnose_prompts import OPEN_TAG, ROLE_MARK, TURN_END, answer_of
 from vlmrl.check.diagnose_scores import FIELD, agrees
 from vlmrl.errors import StoreError
@@ -96,6 +108,14 @@ def by_text(x):
     return {"format": float("<answer>" in x.response), "answer": float(answer_of(x.response) == x.truth["answer"])}
 
 
+def weighted(**weights) -> RewardSpec:
+    return replace(load_reward("taxonomy", args={"levels": LEVELS}), weights=weights)
+
+
+def collapsing(step):
+    return {"reward/mean": 0.6 * 0.3**step}
+
+
 def growing(step):
     return {"policy/entropy": 0.8 * 0.3**step, "rollout/dead_group_share": min(1.0, 0.2 + 0.2 * step)}
 
@@ -144,6 +164,24 @@ FAULTS = {
     "validation_is_training": plan(validated_rows=[f"{s}-{i:016x}" for s in (0, 1) for i in range(6)]),
     "failing_reward": plan(spec=user_reward(lambda x: {}["no such part"])),
     "constant_truth": plan(truth=lambda rng: {"same": True, "distance": 0, "loop": ["no", "no"], "digit": ["1", "1"]}),
+    "stop_string": plan(
+        settings=['rollout.stop=["</think>"]'], respond=lambda truth, rng: mixed(truth, rng).split("<answer>")[0]
+    ),
+    "unpaid": plan(spec=weighted(format=0.2, answer=0.0, loop=0.4, digit=0.4)),
+    "unpaid but punished": plan(spec=weighted(answer=-1.0)),
+    "few_pixels": plan(settings=["model.max_pixels=784", "model.min_pixels=784"], pixels=(640, 480)),
+    "kl_large": plan(settings=["algo.kl_coef=100.0"], metrics=lambda step: {"policy/kl_coef": 100.0, "loss/kl": 0.02}),
+    "kl_large in the reward": plan(metrics=lambda step: {"policy/kl_coef": 2.0, "policy/kl_in_reward": 0.3}),
+    "entropy_coef": plan(settings=["algo.entropy_coef=3.0"], cut=lambda text: True, metrics=growing),
+    "entropy_coef below 0": plan(settings=["algo.entropy_coef=-0.001"]),
+    "overlong": plan(settings=["algo.overlong_tokens=39", "algo.overlong_penalty=20.0"]),
+    "weight_decay": plan(settings=["optim.weight_decay=900.0"], metrics=collapsing),
+    "clipped_gradient": plan(settings=["optim.max_grad_norm=1e-7"], validations=EQUAL),
+    "ratio_clipped": plan(settings=["algo.clip_low=1e-9"], metrics=lambda step: {"policy/clip_share": 0.45}),
+    "importance_masks": plan(metrics=lambda step: {"policy/importance_weight": 0.2}),
+    "failing_reward in the first step": plan(
+        error="reward `r.py:f` raised KeyError: 'x' (digits row digits-1 sample 0)", steps=0
+    ),
     "failed": plan(error="the gradient is not finite (inf) although the loss is; the weights were not changed"),
 }  # fmt: skip
 
@@ -161,6 +199,41 @@ def test_a_planted_fault_is_named_first_or_second(fault, tmp_path):
     assert fault.split()[0] in named[:2], named
     assert not found.healthy
     assert all(c.command.startswith("vlmrl ") and c.what for c in found.causes)
+
+
+def test_a_task_that_is_learned_is_healthy(tmp_path):
+    """Fewer texts a prompt and more dead groups are what learning looks like, when the reward rises."""
+    metrics = lambda step: {"reward/mean": 0.5 + 0.03 * step, "rollout/dead_group_share": min(0.95, 0.08 * step)}  # noqa: E731
+    drawn = iter(range(10**6))
+
+    def respond(truth, rng):
+        fresh = next(drawn) < 2 * 36  # the first two steps of 6 prompts x 6 samples
+        return mixed(truth, rng) if fresh else right(truth, random.Random(0))
+
+    learned = plan(steps=16, metrics=metrics, respond=respond)
+    found = look(make_run(tmp_path / "rises", learned))
+    assert found.healthy and "few_distinct" in [c.name for c in found.causes], [c.what for c in found.causes]
+    drawn = iter(range(10**6))
+    flat = replace(learned, metrics=lambda step: metrics(step) | {"reward/mean": 0.5})
+    assert not look(make_run(tmp_path / "does not", flat)).healthy
+
+
+def test_a_run_without_images_is_healthy_though_the_tower_learns_nothing(tmp_path):
+    blind = lambda step: {"optim/grad_norm/vision": 0.0}  # noqa: E731
+    found = look(make_run(tmp_path / "text", plan(metrics=blind, pixels=None)))
+    assert found.healthy and [(c.name, c.level) for c in found.causes] == [("no_images", "note")]
+    assert found.causes[0].what.endswith("no row has an image")
+    assert not look(make_run(tmp_path / "images", plan(metrics=blind))).healthy
+
+
+def test_responses_whose_reward_failed_are_in_no_mean(tmp_path):
+    def score(x):
+        if "x" in x.response:
+            raise ValueError("no x please")
+        return {"format": 1.0, "answer": 0.5}
+
+    found = look(make_run(tmp_path, plan(spec=user_reward(score), cut=lambda text: True)))
+    assert "failing_reward" in [c.name for c in found.causes] and "nan" not in str(found.as_dict())
 
 
 def test_a_healthy_run_is_called_healthy(tmp_path):
@@ -224,12 +297,14 @@ def test_what_a_cause_explains_stands_behind_it(tmp_path):
     found = look(make_run(tmp_path, FAULTS["cut_off"]))
     first, rest = found.causes[0], [c.name for c in found.causes[1:]]
     assert first.name == "cut_off" and "format_unmet" in first.follows and set(first.follows) <= set(rest)
-    assert first.command == "vlmrl try r.toml --set rollout.max_new_tokens=160", first.command
+    runs = f"--runs {tmp_path}/runs"  # not where runs are looked for from here
+    assert first.command == f"vlmrl try r.toml {runs} --set rollout.max_new_tokens=160", first.command
     assert any("repeat themselves" in line for line in first.evidence)
     assert first.rows[0]["where"].startswith("step 0, digits row digits-0-") and first.rows[0]["note"]
 
 
-def test_the_next_command_is_the_runs_own_with_the_setting_changed(tmp_path):
+def test_the_next_command_is_the_runs_own_with_the_setting_changed(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLMRL_RUNS", str(tmp_path / "runs"))
     facts = read_facts(make_run(tmp_path, plan(steps=1)))
     words = "vlmrl train r.toml --name ill --set optim.lr=1e-3 --gpus=2 --quiet --runs elsewhere --set train.steps=9"
     facts.run.manifest = replace(facts.manifest, argv=tuple(words.split()))
@@ -239,6 +314,24 @@ def test_the_next_command_is_the_runs_own_with_the_setting_changed(tmp_path):
     assert check_again(facts) == "vlmrl check --deep r.toml --set optim.lr=1e-3 --set train.steps=9"
     facts.run.manifest = replace(facts.manifest, argv=("vlmrl", "demo"))  # no command to repeat: its recipe is kept
     assert again(facts) == f"vlmrl train {facts.run.dir}/recipe.toml"
+    assert (facts.key, reward_check(facts)) == ("ill", "vlmrl reward-check ill")
+
+
+def test_the_next_command_runs_as_printed_in_another_folder_and_with_other_runs(tmp_path, monkeypatch):
+    (tmp_path / "a b").mkdir()
+    facts = read_facts(make_run(tmp_path / "a b", plan(steps=1)))
+    runs = shlex.quote(str(tmp_path / "a b" / "runs"))
+    here = shlex.quote(os.getcwd())
+    assert look_again(facts) == f"vlmrl try r.toml --runs {runs}"
+    assert reward_check(facts) == f"vlmrl reward-check {shlex.quote(str(facts.run.dir))}"
+    monkeypatch.chdir(tmp_path / "a b")  # where `runs` is the default, but the recipe was named from elsewhere
+    assert look_again(facts) == f"cd {here} && vlmrl try r.toml --runs {runs}"
+    assert sft_first(facts) == f"cd {here} && vlmrl sft r.toml --runs {runs} --set kind=sft"
+    assert reward_check(facts, "--probe") == "vlmrl reward-check ill --probe"
+    facts.run.manifest = replace(facts.manifest, cwd=str(tmp_path / "a b"))
+    assert look_again(facts) == "vlmrl try r.toml" and again(facts, "a=1") == "vlmrl train r.toml --set a=1"
+    facts.run.manifest = replace(facts.manifest, cwd=str(tmp_path / "gone"))
+    assert look_again(facts) == "vlmrl try r.toml"
 
 
 def test_causes_are_ranked_by_what_explains_them_then_level_then_weight():

@@ -282,6 +282,39 @@ def test_rewards_of_other_trainers_see_the_columns(tmp_path):
     assert found.sides[0][0].value == 3.0
 
 
+def test_a_reward_is_given_the_truth_the_prompt_and_the_group_under_the_tables_own_names(tmp_path):
+    """As in training, where every column is an argument: TRL's rewards name `solution`, `problem`, `uid`."""
+    trl = "def score(completions, solution, problem, uid, **kw): return [float(s['a']) for s in solution]\n"
+    row = {"response": "4", "solution": {"a": 4}, "problem": "2+2", "uid": "u", "score": 1.0, "step": 3}
+    _, found = scored(tmp_path, [row], trl)
+    assert found.sides[0][0].value == 4.0
+    ours = "def score(x): return float(sorted(x.columns) == ['problem', 'solution', 'uid'] and x.truth['a'] == 4)\n"
+    _, found = scored(tmp_path, [row], ours)
+    assert found.sides[0][0].value == 1.0
+
+
+def test_a_truth_in_braces_is_a_text_where_no_task_wants_fields(tmp_path):
+    rows = [{"response": "{1, 2}", "answer": "{1, 2}"}]
+    _, found = scored(tmp_path, rows, "def score(x): return float(x.response == x.truth['ground_truth'])\n")
+    assert found.sides[0][0].value == 1.0
+
+
+def test_rows_without_a_group_are_groups_of_their_own(tmp_path):
+    rows = [{"response": "4", "answer": "4", "uid": uid} for uid in ("a", None, "a", None)]
+    saved, found = scored(tmp_path, rows, "def score(x): return 1.0\n")
+    a, one, b, other = found.facts.groups_N.tolist()
+    assert a == b and len({a, one, other}) == 3 and saved.grouped
+    assert [found.facts.prompts[i] for i in range(4)] == ["a", None, "a", None]
+
+
+def test_csv_with_another_separator_is_told(tmp_path):
+    for mark, name in ((";", "semicolons"), ("\t", "tabs")):
+        (tmp_path / "a.csv").write_text(mark.join(("response", "answer")) + "\n" + mark.join("45") + "\n")
+        with pytest.raises(DataError, match="no column of responses") as error:
+            open_table(tmp_path / "a.csv")
+        assert error.value.hint == f"its cells are separated by {name}: save it with commas"
+
+
 def test_what_is_a_table(tmp_path):
     assert is_table(write(tmp_path / "a.jsonl", ROWS)) and is_table(write(tmp_path / "a.parquet", ROWS))
     assert is_table(tmp_path / "not-there.csv") and not is_table(tmp_path / "not-there.parquet")

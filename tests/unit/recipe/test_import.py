@@ -225,6 +225,36 @@ def test_a_launch_script_that_keeps_its_settings_in_arrays(tmp_path):
     assert [note.split("=")[0] for note in passed] == ["`ACTOR+", "`LAUNCH"]
 
 
+def test_a_variable_that_depends_on_a_condition_keeps_its_first_value_and_is_told(tmp_path):
+    """The first branch is the usual machine; the last one must not win without a word."""
+    script = """
+size=${SIZE:-}
+tp=1
+lr=1e-6
+case "$(device)" in
+    gpu)
+        size=${SIZE:-512}
+        ;;
+    npu)
+        size=${SIZE:-256}
+        tp=4
+        unused=3
+        ;;
+esac
+lr=2e-6
+python3 -m verl.trainer.main_ppo data.train_batch_size=$size actor_rollout_ref.actor.optim.lr=$lr \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=${tp}
+"""
+    (tmp_path / "run.sh").write_text(script)
+    foreign = read_foreign(tmp_path / "run.sh")
+    assert foreign.values["data.train_batch_size"] == 512
+    assert foreign.values["actor_rollout_ref.rollout.tensor_model_parallel_size"] == 1
+    assert foreign.values["actor_rollout_ref.actor.optim.lr"] == 2e-6  # outside of any condition the last one counts
+    told = [note for note in foreign.notes if "depends on a condition" in note]
+    assert told == [f"`{n}` depends on a condition: its first value `{v}` was taken" for n, v in
+                    (("size", "512"), ("tp", "1"))]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "script",
     [
@@ -286,6 +316,27 @@ def test_a_trl_configuration(tmp_path):
     assert (r.optim.schedule, r.algo.truncated, r.train.seed) == ("cosine", "mask", 42)
     assert {"reward_funcs", "reward_weights", "vllm_mode", "output_dir"} <= keys(report["left_out"])
     assert "rollout.prompts_per_step" in keys(report["changed"])
+
+
+def test_trls_supervised_configuration_is_a_supervised_recipe(tmp_path):
+    text = "model_name_or_path: a/b\ndataset_name: a/c\nlearning_rate: 4e-5\nper_device_train_batch_size: 4\n"
+    text += "gradient_accumulation_steps: 8\nnum_train_epochs: 3\npacking: true\nmax_length: 4096\n"
+    loaded, report = recipe_of(tmp_path, text, "sft.yaml", rows=1000, processes=2)
+    r = loaded.recipe
+    # 4 rows a device x 8 accumulated x 2 processes = 64 rows; 3 x 1000 / 64 = 46.9
+    assert (r.kind, r.train.rows_per_step, r.train.steps, r.optim.lr) == ("sft", 64, 46, 4e-5)
+    made = (tmp_path / "made.toml").read_text()
+    assert "[rollout]" not in made and "[algo]" not in made and "[reward]" not in made
+    assert {"max_length"} == keys(report["left_out"]) and "kind" in keys(report["changed"]) and not report["todo"]
+    loaded, _ = recipe_of(tmp_path, text + "num_generations: 4\n", "grpo.yaml")
+    assert loaded.recipe.kind == "rl"
+
+
+def test_what_trl_says_of_the_prompt_is_taken_over(tmp_path):
+    written = "{num_generations: 2, beta: 0.1, dataset_name: a/b, system_prompt: Think first., "
+    _, report = recipe_of(tmp_path, written + "dataset_prompt_column: problem}", "a.yaml")
+    found = {item["key"]: item["value"] for item in report["mapped"]}
+    assert (found["data.system"], found["data.columns"]) == ("Think first.", {"prompt": "problem"})
 
 
 def test_trl_arguments_as_json_and_as_flags_are_the_same(tmp_path):
@@ -546,11 +597,69 @@ def test_a_yaml_file_that_grows_when_it_is_read_is_refused(tmp_path):
 def test_nothing_of_a_file_is_run(tmp_path):
     touched = tmp_path / "touched"
     script = f"python3 -m verl.trainer.main worker.rollout.n=$(touch {touched}) data.train_files=`touch {touched}`\n"
-    for name, text in (("a.sh", script), ("a.yaml", f"!!python/object/apply:os.system ['touch {touched}']\n")):
-        (tmp_path / name).write_text(text)
-        with pytest.raises(VlmrlError):
-            import_recipe(tmp_path / name)
+    (tmp_path / "a.sh").write_text(script)
+    _, report = import_recipe(tmp_path / "a.sh")
+    assert any("is filled in by the shell" in note for note in report["notes"])
+    (tmp_path / "a.yaml").write_text(f"!!python/object/apply:os.system ['touch {touched}']\n")
+    with pytest.raises(VlmrlError):
+        import_recipe(tmp_path / "a.yaml")
     assert not touched.exists()
+
+
+def test_numbers_that_the_shell_would_fill_in_are_left_with_the_default_and_told(tmp_path):
+    words = "data.train_batch_size=${BATCH} actor_rollout_ref.actor.clip_ratio_low=$LOW data.train_files=$HOME/a.csv"
+    loaded, report = recipe_of(tmp_path, f"python3 -m verl.trainer.main_ppo {words}\n", "run.sh", rows=4096)
+    assert (loaded.recipe.rollout.prompts_per_step, loaded.recipe.algo.clip_low) == (1024, 0.2)  # verl's own
+    left = {item["key"]: item for item in report["left_out"]}
+    batch = left["data.train_batch_size"]
+    assert batch["value"] == "${BATCH}" and "1024 was taken" in batch["why"]
+    assert sum("is filled in elsewhere" in todo for todo in report["todo"]) == 2
+    assert loaded.recipe.data[0].path == "$HOME/a.csv"  # a path may be one; the notes tell it
+
+
+def test_asynchronous_verl_has_no_size_of_a_step(tmp_path):
+    words = "data.train_batch_size=0 async_training.require_batches=4 actor_rollout_ref.actor.ppo_mini_batch_size=32"
+    loaded, report = recipe_of(tmp_path, f"python3 -m verl.trainer.main_ppo {words}\n", "run.sh", rows=4096)
+    assert "asynchronous" in {i["key"]: i["why"] for i in report["left_out"]}["data.train_batch_size"]
+    assert loaded.recipe.rollout.prompts_per_step == 32 and any("prompts_per_step" in todo for todo in report["todo"])
+
+
+def test_the_lower_bound_of_easyr1s_cispo(tmp_path):
+    written = "worker: {actor: {loss_type: cispo, clip_ratio_low: 0, clip_ratio_high: 4}, rollout: {n: 4}}"
+    loaded, report = recipe_of(tmp_path, written, "a.yaml")
+    # there the ratio is clamped to [1 - 0, 1 + 4]
+    assert (loaded.recipe.algo.surrogate, loaded.recipe.algo.clip_high) == ("cispo", 4)
+    assert 0 < (loaded.recipe.algo.clip_low or 0) < 1e-5 and "algo.clip_low" in keys(report["changed"])
+
+
+@pytest.mark.parametrize(("written", "args"), [
+    ('{"weight":0.5,"names":["a","b"]}', {"weight": 0.5, "names": ["a", "b"]}),
+    ("{weight:0.5, strict:true}", {"weight": 0.5, "strict": True}),
+    ('{"inner":{"x":1}}', {"inner": {"x": 1}}),
+])  # fmt: skip
+def test_a_table_written_on_the_command_line(tmp_path, written, args):
+    words = f"worker.reward.reward_function=r.py:f worker.reward.reward_function_kwargs='{written}'"
+    loaded, report = recipe_of(tmp_path, f"python3 -m verl.trainer.main worker.rollout.n=4 {words}\n", "run.sh")
+    assert loaded.recipe.reward.args == args and not [k for k in keys(report["left_out"]) if "kwargs" in k]
+
+
+def test_braces_that_are_no_table_are_text(tmp_path):
+    for written in ("{", "{}", "{a}", "{a:[1}", '{"a":' * 3000 + "1" + "}" * 3000, "${a:b}"):
+        (tmp_path / "run.sh").write_text(f"python3 -m verl.trainer.main worker.rollout.n=4 data.seed='{written}'\n")
+        assert read_foreign(tmp_path / "run.sh").values["data.seed"] == written
+
+
+@pytest.mark.parametrize(("written", "value"), [
+    ("${data.max_prompt_length}", 77), ("${oc.select:data.max_prompt_length,5}", 77),
+    ("${oc.select:data.nothing,5}", 5), ("${oc.select:other.name}", 77),
+    ("${data.nothing}", "${data.nothing}"), ("${x.loop}", "${x.loop}"),
+])  # fmt: skip
+def test_references_of_hydra(tmp_path, written, value):
+    (tmp_path / "a.yaml").write_text(
+        f"actor_rollout_ref: {{rollout: {{prompt_length: '{written}'}}}}\ndata: {{max_prompt_length: 77}}\n"
+        "other: {name: '${data.max_prompt_length}'}\nx: {loop: '${x.loop}'}\n"
+    )
+    assert read_foreign(tmp_path / "a.yaml").values["actor_rollout_ref.rollout.prompt_length"] == value
 
 
 def test_a_script_that_grows_or_never_ends_is_read_in_a_moment(tmp_path):
