@@ -34,6 +34,8 @@ from vlmrl.types import RewardInput
 MAX_ROWS = 48
 MOST_HUNG = 3
 """After so many tricks on which the reward hung the others are not tried: each costs a time limit."""
+ASKED_FOR = {"relaxed": "never closed"}
+"""Argument of a built-in reward -> the trick that it allows in so many words."""
 BELIEFS = (0.1, 0.2, 0.3, 0.4)
 
 
@@ -82,7 +84,9 @@ def probe_reward(
     with Scorer(spec, weights, **(limits or {})) as scorer:
         attempts = Attempts(scorer, rows)
         honest = _honest(attempts, form)
-        tried, skipped = _all_tried(attempts, _attacks(rows, form, echo, honest))
+        allowed = [trick for name, trick in ASKED_FOR.items() if spec.pure and spec.args.get(name)]
+        attacks = [a for a in _attacks(rows, form, echo, honest) if a.name not in allowed]
+        tried, skipped = _all_tried(attempts, attacks)
         values = np.array([honest.informed.values_R, honest.wrong.values_R, *(t.values_R for t in tried)])
         low_R = np.where(np.isnan(values), math.inf, values).min(axis=0)
         results = [_right_against_wrong(honest, rows), *_judge_all(tried, honest, low_R, rows)]
