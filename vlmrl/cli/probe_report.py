@@ -39,7 +39,8 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
         out.print(told, style="bold red", markup=False)
     _show_behaviour(probes["behaviour"], out)
     if probes["flagged"]:
-        out.print(f"{probes['flagged']} findings: a model will find what pays", style="bold red")
+        findings = "1 finding" if probes["flagged"] == 1 else f"{probes['flagged']} findings"
+        out.print(f"{findings}: a model will find what pays", style="bold red")
     else:
         out.print("no trick pays, and the reward repeats itself", style="green")
 

@@ -230,6 +230,17 @@ def test_what_a_comparison_of_texts_does_not_see_is_named(tmp_path, right, found
     assert {name: told.get(name) for name in found} == found and (found or not told)
 
 
+@pytest.mark.parametrize("answer", ["e", "answer", "{x}", "1.5"])
+def test_no_answer_is_taken_for_a_piece_of_its_form(tmp_path, answer):
+    """A right answer that is a piece of `</answer>` is changed where it stands; one truth for all is no finding."""
+    spec = load_reward("exact_match", args={"require_tag": True})
+    rows = [RewardInput("", truth={"answer": answer}, columns={"id": i}) for i in range(3)]
+    report = probe_reward(spec, spec.weights, rows)
+    assert flagged(report) == set()
+    longer = next(p for p in report["probes"] if p["name"] == "longer at the front")
+    assert longer["example"].endswith(f"<answer>9{answer}</answer>")
+
+
 def test_a_reward_that_hangs_costs_a_few_time_limits_and_the_rest_is_said_to_be_left_out(tmp_path):
     source = """
     def reward(x):
