@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,13 @@ import numpy as np
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.types import RewardInput, Score
 
+STEADY = {
+    "deterministic": ("the same call twice", "no random numbers, no clock, no network, and nothing kept between calls"),
+    "order_free": ("the rows in reverse", "nothing kept from one row for the next"),
+    "alone": ("a row in a call of its own", "score each row by itself: the algorithm compares the samples of a group"),
+}
+"""What a sound reward does not notice, and what to do about one that gives another score then."""
+TO_KEEP_MEMORY = "keep nothing of a response in a global, a default argument or a cache without a limit"
 ROUNDS = 6
 ROUND_SECONDS = 2.0
 """A round that takes longer is the last."""
@@ -51,6 +58,23 @@ def behaviour(scorer: Scorer, inputs: Sequence[RewardInput]) -> dict[str, Any]:
         "leaks": growth is not None and growth > GROWTH_MIB and sizes[-1] > sizes[len(sizes) // 2],
         "rounds": len(sizes),
     }
+
+
+def troubles(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is wrong with a behaviour, in words, and what to do about it.
+
+    Args: found: of `behaviour`.
+    """
+    told = []
+    for key, (words, to_do) in STEADY.items():
+        if found[key] is not True:
+            pair = (found[key]["first"], found[key]["then"])
+            before, after = (x if isinstance(x, str) else f"{x:.10g}" for x in pair)
+            told.append((f"{words} gives another score: {before} -> {after}", to_do))
+    if found["leaks"]:
+        grown = f"memory grows by {found['memory_mib']:.0f} MiB over {found['rounds']} rounds"
+        told.append((grown, TO_KEEP_MEMORY))
+    return told
 
 
 def milliseconds(seconds: Sequence[float]) -> dict[str, float]:

@@ -78,15 +78,14 @@ def every_name(form: AnswerForm, rows: Sequence[RewardInput]) -> list[Attack]:
     ]
 
 
-def text_misses(informed: Make, right: Callable[[RewardInput], str]) -> list[Attack]:
-    """For text answers. Args: informed: writes the right answer in the form that pays; right: the right answer."""
+def text_misses(form: str, right: Callable[[RewardInput], str]) -> list[Attack]:
+    """For text answers. Args: form: how an answer is given, with `{}` for it; right: the right answer of a row."""
 
     def miss(name: str, idea: str, change: Callable[[str], str | None]) -> Attack:
         def make(x: RewardInput) -> str | None:
-            said, wanted = informed(x) or "", right(x)
-            place = said.rfind(wanted)
-            changed = change(wanted) if wanted and place >= 0 else None
-            return None if changed is None else said[:place] + changed + said[place + len(wanted) :]
+            wanted = right(x)
+            changed = change(wanted) if wanted else None
+            return None if changed is None else form.format(changed)
 
         return Attack(name, idea, "miss", make)
 

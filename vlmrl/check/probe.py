@@ -34,6 +34,8 @@ from vlmrl.types import RewardInput
 MAX_ROWS = 48
 MOST_HUNG = 3
 """After so many tricks on which the reward hung the others are not tried: each costs a time limit."""
+ASKED_FOR = {"relaxed": "never closed"}
+"""Argument of a built-in reward -> the trick that it allows in so many words."""
 BELIEFS = (0.1, 0.2, 0.3, 0.4)
 
 
@@ -82,7 +84,9 @@ def probe_reward(
     with Scorer(spec, weights, **(limits or {})) as scorer:
         attempts = Attempts(scorer, rows)
         honest = _honest(attempts, form)
-        tried, skipped = _all_tried(attempts, _attacks(rows, form, echo, honest))
+        allowed = [trick for name, trick in ASKED_FOR.items() if spec.pure and spec.args.get(name)]
+        attacks = [a for a in _attacks(rows, form, echo, honest) if a.name not in allowed]
+        tried, skipped = _all_tried(attempts, attacks)
         values = np.array([honest.informed.values_R, honest.wrong.values_R, *(t.values_R for t in tried)])
         low_R = np.where(np.isnan(values), math.inf, values).min(axis=0)
         results = [_right_against_wrong(honest, rows), *_judge_all(tried, honest, low_R, rows)]
@@ -115,7 +119,7 @@ def probe_reward(
 
 def _attacks(rows: Sequence[RewardInput], form: AnswerForm | None, echo: str, honest: Honest) -> list[Attack]:
     if form is None:
-        return text_attacks(rows, honest.informed.attack.make)
+        return text_attacks(rows, honest.form)
     return [*pair_attacks(form, rows, echo), *name_misses(form), *every_name(form, rows)]
 
 
@@ -131,14 +135,18 @@ def _all_tried(attempts: Attempts, attacks: Sequence[Attack]) -> tuple[list[Trie
 
 def _honest(attempts: Attempts, form: AnswerForm | None) -> Honest:
     """Honest play. Raises: RewardError when the reward fails on every honest answer."""
-    informed, wrong, guesses = _pair_play(attempts.rows, form) if form is not None else _text_play(attempts)
+    forms = _text_forms(attempts) if form is None else [""]
+    informed, wrong, guesses = (
+        _pair_play(attempts.rows, form) if form is not None else _text_play(answers(attempts.rows), forms)
+    )
     tried = [attempts.on(guess) for guess in guesses]
     earned = {t.attack.name: mean for t in tried if (mean := t.mean) is not None}
     if not earned:
         attempts.on(guesses[0], strict=True)
         raise RewardError("the reward fails on every honest answer")
     best = max(earned, key=lambda name: earned[name])
-    return Honest(attempts.on(informed), attempts.on(wrong), next(t for t in tried if t.attack.name == best), earned)
+    uninformed = next(t for t in tried if t.attack.name == best)
+    return Honest(attempts.on(informed), attempts.on(wrong), uninformed, earned, forms[0])
 
 
 def _pair_play(rows: Sequence[RewardInput], form: AnswerForm) -> tuple[Attack, Attack, list[Attack]]:
@@ -157,17 +165,21 @@ def _pair_play(rows: Sequence[RewardInput], form: AnswerForm) -> tuple[Attack, A
     return informed, wrong, guesses
 
 
-def _text_play(attempts: Attempts) -> tuple[Attack, Attack, list[Attack]]:
+def _text_forms(attempts: Attempts) -> list[str]:
+    """The forms in which a right answer may be given, the one that pays best first; those that hang left out."""
     known = answers(attempts.rows)
     told = {form: attempts.on(_in_form(form, known, right=True)) for form in FORMS}
     forms = [form for form in FORMS if HUNG not in told[form].error] or list(FORMS)
-    best = max(forms, key=lambda form: told[form].mean or -math.inf)
+    return sorted(forms, key=lambda form: -(told[form].mean or -math.inf))
+
+
+def _text_play(known: Sequence[str], forms: Sequence[str]) -> tuple[Attack, Attack, list[Attack]]:
     guesses = [
         Attack(f"always {(text := form.format(guess))[:60]}", "the same well-formed guess", "guess", says(text))
         for guess in known[:5] or ["I do not know."]
         for form in forms
     ]
-    return _in_form(best, known, right=True), _in_form(best, known, right=False), guesses
+    return _in_form(forms[0], known, right=True), _in_form(forms[0], known, right=False), guesses
 
 
 def _in_form(form: str, known: Sequence[str], *, right: bool) -> Attack:
@@ -180,7 +192,7 @@ def _in_form(form: str, known: Sequence[str], *, right: bool) -> Attack:
 def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput]) -> ProbeResult:
     """Whether knowing pays at all. Where all rows have one truth, a constant may be as good."""
     informed, wrong, blind = (t.mean or 0.0 for t in (honest.informed, honest.wrong, honest.uninformed))
-    vary = any(x.truth != rows[0].truth or x.columns != rows[0].columns for x in rows)
+    vary = len({x.truth.get("same", right_text(x)) for x in rows}) > 1
     against = f"a wrong one earns {wrong:.3g}, `{honest.uninformed.attack.name}` {blind:.3g}"
     verdict = "blind" if informed <= max(wrong, blind if vary else wrong) + EPSILON else ""
     return replace(

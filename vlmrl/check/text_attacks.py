@@ -47,8 +47,8 @@ def wrong_text(x: RewardInput, known: Sequence[str]) -> str:
     return next((a for a in known if a != right_text(x)), right_text(x) + "0")
 
 
-def text_attacks(rows: Sequence[RewardInput], informed: Make) -> list[Attack]:
-    """All of them, for rows with text answers. `informed`: writes the right answer in the form that pays."""
+def text_attacks(rows: Sequence[RewardInput], form: str) -> list[Attack]:
+    """All of them, for rows with text answers. `form`: the one that pays, such as FORMS[0]."""
     known = answers(rows)
     every = " ".join(known)
     numbers = " ".join(str(n) for n in range(200))
@@ -67,7 +67,7 @@ def text_attacks(rows: Sequence[RewardInput], informed: Make) -> list[Attack]:
 
     found = [
         *void_attacks(""),
-        *text_misses(informed, right_text),
+        *text_misses(form, right_text),
         Attack("not a number", "the float that equals nothing", "guess", holds("nan")),
         Attack("infinite", "a number beyond all bounds", "guess", holds("1e999")),
         Attack("all numbers", "0 to 199", "guess", holds(numbers)),

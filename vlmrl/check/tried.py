@@ -91,12 +91,18 @@ class Tried:
 
 @dataclass(frozen=True)
 class Honest:
-    """Honest play on the rows: informed, wrong, and the best uninformed answer; `all`: what each of those earns."""
+    """Honest play on the rows: informed, wrong, and the best uninformed answer.
+
+    Args:
+        all: uninformed answer -> what it earns.
+        form: of text answers, the form that pays best, with `{}` for the answer.
+    """
 
     informed: Tried
     wrong: Tried
     uninformed: Tried
     all: Mapping[str, float]
+    form: str
 
 
 class Attempts:

@@ -11,17 +11,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TEXT_CHARS = 160
-STEADY = {
-    "deterministic": "the same call twice",
-    "order_free": "the rows in reverse",
-    "alone": "a row in a call of its own",
-}
-"""What a reward that is sound does not notice."""
-TO_STEADY = {
-    "deterministic": "no random numbers, no clock, no network, and nothing that is kept between calls",
-    "order_free": "nothing that is kept from one row for the next",
-    "alone": "score each row by itself: the algorithm compares the samples of a group",
-}
 
 
 def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
@@ -50,7 +39,8 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
         out.print(told, style="bold red", markup=False)
     _show_behaviour(probes["behaviour"], out)
     if probes["flagged"]:
-        out.print(f"{probes['flagged']} findings: a model will find what pays", style="bold red")
+        findings = "1 finding" if probes["flagged"] == 1 else f"{probes['flagged']} findings"
+        out.print(f"{findings}: a model will find what pays", style="bold red")
     else:
         out.print("no trick pays, and the reward repeats itself", style="green")
 
@@ -71,15 +61,11 @@ def _earned(p: Mapping[str, Any]) -> str:
 
 
 def _show_behaviour(found: Mapping[str, Any], out: Console) -> None:
-    for key, words in STEADY.items():
-        if found[key] is not True:
-            told = f"{found[key]['first']} -> {found[key]['then']}"
-            out.print(f"  {words} gives another score: {told}", style="bold red", markup=False)
-            out.print(f"    to do: {TO_STEADY[key]}", markup=False)
-    if found["leaks"]:
-        told = f"  memory grows by {found['memory_mib']:.0f} MiB over {found['rounds']} rounds"
-        out.print(told, style="bold red", markup=False)
-        out.print("    to do: keep nothing of a response in a global, a cache without a limit or a default argument")
+    from vlmrl.check.behaviour import troubles
+
+    for told, to_do in troubles(found):
+        out.print(f"  {clean(told)}", style="bold red", markup=False)
+        out.print(f"    to do: {to_do}", markup=False)
     ms = found["milliseconds"]
     out.print(
         f"  one response takes {ms['p50']:.3g} ms (p95 {ms['p95']:.3g}, p99 {ms['p99']:.3g}, at most {ms['max']:.3g}), "

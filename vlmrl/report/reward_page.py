@@ -1,5 +1,5 @@
 """The page of `vlmrl reward-check --html`: what a reward pays, and the responses that tell most about it with their
-images; of two rewards, those that they judge most differently.
+images; of two rewards, those that they judge most differently; where tricks were tried, what they earn.
 
 All that comes from a model or a dataset is escaped; images are inside the page, shrunk and within a budget.
 """
@@ -15,6 +15,7 @@ from vlmrl.check.response_table import TableReader
 from vlmrl.check.table_images import row_images
 from vlmrl.data.run_images import run_images
 from vlmrl.report.examples import Album, Picture, marked_text, visible
+from vlmrl.report.probes import probe_views
 from vlmrl.report.shell import render, write_page
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def render_reward_page(saved: Saved, checked: Checked) -> str:
         title=_title(report),
         report=report,
         diff=report["diff"],
+        probes=probe_views(report["probes"]),
         sections=sections,
         shared=album.shared(),
         left_out=album.left_out,

@@ -102,7 +102,8 @@ def _spread(shares: Mapping[str, float], parts: Parts, weights: Mapping[str, flo
     if not shares or (remaining == 0 and total != 0):
         raise RewardError(
             f"no part of the reward applies: {', '.join(sorted(parts)) or 'it returned no part'}",
-            hint="return a number for at least one weighted part, or leave the row out of the dataset",
+            hint="return a number for at least one weighted part (without a `return` a function gives None), or leave "
+            "the row out of the dataset",
         )
     missing = any(parts[name] is None for name in weights if name in parts)
     scale = total / remaining if missing and remaining else 1.0

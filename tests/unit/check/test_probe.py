@@ -55,6 +55,13 @@ def test_no_trick_pays_against_the_baseline_or_the_text_rewards():
         assert report["honest"]["uninformed"] == 0.5  # "7" for every row
 
 
+@pytest.mark.parametrize("name", ["taxonomy", "pair_answer"])
+def test_the_repair_that_was_asked_for_is_no_finding(name):
+    spec = load_reward(name, args={"relaxed": True, **({"levels": LEVELS} if name == "taxonomy" else {})})
+    report = probe_reward(spec, spec.weights, PAIR_ROWS, form=FORM if name == "taxonomy" else BASELINE)
+    assert flagged(report) == set() and "never closed" not in {p["name"] for p in report["probes"]}
+
+
 def test_without_the_gate_and_with_most_weight_on_names_a_contradiction_pays():
     weights = {"format": 0.1, "answer": 0.1, "loop": 0.4, "digit": 0.4}  # TaxonRL's ablation of 80%
     for rule, found in (("off", {"contradiction"}), ("gate", set())):
@@ -114,7 +121,7 @@ def test_taxonrl_as_published_is_full_of_holes(tmp_path):
             levels.append(names == x.truth[level])
         return 0.4 * answer + 0.2 * form + 0.4 * sum(levels) / 2
     """
-    report = probe_reward(load(tmp_path, source), {}, PAIR_ROWS, form=FORM)
+    report = probe_reward(load(tmp_path, source), {}, PAIR_ROWS, form=FORM, limits={"timeout_seconds": 2.0})
     assert {
         "names outside",
         "wrong, then right",
@@ -221,6 +228,17 @@ def test_what_a_comparison_of_texts_does_not_see_is_named(tmp_path, right, found
     report = probe_reward(load(tmp_path, source.replace("RIGHT", right)), {}, TEXT_ROWS)
     told = {p["name"]: p["verdict"] for p in report["probes"] if p["flagged"]}
     assert {name: told.get(name) for name in found} == found and (found or not told)
+
+
+@pytest.mark.parametrize("answer", ["e", "answer", "{x}", "1.5"])
+def test_no_answer_is_taken_for_a_piece_of_its_form(tmp_path, answer):
+    """A right answer that is a piece of `</answer>` is changed where it stands; one truth for all is no finding."""
+    spec = load_reward("exact_match", args={"require_tag": True})
+    rows = [RewardInput("", truth={"answer": answer}, columns={"id": i}) for i in range(3)]
+    report = probe_reward(spec, spec.weights, rows)
+    assert flagged(report) == set()
+    longer = next(p for p in report["probes"] if p["name"] == "longer at the front")
+    assert longer["example"].endswith(f"<answer>9{answer}</answer>")
 
 
 def test_a_reward_that_hangs_costs_a_few_time_limits_and_the_rest_is_said_to_be_left_out(tmp_path):

@@ -204,3 +204,40 @@ def test_a_page_of_a_run_shows_wrong_and_paid_beside_right_and_unpaid(tmp_path):
     assert re.findall("<h2>(.*?)</h2>", page) == ["All responses", "Wrong, yet paid most", "Right, yet paid least"]
     assert "0 of 25 wrong answers earn more" in page and "15 of 23 right answers earn less" in page
     assert page.count("<article") == 15 and "contradicts the names" in page
+
+
+LEAKY = """
+import random
+
+def score(x):
+    if "nan" in x.response:
+        raise ValueError("<img src=x>")
+    return float("Pica" in x.response) + random.random() / 1e6
+"""
+
+
+def probed_page(tmp_path, reward):
+    table = tmp_path / "rows.jsonl"
+    names = [("Corvus", "Pica"), ("Pica", "Pica")]
+    truths = [{"same": a == b, "order": ["P", "P"], "family": ["C", "C"], "genus": [a, b]} for a, b in names]
+    table.write_text("".join(json.dumps({"response": "x", "ground_truth": t}) + "\n" for t in truths))
+    saved = open_table(table, task="bird")
+    return render_reward_page(saved, check_rewards(saved, RewardQuestion(reward=reward, probe=True)))
+
+
+def test_the_page_shows_what_tricks_earn_and_what_to_do(tmp_path):
+    (tmp_path / "leaky.py").write_text(LEAKY)
+    page = probed_page(tmp_path, f"{tmp_path}/leaky.py:score")
+    assert "<h2>Tricks tried</h2>" in page and "findings: a model will find what pays" in page
+    assert "breaks: makes the reward fail" in page and "&lt;img src=x&gt;" in page and "<img src=x>" not in page
+    assert "blind: pays a wrong answer like the right one" in page and "To do: compare the whole answer" in page
+    assert "the same call twice gives another score: " in page and "To do: no random numbers" in page
+    findings = page.count('<div class="trick">')
+    assert findings > 10 and page.count("<pre>") >= findings
+
+
+def test_the_page_of_a_sound_reward_says_so_and_one_without_a_probe_says_nothing(tmp_path, saved):
+    page = probed_page(tmp_path, None)
+    assert "No trick pays, and the reward repeats itself." in page and '<div class="trick">' not in page
+    assert "Nothing found: " in page
+    assert "Tricks tried" not in render_reward_page(saved, checked(saved, tmp_path))
