@@ -88,7 +88,8 @@ def doctor(
 
     Example: vlmrl data doctor data/fungi --max-prompt-tokens 2048
     """
-    from vlmrl.cli.prep import progress, show_doctor
+    from vlmrl.cli.prep import show_doctor
+    from vlmrl.cli.progress import PartCounter
     from vlmrl.data.dataset import open_dataset
     from vlmrl.data.visit import visit
     from vlmrl.recipe.schema import Data
@@ -97,7 +98,8 @@ def doctor(
 
     opened = open_dataset(Data(path=dataset))
     made = make_task(task or getattr(opened, "task", "table"), opened.info)
-    report = visit(opened, prompt_tokens(made), max_prompt_tokens=max_prompt_tokens, workers=workers, progress=progress)
+    tokens, told = prompt_tokens(made), PartCounter()
+    report = visit(opened, tokens, max_prompt_tokens=max_prompt_tokens, workers=workers, progress=told)
     show_doctor(report)
     emit({"path": opened.path, "fingerprint": opened.fingerprint, "doctor": report}, as_json)
 

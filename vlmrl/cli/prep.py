@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -162,19 +161,10 @@ def _ends_in_order() -> Iterator[None]:
 
 
 def _limits(max_prompt_tokens: int | None, on_overlong: str, workers: int | None) -> Limits:
+    from vlmrl.cli.progress import PartCounter
     from vlmrl.tasks.assemble import parse_limits
 
-    return parse_limits(max_prompt_tokens, on_overlong, workers, progress)
-
-
-def progress(what: str, done: int, total: int) -> None:
-    """A counter in a terminal; elsewhere one line when a long stage ends."""
-    if sys.stderr.isatty():
-        print(
-            f"\r\033[K{what}: {done} of {total} parts", end="\n" if done == total else "", file=sys.stderr, flush=True
-        )
-    elif done == total and total > 1:
-        print(f"{what}: {total} parts", file=sys.stderr, flush=True)
+    return parse_limits(max_prompt_tokens, on_overlong, workers, PartCounter())
 
 
 def _show(made: Prepared, as_json: bool) -> None:
@@ -191,9 +181,9 @@ def _show(made: Prepared, as_json: bool) -> None:
     for column in columns:
         table.add_column(column, justify="left" if column == "split" else "right")
     for split, fields in info["splits"].items():
-        distances = "  ".join(f"{d}: {n}" for d, n in fields["by_distance"].items())
-        cells = {**fields, "split": split, "by distance": distances}
-        table.add_row(*(Text(harmless(str(cells[column]))) for column in columns))
+        cells = {key: f"{fields[key]:,}" for key in ("rows", "same", "images")}
+        cells |= {"split": split, "by distance": "  ".join(f"{d}: {n:,}" for d, n in fields["by_distance"].items())}
+        table.add_row(*(Text(harmless(cells[column])) for column in columns))
     console().print(table)
     show_doctor(info["doctor"])
     reports = [(split, report) for split, fields in info["splits"].items() for report in fields.get("reports", ())]

@@ -1,16 +1,17 @@
-"""What a person sees while a run trains: one line a step, validations, and a rollout now and then. On stderr."""
+"""What a person sees while a run trains (a line a step, validations, some rollouts) or data is made. On stderr."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vlmrl.types import Group
 
 WIDTH = 160
 MAX_TEXT = 400
+MINUTE = 60.0
 
 
 class ConsoleWatcher:
@@ -64,6 +65,34 @@ class ConsoleWatcher:
         self._counter = ""
         self.stream.write(f"{clear}{text}\n")
         self.stream.flush()
+
+
+class PartCounter:
+    """Told of the parts of long work (data/parts.py): a counter in a terminal; elsewhere a line a minute, and one when
+    a stage of several parts ends.
+    """
+
+    def __init__(self, stream: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream or sys.stderr, clock
+        self._live = self._stream.isatty()
+        self._what, self._done, self._first, self._begun, self._told = "", 0, 0, 0.0, 0.0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = self._clock()
+        if what != self._what or done < self._done:
+            self._what, self._first, self._begun, self._told = what, done, now, now
+        self._done = done
+        line = f"{what}: {done:,} of {total:,} parts"
+        if self._first < done < total:
+            line += f", {duration((now - self._begun) / (done - self._first) * (total - done))} left"
+        if self._live:
+            self._stream.write(f"\r\033[K{line}" + ("\n" if done == total else ""))
+        elif done == total and total > 1:
+            self._stream.write(f"{what}: {total:,} parts\n")
+        elif done < total and now - self._told >= MINUTE:
+            self._told = now
+            self._stream.write(line + "\n")
+        self._stream.flush()
 
 
 def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
