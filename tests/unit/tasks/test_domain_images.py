@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pair_tables import photo
+from pair_tables import photo, write_parquet
 
 from vlmrl.data.dataset import open_dataset
 from vlmrl.errors import DataError
@@ -191,6 +191,35 @@ def test_species_of_seven_images_each_fill_three_splits(tmp_path: Path) -> None:
     # of 7: 2 (of 1.05) to validation, 2 (of 1.4) to test, 3 are left; 8 species, one same pair of two images
     assert {s: f["images"] for s, f in made.info["splits"].items()} == {"train": 24, "validation": 16, "test": 16}
     assert made.info["splits"]["validation"]["same"] == 5 and made.info["splits"]["test"]["same"] == 8
+
+
+def test_splits_may_be_spelt_otherwise_and_unknown_ones_are_told(tmp_path: Path) -> None:
+    rows = fungi_table(tmp_path, 24)
+    for i, row in enumerate(rows):
+        row["split"] = ("Training", "VAL ", "testing", "holdout")[i % 4]
+    source = write_csv(tmp_path / "meta.csv", rows)
+    with pytest.raises(DataError, match=r"meta\.csv:5: the split 'holdout' is none of train, validation, test"):
+        prepare(tmp_path / "out", "fungi", source)
+    made = prepare(tmp_path / "out", "fungi", source, max_bad=0.25)
+    images = {split: fields["images"] for split, fields in made.info["splits"].items()}
+    assert images == {"train": 48, "validation": 48, "test": 48}
+
+
+def test_images_within_a_table_of_labelled_images_are_told(tmp_path: Path) -> None:
+    rows = [{"image": {"bytes": photo(i), "path": f"{i}.jpg"}, "individual": f"id{i % 4}"} for i in range(8)]
+    with pytest.raises(DataError, match="train row 0: the image is in the table itself, which must give its path"):
+        prepare(tmp_path / "out", "whale", write_parquet(tmp_path / "t.parquet", rows))
+
+
+def test_levels_read_a_folder_of_images_by_its_folders_whatever_tables_are_in_it(tmp_path: Path) -> None:
+    source = individuals(tmp_path / "in", "whale")
+    (source / "notes.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match="no column `images`; the table has: a, b") as caught:
+        prepare(tmp_path / "out", "whale", source)
+    assert "has image_path, individual; --levels reads a folder's images" in str(caught.value.hint)
+    assert prepare(tmp_path / "out", "whale", source, levels=["individual"]).info["counts"]["classes"] == 20
+    with pytest.raises(DataError, match=r"--levels says what folders are, and .*notes\.csv is a table"):
+        prepare(tmp_path / "out", "whale", source / "notes.csv", levels=["individual"])
 
 
 def test_too_few_individuals_for_the_splits_are_told(tmp_path: Path) -> None:
