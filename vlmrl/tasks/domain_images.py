@@ -46,6 +46,7 @@ class Specimens:
         dropped: images that were left out, each {"origin", "reason"}.
         split_of: origin -> split, where the source says so.
         pairs: split -> pairs, where the source has pairs; None = they are to be drawn.
+        lost: pairs of the source that were left out, each {"origin", "reason"}.
         source: what dataset.json says of it.
     """
 
@@ -54,6 +55,7 @@ class Specimens:
     dropped: list[dict[str, Any]]
     split_of: dict[str, str] = field(default_factory=dict)
     pairs: dict[str, list[Pair]] | None = None
+    lost: list[dict[str, Any]] = field(default_factory=list)
     source: dict[str, Any] = field(default_factory=dict)
 
 

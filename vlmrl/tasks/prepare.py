@@ -184,9 +184,8 @@ def _write(
         )
     counts = {"images": len(found.images), "classes": len({image.labels for image in found.images})}
     info = {"counts": counts, "splits": {split: {"reports": []} for split in found.pairs}}
-    return write_pairs(
-        build, plan, task, found.pairs, found.files, info, dropped=found.dropped, force=force, limits=limits
-    )
+    dropped = [*found.dropped, *found.lost]
+    return write_pairs(build, plan, task, found.pairs, found.files, info, dropped=dropped, force=force, limits=limits)
 
 
 def published(domain: Domain) -> str:
