@@ -181,9 +181,8 @@ def _show(made: Prepared, as_json: bool) -> None:
     for column in columns:
         table.add_column(column, justify="left" if column == "split" else "right")
     for split, fields in info["splits"].items():
-        distances = "  ".join(f"{d}: {n:,}" for d, n in fields["by_distance"].items())
         cells = {key: f"{fields[key]:,}" for key in ("rows", "same", "images")}
-        cells |= {"split": split, "by distance": distances}
+        cells |= {"split": split, "by distance": "  ".join(f"{d}: {n:,}" for d, n in fields["by_distance"].items())}
         table.add_row(*(Text(harmless(cells[column])) for column in columns))
     console().print(table)
     show_doctor(info["doctor"])

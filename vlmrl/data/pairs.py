@@ -96,7 +96,7 @@ def build_pairs(
         lacking = "same-class" if same_room == 0 else "different-class"
         raise DataError(
             f"no {lacking} pair can be made from {len(images)} images; classes with two or more: {len(classes)}",
-            hint="check the levels, and that classes have several images in each split",
+            hint="check the levels, and that classes have several images in each split (7 images fill three splits)",
         )
     if half < (num_pairs + 1) // 2:
         reports.append({"reason": "fewer pairs than asked", "wanted": num_pairs, "made": 2 * half})

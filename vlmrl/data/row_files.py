@@ -14,7 +14,7 @@ from typing import Any, Literal
 from vlmrl.data.columns import plain
 from vlmrl.data.dataset import INFO_FILE
 from vlmrl.data.parts import write_lines
-from vlmrl.data.tables import in_order, is_saved, load_hub, load_saved, open_files, splits_of, table_files
+from vlmrl.data.tables import RawTable, in_order, is_saved, load_hub, load_saved, open_files, splits_of, table_files
 from vlmrl.errors import DataError
 
 PIECE_ROWS = 128
@@ -257,11 +257,18 @@ def _text_pieces(split: str, files: Sequence[Path], work: Path) -> tuple[list[Pi
     for first in range(0, len(table), PIECE_ROWS):
         indices = range(first, min(first + PIECE_ROWS, len(table)))
         path = work / f"{split}-{first // PIECE_ROWS:05d}.text"
-        write_lines(path, [plain(table.row(index)) for index in indices])
+        write_lines(path, [_plain_row(table, index) for index in indices])
         numbers = [table.where(index).rpartition(":")[2] for index in indices]
         lines = tuple(int(number) for number in numbers) if all(n.isdigit() for n in numbers) else ()
         pieces.append(Piece(split, first, len(indices), "text", str(path), numbers=lines))
     return pieces, list(table.columns)
+
+
+def _plain_row(table: RawTable, index: int) -> dict[str, Any]:
+    try:
+        return plain(table.row(index))
+    except DataError as error:
+        raise DataError(error.message, where=table.where(index)) from error
 
 
 def _of_dataset(split: str, part: Any, work: Path) -> tuple[list[Piece], list[str]]:

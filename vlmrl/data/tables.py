@@ -19,7 +19,7 @@ SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 IN_MEMORY_BYTES = 1 << 30
 """Parquet of more than this is unpacked once into a memory-mapped file in the cache folder: random access to rows of
 compressed row groups would read a whole group each time."""
-_SPLIT_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
+SPLIT_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
                 "val": "validation", "dev": "validation", "test": "test", "testing": "test"}  # fmt: skip
 
 
@@ -147,8 +147,8 @@ def _split_of(file: Path, root: Path) -> str:
     """
     for part in (file.name, *reversed(file.relative_to(root).parts[:-1])):
         for word in re.findall(r"[A-Za-z]+", part):
-            if word.lower() in _SPLIT_NAMES:
-                return _SPLIT_NAMES[word.lower()]
+            if word.lower() in SPLIT_NAMES:
+                return SPLIT_NAMES[word.lower()]
     return "train"
 
 
@@ -221,6 +221,10 @@ def _read_csv(path: Path) -> RawTable:
     try:
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         header = next(reader, [])
+        if len(header) == 1 and (other := set(";\t|") & set(header[0])):
+            raise DataError(
+                f"the header is one cell with {other.pop()!r} in it", where=f"{path}:1", hint="put commas between cells"
+            )
         if len(set(header)) < len(header) or not all(name.strip() for name in header):
             raise DataError("the header has an empty or repeated column name", where=f"{path}:1")
         rows, lines, start = [], [], 2

@@ -22,6 +22,7 @@ two labels `a; b`; or two labels `Image1=a; Image2=b`."""
 BASELINE = "baseline"
 MAIN = "im"
 """Name of any task's main intermediate variant, besides the variant's own."""
+INDIVIDUAL = "individual"
 RANKS = ("order", "family", "genus", "species")
 """Fields that are levels of a hierarchy where the question is about the species; coarse to fine."""
 
@@ -129,6 +130,11 @@ class Domain:
             if variant.name == wanted:
                 return variant
         raise KeyError(name)
+
+
+def classes_of(domain: Domain) -> tuple[str, ...]:
+    """What two images have to have in common to be the same, coarse to fine: all ranks, or the individual."""
+    return domain.ranks or (INDIVIDUAL,)
 
 
 def known_fields(domain: Domain, truths: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -16,15 +16,15 @@ from vlmrl.data.pairs import Pair
 from vlmrl.data.row_files import RowFiles, read_piece
 from vlmrl.data.scan import Files, scan_files
 from vlmrl.data.splits import LabelledImage
+from vlmrl.data.tables import SPLIT_NAMES
 from vlmrl.errors import DataError
 from vlmrl.rewards.layouts import LAYOUTS, UNKNOWN
 from vlmrl.rewards.parse import normalise_name
 from vlmrl.tasks.assemble import Limits, is_few, leave_out
-from vlmrl.tasks.domain import Domain
+from vlmrl.tasks.domain import INDIVIDUAL, Domain, classes_of
 from vlmrl.tasks.domain_rows import complete_truth
 from vlmrl.tasks.domains import DOMAINS
 
-INDIVIDUAL = "individual"
 SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "image": ("image", "imagepath", "path", "filepath", "file", "filename"),
     INDIVIDUAL: ("individual", "individualid", "individualname", "identity", "person", "name", "id"),
@@ -34,7 +34,6 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "type": ("type", "class"),
 }
 """Names of a table's columns, small letters without blanks, - and _."""
-SPLIT_NAMES = {"training": "train", "val": "validation", "valid": "validation", "dev": "validation"}
 
 
 @dataclass
@@ -47,6 +46,7 @@ class Specimens:
         dropped: images that were left out, each {"origin", "reason"}.
         split_of: origin -> split, where the source says so.
         pairs: split -> pairs, where the source has pairs; None = they are to be drawn.
+        lost: pairs of the source that were left out, each {"origin", "reason"}.
         source: what dataset.json says of it.
     """
 
@@ -55,12 +55,8 @@ class Specimens:
     dropped: list[dict[str, Any]]
     split_of: dict[str, str] = field(default_factory=dict)
     pairs: dict[str, list[Pair]] | None = None
+    lost: list[dict[str, Any]] = field(default_factory=list)
     source: dict[str, Any] = field(default_factory=dict)
-
-
-def classes_of(domain: Domain) -> tuple[str, ...]:
-    """What two images have to have in common to be the same, coarse to fine: all ranks, or the individual."""
-    return domain.ranks or (INDIVIDUAL,)
 
 
 def specimen(domain: Domain, image: LabelledImage, labels: Mapping[str, str]) -> LabelledImage:
@@ -171,17 +167,20 @@ def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits:
     for piece in table.pieces:
         for number, row in enumerate(read_piece(piece, list(columns.values()))):
             path = row.get(columns["image"])
+            inside = isinstance(path, bytes) or (isinstance(path, Mapping) and path.get("bytes") is not None)
             path = path.get("path") if isinstance(path, Mapping) else path
             try:
+                if inside:
+                    raise DataError("the image is in the table itself, which must give its path instead")
                 if not isinstance(path, str) or not path or path in rows:
                     raise DataError("no path" if not isinstance(path, str) or not path else f"{path} a second time")
+                split = _split(row.get(columns["split"])) if "split" in columns else piece.split
                 rows[path] = _names(domain, {name: row.get(columns[name]) for name in named})
             except DataError as error:
                 dropped.append({"origin": table.where(piece, number), "reason": error.message})
                 continue
             if "split" in columns or len(table.splits) > 1:
-                told = str(row.get(columns["split"]) or "") if "split" in columns else piece.split
-                split_of[path] = SPLIT_NAMES.get(told.lower(), told.lower())
+                split_of[path] = split
     if table.root is None:
         raise DataError("the paths of the table lead nowhere", hint="give --images-root", where=table.label)
     files, images = RootedFiles(table.root), []
@@ -208,6 +207,14 @@ def _columns(domain: Domain, columns: Sequence[str]) -> dict[str, str]:
         if spelt is not None and plain[spelt] not in found.values():
             found[role] = plain[spelt]
     return found
+
+
+def _split(value: Any) -> str:
+    """The split that a cell names; "" = none. Raises: DataError for a word that is no split."""
+    told = "" if value is None else str(value).strip()
+    if told.lower() not in ("", *SPLIT_NAMES):
+        raise DataError(f"the split {told!r} is none of train, validation, test")
+    return SPLIT_NAMES.get(told.lower(), "")
 
 
 def _names(domain: Domain, values: Mapping[str, Any]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from vlmrl.data.shards import Examined
 from vlmrl.errors import DataError
 from vlmrl.tasks import make_task
 from vlmrl.tasks.assemble import Assembly, Limits, Planned, Prepared, PromptLengths, assemble, is_few, leave_out
-from vlmrl.tasks.domain import Domain, known_fields
+from vlmrl.tasks.domain import Domain, classes_of, known_fields
 from vlmrl.tasks.domain_rows import Place, RowColumns, RowReader, ScanRows, checked_rows, find_columns
 from vlmrl.tasks.pairs.prep import count_pairs, pair_id
 from vlmrl.types import Media
@@ -87,7 +87,7 @@ def prepare_rows(out: Path, domain: Domain, plan: RowPlan, limits: Limits, *, fo
     located = locate_rows(plan.source, plan.images_root)
     with building(out, key=[domain.name, plan.name, str(plan.images_root), args, located.state]) as build:
         table = open_row_files(located, build.work)
-        columns = find_columns(table)
+        columns = find_columns(table, classes_of(domain))
         parts = [build.work / f"rows-{i:05d}.jsonl" for i in range(len(table.pieces))]
         scan = ScanRows(table, columns, domain.name)
         make_parts(scan, table.pieces, parts, workers=limits.workers, progress=limits.progress, what="reading rows")

@@ -49,8 +49,12 @@ class RowColumns:
         return [name for name in (self.images, self.problem, self.answer, self.composite) if name]
 
 
-def find_columns(table: RowFiles) -> RowColumns:
-    """The columns of a table, TaxonRL's names first. Raises: DataError when images or answers are missing."""
+def find_columns(table: RowFiles, classes: Sequence[str]) -> RowColumns:
+    """The columns of a table, TaxonRL's names first.
+
+    Args: classes: what a table of labelled images would have, for the message.
+    Raises: DataError when images or answers are missing.
+    """
     there = table.columns
     images = next((name for name in SPELLINGS["images"] if name in there), None)
     composite = "answer_im" if "answer_im" in there else None
@@ -59,7 +63,9 @@ def find_columns(table: RowFiles) -> RowColumns:
         missing = "`images`" if images is None else "`answer` or `answer_im`"
         raise DataError(
             f"no column {missing}; the table has: {', '.join(there)}", where=table.label,
-            hint="rows in TaxonRL's format have problem, images, answer and, with intermediate truth, answer_im",
+            hint="rows in TaxonRL's format have problem, images, answer and, with intermediate truth, answer_im; a"
+            f" table of labelled images has image_path, {', '.join(classes)}; --levels reads a folder's images by their"
+            " folders",
         )  # fmt: skip
     return RowColumns(images, "problem" if "problem" in there else None, answer, composite)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,15 @@ CUT_SHARE = 0.1
 
 @dataclass(frozen=True)
 class FacePair:
-    """Two paths, whether they show one person, and the fold that the list puts them in (None = it has none)."""
+    """Two paths, whether they show one person, the fold that the list puts them in (None = it has none), and where in
+    the list they are.
+    """
 
     first: str
     second: str
     same: bool
     fold: int | None
+    where: str = field(default="", compare=False)
 
 
 def find_pair_lists(source: Path) -> dict[str, Path]:
@@ -51,7 +54,7 @@ def parse_pairs(text: str, where: str) -> list[FacePair]:
     """The pairs of a list in LFW's form (`name i j`, `name i name j`, a first line with folds and pairs in each) or
     CPLFW's (two lines a pair: `file.jpg label`, label 0 = different).
 
-    Raises: DataError with the line that is neither.
+    Raises: DataError with the line that is neither, or when there are not as many pairs as the first line says.
     Example: "10 300" first; "Ann_Li 1 4" -> Ann_Li/Ann_Li_0001.jpg, Ann_Li/Ann_Li_0004.jpg, the same, fold 0.
     """
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
@@ -60,13 +63,17 @@ def parse_pairs(text: str, where: str) -> list[FacePair]:
     if CPLFW_LINE.fullmatch(lines[0][1]):
         return _cplfw(lines, where)
     per_fold = 0
-    if re.fullmatch(r"[0-9]+(\s+[0-9]+)?", lines[0][1]):
-        numbers = [int(word) for word in lines.pop(0)[1].split()]
-        per_fold = 2 * numbers[1] if len(numbers) == 2 else 0
+    if head := re.fullmatch(r"([0-9]+)(?:\s+([0-9]+))?", lines[0][1]):
+        lines.pop(0)
+        per_fold = 2 * int(head[2] or 0)
+        promised = 2 * int(head[1]) * int(head[2] or 1)
+        if len(lines) != promised:
+            told = f"the first line, {head[0]}, makes it {promised:,} pairs, and there are {len(lines):,}"
+            raise DataError(told, where=f"{where}:1", hint="get the whole list, or take the first line out")
     pairs = []
     for position, (number, line) in enumerate(lines):
         words = line.split("\t") if "\t" in line else line.split()
-        if len(words) not in (3, 4) or not all(word.isdecimal() for word in (words[1], words[-1])):
+        if len(words) not in (3, 4) or not all(word.isascii() and word.isdecimal() for word in (words[1], words[-1])):
             raise DataError(
                 f"{line!r:.80} is no pair", where=f"{where}:{number}", hint="`name 1 4` or `name 1 other 2`"
             )
@@ -74,7 +81,8 @@ def parse_pairs(text: str, where: str) -> list[FacePair]:
         first, second = (
             f"{name}/{name}_{int(index):04d}.jpg" for name, index in zip(names, (words[1], words[-1]), strict=True)
         )
-        pairs.append(FacePair(first, second, names[0] == names[1], position // per_fold if per_fold else None))
+        fold = position // per_fold if per_fold else None
+        pairs.append(FacePair(first, second, names[0] == names[1], fold, f"{where}:{number}"))
     return pairs
 
 
@@ -92,7 +100,7 @@ def _cplfw(lines: list[tuple[int, str]], where: str) -> list[FacePair]:
         (first, same), (second, again) = cells[position : position + 2]
         if same != again:
             raise DataError("the two lines of a pair have different labels", where=f"{where}:{lines[position][0]}")
-        pairs.append(FacePair(first, second, same, None))
+        pairs.append(FacePair(first, second, same, None, f"{where}:{lines[position][0]}"))
     return pairs
 
 
@@ -120,16 +128,47 @@ def read_face_pairs(lists: Mapping[str, Path], work: Path | None, limits: Limits
             dropped.append({"origin": path, "reason": seen})
         else:
             images[path] = LabelledImage(seen.media, (person_of(path),), path, seen)
-    sound = {
-        split: [pair for pair in found if pair.first in images and pair.second in images]
-        for split, found in pairs.items()
-    }
+    sound, lost = _sound_pairs(pairs, images)
     made = {
         split: [Pair(images[pair.first], images[pair.second], 0 if pair.same else 1) for pair in found]
         for split, found in _with_splits(sound).items()
     }
     told = {"name": folder.name, "lists": [path.name for path in lists.values()], "images": len(images)}
-    return Specimens(list(images.values()), files, dropped, pairs=made, source=told)
+    return Specimens(list(images.values()), files, dropped, pairs=made, lost=lost, source=told)
+
+
+def _sound_pairs(
+    pairs: Mapping[str, list[FacePair]], images: Mapping[str, LabelledImage]
+) -> tuple[dict[str, list[FacePair]], list[dict[str, Any]]]:
+    """The pairs of each list whose images are there and say one thing, each once; and the others, with the reason."""
+    content = {path: image.media.sha256 for path, image in images.items()}
+    keys = {
+        pair: tuple(sorted((content[pair.first], content[pair.second])))
+        for found in pairs.values()
+        for pair in found
+        if pair.first in content and pair.second in content
+    }
+    labels: dict[tuple[str, ...], set[bool]] = {}
+    for pair, key in keys.items():
+        labels.setdefault(key, {True} if key[0] == key[1] else set()).add(pair.same)
+    sound: dict[str, list[FacePair]] = {}
+    lost: list[dict[str, Any]] = []
+    for split, found in pairs.items():
+        kept: dict[tuple[str, ...], FacePair] = {}
+        for pair in found:
+            if pair not in keys:
+                missing = pair.first if pair.first not in content else pair.second
+                reason = f"{missing} cannot be used"
+            elif len(labels[keys[pair]]) > 1:
+                reason = "one image twice, or the same two images elsewhere, called the same and different"
+            elif keys[pair] in kept:
+                reason = f"the same two images as {kept[keys[pair]].where}"
+            else:
+                kept[keys[pair]] = pair
+                continue
+            lost.append({"origin": pair.where, "reason": reason})
+        sound[split] = list(kept.values())
+    return sound, lost
 
 
 def person_of(path: str) -> str:

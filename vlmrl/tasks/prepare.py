@@ -16,12 +16,10 @@ from vlmrl.data.tables import SUFFIXES, is_saved
 from vlmrl.errors import DataError
 from vlmrl.tasks import make_task
 from vlmrl.tasks.assemble import Limits, Prepared
-from vlmrl.tasks.domain import Domain
+from vlmrl.tasks.domain import INDIVIDUAL, Domain, classes_of
 from vlmrl.tasks.domain_images import (
-    INDIVIDUAL,
     PairTruth,
     Specimens,
-    classes_of,
     is_image_table,
     read_folders,
     read_image_table,
@@ -73,8 +71,11 @@ def prepare_domain(request: DomainRequest, limits: Limits, *, force: bool = Fals
     out = request.out or Path("data") / name
     if request.synthetic is not None:
         return _prepare_drawn(request, domain, name, request.synthetic, out, limits, force)
-    if is_raw(source):
+    if is_raw(source, by_folders=bool(request.levels)):
         return _prepare_images(request, domain, name, Path(source), None, out, limits, force)
+    if request.levels:
+        hint = "leave it out; or give a folder or zip archive of images"
+        raise DataError(f"--levels says what folders are, and {source} is a table", hint=hint)
     located = locate_rows(source, request.images_root)
     if is_image_table(domain, located.columns()):
         return _prepare_images(request, domain, name, Path(source), located, out, limits, force)
@@ -83,14 +84,14 @@ def prepare_domain(request: DomainRequest, limits: Limits, *, force: bool = Fals
     return prepare_rows(out, domain, plan, limits, force=force)
 
 
-def is_raw(source: str) -> bool:
-    """Whether a source is images: an archive, a list of pairs, or a folder without tables."""
+def is_raw(source: str, *, by_folders: bool = False) -> bool:
+    """Whether a source is images: an archive, a list of pairs, or a folder without tables (any, if `by_folders`)."""
     place = Path(split_spelling(source)[0])
     if source.startswith("hub:") or not place.exists():
         return False
     if place.is_file():
         return place.suffix.lower() in (".zip", ".txt")
-    if is_saved(place) or find_pair_lists(place):
+    if is_saved(place) or find_pair_lists(place) or by_folders:
         return not is_saved(place)
     return not any(path.suffix.lower() in SUFFIXES for path in place.rglob("*") if path.is_file())
 
@@ -113,7 +114,7 @@ def _prepare_images(
         table = open_row_files(located, build.work) if located else None
         if table is not None:
             found = read_image_table(domain, table, build.work, limits)
-        elif lists := find_pair_lists(source):
+        elif not request.levels and (lists := find_pair_lists(source)):
             found = read_face_pairs(lists, build.work, limits)
         else:
             found = read_folders(domain, source, request.levels, build.work, limits)
@@ -183,9 +184,8 @@ def _write(
         )
     counts = {"images": len(found.images), "classes": len({image.labels for image in found.images})}
     info = {"counts": counts, "splits": {split: {"reports": []} for split in found.pairs}}
-    return write_pairs(
-        build, plan, task, found.pairs, found.files, info, dropped=found.dropped, force=force, limits=limits
-    )
+    dropped = [*found.dropped, *found.lost]
+    return write_pairs(build, plan, task, found.pairs, found.files, info, dropped=dropped, force=force, limits=limits)
 
 
 def published(domain: Domain) -> str:

@@ -109,3 +109,18 @@ def test_what_cannot_be_read_says_so(tmp_path: Path) -> None:
             call(locate_rows(str(tmp_path / "rows.parquet")))
     with pytest.raises(DataError, match="nothing at"):
         locate_rows(str(tmp_path / "gone"))
+
+
+@pytest.mark.parametrize("cells", ["image_path;order", "a\tb"])
+def test_a_csv_whose_cells_are_not_parted_by_commas_is_told(tmp_path: Path, cells: str) -> None:
+    (tmp_path / "a.csv").write_text(f"{cells}\n1;2\n")
+    with pytest.raises(DataError, match="the header is one cell with") as caught:
+        open_row_files(locate_rows(str(tmp_path / "a.csv")), tmp_path)
+    assert caught.value.hint == "put commas between cells" and str(caught.value.where).endswith("a.csv:1")
+
+
+def test_a_value_that_is_nested_too_deep_is_told_with_its_row(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": ' + "[" * 60 + "]" * 60 + "}\n")
+    with pytest.raises(DataError, match="nested more than 50 deep") as caught:
+        open_row_files(locate_rows(str(tmp_path / "a.jsonl")), tmp_path)
+    assert str(caught.value.where).endswith("a.jsonl:2")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pair_tables import photo
+from pair_tables import photo, write_parquet
 
 from vlmrl.data.dataset import open_dataset
 from vlmrl.errors import DataError
@@ -193,6 +193,35 @@ def test_species_of_seven_images_each_fill_three_splits(tmp_path: Path) -> None:
     assert made.info["splits"]["validation"]["same"] == 5 and made.info["splits"]["test"]["same"] == 8
 
 
+def test_splits_may_be_spelt_otherwise_and_unknown_ones_are_told(tmp_path: Path) -> None:
+    rows = fungi_table(tmp_path, 24)
+    for i, row in enumerate(rows):
+        row["split"] = ("Training", "VAL ", "testing", "holdout")[i % 4]
+    source = write_csv(tmp_path / "meta.csv", rows)
+    with pytest.raises(DataError, match=r"meta\.csv:5: the split 'holdout' is none of train, validation, test"):
+        prepare(tmp_path / "out", "fungi", source)
+    made = prepare(tmp_path / "out", "fungi", source, max_bad=0.25)
+    images = {split: fields["images"] for split, fields in made.info["splits"].items()}
+    assert images == {"train": 48, "validation": 48, "test": 48}
+
+
+def test_images_within_a_table_of_labelled_images_are_told(tmp_path: Path) -> None:
+    rows = [{"image": {"bytes": photo(i), "path": f"{i}.jpg"}, "individual": f"id{i % 4}"} for i in range(8)]
+    with pytest.raises(DataError, match="train row 0: the image is in the table itself, which must give its path"):
+        prepare(tmp_path / "out", "whale", write_parquet(tmp_path / "t.parquet", rows))
+
+
+def test_levels_read_a_folder_of_images_by_its_folders_whatever_tables_are_in_it(tmp_path: Path) -> None:
+    source = individuals(tmp_path / "in", "whale")
+    (source / "notes.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match="no column `images`; the table has: a, b") as caught:
+        prepare(tmp_path / "out", "whale", source)
+    assert "has image_path, individual; --levels reads a folder's images" in str(caught.value.hint)
+    assert prepare(tmp_path / "out", "whale", source, levels=["individual"]).info["counts"]["classes"] == 20
+    with pytest.raises(DataError, match=r"--levels says what folders are, and .*notes\.csv is a table"):
+        prepare(tmp_path / "out", "whale", source / "notes.csv", levels=["individual"])
+
+
 def test_too_few_individuals_for_the_splits_are_told(tmp_path: Path) -> None:
     source = individuals(tmp_path / "in", "whale")
     for number in range(5, 20):
@@ -234,8 +263,17 @@ def test_lists_of_pairs_are_read_in_both_forms() -> None:
         ("Ann_Li_1.jpg", True),
         ("Ann_Li_3.jpg", False),
     ]
-    for wrong, what in (("Ann 1\n", r"is no pair"), ("a_1.jpg 1\nb_1.jpg 0\n", "different labels"), ("", "empty"),
-                        ("a_1.jpg 1\n", "a pair is two"), ("Ann_Li 1 x\n", "is no pair")):  # fmt: skip
+    wrongs = [
+        ("Ann 1\n", "is no pair"),
+        ("a_1.jpg 1\nb_1.jpg 0\n", "different labels"),
+        ("", "empty"),
+        ("a_1.jpg 1\n", "a pair is two"),
+        ("Ann_Li 1 x\n", "is no pair"),
+        ("Ann_Li 1 \u0662\n", "is no pair"),
+        ("2 1\nAnn 1 2\n", "makes it 4 pairs, and there are 1"),
+        ("3\nAnn 1 2\n", "makes it 6 pairs"),
+    ]
+    for wrong, what in wrongs:
         with pytest.raises(DataError, match=what):
             parse_pairs(wrong, "pairs.txt")
 
@@ -272,3 +310,24 @@ def test_a_list_without_folds_is_split_by_person(tmp_path: Path) -> None:
     made = prepare(tmp_path / "out", "human", tmp_path / "in" / "pairs.txt")
     assert made.info["doctor"]["groups"]["shared_with_train"] == {"validation": 0, "test": 0}
     assert made.info["splits"]["train"]["rows"] == 48 and made.info["splits"]["test"]["rows"] == 6
+
+
+def test_pairs_that_cannot_be_used_or_contradict_each_other_are_listed_with_their_line(tmp_path: Path) -> None:
+    faces(tmp_path / "in", 60)
+    root = tmp_path / "in" / "lfw"
+    (root / "P0" / "P0_0002.jpg").write_bytes(b"")  # the pairs of lines 1 and 31 need P0; 31 takes the sound image
+    (root / "P3" / "P3_0001.jpg").write_bytes((root / "P2" / "P2_0001.jpg").read_bytes())  # line 32: P2 1 P3 1
+    lines = [f"P{n} 1 2" for n in range(0, 60, 2)] + [f"P{n} 1 P{n + 1} 1" for n in range(0, 60, 2)]
+    lines += ["P5 1 P4 1"]  # line 61 is line 33 the other way round
+    (tmp_path / "in" / "pairs.txt").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"1 of 90 images cannot be used, more than --max-bad 0\.01"):
+        prepare(tmp_path / "out", "human", tmp_path / "in")
+    made = prepare(tmp_path / "out", "human", tmp_path / "in", max_bad=0.05)
+    contrary = "one image twice, or the same two images elsewhere, called the same and different"
+    assert {one["origin"]: one["reason"] for one in made.info["dropped"]} == {
+        "P0/P0_0002.jpg": "an empty file (0 bytes)",
+        "pairs.txt:1": "P0/P0_0002.jpg cannot be used",
+        "pairs.txt:32": contrary,
+        "pairs.txt:61": "the same two images as pairs.txt:33",
+    }
+    assert sum(fields["rows"] for fields in made.info["splits"].values()) == 58
