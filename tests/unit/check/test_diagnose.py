@@ -316,6 +316,40 @@ def test_what_is_right_by_the_truth_alone(text, truth, right, tmp_path):
     assert truly_right(replace(facts.responses[0], text=text, truth=truth)) is right
 
 
+def test_right_is_what_the_reward_pays_where_its_part_says_so(tmp_path):
+    """The answers are right by the truth and the part `answer` is 0 for all: for the run, all of them are wrong."""
+    found = look(make_run(tmp_path, plan(spec=user_reward(one_part_stuck))))
+    assert found.causes[0].name == "all_wrong" and "constant_part" in found.causes[0].follows
+
+
+def test_a_closed_think_tag_is_named_also_when_most_responses_open_one_more(tmp_path):
+    def respond(truth, rng):
+        return "<think>" * (rng.random() < 0.9) + "." * rng.randrange(30) + "</think></think><answer>0.4</answer>"
+
+    run = make_run(tmp_path, plan(prompt=PROMPT + "<think>\n\n</think>\n\n", respond=respond))
+    first = look(run).causes[0]
+    assert (first.name, first.level) == ("prefilled_tag", "error") and "--set 'model.thinking=\"on\"'" in first.command
+    settings = ['model.thinking="on"']
+    run = make_run(tmp_path / "on", plan(prompt=PROMPT + "<think>\n\n</think>\n\n", respond=respond, settings=settings))
+    assert "thinking" not in look(run).causes[0].command  # it is on already: nothing to switch
+
+
+def test_a_users_reward_that_reads_other_tags_is_to_be_checked_not_taught(tmp_path):
+    def verdict(x):
+        found = re.search("<verdict>(same|different)</verdict>", x.response)
+        return {"format": float(found is not None), "answer": 0.0}
+
+    spec = replace(user_reward(verdict), name="mine.py:verdict")
+    first = look(make_run(tmp_path, plan(spec=spec))).causes[0]
+    assert first.name == "format_unmet" and first.command.startswith("vlmrl reward-check ")
+    assert any("the responses do write <answer>" in line for line in first.evidence), first.evidence
+    silent = replace(
+        user_reward(lambda x: {"format": 1.0, "answer": 0.0}), name="mine.py:silent", weights={"answer": 1.0}
+    )
+    first = look(make_run(tmp_path / "silent", plan(spec=silent))).causes[0]
+    assert first.name == "all_wrong" and first.command.endswith("--probe") and "pays nobody" in str(first.evidence)
+
+
 def test_a_reward_by_degree_is_not_called_wrong_for_being_low(tmp_path):
     """An overlap of 0.1 to 0.5 teaches, though no response reaches one half of what could be earned."""
     spec = user_reward(lambda x: {"format": 1.0, "answer": 0.1 + 0.4 * (zlib.crc32(x.response.encode()) % 97) / 97})
