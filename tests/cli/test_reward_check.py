@@ -152,7 +152,7 @@ def test_a_bad_reward_is_told_with_its_row_and_without_our_traceback(run_folder,
         (["last", "--html", "/dev/null/page.html"], "cannot make the folder"),
         (["last", "--steps", "a"], "not a step"),
         (["last", "--fail-on", ""], "is not a condition"),  # of an unset variable, it must not pass
-        (["answers.txt", "--task", "digits"], "a file that ends in .jsonl, .json, .csv or .parquet"),
+        (["answers.txt", "--task", "digits"], "a table of responses (.jsonl, .json, .csv or .parquet)"),
         (["last", "--steps", "90"], "no saved rollouts"),
         (["last", "--source", "birds"], "no saved rollouts of source `birds`"),
         (["last", "--reward", "taxonomy", "--style", "swift"], "unknown reward style"),

@@ -8,6 +8,8 @@ import pytest
 from small_runs import events, make_place, train
 
 from vlmrl.check.diagnose import diagnose
+from vlmrl.errors import RewardError
+from vlmrl.store.runs import open_run
 
 REWARD = """
 def score(x):
@@ -35,6 +37,10 @@ FAULTS = {
     "constant_reward": ["reward.name={place}/reward.py:same"],
     "pays_length": ["reward.name={place}/reward.py:longer", "rollout.prompts_per_step=8"],
     "cut_off": ["rollout.stop=[]"],
+    "clipped_gradient": ["optim.max_grad_norm=1e-9"],
+    "kl_large": ["algo.kl_coef=100.0"],
+    "entropy_coef": ["algo.entropy_coef=5.0"],
+    "weight_decay": ["optim.weight_decay=300.0"],
 }
 
 
@@ -49,6 +55,15 @@ def test_the_fault_of_a_real_run_is_named_first_or_second(fault, place, tmp_path
     overrides = [setting.replace("{place}", str(place)) for setting in FAULTS[fault]]
     found = diagnose(train(place, tmp_path, *overrides))
     assert fault in [c.name for c in found.causes][:2], [(c.name, c.level, c.what) for c in found.causes]
+
+
+def test_a_run_that_a_reward_ended_says_where_and_what_to_try(place, tmp_path):
+    (tmp_path / "bad.py").write_text("def score(x):\n    return float('not a number')\n")
+    with pytest.raises(RewardError):
+        train(place, tmp_path, f"reward.name={tmp_path}/bad.py:score")
+    (run,) = (open_run(tmp_path, path.name) for path in tmp_path.glob("2*"))
+    (cause,) = diagnose(run).causes
+    assert cause.name == "failing_reward" and "digits row" in cause.what and "vlmrl try" in cause.command
 
 
 def test_a_real_run_notes_its_parts_and_the_gradient_of_each(place, tmp_path):

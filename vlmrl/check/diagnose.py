@@ -26,10 +26,10 @@ RULES: tuple[Rule, ...] = (
     prompts.cut_off, prompts.format_unmet, scores.other_layout, scores.constant_truth, settings.unpaid,
     settings.few_pixels, settings.entropy_term, settings.kl_term, settings.overlong, settings.weight_decay,
     settings.clipped_gradient, settings.clipped_ratio, updates.learning_rate, updates.gradients, updates.no_updates,
-    updates.engine_gap, updates.entropy, scores.pays_length, scores.constant_part, scores.no_contrast,
-    prompts.few_answers, updates.validation,
+    updates.engine_gap, updates.entropy, scores.pays_wrong, scores.pays_length, scores.constant_part,
+    scores.no_contrast, prompts.few_answers, updates.validation,
 )  # fmt: skip
-_NO_CONTRAST = ("all_wrong", "dead_groups", "constant_part", "no_updates", "zero_gradient")
+_NO_CONTRAST = ("all_wrong", "dead_groups", "constant_part", "no_updates", "zero_gradient", "pays_wrong")
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "failing_reward": ("failed", *_NO_CONTRAST),
     "chat_template": ("cut_off", "format_unmet", "one_answer", *_NO_CONTRAST),
@@ -43,7 +43,8 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "weight_decay": ("collapse", "cut_off", "format_unmet", "failed", *_NO_CONTRAST),
     "clipped_gradient": ("lr_small",),
     "kl_large": ("lr_small",),
-    "unpaid": ("all_right", "dead_groups", "pays_length"),
+    "unpaid": ("all_right", "pays_length", *_NO_CONTRAST),
+    "pays_wrong": ("all_wrong",),
     "other_layout": ("one_answer", *_NO_CONTRAST),
     "constant_truth": ("one_answer", "all_right", *_NO_CONTRAST),
     "format_unmet": _NO_CONTRAST,

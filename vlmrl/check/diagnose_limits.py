@@ -63,6 +63,7 @@ LIMITS: dict[str, Limit] = {
     "gap_float32": Limit(1e-3, "nats a token; engines and trainer agree to 1e-5 in float32"),
     "gap_bfloat16": Limit(0.05, "nats a token; about 0.01 is usual in bfloat16"),
     "gap_error": Limit(10, "times the gap that is a warning"),
+    "agreement": Limit(0.35, "a reward that reads the answer puts right ones first in nearly all pairs; chance, half"),
     "length_error": Limit(0.85, "correlation of length and score within groups: length alone foretells the score"),
     "length_warning": Limit(0.6, "length explains more than a third of the score (0.6 squared)"),
     "length_least": Limit(48, "responses in live groups; chance makes a correlation of 0.6 in fewer"),

@@ -200,7 +200,8 @@ def few_answers(facts: Facts) -> Iterator[Cause]:
             "temperature_high", "error" if _format_poor(facts) else "warning",
             f"rollout.temperature = {temperature:g}: sampled text falls apart",
             look_again(facts, "rollout.temperature=1.0"), 0.9 if _format_poor(facts) else 0.3,
-            [f"entropy {_mean(facts.series('policy/entropy')):.2f} nats a token; mean score {_mean_score(facts):.3f}"],
+            [f"entropy {fmean(found):.2f} nats a token" for found in [facts.series("policy/entropy")] if found]
+            + [f"mean score {_mean_score(facts):.3f}"],
             rows_of(facts.responses),
         )  # fmt: skip
     yield from _one_answer(facts)

@@ -19,6 +19,7 @@ from vlmrl.check.diagnose_prompts import answer_of, responses_of
 FIELD = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>([^<>]{1,200})</\1>")
 POSITION = re.compile(r"\b(?:image|img|picture|photo|left|right|first|second)\s*_?\d?\s*[=:]\s*", re.IGNORECASE)
 PIECES = re.compile(r"[;,|/\n]+")
+TRUE_ANSWERS = ("answer", "ground_truth", "solution", "label")
 YES, NO = {"true", "yes", "same", "1"}, {"false", "no", "different", "0"}
 
 
@@ -202,6 +203,36 @@ def no_contrast(facts: Facts) -> Iterator[Cause]:
         )  # fmt: skip
 
 
+def pays_wrong(facts: Facts) -> Iterator[Cause]:
+    """Of two answers to one prompt the wrong one is paid more: the reward reads another truth, or turns it around."""
+    formed = [[r for r in group if r.parts.get("format", 1.0) != 0] for group in facts.groups]
+    told = [[(r, truly_right(r)) for r in group] for group in formed]
+    pairs = [(good, bad) for group in told for good, yes in group if yes for bad, no in group if no is False]
+    if len(pairs) < limit("few_samples"):
+        return
+    won = fmean(0.5 * ((good.score > bad.score) - (good.score < bad.score)) + 0.5 for good, bad in pairs)
+    if won > limit("agreement"):
+        return
+    good, bad = min(pairs, key=lambda pair: pair[0].score - pair[1].score)
+    yield Cause(
+        "pays_wrong", "error",
+        f"wrong answers are paid more: right ones win {percent(won)} of {len(pairs):,} pairs of one each",
+        reward_check(facts), 1.0, ["right and wrong by the truth of the row, whatever the reward says"],
+        rows_of([good, bad]),
+    )  # fmt: skip
+
+
+def truly_right(r: Response) -> bool | None:
+    """Whether the answer of a response is the row's, by its truth alone; None where that cannot be told."""
+    if (answer := answer_of(r.text)) is None:
+        return None
+    if isinstance(r.truth.get("same"), bool):
+        confidence = _number(answer)
+        return None if confidence in (None, 0.5) or confidence > 1 else (confidence > 0.5) == r.truth["same"]
+    true = next((r.truth[name] for name in TRUE_ANSWERS if isinstance(r.truth.get(name), (str, int))), None)
+    return None if true is None else answer.strip() == str(true).strip() or bool(agrees(answer, str(true)))
+
+
 def pays_length(facts: Facts) -> Iterator[Cause]:
     """Within a group, longer responses score higher (or lower), whatever they say."""
     live = [g for g in facts.groups if max(r.score for r in g) > min(r.score for r in g)]
@@ -275,7 +306,7 @@ def _labels(r: Response) -> Iterator[tuple[str, str, str]]:
         if isinstance(true, (str, int, float)) and not isinstance(true, bool):
             if name in said:
                 yield name, said[name], str(true)
-            elif name in ("answer", "ground_truth", "solution", "label") and (answer := answer_of(r.text)) is not None:
+            elif name in TRUE_ANSWERS and (answer := answer_of(r.text)) is not None:
                 yield "answer", answer, str(true)
 
 

@@ -112,7 +112,9 @@ def _open(
         return open_table(
             path, columns=columns, task=of_table["--task"], variant=of_table["--variant"], lenient=lenient
         )
-    _refuse(of_table, "for a table: a file that ends in .jsonl, .json, .csv or .parquet", place)
+    _refuse(
+        of_table, "for a table of responses (.jsonl, .json, .csv or .parquet), not for a run or its rollouts", place
+    )
     return open_saved(place, runs_root(runs), steps=_steps(of_run["--steps"]), source=of_run["--source"])
 
 

@@ -31,7 +31,7 @@ class Draft:
         system: whose settings these are, as people call it.
         given: the settings that were written.      defaults: what the system does where nothing is written.
         taken: recipe key -> its value.      left: setting -> why it has no place here.      todo: for the user to do.
-        unfilled: settings whose value stands in a variable that is not set in the file.
+        unfilled: settings whose value stands in a variable that is not set in the file.      last: setting looked at.
     """
 
     system: str
@@ -42,10 +42,12 @@ class Draft:
     todo: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     unfilled: dict[str, str] = field(default_factory=dict)
+    last: str = ""
 
     def get(self, key: str) -> Any:
         """A setting as written, else the system's default, else None. It counts as seen."""
         self.used.add(key)
+        self.last = key
         return self.given.get(key, self.defaults.get(key))
 
     def written(self, key: str) -> bool:

@@ -10,7 +10,8 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -60,12 +61,13 @@ def read_foreign(file: Path, system: str | None = None) -> Foreign:
     notes: list[str] = []
     words: list[str] = []
     if file.suffix.lower() in (".json", ".yaml", ".yml"):
-        values = _from_table(text, file)
+        values = _from_table(text, file, notes)
     else:
         words = _launch_words(text, notes)
         values = _from_words(words, file, notes)
     if not values:
         hint = "a YAML or JSON file, a list of key=value overrides, or a launch script that holds them"
+        hint = "; ".join([*notes[:3], hint])
         raise RecipeError("no settings were found in this file", where=str(file), hint=hint)
     found = system or _system_of(values, words)
     if found is None:
@@ -120,6 +122,8 @@ def plain_value(text: str) -> Any:
 
 def _text(file: Path) -> str:
     try:
+        if not (file.is_file() or file.is_dir()) and file.exists():  # a pipe never ends, nor does a device
+            raise RecipeError("cannot read the configuration: a pipe or a device is no file", where=str(file))
         if file.stat().st_size > MAX_RECIPE_BYTES:
             raise RecipeError(f"this file has more than {MAX_RECIPE_BYTES:,} bytes: no configuration", where=str(file))
         return file.read_text(encoding="utf-8-sig")
@@ -129,13 +133,25 @@ def _text(file: Path) -> str:
         raise RecipeError("this file is not UTF-8 text", where=str(file)) from None
 
 
-def _parsed(text: str, file: Path) -> Any:
-    """What a file of YAML, or of JSON by its ending, holds."""
+def _parsed(text: str, file: Path, twice: dict[str, None]) -> Any:
+    """What a file of YAML, or of JSON by its ending, holds; names that one table has several times go to `twice`."""
     import yaml
 
-    kind, parse = ("JSON", json.loads) if file.suffix.lower() == ".json" else ("YAML", yaml.safe_load)
+    def repeated(names: Iterable[str]) -> None:
+        twice.update(dict.fromkeys(name for name, count in Counter(names).items() if count > 1 and name != "<<"))
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        repeated(name for name, _ in found)
+        return dict(found)
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            repeated(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            return super().construct_mapping(node, deep=deep)
+
+    kind = "JSON" if file.suffix.lower() == ".json" else "YAML"
     try:
-        return parse(text)
+        return json.loads(text, object_pairs_hook=pairs) if kind == "JSON" else yaml.load(text, Loader)
     except RecursionError:
         raise RecipeError("lists or tables are nested too deeply", where=str(file)) from None
     except (yaml.YAMLError, ValueError) as error:
@@ -146,9 +162,11 @@ def _parsed(text: str, file: Path) -> Any:
         raise RecipeError(f"this is not valid {kind}: {what}", where=where) from None
 
 
-def _from_table(text: str, file: Path) -> dict[str, Any]:
+def _from_table(text: str, file: Path, notes: list[str]) -> dict[str, Any]:
     """Settings, or, as Hydra keeps them, a list of overrides."""
-    value = _parsed(text, file)
+    twice: dict[str, None] = {}
+    value = _parsed(text, file, twice)
+    notes += [f"`{name[:80]}` is written twice in {file.name}: the last one was taken" for name in islice(twice, 20)]
     if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
         return _overrides(value)
     return flatten(value, file)
@@ -280,7 +298,7 @@ def _from_words(words: Sequence[str], file: Path, notes: list[str]) -> dict[str,
             notes.append(f"`{named}`, which the command starts from, is not here: {EXAMPLE_SAYS}")
             values = {"__config__": named}
         else:
-            values = _from_table(_text(found), found)
+            values = _from_table(_text(found), found, notes)
             notes.append(f"settings of {found} are included")
     return values | own
 

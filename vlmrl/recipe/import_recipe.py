@@ -55,7 +55,8 @@ def _filled(foreign: Foreign, rows: int | None, processes: int | None) -> Draft:
     try:
         fill(draft, foreign.file.parent, rows, processes)
     except (TypeError, ValueError, ArithmeticError) as error:
-        raise RecipeError(f"a setting has a value that it cannot have: {error}", where=str(foreign.file)) from None
+        told = f"`{draft.last}` has a value that it cannot have, {str(draft.get(draft.last))[:60]!r}: {error}"
+        raise RecipeError(told, where=str(foreign.file)) from None
     draft.finish()
     return draft
 

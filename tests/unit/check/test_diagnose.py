@@ -32,7 +32,7 @@ from vlmrl.check.diagnose_limits import (
     sft_first,
 )
 from vlmrl.check.diagnose_prompts import OPEN_TAG, ROLE_MARK, TURN_END, answer_of
-from vlmrl.check.diagnose_scores import FIELD, agrees
+from vlmrl.check.diagnose_scores import FIELD, agrees, truly_right
 from vlmrl.errors import StoreError
 from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
@@ -116,6 +116,19 @@ def collapsing(step):
     return {"reward/mean": 0.6 * 0.3**step}
 
 
+def turned_around(x):
+    said = float(answer_of(x.response) or 0.5)
+    return {"format": 1.0, "answer": 1 - (said - (not x.truth["same"])) ** 2}
+
+
+def capital(truth, rng):
+    return f"<answer>{rng.choice(['Paris.', 'Rome.', 'Oslo.', 'Bern.'])}</answer>"
+
+
+def other_city(x):
+    return {"format": 1.0, "answer": float(answer_of(x.response) != x.truth["answer"])}
+
+
 def growing(step):
     return {"policy/entropy": 0.8 * 0.3**step, "rollout/dead_group_share": min(1.0, 0.2 + 0.2 * step)}
 
@@ -164,6 +177,8 @@ FAULTS = {
     "validation_is_training": plan(validated_rows=[f"{s}-{i:016x}" for s in (0, 1) for i in range(6)]),
     "failing_reward": plan(spec=user_reward(lambda x: {}["no such part"])),
     "constant_truth": plan(truth=lambda rng: {"same": True, "distance": 0, "loop": ["no", "no"], "digit": ["1", "1"]}),
+    "pays_wrong": plan(spec=user_reward(turned_around)),
+    "pays_wrong of a table": plan(**{**CITY, "respond": capital, "spec": user_reward(other_city)}),
     "stop_string": plan(
         settings=['rollout.stop=["</think>"]'], respond=lambda truth, rng: mixed(truth, rng).split("<answer>")[0]
     ),
@@ -284,6 +299,55 @@ def test_a_response_cannot_write_to_the_terminal(tmp_path):
     told = this_process("runs", "diagnose", run.dir, cwd=tmp_path).err
     assert "\\u001b[2J" in told and "\x1b" not in told and "\x9b" not in told and "\\u202e" in told
     assert "\u4e2d\u6587" in told, "text of any script is shown as it is"
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "right"),
+    [
+        ("<answer>0.9</answer>", {"same": True}, True), ("<answer>0.9</answer>", {"same": False}, False),
+        ("<answer>0.5</answer>", {"same": True}, None), ("<answer>yes</answer>", {"same": True}, None),
+        ("<answer>7</answer>", {"same": True}, None), ("no tag, and far too long to be an answer as a whole", {}, None),
+        ("<answer>4</answer>", {"answer": 4}, True), ("<answer>paris</answer>", {"label": "Paris."}, True),
+        ("\\boxed{5}", {"solution": "4"}, False), ("<answer>4</answer>", {"level": 4}, None),
+    ],
+)  # fmt: skip
+def test_what_is_right_by_the_truth_alone(text, truth, right, tmp_path):
+    facts = read_facts(make_run(tmp_path, plan(steps=1)))
+    assert truly_right(replace(facts.responses[0], text=text, truth=truth)) is right
+
+
+def test_right_is_what_the_reward_pays_where_its_part_says_so(tmp_path):
+    """The answers are right by the truth and the part `answer` is 0 for all: for the run, all of them are wrong."""
+    found = look(make_run(tmp_path, plan(spec=user_reward(one_part_stuck))))
+    assert found.causes[0].name == "all_wrong" and "constant_part" in found.causes[0].follows
+
+
+def test_a_closed_think_tag_is_named_also_when_most_responses_open_one_more(tmp_path):
+    def respond(truth, rng):
+        return "<think>" * (rng.random() < 0.9) + "." * rng.randrange(30) + "</think></think><answer>0.4</answer>"
+
+    run = make_run(tmp_path, plan(prompt=PROMPT + "<think>\n\n</think>\n\n", respond=respond))
+    first = look(run).causes[0]
+    assert (first.name, first.level) == ("prefilled_tag", "error") and "--set 'model.thinking=\"on\"'" in first.command
+    settings = ['model.thinking="on"']
+    run = make_run(tmp_path / "on", plan(prompt=PROMPT + "<think>\n\n</think>\n\n", respond=respond, settings=settings))
+    assert "thinking" not in look(run).causes[0].command  # it is on already: nothing to switch
+
+
+def test_a_users_reward_that_reads_other_tags_is_to_be_checked_not_taught(tmp_path):
+    def verdict(x):
+        found = re.search("<verdict>(same|different)</verdict>", x.response)
+        return {"format": float(found is not None), "answer": 0.0}
+
+    spec = replace(user_reward(verdict), name="mine.py:verdict")
+    first = look(make_run(tmp_path, plan(spec=spec))).causes[0]
+    assert first.name == "format_unmet" and first.command.startswith("vlmrl reward-check ")
+    assert any("the responses do write <answer>" in line for line in first.evidence), first.evidence
+    silent = replace(
+        user_reward(lambda x: {"format": 1.0, "answer": 0.0}), name="mine.py:silent", weights={"answer": 1.0}
+    )
+    first = look(make_run(tmp_path / "silent", plan(spec=silent))).causes[0]
+    assert first.name == "all_wrong" and first.command.endswith("--probe") and "pays nobody" in str(first.evidence)
 
 
 def test_a_reward_by_degree_is_not_called_wrong_for_being_low(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -571,7 +572,10 @@ MISTAKES = [
     ("a.yaml", "colour: red\n", "nothing in this file"),
     ("a.yaml", "worker: {rollout: {n: many}}\n", "rollout.samples_per_prompt"),
     ("a.yaml", "worker: {actor: {optim: {lr: -1}}}\n", "optim.lr"),
-    ("a.yaml", "num_generations: two\nlearning_rate: 1e-6\n", "a value that it cannot have"),
+    ("a.yaml", "num_generations: two\nlearning_rate: 1e-6\n", "`num_generations` has a value .* 'two'"),
+    ("a.yaml", "num_generations: [2]\nlearning_rate: 1e-6\n", "`num_generations` has a value that it cannot have"),
+    ("a.yaml", "beta: 2020-01-01\nnum_generations: 2\n", "`beta` has a value that it cannot have, '2020-01-01'"),
+    ("a.sh", "python -m verl.trainer.main worker.rollout.n=4 data.image_dir='a\n", "a line with an open quote"),
 ]
 
 
@@ -592,6 +596,26 @@ def test_a_yaml_file_that_grows_when_it_is_read_is_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("worker: &w {again: *w}")
     with pytest.raises(VlmrlError, match="nested too deeply"):
         import_recipe(tmp_path / "a.yaml")
+
+
+def test_names_that_are_written_twice_are_told(tmp_path):
+    for name, text in (("a.json", '{"num_generations": 4, "num_generations": 8, "beta": 0.1}'),
+                       ("a.yaml", "num_generations: 4\nbeta: 0.1\nnum_generations: 8\n")):  # fmt: skip
+        loaded, report = recipe_of(tmp_path, text, name)
+        assert loaded.recipe.rollout.samples_per_prompt == 8
+        assert report["notes"] == [f"`num_generations` is written twice in {name}: the last one was taken"]
+    merged = "base: &b {n: 4, temperature: 1.0}\nworker: {rollout: {<<: *b, n: 8}, actor: {<<: *b}}\n"
+    (tmp_path / "b.yaml").write_text(merged)
+    found = read_foreign(tmp_path / "b.yaml")
+    assert (found.values["worker.rollout.n"], found.values["worker.actor.n"], found.notes) == (8, 4, [])
+
+
+def test_a_pipe_or_a_device_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    for name in ("pipe.yaml", "zero.yaml"):
+        with pytest.raises(VlmrlError, match="a pipe or a device is no file"):
+            import_recipe(tmp_path / name)
 
 
 def test_nothing_of_a_file_is_run(tmp_path):
