@@ -29,7 +29,7 @@ def kl_term(facts: Facts) -> Iterator[Cause]:
 
 def entropy_term(facts: Facts) -> Iterator[Cause]:
     """The entropy bonus (or, negative, its opposite) outweighs the reward."""
-    coef = facts.recipe.algo.entropy_coef if facts.recipe else 0.0
+    coef = facts.recipe.algo.entropy_coef if facts.recipe and facts.manifest.kind == "rl" else 0.0
     if abs(coef) < limit("entropy_coef") and coef >= 0:
         return
     does = "certain of every token" if coef < 0 else "random"

@@ -241,6 +241,14 @@ def test_a_run_without_images_is_healthy_though_the_tower_learns_nothing(tmp_pat
     assert not look(make_run(tmp_path / "images", plan(metrics=blind))).healthy
 
 
+def test_a_setting_of_reinforcement_is_no_cause_in_a_supervised_run_which_does_not_read_it(tmp_path):
+    run = make_run(tmp_path, FAULTS["entropy_coef"])
+    assert "entropy_coef" in [c.name for c in look(run).causes]
+    file = run.dir / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"kind": "sft"}))
+    assert "entropy_coef" not in [c.name for c in look(run).causes]
+
+
 def test_responses_whose_reward_failed_are_in_no_mean(tmp_path):
     def score(x):
         if "x" in x.response:

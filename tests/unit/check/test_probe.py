@@ -230,6 +230,23 @@ def test_what_a_comparison_of_texts_does_not_see_is_named(tmp_path, right, found
     assert {name: told.get(name) for name in found} == found and (found or not told)
 
 
+@pytest.mark.parametrize("answers", [["1.0", "2.50", "10.00"], ["A.", "B.", "C."]])
+def test_half_of_an_answer_that_is_the_answer_is_no_near_miss(tmp_path, answers):
+    """The first half of `1.0` is 1, of `2.50` it is `2.`, which is wrong; of `A.` it is A."""
+    source = """
+    def reward(x):
+        tag = x.response.rpartition("<answer>")[2].removesuffix("</answer>")
+        try:
+            return float(float(tag) == float(x.truth["answer"]))
+        except ValueError:
+            return float(tag.strip(".") == x.truth["answer"].strip("."))
+    """
+    rows = [RewardInput("", truth={"answer": answer}) for answer in answers]
+    report = probe_reward(load(tmp_path, source), {}, rows)
+    half = next(p for p in report["probes"] if p["name"] == "first half")
+    assert not half["flagged"] and half["mean"] in (0.0, None)
+
+
 @pytest.mark.parametrize("answer", ["e", "answer", "{x}", "1.5"])
 def test_no_answer_is_taken_for_a_piece_of_its_form(tmp_path, answer):
     """A right answer that is a piece of `</answer>` is changed where it stands; one truth for all is no finding."""
