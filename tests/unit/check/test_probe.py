@@ -45,6 +45,13 @@ def test_no_trick_pays_against_the_builtin_pair_rewards(args):
         assert report["honest"]["uninformed"] == pytest.approx(0.5 + 0.125 + 0.05, abs=1e-12)
 
 
+def test_names_without_a_weight_are_not_looked_at_which_is_no_finding():
+    spec = load_reward("taxonomy", args={"levels": LEVELS, "levels_weight": 0.0})
+    assert flagged(probe_reward(spec, spec.weights, PAIR_ROWS, form=FORM)) == set()
+    spec = load_reward("taxonomy", args={"levels": LEVELS})
+    assert flagged(probe_reward(spec, {"format": 0.2, "answer": 0.8}, PAIR_ROWS, form=FORM)) == set()
+
+
 def test_no_trick_pays_against_the_baseline_or_the_text_rewards():
     spec = load_reward("pair_answer")
     assert flagged(probe_reward(spec, spec.weights, PAIR_ROWS, form=BASELINE)) == set()
