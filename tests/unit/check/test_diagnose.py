@@ -250,6 +250,29 @@ def test_a_setting_of_reinforcement_is_no_cause_in_a_supervised_run_which_does_n
     assert "entropy_coef" not in [c.name for c in look(run).causes]
 
 
+@pytest.mark.parametrize(
+    ("settings", "bounds"),
+    [
+        (["algo.clip_low=1e-9"], "algo.clip_low=0.2 --set algo.clip_high=0.28"),
+        (["algo.name=gspo", "algo.clip_low=1e-9"], "algo.clip_low=0.0003 --set algo.clip_high=0.0004"),
+        ([], "train.updates_per_step=1"),
+    ],
+)
+def test_the_bounds_to_go_back_to_are_those_of_the_algorithm(settings, bounds, tmp_path):
+    run = make_run(tmp_path, plan(settings=settings, metrics=lambda step: {"policy/clip_share": 0.45}))
+    (cause,) = [c for c in look(run).causes if c.name == "ratio_clipped"]
+    assert cause.command.endswith(bounds)
+
+
+@pytest.mark.parametrize(
+    ("settings", "command"), [(["algo.importance_cap=1.001"], "importance_cap=2.0"), ([], "--deep")]
+)
+def test_the_usual_cap_is_advised_only_where_a_narrower_one_was_set(settings, command, tmp_path):
+    run = make_run(tmp_path, plan(settings=settings, metrics=lambda step: {"policy/importance_weight": 0.1}))
+    (cause,) = [c for c in look(run).causes if c.name == "importance_masks"]
+    assert command in cause.command
+
+
 def test_responses_whose_reward_failed_are_in_no_mean(tmp_path):
     def score(x):
         if "x" in x.response:
