@@ -75,6 +75,16 @@ def test_an_interrupted_prep_ends_in_order_and_goes_on(tmp_path: Path, number: s
     assert again.code == 0 and "found: an interrupted run had made" in again.err
 
 
+@pytest.mark.parametrize(("source", "then"), [(["rows.parquet"], "goes on with"), (["--synthetic", 40], "begins anew")])
+def test_who_interrupts_prep_is_told_whether_anything_is_kept(tmp_path: Path, monkeypatch, source, then) -> None:
+    def interrupted(*given: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vlmrl.tasks.prepare.prepare_domain", interrupted)
+    done = this_process("prep", "whale", *source, cwd=tmp_path)
+    assert done.code == 130 and done.err.startswith(f"interrupted; the same command {then}")
+
+
 def test_names_of_files_cannot_steer_the_terminal_or_the_printer(tmp_path: Path) -> None:
     # in notes as O[/b]/..., which Rich would read as its markup
     classes = [("O[", "b]", "G", "r"), ("O[", "b]", "G", "s"), ("P", "Q", "H", "t"), ("P", "Q", "H", "u")]

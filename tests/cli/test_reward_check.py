@@ -116,6 +116,15 @@ def test_the_probe_finds_nothing_in_the_builtin_and_holes_in_a_search(run_folder
     assert "no trick pays" in shown.err
 
 
+def test_an_answer_of_the_table_cannot_steer_the_terminal_through_a_finding(run_folder, vlmrl):
+    rows = [{"response": "a", "ground_truth": f"\x1b[31mred\u202e{i}", "prompt": str(i)} for i in range(3)]
+    (run_folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run_folder / "mine.py").write_text("def score(x): return min(1.0, len(x.response) / 1000)\n")
+    shown = vlmrl("rows.jsonl", "--reward", "mine.py:score", "--probe")
+    assert "the right answer (which must earn most" in shown.err and "[31mred" in shown.err
+    assert "\x1b" not in shown.err and "\u202e" not in shown.err
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

@@ -47,6 +47,7 @@ LIMITS: dict[str, Limit] = {
     "one_answer": Limit(0.95, "share of responses that give the same answer to prompts with different truths"),
     "distinct": Limit(0.2, "different texts in a group, as a share of its size: fewer than two of eight"),
     "learned_steps": Limit(12, "four in each third; over fewer a rise may be chance"),
+    "learned_rise": Limit(0.05, "of what the scores reach over; less may be chance"),
     "cold": Limit(0.3, "temperature under which most samples of a group are the arg-max"),
     "hot": Limit(1.5, "temperature over which unlikely tokens, hence broken text, are common"),
     "entropy_fall": Limit(0.25, "entropy at the end as a share of that at the start: exploration is gone"),
@@ -130,10 +131,16 @@ def counted(number: int, what: str) -> str:
 
 
 def learned(facts: Facts) -> str:
-    """That the reward rose from the first third of the steps to the last; "" when it did not, or for too few steps."""
+    """That the reward rose from the first third of the steps to the last; "" when it did not, by too little to tell, or
+    for too few steps.
+    """
     ends = facts.ends("reward/mean")
-    rose = ends is not None and len(facts.series("reward/mean")) >= limit("learned_steps") and ends[1] > ends[0]
-    return f"the reward rose from {ends[0]:.3f} to {ends[1]:.3f}" if ends and rose else ""
+    if ends is None or len(facts.series("reward/mean")) < limit("learned_steps"):
+        return ""
+    low, high = facts.score_range
+    rise = ends[1] - ends[0]
+    rose = rise > 0 and rise >= limit("learned_rise") * (high - low)
+    return f"the reward rose from {ends[0]:.3f} to {ends[1]:.3f}" if rose else ""
 
 
 def percent(share: float) -> str:

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from math import sqrt
 from statistics import fmean, median
 
+from vlmrl.algo.family import ALGORITHMS
 from vlmrl.check.diagnose_facts import ANSWER_PARTS, GRADIENT, Facts
-from vlmrl.check.diagnose_limits import Cause, Level, again, limit, look_again, percent, rows_of
+from vlmrl.check.diagnose_limits import Cause, Level, again, check_again, limit, look_again, percent, rows_of
 
 EPSILON = 1e-8
 """What AdamW adds to the root of its second moment: gradients far below it move no weight."""
+USUAL_CAP = 2.0
+"""The default of algo.importance_cap."""
 PARAMETERS = 1e6
 """Taken where the run does not say how many parameters it trains: few, so that the rule names too little."""
 
@@ -29,7 +32,7 @@ def kl_term(facts: Facts) -> Iterator[Cause]:
 
 def entropy_term(facts: Facts) -> Iterator[Cause]:
     """The entropy bonus (or, negative, its opposite) outweighs the reward."""
-    coef = facts.recipe.algo.entropy_coef if facts.recipe else 0.0
+    coef = facts.recipe.algo.entropy_coef if facts.recipe and facts.manifest.kind == "rl" else 0.0
     if abs(coef) < limit("entropy_coef") and coef >= 0:
         return
     does = "certain of every token" if coef < 0 else "random"
@@ -62,14 +65,18 @@ def clipped_ratio(facts: Facts) -> Iterator[Cause]:
         algo = facts.recipe.algo if facts.recipe else None
         told = [f"{key} = {value:g}" for key in ("clip_low", "clip_high")
                 if (value := getattr(algo, key, None)) is not None]  # fmt: skip
-        command = again(facts, "algo.clip_low=0.2", "algo.clip_high=0.28") if told else again(
-            facts, "train.updates_per_step=1")  # fmt: skip
+        row = ALGORITHMS.get(algo.name) if algo and told else None  # bounds on a sequence's ratio are far narrower
+        usual = [f"algo.{key}={value:g}" for key in ("clip_low", "clip_high")
+                 if (value := getattr(row, key, None)) is not None]  # fmt: skip
+        command = again(facts, *(usual or ["train.updates_per_step=1"]))
         yield Cause("ratio_clipped", "warning", what, command, 0.8, [f"algo.{line}" for line in told])
     if weights and fmean(weights) <= limit("importance_weight"):
         what = f"the importance correction leaves {percent(fmean(weights))} of the gradient: the mean weight of a token"
         cap = facts.recipe.algo.importance_cap if facts.recipe else None
         told = [f"algo.importance_cap = {cap:g}; 2 is usual"] if cap is not None else []
-        yield Cause("importance_masks", "error", what, again(facts, "algo.importance_cap=2.0"), 0.9, told)
+        narrow = cap is not None and cap < USUAL_CAP
+        command = again(facts, f"algo.importance_cap={USUAL_CAP}") if narrow else check_again(facts)
+        yield Cause("importance_masks", "error", what, command, 0.9, told)
 
 
 def weight_decay(facts: Facts) -> Iterator[Cause]:

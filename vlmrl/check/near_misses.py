@@ -85,7 +85,7 @@ def text_misses(form: str, right: Callable[[RewardInput], str]) -> list[Attack]:
         def make(x: RewardInput) -> str | None:
             wanted = right(x)
             changed = change(wanted) if wanted else None
-            return None if changed is None else form.format(changed)
+            return None if changed is None or _alike(changed, wanted) else form.format(changed)
 
         return Attack(name, idea, "miss", make)
 
@@ -99,3 +99,11 @@ def text_misses(form: str, right: Callable[[RewardInput], str]) -> list[Attack]:
         miss("in a list", "the right answer among others", lambda t: f"{t}, {t}9, 9{t}"),
         miss("last of a list", "the right answer after others", lambda t: f"{t}9, 9{t}, {t}"),
     ]  # fmt: skip
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two texts are one answer: the first half of `1.0` is 1, which is no miss."""
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return one.strip(" .") == other.strip(" .")

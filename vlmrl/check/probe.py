@@ -85,7 +85,8 @@ def probe_reward(
         attempts = Attempts(scorer, rows)
         honest = _honest(attempts, form)
         allowed = [trick for name, trick in ASKED_FOR.items() if spec.pure and spec.args.get(name)]
-        attacks = [a for a in _attacks(rows, form, echo, honest) if a.name not in allowed]
+        unpaid = [part for part in spec.ranges if not (weights or spec.weights).get(part)]
+        attacks = [a for a in _attacks(rows, form, echo, honest, unpaid) if a.name not in allowed]
         tried, skipped = _all_tried(attempts, attacks)
         values = np.array([honest.informed.values_R, honest.wrong.values_R, *(t.values_R for t in tried)])
         low_R = np.where(np.isnan(values), math.inf, values).min(axis=0)
@@ -117,10 +118,13 @@ def probe_reward(
     }  # fmt: skip
 
 
-def _attacks(rows: Sequence[RewardInput], form: AnswerForm | None, echo: str, honest: Honest) -> list[Attack]:
+def _attacks(
+    rows: Sequence[RewardInput], form: AnswerForm | None, echo: str, honest: Honest, unpaid: Sequence[str]
+) -> list[Attack]:
     if form is None:
         return text_attacks(rows, honest.form)
-    return [*pair_attacks(form, rows, echo), *name_misses(form), *every_name(form, rows)]
+    asked = any(f.name not in unpaid for f in form.fields)  # names without a weight need not be right
+    return [*pair_attacks(form, rows, echo), *(name_misses(form) if asked else ()), *every_name(form, rows)]
 
 
 def _all_tried(attempts: Attempts, attacks: Sequence[Attack]) -> tuple[list[Tried], int]:

@@ -140,7 +140,7 @@ def _domain_command(domain: str) -> Callable[..., None]:
             max_bad=max_bad,
             images_root=images_root,
         )
-        with _ends_in_order():
+        with _ends_in_order(keeps=synthetic is None):
             made = prepare_domain(request, _limits(max_prompt_tokens, on_overlong, workers), force=force)
         _show(made, as_json)
 
@@ -148,13 +148,14 @@ def _domain_command(domain: str) -> Callable[..., None]:
 
 
 @contextmanager
-def _ends_in_order() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the work and its processes, and the person is told how to go on."""
+def _ends_in_order(*, keeps: bool = True) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the work and its processes, and the person is told how to go on. `keeps`: parts stay."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
-        say("interrupted; the same command goes on with the parts that are done")
+        then = "goes on with the parts that are done" if keeps else "begins anew: nothing was written"
+        say(f"interrupted; the same command {then}")
         raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)

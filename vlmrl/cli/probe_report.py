@@ -25,14 +25,15 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
         markup=False,
     )
     quiet = [f"{p['name']} {number(p['mean'])}" for p in tried if not p["verdict"] and p["mean"] is not None]
-    out.print(f"  nothing found: {', '.join(quiet) or 'none'}", markup=False, style="dim")
+    out.print(f"  nothing found: {clean(', '.join(quiet)) or 'none'}", markup=False, style="dim")
     for verdict, words in WORDS.items():
         loud = [p for p in tried if p["verdict"] == verdict]
         if loud:
             out.print(f"  {verdict}: {words}", style=f"bold {_colour(verdict)}", markup=False)
             out.print(f"    to do: {ADVICE[verdict]}", markup=False)
         for p in loud:
-            out.print(f"    {p['name']} ({p['idea']}): {_earned(p)}", style=_colour(verdict), markup=False)
+            told = clean(f"{p['name']} ({p['idea']}): {_earned(p)}")
+            out.print(f"    {told}", style=_colour(verdict), markup=False)
             draw_quote(clean(p["example"])[:TEXT_CHARS], out, 8)
     if probes["skipped"]:
         told = f"  {probes['skipped']} tricks were not tried: the reward hangs, and each costs a time limit"

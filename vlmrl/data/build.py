@@ -295,21 +295,28 @@ def _refuse_foreign(target: Path, *, replace: bool = False) -> None:
     """Raise a DataError when there is anything but a dataset or an empty folder, before any work is done.
 
     Only a folder that this program has made is ever removed: one with a dataset.json and nothing but a dataset's
-    files. A link to one is read, not replaced.
+    files. A link to one, and one with other files beside, are read and found up to date, but not replaced.
     """
     if not target.exists() and not target.is_symlink():
         return
     linked = target.is_symlink()
     names = {path.name for path in target.iterdir()} if target.is_dir() else {""}
-    own = (INFO_FILE, DROPPED_FILE)
-    known = all(n in own or n.endswith(".parquet") or (n.startswith("media-") and n.endswith(".arrow")) for n in names)
-    if (not names and not linked) or (known and INFO_FILE in names and not (linked and replace)):
+    others = sorted(name for name in names if not _is_own(name))
+    if (not names and not linked) or (INFO_FILE in names and not (replace and (linked or others))):
         return
     what = "is a link and" if linked else "is not a dataset folder and"
+    if INFO_FILE in names and not linked:
+        what = f"holds {others[0]}, which is no file of a dataset, and"
     raise DataError(
         f"{target} {what} is not replaced, not even with --force; nothing was written",
         hint="give another --out, or remove it yourself",
     )
+
+
+def _is_own(name: str) -> bool:
+    """Whether a dataset folder has files of such a name."""
+    shard = name.startswith("media-") and name.endswith(".arrow")
+    return shard or name in (INFO_FILE, DROPPED_FILE) or name.endswith(".parquet")
 
 
 def _is_empty(target: Path) -> bool:

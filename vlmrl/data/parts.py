@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,9 @@ def _in_processes(make: Make, work: Sequence[tuple[Any, Path]], count: int, told
     left, running, done = list(reversed(work)), set[Future[None]](), 0
     try:
         while left or running:
-            while left and len(running) < 2 * count:
-                running.add(pool.submit(_work, *left.pop()))
+            with _born_deaf():
+                while left and len(running) < 2 * count:
+                    running.add(pool.submit(_work, *left.pop()))
             ended, running = wait(running, return_when=FIRST_COMPLETED)
             for future in ended:
                 future.result()
@@ -97,11 +99,23 @@ def _in_processes(make: Make, work: Sequence[tuple[Any, Path]], count: int, told
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+@contextlib.contextmanager
+def _born_deaf() -> Iterator[None]:
+    """Processes that start meanwhile never hear Ctrl-C, not even while they import: it is for this one, which ends
+    their parts in order. It hears it when they have started.
+    """
+    resource_tracker.ensure_running()  # it unblocks the signal when the first process starts it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _begin(make: Make, parent_pid: int) -> None:
     """In each process, once."""
     global _make
     die_with_parent(parent_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its parts in order
     _make = make
 
 

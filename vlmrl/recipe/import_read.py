@@ -199,6 +199,8 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
                     doubtful[name] = held
                 else:
                     variables[name] = value
+                    if not arrays.depth:
+                        doubtful.pop(name, None)
         if words:
             commands.append(words)
     for name, held in doubtful.items():

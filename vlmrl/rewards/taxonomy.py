@@ -133,14 +133,17 @@ class RelationForm:
     def parts(
         self, stated: Mapping[str, Any], truth: Mapping[str, Any], levels: Sequence[str]
     ) -> dict[str, float | None]:
-        parts: dict[str, float | None] = {}
+        said = self.said(stated, levels)
+        return {level: None if (right := truth.get(level)) is None else float(said[level] == right) for level in levels}
+
+    def said(self, stated: Mapping[str, Any], levels: Sequence[str]) -> dict[str, Any]:
+        """The word for every level: what is left out below Different is Different too; None where nothing is said."""
+        words: dict[str, Any] = {}
         implied = None
         for level in levels:
-            word, right = stated.get(level, implied), truth.get(level)
-            parts[level] = None if right is None else float(word == right)
-            if word == "different":
-                implied = word
-        return parts
+            words[level] = stated.get(level, implied)
+            implied = "different" if words[level] == "different" else implied
+        return words
 
 
 @dataclass(frozen=True)

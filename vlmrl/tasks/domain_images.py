@@ -46,7 +46,8 @@ class Specimens:
         dropped: images that were left out, each {"origin", "reason"}.
         split_of: origin -> split, where the source says so.
         pairs: split -> pairs, where the source has pairs; None = they are to be drawn.
-        lost: pairs of the source that were left out, each {"origin", "reason"}.
+        lost: pairs of the source that are wrong and were left out, each {"origin", "reason"}.
+        spare: sound pairs that were left out, for they repeat another or join two splits, likewise.
         source: what dataset.json says of it.
     """
 
@@ -56,6 +57,7 @@ class Specimens:
     split_of: dict[str, str] = field(default_factory=dict)
     pairs: dict[str, list[Pair]] | None = None
     lost: list[dict[str, Any]] = field(default_factory=list)
+    spare: list[dict[str, Any]] = field(default_factory=list)
     source: dict[str, Any] = field(default_factory=dict)
 
 
@@ -256,21 +258,29 @@ def keep_one_parent(
     return kept
 
 
-def refuse_bad_images(found: Specimens, max_bad: float) -> None:
-    """Raise a DataError with the first dropped images when their share is above `max_bad`, or no image is sound."""
-    total = len(found.images) + len(found.dropped)
-    if found.images and is_few(len(found.dropped), total, max_bad):
-        return
+def refuse_bad(found: Specimens, max_bad: float) -> None:
+    """Raise a DataError with the first images that were left out when their share is above `max_bad`, or none is sound;
+    of a source that has pairs likewise with those."""
     name = found.source.get("name")
-    if not total:
+    if not found.images and not found.dropped:
         raise DataError(
             f"no image in {name}; nothing was written", hint=f"their names end in {', '.join(IMAGE_SUFFIXES)}"
         )
-    lines = "".join(f"\n  {drop['origin']}: {drop['reason']}" for drop in found.dropped[:5])
-    told = f"{len(found.dropped):,} of {total:,} images cannot be used, more than --max-bad {max_bad:g}"
+    _refuse_share("images", found.dropped, len(found.images), max_bad, name)
+    if found.pairs is not None:
+        sound = sum(len(pairs) for pairs in found.pairs.values())
+        _refuse_share("pairs", found.lost, sound + len(found.spare) if sound else 0, max_bad, name)
+
+
+def _refuse_share(what: str, bad: Sequence[Mapping[str, Any]], sound: int, max_bad: float, name: Any) -> None:
+    total = sound + len(bad)
+    if sound and is_few(len(bad), total, max_bad):
+        return
+    lines = "".join(f"\n  {drop['origin']}: {drop['reason']}" for drop in bad[:5])
+    told = f"{len(bad):,} of {total:,} {what} cannot be used, more than --max-bad {max_bad:g}"
     raise DataError(
-        f"{told if found.images else f'none of the {total:,} images can be used'}; nothing was written:{lines}",
-        hint=f"mend them, or {leave_out(len(found.dropped), total)}"
-        if found.images
+        f"{told if sound else f'none of the {total:,} {what} can be used'}; nothing was written:{lines}",
+        hint=f"mend them, or {leave_out(len(bad), total)}"
+        if sound
         else f"is {name} what you mean, and are its folders or columns what they should be?",
     )

@@ -22,6 +22,7 @@ FOLDS = {8: "validation", 9: "test"}
 """Fold of pairs.txt, from 0 -> split; the others are train."""
 CPLFW_LINE = re.compile(r"(\S+\.(?:jpe?g|png))\s+([0-9]+)", re.IGNORECASE)
 PERSON = re.compile(r"_[0-9]+\.[a-z]+$", re.IGNORECASE)
+INDEX = re.compile(r"[0-9]{1,9}")
 CUT_SHARE = 0.1
 
 
@@ -63,7 +64,7 @@ def parse_pairs(text: str, where: str) -> list[FacePair]:
     if CPLFW_LINE.fullmatch(lines[0][1]):
         return _cplfw(lines, where)
     per_fold = 0
-    if head := re.fullmatch(r"([0-9]+)(?:\s+([0-9]+))?", lines[0][1]):
+    if head := re.fullmatch(r"([0-9]{1,9})(?:\s+([0-9]{1,9}))?", lines[0][1]):
         lines.pop(0)
         per_fold = 2 * int(head[2] or 0)
         promised = 2 * int(head[1]) * int(head[2] or 1)
@@ -73,7 +74,7 @@ def parse_pairs(text: str, where: str) -> list[FacePair]:
     pairs = []
     for position, (number, line) in enumerate(lines):
         words = line.split("\t") if "\t" in line else line.split()
-        if len(words) not in (3, 4) or not all(word.isascii() and word.isdecimal() for word in (words[1], words[-1])):
+        if len(words) not in (3, 4) or not all(INDEX.fullmatch(word) for word in (words[1], words[-1])):
             raise DataError(
                 f"{line!r:.80} is no pair", where=f"{where}:{number}", hint="`name 1 4` or `name 1 other 2`"
             )
@@ -128,19 +129,22 @@ def read_face_pairs(lists: Mapping[str, Path], work: Path | None, limits: Limits
             dropped.append({"origin": path, "reason": seen})
         else:
             images[path] = LabelledImage(seen.media, (person_of(path),), path, seen)
-    sound, lost = _sound_pairs(pairs, images)
+    sound, lost, repeated = _sound_pairs(pairs, images)
+    splits, between = _with_splits(sound)
+    spare = [*repeated, *between]
     made = {
         split: [Pair(images[pair.first], images[pair.second], 0 if pair.same else 1) for pair in found]
-        for split, found in _with_splits(sound).items()
+        for split, found in splits.items()
     }
     told = {"name": folder.name, "lists": [path.name for path in lists.values()], "images": len(images)}
-    return Specimens(list(images.values()), files, dropped, pairs=made, lost=lost, source=told)
+    return Specimens(list(images.values()), files, dropped, pairs=made, lost=lost, spare=spare, source=told)
 
 
 def _sound_pairs(
     pairs: Mapping[str, list[FacePair]], images: Mapping[str, LabelledImage]
-) -> tuple[dict[str, list[FacePair]], list[dict[str, Any]]]:
-    """The pairs of each list whose images are there and say one thing, each once; and the others, with the reason."""
+) -> tuple[dict[str, list[FacePair]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """The pairs of each list whose images are there and say one thing, each once; those that are wrong and those that
+    repeat another, with the reason."""
     content = {path: image.media.sha256 for path, image in images.items()}
     keys = {
         pair: tuple(sorted((content[pair.first], content[pair.second])))
@@ -153,6 +157,7 @@ def _sound_pairs(
         labels.setdefault(key, {True} if key[0] == key[1] else set()).add(pair.same)
     sound: dict[str, list[FacePair]] = {}
     lost: list[dict[str, Any]] = []
+    spare: list[dict[str, Any]] = []
     for split, found in pairs.items():
         kept: dict[tuple[str, ...], FacePair] = {}
         for pair in found:
@@ -163,12 +168,14 @@ def _sound_pairs(
                 reason = "one image twice, or the same two images elsewhere, called the same and different"
             elif keys[pair] in kept:
                 reason = f"the same two images as {kept[keys[pair]].where}"
+                spare.append({"origin": pair.where, "reason": reason})
+                continue
             else:
                 kept[keys[pair]] = pair
                 continue
             lost.append({"origin": pair.where, "reason": reason})
         sound[split] = list(kept.values())
-    return sound, lost
+    return sound, lost, spare
 
 
 def person_of(path: str) -> str:
@@ -186,21 +193,24 @@ def image_root(folder: Path, paths: list[str]) -> Path:
     return best
 
 
-def _with_splits(pairs: Mapping[str, list[FacePair]]) -> dict[str, list[FacePair]]:
+def _with_splits(pairs: Mapping[str, list[FacePair]]) -> tuple[dict[str, list[FacePair]], list[dict[str, Any]]]:
+    """The pairs by split, and those that no split can have, with the reason."""
     if "" not in pairs:
-        return dict(pairs)
+        return dict(pairs), []
     every = pairs[""]
     if len({pair.fold for pair in every}) == 10:
         out: dict[str, list[FacePair]] = {"train": [], "validation": [], "test": []}
         for pair in every:
             out[FOLDS.get(pair.fold or 0, "train")].append(pair)
-        return out
-    out, rest = {}, every
+        return out, []
+    out, rest, between = {}, every, list[dict[str, Any]]()
     for split in ("test", "validation"):
         units = [PairUnits((person_of(pair.first), person_of(pair.second)), pair.same) for pair in rest]
         cut = cut_rows(units, int(CUT_SHARE * len(every)), seed=0)
         gone = {*cut.taken, *cut.lost}
         out[split] = [rest[i] for i in cut.taken]
+        reason = f"one of its persons is in {split}, the other is not"
+        between += [{"origin": rest[i].where, "reason": reason} for i in sorted(cut.lost)]
         rest = [pair for i, pair in enumerate(rest) if i not in gone]
     found = {"train": rest, "validation": out["validation"], "test": out["test"]}
-    return {split: members for split, members in found.items() if members}
+    return {split: members for split, members in found.items() if members}, between

@@ -23,7 +23,7 @@ from vlmrl.tasks.domain_images import (
     is_image_table,
     read_folders,
     read_image_table,
-    refuse_bad_images,
+    refuse_bad,
 )
 from vlmrl.tasks.domain_prep import MAX_BAD, VALIDATION_PAIRS, RowPlan, prepare_rows, row_schema
 from vlmrl.tasks.domains import DOMAINS
@@ -118,7 +118,7 @@ def _prepare_images(
             found = read_face_pairs(lists, build.work, limits)
         else:
             found = read_folders(domain, source, request.levels, build.work, limits)
-        refuse_bad_images(found, request.max_bad)
+        refuse_bad(found, request.max_bad)
         return _write(build, request, domain, name, found, args, limits, force)
 
 
@@ -184,7 +184,7 @@ def _write(
         )
     counts = {"images": len(found.images), "classes": len({image.labels for image in found.images})}
     info = {"counts": counts, "splits": {split: {"reports": []} for split in found.pairs}}
-    dropped = [*found.dropped, *found.lost]
+    dropped = [*found.dropped, *found.lost, *found.spare]
     return write_pairs(build, plan, task, found.pairs, found.files, info, dropped=dropped, force=force, limits=limits)
 
 

@@ -228,9 +228,10 @@ def test_a_task_that_is_learned_is_healthy(tmp_path):
     learned = plan(steps=16, metrics=metrics, respond=respond)
     found = look(make_run(tmp_path / "rises", learned))
     assert found.healthy and "few_distinct" in [c.name for c in found.causes], [c.what for c in found.causes]
-    drawn = iter(range(10**6))
-    flat = replace(learned, metrics=lambda step: metrics(step) | {"reward/mean": 0.5})
-    assert not look(make_run(tmp_path / "does not", flat)).healthy
+    for name, rise in (("does not", 0.0), ("by chance", 0.002)):  # 0.02 over the thirds; scores reach from 0 to 1
+        drawn = iter(range(10**6))
+        flat = replace(learned, metrics=lambda step, rise=rise: metrics(step) | {"reward/mean": 0.5 + rise * step})
+        assert not look(make_run(tmp_path / name, flat)).healthy
 
 
 def test_a_run_without_images_is_healthy_though_the_tower_learns_nothing(tmp_path):
@@ -239,6 +240,37 @@ def test_a_run_without_images_is_healthy_though_the_tower_learns_nothing(tmp_pat
     assert found.healthy and [(c.name, c.level) for c in found.causes] == [("no_images", "note")]
     assert found.causes[0].what.endswith("no row has an image")
     assert not look(make_run(tmp_path / "images", plan(metrics=blind))).healthy
+
+
+def test_a_setting_of_reinforcement_is_no_cause_in_a_supervised_run_which_does_not_read_it(tmp_path):
+    run = make_run(tmp_path, FAULTS["entropy_coef"])
+    assert "entropy_coef" in [c.name for c in look(run).causes]
+    file = run.dir / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"kind": "sft"}))
+    assert "entropy_coef" not in [c.name for c in look(run).causes]
+
+
+@pytest.mark.parametrize(
+    ("settings", "bounds"),
+    [
+        (["algo.clip_low=1e-9"], "algo.clip_low=0.2 --set algo.clip_high=0.28"),
+        (["algo.name=gspo", "algo.clip_low=1e-9"], "algo.clip_low=0.0003 --set algo.clip_high=0.0004"),
+        ([], "train.updates_per_step=1"),
+    ],
+)
+def test_the_bounds_to_go_back_to_are_those_of_the_algorithm(settings, bounds, tmp_path):
+    run = make_run(tmp_path, plan(settings=settings, metrics=lambda step: {"policy/clip_share": 0.45}))
+    (cause,) = [c for c in look(run).causes if c.name == "ratio_clipped"]
+    assert cause.command.endswith(bounds)
+
+
+@pytest.mark.parametrize(
+    ("settings", "command"), [(["algo.importance_cap=1.001"], "importance_cap=2.0"), ([], "--deep")]
+)
+def test_the_usual_cap_is_advised_only_where_a_narrower_one_was_set(settings, command, tmp_path):
+    run = make_run(tmp_path, plan(settings=settings, metrics=lambda step: {"policy/importance_weight": 0.1}))
+    (cause,) = [c for c in look(run).causes if c.name == "importance_masks"]
+    assert command in cause.command
 
 
 def test_responses_whose_reward_failed_are_in_no_mean(tmp_path):

@@ -45,6 +45,13 @@ def test_no_trick_pays_against_the_builtin_pair_rewards(args):
         assert report["honest"]["uninformed"] == pytest.approx(0.5 + 0.125 + 0.05, abs=1e-12)
 
 
+def test_names_without_a_weight_are_not_looked_at_which_is_no_finding():
+    spec = load_reward("taxonomy", args={"levels": LEVELS, "levels_weight": 0.0})
+    assert flagged(probe_reward(spec, spec.weights, PAIR_ROWS, form=FORM)) == set()
+    spec = load_reward("taxonomy", args={"levels": LEVELS})
+    assert flagged(probe_reward(spec, {"format": 0.2, "answer": 0.8}, PAIR_ROWS, form=FORM)) == set()
+
+
 def test_no_trick_pays_against_the_baseline_or_the_text_rewards():
     spec = load_reward("pair_answer")
     assert flagged(probe_reward(spec, spec.weights, PAIR_ROWS, form=BASELINE)) == set()
@@ -228,6 +235,23 @@ def test_what_a_comparison_of_texts_does_not_see_is_named(tmp_path, right, found
     report = probe_reward(load(tmp_path, source.replace("RIGHT", right)), {}, TEXT_ROWS)
     told = {p["name"]: p["verdict"] for p in report["probes"] if p["flagged"]}
     assert {name: told.get(name) for name in found} == found and (found or not told)
+
+
+@pytest.mark.parametrize("answers", [["1.0", "2.50", "10.00"], ["A.", "B.", "C."]])
+def test_half_of_an_answer_that_is_the_answer_is_no_near_miss(tmp_path, answers):
+    """The first half of `1.0` is 1, of `2.50` it is `2.`, which is wrong; of `A.` it is A."""
+    source = """
+    def reward(x):
+        tag = x.response.rpartition("<answer>")[2].removesuffix("</answer>")
+        try:
+            return float(float(tag) == float(x.truth["answer"]))
+        except ValueError:
+            return float(tag.strip(".") == x.truth["answer"].strip("."))
+    """
+    rows = [RewardInput("", truth={"answer": answer}) for answer in answers]
+    report = probe_reward(load(tmp_path, source), {}, rows)
+    half = next(p for p in report["probes"] if p["name"] == "first half")
+    assert not half["flagged"] and half["mean"] in (0.0, None)
 
 
 @pytest.mark.parametrize("answer", ["e", "answer", "{x}", "1.5"])

@@ -88,6 +88,16 @@ def test_what_is_no_dataset_is_refused_before_any_work(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "file", "rows"]
 
 
+def test_a_file_beside_a_dataset_is_never_removed_and_is_no_reason_to_refuse_what_is_up_to_date(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    assert make(tmp_path / "a") == "up to date"
+    with pytest.raises(DataError, match=r"holds notes\.txt, which is no file of a dataset, and is not replaced"):
+        make(tmp_path / "a", seed=1, force=True)
+    assert (tmp_path / "a" / "notes.txt").read_text() == "mine"
+    assert open_dataset(Data(path=str(tmp_path / "a"))).splits == {"train": 1}
+
+
 def test_a_dataset_goes_into_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     assert make(tmp_path / "a") == "created"

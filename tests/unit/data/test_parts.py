@@ -28,6 +28,13 @@ class Numbered:
         path.write_text(f"part {index}, {len(os.listdir(path.parent)) > 0}")
 
 
+DEAF_AT_IMPORT = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def tell_whether_deaf(index: int, path: Path) -> None:
+    path.write_text(str(DEAF_AT_IMPORT))
+
+
 def paths_in(folder: Path, count: int) -> list[Path]:
     return [folder / f"part-{i}" for i in range(count)]
 
@@ -90,3 +97,10 @@ def test_a_mistake_of_the_user_leaves_nothing_to_go_on_with(tmp_path: Path) -> N
         (build.work / "p0.jsonl").write_text("of a")
         raise DataError("too many wrong rows")
     assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_is_for_the_parent_from_the_first_import_of_the_others(tmp_path: Path) -> None:
+    """Or each of them would write a traceback of its own, which is what a person reads who was too early."""
+    make_parts(tell_whether_deaf, range(6), paths_in(tmp_path, 6), workers=2)
+    assert set(contents(tmp_path).values()) == {"True"}
+    assert not DEAF_AT_IMPORT and signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

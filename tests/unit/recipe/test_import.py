@@ -256,6 +256,13 @@ python3 -m verl.trainer.main_ppo data.train_batch_size=$size actor_rollout_ref.a
                     (("size", "512"), ("tp", "1"))]  # fmt: skip
 
 
+def test_a_variable_that_is_set_once_more_outside_of_the_condition_is_not_told(tmp_path):
+    script = "lr=1\nif [ $1 ]; then\n  lr=2\nfi\nlr=3e-6\npython3 -m verl.trainer.main_ppo data.seed=1 a.optim.lr=$lr\n"
+    (tmp_path / "run.sh").write_text(script)
+    foreign = read_foreign(tmp_path / "run.sh")
+    assert foreign.values["a.optim.lr"] == 3e-6 and foreign.notes == []
+
+
 @pytest.mark.parametrize(
     "script",
     [

@@ -14,7 +14,7 @@ from vlmrl.recipe.schema import Data
 from vlmrl.tasks.assemble import Limits
 from vlmrl.tasks.domain_images import check_folders
 from vlmrl.tasks.domains import DOMAINS
-from vlmrl.tasks.face_pairs import FacePair, parse_pairs
+from vlmrl.tasks.face_pairs import FacePair, _with_splits, parse_pairs, person_of
 from vlmrl.tasks.prepare import DomainRequest, prepare_domain
 
 PAIRS = {"train": 60, "validation": 10, "test": 20}
@@ -272,6 +272,8 @@ def test_lists_of_pairs_are_read_in_both_forms() -> None:
         ("Ann_Li 1 \u0662\n", "is no pair"),
         ("2 1\nAnn 1 2\n", "makes it 4 pairs, and there are 1"),
         ("3\nAnn 1 2\n", "makes it 6 pairs"),
+        (f"{'9' * 5000}\nAnn 1 2\n", "is no pair"),
+        (f"Ann 1 {'9' * 5000}\n", "is no pair"),
     ]
     for wrong, what in wrongs:
         with pytest.raises(DataError, match=what):
@@ -331,3 +333,33 @@ def test_pairs_that_cannot_be_used_or_contradict_each_other_are_listed_with_thei
         "pairs.txt:61": "the same two images as pairs.txt:33",
     }
     assert sum(fields["rows"] for fields in made.info["splits"].values()) == 58
+
+
+def test_more_wrong_pairs_than_the_share_and_no_sound_pair_at_all_are_refused(tmp_path: Path) -> None:
+    """Pairs 1 and 2 are the same two images, called the same and different."""
+    faces(tmp_path / "in", 60)
+    lines = ["P0/P0_0001.jpg 1", "P0/P0_0002.jpg 1", "P0/P0_0002.jpg 0", "P0/P0_0001.jpg 0"]
+    (tmp_path / "in" / "pairs_CPLFW.txt").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"none of the 2 pairs can be used; nothing was written:\n  pairs_CPLFW"):
+        prepare(tmp_path / "out", "human", tmp_path / "in", max_bad=1)
+    for n in range(2, 60):
+        lines += [f"P{n}/P{n}_0001.jpg 1", f"P{n}/P{n}_0002.jpg 1"]
+    (tmp_path / "in" / "pairs_CPLFW.txt").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"2 of 60 pairs cannot be used, more than --max-bad 0\.01") as caught:
+        prepare(tmp_path / "out", "human", tmp_path / "in")
+    assert "--max-bad 0.04 leaves them out" in str(caught.value.hint) and not (tmp_path / "out").exists()
+    made = prepare(tmp_path / "out", "human", tmp_path / "in", max_bad=0.04)
+    assert sum(fields["rows"] for fields in made.info["splits"].values()) == 58
+
+
+def test_pairs_between_two_splits_of_a_list_without_folds_are_told() -> None:
+    """All 780 pairs of 40 persons: the two persons of a test pair leave 2 x 38 pairs that no split can have."""
+    met = [(a, b) for a in range(40) for b in range(a)]
+    pairs = [FacePair(f"P{a}_1.jpg", f"P{b}_1.jpg", False, None, f"pairs.txt:{i}") for i, (a, b) in enumerate(met)]
+    splits, between = _with_splits({"": pairs})
+    assert {split: len(found) for split, found in splits.items()} == {"train": 703, "test": 1}
+    known = {pair.where: pair for pair in pairs}
+    tested = {person_of(splits["test"][0].first), person_of(splits["test"][0].second)}
+    lost = [known[one["origin"]] for one in between]
+    assert len(lost) == 76 and all(len({person_of(p.first), person_of(p.second)} & tested) == 1 for p in lost)
+    assert {one["reason"] for one in between} == {"one of its persons is in test, the other is not"}

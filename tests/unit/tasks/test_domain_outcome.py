@@ -11,8 +11,10 @@ from domain_builders import TRUTHS, write_dataset
 from vlmrl.errors import RewardError
 from vlmrl.recipe.load import load_recipe
 from vlmrl.recipe.schema import Data, Reward
+from vlmrl.rewards import load_reward
 from vlmrl.tasks import make_task
 from vlmrl.tasks.source import Source, open_source
+from vlmrl.types import RewardInput
 
 
 def outcome(task: str, variant: str, text: str, **truth: Any) -> dict[str, float | None]:
@@ -71,6 +73,19 @@ def test_verdicts_are_right_or_wrong_and_uncertain_is_wrong() -> None:
     found = outcome("bird", "im_basic", answer("0.9", order="Same", family="Different"), **unknown)
     assert [found[f"accuracy/{name}"] for name in ("order", "family", "genus")] == [1.0, 1.0, None]
     assert (found["consistent"], found["accuracy"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("family", "right"), [(["A", "B"], 1.0), (["A", "A"], 0.0)])
+def test_a_level_left_out_below_different_is_different_for_the_reward_and_the_metric(family, right) -> None:
+    """Order: the same; said to differ. What is said of family, without a word, is right where it truly differs."""
+    truth = {"order": ["O", "O"], "family": family, "genus": ["C", "D"], "distance": None}
+    text = answer("0.1", order="Different")
+    found = outcome("bird", "im_basic", text, **truth)
+    task = make_task("bird", {}, "im_basic")
+    assert task.reward is not None
+    paid = load_reward(task.reward, args=task.reward_args).fn(RewardInput(text, TRUTHS["bird"] | truth))
+    assert (found["accuracy/order"], paid["order"]) == (0.0, 0.0)
+    assert (found["accuracy/family"], paid["family"]) == (right, right)
 
 
 def test_labels_count_as_a_pair_and_one_by_one() -> None:

@@ -10,6 +10,7 @@ from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.labels import LabelForm
 from vlmrl.rewards.pairs import PairReward
+from vlmrl.rewards.taxonomy import RelationForm
 from vlmrl.tasks.base import Outcome
 
 RELAXED_FUNCTION = "lfw_relax_format:"
@@ -40,8 +41,9 @@ def pair_outcome(reward: PairReward) -> Callable[[Mapping[str, Any], str], Outco
     """The numbers of an answer that `reward` reads.
 
     accuracy: the probability is on the right side of 0.5 (exactly 0.5 decides nothing and is wrong).
-    accuracy/<field>: the tag says of both images what is true; None where it is not due (a coarser level truly differs)
-    or the truth is not known. label_accuracy/<field>, where they are labels: the share of the two that are right.
+    accuracy/<field>: the tag says of both images what is true (a relation left out below Different is Different, as the
+    reward reads it); None where it is not due (a coarser level truly differs) or the truth is not known.
+    label_accuracy/<field>, where they are labels: the share of the two that are right.
     brier: (probability - label) squared, 0 is best; 1 when the answer cannot be parsed.
     confidence: the probability, None when it cannot be parsed.    label: 1 = same.
     parse_failure: 1 when the response does not follow the format; it then counts as wrong in all of the above.
@@ -74,6 +76,8 @@ def pair_outcome(reward: PairReward) -> Callable[[Mapping[str, Any], str], Outco
 def _levels(judge: PairReward, stated: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, float | None]:
     """`accuracy/<field>`, and for labels `label_accuracy/<field>`, of every level."""
     found: dict[str, float | None] = {}
+    if isinstance(judge.form, RelationForm):
+        stated = judge.form.said(stated, judge.levels)
     due = True
     for level in judge.levels:
         truth, said, field = right[level], stated.get(level), judge.fields.get(level, level)
