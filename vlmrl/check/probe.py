@@ -196,7 +196,7 @@ def _in_form(form: str, known: Sequence[str], *, right: bool) -> Attack:
 def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput]) -> ProbeResult:
     """Whether knowing pays at all. Where all rows have one truth, a constant may be as good."""
     informed, wrong, blind = (t.mean or 0.0 for t in (honest.informed, honest.wrong, honest.uninformed))
-    vary = len({x.truth.get("same", right_text(x)) for x in rows}) > 1
+    vary = len({repr(x.truth.get("same", right_text(x))) for x in rows}) > 1  # a truth may hold anything
     against = f"a wrong one earns {wrong:.3g}, `{honest.uninformed.attack.name}` {blind:.3g}"
     verdict = "blind" if informed <= max(wrong, blind if vary else wrong) + EPSILON else ""
     return replace(

@@ -141,6 +141,9 @@ def _supervised(draft: Draft, sign: str, rows: int | None, processes: int | None
     _model(draft)
     _data(draft)
     batch = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    for key in batch:
+        if int(draft.get(key)) < 1:
+            raise ValueError("it must be 1 at least")
     draft.put("train.rows_per_step", int(draft.get(batch[0])) * int(draft.get(batch[1])) * (processes or 1), *batch)
     if processes is None:
         draft.todo.append("train.rows_per_step is that of one process: times their number (--processes N works it out)")
@@ -291,18 +294,18 @@ def _engine(draft: Draft) -> None:
 
 def _steps(draft: Draft, updates: int, rows: int | None) -> None:
     most, prompts = number(int, draft.get("max_steps"), 1), draft.taken["rollout.prompts_per_step"].value
-    epochs = float(draft.get("num_train_epochs"))
+    epochs, size = float(draft.get("num_train_epochs")), "rows" if "train.rows_per_step" in draft.taken else "prompts"
     if most:
         why = f"{most} optimizer updates at {updates} a generation: a step here is a generation" if updates > 1 else ""
         draft.put("train.steps", max(1, most // updates), "max_steps", why=why)
         draft.leave("num_train_epochs", "max_steps decides")
     elif rows:
-        why = f"{epochs:g} passes over {rows} rows at {prompts} prompts a step"
+        why = f"{epochs:g} passes over {rows} rows at {prompts} {size} a step"
         draft.put("train.steps", max(1, int(rows * epochs // prompts)), "num_train_epochs", why=why)
     else:
         draft.left["num_train_epochs"] = "a run is as long as train.steps says"
         draft.todo.append(
-            f"set train.steps: {epochs:g} passes are {epochs:g} x rows / prompts_per_step (--rows N works it out)"
+            f"set train.steps: {epochs:g} passes are {epochs:g} x rows / {size}_per_step (--rows N works it out)"
         )
     schedule_keys(draft, "lr_scheduler_type", "warmup_steps", "warmup_ratio", "lr_scheduler_kwargs.min_lr_rate")
     every = draft.get("eval_steps")

@@ -45,6 +45,12 @@ def test_no_trick_pays_against_the_builtin_pair_rewards(args):
         assert report["honest"]["uninformed"] == pytest.approx(0.5 + 0.125 + 0.05, abs=1e-12)
 
 
+def test_a_truth_of_any_kind_is_tried(tmp_path):
+    spec = load(tmp_path, "def reward(x): return 1.0")
+    rows = [RewardInput("", truth={"same": same}) for same in ([1], True)]
+    assert "the right answer" in flagged(probe_reward(spec, {}, rows, form=BASELINE))
+
+
 def test_names_without_a_weight_are_not_looked_at_which_is_no_finding():
     spec = load_reward("taxonomy", args={"levels": LEVELS, "levels_weight": 0.0})
     assert flagged(probe_reward(spec, spec.weights, PAIR_ROWS, form=FORM)) == set()

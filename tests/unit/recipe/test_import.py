@@ -256,6 +256,18 @@ python3 -m verl.trainer.main_ppo data.train_batch_size=$size actor_rollout_ref.a
                     (("size", "512"), ("tp", "1"))]  # fmt: skip
 
 
+def test_a_supervised_recipe_counts_rows_and_a_batch_of_none_is_named(tmp_path):
+    (tmp_path / "a.yaml").write_text("max_length: 9\nper_device_train_batch_size: 0\n")
+    with pytest.raises(
+        VlmrlError, match=r"`per_device_train_batch_size` has a value that it cannot have, '0': it must"
+    ):
+        import_recipe(tmp_path / "a.yaml", system="trl", rows=100)
+    (tmp_path / "a.yaml").write_text("max_length: 9\nper_device_train_batch_size: 4\n")
+    told = str([import_recipe(tmp_path / "a.yaml", system="trl", rows=rows) for rows in (None, 100)])
+    assert "3 x rows / rows_per_step" in told and "3 passes over 100 rows at 4 rows a step" in told
+    assert "prompts_per_step" not in told
+
+
 def test_a_variable_that_is_set_once_more_outside_of_the_condition_is_not_told(tmp_path):
     script = "lr=1\nif [ $1 ]; then\n  lr=2\nfi\nlr=3e-6\npython3 -m verl.trainer.main_ppo data.seed=1 a.optim.lr=$lr\n"
     (tmp_path / "run.sh").write_text(script)
