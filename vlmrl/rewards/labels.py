@@ -117,6 +117,9 @@ class LabelForm:
             )
         return Said(tuple(found), found[0] != found[1])
 
+    def said(self, stated: Mapping[str, Any], levels: Sequence[str]) -> Mapping[str, Any]:
+        return stated
+
     def parts(
         self, stated: Mapping[str, Any], truth: Mapping[str, Any], levels: Sequence[str]
     ) -> dict[str, float | None]:

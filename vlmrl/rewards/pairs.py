@@ -56,6 +56,10 @@ class Form(Protocol):
         """Of a pair of names; raises a RewardError for names that the form does not know."""
         ...
 
+    def said(self, stated: Mapping[str, Any], levels: Sequence[str]) -> Mapping[str, Any]:
+        """What is stated, and what follows from it for levels that are left out."""
+        ...
+
     def parts(
         self, stated: Mapping[str, Any], truth: Mapping[str, Any], levels: Sequence[str]
     ) -> dict[str, float | None]:
@@ -99,6 +103,9 @@ class NameForm:
             return Said(None, None)
         names = normalise_name(first, level, self.aliases), normalise_name(second, level, self.aliases)
         return Said(None, None) if "" in names or "nan" in names else Said(names, names[0] != names[1])
+
+    def said(self, stated: Mapping[str, Any], levels: Sequence[str]) -> Mapping[str, Any]:
+        return stated
 
     def parts(
         self, stated: Mapping[str, Any], truth: Mapping[str, Any], levels: Sequence[str]

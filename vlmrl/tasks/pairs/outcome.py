@@ -10,7 +10,6 @@ from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.labels import LabelForm
 from vlmrl.rewards.pairs import PairReward
-from vlmrl.rewards.taxonomy import RelationForm
 from vlmrl.tasks.base import Outcome
 
 RELAXED_FUNCTION = "lfw_relax_format:"
@@ -76,8 +75,7 @@ def pair_outcome(reward: PairReward) -> Callable[[Mapping[str, Any], str], Outco
 def _levels(judge: PairReward, stated: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, float | None]:
     """`accuracy/<field>`, and for labels `label_accuracy/<field>`, of every level."""
     found: dict[str, float | None] = {}
-    if isinstance(judge.form, RelationForm):
-        stated = judge.form.said(stated, judge.levels)
+    stated = judge.form.said(stated, judge.levels)
     due = True
     for level in judge.levels:
         truth, said, field = right[level], stated.get(level), judge.fields.get(level, level)
