@@ -149,7 +149,7 @@ def learn(session: Session, made: Collected, objective: PolicyGradient) -> dict[
     acts_on_all = algorithm.needs_critic or bool(objective.kl_coef or objective.entropy_coef)
     keep_dead = acts_on_all and algorithm.filter == "none"
     batch = batch_of(
-        s, made, made.groups, keep_dead=keep_dead, count_dead=algorithm.count_dead,
+        s, made, made.groups, keep_dead=keep_dead, count_dead=algorithm.counts_dead,
         updates=recipe.train.updates_per_step,
     )  # fmt: skip
     batch.seed = hash64(recipe.train.seed, s.progress.step, "tokens")
