@@ -52,6 +52,13 @@ def test_loss_that_is_not_finite_stops_all_with_the_name(outcome: Path, case: st
     assert "row 1" in one and "row 1" in two
 
 
+def test_sharding_changes_no_input_of_a_module_in_bfloat16(outcome: Path) -> None:
+    """Bit by bit: what every module is given, the log-probs, and the summed gradient."""
+    found = json.loads((outcome / "2.json").read_text())["bfloat16"]
+    assert found and all(told.pop("modules") > 50 for told in found.values())
+    assert found == {name: {"inputs": [], "outputs": [], "gradients": 0.0} for name in found}
+
+
 def test_engine_of_a_sharded_policy_samples_the_same(outcome: Path) -> None:
     one, two = (json.loads((outcome / f"{size}.json").read_text())["samples"] for size in (1, 2))
     assert one == two

@@ -17,6 +17,7 @@ import torch
 from parity import adapted
 from parity import world as world_of
 from safetensors.torch import save_file
+from same_inputs import compare_families
 from tinyfamilies import BUILDERS, build
 from tinyworld import encoded, four_prompts, items_of, prompt_tokens, response
 
@@ -133,6 +134,8 @@ def main(model_folder: str, out: str) -> None:
             except TrainError as error:
                 told[f"{name} with NaN"] = error.message
             assert all(torch.equal(before[n], whole(p.detach())) for n, p in policy.named_parameters())
+        if world.size > 1:
+            told["bfloat16"] = compare_families(world)
         messages = world.gather({k: v for k, v in told.items() if "NaN" in k})
         assert all(m == messages[0] for m in messages)
         if world.is_main:
