@@ -247,8 +247,9 @@ class Rollout(Table):
     """With `engine_gpus`: the next step's rollouts are made while this step's update runs, so by weights that are one
     step older; the importance correction (`algo.importance`) makes up for it."""
     max_sync_gap: Annotated[float, Field(gt=0)] = 0.1
-    """After each weight sync a few responses of vLLM are re-scored by the trainer; a mean difference of their log-probs
-    above this (nats) stops the run. In float32 it is below 1e-5, in bfloat16 about 0.01."""
+    """After each weight sync the trainer re-scores a few responses of every vLLM engine. The run stops when the median
+    difference of the tokens' log-probs (nats) is above this, over all engines or of one that has 8 tokens or more. A
+    single token may differ by more. In float32 the median is below 1e-5, in bfloat16 about 0.01."""
     prompts_per_step: PositiveInt = 32
     """Different prompts in one step."""
     samples_per_prompt: PositiveInt = 8
