@@ -89,7 +89,8 @@ class PolicyGradient:
         algorithm: the row.
         kl_coef: weight of the KL to the reference in the loss (0 where it is in the reward); an adaptive one changes.
         entropy_coef: weight of the entropy bonus.
-        importance: "truncate" or "mask": correct for the engine's log-probs; "none": do not.
+        importance: "truncate" or "mask": weigh the loss for the engine's log-probs. "ratio": take them for the old
+            ones. "none": neither.
     """
 
     algorithm: Algorithm
@@ -107,8 +108,9 @@ class PolicyGradient:
             return {}
         logps: dict[int, Tensor] = {}
         fill_logps(policy, batch, logps, tokens_per_row)
+        said = {i.trajectory: batch.sampler_logp_of(i).to(policy.device) for i in batch.items}
         own = {
-            i: [logp, batch.old_logp.get(i, logp), batch.advantage_of(i, len(logp)).to(logp.device)]
+            i: [logp, self._old(logp, batch.old_logp.get(i), said[i]), batch.advantage_of(i, len(logp)).to(logp.device)]
             for i, logp in logps.items()
         }
         columns = [on_cpu({i: found[k] for i, found in own.items()}) for k in range(3)]
@@ -122,12 +124,11 @@ class PolicyGradient:
         return {i: chosen for i, chosen in zip(order, found, strict=True) if i in own}
 
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
-        # With one update a batch the policy that sampled IS this one: its old log-prob is the detached new one.
-        old = stats.logp.detach() if data.old_logp is None else data.old_logp
+        old = self._old(stats.logp, data.old_logp, data.sampler_logp)
         tokens = Tokens(stats.logp, old, data.advantage, data.response, data.selected)
         loss, clipped = policy_loss(self.algorithm, tokens)
         shown = {"policy/clip_share": clipped, "policy/entropy": stats.entropy}
-        if self.importance != "none":
+        if self.importance in ("truncate", "mask"):
             weight = importance_weight(
                 old, data.sampler_logp, data.response, mode=self.importance, level=self.algorithm.importance_level,
                 cap=self.algorithm.importance_cap,
@@ -150,6 +151,15 @@ class PolicyGradient:
             loss = loss + self.algorithm.value_coef * value
             shown["loss/value"] = value.detach()
         return loss, shown
+
+    def _old(self, logp: Tensor, before: Tensor | None, said: Tensor) -> Tensor:
+        """The old log-probs of the ratio: what the policy said before the updates, or what the engine did.
+
+        With one update a batch the policy before it IS this one: its old log-prob is the detached new one.
+        Args: before: None = there is one update. said: the engine's, NaN where nobody sampled.
+        """
+        old = logp.detach() if before is None else before
+        return old if self.importance != "ratio" else torch.where(torch.isnan(said), old, said)
 
     def _kl(self, stats: TokenStats, data: TokenData) -> Tensor:
         if self.algorithm.kl == "full":
@@ -274,11 +284,9 @@ def _token_data(
     of_each = [(items[k].trajectory, response, n) for response, (k, n) in enumerate(counts.items())]
     indices_3K = [[values[column] for values in of_each for _ in range(values[2])] for column in range(3)]
     trajectory, response, response_tokens = torch.tensor(indices_3K, dtype=torch.long).reshape(3, -1).to(device)
-    sampled = [
-        x for i in items for s in i.segments if s.trained for x in (s.sampler_logp or [float("nan")] * len(s.ids))
-    ]
     advantage = torch.cat([batch.advantage_of(i.trajectory, batch.num_trained(i)) for i in items])
-    advantage, sampler_logp = torch.stack([advantage, torch.tensor(sampled, dtype=torch.float32)]).to(device)
+    sampler_logp = torch.cat([batch.sampler_logp_of(i) for i in items])
+    advantage, sampler_logp = torch.stack([advantage, sampler_logp]).to(device)
 
     def join(by: Mapping[int, Tensor]) -> Tensor | None:
         if not by:
