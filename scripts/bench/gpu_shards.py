@@ -43,10 +43,9 @@ def outcome(world: World, tokens_per_row: int | None = None) -> Outcome:
 def gaps(found: Outcome, expected: Outcome) -> Row:
     """`logp_mean`: nats, over tokens. `gradient`: norm of the difference over the norm."""
     assert found[1].keys() == expected[1].keys(), "a gradient is missing"
-    off = sum(
-        float((found[1][n].float() - g.float()).square().sum(dtype=torch.float64)) for n, g in expected[1].items()
-    )
-    norm = sum(float(g.float().square().sum(dtype=torch.float64)) for g in expected[1].values())
+    squares = lambda x: float(x.float().square().sum(dtype=torch.float64))  # noqa: E731
+    off = sum(squares(found[1][n].float() - g.float()) for n, g in expected[1].items())
+    norm = sum(squares(g) for g in expected[1].values())
     return {"logp_mean": float((found[0] - expected[0]).abs().mean()), "gradient": (off / norm) ** 0.5}
 
 

@@ -99,12 +99,13 @@ def _receiver() -> Iterator[socket.socket]:
 
 def _send(tensors: Iterable[tuple[str, Tensor]], link: socket.socket) -> None:
     """Send every tensor and wait until all have arrived."""
-    count = 0
-    for count, (name, tensor) in enumerate(tensors, 1):
+    sent = 0
+    for name, tensor in tensors:
         wire.send(link, *wire.pack_tensor(name, tensor))
+        sent += 1
     wire.send(link, {"tensor": None})
     received = wire.receive(link)[0]["received"]
-    assert received == count, f"{received} of {count} tensors arrived"
+    assert received == sent, f"{received} of {sent} tensors arrived"
 
 
 def saves(smoke: bool) -> Iterator[Row]:

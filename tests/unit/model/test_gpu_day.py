@@ -78,7 +78,7 @@ def alive(pid: int) -> bool:
 
 
 def test_three_calls_of_nine_minutes_and_twenty_five_in_all():
-    seconds = {call: 0 for call in (1, 2, 3)}
+    seconds = dict.fromkeys((1, 2, 3), 0)
     for p in PARTS.values():
         seconds[p.call] += sum(m.limit_seconds for m in p.measures)
     assert max(seconds.values()) <= 60 * gpu_day.CALL_MINUTES and sum(seconds.values()) <= 25 * 60
