@@ -158,7 +158,7 @@ PARTS: dict[str, Part] = {
         "FSDP2 over NCCL in a world of one process, beside the same update unsharded", 3,
         (
             Measure("Qwen2.5-VL-3B", "gpu_shards:sharded_update", 75, SHARDING, {"model": "Qwen2.5-VL-3B"}),
-            Measure("Qwen3.5-9B-half", "gpu_shards:forked_units", 90, SHARDING, {"model": "Qwen3.5-9B-half"}),
+            Measure("Qwen3.5-9B-quarter", "gpu_shards:forked_units", 90, SHARDING, {"model": "Qwen3.5-9B-quarter"}),
         ),
         {
             "s": ("seconds", ".2f"), "peak GiB": ("peak_gib", ".1f"), "log-prob mean gap": ("logp_mean", ".1e"),

@@ -10,7 +10,9 @@ from __future__ import annotations
 import random
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -125,6 +127,16 @@ def compare(
     }  # fmt: skip
 
 
+def or_failure(measure: Callable[[], Row]) -> Row:
+    """What a case measures, or a row that says how it failed: the other cases must not be lost with it."""
+    try:
+        return measure()
+    except Exception as error:
+        traceback.print_exc()
+        return {"outcome": f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200],
+                "ok": False}  # fmt: skip
+
+
 def _error(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected).norm() / expected.norm())
 
@@ -137,23 +149,26 @@ def row_attention(backend: str, layout: Sequence[Span], window: int | None, devi
 
 def _rows(backend: str, smoke: bool, shapes: Sequence[tuple[int, int, int, int | None]]) -> Iterator[Row]:
     """Errors of a backend by (heads, key heads, head width, window) over two ragged groups."""
-    device = device_of(smoke)
     groups = [(11, (5, 7, 1)), (3, (4,))] if smoke else [(700, (200, 333, 64, 1)), (150, (100, 77)), (90, ())]
     layout = layout_of(groups)
-    backward = backend != "flex" or not smoke  # FlexAttention has no backward pass on a CPU
     for heads, key_heads, width, window in shapes:
         window = min(window, 6) if smoke and window else window
-        sees = visible(layout, window, device)
-        started = time.perf_counter()
-        attend = row_attention(backend, layout, window, device)
-        row = compare(
-            attend, row_attention("sdpa", layout, window, device),
-            lambda q, k, v, sees=sees: oracle(q, k, v, sees, q.shape[-1] ** -0.5),
-            (1, heads, layout[-1].end, width), key_heads, smoke, backward,
-        )  # fmt: skip
         name = f"{backend} {heads}/{key_heads} heads, D {width}" + (f", window {window}" if window else "")
+        started = time.perf_counter()
+        row = or_failure(partial(_one_row, backend, layout, (heads, key_heads, width), window, smoke))
         more = {"compile_seconds": time.perf_counter() - started} if backend == "flex" and not smoke else {}
         yield {"case": name, **row, **more}
+
+
+def _one_row(backend: str, layout: Sequence[Span], shape: tuple[int, int, int], window: int | None, smoke: bool) -> Row:
+    """Errors of a backend over a row. Args: shape: (heads, key heads, head width)."""
+    (heads, key_heads, width), device = shape, device_of(smoke)
+    sees = visible(layout, window, device)
+    return compare(
+        row_attention(backend, layout, window, device), row_attention("sdpa", layout, window, device),
+        lambda q, k, v: oracle(q, k, v, sees, q.shape[-1] ** -0.5), (1, heads, layout[-1].end, width), key_heads, smoke,
+        backward=backend != "flex" or not smoke,  # FlexAttention has no backward pass on a CPU
+    )  # fmt: skip
 
 
 def varlen_rows(smoke: bool) -> Iterator[Row]:
@@ -195,7 +210,8 @@ def vision_towers(smoke: bool) -> Iterator[Row]:
             def exact(q: Tensor, k: Tensor, v: Tensor, sees: Tensor = sees) -> Tensor:
                 return oracle(q, k, v, sees, q.shape[-1] ** -0.5)
 
-            row = compare(attend, stock, exact, (1, 16, sum(lengths), width), 16, smoke)
+            shape = (1, 16, sum(lengths), width)
+            row = or_failure(partial(compare, attend, stock, exact, shape, 16, smoke))
             yield {"case": f"vision tower, 16 heads, D {width}, {name}", **row}
 
 
@@ -221,9 +237,11 @@ def layer_speed(smoke: bool) -> Iterator[Row]:
             for leaf in leaves:
                 leaf.grad = None
 
-        seconds = median_seconds(once, 2 if smoke else 20, device)
-        yield {"case": f"{backend}, {tokens} tokens, {heads}/{key_heads} heads, D {width}",
-               "milliseconds": 1e3 * seconds, "tflops": flops / seconds / 1e12}  # fmt: skip
+        def speed(once: Callable[[], None] = once) -> Row:
+            seconds = median_seconds(once, 2 if smoke else 20, device)
+            return {"milliseconds": 1e3 * seconds, "tflops": flops / seconds / 1e12}
+
+        yield {"case": f"{backend}, {tokens} tokens, {heads}/{key_heads} heads, D {width}", **or_failure(speed)}
 
 
 def median_seconds(run: Callable[[], None], times: int, device: torch.device) -> float:

@@ -208,7 +208,7 @@ def _short_of_memory(place: Place, whole: Run) -> Iterator[Row]:
     room = event["peak_bytes"] - weights
     some, little = (int(0.75 * event["tokens"]), 1) if place.smoke else (weights + int(f * room) for f in (0.75, 0.1))
     run, row = place.train("half", limit=some)
-    halved = [e for e in run.metrics("event") if e.get("event") == "budget halved"]
+    halved = [e for e in run.metrics("event") if e.get("event") == "out of memory: budget halved"]
     yield _row("train, three quarters of the memory", row, row["exit_code"] == 0 and bool(halved),
                "the rows' token budget was halved once and the run ended well")  # fmt: skip
     _, row = place.train("none", limit=little)

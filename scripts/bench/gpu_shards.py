@@ -8,7 +8,7 @@ gradients that are reduced, hooks on every unit.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vlmrl.dist.fsdp import shard, units_of, whole
 from vlmrl.dist.world import World as Processes
+from vlmrl.model.memory import give_back
 
 Row = dict[str, Any]
 Outcome = tuple[Tensor, dict[str, Tensor]]
@@ -32,10 +33,10 @@ def start_group(device: torch.device) -> None:
 
 
 def outcome(world: World, tokens_per_row: int | None = None) -> Outcome:
-    """(log-probs, gradients by name) of the group, both whole and on the CPU; no gradients are left behind."""
+    """(log-probs, gradients by name) of the group, whole, on the device; no gradients are left behind."""
     budget = tokens_per_row or world.case.tokens_per_row
-    logp = one_pass("shared", world.policy, world.items, budget)[0].cpu()
-    gradients = {n: whole(p.grad).cpu() for n, p in world.policy.model.named_parameters() if p.grad is not None}
+    logp = one_pass("shared", world.policy, world.items, budget)[0]
+    gradients = {n: whole(p.grad) for n, p in world.policy.model.named_parameters() if p.grad is not None}
     world.policy.model.zero_grad(set_to_none=True)
     return logp, gradients
 
@@ -63,28 +64,31 @@ def timed(world: World) -> Row:
 
 def sharded_update(smoke: bool, model: str) -> Iterator[Row]:
     """A pass over the TaxonRL group, plain and sharded by layer."""
-    world = World(Case("parity", "taxon", model, "shared", "sdpa" if smoke else "varlen"), smoke)
-    yield from _plain_and_sharded(world, ["by layer"])
+    case = Case("parity", "taxon", model, "shared", "sdpa" if smoke else "varlen")
+    yield from _plain_and_sharded(case, smoke, ["by layer"])
 
 
 def forked_units(smoke: bool, model: str) -> Iterator[Row]:
     """The same for a model whose layers run once for the prompt and again for its responses: as one unit, as
     training shards it, and by layer.
     """
-    world = World(Case("parity", "taxon", model, "shared", "sdpa"), smoke)
-    yield from _plain_and_sharded(world, ["one unit", "by layer"])
+    case = Case("parity", "taxon", model, "shared", "sdpa")
+    yield from _plain_and_sharded(case, smoke, ["one unit", "by layer"])
 
 
-def _plain_and_sharded(world: World, ways: list[str]) -> Iterator[Row]:
-    expected, name = outcome(world), world.case.model
+def _plain_and_sharded(case: Case, smoke: bool, ways: Sequence[str]) -> Iterator[Row]:
+    """A row for the plain model, which has gone when the next is made, and one for each way of sharding it."""
+    world = World(case, smoke)
+    expected, name = outcome(world), case.model
     two_a_row = len(world.items[0].prompt.ids) + sum(item.num_tokens for item in world.items[:2])
     repacked = gaps(outcome(world, two_a_row), expected)
     shown = f"{repacked['logp_mean']:.1e}, {repacked['gradient']:.1e}"
     yield {"case": f"{name}, not sharded", **timed(world), "repacked": shown}
     start_group(world.device)
     for way in ways:
-        if way != ways[0]:  # a module is sharded once
-            world = World(world.case, smoke=world.device.type == "cpu")
+        del world
+        give_back(torch.device("cpu" if smoke else "cuda"))
+        world = World(case, smoke)
         layers = units_of(world.policy.model) if way == "by layer" else []
         shard(world.policy, layers, Processes(), world.device, compute_dtype=torch.bfloat16)
         moved = gaps(outcome(world), expected)

@@ -56,7 +56,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
                     "out_hidden_size": 4096}, False),
 }  # fmt: skip
 _NINE_B = MODELS["Qwen3.5-9B"]
-MODELS["Qwen3.5-9B-half"] = (_NINE_B[0], _NINE_B[1] | {"num_hidden_layers": 16}, *_NINE_B[2:])
+MODELS["Qwen3.5-9B-quarter"] = (_NINE_B[0], _NINE_B[1] | {"num_hidden_layers": 8}, *_NINE_B[2:])
 """Name -> transformers' class, text and vision configuration as published, and whether the embeddings are tied."""
 IMAGE, VIDEO, START, END, PAD = range(2, 7)
 """Ids of special tokens, which random text leaves out. Where they are in the vocabulary makes no difference here."""
