@@ -22,13 +22,14 @@ from vlmrl.store.prune import RolloutRule
 from vlmrl.tasks.source import Source
 from vlmrl.train.batches import split_updates
 from vlmrl.train.collect import Collected, batch_of, collect, look_ahead
-from vlmrl.train.generator import check_sync, make_generator
+from vlmrl.train.generator import make_generator
 from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate
 from vlmrl.train.memory import budget_metrics, in_rows, keep_batches
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.rehearsal import rehearse
 from vlmrl.train.saving import save
 from vlmrl.train.state import Session
+from vlmrl.train.sync_check import check_sync
 from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, update
 from vlmrl.types import Group, Row, Segment, hash64
 
@@ -149,7 +150,7 @@ def learn(session: Session, made: Collected, objective: PolicyGradient) -> dict[
     acts_on_all = algorithm.needs_critic or bool(objective.kl_coef or objective.entropy_coef)
     keep_dead = acts_on_all and algorithm.filter == "none"
     batch = batch_of(
-        s, made, made.groups, keep_dead=keep_dead, count_dead=algorithm.count_dead,
+        s, made, made.groups, keep_dead=keep_dead, count_dead=algorithm.counts_dead,
         updates=recipe.train.updates_per_step,
     )  # fmt: skip
     batch.seed = hash64(recipe.train.seed, s.progress.step, "tokens")
