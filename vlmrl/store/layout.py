@@ -136,6 +136,12 @@ def eval_dir(run_dir: Path, name: str) -> Path:
 
 
 def eval_dirs(run_dir: Path) -> list[Path]:
-    """Finished evaluations (they hold summary.json, written last), by name."""
+    """Finished evaluations (they hold summary.json), by name."""
+    return [folder for folder in eval_folders(run_dir) if (folder / EVAL_SUMMARY).is_file()]
+
+
+def eval_folders(run_dir: Path) -> list[Path]:
+    """Evaluations by name, also one that lost its summary; not what is being written or deleted."""
     folder = run_dir / EVAL
-    return sorted(p.parent for p in folder.glob(f"*/{EVAL_SUMMARY}")) if folder.is_dir() else []
+    found = [p for p in folder.iterdir() if p.is_dir()] if folder.is_dir() else []
+    return sorted(p for p in found if not p.name.startswith((".tmp-", ".trash-")))

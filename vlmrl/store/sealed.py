@@ -72,8 +72,8 @@ def check_file(folder: Path, name: str, facts: Mapping[str, Any], *, read: bool 
     raise CheckpointError(f"{name} {what}", where=str(folder), hint=ANOTHER)
 
 
-def faults(folder: Path) -> Iterator[CheckpointError]:
-    """Everything that is wrong with a checkpoint, all files read. For `vlmrl runs verify`."""
+def faults(folder: Path, *, read: bool = True) -> Iterator[CheckpointError]:
+    """Yield everything that is wrong with a checkpoint, for `vlmrl runs verify`. `read`: compare the sha256 too."""
     try:
         meta = _read_json(folder)
     except CheckpointError as error:
@@ -82,7 +82,7 @@ def faults(folder: Path) -> Iterator[CheckpointError]:
     yield from _table_faults(folder, meta)
     for name, facts in sorted(_sound(meta.get("files")).items()):
         try:
-            check_file(folder, name, facts)
+            check_file(folder, name, facts, read=read)
         except CheckpointError as error:
             yield error
 
@@ -138,7 +138,7 @@ def _table_faults(folder: Path, meta: Mapping[str, Any]) -> Iterator[CheckpointE
     strays = sorted(_names_in(folder) - table.keys() - {META, COMPLETE})
     if strays:
         told = ", ".join(strays[:MOST_NAMES]) + (" ..." if len(strays) > MOST_NAMES else "")
-        message = f"{META} does not list {told}: not part of what was saved in this checkpoint"
+        message = f"{told} does not belong to this checkpoint: {META} does not list it"
         hint = f"take {'it' if len(strays) == 1 else f'these {len(strays)} files'} out of the folder, or {ANOTHER}"
         yield CheckpointError(message, where=where, hint=hint)
 
