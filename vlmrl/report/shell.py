@@ -17,6 +17,7 @@ from vlmrl.errors import StoreError
 from vlmrl.report.examples import visible
 from vlmrl.store.clock import now
 from vlmrl.store.files import write_atomic
+from vlmrl.store.redact import hide_known
 
 
 def render(template: str, **values: Any) -> str:
@@ -32,12 +33,15 @@ def render(template: str, **values: Any) -> str:
 
 
 def write_page(out: Path, text: str) -> None:
-    """Write a page, atomically. The folder of `out` is made. Raises: StoreError when it cannot be written."""
+    """Write a page, atomically, without secrets of this process. The folder of `out` is made.
+
+    Raises: StoreError when it cannot be written.
+    """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"cannot make the folder: {error.strerror}", where=str(out.parent)) from error
-    write_atomic(out, text.encode("utf-8", "backslashreplace"))
+    write_atomic(out, hide_known(text).encode("utf-8", "backslashreplace"))
 
 
 def _source(name: str) -> str:

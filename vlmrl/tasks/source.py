@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.data.dataset import Dataset, Rows, open_dataset, require_split
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
+from vlmrl.store.redact import learn
 from vlmrl.tasks import make_task
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.render import compile_template, place_images, render_user
@@ -107,6 +108,7 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None) -> Sour
         raise DataError(f"split `{split}` of {dataset.path} has no rows")
     template, path = _template(data, task)
     spec, weights = _reward(data, reward, task)
+    learn(filter(None, (template, data.system, spec.user and spec.user.source)))
     if task.outcome_as is not None:
         task = replace(task, outcome=task.outcome_as(spec))
     return Source(

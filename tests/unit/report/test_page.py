@@ -12,6 +12,7 @@ from report_builders import HOSTILE, evaluate_run, evaluation_row, group, make_r
 
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, write_evaluation
+from vlmrl.report.damage import shortened
 from vlmrl.report.evaluations import eval_columns, eval_tables
 from vlmrl.report.page import render_report, run_labels, write_report
 from vlmrl.store import layout
@@ -107,7 +108,7 @@ def test_text_of_model_data_and_recipe_is_never_markup(tmp_path: Path):
     assert not any("evil" in (attrs.get("src") or "") for attrs in shown.named("img"))
     assert not shown.wrong and shown.open == []
     assert shown.text.count("alert('x')") >= 10
-    assert "{{ 7*7 }}" in shown.text and "49 " not in shown.text
+    assert "{{ 7*7 }}" in shown.text and "49 " not in re.sub(r"\d\d:\d\d", "", shown.text)  # the page tells the time
 
 
 def test_hostile_metric_names_stay_text_in_charts(tmp_path: Path):
@@ -300,11 +301,36 @@ def test_evaluations_of_other_splits_stand_in_tables_of_their_own(tmp_path: Path
 
 def test_writing_makes_the_folder_and_replaces_the_file(tmp_path: Path):
     run = make_run(tmp_path / "runs", steps=1)
-    out = write_report([run], tmp_path / "new" / "r.html")
+    out = tmp_path / "new" / "r.html"
+    assert write_report([run], out) == {}
     first = out.read_text("utf-8")
     assert first.startswith("<!doctype html>")
     write_report([run], out)
     assert [p.name for p in out.parent.iterdir()] == ["r.html"]
+
+
+def test_files_that_are_lost_are_named_on_the_page_and_by_whoever_writes_it(tmp_path: Path):
+    run = make_run(tmp_path / "runs", steps=4)
+    layout.rollout_path(run.dir, 1).unlink()
+    halved = layout.rollout_path(run.dir, 2)
+    halved.write_bytes(halved.read_bytes()[:300])
+    (layout.eval_dir(run.dir, "test") / layout.EVAL_SUMMARY).unlink()
+    lines = (run.dir / layout.METRICS).read_text()
+    (run.dir / layout.METRICS).write_text("garbage\n" + lines)
+    damage = write_report([run], tmp_path / "r.html")[run.id]
+    named = "\n".join(damage)
+    told = (
+        "step(s) have metrics but no rollouts: 1", "rollouts/step-000002.parquet: the rollout file is damaged",
+        "eval/test: this evaluation has no summary.json", "metrics.jsonl:1: a line of metrics is damaged",
+    )  # fmt: skip
+    assert [what for what in told if what not in named] == []
+    text = Page((tmp_path / "r.html").read_text("utf-8")).text
+    assert "what they held is not on this page" in text and all(line in text for line in damage)
+
+
+def test_of_much_damage_the_first_lines_are_shown_and_where_the_rest_is():
+    lines = shortened([f"file {n}" for n in range(30)], "RUN")
+    assert len(lines) == 21 and lines[-1] == "... and 10 more: vlmrl runs verify RUN"
 
 
 @pytest.mark.parametrize("name", ["template.html", "reward_page.html", "shell.html", "macros.html", "style.css"])
