@@ -108,7 +108,7 @@ def test_text_of_model_data_and_recipe_is_never_markup(tmp_path: Path):
     assert not any("evil" in (attrs.get("src") or "") for attrs in shown.named("img"))
     assert not shown.wrong and shown.open == []
     assert shown.text.count("alert('x')") >= 10
-    assert "{{ 7*7 }}" in shown.text and "49 " not in shown.text
+    assert "a.png> {{ 7*7 }}" in shown.text and "a.png> 49" not in shown.text
 
 
 def test_hostile_metric_names_stay_text_in_charts(tmp_path: Path):
