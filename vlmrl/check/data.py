@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vlmrl.check.stand_in import responding
 from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
@@ -292,7 +293,7 @@ def _mean_score(
     settings = loaded.recipe.reward
     inputs: list[RewardInput] = []
     for row, text in zip(rows, texts, strict=True):
-        inputs.append(source.reward_input(row, text, "stop", max(1, len(text) // 4), ""))
+        inputs.append(responding(source.reward_input(row, text, "stop", 0, ""), text))
     limits: dict[str, Any] = {"timeout_seconds": settings.timeout_seconds, "memory_mb": settings.memory_mb}
     with Scorer(source.reward, source.weights, workers=1, **limits) as scorer:
         scores = scorer.score(inputs, strict=True)

@@ -161,6 +161,7 @@ def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[st
     names no other. They go over the arguments that the task binds, key by key, in a table (`aliases`) too.
     """
     from vlmrl.rewards import load_reward
+    from vlmrl.rewards.base import check_weight_sizes
 
     is_named = bool(data.reward or reward.name)
     own, own_args = (None, {}) if is_named and not task.has_profile(reward.profile) else task.profile(reward.profile)
@@ -176,6 +177,7 @@ def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[st
         args = dict(own_args) | {key: _over(own_args.get(key), value) for key, value in args.items()}
     spec = load_reward(name, args=args, style=reward.style)
     weights = dict(reward.weights) if meant and reward.weights else dict(spec.weights)
+    check_weight_sizes(weights, f"reward `{name}`")
     unknown = [part for part in weights if part not in spec.ranges] if spec.pure else []
     if unknown:
         raise RecipeError(
