@@ -88,8 +88,7 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
         facts.image_tokens.append(prompt.num_image_tokens)
         facts.images += [(image.size, seen) for image, seen in zip(images, prompt.image_sizes, strict=True)]
         if trace is not None:
-            ids = encoder.tokenizer(trace, add_special_tokens=False)["input_ids"]
-            facts.trace_tokens.append(len(ids) + 1)  # the end token
+            facts.trace_tokens.append(len(encoder.encode_text(trace)) + 1)  # the end token
     if len(failed) == len(rows) and failed:
         facts.problems += problems_in(failed[0][1], where)
     elif facts.prompt_tokens:

@@ -107,7 +107,7 @@ class PreparedDataset:
             fields = table.slice(index, 1).to_pylist()[0]
             prompt_id, truth, images = fields.pop("prompt_id"), fields.pop("truth"), fields.pop("images")
             media = tuple(Media(**image) for image in images)
-            return Row(prompt_id, self.name, self.task, truth, media, fields)
+            return Row(prompt_id, self.name, self.task, truth, media, fields, f"{self.path} {split} row {index}")
 
         return Rows(self.splits[split], make)
 

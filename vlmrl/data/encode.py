@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vlmrl.data.chat import IMAGE_SLOT, guard_message, render_chat
+from vlmrl.data.control_tokens import ControlTokens
 from vlmrl.errors import DataError
 from vlmrl.types import Media, Message, Row
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-IMAGE_SLOT = "<image>"
 NOT_MODEL_INPUTS = (
     "input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "num_crops", "num_patches", "rows", "cols",
     "num_soft_tokens_per_image", "grids", "num_patches_per_image",
@@ -82,20 +83,26 @@ class Encoder:
         bounded = self.takes_pixel_bounds
         self.image_arguments = _size_argument(processor.image_processor, min_pixels, max_pixels) if bounded else {}
         self._template = {} if thinking == "template" else {"enable_thinking": thinking == "on"}
+        self._control: ControlTokens | None = None
         self._cache: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
         self._cached_bytes = 0
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt as text: each `<image>` becomes an image entry of the chat template; generation prompt added.
+    @property
+    def control(self) -> ControlTokens:
+        """The model's control tokens, which the text of a dataset cannot write.
 
-        Raises: DataError when the model has no chat template.
+        Raises: CheckpointError or DataError when the model has no chat template, or one that cannot be used.
         """
-        turns = [{"role": m.role, "content": _content(m.content)} for m in messages]
-        if not getattr(self.processor, "chat_template", None):
-            raise DataError(
-                "the model has no chat template", hint="use an instruction-tuned model, or add chat_template.jinja"
-            )
-        return self.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, **self._template)
+        if self._control is None:
+            self._control = ControlTokens(self.processor, lambda text: self._render([Message("user", text)], False))
+        return self._control
+
+    def _render(self, messages: Sequence[Message], generation_prompt: bool) -> str:
+        return render_chat(self.processor, messages, generation_prompt=generation_prompt, settings=self._template)
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text of the data alone, such as a response to learn: control tokens in it are letters."""
+        return tuple(self.control.encode(self.control.guard(text)))
 
     def encode(self, row: Row, messages: Sequence[Message], images: Sequence[Image]) -> EncodedPrompt:
         """Token ids and pixels of one row.
@@ -107,29 +114,32 @@ class Encoder:
         if slots != len(images):
             raise DataError(
                 f"the prompt has {slots} {IMAGE_SLOT} slots and the row {len(images)} images",
-                where=f"{row.source} row {row.prompt_id}",
+                where=row.place,
                 hint=f"write {IMAGE_SLOT} once for each image, in order",
             )
-        text = self.render(messages)
-        self._no_stray_placeholders(text, len(images), row)
+        marked = self._render([guard_message(self.control, m) for m in messages], True)
+        self._require_placeholders(marked, len(images), row)
+        text, short = self.control.reveal(marked), tuple(self.control.encode(marked))
         if not images:
-            ids = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-            return EncodedPrompt(row, text, ids, (0,) * len(ids), {}, 0, 0, (), ids)
+            return EncodedPrompt(row, text, short, (0,) * len(short), {}, 0, 0, (), short)
         if not hasattr(self.processor.image_processor, "merge_size"):
-            return self._encode_whole(row, text, images)
+            return self._encode_whole(row, marked, short, images)
         features = [self._image_features(media, image) for media, image in zip(row.media, images, strict=True)]
         joined = {k: torch.cat([f[k] for f in features]) for k in features[0]}
-        ids, kinds = self._expand(text, joined)
+        ids, kinds = self._expand(marked, joined)
         sizes = tuple(self._model_size(f) for f in features)
-        short = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return EncodedPrompt(row, text, ids, kinds, joined, len(images), sum(kinds), sizes, short, tuple(images))
 
-    def _encode_whole(self, row: Row, text: str, images: Sequence[Image]) -> EncodedPrompt:
+    def _encode_whole(self, row: Row, marked: str, short: tuple[int, ...], images: Sequence[Image]) -> EncodedPrompt:
         """Families without a grid of patches: the processor makes ids and tensors of all images together, because how
         many tokens an image gets (tiles, crops, pooled patches) is known to it alone."""
-        key = "\x1f".join((text, *(media.sha256 for media in row.media)))
+        key = "\x1f".join((marked, *(media.sha256 for media in row.media)))
+        text, processor = self.control.reveal(marked), self.processor
+        given = text
+        if self.control.is_ambiguous(marked):
+            given, processor = marked, self.control.processor_over(processor)
         made = self._cached(
-            key, lambda: self.processor(text=[text], images=list(images), return_tensors="pt", add_special_tokens=False)
+            key, lambda: processor(text=[given], images=list(images), return_tensors="pt", add_special_tokens=False)
         )
         ids = tuple(made["input_ids"][0].tolist())
         kinds = made.get("mm_token_type_ids", made.get("token_type_ids"))
@@ -140,40 +150,28 @@ class Encoder:
         tile = (int(shape[-1]), int(shape[-2])) if len(shape) >= 4 and "target_sizes" not in tensors else None
         sizes = tuple(tile or image.size for image in images)
         kinds = tuple(int(kind) for kind in kinds[0].tolist())
-        short = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return EncodedPrompt(
             row, text, ids, kinds, tensors, len(images), sum(map(bool, kinds)), sizes, short, tuple(images)
         )
 
-    def _no_stray_placeholders(self, text: str, num_images: int, row: Row) -> None:
-        """Raises: DataError when the text itself holds a placeholder: the model would take it for an image."""
-        for kind, wanted in (("image", num_images), ("video", 0)):
-            token = getattr(self.processor, f"{kind}_token", None)
-            if token and text.count(token) != wanted:
-                raise DataError(
-                    f"the prompt's text holds the model's own {kind} placeholder {token}",
-                    where=f"{row.source} row {row.prompt_id}",
-                    hint=f"write {IMAGE_SLOT} where an image belongs, and take {token} out of the text",
-                )
+    def _require_placeholders(self, marked: str, num_images: int, row: Row) -> None:
+        """Raises: DataError when the chat template did not write one placeholder for each image."""
+        token = getattr(self.processor, "image_token", None)
+        written = marked.count(token) if token else num_images
+        if written != num_images:
+            raise DataError(
+                f"the model's chat template wrote {written} placeholders {token} for {num_images} images",
+                where=row.place, hint="use the chat template that came with the model",
+            )  # fmt: skip
 
-    def refuse_placeholders(self, response: str, where: str) -> None:
-        """Raises: DataError when a response to learn from holds the model's own image or video placeholder."""
-        for kind in ("image", "video"):
-            token = getattr(self.processor, f"{kind}_token", None)
-            if token and token in response:
-                raise DataError(
-                    f"the response holds the model's own {kind} placeholder {token}, for which there is no {kind}",
-                    where=where, hint=f"take {token} out of the response",
-                )  # fmt: skip
-
-    def _expand(self, text: str, joined: Mapping[str, Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _expand(self, marked: str, joined: Mapping[str, Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Ids with image placeholders expanded by the images' grids, and the kind of each token."""
         token = self.processor.image_token
         merge = self.processor.image_processor.merge_size**2
-        pieces = text.split(token)
+        pieces = marked.split(token)
         counts = [int(g.prod()) // merge for g in joined["image_grid_thw"]]
         expanded = pieces[0] + "".join(token * n + piece for n, piece in zip(counts, pieces[1:], strict=True))
-        ids = tuple(self.tokenizer(expanded, add_special_tokens=False)["input_ids"])
+        ids = tuple(self.control.encode(expanded))
         image_id = self.tokenizer.convert_tokens_to_ids(token)
         return ids, tuple(int(i == image_id) for i in ids)
 
@@ -203,17 +201,6 @@ class Encoder:
 
 def _bytes(features: Mapping[str, Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in features.values())
-
-
-def _content(text: str) -> list[dict[str, str]]:
-    """Text with `<image>` slots as the content list of a chat template."""
-    parts: list[dict[str, str]] = []
-    for index, piece in enumerate(text.split(IMAGE_SLOT)):
-        if index:
-            parts.append({"type": "image"})
-        if piece:
-            parts.append({"type": "text", "text": piece})
-    return parts
 
 
 def _takes_pixel_bounds(image_processor: Any) -> bool:

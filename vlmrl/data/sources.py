@@ -153,7 +153,7 @@ class TableDataset:
                 columns[name] = _plain_cell(value, self._where(split, index, name))
         identity = canonical_json([columns, [one.sha256 for one in media]])
         prompt_id = f"{self.name}-{hash64(identity.decode()):016x}"
-        return Row(prompt_id, self.name, self.task, truth, tuple(media), columns)
+        return Row(prompt_id, self.name, self.task, truth, tuple(media), columns, self._tables[split].where(index))
 
     def _media(self, value: Any, where: str) -> Media:
         found = read_image(value, self._root, where)
