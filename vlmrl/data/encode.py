@@ -12,7 +12,8 @@ from torch import Tensor
 
 from vlmrl.data.chat import IMAGE_SLOT, guard_message, render_chat
 from vlmrl.data.control_tokens import ControlTokens
-from vlmrl.errors import DataError
+from vlmrl.data.images import MAX_PIXELS
+from vlmrl.errors import DataError, first_line
 from vlmrl.types import Media, Message, Row
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ NOT_MODEL_INPUTS = (
     "num_soft_tokens_per_image", "grids", "num_patches_per_image",
 )  # fmt: skip
 """What processors return besides the tensors of images: the text, and how it was made."""
+SIZE_HINT = "cut the image into pieces or take the row out; `vlmrl check` lists all such rows"
 CACHED_BYTES = 2**29
 """Processed images kept in memory, by content, the least recently used going first: pairs repeat images. 512 MiB are
 7,000 digits of 56 x 56 pixels, or 20 images of one megapixel. Where a family has no grid of patches: whole prompts.
@@ -100,6 +102,33 @@ class Encoder:
     def _render(self, messages: Sequence[Message], generation_prompt: bool) -> str:
         return render_chat(self.processor, messages, generation_prompt=generation_prompt, settings=self._template)
 
+    def require_sizes(self, row: Row) -> None:
+        """Raise a DataError for an image that `size_problem` has something to say of."""
+        for number, media in enumerate(row.media, start=1):
+            if problem := self.size_problem(media.width, media.height):
+                raise DataError(f"image {number} {problem}", where=row.place, hint=SIZE_HINT)
+
+    def size_problem(self, width: int, height: int) -> str | None:
+        """Why the model's image processor takes no image of this size (pixels, as stored), in words; None when it does.
+
+        The processors that fit an image to a grid of patches refuse what is far longer than wide; one that scales the
+        shorter side to a fixed length would fill the memory with it.
+        """
+        shape = f"is {width} x {height} pixels, the longer side {max(width, height) / min(width, height):.0f} times"
+        image_processor = self.processor.image_processor
+        if hasattr(image_processor, "merge_size"):
+            try:
+                image_processor.get_number_of_image_patches(height, width, dict(self.image_arguments))
+            except ValueError as error:
+                return f"{shape} the shorter, which the model's image processor refuses: {first_line(error)}"
+            return None
+        edges = {name: edge for name, edge in dict(getattr(image_processor, "size", None) or {}).items() if edge}
+        if edges.keys() == {"shortest_edge"} and edges["shortest_edge"] ** 2 * max(width, height) > MAX_PIXELS * min(
+            width, height
+        ):
+            return f"{shape} the shorter, which the model's image processor would enlarge to over {MAX_PIXELS:,} pixels"
+        return None
+
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Token ids of a text of the data alone, such as a response to learn: control tokens in it are letters."""
         return tuple(self.control.encode(self.control.guard(text)))
@@ -117,6 +146,7 @@ class Encoder:
                 where=row.place,
                 hint=f"write {IMAGE_SLOT} once for each image, in order",
             )
+        self.require_sizes(row)
         marked = self._render([guard_message(self.control, m) for m in messages], True)
         self._require_placeholders(marked, len(images), row)
         text, short = self.control.reveal(marked), tuple(self.control.encode(marked))
@@ -124,7 +154,7 @@ class Encoder:
             return EncodedPrompt(row, text, short, (0,) * len(short), {}, 0, 0, (), short)
         if not hasattr(self.processor.image_processor, "merge_size"):
             return self._encode_whole(row, marked, short, images)
-        features = [self._image_features(media, image) for media, image in zip(row.media, images, strict=True)]
+        features = [self._image_features(row, media, image) for media, image in zip(row.media, images, strict=True)]
         joined = {k: torch.cat([f[k] for f in features]) for k in features[0]}
         ids, kinds = self._expand(marked, joined)
         sizes = tuple(self._model_size(f) for f in features)
@@ -138,9 +168,8 @@ class Encoder:
         given = text
         if self.control.is_ambiguous(marked):
             given, processor = marked, self.control.processor_over(processor)
-        made = self._cached(
-            key, lambda: processor(text=[given], images=list(images), return_tensors="pt", add_special_tokens=False)
-        )
+        settings = {"return_tensors": "pt", "add_special_tokens": False}
+        made = self._cached(key, row, lambda: processor(text=[given], images=list(images), **settings))
         ids = tuple(made["input_ids"][0].tolist())
         kinds = made.get("mm_token_type_ids", made.get("token_type_ids"))
         if kinds is None:
@@ -175,19 +204,27 @@ class Encoder:
         image_id = self.tokenizer.convert_tokens_to_ids(token)
         return ids, tuple(int(i == image_id) for i in ids)
 
-    def _image_features(self, media: Media, image: Image) -> dict[str, Tensor]:
+    def _image_features(self, row: Row, media: Media, image: Image) -> dict[str, Tensor]:
         made = self._cached(
             media.sha256,
+            row,
             lambda: self.processor.image_processor(images=[image], return_tensors="pt", **self.image_arguments),
         )
         return {k: v for k, v in made.items() if k not in NOT_MODEL_INPUTS}
 
-    def _cached(self, key: str, make: Callable[[], Mapping[str, Any]]) -> Mapping[str, Tensor]:
-        """The tensors that `make` returns, made once while they are in the cache."""
+    def _cached(self, key: str, row: Row, make: Callable[[], Mapping[str, Any]]) -> Mapping[str, Tensor]:
+        """The tensors that `make` returns, made once while they are in the cache.
+
+        Raises: DataError with the row when the processor refuses its images.
+        """
         if key in self._cache:
             self._cache.move_to_end(key)
             return self._cache[key]
-        made = {k: v for k, v in make().items() if isinstance(v, Tensor)}
+        try:
+            made = {k: v for k, v in make().items() if isinstance(v, Tensor)}
+        except (ValueError, TypeError, ArithmeticError, LookupError) as error:
+            message = f"the model's processor takes no prompt of this row: {first_line(error)}"
+            raise DataError(message, where=row.place) from error
         self._cache[key] = made
         self._cached_bytes += _bytes(made)
         while self._cached_bytes > CACHED_BYTES and len(self._cache) > 1:

@@ -90,7 +90,7 @@ def _look_at(
         seen, broken = [], []
         for one, fields in zip(media, looks, strict=True):
             if "reason" in fields:
-                broken.append(f"{one.sha256[:16]}: {fields['reason']}")
+                broken.append(f"{dataset.place_of(one)}: {fields['reason']}")
                 seen.append(Examined(one, 0, "0" * 80))
             else:
                 found = examined(fields)

@@ -58,14 +58,13 @@ def render_user(source: str, row: Row, variables: Mapping[str, Any], *, where: s
     try:
         return compile_template(source, where)(names).strip()
     except TemplateLimitError as error:
-        message = f"the prompt template {error} (tried on {row.place})"
-        raise RecipeError(message, where=where, hint=_BOUNDED) from error
+        raise RecipeError(f"the prompt template {error}", where=f"{where}, {row.place}", hint=_BOUNDED) from error
     except TemplateFailedError as error:
         missing = error.message.split("'")[1] if error.missing and error.message.startswith("'") else ""
         close = get_close_matches(missing, list(names), 1)
         meant = f"did you mean `{close[0]}`?  " if close else ""
         hint = f"{meant}known names: {', '.join(sorted(names))}" if error.missing else None
-        raise DataError(f"the prompt template fails on {row.place}: {error}", where=where, hint=hint) from error
+        raise DataError(f"the prompt template fails: {error}", where=f"{where}, {row.place}", hint=hint) from error
 
 
 def place_images(messages: tuple[Message, ...], row: Row) -> tuple[tuple[Message, ...], bool]:
