@@ -24,6 +24,17 @@ MEDIA = ("image", "video", "audio")
 OPEN, CLOSE = "\ue000", "\ue001"
 """Private-use characters around a mark or a secret name; between them are digits that no data can know."""
 _NO_NAME = r"(?!)"
+_OF_SOME_MODEL = re.compile(
+    r"<\|[A-Za-z0-9_]{1,40}\|?>|<[A-Za-z0-9_]{1,40}\|>|<\uff5c[^\uff5c<>]{1,40}\uff5c>|</?s>|<(?:bos|eos|pad|unk)>"
+    r"|<(?:start|end)_of_(?:turn|image|utterance)>|<(?:image_soft_token|IMG_CONTEXT|fake_token_around_image|global-img)>"
+    r"|\[/?INST\]"
+)
+"""Control tokens of the families that are known, for a look at a dataset without a model."""
+
+
+def typed_in(text: str) -> Counter[str]:
+    """What some model's tokenizer would take for a control token in a text, each with how often it stands there."""
+    return Counter(_OF_SOME_MODEL.findall(text))
 
 
 class ControlTokens:
