@@ -48,6 +48,7 @@ class Row:
         truth: what the task's truth schema made of the row; a plain mapping of JSON values.
         media: images in the order of the `<image>` slots.
         columns: every other column of the dataset, as JSON values; given to rewards and templates.
+        origin: where a person finds it (`rows.jsonl:17`), for messages; "" = not known. No part of what a row is.
     """
 
     prompt_id: str
@@ -56,6 +57,12 @@ class Row:
     truth: Mapping[str, Any]
     media: tuple[Media, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = field(default="", compare=False, repr=False)
+
+    @property
+    def place(self) -> str:
+        """Where the row is, as an error says it."""
+        return f"{self.origin} ({self.prompt_id})" if self.origin else f"{self.source} row {self.prompt_id}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.data.dataset import Dataset, Rows, open_dataset, require_split
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
+from vlmrl.recipe.template import read_template
 from vlmrl.store.redact import learn
 from vlmrl.tasks import make_task
 from vlmrl.tasks.base import Task
@@ -142,14 +143,7 @@ def _template(data: Data, task: Task) -> tuple[str, str]:
         template = task.template
     else:
         where = data.prompt
-        try:
-            template = Path(data.prompt).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(
-                f"the prompt template cannot be read: {error}", where=data.prompt, hint="check `prompt` in `[[data]]`"
-            ) from error
-        if not template.strip():
-            raise RecipeError("the prompt template is empty", where=data.prompt)
+        template = read_template(Path(data.prompt))
     compile_template(template, where)
     return template, where
 
