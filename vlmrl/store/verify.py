@@ -17,6 +17,7 @@ from vlmrl.store.listing import status_of
 from vlmrl.store.manifest import Manifest, read_manifest
 from vlmrl.store.media import RunImages, rollout_media
 from vlmrl.store.prune import pruned_steps
+from vlmrl.store.remote import read_remote
 from vlmrl.store.rollouts import read_rollouts
 from vlmrl.store.runs import rollout_files
 
@@ -62,6 +63,10 @@ def verify_run(run_dir: Path, images: RunImages | None = None) -> Verdict:
     _check_metrics(run_dir, starts, verdict, rollouts)
     _check_checkpoints(run_dir, manifest, verdict, alive)
     _check_evaluations(run_dir, verdict)
+    try:
+        read_remote(run_dir)
+    except StoreError as error:
+        verdict.error(error.message, error.where or run_dir, error.hint)
     if images is None and manifest is not None:
         images = RunImages(run_dir, manifest.all_datasets, cwd=manifest.cwd)
     if images is not None:
