@@ -14,7 +14,7 @@ LEVELS = {
     "__init__": 0, "__main__": 8, "errors": 0, "process": 0, "types": 0, "visible": 0,
     "recipe": 1, "rewards": 1, "algo": 1, "store": 1,
     "data": 2, "model": 2, "dist": 2,
-    "tasks": 3, "rollout": 3, "checkpoint": 3,
+    "tasks": 3, "rollout": 3, "checkpoint": 3, "sinks": 3,
     "evaluate": 4, "check": 4,
     "train": 5, "report": 5,
     "launch": 6, "demo": 6,
@@ -31,6 +31,9 @@ FENCES = {
     "torch.distributed": ("dist/", "checkpoint/io.py", "rollout/weight_sync.py", "launch/agent.py"),
     "peft": ("model/lora.py",),
     "bitsandbytes": ("train/optim.py",),
+    "wandb": ("sinks/wandb_sink.py",),
+    "trackio": ("sinks/trackio_sink.py",),
+    "tensorboard": ("sinks/tensorboard_sink.py",),
     "pickle": (),
     "cloudpickle": (),
     "dill": (),
@@ -172,6 +175,7 @@ for name in sys.argv[1:]:
 LIGHT = [
     "vlmrl.errors", "vlmrl.types", "vlmrl.algo.advantages", "vlmrl.algo.family", "vlmrl.recipe", "vlmrl.rewards",
     "vlmrl.store", "vlmrl.tasks", "vlmrl.check", "vlmrl.report", "vlmrl.evaluate.metrics", "vlmrl.evaluate.stats",
+    "vlmrl.sinks",
 ]  # fmt: skip
 
 

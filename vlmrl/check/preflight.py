@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.check import data as rows
 from vlmrl.check import machine, tokens
 from vlmrl.check.catalogs import catalogs
+from vlmrl.check.loggers import check_loggers
 from vlmrl.check.prompts import PromptScan
 from vlmrl.errors import Problem, VlmrlError
 from vlmrl.recipe.checks import check_recipe
@@ -50,7 +51,7 @@ def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
 
     Returns: errors and warnings; with errors in the recipe itself nothing is opened.
     """
-    problems = check_recipe(loaded, catalogs()) + machine.check_installed(loaded)
+    problems = check_recipe(loaded, catalogs()) + machine.check_installed(loaded) + check_loggers(loaded)
     if any(p.level == "error" for p in problems):
         return problems
     opened = rows.open_sources(loaded)
@@ -91,7 +92,7 @@ def preflight(loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | Non
 
     Args: model_files: where the model's configuration and processor are, when `model.path` names a run or checkpoint.
     """
-    found = Preflight(check_recipe(loaded, catalogs()) + machine.check_installed(loaded))
+    found = Preflight(check_recipe(loaded, catalogs()) + machine.check_installed(loaded) + check_loggers(loaded))
     opened = rows.open_sources(loaded)
     found.problems += [p for p in opened.problems if not _told(p, found.problems)]
     found.problems += rows.check_validation(loaded, opened)

@@ -7,20 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Share = Annotated[float, Field(gt=0)]
-PositiveInt = Annotated[int, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
-class Table(BaseModel):
-    """Base of every recipe table: unknown keys are errors, no silent conversion between types."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, protected_namespaces=()
-    )
+from vlmrl.recipe.log_table import Log
+from vlmrl.recipe.table import Count, Fraction, PositiveInt, Share, Table
 
 
 class Model(Table):
@@ -362,20 +352,6 @@ class Parallel(Table):
     gathering of weights within each machine of 8, and only gradients travel between them. Left out = all of them."""
     offload: bool = False
     """Keep parameters, gradients and moments in main memory between their uses: slower, for models that do not fit."""
-
-
-class Log(Table):
-    """What is shown and where it is sent."""
-
-    sample_every_steps: Count = 10
-    """Print one sampled rollout every so many steps; 0 = never."""
-    keep_rollouts: PositiveInt | None = None
-    """Newest steps whose rollouts are kept on the disk; those of older steps are deleted as the run goes. Left out =
-    all."""
-    keep_rollouts_every: Count = 0
-    """With `keep_rollouts`: of older steps, every so many-th is kept too; 0 = none."""
-    sinks: list[Literal["tensorboard"]] = []
-    """Further places for metrics, besides metrics.jsonl which is always written."""
 
 
 class Recipe(Table):

@@ -98,10 +98,11 @@ def train_rl(session: Session) -> str:
                 | memory_metrics(s)
                 | budget_metrics(s)
             )
-            s.run.log(step, "train", metrics)
+            s.log(step, "train", metrics)
             s.watcher.step(step, recipe.train.steps, metrics)
             if recipe.log.sample_every_steps and step % recipe.log.sample_every_steps == 0:
                 s.watcher.sample(step, made.groups[0])
+                s.loggers.samples(made.groups, s.sources)
             count_errors(s, made.groups)
             after_step(s, generator)
         return end(s, generator, reason)

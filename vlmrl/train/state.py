@@ -35,6 +35,7 @@ from vlmrl.train.origin import ModelOrigin, origin_of
 from vlmrl.train.progress import Progress
 from vlmrl.train.reference import ReferencePolicy
 from vlmrl.train.saver import Saver
+from vlmrl.train.sending import Loggers
 from vlmrl.train.sharing import check_sharing, make_filler, on_cpu, shard_policy
 from vlmrl.types import Group, SamplingParams, hash64
 
@@ -165,13 +166,24 @@ class Session:
     """Step of the newest checkpoint, which may still be on its way to the disk."""
     cursor: Mapping[str, Any] | None = None
     """Where the data goes on after a resume, when that is not where the stream is: rows were drawn ahead."""
+    loggers: Loggers = field(init=False)
     stack: ExitStack = field(default_factory=ExitStack)
     started: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self.loggers = Loggers(self.run)
 
     @property
     def seconds(self) -> float:
         """Seconds of training over all attempts."""
         return self.progress.seconds + time.perf_counter() - self.started
+
+    def log(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
+        """Write the numbers of a step to metrics.jsonl, then send them to the loggers. `kind`: train or validation."""
+        self.run.log(step, kind, metrics)
+        self.loggers.log(step, kind, metrics)
+        for text in self.loggers.news():
+            self.watcher.message(text)
 
     def close(self) -> None:
         self.stack.close()
