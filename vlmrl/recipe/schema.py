@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vlmrl.recipe.algo_table import Algo
+from vlmrl.recipe.log_table import Log
 from vlmrl.recipe.table import Count, Fraction, PositiveInt, Share, Table
 
 
@@ -263,20 +264,6 @@ class Parallel(Table):
     gathering of weights within each machine of 8, and only gradients travel between them. Left out = all of them."""
     offload: bool = False
     """Keep parameters, gradients and moments in main memory between their uses: slower, for models that do not fit."""
-
-
-class Log(Table):
-    """What is shown and where it is sent."""
-
-    sample_every_steps: Count = 10
-    """Print one sampled rollout every so many steps; 0 = never."""
-    keep_rollouts: PositiveInt | None = None
-    """Newest steps whose rollouts are kept on the disk; those of older steps are deleted as the run goes. Left out =
-    all."""
-    keep_rollouts_every: Count = 0
-    """With `keep_rollouts`: of older steps, every so many-th is kept too; 0 = none."""
-    sinks: list[Literal["tensorboard"]] = []
-    """Further places for metrics, besides metrics.jsonl which is always written."""
 
 
 class Recipe(Table):

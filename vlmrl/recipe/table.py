@@ -1,4 +1,4 @@
-"""What the tables of a recipe have in common: the base class, and the ranges of numbers that many keys share."""
+"""The base of every recipe table, and the kinds of values that their keys hold."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ Share = Annotated[float, Field(gt=0)]
 PositiveInt = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, Field(min_length=1)]
 
 
 class Table(BaseModel):

@@ -99,10 +99,11 @@ def train_rl(session: Session) -> str:
                 | memory_metrics(s)
                 | budget_metrics(s)
             )
-            s.run.log(step, "train", metrics)
+            s.log(step, "train", metrics)
             s.watcher.step(step, recipe.train.steps, metrics)
             if recipe.log.sample_every_steps and step % recipe.log.sample_every_steps == 0:
                 s.watcher.sample(step, made.groups[0])
+                s.loggers.samples(made.groups, s.sources)
             count_errors(s, made.groups)
             after_step(s, generator)
         return end(s, generator, reason)
@@ -189,7 +190,7 @@ def count_errors(session: Session, groups: Sequence[Group]) -> None:
     Raises: RewardError, after saving a checkpoint, when over 1% of this attempt's samples failed.
     """
     progress = session.progress
-    failed = [x for g in groups for x in g.samples if x.score.error is not None]
+    failed = [x for g in groups for x in g.samples if x.score.failed]
     progress.samples += sum(len(g.samples) for g in groups)
     progress.reward_errors += len(failed)
     samples, errors = progress.samples - session.counted_before[0], progress.reward_errors - session.counted_before[1]
@@ -216,7 +217,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     scored = [x for x in samples if x.score.error is None]
     lengths = [len(x.trajectory.response_ids) for x in samples]
     metrics: dict[str, Any] = {
-        "reward/errors": len(samples) - len(scored),
+        "reward/errors": sum(x.score.failed for x in samples),
         "rollout/dead_group_share": fmean(float(is_dead_group(g)) for g in groups),
         "rollout/truncated_share": fmean(float(x.trajectory.finish == "length") for x in samples),
         "rollout/response_tokens_mean": fmean(lengths),
@@ -224,6 +225,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         "rollout/prompt_tokens_mean": fmean(len(g.samples[0].trajectory.prompt_ids) for g in groups),
         "rollout/samples": len(samples),
     }
+    if left_out := len(samples) - len(scored) - metrics["reward/errors"]:
+        metrics["reward/inapplicable"] = left_out
     if not scored:
         return metrics
     means = [fmean(v) for v in ([x.score.value for x in g.samples if x.score.error is None] for g in groups) if v]
