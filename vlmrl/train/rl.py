@@ -19,7 +19,6 @@ from vlmrl.evaluate.stats import bootstrap_mean
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.hosted_engine import HostedEngine
 from vlmrl.rollout.sample import encode_prompt, is_dead_group
-from vlmrl.store.prune import RolloutRule
 from vlmrl.tasks.source import Source
 from vlmrl.train.batches import split_updates
 from vlmrl.train.collect import Collected, batch_of, collect, look_ahead
@@ -68,9 +67,7 @@ def train_rl(session: Session) -> str:
             strict = step < first_step + STRICT_STEPS
             made = collect(s, generator, algorithm, in_reward, clock, strict=strict, ahead=ahead)
             ahead, s.cursor = None, None
-            s.run.write_rollouts(step, made.groups)
-            if recipe.log.keep_rollouts is not None:
-                s.run.prune_rollouts(RolloutRule(recipe.log.keep_rollouts, recipe.log.keep_rollouts_every))
+            s.rollouts.write(step, made.groups)
             generator.sleep()
             if isinstance(generator, HostedEngine) and recipe.rollout.overlap and step + 1 < recipe.train.steps:
                 ahead = look_ahead(s, generator, clock)
