@@ -22,7 +22,7 @@ from vlmrl.sinks.feed import CLOSE_SECONDS, HURRY_SECONDS, Feed
 from vlmrl.store import layout
 from vlmrl.store.manifest import Manifest
 from vlmrl.store.metrics import read_file
-from vlmrl.store.provenance import redact_value
+from vlmrl.store.redact import redact_value
 from vlmrl.store.remote import read_remote, write_remote
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
