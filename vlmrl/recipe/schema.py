@@ -122,6 +122,9 @@ class Reward(Table):
     task binds to its own reward; a table, such as `aliases = {Silverbeck = "Silverback"}`, adds to the task's."""
     weights: dict[str, float] = {}
     """Weight of each part, used as given (not normalised); default: the reward's own."""
+    accuracy: str | None = None
+    """Which part says whether a response is right: the metric `accuracy`. It needs no weight. Default: the task's own
+    measure, else the part `accuracy`, `acc` or `correct`."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
     """Wall clock for one call of a user's reward; it runs in a worker process that is ended when the time is over."""
     memory_mb: Annotated[int, Field(ge=128)] = 4096

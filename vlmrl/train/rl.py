@@ -21,6 +21,7 @@ from vlmrl.rollout.hosted_engine import HostedEngine
 from vlmrl.rollout.sample import encode_prompt, is_dead_group
 from vlmrl.store.prune import RolloutRule
 from vlmrl.tasks.source import Source
+from vlmrl.train.accuracy import accuracy_metrics, accuracy_told
 from vlmrl.train.batches import split_updates
 from vlmrl.train.collect import Collected, batch_of, collect, look_ahead
 from vlmrl.train.generator import make_generator
@@ -69,6 +70,8 @@ def train_rl(session: Session) -> str:
             made = collect(s, generator, algorithm, in_reward, clock, strict=strict, ahead=ahead)
             ahead, s.cursor = None, None
             s.run.write_rollouts(step, made.groups)
+            if step == first_step and (told := accuracy_told(made.groups, s.sources)):
+                s.watcher.message(told)
             if recipe.log.keep_rollouts is not None:
                 s.run.prune_rollouts(RolloutRule(recipe.log.keep_rollouts, recipe.log.keep_rollouts_every))
             generator.sleep()
@@ -90,6 +93,7 @@ def train_rl(session: Session) -> str:
                 sync = check_sync(s, generator, [prompt for _, prompt in made.sampled()]) if changed else {}
             metrics = (
                 group_metrics(made.groups)
+                | accuracy_metrics(made.groups, s.sources)
                 | made.metrics
                 | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
                 | stats
