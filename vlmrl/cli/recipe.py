@@ -243,13 +243,15 @@ def import_(
 def _checked_text(text: str, out: Path | None) -> list[Problem]:
     """What is wrong with an imported recipe, which is in `out` or in no file yet."""
     import tempfile
+    from dataclasses import replace
 
     if out is not None:
         return _looked_at(str(out), [])[0]
-    with tempfile.NamedTemporaryFile("w", suffix=".toml", prefix=".imported-", dir=".", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        return _looked_at(file.name, [])[0]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "recipe.toml"
+        file.write_text(text, "utf-8")
+        found = _looked_at(str(file), [])[0]
+    return [replace(p, where=(p.where or "").replace(str(file), "the recipe")) for p in found]
 
 
 def _show_import(report: dict[str, Any], out: Path | None) -> None:
