@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,13 @@ from vlmrl.check import data as rows
 from vlmrl.check import machine, tokens
 from vlmrl.check.catalogs import catalogs
 from vlmrl.check.loggers import check_loggers
+from vlmrl.check.prompts import PromptScan
 from vlmrl.errors import Problem, VlmrlError
 from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:
+    from vlmrl.data.encode import Encoder
     from vlmrl.model.facts import ModelFacts
     from vlmrl.tasks.source import Source
 
@@ -55,8 +57,8 @@ def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
     opened = rows.open_sources(loaded)
     problems += opened.problems
     for where, source in ((entry.where, entry.train) for entry in opened.entries):
-        problems += rows.scan_rows(source, where, limit=rows.QUICK_ROWS).problems
-        problems += rows.check_prompts(source, where, rows=QUICK_PROMPTS)
+        problems += rows.scan_rows(source, where, limit=rows.QUICK_ROWS, prompts=PromptScan(source)).problems
+        problems += rows.check_images(source, where, rows=QUICK_PROMPTS)
         if loaded.recipe.kind == "sft":
             problems += rows.check_traces(source, where, rows=QUICK_PROMPTS)
     return problems + rows.check_validation(loaded, opened)
@@ -94,9 +96,9 @@ def preflight(loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | Non
     opened = rows.open_sources(loaded)
     found.problems += [p for p in opened.problems if not _told(p, found.problems)]
     found.problems += rows.check_validation(loaded, opened)
-    for entry in opened.entries:
-        _check_entry(found, loaded, entry)
-    longest = _check_tokens(found, loaded, opened, model_files)
+    encoder = _open_encoder(found, loaded, model_files)
+    askable = [entry for entry in opened.entries if _check_entry(found, loaded, entry, encoder)]
+    longest = None if encoder is None else _check_tokens(found, loaded, askable, encoder)
     sources = [(e.train.name, e.train.share, len(e.train.rows)) for e in opened.entries]
     validation = [len(e.validation.rows) for e in opened.entries if e.validation]
     limit = loaded.recipe.eval.max_rows
@@ -105,21 +107,38 @@ def preflight(loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | Non
     return found
 
 
-def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry) -> None:
+def _open_encoder(found: Preflight, loaded: LoadedRecipe, model_files: str | None) -> Encoder | None:
+    """The model's processor, and what it has no use for; None with the reason among the problems."""
+    try:
+        encoder = tokens.make_encoder(loaded, model_files)
+        encoder.control  # noqa: B018 (renders the chat template once)
+    except VlmrlError as error:
+        where = loaded.where(("model", "path"))
+        found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
+        return None
+    found.problems += tokens.check_pixels(loaded, encoder)
+    return encoder
+
+
+def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry, encoder: Encoder | None) -> bool:
+    """Everything about one source but its prompts' lengths. Returns whether it has prompts that can be measured."""
     source, where = entry.train, entry.where
-    scan = rows.scan_rows(source, where)
+    learns = loaded.recipe.kind == "sft"
+    prompts = PromptScan(source, encoder, learns)
+    scan = rows.scan_rows(source, where, prompts=prompts)
     found.problems += scan.problems
     others = {split: source.with_split(split) for split in source.dataset.splits if split != source.split}
     if entry.validation and entry.validation.dataset.path != source.dataset.path:
         others["validation"] = entry.validation
     splits: dict[str, Any] = {}
     for split, other_source in others.items():
-        other = rows.scan_rows(other_source, where)
+        same = prompts.is_sound  # else the same template fails there too
+        other = rows.scan_rows(other_source, where, prompts=PromptScan(other_source, encoder) if same else None)
         found.problems += other.problems
         found.problems += rows.check_overlap(source.name, split, scan, other, where)
         splits[split] = {"rows": other.rows, "images": len(other.images)}
-    found.problems += rows.check_prompts(source, where)
-    if loaded.recipe.kind == "sft":
+    found.problems += rows.check_images(source, where)
+    if learns and (prompts.is_sound or source.task.trace is None):
         found.problems += rows.check_traces(source, where)
     sound = not any(p.level == "error" for p in scan.problems)
     reward = rows.check_reward(loaded, source, where) if sound and entry.reward_ok else rows.RewardFacts()
@@ -137,6 +156,7 @@ def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry) -> N
     }
     if entry.reward_ok:
         found.plan.setdefault("reward", {})[source.name] = _reward_plan(source, reward, loaded.recipe.reward.profile)
+    return not prompts.stopped
 
 
 def _reward_plan(source: Source, reward: rows.RewardFacts, profile: str) -> dict[str, Any]:
@@ -163,24 +183,20 @@ def largest_value(source: Source) -> float | None:
 
 
 def _check_tokens(
-    found: Preflight, loaded: LoadedRecipe, opened: rows.Opened, model_files: str | None
-) -> tuple[int, int]:
-    """Measure prompts with the model's processor. Returns (tokens, image tokens) of the longest prompt."""
-    try:
-        encoder = tokens.make_encoder(loaded, model_files)
-    except VlmrlError as error:
-        where = loaded.where(("model", "path"))
-        found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
-        return loaded.recipe.rollout.max_prompt_tokens, 0
-    found.problems += tokens.check_pixels(loaded, encoder)
+    found: Preflight, loaded: LoadedRecipe, entries: Sequence[rows.Entry], encoder: Encoder
+) -> tuple[int, int] | None:
+    """Measure prompts with the model's processor.
+
+    Returns: (tokens, image tokens) of the longest prompt; None when no row of any source could be measured.
+    """
     longest = images = 0
-    for where, source in ((entry.where, entry.train) for entry in opened.entries):
+    for where, source in ((entry.where, entry.train) for entry in entries):
         facts = tokens.measure_tokens(loaded, source, encoder, where)
-        found.problems += facts.problems
+        found.problems += [p for p in facts.failures if not _told(p, found.problems)] + facts.problems
         if facts.prompt_tokens:
             longest, images = max(longest, *facts.prompt_tokens), max(images, *facts.image_tokens)
             found.plan.setdefault("prompts", {})[source.name] = _token_plan(facts)
-    return longest or loaded.recipe.rollout.max_prompt_tokens, images
+    return (longest, images) if longest else None
 
 
 def _token_plan(facts: tokens.TokenFacts) -> Mapping[str, Any]:
@@ -201,8 +217,10 @@ def _token_plan(facts: tokens.TokenFacts) -> Mapping[str, Any]:
 
 
 def _check_machine(
-    found: Preflight, loaded: LoadedRecipe, runs_folder: Path, model_files: str | None, longest: tuple[int, int]
+    found: Preflight, loaded: LoadedRecipe, runs_folder: Path, model_files: str | None, longest: tuple[int, int] | None
 ) -> None:
+    """Args: longest: what `_check_tokens` found. Without it memory is planned for the longest prompt that the recipe
+    allows, and nothing is an error that a shorter one would not be."""
     from vlmrl.model.facts import model_facts
 
     try:
@@ -218,17 +236,18 @@ def _check_machine(
     trained = machine.trained_parameters(loaded, facts)
     parts = dict(facts.parameters)
     found.plan["model"] = {"type": facts.model_type, "parameters": facts.total, "trained": trained, "parts": parts}
-    memory = machine.estimate_memory(loaded, facts, prompt_tokens=longest[0], image_tokens=longest[1])
+    prompt_tokens, image_tokens = longest or (loaded.recipe.rollout.max_prompt_tokens, 0)
+    memory = machine.estimate_memory(loaded, facts, prompt_tokens=prompt_tokens, image_tokens=image_tokens)
     problems, device = machine.check_memory(loaded, memory)
-    found.problems += problems
+    found.problems += problems if longest else []
     found.plan["device"] = device
     found.plan["memory"] = {**vars(memory), "peak": memory.peak}
     problems, disk = _check_disk(loaded, runs_folder, facts)
     found.problems += problems
     found.plan["disk"] = disk
     limit = int(facts.text.get("max_position_embeddings") or 0)
-    asked = longest[0] + loaded.recipe.rollout.max_new_tokens
-    if limit and asked > limit:
+    asked = prompt_tokens + loaded.recipe.rollout.max_new_tokens
+    if longest and limit and asked > limit:
         message = f"prompt and response may have {asked} tokens; this model takes {limit}"
         where = loaded.where(("rollout", "max_new_tokens"), ("model", "path"))
         found.problems.append(Problem(message, where, "lower rollout.max_new_tokens or model.max_pixels"))

@@ -14,7 +14,7 @@ import torch
 from vlmrl.algo.family import algorithm_of
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.files import check_files
-from vlmrl.checkpoint.format import ADAPTER, read_meta
+from vlmrl.checkpoint.format import ADAPTER, HF
 from vlmrl.checkpoint.load import fingerprint, load_saved, saved_lora
 from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import Encoder
@@ -28,6 +28,7 @@ from vlmrl.recipe.schema import Lora, Model, Recipe
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run
+from vlmrl.store.sealed import read_meta
 from vlmrl.tasks.source import Source, open_source, open_validation
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.origin import ModelOrigin, origin_of
@@ -51,6 +52,8 @@ class Watcher(Protocol):
 
 def load_origin(settings: Model, origin: ModelOrigin, lora: Lora | None = None) -> tuple[Any, Any]:
     """(model, processor) of an origin, on the device and in the dtype of the settings; an adapter is left attached."""
+    if origin.checkpoint is not None:
+        check_files(origin.checkpoint, HF)  # a changed chat template would be another model
     processor = load_processor(settings, path=origin.files)
     if origin.checkpoint is None:
         return load_model(settings, path=origin.path), processor
@@ -79,7 +82,7 @@ def load_for_training(recipe: Recipe, origin: ModelOrigin) -> tuple[Any, Any, di
         assert origin.checkpoint is not None
         return model, processor, read_meta(origin.checkpoint)["base"]
     if origin.parent is not None:
-        base |= {"run": origin.parent["run"], "step": int(origin.parent["checkpoint"].rpartition("-")[2])}
+        base |= {"run": origin.parent["run"], "step": origin.step}
     base["fingerprint"] = fingerprint(model)
     attach_adapter(model, recipe.lora, recipe.model.freeze, DTYPES[recipe.model.dtype])
     return model, processor, base
