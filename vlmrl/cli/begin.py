@@ -60,7 +60,7 @@ def prepare(asked: Beginning, root: Path) -> LoadedRecipe | Plan:
     Raises: the errors of recipe, data, reward and model; StoreError for what a run may not become.
     """
     from vlmrl.checkpoint.format import HF
-    from vlmrl.cli.sft import check_loaded, load_checked
+    from vlmrl.cli.sft import check_loaded, load_checked, warn
     from vlmrl.train.resume import Request, plan_fork, plan_resume
 
     ref = asked.resume if asked.resume is not None else asked.fork
@@ -72,6 +72,7 @@ def prepare(asked: Beginning, root: Path) -> LoadedRecipe | Plan:
     if plan.changes_recipe or asked.fork is not None:
         files = str(plan.checkpoint / HF) if plan.checkpoint else None
         check_loaded(plan.loaded, root, trains=asked.fork is not None, files=files)
+    warn(plan.warnings)
     return plan
 
 

@@ -37,19 +37,21 @@ def check(
     from vlmrl.check.preflight import preflight
     from vlmrl.recipe.load import load_recipe
     from vlmrl.store.layout import runs_root
+    from vlmrl.train.choices import settle_for_run
 
     problems: list[Problem] = []
     plan: Mapping[str, Any] = {}
     parity: Mapping[str, Any] | None = None
     root = runs_root(runs)
     try:
-        loaded = load_recipe(recipe, overrides=overrides or [])
+        loaded, warnings = settle_for_run(load_recipe(recipe, overrides=overrides or []), root)
         model_files, problem = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
         found = preflight(loaded, runs_folder=root, model_files=model_files)
         # What the run store says of a run without a checkpoint is better than that the hub has no such model.
         problems = (
             found.problems if problem is None else [problem, *(p for p in found.problems if p.where != problem.where)]
         )
+        problems = [*warnings, *problems]
         plan = found.plan
         if deep and not any(p.level == "error" for p in problems):
             parity = _compare(loaded, root, deep_prompts)

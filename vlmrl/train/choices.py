@@ -1,0 +1,47 @@
+"""What a run settles before it begins: a value for every key that its recipe leaves open (recipe/settle.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vlmrl.dist import worker
+from vlmrl.errors import Problem
+from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.recipe.settle import OPEN, Choice, Chooser, choose, open_keys, settle
+
+
+def choosers(loaded: LoadedRecipe, root: Path) -> Mapping[str, Chooser]:
+    """Return, for each key of `OPEN`, the function that chooses its value on this machine.
+
+    Args: root: folder of the runs, one of which `model.path` may name.
+    """
+    return {}
+
+
+def settle_for_run(loaded: LoadedRecipe, root: Path) -> tuple[LoadedRecipe, list[Problem]]:
+    """Choose what the recipe leaves open. Processes that a launcher started take what it chose.
+
+    Returns: the recipe with nothing left open, and warnings about what was chosen.
+    """
+    still = open_keys(loaded.recipe)
+    if not still:
+        return loaded, []
+    told = {c["key"]: Choice(**c) for c in worker.choices()}
+    if all(key in told for key in still):
+        return settle(loaded, [told[key] for key in still]), []
+    choices = choose(loaded.recipe, choosers(loaded, root))
+    return settle(loaded, choices), [c.problem for c in choices if c.problem is not None]
+
+
+def choices_of(loaded: LoadedRecipe) -> list[dict[str, Any]]:
+    """Return what was chosen for this recipe, as JSON values: a launcher tells it to its processes."""
+    found: list[dict[str, Any]] = []
+    for key in OPEN:
+        origin = loaded.origins.get(key, "")
+        if origin.startswith(AUTO_ORIGIN):
+            table, _, name = key.partition(".")
+            value = loaded.resolved["recipe"][table][name]
+            found.append({"key": key, "value": value, "reason": origin.removeprefix(AUTO_ORIGIN)})
+    return found
