@@ -24,6 +24,7 @@ from tinyworld import (
 
 from vlmrl.algo.family import AGGREGATIONS, ALGORITHMS, Algorithm
 from vlmrl.data.batch import TrainItem, make_row, pack
+from vlmrl.model.head_chunks import HeadChunks
 from vlmrl.model.load import load_model
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model
@@ -447,7 +448,7 @@ def test_chunked_head_changes_nothing(policy, world, monkeypatch):
     items, advantages = world
     objective = PolicyGradient(ALGORITHMS["grpo"])
     expected, _ = step_gradient(policy, batch_of(items, advantages), objective)
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 3 * 300)  # three positions a chunk
+    monkeypatch.setattr(logprobs, "chunks_for", lambda device: HeadChunks(3 * 300, 300))  # three positions a chunk
     found, _ = step_gradient(policy, batch_of(items, advantages), objective)
     assert_same_gradients(found, expected)
 

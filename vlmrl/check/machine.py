@@ -24,8 +24,6 @@ from vlmrl.recipe.load import LoadedRecipe
 if TYPE_CHECKING:
     from vlmrl.model.facts import ModelFacts
 
-LOGIT_BYTES = 2**25 * 4 * 3
-"""A chunk of logits, its softmax and their gradient, at most (model/logprobs.py)."""
 BYTES_PER_ROLLOUT_TOKEN = 12
 MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2, "adamw_bf16_kahan": 8}
 """What an optimizer keeps of a trained number besides its master (kahan: two bfloat16, one float32)."""
@@ -55,7 +53,11 @@ class Memory:
 
 def estimate_memory(loaded: LoadedRecipe, facts: ModelFacts, *, prompt_tokens: int, image_tokens: int) -> Memory:
     """Memory of the recipe's run. `prompt_tokens`, `image_tokens`: of the longest prompt known."""
+    from vlmrl.model.facts import device_facts
+    from vlmrl.model.head_chunks import head_chunks
+
     recipe = loaded.recipe
+    device = device_facts(recipe.model.device)[0]
     size = 4 if recipe.model.dtype == "float32" else 2
     total, trained = facts.total, trained_parameters(loaded, facts)
     longest = prompt_tokens + recipe.rollout.max_new_tokens
@@ -76,7 +78,8 @@ def estimate_memory(loaded: LoadedRecipe, facts: ModelFacts, *, prompt_tokens: i
         gradients=trained * 4,
         optimizer=trained * MOMENT_BYTES[recipe.optim.name],
         activations=(text + vision) * size,
-        logits=min(LOGIT_BYTES, row_tokens * vocabulary * 12),
+        # Half of a device's memory stands for what is free when the sizes are settled.
+        logits=head_chunks(device["kind"], device["memory_bytes"] // 2).peak_bytes(row_tokens, vocabulary),
         kv_cache=2 * _layers(facts.text) * _kv_width(facts.text) * size * cache_tokens,
         reference=total * size
         if recipe.kind == "rl" and recipe.lora is None and algorithm_of(recipe.algo).kl_coef > 0

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from vlmrl.data.batch import PromptTokens, TrainItem, make_row
 from vlmrl.model import logprobs, varlen_attention
+from vlmrl.model.head_chunks import HeadChunks
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
 from vlmrl.types import PackedRow, Segment
@@ -63,6 +64,6 @@ def test_a_forward_pass_waits_as_often_for_many_responses_as_for_few(name, backe
     policy = Policy(family.model, backend=backend, banned_ids=[0, 3])
     few = waits(policy, row_of(family, 2))
     assert waits(policy, row_of(family, 9)) == few
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 2 * 320)
+    monkeypatch.setattr(logprobs, "chunks_for", lambda device: HeadChunks(2 * 320, 320))
     assert waits(policy, row_of(family, 9)) == few, "chunks of log-probs"
     assert sum(few.values()) <= 10
