@@ -40,7 +40,7 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     from vlmrl.train.choices import choices_of
 
     root = runs_root(runs)
-    ready = prepare(asked, root)
+    ready = prepare(asked, root, machines.gpus)
     settings, known = recipe_of(ready), None
     if asked.resume is not None and not isinstance(ready, LoadedRecipe):
         known = ready.run.dir

@@ -6,23 +6,43 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vlmrl.check.gpus import Gpu, known_gpu
+from vlmrl.check.memory import HERE, Target
 from vlmrl.dist import worker
 from vlmrl.errors import Problem
 from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import OPEN, Choice, Chooser, choose, open_keys, settle
 
 
-def choosers(loaded: LoadedRecipe, root: Path) -> Mapping[str, Chooser]:
-    """Return, for each key of `OPEN`, the function that chooses its value on this machine.
+def choosers(loaded: LoadedRecipe, root: Path, target: Target = HERE) -> Mapping[str, Chooser]:
+    """Return, for each key of `OPEN`, the function that chooses its value.
 
-    Args: root: folder of the runs, one of which `model.path` may name.
+    Args: root: folder of the runs, one of which `model.path` may name.      target: where the run is to run.
     """
-    return {}
+    from vlmrl.check.engine_choice import EngineWorld, choose_engine
+    from vlmrl.model.facts import ModelFacts, device_facts, model_facts
+    from vlmrl.rollout.vllm_probe import probe_vllm
+    from vlmrl.train.origin import find_model
+
+    def engine(recipe: Recipe) -> Choice:
+        device, _ = device_facts(recipe.model.device) if recipe.model.device != "cpu" else ({"kind": "cpu"}, [])
+        gpu = target.gpu
+        if gpu is None and device["kind"] == "cuda":
+            gpu = known_gpu(device["name"]) or Gpu(device["name"], int(device["memory_bytes"]))
+        return choose_engine(recipe, EngineWorld(gpu, probe_vllm, model, where, target.is_elsewhere))
+
+    def model() -> ModelFacts:
+        return model_facts(loaded.recipe.model, path=find_model(loaded.recipe.model.path, root).files)
+
+    where = loaded.where(("rollout", "engine"), ("model", "path"))
+    return {"rollout.engine": engine}
 
 
-def settle_for_run(loaded: LoadedRecipe, root: Path) -> tuple[LoadedRecipe, list[Problem]]:
+def settle_for_run(loaded: LoadedRecipe, root: Path, target: Target = HERE) -> tuple[LoadedRecipe, list[Problem]]:
     """Choose what the recipe leaves open. Processes that a launcher started take what it chose.
 
+    Args: as of `choosers`.
     Returns: the recipe with nothing left open, and warnings about what was chosen.
     """
     still = open_keys(loaded.recipe)
@@ -31,7 +51,7 @@ def settle_for_run(loaded: LoadedRecipe, root: Path) -> tuple[LoadedRecipe, list
     told = {c["key"]: Choice(**c) for c in worker.choices()}
     if all(key in told for key in still):
         return settle(loaded, [told[key] for key in still]), []
-    choices = choose(loaded.recipe, choosers(loaded, root))
+    choices = choose(loaded.recipe, choosers(loaded, root, target))
     return settle(loaded, choices), [c.problem for c in choices if c.problem is not None]
 
 
