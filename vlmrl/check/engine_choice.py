@@ -6,15 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vlmrl.check.gpus import Gpu
 from vlmrl.check.rollout_time import times_slower
 from vlmrl.errors import Problem, VlmrlError, first_line
-from vlmrl.model.facts import ModelFacts
 from vlmrl.recipe.check_engine import VLLM_INSTALL, vllm_refusal, what_vllm_cannot
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import Choice
 from vlmrl.rollout.vllm_probe import VllmFacts
+
+if TYPE_CHECKING:
+    from vlmrl.model.facts import ModelFacts
 
 KEY = "rollout.engine"
 

@@ -75,8 +75,8 @@ def check_served(loaded: LoadedRecipe, facts: ModelFacts, device: str | None = N
     recipe = loaded.recipe
     if recipe.rollout.engine != "vllm" or recipe.kind != "rl":
         return []
-    device = device or device_facts(recipe.model.device)[0]["kind"]
-    why = vllm_refusal(facts.model_type, device, recipe.model.dtype, facts.two_way_images)
+    kind = device or str(device_facts(recipe.model.device)[0]["kind"])
+    why = vllm_refusal(facts.model_type, kind, recipe.model.dtype, facts.two_way_images)
     return [] if why is None else [Problem(why, loaded.where(("rollout", "engine")), TORCH_HINT)]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vlmrl.check.gpus import Gpu
 from vlmrl.check.plan_sizes import Prompts, Sizes
@@ -23,15 +23,17 @@ from vlmrl.model.engine_size import (
     size_cache,
     text_cache_shape,
 )
-from vlmrl.model.facts import ModelFacts
 from vlmrl.recipe.load import LoadedRecipe
+
+if TYPE_CHECKING:
+    from vlmrl.model.facts import ModelFacts
 
 GIB = 1 << 30
 RUNTIME_BYTES = int(1.2 * GIB)
 """CUDA's context, the libraries' work space and NCCL's buffers, a process. Typical, not measured here."""
 BUCKET_BYTES = 1 << 28
 """Of a weight sync (rollout/weight_sync.py): gathered at once, and its source beside it."""
-MOVING = "gradients on their way"
+MOVING, CACHE = "gradients on their way", "kv cache"
 TIGHT = 0.92
 """A phase above this share of the memory is called tight: fragments may take the rest."""
 
@@ -96,7 +98,8 @@ class Plan:
         trainers, engines: GPUs (or processes) that train, and that only generate.
         phases: of a GPU, in the order of a run; several of one name = those of different GPUs.
         host: main memory of the whole machine, by phase.
-        cache: bytes of vLLM's cache on a GPU, 0 without vLLM; `cache_needed`: by all responses of a step at once.
+        cache: bytes of vLLM's cache on a GPU, 0 without vLLM; `cache_needed`: by all responses of a step at once;
+            `elastic`: what of it could be taken away.
     """
 
     cluster: Cluster
@@ -106,6 +109,7 @@ class Plan:
     host: tuple[Phase, ...]
     cache: int = 0
     cache_needed: int = 0
+    elastic: int = 0
     notes: tuple[str, ...] = field(default_factory=tuple)
 
     @property
@@ -127,7 +131,9 @@ class Plan:
 
     @property
     def is_tight(self) -> bool:
-        return self.fits and self.peak.total > TIGHT * self.cluster.each_bytes
+        """Whether it fits barely. A cache that takes what is free is not what makes it tight."""
+        largest = max(p.total - (self.elastic if CACHE in p.parts else 0) for p in self.phases)
+        return self.fits and largest > TIGHT * self.cluster.each_bytes
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as JSON values."""
@@ -171,7 +177,9 @@ class _Planner:
         self.runtime = {"runtime": RUNTIME_BYTES} if self.on_gpu else {}
 
     def plan(self) -> Plan:
-        self.cache, self.needed = self._cache() if self.vllm else (0, 0)
+        self.cache = self.needed = self.elastic = 0
+        if self.vllm:
+            self._size_cache()
         phases = [Phase("load", "trainer", self._load()), self._update()]
         if self.is_rl:
             phases.append(Phase("rollout", "trainer", self._rollout()))
@@ -182,7 +190,7 @@ class _Planner:
         phases.append(Phase("save", "trainer", self._resting() | self.runtime))
         return Plan(
             self.cluster, self.trainers, self.apart, tuple(phases), self._host(tuple(phases)), self.cache, self.needed,
-            tuple(self._notes()),
+            self.elastic, tuple(self._notes()),
         )  # fmt: skip
 
     # -- phases of a GPU that trains
@@ -242,7 +250,7 @@ class _Planner:
         if self.vllm:
             return states | self._engine()
         gathered = self.facts.total * s.size if self.trainers > 1 else 0
-        return states | {"gathered": gathered, "kv cache": self._built_in_cache(), "activations": s.prefill()}
+        return states | {"gathered": gathered, CACHE: self._built_in_cache(), "activations": s.prefill()}
 
     def _sync(self) -> dict[str, int]:
         """Weights on their way. The engine's own are there; its cache wakes last (on a CPU it never slept)."""
@@ -252,7 +260,7 @@ class _Planner:
             return states | {"buckets": buckets}
         awake = self._engine()
         if self.on_gpu:
-            awake.pop("kv cache")
+            awake.pop(CACHE)
         return states | awake | {"buckets": buckets}
 
     # -- engines
@@ -261,7 +269,7 @@ class _Planner:
         s = self.sizes
         adapter = s.trained * s.size if self.recipe.lora else 0
         weights = (self.facts.total * s.size) // self.parts + adapter
-        found = {"engine weights": weights, "kv cache": self.cache}
+        found = {"engine weights": weights, CACHE: self.cache}
         if not self.on_gpu:
             return found
         d = self._demand()
@@ -276,16 +284,16 @@ class _Planner:
         prompts = min(self.prompts.tokens, r.max_prompt_tokens)
         return Demand(-(-r.prompts_per_step // engines), r.samples_per_prompt, prompts, r.max_new_tokens, longest)
 
-    def _cache(self) -> tuple[int, int]:
-        """(bytes of an engine's cache on one GPU, what all responses of a step would need)."""
+    def _size_cache(self) -> None:
+        """Set the bytes of an engine's cache on one GPU, and what all responses of a step would need."""
         shape, demand = text_cache_shape(self.facts.text, self.recipe.model.dtype), self._demand()
-        self.cache = 0
         taken = sum(self._engine().values()) + (0 if self.apart else sum(self._states(False).values()))
         reserve = int(RESERVE_SHARE * self.cluster.each_bytes) + sum(self.runtime.values())
         free = self.cluster.each_bytes - taken - reserve
         size = size_cache(shape, demand, free, self.cluster.device, self.parts)
         asked = self.recipe.rollout.kv_cache_gib
-        return (size.chosen if asked is None else int(asked * GIB)), size.needed
+        self.cache, self.needed = size.chosen if asked is None else int(asked * GIB), size.needed
+        self.elastic = 0 if asked is not None else self.cache - max(size.least, min(self.cache, size.needed // 4))
 
     def _built_in_cache(self) -> int:
         """The built-in engine's cache: `rollout.batch_tokens` tokens at most, prompts stored once for their samples."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from vlmrl.algo.family import algorithm_of
 from vlmrl.check.machine import MOMENT_BYTES, trained_parameters, weight_bytes
 from vlmrl.model.activation_size import LayerSize, Widths, text_layers, vision_depth, vision_layer, vision_width
-from vlmrl.model.facts import ModelFacts
-from vlmrl.model.families import part_of
 from vlmrl.recipe.load import LoadedRecipe
+
+if TYPE_CHECKING:
+    from vlmrl.model.facts import ModelFacts
 
 MASTER_BYTES = GRADIENT_BYTES = 4
 """Of a trained number: float32 (with several processes they are the parameters themselves)."""
@@ -169,6 +171,8 @@ class Sizes:
 
     @cached_property
     def vision(self) -> LayerSize:
+        from vlmrl.model.families import part_of
+
         gated = any("gate_proj" in name and part_of(name) == "vision" for name in self.facts.linear)
         return vision_layer(self.facts.vision, gated, self.size)
 

@@ -255,7 +255,7 @@ def _check_machine(
     found.problems += check_memory(loaded, memory) + check_kernels(loaded, facts, target)
     found.plan["memory"] = memory.as_dict() | {"measured_prompts": "prompts" in found.plan}
     problems, disk = _check_disk(loaded, runs_folder, facts)
-    found.problems += problems
+    found.problems += [] if target.is_elsewhere else problems
     found.plan["disk"] = disk
     limit = int(facts.text.get("max_position_embeddings") or 0)
     asked = longest.tokens + loaded.recipe.rollout.max_new_tokens

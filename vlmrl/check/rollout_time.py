@@ -6,9 +6,13 @@ Python, which vLLM records once and replays. And it answers in batches of `rollo
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from vlmrl.check.gpus import Gpu
-from vlmrl.model.facts import ModelFacts
 from vlmrl.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from vlmrl.model.facts import ModelFacts
 
 LAYER_SECONDS = 0.8e-3
 """Python and the starting of kernels, a layer and a step: what transformers' models take on today's processors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,20 @@ from vlmrl.check.memory import HERE, Target
 from vlmrl.dist import worker
 from vlmrl.errors import Problem
 from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
-from vlmrl.recipe.schema import Recipe
-from vlmrl.recipe.settle import OPEN, Choice, Chooser, choose, open_keys, settle
+from vlmrl.recipe.schema import Model, Recipe
+from vlmrl.recipe.settle import OPEN, Choice, Chooser, choose, open_keys, settle, with_values
 
 
-def choosers(loaded: LoadedRecipe, root: Path, target: Target = HERE) -> Mapping[str, Chooser]:
+def choosers(settings: Model, files: Callable[[], str], where: str, target: Target = HERE) -> Mapping[str, Chooser]:
     """Return, for each key of `OPEN`, the function that chooses its value.
 
-    Args: root: folder of the runs, one of which `model.path` may name.      target: where the run is to run.
+    Args:
+        settings, files: the recipe's table `model`, and where the model's configuration is, asked for only if needed.
+        where: of what is chosen, for messages.      target: where the run is to run.
     """
     from vlmrl.check.engine_choice import EngineWorld, choose_engine
     from vlmrl.model.facts import ModelFacts, device_facts, model_facts
     from vlmrl.rollout.vllm_probe import probe_vllm
-    from vlmrl.train.origin import find_model
 
     def engine(recipe: Recipe) -> Choice:
         device, _ = device_facts(recipe.model.device) if recipe.model.device != "cpu" else ({"kind": "cpu"}, [])
@@ -33,16 +34,15 @@ def choosers(loaded: LoadedRecipe, root: Path, target: Target = HERE) -> Mapping
         return choose_engine(recipe, EngineWorld(gpu, probe_vllm, model, where, target.is_elsewhere))
 
     def model() -> ModelFacts:
-        return model_facts(loaded.recipe.model, path=find_model(loaded.recipe.model.path, root).files)
+        return model_facts(settings, path=files())
 
-    where = loaded.where(("rollout", "engine"), ("model", "path"))
     return {"rollout.engine": engine}
 
 
 def settle_for_run(loaded: LoadedRecipe, root: Path, target: Target = HERE) -> tuple[LoadedRecipe, list[Problem]]:
     """Choose what the recipe leaves open. Processes that a launcher started take what it chose.
 
-    Args: as of `choosers`.
+    Args: root: folder of the runs, one of which `model.path` may name.      target: where the run is to run.
     Returns: the recipe with nothing left open, and warnings about what was chosen.
     """
     still = open_keys(loaded.recipe)
@@ -51,8 +51,24 @@ def settle_for_run(loaded: LoadedRecipe, root: Path, target: Target = HERE) -> t
     told = {c["key"]: Choice(**c) for c in worker.choices()}
     if all(key in told for key in still):
         return settle(loaded, [told[key] for key in still]), []
-    choices = choose(loaded.recipe, choosers(loaded, root, target))
+
+    def files() -> str:
+        from vlmrl.train.origin import find_model
+
+        return find_model(model.path, root).files
+
+    model, where = loaded.recipe.model, loaded.where(("rollout", "engine"), ("model", "path"))
+    choices = choose(loaded.recipe, choosers(model, files, where, target))
     return settle(loaded, choices), [c.problem for c in choices if c.problem is not None]
+
+
+def settle_for_answers(recipe: Recipe, files: str) -> tuple[Recipe, list[Problem]]:
+    """Choose what is open in a recipe that is only to answer prompts, on this machine (`vlmrl eval`).
+
+    Args: files: where the model's configuration is.
+    """
+    choices = choose(recipe, choosers(recipe.model, lambda: files, "rollout.engine"))
+    return with_values(recipe, choices), [c.problem for c in choices if c.problem is not None]
 
 
 def choices_of(loaded: LoadedRecipe) -> list[dict[str, Any]]:

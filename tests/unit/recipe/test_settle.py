@@ -105,7 +105,7 @@ def test_a_value_that_is_opened_on_purpose_is_chosen_anew(tmp_path, monkeypatch)
 
 
 def test_a_launcher_chooses_for_all_its_processes(file, monkeypatch, tmp_path):
-    monkeypatch.setattr(of_runs, "choosers", lambda loaded, root, target: CHOOSERS)
+    monkeypatch.setattr(of_runs, "choosers", lambda *arguments: CHOOSERS)
     loaded, warnings = settle_for_run(load_recipe(file), tmp_path)
     assert [w.message for w in warnings] == ["slow"] and loaded.recipe.eval.patience == 4
     told = choices_of(loaded)
