@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from vlmrl.errors import RecipeError
 
 GIB = 1 << 30
+MAX_GIB = 1024
 TYPICAL_BANDWIDTH = 2.0e12
 """Bytes a second of a GPU that the table does not know."""
 
@@ -47,9 +48,13 @@ def parse_gpu(text: str) -> Gpu:
     Raises: RecipeError when it is none of these.
     """
     word = text.strip()
+    if any(word.upper() == name for name, _, _ in KNOWN):  # some names are numbers
+        found = known_gpu(word)
+        assert found is not None
+        return found
     if number := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gib|gb|g)?", word, re.IGNORECASE):
         size = float(number[1])
-        if size > 0:
+        if 0 < size <= MAX_GIB:
             return Gpu(f"{size:g} GiB GPU", int(size * GIB))
     if slice_ := MIG.fullmatch(word.rpartition("-")[2].removeprefix("MIG ")):
         size = int(slice_[1])
