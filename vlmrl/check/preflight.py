@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,11 @@ from vlmrl.check import data as rows
 from vlmrl.check import machine, tokens
 from vlmrl.check.catalogs import catalogs
 from vlmrl.check.kernels import check_kernels
+from vlmrl.check.loggers import check_loggers
 from vlmrl.check.memory import HERE, Target, check_device, check_memory, plan_memory
 from vlmrl.check.plan_sizes import Prompts
 from vlmrl.check.prompt_lengths import estimate_prompts, longest_allowed
+from vlmrl.check.prompts import PromptScan
 from vlmrl.errors import Problem, VlmrlError
 from vlmrl.recipe.check_engine import check_engine
 from vlmrl.recipe.check_world import check_world
@@ -25,6 +27,7 @@ from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
 
 if TYPE_CHECKING:
+    from vlmrl.data.encode import Encoder
     from vlmrl.model.facts import ModelFacts
     from vlmrl.tasks.source import Source
 
@@ -59,14 +62,14 @@ def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
 
 def quick_look(loaded: LoadedRecipe) -> tuple[list[Problem], Prompts | None]:
     """`run_quick_checks`, and the longest prompt of some rows, estimated without a tokenizer; None = not known."""
-    problems = check_recipe(loaded, catalogs()) + machine.check_installed(loaded)
+    problems = check_recipe(loaded, catalogs()) + machine.check_installed(loaded) + check_loggers(loaded)
     if any(p.level == "error" for p in problems):
         return problems, None
     opened = rows.open_sources(loaded)
     problems += opened.problems
     for where, source in ((entry.where, entry.train) for entry in opened.entries):
-        problems += rows.scan_rows(source, where, limit=rows.QUICK_ROWS).problems
-        problems += rows.check_prompts(source, where, rows=QUICK_PROMPTS)
+        problems += rows.scan_rows(source, where, limit=rows.QUICK_ROWS, prompts=PromptScan(source)).problems
+        problems += rows.check_images(source, where, rows=QUICK_PROMPTS)
         if loaded.recipe.kind == "sft":
             problems += rows.check_traces(source, where, rows=QUICK_PROMPTS)
     problems += rows.check_validation(loaded, opened)
@@ -116,14 +119,14 @@ def preflight(
         model_files: where the model's configuration and processor are, when `model.path` names a run or checkpoint.
         target: where the run is to run.
     """
-    installed = [] if target.is_elsewhere else machine.check_installed(loaded)
+    installed = [] if target.is_elsewhere else machine.check_installed(loaded) + check_loggers(loaded)
     found = Preflight(check_recipe(loaded, catalogs()) + installed + _check_world(loaded, target))
     opened = rows.open_sources(loaded)
     found.problems += [p for p in opened.problems if not _told(p, found.problems)]
     found.problems += rows.check_validation(loaded, opened)
-    for entry in opened.entries:
-        _check_entry(found, loaded, entry)
-    longest = _check_tokens(found, loaded, opened, model_files)
+    encoder = _open_encoder(found, loaded, model_files)
+    askable = [entry for entry in opened.entries if _check_entry(found, loaded, entry, encoder)]
+    longest = None if encoder is None else _check_tokens(found, loaded, askable, encoder)
     sources = [(e.train.name, e.train.share, len(e.train.rows)) for e in opened.entries]
     validation = [len(e.validation.rows) for e in opened.entries if e.validation]
     limit = loaded.recipe.eval.max_rows
@@ -132,21 +135,38 @@ def preflight(
     return found
 
 
-def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry) -> None:
+def _open_encoder(found: Preflight, loaded: LoadedRecipe, model_files: str | None) -> Encoder | None:
+    """The model's processor, and what it has no use for; None with the reason among the problems."""
+    try:
+        encoder = tokens.make_encoder(loaded, model_files)
+        encoder.control  # noqa: B018 (renders the chat template once)
+    except VlmrlError as error:
+        where = loaded.where(("model", "path"))
+        found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
+        return None
+    found.problems += tokens.check_pixels(loaded, encoder)
+    return encoder
+
+
+def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry, encoder: Encoder | None) -> bool:
+    """Everything about one source but its prompts' lengths. Returns whether it has prompts that can be measured."""
     source, where = entry.train, entry.where
-    scan = rows.scan_rows(source, where)
+    learns = loaded.recipe.kind == "sft"
+    prompts = PromptScan(source, encoder, learns)
+    scan = rows.scan_rows(source, where, prompts=prompts)
     found.problems += scan.problems
     others = {split: source.with_split(split) for split in source.dataset.splits if split != source.split}
     if entry.validation and entry.validation.dataset.path != source.dataset.path:
         others["validation"] = entry.validation
     splits: dict[str, Any] = {}
     for split, other_source in others.items():
-        other = rows.scan_rows(other_source, where)
+        same = prompts.is_sound  # else the same template fails there too
+        other = rows.scan_rows(other_source, where, prompts=PromptScan(other_source, encoder) if same else None)
         found.problems += other.problems
         found.problems += rows.check_overlap(source.name, split, scan, other, where)
         splits[split] = {"rows": other.rows, "images": len(other.images)}
-    found.problems += rows.check_prompts(source, where)
-    if loaded.recipe.kind == "sft":
+    found.problems += rows.check_images(source, where)
+    if learns and (prompts.is_sound or source.task.trace is None):
         found.problems += rows.check_traces(source, where)
     sound = not any(p.level == "error" for p in scan.problems)
     reward = rows.check_reward(loaded, source, where) if sound and entry.reward_ok else rows.RewardFacts()
@@ -164,6 +184,7 @@ def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry) -> N
     }
     if entry.reward_ok:
         found.plan.setdefault("reward", {})[source.name] = _reward_plan(source, reward, loaded.recipe.reward.profile)
+    return not prompts.stopped
 
 
 def _reward_plan(source: Source, reward: rows.RewardFacts, profile: str) -> dict[str, Any]:
@@ -189,28 +210,20 @@ def largest_value(source: Source) -> float | None:
     return sum(max(weight * bounds[0], weight * bounds[1]) for weight, bounds in ranges if bounds)
 
 
-def _check_tokens(found: Preflight, loaded: LoadedRecipe, opened: rows.Opened, model_files: str | None) -> Prompts:
-    """Measure prompts with the model's processor. Returns the longest; where none was measured, the longest allowed."""
-    response = loaded.recipe.rollout.max_new_tokens
-    allowed = longest_allowed(loaded)
-    try:
-        encoder = tokens.make_encoder(loaded, model_files)
-    except VlmrlError as error:
-        where = loaded.where(("model", "path"))
-        found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
-        return allowed
-    found.problems += tokens.check_pixels(loaded, encoder)
+def _check_tokens(
+    found: Preflight, loaded: LoadedRecipe, entries: Sequence[rows.Entry], encoder: Encoder
+) -> Prompts | None:
+    """Measure prompts with the model's processor. Returns the longest; None when no row of any source was measured."""
     longest = images = traces = 0
-    for where, source in ((entry.where, entry.train) for entry in opened.entries):
+    for where, source in ((entry.where, entry.train) for entry in entries):
         facts = tokens.measure_tokens(loaded, source, encoder, where)
-        found.problems += facts.problems
+        found.problems += [p for p in facts.failures if not _told(p, found.problems)] + facts.problems
         if facts.prompt_tokens:
             longest, images = max(longest, *facts.prompt_tokens), max(images, *facts.image_tokens)
             traces = max(traces, *facts.trace_tokens, 0)
             found.plan.setdefault("prompts", {})[source.name] = _token_plan(facts)
-    if not longest:
-        return allowed
-    return Prompts(longest, images, traces if loaded.recipe.kind == "sft" and traces else response)
+    response = traces if loaded.recipe.kind == "sft" and traces else loaded.recipe.rollout.max_new_tokens
+    return Prompts(longest, images, response) if longest else None
 
 
 def _token_plan(facts: tokens.TokenFacts) -> Mapping[str, Any]:
@@ -231,9 +244,11 @@ def _token_plan(facts: tokens.TokenFacts) -> Mapping[str, Any]:
 
 
 def _check_machine(
-    found: Preflight, loaded: LoadedRecipe, runs_folder: Path, model_files: str | None, longest: Prompts,
+    found: Preflight, loaded: LoadedRecipe, runs_folder: Path, model_files: str | None, longest: Prompts | None,
     target: Target,
 ) -> None:  # fmt: skip
+    """Args: longest: what `_check_tokens` found. Without it memory is planned for the longest prompt that the recipe
+    allows, and nothing is an error that a shorter one would not be."""
     from vlmrl.model.facts import model_facts
 
     try:
@@ -251,14 +266,14 @@ def _check_machine(
     parts = dict(facts.parameters)
     found.plan["model"] = {"type": facts.model_type, "parameters": facts.total, "trained": trained, "parts": parts}
     found.problems += check_device(loaded, target)
-    memory = plan_memory(loaded, facts, target, longest)
-    found.problems += check_memory(loaded, memory) + check_kernels(loaded, facts, target)
-    found.plan["memory"] = memory.as_dict() | {"measured_prompts": "prompts" in found.plan}
+    memory = plan_memory(loaded, facts, target, longest or longest_allowed(loaded))
+    found.problems += (check_memory(loaded, memory) if longest else []) + check_kernels(loaded, facts, target)
+    found.plan["memory"] = memory.as_dict() | {"measured_prompts": longest is not None}
     problems, disk = _check_disk(loaded, runs_folder, facts)
     found.problems += [] if target.is_elsewhere else problems
     found.plan["disk"] = disk
     limit = int(facts.text.get("max_position_embeddings") or 0)
-    asked = longest.tokens + loaded.recipe.rollout.max_new_tokens
+    asked = longest.tokens + loaded.recipe.rollout.max_new_tokens if longest else 0
     if limit and asked > limit:
         message = f"prompt and response may have {asked} tokens; this model takes {limit}"
         where = loaded.where(("rollout", "max_new_tokens"), ("model", "path"))

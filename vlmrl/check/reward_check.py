@@ -27,6 +27,7 @@ from vlmrl.check.statistics import (
     row_of,
 )
 from vlmrl.errors import DataError, RewardError, VlmrlError
+from vlmrl.types import INAPPLICABLE
 
 MOST_BROKEN = 10
 PUBLISHED = ("taxonrl", "profile:taxonrl")
@@ -200,7 +201,7 @@ def _tell_broken(saved: Saved, found: Scan, keep_going: bool) -> None:
 
 
 def _errors(facts: Facts, scores: Scores, most: int) -> dict[str, Any]:
-    failed = np.flatnonzero(scores.failed_N)
+    failed = np.flatnonzero(scores.failed_N & ~scores.errors.is_word(INAPPLICABLE))
     return {"number": len(failed), "first": [row_of(facts, int(i), scores) for i in failed[:most]]}
 
 

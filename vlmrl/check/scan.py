@@ -208,7 +208,8 @@ class Work:
             for side in plan.sides
         ]
         self._outcomes = {s: task.outcome for s, ref in plan.tasks.items() if (task := ref.make()) is not None}
-        self._images = any(c.spec.needs_images for side in plan.sides for c in side.values())
+        specs = [c.spec for side in plan.sides for c in side.values()]
+        self._images, self._ids = any(s.needs_images for s in specs), any(s.needs_token_ids for s in specs)
 
     def __enter__(self) -> Work:
         return self
@@ -218,7 +219,7 @@ class Work:
 
     def on(self, chunk: Chunk, limit: int) -> Scan:
         """Read and score one piece; texts of groups whose hash is below `limit` are kept."""
-        made = self.plan.decoder.decode(chunk, media=self._images)
+        made = self.plan.decoder.decode(chunk, media=self._images, ids=self._ids)
         scored = [self._score(made, side) for side in self._scorers]
         kept = np.flatnonzero(hashes(made.facts.groups_N) < limit)
         texts = {int(made.facts.rows_N[i]): made.inputs[i].response for i in kept.tolist()}

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlmrl.cli.memory_table import show_memory
-from vlmrl.cli.output import JSON_HELP, console, emit, harmless
+from vlmrl.cli.output import JSON_HELP, console, emit
 from vlmrl.errors import Problem, ProblemsError, VlmrlError, gib
+from vlmrl.visible import visible
 
 if TYPE_CHECKING:
     from vlmrl.check.memory import Target
@@ -254,7 +255,7 @@ def _show_problems(problems: Sequence[Problem]) -> None:
 
     out = console()
     for p in sorted(problems, key=lambda p: p.level != "error"):
-        text = Text("\n" + harmless(format_error(p.message, p.where, p.hint, p.level)))
+        text = Text("\n" + visible(format_error(p.message, p.where, p.hint, p.level)))
         text.stylize("bold red" if p.level == "error" else "bold yellow", 1, 2 + len(p.level))
         out.print(text)
     counts = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in _counts(problems)) or "nothing is wrong"

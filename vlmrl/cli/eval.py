@@ -77,7 +77,7 @@ def eval_(
     chosen = work.choose_recipe(origin, recipe=recipe, data=data, overrides=overrides or [])
     sources = work.open_splits(chosen, split)
     other = work.find_evaluation(compare, root, sources[0].split) if compare else None
-    run_dir = origin.checkpoint.parent.parent if origin.checkpoint is not None else None
+    run_dir = origin.run_dir
     if run_dir is not None:
         work.check_names(chosen, origin, sources, run_dir, settings)
     with ExitStack() as stack:

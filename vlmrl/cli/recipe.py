@@ -267,10 +267,14 @@ def _list_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
     wanted = {"tasks": tasks, "algos": algos, "rewards": rewards}
     chosen = {name: dict(getattr(known, name)) for name, on in wanted.items() if on}
     variants = {name: list(names) for name, names in known.variants.items() if names}
-    emit(chosen | ({"variants": variants} if tasks else {}), as_json)
+    more = ({"variants": variants} if tasks else {}) | ({"differences": dict(known.differences)} if algos else {})
+    emit(chosen | more, as_json)
     if not as_json:
         for name, entries in chosen.items():
             _table(name, ("name", "about"), list(entries.items()))
+    if not as_json and algos:
+        say("")
+        _table("where they differ on purpose from verl's and TRL's code", ("name", ""), list(known.differences.items()))
     if not as_json and tasks:
         _table(
             "variants, for the key `variant` of a data entry",

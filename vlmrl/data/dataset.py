@@ -57,8 +57,22 @@ class Dataset(Protocol):
         ...
 
     def image(self, media: Media) -> PILImage:
-        """The image as PIL RGB, upright."""
+        """The image as PIL RGB, upright. Raises: DataError with its place when the file is broken."""
         ...
+
+    def place_of(self, media: Media) -> str:
+        """Where a person finds an image: its row, and its file where it has one of its own."""
+        ...
+
+
+def decode_at(dataset: Dataset, media: Media) -> PILImage:
+    """Decode an image of a dataset. Raises: DataError that says where the image is."""
+    data = dataset.image_bytes(media)
+    try:
+        return decode_image(data)
+    except DataError as error:
+        hint = f"mend the file or take the row out; `vlmrl data doctor {dataset.path}` decodes every image"
+        raise DataError(error.message, where=dataset.place_of(media), hint=hint) from error
 
 
 class Rows(Sequence[Row]):
@@ -107,7 +121,7 @@ class PreparedDataset:
             fields = table.slice(index, 1).to_pylist()[0]
             prompt_id, truth, images = fields.pop("prompt_id"), fields.pop("truth"), fields.pop("images")
             media = tuple(Media(**image) for image in images)
-            return Row(prompt_id, self.name, self.task, truth, media, fields)
+            return Row(prompt_id, self.name, self.task, truth, media, fields, f"{self.path} {split} row {index}")
 
         return Rows(self.splits[split], make)
 
@@ -117,7 +131,14 @@ class PreparedDataset:
         return self._store.read(media.sha256)
 
     def image(self, media: Media) -> PILImage:
-        return decode_image(self.image_bytes(media))
+        return decode_at(self, media)
+
+    def place_of(self, media: Media) -> str:
+        for split in self.splits:
+            for index, images in enumerate(self._table(split).column("images").to_pylist()):
+                if any(image["sha256"] == media.sha256 for image in images):
+                    return f"{self.path} {split} row {index}, image {media.sha256[:16]}"
+        return f"{self.path}, image {media.sha256[:16]}"
 
     def __reduce__(self):
         return (_reopen, (self._folder, self.name, self.task))

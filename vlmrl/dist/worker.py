@@ -25,6 +25,7 @@ from typing import Any, NoReturn, TextIO, cast
 from vlmrl.errors import OutOfMemoryError, exit_of, reason_of
 from vlmrl.process import die_with_parent
 from vlmrl.store import layout
+from vlmrl.visible import visible
 
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
 PARENT_VARIABLE = "VLMRL_LAUNCHER_PID"
@@ -206,7 +207,7 @@ def run(program: Callable[[], object]) -> NoReturn:
         code, message = exit_of(error)
         # Said before it is printed: the order of these files tells who failed first.
         rank.end(code, message, reason_of(error), error.halved if isinstance(error, OutOfMemoryError) else None)
-        print(message, file=sys.stderr, flush=True)
+        print(visible(message), file=sys.stderr, flush=True)
         sys.exit(code)
     rank.end(code, message)
     sys.exit(0)

@@ -25,6 +25,7 @@ from vlmrl.evaluate.stats import (
     bootstrap_ratio,
     paired_bootstrap,
 )
+from vlmrl.types import INAPPLICABLE
 
 Record = Mapping[str, Any]
 
@@ -64,7 +65,7 @@ def summarise(rows: Sequence[Record], *, seed: int = 0) -> dict[str, Any]:
         "prompts": len(prompts),
         "samples": max((r["sample"] for r in rows), default=-1) + 1,
         "images": len({key for r in rows for key in image_ids(r)}),
-        "reward_errors": sum(r.get("error") is not None for r in rows),
+        "reward_errors": sum(r.get("error") not in (None, INAPPLICABLE) for r in rows),
         "metrics": metrics,
         "baselines": baselines(rows),
     }

@@ -65,7 +65,6 @@ SAME = {
     f"{ACTOR}.clip_ratio_high": "algo.clip_high",
     f"{ACTOR}.optim.lr": "optim.lr",
     f"{ACTOR}.optim.weight_decay": "optim.weight_decay",
-    f"{ACTOR}.clip_ratio_c": "algo.dual_clip",
     f"{ACTOR}.entropy_coeff": "algo.entropy_coef",
 }
 REWARDS = ("custom_reward_function", "reward.custom_reward_function")
@@ -79,7 +78,8 @@ ADVANTAGES = {
     "reinforce_plus_plus": {"algo.advantage": "none", "algo.scale": "tokens"},
     "reinforce_plus_plus_baseline": {"algo.advantage": "group_mean", "algo.scale": "tokens"},
     "grpo_passk": {"algo.advantage": "best_of_group", "algo.scale": "group"},
-    "gpg": {"algo.advantage": "group_mean", "algo.scale": "alive"}, "gdpo": {"algo.advantage": "part_by_part"},
+    "gpg": {"algo.advantage": "group_mean", "algo.scale": "alive"},
+    "gdpo": {"algo.advantage": "part_by_part", "algo.scale": "tokens"},
     "grpo_vectorized": {}, "rloo_vectorized": {"algo.advantage": "leave_one_out"},
 }  # fmt: skip
 _BY_RESPONSE = {"algo.aggregation": "sequence_mean"}
@@ -274,6 +274,10 @@ def _algorithm(draft: Draft) -> None:
         weights = draft.get("algorithm.gdpo_reward_weights") or [1.0] * len(names)
         sources = [key for key in ("algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights") if draft.written(key)]
         draft.put("reward.weights", {n: float(w) for n, w in zip(names, weights, strict=True)}, *sources)
+    if loss == "vanilla":
+        draft.same({f"{ACTOR}.clip_ratio_c": "algo.dual_clip"})
+    else:
+        draft.leave(f"{ACTOR}.clip_ratio_c", f"the loss {loss} has no dual clip, there too")
     _importance(draft)
     spread_filter(draft, "algorithm.filter_groups.enable", "algorithm.filter_groups.max_num_gen_batches",
                   ", whatever metric was named")  # fmt: skip

@@ -37,8 +37,9 @@ PATH_KEYS = (
     "data.validation",
     "data.reward",
     "reward.name",
+    "log.sinks",
 )
-"""Keys whose value may name a file or folder; list positions left out."""
+"""Keys whose value, or whose list of values, may name a file or folder; list positions left out."""
 
 
 @dataclass(frozen=True)
@@ -285,13 +286,22 @@ def _odd_values(value: Any, places: Mapping[Key, Place], file: Path, key: Key = 
 def _find_paths(raw: dict[str, Any], places: Mapping[Key, Place], folder: Path) -> None:
     """Relative paths that do not exist here but do beside their recipe become paths that do."""
     for key, value in list(leaves(raw)):
-        if dotted(tuple(p for p in key if isinstance(p, str))) not in PATH_KEYS or not isinstance(value, str):
+        if dotted(tuple(p for p in key if isinstance(p, str))) not in PATH_KEYS:
             continue
-        name, colon, function = value.rpartition(":") if ".py:" in value else (value, "", "")
-        here, *others = _candidates(name, places.get(key), folder)
-        found = next((p for p in others if p.exists()), None)
-        if found and not here.exists():
-            _at(raw, key[:-1])[str(key[-1])] = f"{found}{colon}{function}"
+        if isinstance(value, str):
+            _at(raw, key[:-1])[str(key[-1])] = _located(value, places.get(key), folder)
+        elif isinstance(value, list):  # of names, some of which are `file.py:Class`
+            is_file = [isinstance(v, str) and ".py:" in v for v in value]
+            located = [_located(v, places.get(key), folder) if f else v for v, f in zip(value, is_file, strict=True)]
+            _at(raw, key[:-1])[str(key[-1])] = located
+
+
+def _located(value: str, place: Place | None, folder: Path) -> str:
+    """The path where it is: as written when that exists or nothing does, else beside its recipe."""
+    name, colon, function = value.rpartition(":") if ".py:" in value else (value, "", "")
+    here, *others = _candidates(name, place, folder)
+    found = next((p for p in others if p.exists()), None)
+    return f"{found}{colon}{function}" if found and not here.exists() else value
 
 
 def _candidates(value: str, place: Place | None, folder: Path) -> list[Path]:

@@ -7,20 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Share = Annotated[float, Field(gt=0)]
-PositiveInt = Annotated[int, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
-class Table(BaseModel):
-    """Base of every recipe table: unknown keys are errors, no silent conversion between types."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, protected_namespaces=()
-    )
+from vlmrl.recipe.log_table import Log
+from vlmrl.recipe.table import Count, Fraction, PositiveInt, Share, Table
 
 
 class Model(Table):
@@ -143,7 +133,7 @@ class Algo(Table):
     """The member of the GRPO family. `name` is a row of the table in algo/family.py; the other keys override cells."""
 
     name: str = "grpo"
-    """Row of the family table: `vlmrl recipe list --algos`."""
+    """Row of the family table: `vlmrl recipe list --algos`, which also says where rows differ from others' code."""
     advantage: str | None = None
     """Baseline of the advantage, overriding the row's: group_mean, group_mean_std, leave_one_out, length_weighted,
     best_of_group, part_by_part (each reward part on its own), greedy (one greedy answer a prompt), gae (a critic),
@@ -183,7 +173,9 @@ class Algo(Table):
     cov_kl_coef: Annotated[float, Field(ge=0)] | None = None
     """Weight of the penalty on the tokens that kl_cov picked."""
     aggregation: str | None = None
-    """How token losses become one number, overriding the row's."""
+    """How token losses become one number: token_mean (all tokens count the same), sequence_mean (all responses do), or
+    constant (the sum over responses x rollout.max_new_tokens). verl calls them token-mean, seq-mean-token-mean and
+    seq-mean-token-sum-norm; TRL dapo, grpo and dr_grpo. Default: the row's."""
     kl: str | None = None
     """Estimator of the KL to the reference: k1, k2, k3, low_var_kl (k3, at most 10), abs, or full (exact: the sum over
     the vocabulary; keeps the reference's hidden states of a step in main memory). Default: the row's."""
@@ -218,7 +210,9 @@ class Algo(Table):
     truncated_score: float | None = None
     """Score of a response cut by the token limit, in place of the reward's; default: the row's (only maye has one)."""
     count_dead: bool | None = None
-    """Whether groups of equal scores count in the denominator of the loss although they add nothing to it."""
+    """Whether the responses of groups of equal scores count in the denominator of the loss. They add nothing to it and
+    never enter a forward pass; counted, the gradient is that of all responses, as in verl and TRL. false = the mean is
+    over the others alone, so that a step weighs as much however many groups are left. Default: true."""
     truncated: Literal["keep", "mask", "drop"] = "keep"
     """Responses cut by the token limit: trained on (keep), scored but not trained on (mask), left out of the
     group (drop)."""
@@ -245,8 +239,9 @@ class Rollout(Table):
     """With `engine_gpus`: the next step's rollouts are made while this step's update runs, so by weights that are one
     step older; the importance correction (`algo.importance`) makes up for it."""
     max_sync_gap: Annotated[float, Field(gt=0)] = 0.1
-    """After each weight sync a few responses of vLLM are re-scored by the trainer; a mean difference of their log-probs
-    above this (nats) stops the run. In float32 it is below 1e-5, in bfloat16 about 0.01."""
+    """After each weight sync the trainer re-scores a few responses of every vLLM engine. The run stops when the median
+    difference of the tokens' log-probs (nats) is above this, over all engines or of one that has 8 tokens or more. A
+    single token may differ by more. In float32 the median is below 1e-5, in bfloat16 about 0.01."""
     prompts_per_step: PositiveInt = 32
     """Different prompts in one step."""
     samples_per_prompt: PositiveInt = 8
@@ -359,20 +354,6 @@ class Parallel(Table):
     gathering of weights within each machine of 8, and only gradients travel between them. Left out = all of them."""
     offload: bool = False
     """Keep parameters, gradients and moments in main memory between their uses: slower, for models that do not fit."""
-
-
-class Log(Table):
-    """What is shown and where it is sent."""
-
-    sample_every_steps: Count = 10
-    """Print one sampled rollout every so many steps; 0 = never."""
-    keep_rollouts: PositiveInt | None = None
-    """Newest steps whose rollouts are kept on the disk; those of older steps are deleted as the run goes. Left out =
-    all."""
-    keep_rollouts_every: Count = 0
-    """With `keep_rollouts`: of older steps, every so many-th is kept too; 0 = none."""
-    sinks: list[Literal["tensorboard"]] = []
-    """Further places for metrics, besides metrics.jsonl which is always written."""
 
 
 class Recipe(Table):

@@ -21,7 +21,7 @@ from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.rewards import reward_record
 from vlmrl.rollout.engine import Generator
 from vlmrl.store.clock import now
-from vlmrl.store.kept import newest_resolved, read_resolved
+from vlmrl.store.kept import newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
 from vlmrl.store.metrics import encode
 from vlmrl.store.provenance import usable_cores
@@ -122,6 +122,7 @@ def choose_recipe(
     if problems:
         raise ProblemsError(problems)
     values["model"] = {**values["model"], "path": origin.path}
+    refuse_hidden(values, recipe or origin.path)
     return recipe_from_resolved({"schema": 1, "recipe": values}, where=recipe or data or origin.path)
 
 
@@ -234,9 +235,9 @@ def _run_recipe(origin: ModelOrigin) -> dict[str, Any] | None:
 
     Files it names are looked for where the run was started, when they are not below the current directory.
     """
-    if origin.checkpoint is None:
+    run_dir = origin.run_dir
+    if run_dir is None:
         return None
-    run_dir = origin.checkpoint.parent.parent
     path = newest_resolved(run_dir)
     if not path.exists():
         return None
@@ -304,9 +305,9 @@ def _meta(
 ) -> dict[str, Any]:
     parent: Mapping[str, Any] = origin.parent or {}
     return {
-        "model": origin.path if origin.checkpoint is None else parent.get("run"),
+        "model": parent.get("run", origin.path),
         "checkpoint": origin.checkpoint.name if origin.checkpoint else None,
-        "step": int(origin.checkpoint.name.rpartition("-")[2]) if origin.checkpoint else None,
+        "step": origin.step,
         "split": source.split,
         "source": source.name,
         "task": source.task.name,

@@ -95,7 +95,7 @@ def validate(session: Session, generator: Generator) -> None:
     best = s.progress.count_validation(value, settings.goal)
     if best:
         s.run.set_best(step, settings.metric, value)
-    s.run.log(step, "validation", flat | {"eval/metric": value, "eval/is_best": best})
+    s.log(step, "validation", flat | {"eval/metric": value, "eval/is_best": best})
     s.watcher.validation(step, flat, best)
 
 

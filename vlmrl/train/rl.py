@@ -22,13 +22,14 @@ from vlmrl.store.prune import RolloutRule
 from vlmrl.tasks.source import Source
 from vlmrl.train.batches import split_updates
 from vlmrl.train.collect import Collected, batch_of, collect, look_ahead
-from vlmrl.train.generator import check_sync, make_generator
+from vlmrl.train.generator import make_generator
 from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate
 from vlmrl.train.memory import budget_metrics, in_rows, keep_batches
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.rehearsal import rehearse
 from vlmrl.train.saving import save
 from vlmrl.train.state import Session
+from vlmrl.train.sync_check import check_sync
 from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, update
 from vlmrl.types import Group, Row, Segment, hash64
 
@@ -101,10 +102,11 @@ def train_rl(session: Session) -> str:
                 | memory_metrics(s)
                 | budget_metrics(s)
             )
-            s.run.log(step, "train", metrics)
+            s.log(step, "train", metrics)
             s.watcher.step(step, recipe.train.steps, metrics)
             if recipe.log.sample_every_steps and step % recipe.log.sample_every_steps == 0:
                 s.watcher.sample(step, made.groups[0])
+                s.loggers.samples(made.groups, s.sources)
             count_errors(s, made.groups)
             after_step(s, generator)
         return end(s, generator, reason)
@@ -153,7 +155,7 @@ def learn(session: Session, made: Collected, objective: PolicyGradient) -> dict[
     acts_on_all = algorithm.needs_critic or bool(objective.kl_coef or objective.entropy_coef)
     keep_dead = acts_on_all and algorithm.filter == "none"
     batch = batch_of(
-        s, made, made.groups, keep_dead=keep_dead, count_dead=algorithm.count_dead,
+        s, made, made.groups, keep_dead=keep_dead, count_dead=algorithm.counts_dead,
         updates=recipe.train.updates_per_step,
     )  # fmt: skip
     batch.seed = hash64(recipe.train.seed, s.progress.step, "tokens")
@@ -188,7 +190,7 @@ def count_errors(session: Session, groups: Sequence[Group]) -> None:
     Raises: RewardError, after saving a checkpoint, when over 1% of this attempt's samples failed.
     """
     progress = session.progress
-    failed = [x for g in groups for x in g.samples if x.score.error is not None]
+    failed = [x for g in groups for x in g.samples if x.score.failed]
     progress.samples += sum(len(g.samples) for g in groups)
     progress.reward_errors += len(failed)
     samples, errors = progress.samples - session.counted_before[0], progress.reward_errors - session.counted_before[1]
@@ -215,7 +217,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     scored = [x for x in samples if x.score.error is None]
     lengths = [len(x.trajectory.response_ids) for x in samples]
     metrics: dict[str, Any] = {
-        "reward/errors": len(samples) - len(scored),
+        "reward/errors": sum(x.score.failed for x in samples),
         "rollout/dead_group_share": fmean(float(is_dead_group(g)) for g in groups),
         "rollout/truncated_share": fmean(float(x.trajectory.finish == "length") for x in samples),
         "rollout/response_tokens_mean": fmean(lengths),
@@ -223,6 +225,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         "rollout/prompt_tokens_mean": fmean(len(g.samples[0].trajectory.prompt_ids) for g in groups),
         "rollout/samples": len(samples),
     }
+    if left_out := len(samples) - len(scored) - metrics["reward/errors"]:
+        metrics["reward/inapplicable"] = left_out
     if not scored:
         return metrics
     means = [fmean(v) for v in ([x.score.value for x in g.samples if x.score.error is None] for g in groups) if v]

@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 
 from vlmrl.data.batch import PromptTokens, TrainItem
-from vlmrl.data.encode import IMAGE_SLOT, Encoder
+from vlmrl.data.chat import IMAGE_SLOT
+from vlmrl.data.encode import Encoder
 from vlmrl.dist.fsdp import shard
 from vlmrl.dist.world import World
 from vlmrl.errors import LaunchError

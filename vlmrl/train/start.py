@@ -101,21 +101,26 @@ def run_session(
     from vlmrl.train.memory import explaining
     from vlmrl.train.rl import train_rl
     from vlmrl.train.saving import finish_failed
+    from vlmrl.train.sending import loggers_of
     from vlmrl.train.sft import train_sft
     from vlmrl.train.state import open_session
 
     with run, explaining(recipe):
         worker.join_run(run.dir, run.attempt)
         worker.phase("load")
-        with compared_once(resume, world):
-            session = open_session(recipe, run, root, watcher, resume=resume, world=world)
-        session.progress.halved |= worker.halved()
-        try:
-            status = (train_rl if recipe.kind == "rl" else train_sft)(session)
-        except Exception:
-            finish_failed(session)
-            raise
-        finally:
-            session.close()
+        with loggers_of(run, recipe, root, watcher.message) as loggers:
+            with compared_once(resume, world):
+                session = open_session(recipe, run, root, watcher, resume=resume, world=world)
+            session.loggers = loggers
+            session.progress.halved |= worker.halved()
+            try:
+                status = (train_rl if recipe.kind == "rl" else train_sft)(session)
+            except Exception:
+                finish_failed(session)
+                raise
+            finally:
+                session.close()
+            loggers.ending = "interrupted" if status == "interrupted" else "done"
+            worker.phase("closing the loggers")
         run.finish("interrupted" if status == "interrupted" else "done")
         return status

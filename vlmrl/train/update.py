@@ -17,6 +17,7 @@ from vlmrl.algo.family import Algorithm
 from vlmrl.algo.kl import ESTIMATORS as KL_ESTIMATORS
 from vlmrl.algo.losses import (
     Tokens,
+    applied_weight,
     clipped_value_loss,
     cross_entropy,
     importance_weight,
@@ -125,6 +126,7 @@ class PolicyGradient:
                 old, data.sampler_logp, data.response, mode=self.importance, level=self.algorithm.importance_level,
                 cap=self.algorithm.importance_cap,
             )  # fmt: skip
+            weight = applied_weight(self.algorithm, weight, data.response)
             loss = loss * weight
             shown["policy/importance_weight"] = weight
         shown["loss/policy"] = loss.detach()
@@ -196,7 +198,7 @@ def add_gradients(
     """The gradient of a step, row by row, added to what the parameters have. As `update`, which it is the body of."""
     trained = [n for theirs in batch.world.gather([batch.num_trained(i) for i in batch.items]) for n in theirs]
     dead = [n for group in batch.dead_tokens.values() for n in group]
-    total = Denominator.of(objective.aggregation, trained + dead, max_tokens)
+    total = Denominator.of(objective.aggregation, trained, max_tokens, dead)
     selected = objective.select(policy, batch, tokens_per_row)
     sums: dict[str, float] = {"loss/total": 0.0}
     mismatch = Mismatch()

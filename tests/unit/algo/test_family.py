@@ -41,6 +41,11 @@ def test_a_recipe_overrides_single_cells():
         resolve("grpo", colour="red")
 
 
+def test_groups_of_equal_scores_count_in_every_row_but_under_a_filter():
+    assert {name for name, row in ALGORITHMS.items() if not row.counts_dead} == {"dapo"}
+    assert not resolve("grpo", count_dead=False).counts_dead and not resolve("grpo", filter="spread").counts_dead
+
+
 def test_what_needs_a_model_says_what_stands_in_without_one():
     told = {name: stand_in(row) for name, row in ALGORITHMS.items()}
     assert "critic" in told.pop("ppo") and "group mean" in told.pop("remax")
