@@ -33,6 +33,7 @@ PARENT_VARIABLE = "VLMRL_LAUNCHER_PID"
 ENGINES_VARIABLE = "VLMRL_ENGINE_CARDS"
 """Cards that the launcher set aside for engines in processes of their own: CUDA's numbers; on a CPU as many words."""
 HALVED_VARIABLE = "VLMRL_HALVED"
+CHOICES_VARIABLE = "VLMRL_CHOICES"
 BEAT_BYTES = 4096
 PIPE_BYTES = 1 << 20
 """Of what a rank prints, so much waits while the launcher is stopped (a Ctrl-Z)."""
@@ -176,6 +177,14 @@ def halved() -> dict[str, list[int]]:
     Returns: recipe key -> [its value in the recipe, what it is now].
     """
     return json.loads(os.environ.get(HALVED_VARIABLE, "{}"))
+
+
+def choices() -> list[dict[str, Any]]:
+    """Return what the launcher chose for keys that the recipe leaves open; [] when no launcher started this process.
+
+    Returns: {"key", "value", "reason"} each (recipe/settle.py).
+    """
+    return json.loads(os.environ.get(CHOICES_VARIABLE, "[]")) if launched() else []
 
 
 def run(program: Callable[[], object]) -> NoReturn:

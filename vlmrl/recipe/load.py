@@ -30,6 +30,8 @@ MAX_NAME_BYTES = 255
 RESOLVED_SCHEMA = 1
 LORA_LR, LORA_LR_ORIGIN = 1e-5, "default with [lora]"
 """Learning rate of a recipe that has a `[lora]` table and names none."""
+AUTO_ORIGIN = "auto: "
+"""How the origin of a value begins that the recipe left open (recipe/settle.py); the reason follows."""
 PATH_KEYS = (
     "model.path",
     "data.path",
@@ -68,7 +70,7 @@ class LoadedRecipe:
         recipe: the values, defaults filled in, paths found.
         text: the file as given.
         path: the file.
-        origins: dotted key of every leaf -> "default", "file.toml:12" or "--set".
+        origins: dotted key of every leaf -> "default", "file.toml:12", "--set", or "auto: " and the reason.
         resolved: what `resolved.json` holds: {"schema", "recipe": every value, "origins"}.
         parent: the file named by `extends`, or None.
         places: place -> where it was written; keys that were not written are absent.
@@ -253,9 +255,11 @@ def _drop_none(value: Any) -> None:
 
 
 def _place_of(origin: str) -> Place | None:
-    """The place that an origin tells; None for a default."""
+    """The place that an origin tells; None for a default and for what nobody wrote."""
     if origin == "--set":
         return Place(None, 0, "")
+    if origin.startswith(AUTO_ORIGIN):
+        return None
     file, _, line = origin.rpartition(":")
     return Place(Path(file), int(line)) if file and line.isdigit() else None
 

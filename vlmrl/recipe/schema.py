@@ -136,11 +136,13 @@ class Reward(Table):
 class Rollout(Table):
     """How responses are sampled."""
 
-    engine: Literal["torch", "vllm"] = "torch"
+    engine: Literal["auto", "torch", "vllm"] = "auto"
     """Which engine generates in `train` and `eval`: torch, the built-in one, or vllm, with weights of its own, synced
-    every step. All else (`sft`, `try`, `check --deep`) uses the built-in one."""
-    kv_cache_gib: Annotated[float, Field(gt=0)] = 4.0
-    """Memory of vLLM's key-value cache on each card that it is on, in GiB."""
+    every step. auto = vllm on a GPU where it is installed and knows the model, else torch; chosen when a run begins,
+    and kept when it goes on. All else (`sft`, `try`, `check --deep`) uses the built-in one."""
+    kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
+    """Memory of vLLM's key-value cache on each GPU that it is on, in GiB. Left out = what the responses of a step need
+    at once, as far as memory is free; `check` shows it."""
     engine_gpus: Count = 0
     """With vllm: so many of the cards of `--gpus`, the last ones, generate and the others train. 0 = each card does
     both in turn, in the trainer's process."""

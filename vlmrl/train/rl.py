@@ -49,9 +49,13 @@ def train_rl(session: Session) -> str:
     algorithm = algorithm_of(recipe.algo)
     worker.phase("engine start", s.progress.step)
     generator = make_generator(
-        recipe, s.policy, s.encoder, s.origin.files, s.watcher.message, world=s.world, log=s.run.process_log
-    )
+        recipe, s.policy, s.encoder, s.origin.files, s.watcher.message, world=s.world, log=s.run.process_log,
+        pending_bytes=s.optimizer.pending_bytes,
+    )  # fmt: skip
     s.stack.callback(generator.close)
+    if (settings := getattr(generator, "settings", None)) is not None:
+        automatic = recipe.rollout.kv_cache_gib is None
+        s.run.event(s.progress.step, "engine cache", bytes=settings.kv_cache_bytes, automatic=automatic)
     keep_batches(s, generator)
     generator.load_weights(s.progress.step)
     generator.sleep()  # as during updates
