@@ -26,12 +26,13 @@ from vlmrl.algo.family import ALGORITHMS
 from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import Encoder
 from vlmrl.dist import worker
-from vlmrl.dist.fsdp import shard, units_of
+from vlmrl.dist.fsdp import shard
 from vlmrl.dist.world import World, join_world
 from vlmrl.errors import EngineError
 from vlmrl.model.load import banned_ids_of, load_model, load_processor
 from vlmrl.model.lora import adapter_rank
 from vlmrl.model.policy import Policy
+from vlmrl.model.units import units_of
 from vlmrl.recipe.schema import Lora, Model, Optim
 from vlmrl.rollout import vllm_engine, weight_sync
 from vlmrl.rollout.engine import Request

@@ -122,6 +122,9 @@ class Reward(Table):
     task binds to its own reward; a table, such as `aliases = {Silverbeck = "Silverback"}`, adds to the task's."""
     weights: dict[str, float] = {}
     """Weight of each part, used as given (not normalised); default: the reward's own."""
+    accuracy: str | None = None
+    """Which part says whether a response is right: the metric `accuracy`. It needs no weight. Default: the task's own
+    measure, else the part `accuracy`, `acc` or `correct`."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
     """Wall clock for one call of a user's reward; it runs in a worker process that is ended when the time is over."""
     memory_mb: Annotated[int, Field(ge=128)] = 4096
@@ -133,11 +136,13 @@ class Reward(Table):
 class Rollout(Table):
     """How responses are sampled."""
 
-    engine: Literal["torch", "vllm"] = "torch"
+    engine: Literal["auto", "torch", "vllm"] = "auto"
     """Which engine generates in `train` and `eval`: torch, the built-in one, or vllm, with weights of its own, synced
-    every step. All else (`sft`, `try`, `check --deep`) uses the built-in one."""
-    kv_cache_gib: Annotated[float, Field(gt=0)] = 4.0
-    """Memory of vLLM's key-value cache on each card that it is on, in GiB."""
+    every step. auto = vllm on a GPU where it is installed and knows the model, else torch; chosen when a run begins,
+    and kept when it goes on. All else (`sft`, `try`, `check --deep`) uses the built-in one."""
+    kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
+    """Memory of vLLM's key-value cache on each GPU that it is on, in GiB. Left out = what the responses of a step need
+    at once, as far as memory is free; `check` shows it."""
     engine_gpus: Count = 0
     """With vllm: so many of the cards of `--gpus`, the last ones, generate and the others train. 0 = each card does
     both in turn, in the trainer's process."""

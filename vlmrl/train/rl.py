@@ -20,6 +20,7 @@ from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.hosted_engine import HostedEngine
 from vlmrl.rollout.sample import encode_prompt, is_dead_group
 from vlmrl.tasks.source import Source
+from vlmrl.train.accuracy import accuracy_metrics, accuracy_told
 from vlmrl.train.batches import split_updates
 from vlmrl.train.collect import Collected, batch_of, collect, look_ahead
 from vlmrl.train.generator import make_generator
@@ -47,9 +48,13 @@ def train_rl(session: Session) -> str:
     algorithm = algorithm_of(recipe.algo)
     worker.phase("engine start", s.progress.step)
     generator = make_generator(
-        recipe, s.policy, s.encoder, s.origin.files, s.watcher.message, world=s.world, log=s.run.process_log
-    )
+        recipe, s.policy, s.encoder, s.origin.files, s.watcher.message, world=s.world, log=s.run.process_log,
+        pending_bytes=s.optimizer.pending_bytes,
+    )  # fmt: skip
     s.stack.callback(generator.close)
+    if (settings := getattr(generator, "settings", None)) is not None:
+        automatic = recipe.rollout.kv_cache_gib is None
+        s.run.event(s.progress.step, "engine cache", bytes=settings.kv_cache_bytes, automatic=automatic)
     keep_batches(s, generator)
     generator.load_weights(s.progress.step)
     generator.sleep()  # as during updates
@@ -68,6 +73,8 @@ def train_rl(session: Session) -> str:
             made = collect(s, generator, algorithm, in_reward, clock, strict=strict, ahead=ahead)
             ahead, s.cursor = None, None
             s.rollouts.write(step, made.groups)
+            if step == first_step and (told := accuracy_told(made.groups, s.sources)):
+                s.watcher.message(told)
             generator.sleep()
             if isinstance(generator, HostedEngine) and recipe.rollout.overlap and step + 1 < recipe.train.steps:
                 ahead = look_ahead(s, generator, clock)
@@ -87,6 +94,7 @@ def train_rl(session: Session) -> str:
                 sync = check_sync(s, generator, [prompt for _, prompt in made.sampled()]) if changed else {}
             metrics = (
                 group_metrics(made.groups)
+                | accuracy_metrics(made.groups, s.sources)
                 | made.metrics
                 | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
                 | stats
@@ -120,7 +128,7 @@ def objective_of(recipe: Recipe, algorithm: Algorithm, kl_coef: float) -> Policy
     """What a step minimises."""
     r = recipe.rollout
     importance = algorithm.importance_of(
-        own_engine=r.engine == "torch", filtered=r.top_p < 1 or r.top_k > 0, stale=r.overlap
+        own_engine=r.engine != "vllm", filtered=r.top_p < 1 or r.top_k > 0, stale=r.overlap
     )
     if importance == "ratio" and algorithm.dual_clip is None:
         # Of a bad token the clip bounds no ratio from above, and an engine may have found unlikely what is likely.

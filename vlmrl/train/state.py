@@ -25,6 +25,7 @@ from vlmrl.model.load import DTYPES, banned_ids_of, load_model, load_processor, 
 from vlmrl.model.lora import attach_adapter, fold_adapter, read_adapter, trained_parts
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model, Recipe
+from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.prune import RolloutRule
@@ -221,6 +222,7 @@ def open_session(
     With several processes each loads the whole model into main memory, then keeps its shard on its device.
     Raises: the errors of data, rewards, model and checkpoint; LaunchError for what cannot be sharded.
     """
+    require_settled(recipe)
     check_sharing(recipe, world)
     torch.manual_seed(recipe.train.seed)
     if pick_device(recipe.model.device).type == "cpu":

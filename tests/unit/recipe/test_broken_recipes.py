@@ -65,6 +65,7 @@ BROKEN = [
     ("an open string", '[eval]\nmetric = "reward\n', "not valid TOML", 10, "metric"),
     ("nothing", "=", "the recipe is empty", "recipe.toml", "vlmrl recipe list"),
     ("only blanks", "= \n\n", "the recipe is empty", "recipe.toml", "vlmrl recipe list"),
+    ("a name too long", "[[data]]\npath = 'x/" + "r" * 300 + ".csv'\n", "holds a name of 304 bytes", 10, None),
     # Missing tables
     ("no model", '=[[data]]\npath = "rows.jsonl"\n', "the recipe has no [model] table", "recipe.toml:1", "[model]"),
     ("no data", '=[model]\npath = "model"\n', "the recipe has no [[data]] table", "recipe.toml:1", "[[data]]"),
