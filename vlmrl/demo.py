@@ -97,6 +97,8 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) ->
 
     Raises: DemoError when a command fails; what it said is on the terminal.
     """
+    from vlmrl.model.gpus import missing_gpus
+
     start = time.perf_counter()
     paths = Paths(out, seed)
     shutil.rmtree(paths.model, ignore_errors=True)
@@ -107,6 +109,9 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) ->
     say(f"2/8  Model: a tiny Qwen2.5-VL, made on the spot in {paths.model}")
     say(f"     {make_model(paths.data, paths.model, seed=seed):,} parameters")
     common = ["--set", f"data.0.path={paths.data}", "--set", f"train.seed={seed}", "--runs", paths.runs, "--tag", tag]
+    if missing := missing_gpus():
+        say(f"     On the CPU: {missing[0]}")
+        common += ["--set", "model.device=cpu"]
     say("3/8  Supervised start: until the format is there and about two pairs in three are right")
     sft = vlmrl("sft", recipes / "digits_sft.toml", "--set", f"model.path={paths.model}", *common, "--json", say=say)[
         "run"

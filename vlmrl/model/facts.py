@@ -15,6 +15,7 @@ import torch
 
 from vlmrl.errors import CheckpointError, first_line
 from vlmrl.model.families import family_of, has_two_way_images, part_of
+from vlmrl.model.gpus import missing_gpus
 from vlmrl.model.hub import require_source
 from vlmrl.model.quiet import quiet_transformers
 from vlmrl.model.units import sharded_units
@@ -122,8 +123,8 @@ def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
     )  # fmt: skip
 
 
-def device_facts(wanted: str) -> tuple[dict[str, Any], list[str]]:
-    """The training device: kind, name, memory in bytes; and what is wrong with it."""
+def device_facts(wanted: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The training device: kind, name, memory in bytes; and what is wrong with it, with what to do."""
     if wanted != "cpu" and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         facts = {"kind": "cuda", "name": properties.name, "memory_bytes": properties.total_memory}
@@ -134,7 +135,10 @@ def device_facts(wanted: str) -> tuple[dict[str, Any], list[str]]:
         "memory_bytes": usable_memory(),
         "gpus": 0,
     }
-    return facts, ["model.device is cuda, but torch sees no CUDA device"] if wanted == "cuda" else []
+    if wanted != "cpu" and (missing := missing_gpus()):
+        return facts, [missing]
+    none = ("model.device is cuda, but torch sees no CUDA device", 'set model.device = "auto"')
+    return facts, [none] if wanted == "cuda" else []
 
 
 def usable_memory() -> int:
