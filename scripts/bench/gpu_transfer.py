@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vlmrl.dist.fsdp import shard
 from vlmrl.dist.world import World as Processes
+from vlmrl.model.units import units_of
 from vlmrl.rollout import wire
 from vlmrl.rollout.weight_sync import base_tensors, engine_names
 
