@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ from vlmrl.recipe.check_engine import check_engine
 from vlmrl.recipe.check_world import check_world
 from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.rewards.accuracy import accuracy_part
+from vlmrl.rewards.base import value_bounds
 
 if TYPE_CHECKING:
     from vlmrl.data.encode import Encoder
@@ -191,23 +194,26 @@ def _reward_plan(source: Source, reward: rows.RewardFacts, profile: str) -> dict
     # Without weights a reward's `reward` part counts, else each of its parts does (rewards/scorer.py).
     unweighted = {"reward": 1.0} if "reward" in reward.parts else dict.fromkeys(reward.parts, 1.0)
     own = source.task.profile(profile)[0] if source.task.has_profile(profile) else None
+    largest = value_bounds(source.reward, source.weights)[1]
     return {
         "name": source.reward.name,
         "profile": profile if source.reward.name == own else None,
         "weights": dict(source.weights) or unweighted,
         "parts": reward.parts,
-        "largest": largest_value(source),
+        "largest": largest if math.isfinite(largest) else None,
+        "accuracy": _accuracy(source, reward.parts),
         "correct_response": reward.correct,
         "empty_response": reward.empty,
     }
 
 
-def largest_value(source: Source) -> float | None:
-    """The most that a response can score; None when a weighted part declares no range."""
-    ranges = [(weight, source.reward.ranges.get(part)) for part, weight in source.weights.items() if weight]
-    if not ranges or any(bounds is None for _, bounds in ranges):
-        return None
-    return sum(max(weight * bounds[0], weight * bounds[1]) for weight, bounds in ranges if bounds)
+def _accuracy(source: Source, parts: Sequence[str]) -> str | None:
+    """What the metric `accuracy` of a source is, in words; None where it has none, as far as the parts seen tell."""
+    outcome = source.task.outcome(source.rows[0].truth, "")
+    if "accuracy" in outcome and not source.reward.accuracy_named:
+        return f"measured by the task `{source.task.name}`"
+    part = accuracy_part(parts, source.reward)
+    return None if part is None else f"the part `{part}`"
 
 
 def _check_tokens(

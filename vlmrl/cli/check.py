@@ -189,6 +189,8 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         weights = ", ".join(f"{part} {weight:g}" for part, weight in reward["weights"].items()) or "no weights"
         profile = f" (profile {reward['profile']})" if reward["profile"] else ""
         yield f"reward {name}", f"{reward['name']}{profile}: {weights}"
+        if reward["accuracy"]:
+            yield "", f"accuracy: {reward['accuracy']}"
         told = [f"{label} {reward[key]:.3g}" for label, key in _ANSWERS if reward[key] is not None]
         if told:
             most = "" if reward["largest"] is None else f"; the most possible is {reward['largest']:g}"

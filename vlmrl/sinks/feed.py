@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from vlmrl.rewards.frames import FrameBuffer, pack_frame
-from vlmrl.store.provenance import redact_text
+from vlmrl.sinks.wire import Messages, pack
+from vlmrl.store.redact import redact_text
+from vlmrl.visible import visible
 
 QUEUE_BYTES = 64 << 20
 """What a logger may be behind with before lines are dropped."""
@@ -102,7 +103,7 @@ class Feed:
         )  # fmt: skip
         for fd in (request, response, printed):
             os.close(fd)
-        self._outbox.put(pack_frame({"op": "open", "sink": sink, "run": dict(run)}), always=True)
+        self._outbox.put(pack({"op": "open", "sink": sink, "run": dict(run)}), always=True)
         self._writer = threading.Thread(target=self._write, name=f"to {name}", daemon=True)
         self._reader = threading.Thread(target=self._read, name=f"from {name}", daemon=True)
         self._writer.start()
@@ -120,7 +121,7 @@ class Feed:
 
     def ask_to_close(self, status: str) -> None:
         """Let the logger end after all that waits for it. Returns at once."""
-        self._outbox.put(pack_frame({"op": "close", "status": status}), always=True)
+        self._outbox.put(pack({"op": "close", "status": status}), always=True)
 
     def end(self, deadline: float) -> None:
         """Wait until the logger has closed, or the deadline (of `time.monotonic`), and leave no process behind."""
@@ -155,7 +156,7 @@ class Feed:
     def _read(self) -> None:
         """Take answers and printed lines until the process has ended. What it started itself may hold on to the pipe
         for printed lines, and is not waited for."""
-        frames, printed, alive = FrameBuffer(), b"", True
+        messages, printed, alive = Messages(), b"", True
         with selectors.DefaultSelector() as selector:
             selector.register(self._response, selectors.EVENT_READ)
             selector.register(self._output, selectors.EVENT_READ)
@@ -169,9 +170,8 @@ class Feed:
                         self._print(lines)
                         continue
                     alive = bool(data)
-                    frames.feed(data)
-                    while (frame := frames.pop()) is not None:
-                        self._take(frame[0])
+                    for answer, _ in messages.take(data):
+                        self._take(answer)
         self._print([printed])
         for fd in (self._response, self._output):
             os.close(fd)
@@ -180,7 +180,7 @@ class Feed:
 
     def _print(self, lines: Sequence[bytes]) -> None:
         for line in filter(None, lines):
-            self._log.write(redact_text(line.decode("utf-8", "backslashreplace")) + "\n")
+            self._log.write(visible(redact_text(line.decode("utf-8", "backslashreplace"))) + "\n")
         self._log.flush()
 
     def _take(self, answer: Mapping[str, Any]) -> None:

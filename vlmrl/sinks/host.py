@@ -19,9 +19,9 @@ from typing import Any
 from vlmrl.data.images import decode_image
 from vlmrl.errors import DataError, VlmrlError, reason_of
 from vlmrl.process import die_with_parent
-from vlmrl.rewards.frames import FrameBuffer, pack_frame
 from vlmrl.sinks import BUILTIN, file_and_class
 from vlmrl.sinks.base import Line, SampledRollout, Sink, SinkRun
+from vlmrl.sinks.wire import Messages, pack
 
 MAX_SIDE = 512
 """Longest side of an image as a logger gets it, in pixels."""
@@ -36,11 +36,12 @@ def main(request_fd: int, response_fd: int, parent_pid: int) -> None:
         stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     for fd in (request_fd, response_fd):
         os.set_inheritable(fd, False)
-    buffer, host = FrameBuffer(), Host()
+    messages, host = Messages(), Host()
     while not host.closed and (data := os.read(request_fd, 1 << 20)):
-        buffer.feed(data)
-        while not host.closed and (frame := buffer.pop()) is not None:
-            _send(response_fd, host.answer(*frame))
+        for request, blobs in messages.take(data):
+            _send(response_fd, host.answer(request, blobs))
+            if host.closed:
+                break
 
 
 class Host:
@@ -133,6 +134,6 @@ def small_image(content: bytes) -> bytes | None:
 
 
 def _send(fd: int, answer: dict[str, Any]) -> None:
-    data = memoryview(pack_frame(answer))
+    data = memoryview(pack(answer))
     while data:
         data = data[os.write(fd, data) :]

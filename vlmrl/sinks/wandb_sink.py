@@ -39,7 +39,7 @@ class WandbSink:
         os.environ.setdefault("WANDB_DATA_DIR", str(Path(run.folder) / "wandb" / "data"))
         known = wandb.Settings.model_fields
         limit = {} if "WANDB_INIT_TIMEOUT" in os.environ else {"init_timeout": INIT_SECONDS}
-        settings = {name: value for name, value in (SETTINGS | limit).items() if name in known}
+        settings: dict[str, Any] = {name: value for name, value in (SETTINGS | limit).items() if name in known}
         kept = run.remembered
         options: dict[str, Any] = {
             "id": kept.get("id") or run.id, "resume": "allow", "dir": run.folder, "name": run.label,

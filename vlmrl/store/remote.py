@@ -11,7 +11,7 @@ from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.files import write_json
 from vlmrl.store.metrics import encode
-from vlmrl.store.provenance import redact_value
+from vlmrl.store.redact import redact_value
 
 SCHEMA = 1
 

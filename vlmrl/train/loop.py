@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -91,6 +92,8 @@ def validate(session: Session, generator: Generator) -> None:
         meta = {"step": step, "greedy": True, "checkpoint": None, "during": "training"}
         if s.world.is_main:
             write_evaluation(eval_dir(s.run.dir, name), found, meta)
+    if all(math.isnan(v) for v in values):
+        s.watcher.message(f"validation has no metric `{settings.metric}` (eval.metric): no step can be the best")
     value = sum(values) / len(values)
     best = s.progress.count_validation(value, settings.goal)
     if best:

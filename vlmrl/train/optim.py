@@ -99,7 +99,8 @@ class Optimizer:
             parts.setdefault("value_head" if name.startswith("value_head.") else part_of(name) or "other", []).append(
                 gradient
             )
-        return {part: float(whole(nn.utils.get_total_norm(found))) for part, found in parts.items()}
+        norms = [whole(nn.utils.get_total_norm(found)) for found in parts.values()]
+        return dict(zip(parts, torch.stack(norms).tolist(), strict=True))
 
     def step(self, lr: float) -> None:
         """One update with this learning rate; gradients are cleared."""

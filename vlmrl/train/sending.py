@@ -15,14 +15,14 @@ from typing import Any, TextIO
 
 from vlmrl.errors import StoreError, VlmrlError
 from vlmrl.recipe.schema import Recipe
-from vlmrl.rewards.frames import pack_frame
 from vlmrl.sinks import short_name
 from vlmrl.sinks.base import Ending, Line, SampledRollout, SinkRun
 from vlmrl.sinks.feed import CLOSE_SECONDS, HURRY_SECONDS, Feed
+from vlmrl.sinks.wire import pack
 from vlmrl.store import layout
 from vlmrl.store.manifest import Manifest
 from vlmrl.store.metrics import read_file
-from vlmrl.store.provenance import redact_value
+from vlmrl.store.redact import redact_value
 from vlmrl.store.remote import read_remote, write_remote
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
@@ -106,7 +106,7 @@ class Loggers:
         return told
 
     def _put(self, header: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> None:
-        frame = pack_frame(dict(header), blobs)
+        frame = pack(header, blobs)
         for feed in self.feeds:
             feed.put(frame)
 

@@ -120,7 +120,7 @@ def test_a_sound_recipe_has_a_plan_and_no_error(world, tiny_encoder):
     assert sum(count for *_, count in tokens["histogram"]) == 6
     assert found.plan["reward"]["rows"] | {"name": ""} == {
         "name": "", "profile": None, "weights": {"right": 1.0}, "parts": ["right", "tag"], "largest": None,
-        "correct_response": 1.0, "empty_response": 0.0,
+        "correct_response": 1.0, "empty_response": 0.0, "accuracy": None,
     }  # fmt: skip
     assert found.plan["run"]["responses"] == 100 * 32 * 8
     assert found.plan["run"]["epochs"]["rows"] == 100 * 32 / 6

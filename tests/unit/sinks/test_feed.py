@@ -18,10 +18,10 @@ from processes import assert_all_gone
 from tinyworld import image
 
 from vlmrl.data.images import encode_png
-from vlmrl.rewards.frames import pack_frame
 from vlmrl.sinks.base import Line, SampledRollout, SinkRun
 from vlmrl.sinks.feed import Feed, Outbox
 from vlmrl.sinks.host import MAX_SIDE, small_image
+from vlmrl.sinks.wire import pack
 
 WELL = """
 import json, sys
@@ -64,7 +64,7 @@ def feed(folder: Path, sink: str, **more: Any) -> Feed:
 
 
 def line(step: int, **metrics: Any) -> bytes:
-    return pack_frame({"op": "log", "line": asdict(Line(step, 1, "train", step, metrics))})
+    return pack({"op": "log", "line": asdict(Line(step, 1, "train", step, metrics))})
 
 
 def finish(feed: Feed, seconds: float = 30.0) -> list[str]:
@@ -86,7 +86,7 @@ def test_a_logger_gets_everything_in_order_and_what_it_returns_is_kept(tmp_path)
     picture = encode_png(image(0, 2 * MAX_SIDE, 8))
     samples = [SampledRollout("s", "p", "prompt", text, {}, 1.0, {"a": None}, 0.0) for text in ("x", "\ud800")]
     items = [{**asdict(sample), "images": [0, 1]} for sample in samples]
-    one.put(pack_frame({"op": "samples", "line": asdict(Line(0, 1, "train", 0, {})), "samples": items},
+    one.put(pack({"op": "samples", "line": asdict(Line(0, 1, "train", 0, {})), "samples": items},
                        [picture, b"no image"]))  # fmt: skip
     told = finish(one)
     assert told == ["logger Logger: https://there/x; look"]
