@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit
+from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit
 from vlmrl.errors import RecipeError
 
 BAR_WIDTH = 30
@@ -42,6 +42,7 @@ def try_(
         list[str] | None, typer.Option("--set", help="Override one key: --set model.path=digits-sft.")
     ] = None,
     runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)] = False,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
     """Sample prompts as training would and score them: the prompt verbatim, the images, rewards, dead groups.
@@ -53,6 +54,7 @@ def try_(
     largest (1) value that the reward can have.
     """
     from vlmrl.cli.sft import load_checked
+    from vlmrl.process import give_terminal
     from vlmrl.store.layout import runs_root
     from vlmrl.tasks.source import open_source
     from vlmrl.train.keep import check_target
@@ -65,6 +67,8 @@ def try_(
     bounds = parse_filter(filter_) if filter_ is not None else None
     root = runs_root(runs)
     loaded = load_checked(Path(recipe), overrides or [], None, root, trains=False)
+    if debug:
+        give_terminal()
     keep = None
     if bounds is not None and out is not None:
         sources = [open_source(data, loaded.recipe.reward) for data in loaded.recipe.data]
