@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vlmrl.errors import CheckpointError, first_line
-from vlmrl.model.families import family_of, has_two_way_images, part_of
+from vlmrl.model.families import family_of, has_axes, has_two_way_images, part_of
 from vlmrl.model.gpus import missing_gpus
 from vlmrl.model.hub import require_source
 from vlmrl.model.quiet import quiet_transformers
@@ -73,6 +73,11 @@ class ModelFacts:
     def two_way_images(self) -> bool:
         """Whether the tokens of an image see each other both ways."""
         return has_two_way_images(self.model_type, self.text.get("use_bidirectional_attention"))
+
+    @property
+    def has_axes(self) -> bool:
+        """Whether positions have three axes; the vision towers of these families run all images as one sequence."""
+        return has_axes(self.model_type)
 
     @property
     def experts_used(self) -> float:
