@@ -2,13 +2,14 @@
 
 An engine gets an image and calls its own copy of the image processor. Where the trainer's pixels of that very image are
 at hand, the copy returns these. Families whose processor fits an image to a grid of patches work so; others are
-processed by the engine again.
+processed by the engine again. An image is known by its content, as engines and processors copy images on the way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -31,20 +32,18 @@ class SharedPixels:
 
     def __init__(self) -> None:
         self.made = 0
-        self._given: dict[int, Mapping[str, Tensor]] = {}
-        # An image is known by being the same object: it is kept beside its pixels, so that no other takes its place.
-        self._kept: BoundedCache[tuple[Any, Mapping[str, Tensor]]] = BoundedCache(
-            MADE_BYTES, lambda kept: 3 * kept[0].width * kept[0].height + tensor_bytes(kept[1])
-        )
+        self._given: list[tuple[Any, Mapping[str, Tensor]]] = []
+        self._kept: BoundedCache[Mapping[str, Tensor]] = BoundedCache(MADE_BYTES, tensor_bytes)
 
     @contextmanager
     def of(self, prompt: EncodedPrompt) -> Iterator[None]:
         """Inside, the pixels of this prompt's images are at hand. Nothing is copied."""
-        self._given = dict(zip(map(id, prompt.pictures), split_images(prompt.images), strict=False))
+        pixels = split_images(prompt.images)
+        self._given = list(zip(prompt.pictures, pixels, strict=True)) if pixels else []
         try:
             yield
         finally:
-            self._given = {}
+            self._given = []
 
     def serve(self, image_processor: Any) -> None:
         """Let an image processor of a grid family ask here first; one that asked another before asks this one. Does
@@ -58,14 +57,26 @@ class SharedPixels:
 
     def pixels(self, image: Any, process: Any) -> Mapping[str, Tensor]:
         """The tensors of one image. Args: process: makes them."""
-        if id(image) in self._given:
-            return self._given[id(image)]
+        for picture, pixels in self._given:
+            if _equal(picture, image):
+                return pixels
 
-        def make() -> tuple[Any, Mapping[str, Tensor]]:
+        def make() -> Mapping[str, Tensor]:
             self.made += 1
-            return image, process()
+            return process()
 
-        return self._kept.get(id(image), make)[1]
+        return self._kept.get(_content(image), make)
+
+
+def _equal(picture: Any, image: Any) -> bool:
+    if picture is image:
+        return True
+    alike = (picture.mode, picture.size) == (image.mode, image.size)
+    return alike and picture.tobytes() == image.tobytes()
+
+
+def _content(image: Any) -> Hashable:
+    return image.mode, image.size, blake2b(image.tobytes(), digest_size=16).digest()
 
 
 class _Asking:
@@ -79,6 +90,9 @@ class _Asking:
         process = super().__call__  # type: ignore[misc]  # of the class that this one is mixed into
         every = images if isinstance(images, (list, tuple)) else [images]
         if not every or any(isinstance(image, (list, tuple)) for image in every):
+            return process(images, *args, **kwargs)
+        if any(kwargs.get(step) is False for step in ("do_resize", "do_rescale", "do_normalize")):
+            self.shared.made += len(every)  # other pixels than the trainer's: the engine does that step elsewhere
             return process(images, *args, **kwargs)
         found = [self.shared.pixels(image, lambda image=image: process([image], *args, **kwargs)) for image in every]
         names = [name for name in found[0] if name not in NOT_MODEL_INPUTS]

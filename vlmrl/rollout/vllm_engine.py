@@ -335,6 +335,7 @@ def _start(settings: EngineSettings, handover: Handover) -> Any:
         "max_num_batched_tokens": max(BATCHED_TOKENS, settings.max_tokens), "enforce_eager": cpu,
         "enable_chunked_prefill": not cpu,  # a seeded request cannot be prefilled in parts there: an error in vLLM
         "enable_sleep_mode": settings.sleeps, "kv_cache_memory_bytes": settings.kv_cache_bytes,
+        "mm_device_do_normalize": False,  # pixels normalized by the processor, as the trainer's are
         "skip_mm_profiling": True, "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0},
         "enable_prefix_caching": True, "logprobs_mode": "processed_logprobs", "disable_log_stats": True,
         "tensor_parallel_size": settings.tensor_parallel, **_lora_options(settings),

@@ -40,13 +40,37 @@ def test_the_engine_gets_the_trainers_pixels_and_processes_nothing(processor, ti
     shared.serve(processor)
     with shared.of(prompt):
         found = plain(processor, tiny_encoder, prompt)
-        [second] = [processor([prompt.pictures[1]], return_tensors="pt")]  # as an engine that knows the first asks
+        # As an engine that knows the first asks, and with a copy, as engines and processors make them.
+        second = processor([prompt.pictures[1].copy()], return_tensors="pt")
     assert shared.made == 0 and found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert second["image_grid_thw"].tolist() == expected["image_grid_thw"][1:].tolist()
     assert (
         processor.merge_size == 2 and type(processor).__name__ == type(tiny_encoder.processor.image_processor).__name__
     )
+
+
+def test_an_image_of_the_same_size_and_other_content_is_not_taken_for_a_trainers(processor, tiny_encoder, prompt):
+    other = encoded(tiny_encoder, "same?", [(56, 84), (112, 56)], name="other")
+    expected = plain(processor, tiny_encoder, other)
+    shared = SharedPixels()
+    shared.serve(processor)
+    with shared.of(prompt):
+        found = plain(processor, tiny_encoder, other)
+    assert shared.made == 2 and torch.equal(found["pixel_values"], expected["pixel_values"])
+    assert not torch.equal(found["pixel_values"], prompt.images["pixel_values"])
+
+
+def test_pixels_that_are_not_normalized_are_never_the_trainers(processor, tiny_encoder, prompt):
+    """As an engine asks that normalizes on its device."""
+    raw = {"do_rescale": False, "do_normalize": False, **tiny_encoder.image_arguments}
+    expected = processor(list(prompt.pictures), return_tensors="pt", **raw)
+    shared = SharedPixels()
+    shared.serve(processor)
+    with shared.of(prompt):
+        found = processor(list(prompt.pictures), return_tensors="pt", **raw)
+    assert shared.made == 2 and torch.equal(found["pixel_values"], expected["pixel_values"])
+    assert not torch.equal(found["pixel_values"], prompt.images["pixel_values"])
 
 
 def test_without_the_trainers_pixels_an_image_is_processed_once_and_kept_within_bounds(processor, tiny_encoder, prompt):
