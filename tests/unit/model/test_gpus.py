@@ -113,4 +113,7 @@ def test_no_command_runs_on_the_cpu_in_silence(tmp_path, tiny_folder, monkeypatc
         assert "this process has GPUs (CUDA_VISIBLE_DEVICES=0,1)" in done.out + done.err, words
         assert "model.device=cpu" in done.out + done.err and "Traceback" not in done.err
     assert not list(place.glob("runs/*/metrics.jsonl"))
-    assert this_process("check", recipe, *settings("model.device=cpu"), cwd=place).code == 0
+    on_cpu = settings("model.device=cpu", "rollout.max_new_tokens=80")
+    for command in ("check", "train"):
+        done = this_process(command, recipe, *on_cpu, cwd=place)
+        assert done.code == 0 and "this process has GPUs" not in done.out + done.err, done.err
