@@ -2,7 +2,7 @@
 
 Everything goes through small files in one folder (`VLMRL_LAUNCH_DIR`), which launch/watch.py reads:
 
-    rank-0.beat     JSON: pid, phase, step, ticks (how many phases were entered), run folder
+    rank-0.beat     JSON: pid, phase, step, ticks (how many phases were entered), run folder, log
     rank-0.log      what the rank printed before it knew its run; moved to the run's logs then
     rank-0.end      JSON: exit code, message, reason, time, budgets to start again with; missing when it was killed
 
@@ -74,7 +74,7 @@ class Rank:
         self.early_log = folder / f"rank-{rank}.log"
         self.voices: dict[str, TextIO] = {}
         self._state: dict[str, Any] = {
-            "rank": rank, "pid": os.getpid(), "phase": "start", "step": 0, "ticks": 0, "run": None, "attempt": 1,
+            "rank": rank, "pid": os.getpid(), "phase": "start", "step": 0, "ticks": 0, "run": None, "log": None,
         }  # fmt: skip
         self._beat = os.open(folder / f"rank-{rank}.beat", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.note()
@@ -166,8 +166,18 @@ def doing() -> str:
 def join_run(run_dir: Path, attempt: int) -> None:
     """Say which run this rank belongs to, and log there from now on."""
     if _me is not None:
-        _me.log_to(layout.log_path(run_dir, attempt, _me.rank))
-        _me.note(run=str(run_dir), attempt=attempt)
+        _join(_me, run_dir, layout.log_path(run_dir, attempt, _me.rank))
+
+
+def join_evaluation(run_dir: Path, name: str) -> None:
+    """The same of a rank that evaluates: its log stands beside those of the run's attempts."""
+    if _me is not None:
+        _join(_me, run_dir, layout.eval_log_path(run_dir, name, f"rank-{_me.rank}"))
+
+
+def _join(rank: Rank, run_dir: Path, log: Path) -> None:
+    rank.log_to(log)
+    rank.note(run=str(run_dir), log=str(log))
 
 
 def halved() -> dict[str, list[int]]:

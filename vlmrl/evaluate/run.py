@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import DataError
+from vlmrl.evaluate.interval import Range
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
+from vlmrl.rewards.base import value_range
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
@@ -33,7 +35,7 @@ def evaluate(
 
     Args:
         params: temperature 0 = greedy.
-        seed: of sampling, and of the intervals.
+        seed: of sampling.
         max_rows: the first so many rows; None = all.
         samples: responses a prompt.
         strict: a bug in the reward stops with its row; else the row's score is None and it is counted.
@@ -53,11 +55,20 @@ def evaluate(
         )
         # A reward that fails on every row of the first chunk is a bug, not bad luck: strict shows the first row.
         scored = score_rollouts(rollouts, {source.name: scorer}, strict=strict)
-        if start == 0 and rows and all(s.score.error is not None for g in scored for s in g.samples):
+        if start == 0 and all(world.gather(all(s.score.error is not None for g in scored for s in g.samples))):
             score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)
         groups += world.interleave(scored)
     found = make_records(groups, source)
-    return Evaluation(found, summarise(found, seed=seed))
+    return Evaluation(found, summarise(found, _ranges(found, scorer, params)))
+
+
+def _ranges(rows: Sequence[Mapping[str, Any]], scorer: Scorer, params: SamplingParams) -> dict[str, Range]:
+    """Metric -> declared range: of the reward, of its parts, and of the response's length."""
+    spec = scorer.spec
+    finite = {f"part/{n}": ends for n, ends in spec.ranges.items() if all(map(math.isfinite, ends))}
+    scored = [r["parts"] for r in rows if r["error"] is None]
+    whole = value_range(scored, scorer.weights, spec.ranges)
+    return finite | ({"reward": whole} if whole else {}) | {"response_tokens": (0.0, float(params.max_new_tokens))}
 
 
 def make_records(groups: Sequence[Group], source: Source) -> list[dict[str, Any]]:
