@@ -44,5 +44,5 @@ def evaluate_on(gpus: str, recipe: Recipe, run_dir: Path | None, root: Path) -> 
     if run_dir is None and made is not None:
         settle(made, "interrupted" if ending.code == 130 else "failed", ending.reason)
     say(ending.message or "interrupted")
-    say("what was evaluated before is kept; of the rest nothing was written")
+    say("nothing of an unfinished evaluation was written")
     raise typer.Exit(ending.code)

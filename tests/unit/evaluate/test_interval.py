@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -144,7 +145,7 @@ def test_rows_that_repeat_one_another_say_what_one_of_them_says():
 
 def test_one_failure_more_never_makes_the_interval_of_a_share_higher():
     ends = [mean_interval([1.0] * (30 - k) + [0.0] * k, None) for k in range(31)]
-    assert all(a.low > b.low and a.high > b.high for a, b in zip(ends[1:-1], ends[2:-1], strict=False))
+    assert all(a.low > b.low and a.high > b.high for a, b in pairwise(ends[1:-1]))
 
 
 def test_all_rows_alike_inside_the_range_leave_room_for_rows_unlike_them():
@@ -247,7 +248,10 @@ def held(worlds: int, make, truth: float, ids: Sequence, bounds) -> float:
 
 @pytest.mark.parametrize(
     ("clusters", "rows", "share", "alike"),
-    [(10, 1, 0.8, 0.0), (10, 8, 0.6, 0.3), (20, 5, 0.95, 0.5), (60, 8, 0.9, 0.2), (60, 8, 0.99, 0.05), (1000, 3, 0.5, 1.0)],
+    [
+        (10, 1, 0.8, 0.0), (10, 8, 0.6, 0.3), (20, 5, 0.95, 0.5), (60, 8, 0.9, 0.2), (60, 8, 0.99, 0.05),
+        (1000, 3, 0.5, 1.0),
+    ],
 )  # fmt: skip
 def test_intervals_of_shares_hold_the_truth_as_often_as_they_say(clusters, rows, share, alike):
     rng = np.random.default_rng(clusters * rows)
