@@ -96,7 +96,7 @@ def eval_(
         if gpus is not None:
             from vlmrl.cli.eval_ranks import evaluate_on
 
-            run_dir = evaluate_on(gpus, chosen.recipe, chosen.run_dir, root)
+            run_dir = evaluate_on(gpus, chosen.recipe, origin.files, chosen.run_dir, root)
             if run_dir is not None:
                 from vlmrl.evaluate.records import read_evaluation
 

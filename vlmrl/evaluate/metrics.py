@@ -16,8 +16,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vlmrl.evaluate.interval import METHOD, UNIT_RANGE, Clusters, Interval, Range
+from vlmrl.evaluate.interval import METHOD, UNIT_RANGE, Clusters, Interval, Range, range_of
 from vlmrl.evaluate.stats import auc_interval, difference_interval, ece_interval, mean_interval, ratio_interval
+from vlmrl.rewards.accuracy import RIGHT, is_binary
+from vlmrl.types import INAPPLICABLE
 
 Record = Mapping[str, Any]
 
@@ -27,6 +29,7 @@ PROBABILITY_METRICS = ("auc", "ece", "precision", "recall", "f1")
 """Metrics of tasks whose answer is a probability."""
 SHARES = ("accuracy", "label_accuracy", "parse_failure", "consistent", "repaired", "truncated", "brier")
 """Metrics that lie in [0, 1], with all their variants `<name>/...`."""
+SIGNED_RANGE = (-1.0, 1.0)
 FAILED_POSITIVE, FAILED_NEGATIVE = -math.inf, math.inf
 """Score for AUC of a row without a confidence: ranked behind everything, so that a failure counts as wrong."""
 
@@ -39,7 +42,8 @@ def summarise(rows: Sequence[Record], ranges: Mapping[str, Range] | None = None)
         ranges: metric -> range that its value has by declaration; SHARES need none.
     Returns: {"rows", "prompts", "samples", "images", "reward_errors", "intervals": name of the method, "metrics": name
         -> {"value", "low", "high", "n", "clusters", "range"}, "baselines": name -> {"value", "what"}}. A metric that no
-        row has is left out. low and high are None where there is no interval, range where none is declared.
+        row has is left out. low and high are None where there is no interval, range where none is declared. pass@k
+        needs accuracies that say right or wrong.
     """
     metrics: dict[str, dict[str, Any]] = {}
     behind = {name: as_json(found, UNIT_RANGE) for name, found in _of_probabilities(rows).items() if found.n}
@@ -49,7 +53,7 @@ def summarise(rows: Sequence[Record], ranges: Mapping[str, Range] | None = None)
         chosen = [(r, v) for r in rows if (v := pick(r)) is not None]
         if chosen:
             clusters, values = clusters_of([r for r, _ in chosen]), [v for _, v in chosen]
-            declared = range_of_metric(name, ranges or {})
+            declared = _holding(range_of_metric(name, ranges or {}), values)
             metrics[name] = as_json(mean_interval(values, clusters, declared), declared)
     metrics |= _pass_at_k(rows)
     prompts = {r["prompt_id"] for r in rows}
@@ -58,7 +62,7 @@ def summarise(rows: Sequence[Record], ranges: Mapping[str, Range] | None = None)
         "prompts": len(prompts),
         "samples": max((r["sample"] for r in rows), default=-1) + 1,
         "images": len({key for r in rows for key in image_ids(r)}),
-        "reward_errors": sum(r.get("error") is not None for r in rows),
+        "reward_errors": sum(r.get("error") not in (None, INAPPLICABLE) for r in rows),
         "intervals": METHOD,
         "metrics": metrics,
         "baselines": baselines(rows),
@@ -66,8 +70,17 @@ def summarise(rows: Sequence[Record], ranges: Mapping[str, Range] | None = None)
 
 
 def range_of_metric(name: str, ranges: Mapping[str, Range]) -> Range | None:
-    """The declared range of a metric: [0, 1] for SHARES, else that of `ranges`, else None."""
-    return UNIT_RANGE if name.split("/")[0] in SHARES else ranges.get(name)
+    """Return the declared range of a metric: that of `ranges`, else [0, 1] for SHARES, else None."""
+    return ranges.get(name) or (UNIT_RANGE if name.split("/")[0] in SHARES else None)
+
+
+def _holding(declared: Range | None, values: Sequence[float]) -> Range | None:
+    """Return the range while it holds all values: the accuracy of a user's reward need not be a share. For -1 and 1, as
+    rewards say right and wrong, the range is [-1, 1].
+    """
+    if declared is None or range_of(declared, values) == declared:
+        return declared
+    return SIGNED_RANGE if declared == UNIT_RANGE and is_binary(values) else None
 
 
 def picks(rows: Sequence[Record]) -> dict[str, Callable[[Record], float | None]]:
@@ -148,17 +161,19 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def _pass_at_k(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """pass@1, 2, 4, ... and n over prompts, when there are several samples of each and the task says what is right."""
+    """pass@1, 2, 4, ... and n over prompts, when there are several samples of each and accuracy says right or wrong."""
     groups: dict[str, list[Record]] = {}
     for r in rows:
         if r["outcome"].get("accuracy") is not None:
             groups.setdefault(str(r["prompt_id"]), []).append(r)
+    if not is_binary([r["outcome"]["accuracy"] for g in groups.values() for r in g]):
+        return {}
     smallest = min((len(g) for g in groups.values()), default=0)
     if smallest < 2:
         return {}
     found = {}
     for k in sorted({2**i for i in range(smallest.bit_length()) if 2**i <= smallest} | {smallest}):
-        values = [pass_at_k(len(g), sum(r["outcome"]["accuracy"] == 1.0 for r in g), k) for g in groups.values()]
+        values = [pass_at_k(len(g), sum(r["outcome"]["accuracy"] == RIGHT for r in g), k) for g in groups.values()]
         clusters = clusters_of([g[0] for g in groups.values()])
         found[f"pass@{k}"] = as_json(mean_interval(values, clusters, UNIT_RANGE), UNIT_RANGE)
     return found
@@ -228,7 +243,7 @@ def paired_differences(
         if not both:
             continue
         mine, theirs = [x for _, x, _ in both], [x for _, _, x in both]
-        declared = range_of_metric(name, ranges or {})
+        declared = _holding(range_of_metric(name, ranges or {}), [*mine, *theirs])
         difference = difference_interval(mine, theirs, clusters_of([r for r, _, _ in both]), declared)
         means = {"a": math.fsum(theirs) / len(both), "b": math.fsum(mine) / len(both)}
         found[name] = as_json(difference, declared) | means

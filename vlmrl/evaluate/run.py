@@ -12,7 +12,8 @@ from vlmrl.errors import DataError
 from vlmrl.evaluate.interval import Range
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
-from vlmrl.rewards.base import value_range
+from vlmrl.rewards.accuracy import accuracy_part, accuracy_words, with_accuracy
+from vlmrl.rewards.base import RewardSpec, value_range
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
@@ -58,29 +59,48 @@ def evaluate(
         if start == 0 and all(world.gather(all(s.score.error is not None for g in scored for s in g.samples))):
             score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)
         groups += world.interleave(scored)
-    found = make_records(groups, source)
-    return Evaluation(found, summarise(found, _ranges(found, scorer, params)))
+    found = make_records(groups, source, scorer.spec)
+    summary = summarise(found, _ranges(found, source, scorer, params))
+    return Evaluation(found, summary | _accuracy_of(found, source, scorer.spec))
 
 
-def _ranges(rows: Sequence[Mapping[str, Any]], scorer: Scorer, params: SamplingParams) -> dict[str, Range]:
-    """Metric -> declared range: of the reward, of its parts, and of the response's length."""
+def _ranges(
+    rows: Sequence[Mapping[str, Any]], source: Source, scorer: Scorer, params: SamplingParams
+) -> dict[str, Range]:
+    """Return metric -> declared range: of the reward, its parts, an accuracy that is one of them, and the length."""
     spec = scorer.spec
     finite = {f"part/{n}": ends for n, ends in spec.ranges.items() if all(map(math.isfinite, ends))}
+    found: dict[str, Range] = finite | {"response_tokens": (0.0, float(params.max_new_tokens))}
     scored = [r["parts"] for r in rows if r["error"] is None]
     whole = value_range(scored, scorer.weights, spec.ranges)
-    return finite | ({"reward": whole} if whole else {}) | {"response_tokens": (0.0, float(params.max_new_tokens))}
+    if whole is not None:
+        found["reward"] = whole
+    measured = "accuracy" in source.task.outcome(rows[0]["truth"], "") and not spec.accuracy_named
+    part = None if measured else accuracy_part(dict.fromkeys(name for parts in scored for name in parts), spec)
+    if part is not None and f"part/{part}" in finite:
+        found["accuracy"] = finite[f"part/{part}"]
+    return found
 
 
-def make_records(groups: Sequence[Group], source: Source) -> list[dict[str, Any]]:
+def _accuracy_of(records: Sequence[Mapping[str, Any]], source: Source, spec: RewardSpec) -> dict[str, str]:
+    """`accuracy_of`: in words, what the accuracy is where it comes from the reward."""
+    parts = dict.fromkeys(name for r in records for name in r["parts"])
+    values = [a for r in records if (a := r["outcome"].get("accuracy")) is not None]
+    words = accuracy_words(source.task.outcome(records[0]["truth"], ""), parts, values, spec)
+    return {"accuracy_of": words} if words and values else {}
+
+
+def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> list[dict[str, Any]]:
     """One mapping a response: prompt_id, sample, seed, source, task, truth, text, finish, num_tokens, score, parts,
     note, error, images, outcome, and each outcome under its own name.
 
+    Args: spec: the reward that gave the scores; its accuracy is an outcome where the task has none.
     Raises: DataError when the task gives an outcome the name of another field.
     """
     found = []
     for group in groups:
         for s in group.samples:
-            outcome = dict(source.task.outcome(group.row.truth, s.text))
+            outcome = with_accuracy(source.task.outcome(group.row.truth, s.text), s.score.parts, spec)
             row: dict[str, Any] = {
                 "prompt_id": group.row.prompt_id,
                 "sample": s.trajectory.sample,

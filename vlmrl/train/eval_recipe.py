@@ -14,10 +14,10 @@ from vlmrl.data.dataset import INFO_FILE
 from vlmrl.errors import Problem, ProblemsError, RecipeError, StoreError
 from vlmrl.evaluate.records import read_summary
 from vlmrl.recipe.files import find_recipe
-from vlmrl.recipe.load import load_recipe, recipe_from_resolved
+from vlmrl.recipe.load import AUTO_ORIGIN, load_recipe, recipe_from_resolved
 from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.schema import Recipe
-from vlmrl.store.kept import newest_resolved, read_resolved
+from vlmrl.store.kept import newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
 from vlmrl.store.runs import open_run
 from vlmrl.train.eval_rows import SeenRows, seen_by, trained_by
@@ -48,7 +48,7 @@ def choose_recipe(
     The table `model` is always the run's own when a run is evaluated: its pixels and dtype belong to its weights.
     Raises: RecipeError when nothing says what data to use; the errors of the recipe.
     """
-    run_dir = None if origin.checkpoint is None else origin.checkpoint.parent.parent
+    run_dir = origin.run_dir
     made_of = run_dir or _merged_from(origin.path, root)
     own = None if made_of is None else _run_recipe(made_of)
     values: dict[str, Any] = {"model": {"path": origin.path}}
@@ -74,6 +74,7 @@ def choose_recipe(
     if problems:
         raise ProblemsError(problems)
     values["model"] = {**values["model"], "path": origin.path}
+    refuse_hidden(values, recipe or origin.path)
     chosen = recipe_from_resolved({"schema": 1, "recipe": values}, where=recipe or data or origin.path)
     seen = SeenRows() if made_of is None else seen_by(made_of)
     if made_of is None and data is None:
@@ -141,7 +142,10 @@ def _run_recipe(run_dir: Path) -> dict[str, Any] | None:
     path = newest_resolved(run_dir)
     if not path.exists():
         return None
-    values = recipe_from_resolved(read_resolved(run_dir), where=str(path)).model_dump(mode="json")
+    resolved = read_resolved(run_dir)
+    values = recipe_from_resolved(resolved, where=str(path)).model_dump(mode="json")
+    if str((resolved.get("origins") or {}).get("rollout.engine", "")).startswith(AUTO_ORIGIN):
+        values["rollout"]["engine"] = "auto"  # chosen for the machine that trained: chosen anew for this one
     cwd = Path(open_run(run_dir.parent, run_dir.name).manifest.cwd)
     for table, keys in [(values["reward"], ("name",)), *((d, DATA_FILES) for d in values["data"])]:
         for key in keys:

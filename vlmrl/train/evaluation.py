@@ -15,7 +15,7 @@ from vlmrl import __version__
 from vlmrl.data.encode import Encoder
 from vlmrl.dist import worker
 from vlmrl.dist.world import ALONE, World
-from vlmrl.errors import StoreError
+from vlmrl.errors import StoreError, format_error
 from vlmrl.evaluate.records import Evaluation, read_summary, write_evaluation
 from vlmrl.evaluate.run import evaluate
 from vlmrl.recipe.schema import Recipe
@@ -27,6 +27,7 @@ from vlmrl.store.evaluated import names_a_step
 from vlmrl.store.metrics import encode
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run
+from vlmrl.train.choices import settle_for_answers
 from vlmrl.train.eval_rows import EvalRows
 from vlmrl.train.generator import make_generator
 from vlmrl.train.origin import ModelOrigin
@@ -128,7 +129,10 @@ def load_answerer(
     Args: world: processes that do the same, each with a whole model.    log: name of an engine's process -> its log.
     Raises: CheckpointError when nothing loadable is there; EngineError when the engine does not start.
     """
-    worker.phase("load", _step_of(origin) or 0)
+    worker.phase("load", origin.step or 0)
+    recipe, warnings = settle_for_answers(recipe, origin.files)
+    for problem in warnings:
+        say(format_error(problem.message, problem.where, problem.hint, problem.level))
     model, processor = load_origin(recipe.model, origin)
     policy = make_policy(recipe.model, model, processor, settings.temperature or 1.0)
     encoder = make_encoder(recipe.model, processor)
@@ -197,19 +201,15 @@ def _name(settings: EvalSettings, origin: ModelOrigin, rows: EvalRows, num_sourc
     return "-".join("".join(c if c.isalnum() or c in "._-" else "-" for c in word) for word in words)
 
 
-def _step_of(origin: ModelOrigin) -> int | None:
-    return layout.parse_checkpoint_name(origin.checkpoint.name) if origin.checkpoint else None
-
-
 def _meta(
     recipe: Recipe, origin: ModelOrigin, rows: EvalRows, settings: EvalSettings, argv: Sequence[str]
 ) -> dict[str, Any]:
     parent: Mapping[str, Any] = origin.parent or {}
     source = rows.source
     return {
-        "model": origin.path if origin.checkpoint is None else parent.get("run"),
+        "model": parent.get("run", origin.path),
         "checkpoint": origin.checkpoint.name if origin.checkpoint else None,
-        "step": _step_of(origin),
+        "step": origin.step,
         "split": source.split,
         "role": rows.role,
         "source": source.name,

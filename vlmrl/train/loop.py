@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -92,11 +93,13 @@ def validate(session: Session, generator: Generator) -> None:
         if s.world.is_main:
             folder = training_folder(s.run.dir, source.split, source.name, step)
             write_evaluation(folder, found, _validation_meta(source, step, settings.max_rows))
+    if all(math.isnan(v) for v in values):
+        s.watcher.message(f"validation has no metric `{settings.metric}` (eval.metric): no step can be the best")
     value = sum(values) / len(values)
     best = s.progress.count_validation(value, settings.goal)
     if best:
         s.run.set_best(step, settings.metric, value)
-    s.run.log(step, "validation", flat | {"eval/metric": value, "eval/is_best": best})
+    s.log(step, "validation", flat | {"eval/metric": value, "eval/is_best": best})
     s.watcher.validation(step, flat, best)
 
 
@@ -154,6 +157,7 @@ def _reached(session: Session, best: float, target: float) -> bool:
 
 def end(session: Session, generator: Generator, reason: str) -> str:
     """Last validation and last checkpoint. Returns the run's status."""
+    session.rollouts.finish()
     interrupted = reason == "interrupted"
     if not interrupted:
         validate(session, generator)

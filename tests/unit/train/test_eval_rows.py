@@ -17,6 +17,7 @@ from vlmrl.store import layout
 from vlmrl.store.evaluated import role_label, role_of, training_name
 from vlmrl.store.manifest import update_manifest
 from vlmrl.store.runs import Run
+from vlmrl.store.sealed import file_facts
 from vlmrl.tasks.digits.task import prepare_digits
 from vlmrl.tasks.source import open_validation
 from vlmrl.train.eval_recipe import choose_recipe
@@ -27,7 +28,7 @@ from vlmrl.train.resume import Request, plan_resume
 from vlmrl.train.start import Labels, reopen_run, start_run
 
 REWARD = "def score(x):\n    return 1.0\n"
-SETTINGS = 'model.path = "nobody/nothing"\nreward.name = "reward.py:score"\n'
+SETTINGS = 'model.path = "nobody/nothing"\nrollout.engine = "torch"\nreward.name = "reward.py:score"\n'
 
 
 @pytest.fixture
@@ -63,6 +64,12 @@ def entry(path: str, more: str = "") -> str:
 
 def origin_of(run: Run) -> ModelOrigin:
     folder = layout.checkpoint_dir(run.dir, 4)
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        (folder / "weights").write_bytes(b"")
+        meta = {"schema": 1, "step": 4, "files": {"weights": file_facts(folder / "weights")}}
+        (folder / layout.META).write_text(json.dumps(meta))
+        (folder / layout.COMPLETE).touch()
     return ModelOrigin(run.id, folder, {"run": run.id, "checkpoint": folder.name})
 
 
