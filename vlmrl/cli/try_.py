@@ -185,7 +185,7 @@ def _show(trial: Any, result: dict[str, Any], show: int) -> None:
     out.print(Rule("the first prompt, verbatim"))
     out.print(Text(visible(result["prompt"])))
     out.print(Rule())
-    out.print(Text(f"{result['prompt_tokens']} tokens, {result['image_tokens']} of them image tokens"))
+    out.print(Text(f"this prompt: {result['prompt_tokens']} tokens, {result['image_tokens']} of them image tokens"))
     for image in result["images"]:
         stored, seen = ("{} x {}".format(*image[key]) for key in ("stored", "seen"))
         out.print(Text(f"image {stored} pixels, seen as {seen}" + (f": {image['png']}" if image["png"] else "")))
@@ -246,13 +246,14 @@ def _show_summary(result: Mapping[str, Any]) -> None:
     for why in result["no_solve_rate"]:
         out.print(Text(f"\nno solve rate: {why}"))
     parts = [(name.rpartition("/")[2], value) for name, value in summary.items() if name.startswith("reward/part/")]
-    longest = summary["rollout/response_tokens_max"]
+    longest, longest_prompt = (summary[f"rollout/{what}_tokens_max"] for what in ("response", "prompt"))
     ends = f"{summary['reward/min']:.3f} to {summary['reward/max']:.3f}"
     rows = [
         ("reward", f"{summary['reward/mean']:.3f}   " + "  ".join(f"{name} {value:.3f}" for name, value in parts)),
         ("spread", f"{ends}; std within a prompt {summary['reward/std_within_groups']:.3f} on average"),
         ("dead groups", f"{summary['rollout/dead_group_share']:.0%} would teach nothing: all samples scored alike"),
         ("cut responses", f"{summary['rollout/truncated_share']:.0%} reached rollout.max_new_tokens"),
+        ("prompt tokens", f"{summary['rollout/prompt_tokens_mean']:.0f} on average, longest {longest_prompt:,}"),
         ("response tokens", f"{summary['rollout/response_tokens_mean']:.0f} on average, longest {longest}"),
         ("speed", f"{summary['rollout/tokens_per_second']:,.0f} tokens/s"),
     ]  # fmt: skip

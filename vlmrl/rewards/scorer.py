@@ -13,7 +13,14 @@ from types import TracebackType
 from typing import Any
 
 from vlmrl.errors import RewardError, VlmrlError
-from vlmrl.rewards.base import RewardSpec, check_parts, check_weight_sizes, combine, split_note
+from vlmrl.rewards.base import (
+    RewardSpec,
+    check_parts,
+    check_weight_sizes,
+    combine,
+    counting_weights,
+    split_note,
+)
 from vlmrl.rewards.frames import CONTRACT
 from vlmrl.rewards.pool import Failure, Outcome, Result, WorkerPool, as_error
 from vlmrl.types import INAPPLICABLE, RewardInput, Score
@@ -142,7 +149,7 @@ class Scorer:
         """The parts checked against their ranges and combined with the weights."""
         try:
             parts = check_parts(returned, self.spec.ranges)
-            weights = self.weights or ({"reward": 1.0} if "reward" in parts else dict.fromkeys(parts, 1.0))
+            weights = counting_weights(parts, self.weights)
             if not weights.keys() <= parts.keys():
                 self._check_some_weight(parts, weights)
                 return Score(combine({**dict.fromkeys(weights), **parts}, weights)[0], parts, note)
