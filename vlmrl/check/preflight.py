@@ -68,10 +68,12 @@ def check_model(loaded: LoadedRecipe, model_files: str | None = None, runs_folde
 
     `preflight` finds the same. Args: model_files: as there.    runs_folder: also whether the run fits on its disk.
     """
+    recipe = loaded.recipe
+    problems = check_location(loaded, model_files)
+    if problems:
+        return problems
     from vlmrl.model.facts import model_facts
 
-    recipe = loaded.recipe
-    problems: list[Problem] = []
     try:
         vllm = recipe.rollout.engine == "vllm"
         if recipe.lora is not None or recipe.model.freeze or vllm or runs_folder is not None:
@@ -79,30 +81,63 @@ def check_model(loaded: LoadedRecipe, model_files: str | None = None, runs_folde
             problems += machine.check_trained(loaded, facts) + machine.check_served(loaded, facts)
             if runs_folder is not None and not problems:
                 problems += _check_disk(loaded, runs_folder, facts)[0]
-        if any(loaded.is_set(("model", key)) for key in tokens.PIXEL_KEYS):
-            problems += tokens.check_pixels(loaded, tokens.make_encoder(loaded, model_files))
+        problems += tokens.check_pixels(loaded, tokens.make_encoder(loaded, model_files))
     except VlmrlError as error:
         problems += rows.problems_in(error, loaded.where(("model", "path")))
     return problems
 
 
-def preflight(loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | None = None) -> Preflight:
+def check_location(loaded: LoadedRecipe, model_files: str | None = None) -> list[Problem]:
+    """Whether the model is where the recipe says, and all its files are there and whole. A second at most, but for a
+    hub name that is not in the cache; nothing of torch is imported.
+
+    Args: model_files: as for `preflight`.
+    """
+    from vlmrl.model.files import folder_problems
+    from vlmrl.model.hub import require_source
+
+    model = loaded.recipe.model
+    folder = Path(model_files or model.path).expanduser()
+    if folder.is_dir():
+        elsewhere = model_files is not None and model_files != model.path
+        return folder_problems(folder, has_weights=not elsewhere, own_code=model.trust_remote_code)
+    try:
+        require_source(model_files or model.path, model.revision)
+    except VlmrlError as error:
+        return rows.problems_in(error, loaded.where(("model", "path")))
+    return []
+
+
+def preflight(
+    loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | None = None, model_problem: Problem | None = None
+) -> Preflight:
     """Check everything. Takes from seconds to minutes: every row is read once, and the model's processor is loaded.
 
-    Args: model_files: where the model's configuration and processor are, when `model.path` names a run or checkpoint.
+    Args:
+        model_files: where the model's configuration and processor are, when `model.path` names a run or checkpoint.
+        model_problem: why they could not be found. What the run store says of a run is better than what the hub says.
     """
+    at_model = loaded.where(("model", "path"))
     found = Preflight(check_recipe(loaded, catalogs()) + machine.check_installed(loaded))
+    if model_problem is not None:
+        found.problems = [model_problem, *(p for p in found.problems if p.where != at_model)]
+    there = not any(p.level == "error" and p.where == at_model for p in found.problems)
+    if there:
+        missing = check_location(loaded, model_files)
+        found.problems += missing
+        there = not missing
     opened = rows.open_sources(loaded)
     found.problems += [p for p in opened.problems if not _told(p, found.problems)]
     found.problems += rows.check_validation(loaded, opened)
-    encoder = _open_encoder(found, loaded, model_files)
+    encoder = _open_encoder(found, loaded, model_files) if there else None
     askable = [entry for entry in opened.entries if _check_entry(found, loaded, entry, encoder)]
     longest = None if encoder is None else _check_tokens(found, loaded, askable, encoder)
     sources = [(e.train.name, e.train.share, len(e.train.rows)) for e in opened.entries]
     validation = [len(e.validation.rows) for e in opened.entries if e.validation]
     limit = loaded.recipe.eval.max_rows
     found.plan["run"] = machine.arithmetic(loaded, sources, sum(min(n, limit or n) for n in validation))
-    _check_machine(found, loaded, runs_folder, model_files, longest)
+    if there:
+        _check_machine(found, loaded, runs_folder, model_files, longest)
     return found
 
 
@@ -110,7 +145,6 @@ def _open_encoder(found: Preflight, loaded: LoadedRecipe, model_files: str | Non
     """The model's processor, and what it has no use for; None with the reason among the problems."""
     try:
         encoder = tokens.make_encoder(loaded, model_files)
-        encoder.control  # noqa: B018 (renders the chat template once)
     except VlmrlError as error:
         where = loaded.where(("model", "path"))
         found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]

@@ -45,12 +45,8 @@ def check(
     try:
         loaded = load_recipe(recipe, overrides=overrides or [])
         model_files, problem = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
-        found = preflight(loaded, runs_folder=root, model_files=model_files)
-        # What the run store says of a run without a checkpoint is better than that the hub has no such model.
-        problems = (
-            found.problems if problem is None else [problem, *(p for p in found.problems if p.where != problem.where)]
-        )
-        plan = found.plan
+        found = preflight(loaded, runs_folder=root, model_files=model_files, model_problem=problem)
+        problems, plan = found.problems, found.plan
         if deep and not any(p.level == "error" for p in problems):
             parity = _compare(loaded, root, deep_prompts)
             problems = [*problems, *_disagreements(parity, loaded.where(("model", "path")))]
