@@ -106,7 +106,7 @@ def test_a_run_without_a_checkpoint_is_told(tmp_path: Path) -> None:
 def test_report_writes_into_the_runs_folder_by_default(tmp_path: Path) -> None:
     done = make_run(tmp_path, name="mine", steps=2)
     found = answered("report", "mine", "--runs", tmp_path)
-    assert found == {"report": str(done.dir / "report.html"), "bytes": found["bytes"], "runs": [done.id]}
+    assert found == {"report": str(done.dir / "report.html"), "bytes": found["bytes"], "runs": [done.id], "damage": {}}
     assert (done.dir / "report.html").stat().st_size == found["bytes"] > 10_000
 
 

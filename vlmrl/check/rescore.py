@@ -12,6 +12,7 @@ from vlmrl.check.scan import Chosen, Plan, Scan, scan
 from vlmrl.errors import RewardError, StoreError
 from vlmrl.rewards import REWARDS, load_recorded, load_reward
 from vlmrl.rewards.base import RewardSpec
+from vlmrl.store.redact import hidden_keys
 from vlmrl.types import Media
 
 PROFILE = "profile:"
@@ -31,6 +32,12 @@ def own_rewards(saved: Saved) -> dict[str, Chosen]:
                 f"nothing says which reward scored the rollouts of source `{source}`",
                 where=str(saved.path),
                 hint="name one: --reward taxonomy, or --reward path/to/file.py:function",
+            )
+        if hidden := hidden_keys(record.get("args")):
+            raise RewardError(
+                f"the argument `{hidden[0]}` of the reward held a secret, which is not in the run's record",
+                where=str(saved.run.dir),
+                hint=f"name the reward with it: --reward {record.get('name')} --set {hidden[0]}=...",
             )
         spec = load_recorded(record, base_dir=saved.run.manifest.cwd or None)
         changed = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +28,8 @@ from vlmrl.check.statistics import (
     row_of,
 )
 from vlmrl.errors import DataError, RewardError, VlmrlError
+from vlmrl.rewards.accuracy import accuracy_part
+from vlmrl.types import INAPPLICABLE
 
 MOST_BROKEN = 10
 PUBLISHED = ("taxonrl", "profile:taxonrl")
@@ -79,7 +82,7 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
     """The whole report.
 
     It is a mapping with: path, run, steps, samples, groups, sources, notes, seconds;
-        rewards: source -> name, weights, args, changed (of the scores that follow);
+        rewards: source -> name, weights, args, changed (of the scores that follow), accuracy (the part that is one);
         stored: see `compare_stored`, when the run's own reward was used unchanged, else None;
         broken: number and the first rows that could not be read; errors: number and the first rows that failed;
         parts, reasons, dead_groups, disagreements: of the new scores (statistics.py);
@@ -111,7 +114,9 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
     apart = disagreements(found.facts, shown_scores, found.right_N, question.most)
     report = {
         **_about(saved, found.facts),
-        "rewards": {source: _described(c) for source, c in (shown or {}).items()},
+        "rewards": {
+            source: _described(c, _accuracy_part(saved, source, c, shown_scores)) for source, c in (shown or {}).items()
+        },
         "broken": {"number": found.num_broken, "first": [vars(b) for b in found.broken[:MOST_BROKEN]]},
         "errors": _errors(found.facts, shown_scores, question.most),
         "stored": compare_stored(found.facts, found.stored, scores, question.most) if is_own and found.stored else None,
@@ -200,7 +205,7 @@ def _tell_broken(saved: Saved, found: Scan, keep_going: bool) -> None:
 
 
 def _errors(facts: Facts, scores: Scores, most: int) -> dict[str, Any]:
-    failed = np.flatnonzero(scores.failed_N)
+    failed = np.flatnonzero(scores.failed_N & ~scores.errors.is_word(INAPPLICABLE))
     return {"number": len(failed), "first": [row_of(facts, int(i), scores) for i in failed[:most]]}
 
 
@@ -234,11 +239,23 @@ def _about(saved: Saved, facts: Facts) -> dict[str, Any]:
     }
 
 
-def _described(choice: Chosen) -> dict[str, Any]:
+def _accuracy_part(saved: Saved, source: str, choice: Chosen, scores: Scores) -> str | None:
+    """The part of the reward that is its accuracy; None where there is none, or where the task measures accuracy."""
+    ref = saved.task_ref(source)
+    task = ref.make() if ref is not None and not choice.spec.accuracy_named else None
+    if task is not None:
+        with suppress(RewardError):
+            if "accuracy" in task.outcome(saved.heads[source].truth, ""):
+                return None
+    return accuracy_part(scores.parts, choice.spec)
+
+
+def _described(choice: Chosen, accuracy: str | None) -> dict[str, Any]:
     return {
         "name": choice.spec.name,
         "args": dict(choice.spec.args),
         "weights": dict(choice.weights),
+        "accuracy": accuracy,
         "changed": choice.changed,
     }
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl import __version__
-from vlmrl.checkpoint.format import read_meta
 from vlmrl.checkpoint.proof import Proof
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.kept import newest_resolved
 from vlmrl.store.manifest import Manifest, read_manifest
+from vlmrl.store.sealed import read_meta
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 

@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from vlmrl import __version__
-from vlmrl.checkpoint.files import check_files, file_facts, sha256_of, sync_tree
-from vlmrl.checkpoint.format import ADAPTER, DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, SCHEMA, VALUE_HEAD
+from vlmrl.checkpoint.files import check_files, sync_tree
+from vlmrl.checkpoint.format import ADAPTER, DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, VALUE_HEAD
 from vlmrl.checkpoint.shards import TensorSpec, read_tensors, split_shards
 from vlmrl.dist.fsdp import HostCopies, own_part, own_rows, sharded_as, whole
 from vlmrl.dist.world import ALONE, World
@@ -32,6 +32,7 @@ from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
 from vlmrl.store.faults import crash_point
 from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import COMPLETE, META, checkpoint_dir
+from vlmrl.store.sealed import SCHEMA, file_facts, listed, sha256_of
 
 T = TypeVar("T")
 
@@ -242,14 +243,20 @@ def _rng_name(rank: int) -> str:
     return "torch" if rank == 0 else f"torch.{rank}"
 
 
+def weight_files_of(folder: Path, part: str) -> list[Path]:
+    """The safetensors files of a part of a checkpoint (`model`, `optimizer`), compared with meta.json.
+
+    Raises: CheckpointError when it lists none, or one is not what was saved.
+    """
+    return [folder / name for name in check_files(folder, part) if name.endswith(".safetensors")]
+
+
 def load_weights(folder: Path, model: nn.Module) -> None:
     """Put a checkpoint's weights into a model of the same architecture, in place. Ties stay ties.
 
     Raises: CheckpointError when a tensor is missing, has another shape, or a file was changed since it was saved.
     """
-    check_files(folder, MODEL)
-    own = model_tensors(model)
-    stored = _stored_names(folder / MODEL)
+    own, stored = model_tensors(model), read_tensors(weight_files_of(folder, MODEL)).keys()
     if own.keys() != stored:
         missing, extra = sorted(own.keys() - stored), sorted(stored - own.keys())
         raise CheckpointError(
@@ -262,16 +269,15 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 
 
 def load_optimizer_tensors(folder: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """What the optimizer saved, as `<kind>.<parameter name>`. Empty when nothing was (no step had been taken).
+    """What the optimizer saved, as `<kind>.<parameter name>`. Empty when meta.json lists nothing (no step was taken).
 
     Args: like: parameters by name. Of what is as large as its parameter, and that sharded, only this process's part is
         read. However many processes saved it.
     """
-    if not (folder / OPTIMIZER).is_dir():
+    if not listed(folder, OPTIMIZER):
         return {}
-    check_files(folder, OPTIMIZER)
     found: dict[str, Tensor] = {}
-    for name, stored in read_tensors(sorted((folder / OPTIMIZER).glob("*.safetensors"))).items():
+    for name, stored in read_tensors(weight_files_of(folder, OPTIMIZER)).items():
         parameter = (like or {}).get(name.partition(".")[2])
         if parameter is None or stored.shape != tuple(parameter.shape):
             found[name] = stored.whole()
@@ -334,16 +340,6 @@ def _read_tensors(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"the weights cannot be read: {first}", where=str(folder)) from error
     return target
-
-
-def _stored_names(folder: Path) -> set[str]:
-    from safetensors import safe_open
-
-    names: set[str] = set()
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            names |= set(file.keys())
-    return names
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vlmrl.checkpoint.files import check_files
-from vlmrl.checkpoint.format import ADAPTER, HF, read_meta
+from vlmrl.checkpoint.format import ADAPTER, HF
 from vlmrl.checkpoint.io import load_weights, model_tensors
 from vlmrl.errors import CheckpointError, VlmrlError
 from vlmrl.model.load import DTYPES, prepare_model, read_model
@@ -20,6 +20,7 @@ from vlmrl.model.quiet import quiet_transformers
 from vlmrl.recipe.schema import Lora
 from vlmrl.store.layout import COMPLETE, checkpoint_dir
 from vlmrl.store.runs import open_run
+from vlmrl.store.sealed import read_meta
 
 if TYPE_CHECKING:
     from vlmrl.recipe.schema import Model

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from vlmrl import __version__
 from vlmrl.checkpoint.card import model_card
 from vlmrl.checkpoint.files import check_files
-from vlmrl.checkpoint.format import ADAPTER, PROOF, read_meta
+from vlmrl.checkpoint.format import ADAPTER, HF, PROOF
 from vlmrl.checkpoint.load import load_checkpoint_model, put_adapter, saved_lora
 from vlmrl.checkpoint.plan import CannotStreamError
 from vlmrl.checkpoint.proof import Proof, Request, base_model, merge_settings, prove_elsewhere
@@ -30,6 +30,7 @@ from vlmrl.model.quiet import quiet_transformers
 from vlmrl.model.written import publishing
 from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, remove_tree, sync_folder, temp_path, write_json
 from vlmrl.store.layout import COMPLETE
+from vlmrl.store.sealed import read_meta
 
 RECORD = "merge.json"
 """In the merged folder: what it was made from, and what its proof found or why there is none."""
@@ -84,7 +85,8 @@ def merge(
         raise CheckpointError(told, hint="choose another --out, or --force to replace it")
     meta = read_meta(checkpoint)
     _check_options(checkpoint, dtype, adapter, base)
-    check_files(checkpoint, PROOF)
+    for part in (HF, PROOF):
+        check_files(checkpoint, part)
     whole = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -150,9 +152,8 @@ def _write_merged(
 
 def _write_adapter(checkpoint: Path, folder: Path) -> int:
     """The adapter's own files. Returns its number of parameters."""
-    check_files(checkpoint, ADAPTER)
-    for path in (checkpoint / ADAPTER).iterdir():
-        shutil.copyfile(path, folder / path.name)
+    for name in check_files(checkpoint, ADAPTER):
+        shutil.copyfile(checkpoint / name, folder / Path(name).name)
     return sum(t.numel() for t in read_adapter(folder).values())
 
 

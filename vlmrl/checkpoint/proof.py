@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmrl.checkpoint.format import HF, read_meta
+from vlmrl.checkpoint.format import HF
 from vlmrl.checkpoint.io import load_proof
 from vlmrl.checkpoint.load import load_base
 from vlmrl.checkpoint.plan import CannotStreamError, make_plan
@@ -30,6 +30,7 @@ from vlmrl.model.load import DTYPES, load_model, prepare_model
 from vlmrl.model.lora import load_peft_folder
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model
+from vlmrl.store.sealed import read_meta
 from vlmrl.types import Segment
 
 TOLERANCE_NATS = {"float32": 1e-4, "bfloat16": 5e-2, "4bit": 1e-1}

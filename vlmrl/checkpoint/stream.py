@@ -13,14 +13,15 @@ from torch import Tensor
 
 from vlmrl.checkpoint.files import check_files
 from vlmrl.checkpoint.fold import Fold, read_folds
-from vlmrl.checkpoint.format import ADAPTER, HF, MODEL, read_meta
+from vlmrl.checkpoint.format import ADAPTER, HF, MODEL
+from vlmrl.checkpoint.io import weight_files_of
 from vlmrl.checkpoint.load import BitSums, find_base, refuse_base, saved_lora
 from vlmrl.checkpoint.plan import CannotStreamError, Plan, make_plan, match_stored, match_written
 from vlmrl.checkpoint.shards import StoredTensor, TensorSpec, read_tensors, weight_files, write_shards
-from vlmrl.errors import CheckpointError
 from vlmrl.model.load import DTYPES
 from vlmrl.model.quiet import quiet_transformers
 from vlmrl.model.written import as_published
+from vlmrl.store.sealed import read_meta
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,8 @@ def write_streaming(checkpoint: Path, folder: Path, dtype: str | None, base: str
 
 
 def _whole(checkpoint: Path, plan: Plan, trained: torch.dtype) -> Source:
-    listed = check_files(checkpoint, MODEL)
-    files = [checkpoint / name for name in listed if name.endswith(".safetensors")]
-    for path in sorted((checkpoint / MODEL).glob("*.safetensors")):
-        if path not in files:
-            raise CheckpointError(f"{path.name} does not belong to this checkpoint", where=str(checkpoint),
-                                  hint="meta.json does not name it; use another checkpoint of the run")  # fmt: skip
-    return Source(match_stored(plan, read_tensors(files), checkpoint / MODEL), trained, {}, None)
+    stored = read_tensors(weight_files_of(checkpoint, MODEL))
+    return Source(match_stored(plan, stored, checkpoint / MODEL), trained, {}, None)
 
 
 def _folded(checkpoint: Path, plan: Plan, base: str | None) -> Source:

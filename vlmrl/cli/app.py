@@ -10,8 +10,8 @@ import typer
 from typer.core import TyperGroup
 
 from vlmrl import __version__
-from vlmrl.cli.output import harmless
 from vlmrl.errors import exit_of
+from vlmrl.visible import visible
 
 COMMANDS = (
     "prep", "check", "fetch", "try_", "sft", "train", "merge", "eval", "compare", "reward_check", "report",
@@ -68,5 +68,5 @@ def main() -> None:
         sys.exit(141)
     except (Exception, KeyboardInterrupt) as error:
         code, text = exit_of(error)
-        print(harmless(text), file=sys.stderr)
+        print(visible(text), file=sys.stderr)
         sys.exit(code)

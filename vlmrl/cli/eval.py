@@ -77,7 +77,7 @@ def eval_(
     chosen = work.choose_recipe(origin, recipe=recipe, data=data, overrides=overrides or [])
     sources = work.open_splits(chosen, split)
     other = work.find_evaluation(compare, root, sources[0].split) if compare else None
-    run_dir = origin.checkpoint.parent.parent if origin.checkpoint is not None else None
+    run_dir = origin.run_dir
     if run_dir is not None:
         work.check_names(chosen, origin, sources, run_dir, settings)
     with ExitStack() as stack:
@@ -139,6 +139,8 @@ def _show(result: dict[str, Any], other: Path | None) -> None:
         say(f"paper: {meta['paper'].get('source', 'no source named')}")
     if other:
         say(f"difference: this minus {other}, on the rows both have; * = its interval excludes 0")
+    if "accuracy_of" in result:
+        say(f"accuracy is {result['accuracy_of']}")
     if result["reward_errors"]:
         say(f"the reward failed for {result['reward_errors']} of {result['rows']} answers: they are not in `reward`")
     if meta["split"] != "test":

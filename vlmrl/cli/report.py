@@ -30,6 +30,7 @@ def report(
     Example: vlmrl report last   or   vlmrl report digits-sft digits-im -o compare.html
     """
     from vlmrl.errors import StoreError
+    from vlmrl.report.damage import shortened
     from vlmrl.report.page import write_report
     from vlmrl.store.layout import REPORT, runs_root
     from vlmrl.store.runs import open_run
@@ -39,7 +40,11 @@ def report(
     target = out or found[-1].dir / REPORT
     if target.is_dir():
         raise StoreError(f"{target} is a folder", where=str(target), hint="give a file: -o report.html")
-    write_report(found, target)
+    damage = write_report(found, target)
     size = target.stat().st_size
-    emit({"report": str(target), "bytes": size, "runs": [r.id for r in found]}, as_json)
+    emit({"report": str(target), "bytes": size, "runs": [r.id for r in found], "damage": damage}, as_json)
+    for run_id, lines in damage.items():
+        say(f"warning: files of run {run_id} are missing or damaged; what they held is not on the page:")
+        for line in shortened(lines, run_id):
+            say(f"  {line}")
     say(f"{target}  ({size / 2**20:.1f} MiB; open it in a browser)")

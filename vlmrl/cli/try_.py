@@ -79,7 +79,7 @@ def try_(
     if not as_json:
         _show(trial, result, show)
         _show_kept(result)
-        console().print(f"rollouts: {run.dir}   report: vlmrl report {run.id}", markup=False)
+        console().print(f"rollouts: {run.dir}   report: vlmrl report {run.id}")
 
 
 def _progress() -> Any:
@@ -191,7 +191,7 @@ def _show_kept(result: dict[str, Any]) -> None:
     out = console()
     for index, (name, kept) in enumerate(result["kept"].items()):
         if kept["path"] is None:
-            out.print(f"{name}: no row has a solve rate in that range; nothing was written", markup=False)
+            out.print(f"{name}: no row has a solve rate in that range; nothing was written")
             continue
-        out.print(f"{name}: {kept['rows']} rows kept in {kept['path']}", markup=False)
-        out.print(f"use them: --set data.{index}.path={kept['path']}", markup=False)
+        out.print(f"{name}: {kept['rows']} rows kept in {kept['path']}")
+        out.print(f"use them: --set data.{index}.path={kept['path']}")

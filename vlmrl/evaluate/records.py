@@ -16,9 +16,12 @@ from typing import Any
 from vlmrl.errors import StoreError
 from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import EVAL_ROWS, EVAL_SUMMARY
+from vlmrl.store.redact import hide_known, redact_text, redact_value
 
 SCHEMA = 1
 JSON_COLUMNS = ("truth", "parts")
+REMARKS = ("note", "error")
+"""Columns that no score is computed from."""
 OUTCOME = "outcome/"
 """Prefix, in the Parquet file, of the columns that are the task's outcome."""
 
@@ -42,7 +45,7 @@ def write_evaluation(folder: Path, evaluation: Evaluation, meta: Mapping[str, An
 
     Args: meta: what was evaluated (model, checkpoint, split, sampling ...); JSON values.
     """
-    summary = {"schema": SCHEMA, "meta": dict(meta), **evaluation.summary}
+    summary = {"schema": SCHEMA, "meta": redact_value(dict(meta)), **evaluation.summary}
     making = temp_path(folder)
     making.mkdir(parents=True)
     try:
@@ -91,7 +94,7 @@ def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
         "score": pa.float64(), "parts": pa.string(), "note": pa.string(), "error": pa.string(),
         "images": pa.list_(image),
     }  # fmt: skip
-    columns = {name: pa.array([_cell(row[name]) for row in rows], kind) for name, kind in kinds.items()}
+    columns = {name: pa.array([_cell(name, row[name]) for row in rows], kind) for name, kind in kinds.items()}
     for name in dict.fromkeys(name for row in rows for name in row["outcome"]):
         columns[OUTCOME + name] = pa.array([row["outcome"].get(name) for row in rows], pa.float64())
     table = pa.table(columns).replace_schema_metadata({"vlmrl.schema": str(SCHEMA)})
@@ -100,11 +103,16 @@ def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def _cell(value: Any) -> Any:
-    """A value as Parquet holds it: mappings as JSON text, half surrogate pairs as their escapes."""
+def _cell(name: str, value: Any) -> Any:
+    """A value as Parquet holds it: mappings as JSON text, half surrogate pairs as their escapes, secrets hidden as in
+    rollouts.
+    """
     if isinstance(value, Mapping):
-        return json.dumps(dict(value))
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+        return hide_known(json.dumps(dict(value)))
+    if not isinstance(value, str):
+        return value
+    hide = redact_text if name in REMARKS else hide_known
+    return hide(value).encode("utf-8", "backslashreplace").decode()
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:

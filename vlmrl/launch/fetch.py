@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vlmrl.checkpoint.format import read_meta
 from vlmrl.model import hub
 from vlmrl.recipe.schema import Recipe
+from vlmrl.store.sealed import read_meta
 from vlmrl.train.origin import find_model
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}

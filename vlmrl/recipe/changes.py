@@ -7,6 +7,7 @@ refused   the checkpoint does not fit it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,9 @@ TABLE = (
     Rule("free", "when something is looked at or kept", (
         "eval.every_steps", "checkpoint.every_steps", "checkpoint.keep_last", "checkpoint.keep_best",
         "checkpoint.asynchronous", "log.sample_every_steps", "log.keep_rollouts", "log.keep_rollouts_every",
-        "log.sinks", "paper",
+        "paper",
     )),
+    Rule("free", "where the numbers are shown", ("log.sinks", "log.project", "log.entity", "log.group", "log.name")),
     Rule("free", "where and how fast the same numbers are computed", (
         "model.device", "model.gradient_checkpointing", "model.shared_prefix", "train.tokens_per_row",
         "train.rehearsal", "rollout.batch_tokens", "rollout.kv_cache_gib", "rollout.engine_gpus",
@@ -62,7 +64,8 @@ TABLE = (
         "data.reward", "reward.name", "reward.profile", "reward.style", "reward.args", "reward.weights",
     ), ("best",)),
     Rule("asked", "what validation measures", (
-        "data.validation", "eval.metric", "eval.goal", "eval.max_rows", "eval.max_new_tokens", "eval.allow_test_split",
+        "data.validation", "reward.accuracy", "eval.metric", "eval.goal", "eval.max_rows", "eval.max_new_tokens",
+        "eval.allow_test_split",
     ), ("best",)),
     Rule("asked", "the algorithm and the weight of its KL", (
         "algo.name", "algo.kl", "algo.kl_in", "algo.kl_coef", "algo.kl_target",
@@ -157,7 +160,7 @@ def compare_recipes(old: Mapping[str, Any], loaded: LoadedRecipe, base: Path, hi
     Args:
         old: the values of the run's `resolved.json`.
         base: where relative paths of `old` began. A path that leads to the same place is no change.
-        hidden: what stands in `old` for a secret, which cannot be compared.
+        hidden: what stands in `old`, or in a part of a text there, for a secret, which cannot be compared.
     """
     new = loaded.resolved["recipe"]
     before, after = dict(leaves(old)), dict(leaves(new))
@@ -171,7 +174,7 @@ def compare_recipes(old: Mapping[str, Any], loaded: LoadedRecipe, base: Path, hi
         Change(dotted(key), before.get(key), after.get(key), rule_of(key), loaded.where(key))
         for key in _keys(before, after)
         if not (key[0] == "data" and key[1] not in common)
-        and not (hidden and before.get(key) == hidden)
+        and not (hidden and _hides(before.get(key), after.get(key), hidden))
         and not _same(key, before.get(key), after.get(key), base)
     ]
 
@@ -191,6 +194,17 @@ def _same(key: Key, old: Any, new: Any, base: Path) -> bool:
         return False
     (old_file, old_rest), (new_file, new_rest) = _split(old), _split(new)
     return old_rest == new_rest and (base / old_file).resolve() == Path(new_file).resolve()
+
+
+def _hides(old: Any, new: Any, hidden: str) -> bool:
+    """Whether the old value has `hidden` in it, and is the new one but for what that hides."""
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return old != new and all(a == b or _hides(a, b, hidden) for a, b in zip(old, new, strict=True))
+    if old == hidden:
+        return True
+    if not isinstance(old, str) or not isinstance(new, str) or hidden not in old:
+        return False
+    return re.fullmatch(".*".join(map(re.escape, old.split(hidden))), new, re.DOTALL) is not None
 
 
 def _split(value: str) -> tuple[str, str]:

@@ -218,6 +218,6 @@ def _listing(folder: Path, most: int = 500) -> list[Path]:
         return []
 
 
-NOT_MADE_YET = (_model, _data_paths)
+NOT_MADE_YET = (_model, _data_paths, _validation_files, _images_roots)
 """Rules about what other commands make, or what is on another machine."""
 FILE_RULES = (_model, _data_paths, _validation_files, _images_roots, _prompts, _rewards)

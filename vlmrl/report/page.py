@@ -12,6 +12,7 @@ from vlmrl.data.run_images import run_images
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.report import curves
+from vlmrl.report.damage import find_damage, shortened
 from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables
 from vlmrl.report.examples import Album, GroupView, StepView, answer_views, example_steps
 from vlmrl.report.shell import number, render, write_page
@@ -19,6 +20,7 @@ from vlmrl.store import layout
 from vlmrl.store.clock import span
 from vlmrl.store.kept import newest_recipe, newest_resolved
 from vlmrl.store.media import RunImages
+from vlmrl.store.redact import redact_text, redact_value
 from vlmrl.store.runs import Run
 from vlmrl.store.summary import describe
 
@@ -44,16 +46,26 @@ class RunView:
     events: Sequence[Mapping[str, Any]]
     provenance: Sequence[tuple[str, str]]
     notes: list[str] = field(default_factory=list)
+    damage: Sequence[str] = ()
 
 
-def write_report(runs: Sequence[Run], out: Path) -> Path:
-    """Write the page, atomically. The folder of `out` is made. Raises: StoreError when it cannot be written."""
-    write_page(out, render_report(runs))
-    return out
+def write_report(runs: Sequence[Run], out: Path) -> dict[str, list[str]]:
+    """Write the page, atomically. The folder of `out` is made.
+
+    Returns: run id -> what of it could not be read, of runs with damage (`find_damage`).
+    Raises: StoreError when the page cannot be written.
+    """
+    damage = find_damage(runs)
+    write_page(out, render_report(runs, damage))
+    return damage
 
 
-def render_report(runs: Sequence[Run]) -> str:
-    """The page as text. What is missing or damaged in a run is told in its place."""
+def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = None) -> str:
+    """Return the page as text. What is missing or damaged in a run is told above all else of it.
+
+    Args: damage: as `find_damage` gives it; default: it is looked for.
+    """
+    damage = find_damage(runs) if damage is None else damage
     album, labels = Album(), run_labels(runs)
     views = [view_run(run, label, colour, album) for colour, (run, label) in enumerate(zip(runs, labels, strict=True))]
     lines = [v.curves for v in views]
@@ -62,6 +74,7 @@ def render_report(runs: Sequence[Run]) -> str:
         found, problems = eval_columns(run, view.label, view.colour)
         columns += found
         view.notes += problems
+        view.damage = shortened(damage.get(run.id, []), run.id)
     return render(
         "template.html",
         title=" and ".join(labels) if len(labels) <= 3 else f"{len(labels)} runs",
@@ -96,7 +109,7 @@ def recipe_differences(views: Sequence[RunView]) -> list[tuple[str, list[Any]]]:
 
 def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
     """Everything about one run but its evaluations."""
-    about, images = describe(run), run_images(run.dir)
+    about, images = redact_value(describe(run)), run_images(run.dir)  # a run of an earlier version may hold more
     lines = curves.read_curves(run, label, colour)
     notes = [*about["problems"]]
     steps = example_steps(run, images, album)
@@ -163,11 +176,11 @@ def _recipe(run: Run, notes: list[str]) -> tuple[list[tuple[str, Any, str]], str
     from vlmrl.recipe.load import leaves
 
     try:
-        text = newest_recipe(run.dir).read_text("utf-8", "replace")
+        text = redact_text(newest_recipe(run.dir).read_text("utf-8", "replace"))
     except OSError:
         text = ""
     try:
-        resolved = json.loads(newest_resolved(run.dir).read_bytes())
+        resolved = redact_value(json.loads(newest_resolved(run.dir).read_bytes()))
         origins = resolved.get("origins") or {}
         rows = [(dotted(k), v, str(origins.get(dotted(k), ""))) for k, v in leaves(resolved["recipe"])]
     except FileNotFoundError:
@@ -184,7 +197,7 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
     git, gpus = m.git or {}, m.hardware.get("gpus") or ()
     code = f"{str(git.get('commit', ''))[:12]}{' with uncommitted changes (code.diff)' if git.get('dirty') else ''}"
     pairs = [
-        ("command", " ".join(m.argv)),
+        ("command", redact_text(" ".join(m.argv))),
         ("run folder", str(run.dir)),
         ("parent", m.parent_text),
         ("code", code),

@@ -14,9 +14,10 @@ from typing import Any
 
 from vlmrl import __version__
 from vlmrl.errors import StoreError
-from vlmrl.report.examples import visible
 from vlmrl.store.clock import now
 from vlmrl.store.files import write_atomic
+from vlmrl.store.redact import hide_known
+from vlmrl.visible import visible
 
 
 def render(template: str, **values: Any) -> str:
@@ -25,19 +26,23 @@ def render(template: str, **values: Any) -> str:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
-        loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+        loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, finalize=_final,
+    )  # fmt: skip
     environment.filters |= {"number": number, "signed": signed, "visible": _visible, "json": _json}
     return environment.get_template(template).render(**values, version=__version__, time=now()[:16].replace("T", " "))
 
 
 def write_page(out: Path, text: str) -> None:
-    """Write a page, atomically. The folder of `out` is made. Raises: StoreError when it cannot be written."""
+    """Write a page, atomically, without secrets of this process. The folder of `out` is made.
+
+    Raises: StoreError when it cannot be written.
+    """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"cannot make the folder: {error.strerror}", where=str(out.parent)) from error
-    write_atomic(out, text.encode("utf-8", "backslashreplace"))
+    write_atomic(out, hide_known(text).encode("utf-8", "backslashreplace"))
 
 
 def _source(name: str) -> str:
@@ -59,6 +64,11 @@ def number(value: Any) -> str:
 def signed(value: float) -> str:
     """`+0.021`, `-0.004` with a true minus sign."""
     return f"{value:+.3f}".replace("-", "\u2212")
+
+
+def _final(value: Any) -> Any:
+    """Every value that a template writes: text is made visible, whoever wrote it; what was escaped before stays."""
+    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _visible(value: Any) -> str:

@@ -242,8 +242,9 @@ def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
     )  # fmt: skip
 
 
-def _reward_input(rollout: Rollout, sample: Sample):
+def _reward_input(rollout: Rollout, sample: Sample) -> RewardInput:
     prompt = rollout.prompt
-    return prompt.source.reward_input(
+    made = prompt.source.reward_input(
         prompt.row, sample.text, sample.finish, len(sample.token_ids), prompt.encoded.text
     )
+    return replace(made, token_ids=sample.token_ids, step=sample.version)

@@ -8,19 +8,23 @@ nothing. Reward files and prompt templates are kept by the hash that the manifes
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.store import layout, provenance
+from vlmrl.store import layout
 from vlmrl.store.files import write_atomic, write_json
 from vlmrl.store.manifest import read_raw
 from vlmrl.store.metrics import encode
+from vlmrl.store.redact import hidden_keys, redact_text, redact_value
+from vlmrl.store.sealed import sha256_of
 
 Texts = Mapping[tuple[str, str], str]
 """(reward or prompt, sha256 as in the manifest) -> text."""
+Files = dict[str, str]
+"""File relative to the run -> sha256 as it was written: `Manifest.files`."""
 
 
 @dataclass(frozen=True)
@@ -87,35 +91,64 @@ def read_resolved(run_dir: Path) -> dict[str, Any]:
         raise StoreError(f"the run's recipe cannot be read: {error}", where=str(path)) from error
 
 
+def refuse_hidden(recipe: Mapping[str, Any], where: str) -> None:
+    """Raise a StoreError when a value of a recipe was hidden in the run's record and nothing gives it now."""
+    keys = hidden_keys(recipe)
+    if keys:
+        raise StoreError(
+            f"{', '.join(f'`{key}`' for key in keys)} held a secret, which is not in the run's record", where=where,
+            hint=f"give it again (it is not recorded): --set {keys[0]}=...; or let the reward read it from an "
+                 "environment variable",
+        )  # fmt: skip
+
+
 def newest_recipe(run_dir: Path) -> Path:
     """The newest recipe file that was given, as it was given."""
     files = [layout.recipe_path(run_dir, number) for number in _changed_attempts(run_dir)]
     return next((path for path in reversed(files) if path.is_file()), files[0])
 
 
-def write_recipe(run_dir: Path, resolved: Mapping[str, Any] | None, text: bytes | None, attempt: int = 1) -> None:
+def write_recipe(run_dir: Path, resolved: Mapping[str, Any] | None, text: str | None, attempt: int = 1) -> Files:
     """Keep the recipe of an attempt, as resolved and as given; None = there is none."""
+    written = []
     if text is not None:
-        write_atomic(layout.recipe_path(run_dir, attempt), text)
+        written.append(layout.recipe_path(run_dir, attempt))
+        write_text(written[-1], text)
     if resolved is not None:
-        write_json(layout.resolved_path(run_dir, attempt), provenance.redact_value(encode(resolved)))
+        written.append(layout.resolved_path(run_dir, attempt))
+        write_json(written[-1], redact_value(encode(resolved)))
+    return _hashes(run_dir, written)
 
 
-def write_renewal(run_dir: Path, attempt: int, renewal: Renewal) -> None:
-    """Everything of a renewal but what goes into the manifest."""
-    text = renewal.recipe_text
-    given = None if text is None else provenance.redact_text(text).encode("utf-8", "backslashreplace")
-    write_recipe(run_dir, renewal.resolved, given, attempt)
-    keep_texts(run_dir, renewal.texts)
+def write_renewal(run_dir: Path, attempt: int, renewal: Renewal) -> Files:
+    """Write everything of a renewal but what goes into the manifest."""
+    recipe = write_recipe(run_dir, renewal.resolved, renewal.recipe_text, attempt)
+    return recipe | keep_texts(run_dir, renewal.texts)
 
 
-def keep_texts(run_dir: Path, texts: Texts) -> None:
+def keep_texts(run_dir: Path, texts: Texts) -> Files:
     """Keep reward files and prompt templates, each content once."""
-    for (kind, sha256), text in texts.items():
-        path = layout.kept_path(run_dir, kind, sha256)
+    paths = {layout.kept_path(run_dir, kind, sha256): text for (kind, sha256), text in texts.items()}
+    for path, text in paths.items():
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            write_atomic(path, provenance.redact_text(text).encode("utf-8", "backslashreplace"))
+            write_text(path, text)
+    return _hashes(run_dir, paths)
+
+
+def keep_diff(run_dir: Path, diff: str) -> Files:
+    """Keep the changes of the code since its commit."""
+    write_text(run_dir / layout.CODE_DIFF, diff)
+    return _hashes(run_dir, [run_dir / layout.CODE_DIFF])
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text of a person's, secrets hidden."""
+    write_atomic(path, redact_text(text).encode("utf-8", "backslashreplace"))
+
+
+def _hashes(run_dir: Path, paths: Iterable[Path]) -> Files:
+    return {path.relative_to(run_dir).as_posix(): sha256_of(path) for path in paths}
 
 
 def kept_text(run_dir: Path, kind: str, sha256: str) -> str | None:

@@ -5,6 +5,7 @@
       recipe-a2.toml, resolved-a2.json (of attempt 2, when it changed something)
       kept/reward-<16 hex>.py, prompt-<16 hex>.jinja (by their hash)
       metrics.jsonl  rollouts/step-000010.parquet, step-000021-a2.parquet (by attempt 2), pruned.json
+      sinks.json (what its loggers want kept); tensorboard/, wandb/ (files of loggers)
       eval/<name>/rows.parquet, summary.json
       checkpoints/step-000010/ meta.json ... COMPLETE (last)
       logs/attempt-1/rank-0.log          media/*.arrow          report.html
@@ -40,6 +41,7 @@ KEPT = "kept"
 MEDIA = "media"
 PACKED = "packed.json"
 PRUNED = "pruned.json"
+SINKS = "sinks.json"
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[A-Za-z0-9._-]+-[0-9a-f]{4}")
 RUNS_VARIABLE = "VLMRL_RUNS"
@@ -81,9 +83,11 @@ def rollout_path(run_dir: Path, step: int, attempt: int = 1) -> Path:
 
 
 def parse_rollout_name(name: str) -> tuple[int, int] | None:
-    """(step, attempt) of a rollout file's name; None when it is not one."""
+    """(step, attempt) of a rollout file's name; None when it is not one, as `rollout_path` spells it."""
     match = _ROLLOUT.fullmatch(name)
-    return (int(match[1]), int(match[2] or 1)) if match else None
+    parsed = (int(match[1]), int(match[2] or 1)) if match else None
+    # Two spellings of one step would be two files for it.
+    return parsed if parsed and rollout_path(Path(), *parsed).name == name else None
 
 
 def checkpoint_dir(run_dir: Path, step: int) -> Path:
@@ -91,9 +95,9 @@ def checkpoint_dir(run_dir: Path, step: int) -> Path:
 
 
 def parse_checkpoint_name(name: str) -> int | None:
-    """Step of a checkpoint folder's name; None when it is not one."""
+    """Step of a checkpoint folder's name; None when it is not one, as `checkpoint_dir` spells it."""
     match = _CHECKPOINT.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and checkpoint_dir(Path(), int(match[1])).name == name else None
 
 
 def complete_checkpoints(run_dir: Path) -> list[Path]:
@@ -134,6 +138,12 @@ def eval_dir(run_dir: Path, name: str) -> Path:
 
 
 def eval_dirs(run_dir: Path) -> list[Path]:
-    """Finished evaluations (they hold summary.json, written last), by name."""
+    """Finished evaluations (they hold summary.json), by name."""
+    return [folder for folder in eval_folders(run_dir) if (folder / EVAL_SUMMARY).is_file()]
+
+
+def eval_folders(run_dir: Path) -> list[Path]:
+    """Evaluations by name, also one that lost its summary; not what is being written or deleted."""
     folder = run_dir / EVAL
-    return sorted(p.parent for p in folder.glob(f"*/{EVAL_SUMMARY}")) if folder.is_dir() else []
+    found = [p for p in folder.iterdir() if p.is_dir()] if folder.is_dir() else []
+    return sorted(p for p in found if not p.name.startswith((".tmp-", ".trash-")))

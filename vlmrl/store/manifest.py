@@ -16,7 +16,7 @@ from vlmrl.store import layout
 from vlmrl.store.clock import now
 from vlmrl.store.files import folder_guard, write_json
 from vlmrl.store.lock import this_process
-from vlmrl.store.provenance import redact_argv, redact_text
+from vlmrl.store.redact import redact_argv, redact_text, redact_value
 
 SCHEMA = 1
 MAX_ERROR_CHARS = 2000
@@ -85,6 +85,8 @@ class Manifest:
         datasets: one mapping a source: name, path, fingerprint, task, split, rows ...
         rewards, prompts: one mapping a source: source, name, sha256.
         recipe_sha256: of recipe.toml as written.       source_sha256: of the vlmrl code itself.
+        files: file relative to the run -> sha256, of what is written once: recipes, code.diff, kept texts. Runs made
+            before there was this table have {}.
         best: best validation.      error: how it ended when it failed, one line.
     """
 
@@ -112,6 +114,7 @@ class Manifest:
     prompts: tuple[Mapping[str, Any], ...] = ()
     recipe_sha256: str = ""
     source_sha256: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
     git: Mapping[str, Any] | None = None
     vlmrl: str = ""
     python: str = ""
@@ -226,8 +229,8 @@ def read_raw(run_dir: Path | str) -> dict[str, Any]:
 
 
 def write_manifest(run_dir: Path, manifest: Manifest) -> None:
-    """Write the manifest atomically: readers see the old one or the new one."""
-    write_json(run_dir / layout.MANIFEST, asdict(manifest), crash="mid-manifest")
+    """Write the manifest atomically, secrets hidden: readers see the old one or the new one."""
+    write_json(run_dir / layout.MANIFEST, redact_value(asdict(manifest)), crash="mid-manifest")
 
 
 def update_manifest(run_dir: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
@@ -270,7 +273,7 @@ def settle(run_dir: Path, status: Status | None, reason: str) -> None:
     """
 
     def change(m: Manifest) -> Manifest:
-        error = redact_text(reason)[:MAX_ERROR_CHARS] or m.error
+        error = redact_text(reason)[:MAX_ERROR_CHARS] or m.error  # hidden first: what is cut may look like no secret
         if m.status != "running" or status is None:
             return replace(m, error=error)
         last = replace(m.attempts[-1], end=now(), status=status)

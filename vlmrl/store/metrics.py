@@ -25,6 +25,8 @@ from vlmrl.errors import StoreError
 from vlmrl.store import layout
 
 KINDS = ("train", "validation", "event")
+LINE_HEAD = b'{"step": '
+"""Every line begins so: `Run.log` puts the step first."""
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -103,11 +105,18 @@ def decode(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class MetricsFile:
-    """What metrics.jsonl holds. `lines` in file order; `torn` = numbers (from 1) of lines that are not whole."""
+    """Content of metrics.jsonl. Line numbers count from 1.
+
+    Args:
+        lines: whole lines in file order, with their `numbers`.
+        torn: numbers of the other lines; a kill in mid-write leaves one.
+        foreign: those of `torn` that are not the beginning of a line either: no kill leaves them.
+    """
 
     lines: tuple[dict[str, Any], ...] = ()
     torn: tuple[int, ...] = ()
     numbers: tuple[int, ...] = field(default=(), repr=False)
+    foreign: tuple[int, ...] = ()
 
 
 def read_file(run_dir: Path) -> MetricsFile:
@@ -122,16 +131,18 @@ def read_file(run_dir: Path) -> MetricsFile:
     lines: list[dict[str, Any]] = []
     numbers: list[int] = []
     torn: list[int] = []
+    foreign: list[int] = []
     for number, raw in enumerate(content.split(b"\n"), start=1):
         if not raw.strip():
             continue
         line = parse_line(raw)
         if line is None:
             torn.append(number)
+            foreign += [] if is_beginning(raw) else [number]
         else:
             lines.append(line)
             numbers.append(number)
-    return MetricsFile(tuple(lines), tuple(torn), tuple(numbers))
+    return MetricsFile(tuple(lines), tuple(torn), tuple(numbers), tuple(foreign))
 
 
 def current(lines: Iterable[dict[str, Any]], starts: Mapping[int, int], kind: str) -> list[dict[str, Any]]:
@@ -153,6 +164,25 @@ def read_tail(run_dir: Path, max_bytes: int = 16_384) -> dict[str, Any] | None:
         return None
     lines = [line for raw in reversed(rows) if (line := parse_line(raw)) is not None]
     return next((line for line in lines if line["kind"] == "train"), lines[0] if lines else None)
+
+
+def is_beginning(raw: bytes) -> bool:
+    """Return whether these bytes are the beginning of a line, and no more than that: its first object is still open."""
+    if not (raw.startswith(LINE_HEAD) or LINE_HEAD.startswith(raw)):
+        return False
+    depth, quoted, escaped = 0, False, False
+    for byte in raw:
+        if byte < 0x20:
+            return False
+        if quoted:
+            quoted, escaped = escaped or byte != 0x22, byte == 0x5C and not escaped
+        elif byte == 0x22:
+            quoted = True
+        else:
+            depth += (byte in b"{[") - (byte in b"}]")
+            if depth == 0:
+                return False
+    return True
 
 
 def parse_line(raw: bytes) -> dict[str, Any] | None:

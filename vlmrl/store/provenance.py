@@ -1,19 +1,18 @@
-"""What a run was made with: code, packages, hardware. Never a secret."""
+"""What a run was made with: code, packages, hardware."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import platform
-import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-HIDDEN = "<redacted>"
+from vlmrl.store.redact import redact_text
+
 MAX_DIFF_BYTES = 1_000_000
 PACKAGES = (
     "torch", "torchvision", "transformers", "tokenizers", "peft", "accelerate", "vllm", "flash-attn", "triton",
@@ -25,75 +24,6 @@ ENVIRONMENT = (
     "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED", "SLURM_JOB_ID", "TOKENIZERS_PARALLELISM",
 )  # fmt: skip
 """Environment variables that change a result; no other is recorded."""
-
-_SURE = r"(?:api[_-]?key|access[_-]?key|private[_-]?key|secret|passwd|password|credentials?)"
-_MAYBE = r"(?:key|token|auth)"
-_SURE_NAME = re.compile(rf"(?:^|[._-]){_SURE}$", re.IGNORECASE)
-_MAYBE_NAME = re.compile(rf"(?:^|[._-]){_MAYBE}$", re.IGNORECASE)
-_ASSIGNMENT = re.compile(
-    rf"""(?<![\w.-])(?P<name>[\w.-]{{0,80}}?(?:{_SURE}|{_MAYBE}))(?P<mid>["']?\s*[=:]\s*)(?P<value>"[^"\n]*"|'[^'\n]*'|[^\s"',;#]+)""",
-    re.IGNORECASE,
-)
-_SECRET_VALUE = re.compile(
-    r"hf_[A-Za-z0-9]{16,}|(?<![\w-])sk-[A-Za-z0-9_-]{16,}|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
-    r"|AIza[\w-]{30,}|AKIA[A-Z0-9]{16}|xox[abprs]-[\w-]{10,}|(?<![\w-])eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
-    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)|(?<=[Bb]earer )[\w.~+/-]{16,}=*"
-)
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Whether a value under a name should be hidden.
-
-    `api_key`, `password` and the like always; `token`, `key`, `auth` when the value looks like one: so `stop_token =
-    "<|im_end|>"`, which a resume needs, stays, as do plain numbers.
-    """
-    if not value or re.fullmatch(r"[\d._]+|true|false|null|none", value, re.IGNORECASE):
-        return False
-    if _SURE_NAME.search(name):
-        return True
-    return bool(_MAYBE_NAME.search(name) and re.fullmatch(r"(?=.*\d)[\w.+/=-]{12,}", value))
-
-
-def redact_text(text: str) -> str:
-    """The text with every token-shaped string, and the value of every `name = value` that is a secret, hidden."""
-
-    def hide(match: re.Match[str]) -> str:
-        value = match["value"]
-        bare = value.strip("\"'")
-        if not is_secret(match["name"], bare):
-            return match[0]
-        quote = value[0] if value[0] in "\"'" else ""
-        return f"{match['name']}{match['mid']}{quote}{HIDDEN}{quote}"
-
-    return _ASSIGNMENT.sub(hide, _SECRET_VALUE.sub(HIDDEN, text))
-
-
-def redact_argv(argv: Sequence[str]) -> list[str]:
-    """A command line without secrets: `--token X`, `--hf-token=X`, `--set a.api_key=X`, and any token-shaped string."""
-    result: list[str] = []
-    hide_next = False
-    for word in map(str, argv):
-        name, equals, value = word.partition("=")
-        flag = name.startswith("-") and bool(_SURE_NAME.search(name) or _MAYBE_NAME.search(name))
-        if hide_next and not word.startswith("-"):
-            result.append(HIDDEN)
-        elif equals and value and (flag or is_secret(name, value)):
-            result.append(f"{name}={HIDDEN}")
-        else:
-            result.append(_SECRET_VALUE.sub(HIDDEN, word))
-        hide_next = flag and not equals
-    return result
-
-
-def redact_value(value: Any, name: str = "") -> Any:
-    """A JSON value with the strings under secret names, and token-shaped strings anywhere, hidden."""
-    if isinstance(value, Mapping):
-        return {str(k): redact_value(v, str(k)) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [redact_value(v, name) for v in value]
-    if isinstance(value, str):
-        return HIDDEN if is_secret(name, value) else _SECRET_VALUE.sub(HIDDEN, value)
-    return value
 
 
 def git_state(folder: Path | None = None) -> tuple[dict[str, Any] | None, str]:

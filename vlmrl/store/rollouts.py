@@ -3,7 +3,8 @@
 `write_rollouts` and `read_rollouts` round-trip `types.Group` exactly, with two limits: sampler log-probs are kept as
 float32 (what engines return), and a group without samples leaves no row. The files are plain Parquet (zstd); the file
 metadata holds `vlmrl.schema`, `vlmrl.step` and `vlmrl.attempt`. JSON columns (truth, columns, parts) hold what Python's
-`json` writes.
+`json` writes. Secrets of the process are hidden in texts, and whatever looks like one in notes and errors; token ids
+are never changed: what a prompt holds, they hold.
 
 Columns beside the obvious: `group` is the index of the row's group in the step; `token_ids` are all tokens after the
 prompt; `segments` says who wrote which span of them (start and end index into `token_ids`), whether it is trained, and
@@ -15,13 +16,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import StoreError
 from vlmrl.store.files import write_atomic
+from vlmrl.store.layout import parse_rollout_name
+from vlmrl.store.redact import hide_known, redact_text
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
 
 if TYPE_CHECKING:
@@ -130,7 +134,7 @@ def count_rows(path: Path) -> int:
 
 @contextmanager
 def _opened(path: Path, columns: Sequence[str] | None, repeated: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
-    """The file, checked to be one of ours; what Arrow raises within becomes a StoreError."""
+    """The file, checked to be one of ours and of the step in its name; what Arrow raises becomes a StoreError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -147,12 +151,22 @@ def _opened(path: Path, columns: Sequence[str] | None, repeated: Sequence[str] =
             missing = [name for name in wanted if name not in schema.names]
             if missing:
                 raise StoreError(f"the rollouts lack the column(s) {', '.join(missing)}", where=str(path))
+            named, held = parse_rollout_name(path.name), _made_at(schema.metadata)
+            if named is not None and held is not None and held != named:
+                told = "the rollouts are of step {} (attempt {}), the file's name says step {} (attempt {})"
+                raise StoreError(told.format(*held, *named), where=str(path), hint="it was renamed or copied")
             yield file
     except FileNotFoundError:
         raise StoreError("no such rollout file", where=str(path)) from None
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StoreError(f"the rollout file is damaged: {reason}", where=str(path)) from error
+
+
+def _made_at(metadata: Mapping[bytes, bytes]) -> tuple[int, int] | None:
+    """(step, attempt) that a file was written at; None when it does not say."""
+    words = [metadata.get(key, b"").decode("ascii", "replace") for key in (b"vlmrl.step", b"vlmrl.attempt")]
+    return (int(words[0]), int(words[1])) if all(w.isascii() and w.isdigit() for w in words) else None
 
 
 def _group_columns(group: Group) -> dict[str, Any]:
@@ -194,8 +208,8 @@ def _sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
         "finish": t.finish,
         "parts": _json(scored.score.parts),
         "score": scored.score.value,
-        "note": _text(scored.score.note),
-        "error": None if scored.score.error is None else _text(scored.score.error),
+        "note": _remark(scored.score.note),
+        "error": None if scored.score.error is None else _remark(scored.score.error),
         "advantage": scored.advantage,
         "masked": scored.masked,
         "images": [{"sha256": m.sha256, "width": m.width, "height": m.height, "kind": m.kind} for m in t.media],
@@ -243,10 +257,21 @@ def _json(value: Any) -> str:
         text.encode()
     except UnicodeEncodeError:
         text = json.dumps(dict(value))
-    return text
+    return hide_known(text)
 
 
 def _text(text: str) -> str:
+    """A text that scores are computed from, as it is but for secrets of this process (see store/redact.py)."""
+    return hide_known(_encodable(text))
+
+
+@lru_cache(maxsize=256)
+def _remark(text: str) -> str:
+    """What a reward says of a response; no score is computed from it. Rewards say few different things."""
+    return _encodable(redact_text(text))
+
+
+def _encodable(text: str) -> str:
     """UTF-8 cannot hold half a surrogate pair; such a character (in a reward's note, say) is written as its escape."""
     try:
         text.encode()

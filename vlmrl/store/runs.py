@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import platform
 import shutil
@@ -20,13 +19,16 @@ from vlmrl.store import kept, layout, provenance
 from vlmrl.store import manifest as manifests
 from vlmrl.store import metrics as metrics_
 from vlmrl.store import rollouts as rollouts_
+from vlmrl.store.choice import choose_checkpoint
 from vlmrl.store.clock import now
-from vlmrl.store.files import TEMP_PREFIX, link_tree, remove_tree, sweep, sync_folder, temp_path, write_atomic
+from vlmrl.store.files import TEMP_PREFIX, link_tree, remove_tree, sweep, sync_folder, temp_path
 from vlmrl.store.listing import find, status_of
 from vlmrl.store.lock import RunLock
 from vlmrl.store.manifest import MAX_ERROR_CHARS, Best, Manifest, Status
 from vlmrl.store.prune import RolloutRule, delete_rollouts, prunable, rollout_steps
+from vlmrl.store.redact import learn, learn_argv, redact_argv, redact_text, redact_value
 from vlmrl.types import Group
+from vlmrl.visible import visible
 
 
 class Run:
@@ -73,16 +75,16 @@ class Run:
 
     def event(self, step: int, event: str, **details: Any) -> None:
         """Note that something happened (saved, resumed, early stop ...): an `event` line, and a line in the log."""
-        details = provenance.redact_value(metrics_.encode(details))
+        details = redact_value(metrics_.encode(details))
         self.log(step, "event", {"event": event, **details})
         told = " ".join(f"{k}={v}" for k, v in details.items())
         self.write_log(f"step {step}: {event}" + (f" ({told})" if told else ""))
 
     def write_log(self, text: str, rank: int = 0) -> None:
-        """Append a line with the time to logs/attempt-N/rank-R.log. Secrets are hidden."""
+        """Append a line with the time to logs/attempt-N/rank-R.log. Secrets are hidden, control characters escaped."""
         path = self.log_path(rank)
         with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{now()} {provenance.redact_text(text)}\n")
+            file.write(f"{now()} {visible(redact_text(text))}\n")
 
     def write_rollouts(self, step: int, groups: Sequence[Group]) -> Path:
         """Write all groups of a step, atomically. Returns the path."""
@@ -135,7 +137,7 @@ class Run:
         end = now()
         last = replace(self.manifest.attempts[-1], end=end, status=status)
         if error is not None:
-            error = provenance.redact_text(error)[:MAX_ERROR_CHARS]
+            error = redact_text(error)[:MAX_ERROR_CHARS]
         try:
             self.update(status=status, end=end, error=error, attempts=(*self.manifest.attempts[:-1], last))
         finally:
@@ -178,27 +180,8 @@ class Run:
         return layout.complete_checkpoints(self.dir)
 
     def checkpoint(self, which: str | int = "best") -> Path:
-        """The checkpoint of a step, the "last", or the "best" (the last where no validation has named a best).
-
-        Raises: StoreError when there is none, or none of the best step: another one is never passed off as the best.
-        """
-        found = self.checkpoint_dirs()
-        have = ", ".join(p.name for p in found) or "none"
-        best = self.manifest.best
-        wanted = best.step if which == "best" and best else which
-        exact = layout.checkpoint_dir(self.dir, wanted) if isinstance(wanted, int) else None
-        if exact in found:
-            return exact
-        if which == "best" and best and found:
-            raise StoreError(
-                f"run {self.id} has no checkpoint of its best step, {best.step} ({best.metric} {best.value:.4g})"
-                + (": that is the model it started from; no later step was better" if best.step == 0 else ""),
-                where=str(self.dir),
-                hint=f"give --checkpoint last, or in a recipe the folder of a checkpoint; complete ones: {have}",
-            )  # fmt: skip
-        if found and not isinstance(which, int):
-            return found[-1]
-        raise StoreError(f"run {self.id} has no checkpoint {which}", where=str(self.dir), hint=f"complete ones: {have}")
+        """Return the checkpoint of a step, the "last", or the "best". Raises: StoreError as `choose_checkpoint`."""
+        return choose_checkpoint(self.dir, self.manifest, which)[0]
 
     def log_path(self, rank: int = 0) -> Path:
         """logs/attempt-N/rank-R.log; its folder is made."""
@@ -270,27 +253,24 @@ def create_run(
         raise StoreError(f"cannot make a run folder: {error.strerror}", where=str(root)) from error
     _sweep_root(root)
     git, diff = provenance.git_state()
-    recipe = provenance.redact_text(recipe_text or "").encode("utf-8", "backslashreplace")
     start = now()
-    manifest = Manifest(
-        id=run_dir.name, kind=kind, recipe=recipe_name, start=start, name=name, tags=tuple(dict.fromkeys(tags)),
-        note=note, labels=tuple(labels), argv=tuple(provenance.redact_argv(argv)), cwd=os.getcwd(), parent=parent,
-        origin=fork.origin if fork else None,
-        seeds=dict(seeds or {}), threads=threads, datasets=tuple(datasets),
-        rewards=tuple(provenance.redact_value(r) for r in rewards),
-        prompts=tuple(prompts),
-        recipe_sha256=hashlib.sha256(recipe).hexdigest() if recipe_text is not None else "",
-        source_sha256=provenance.source_sha256(), git=git, vlmrl=__version__, python=platform.python_version(),
-        packages=provenance.packages(), environment=provenance.environment(), hardware=provenance.hardware(),
-        attempts=(manifests.new_attempt(1, start, argv, fork and fork.checkpoint, fork.changes if fork else ()),),
-    )  # fmt: skip
+    learn_argv(argv)
+    learn(filter(None, (recipe_text, *texts.values())))
     try:
-        kept.write_recipe(making, resolved, recipe if recipe_text is not None else None)
-        kept.keep_texts(making, texts)
-        if diff:
-            write_atomic(making / layout.CODE_DIFF, diff.encode())
+        files = kept.write_recipe(making, resolved, recipe_text) | kept.keep_texts(making, texts)
+        files |= kept.keep_diff(making, diff) if diff else {}
         if fork:
             link_tree(fork.checkpoint, making / layout.CHECKPOINTS / fork.checkpoint.name)
+        manifest = Manifest(
+            id=run_dir.name, kind=kind, recipe=recipe_name, start=start, name=name, tags=tuple(dict.fromkeys(tags)),
+            note=note, labels=tuple(labels), argv=tuple(redact_argv(argv)), cwd=os.getcwd(), parent=parent,
+            origin=fork.origin if fork else None,
+            seeds=dict(seeds or {}), threads=threads, datasets=tuple(datasets), rewards=tuple(rewards),
+            prompts=tuple(prompts), recipe_sha256=files.get(layout.RECIPE, ""), files=files,
+            source_sha256=provenance.source_sha256(), git=git, vlmrl=__version__, python=platform.python_version(),
+            packages=provenance.packages(), environment=provenance.environment(), hardware=provenance.hardware(),
+            attempts=(manifests.new_attempt(1, start, argv, fork and fork.checkpoint, fork.changes if fork else ()),),
+        )  # fmt: skip
         manifests.write_manifest(making, manifest)
     except (OSError, StoreError) as error:
         shutil.rmtree(making, ignore_errors=True)
@@ -328,6 +308,7 @@ def resume_run(
         renewal: what it does otherwise than before.
     Raises: StoreError when another process writes the run, or `from_step` has no complete checkpoint.
     """
+    learn_argv(argv)
     run_dir = open_run(root, ref).dir
     lock = RunLock(run_dir)
     lock.acquire()
@@ -336,7 +317,7 @@ def resume_run(
         sweep(run_dir)
         for path in layout.incomplete_checkpoints(run_dir):
             remove_tree(path)
-        found = {int(path.name.rpartition("-")[2]): path for path in reader.checkpoint_dirs()}
+        found = {layout.parse_checkpoint_name(path.name) or 0: path for path in reader.checkpoint_dirs()}
         step = max(found, default=0) if from_step is None else from_step
         if step and step not in found:
             have = ", ".join(map(str, found)) or "none"
@@ -348,9 +329,10 @@ def resume_run(
         if reader.manifest.best is not None and reader.manifest.best.step > step:
             changes["best"] = _best_until(reader, step)
         if renewal is not None:
-            kept.write_renewal(run_dir, number, renewal)
+            written = kept.write_renewal(run_dir, number, renewal)
+            changes["files"] = {**written, **reader.manifest.files}
             attempt = replace(attempt, accepted=renewal.accepted)
-            changes |= {name: tuple(map(provenance.redact_value, r)) for name, r in renewal.records.items()}
+            changes |= {name: tuple(r) for name, r in renewal.records.items()}
             changes |= {"best": None} if renewal.restarts_best else {}
             changes |= {"seeds": dict(renewal.seeds)} if renewal.seeds else {}
         changes["attempts"] = (*before, attempt)

@@ -13,6 +13,7 @@ from vlmrl.data.dataset import Dataset, Rows, open_dataset, require_split
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.recipe.template import read_template
+from vlmrl.store.redact import learn
 from vlmrl.tasks import make_task
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.render import compile_template, place_images, render_user
@@ -108,6 +109,7 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None) -> Sour
         raise DataError(f"split `{split}` of {dataset.path} has no rows")
     template, path = _template(data, task)
     spec, weights = _reward(data, reward, task)
+    learn(filter(None, (template, data.system, spec.user and spec.user.source)))
     if task.outcome_as is not None:
         task = replace(task, outcome=task.outcome_as(spec))
     return Source(
@@ -153,7 +155,8 @@ def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[st
     `[reward] args` and `weights` belong to the recipe's choice: they reach an entry's own reward only when `[reward]`
     names no other. They go over the arguments that the task binds, key by key, in a table (`aliases`) too.
     """
-    from vlmrl.rewards import load_reward
+    from vlmrl.rewards import load_reward, name_accuracy
+    from vlmrl.rewards.base import check_weight_sizes
 
     is_named = bool(data.reward or reward.name)
     own, own_args = (None, {}) if is_named and not task.has_profile(reward.profile) else task.profile(reward.profile)
@@ -168,7 +171,9 @@ def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[st
     if name == own:
         args = dict(own_args) | {key: _over(own_args.get(key), value) for key, value in args.items()}
     spec = load_reward(name, args=args, style=reward.style)
+    spec = name_accuracy(spec, reward.accuracy if meant else None)
     weights = dict(reward.weights) if meant and reward.weights else dict(spec.weights)
+    check_weight_sizes(weights, f"reward `{name}`")
     unknown = [part for part in weights if part not in spec.ranges] if spec.pure else []
     if unknown:
         raise RecipeError(

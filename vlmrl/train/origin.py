@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vlmrl.checkpoint.format import HF
 from vlmrl.errors import CheckpointError, StoreError
 from vlmrl.model.files import ADAPTER_CONFIG
-from vlmrl.store.layout import COMPLETE, MANIFEST, checkpoint_dir, complete_checkpoints
+from vlmrl.store.choice import choose_checkpoint
+from vlmrl.store.layout import CHECKPOINTS, COMPLETE, MANIFEST, complete_checkpoints
 from vlmrl.store.listing import run_ids
 from vlmrl.store.runs import Run, open_run
+from vlmrl.store.sealed import read_meta
 
 
 @dataclass(frozen=True)
 class ModelOrigin:
-    """Where a run's first weights come from: a Hugging Face folder or name, or a checkpoint of another run."""
+    """Where a run's first weights come from: a Hugging Face folder or name, or a checkpoint of another run.
+
+    Args:
+        path: as the recipe or the command names it.    checkpoint: its folder.
+        parent: as `Manifest.parent`: the run, the checkpoint's name, and why it is that one.
+    """
 
     path: str
     checkpoint: Path | None = None
@@ -28,22 +35,40 @@ class ModelOrigin:
         """Where config and processor are loaded from."""
         return str(self.checkpoint / HF) if self.checkpoint else self.path
 
+    @property
+    def run_dir(self) -> Path | None:
+        """The run folder that the checkpoint lies in; None for a model, and for a checkpoint taken out of its run."""
+        folder = self.checkpoint.parent.parent if self.checkpoint else None
+        return folder if folder is not None and (folder / MANIFEST).is_file() else None
+
+    @property
+    def step(self) -> int | None:
+        """The step of the checkpoint; None for a model that is no checkpoint."""
+        return None if self.checkpoint is None else read_meta(self.checkpoint)["step"]
+
 
 def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOrigin:
     """What `model.path` names: a local folder, a checkpoint folder, a run (one of its checkpoints), else a hub name.
 
     Args: which: checkpoint of a run: "best", "last", or a step.
-    Raises: StoreError or CheckpointError when it names a run that has no complete checkpoint.
+    Raises: StoreError or CheckpointError when it names a run that has no complete checkpoint, or a checkpoint whose
+        folder is not what was saved (names alone are looked at; files are compared when they are loaded).
     """
     folder = Path(path)
     if (folder / "config.json").is_file():
         return ModelOrigin(path)
     if (folder / COMPLETE).is_file():
-        return ModelOrigin(path, folder, {"checkpoint": folder.name, "run": folder.parent.parent.name})
+        read_meta(folder)
+        folder = folder.absolute()
+        alone = ModelOrigin(path, folder)
+        if alone.run_dir is None:
+            return alone
+        return replace(alone, parent={"checkpoint": folder.name, "run": alone.run_dir.name, "why": "as asked for"})
     run = _last_trained(runs_root) if path == "last" else _run_named(path, runs_root)
     if run is not None:
-        checkpoint = run.checkpoint(which)
-        return ModelOrigin(path, checkpoint, {"run": run.id, "checkpoint": checkpoint.name})
+        checkpoint, why = choose_checkpoint(run.dir, run.manifest, which)
+        read_meta(checkpoint)
+        return ModelOrigin(path, checkpoint, {"run": run.id, "checkpoint": checkpoint.name, "why": why})
     if (folder / ADAPTER_CONFIG).is_file():
         raise CheckpointError(f"{path} holds an adapter without its base model", where=path,
                               hint="name the run that made it, or fold it in: vlmrl merge RUN")  # fmt: skip
@@ -77,5 +102,4 @@ def origin_of(run: Run, path: str, runs_root: Path) -> ModelOrigin:
     parent = run.manifest.first_weights
     if parent is None or (Path(path) / COMPLETE).is_file():
         return find_model(path, runs_root)
-    step = int(parent["checkpoint"].rpartition("-")[2])
-    return ModelOrigin(path, checkpoint_dir(runs_root / parent["run"], step), parent)
+    return ModelOrigin(path, runs_root / parent["run"] / CHECKPOINTS / parent["checkpoint"], parent)

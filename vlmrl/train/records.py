@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from vlmrl.recipe.changes import Change, Rule
 from vlmrl.rewards import reward_record
 from vlmrl.store.kept import Texts, kept_text
-from vlmrl.store.provenance import redact_text
+from vlmrl.store.redact import redact_text
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
 
@@ -94,5 +94,5 @@ def _diff(run: Run, kind: str, name: str, old: Mapping[str, Any], new: Mapping[s
     before, after = kept_text(run.dir, kind, str(old.get("sha256"))), texts.get((kind, new["sha256"]))
     if before is None or after is None:
         return ""
-    a, b = before.splitlines(), redact_text(after).splitlines()
+    a, b = redact_text(before).splitlines(), redact_text(after).splitlines()
     return "\n".join(difflib.unified_diff(a, b, f"{name} before", f"{name} now", lineterm="", n=2))

@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.algo.family import algorithm_of
-from vlmrl.errors import StoreError
+from vlmrl.errors import Problem, StoreError
 from vlmrl.recipe.changes import Change, compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.settle import keep_settled
 from vlmrl.store import layout
-from vlmrl.store.kept import Fork, Renewal, Texts, newest_recipe, newest_resolved, read_resolved
+from vlmrl.store.kept import Fork, Renewal, Texts, newest_recipe, newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.manifest import short_value
-from vlmrl.store.provenance import HIDDEN, redact_value
+from vlmrl.store.redact import HIDDEN, redact_value
 from vlmrl.store.runs import Run, open_run
+from vlmrl.store.sealed import read_meta
+from vlmrl.train.choices import settle_for_run
 from vlmrl.train.records import Records, content_changes, records_of, texts_of
 
 COMMANDS = {"rl": "train", "sft": "sft"}
@@ -52,6 +55,7 @@ class Plan:
         run: the run, for reading.    checkpoint: what is loaded; None = it begins at step 0 again.
         loaded: the recipe as it will be.    changes: against the run.    records, texts: as they are now.
         accepted: whether --accept-changes was said.
+        warnings: about values that the run chose anew for its machine.
     """
 
     run: Run
@@ -61,6 +65,7 @@ class Plan:
     records: Records
     texts: Texts
     accepted: bool = False
+    warnings: tuple[Problem, ...] = ()
 
     @property
     def step(self) -> int:
@@ -96,7 +101,8 @@ def plan_resume(root: Path, asked: Request) -> Plan:
     """How a run would go on.
 
     Raises: StoreError when it is of another kind, has nothing left to do, or would change what it must not or what was
-    not accepted; the errors of recipe, data and reward. Nothing is written.
+    not accepted; CheckpointError when the folder of its newest checkpoint is not what was saved; the errors of recipe,
+    data and reward. Nothing is written.
     """
     run = open_run(root, asked.ref)
     _same_kind(run, asked.kind, f"--resume {asked.ref}")
@@ -180,6 +186,8 @@ def _plan(run: Run, checkpoint: Path | None, asked: Request) -> Plan:
     """The plan, whatever it may hold."""
     from vlmrl.train.state import open_sources
 
+    if checkpoint is not None:
+        read_meta(checkpoint)  # what does not belong into its folder is refused before anything is written
     before = read_resolved(run.dir)
     old = recipe_from_resolved(before, where=str(newest_resolved(run.dir)))
     if asked.recipe is not None:
@@ -187,13 +195,15 @@ def _plan(run: Run, checkpoint: Path | None, asked: Request) -> Plan:
     else:
         text = newest_recipe(run.dir).read_text("utf-8", "replace") if newest_recipe(run.dir).is_file() else ""
         loaded = reload_recipe(before, newest_resolved(run.dir), text, overrides=asked.overrides)
+    refuse_hidden(loaded.resolved["recipe"], str(loaded.path))
+    loaded, warnings = settle_for_run(keep_settled(loaded, before), run.dir.parent)
     sources, validation = open_sources(loaded.recipe)
     records, texts = records_of(sources, validation), texts_of(sources)
     changes = compare_recipes(before["recipe"], loaded, Path(run.manifest.cwd or "."), HIDDEN)
     if checkpoint is not None:
         changes = [_fitted(change, old, loaded.recipe) for change in changes]
     changes += content_changes(run, records, texts)
-    return Plan(run, checkpoint, loaded, tuple(changes), records, texts, asked.accept)
+    return Plan(run, checkpoint, loaded, tuple(changes), records, texts, asked.accept, tuple(warnings))
 
 
 def _fitted(change: Change, old: Recipe, new: Recipe) -> Change:

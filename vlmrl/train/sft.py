@@ -53,7 +53,7 @@ def train_sft(session: Session) -> str:
                 "optim/updates": s.optimizer.updates, "data/rows": len(drawn), "data/trained_tokens": tokens,
                 "rollout/tokens_per_second": tokens / clock.metrics()["time/step_seconds"],
             } | clock.metrics() | memory_metrics(s) | budget_metrics(s)  # fmt: skip
-            s.run.log(step, "train", metrics)
+            s.log(step, "train", metrics)
             s.watcher.step(step, recipe.train.steps, metrics)
             after_step(s, generator)
         return end(s, generator, reason)

@@ -14,7 +14,7 @@ import torch
 from vlmrl.algo.family import algorithm_of
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.files import check_files
-from vlmrl.checkpoint.format import ADAPTER, read_meta
+from vlmrl.checkpoint.format import ADAPTER, HF
 from vlmrl.checkpoint.load import fingerprint, load_saved, saved_lora
 from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import Encoder
@@ -25,15 +25,18 @@ from vlmrl.model.load import DTYPES, banned_ids_of, load_model, load_processor, 
 from vlmrl.model.lora import attach_adapter, fold_adapter, read_adapter, trained_parts
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model, Recipe
+from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run
+from vlmrl.store.sealed import read_meta
 from vlmrl.tasks.source import Source, open_source, open_validation
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.origin import ModelOrigin, origin_of
 from vlmrl.train.progress import Progress
 from vlmrl.train.reference import ReferencePolicy
 from vlmrl.train.saver import Saver
+from vlmrl.train.sending import Loggers
 from vlmrl.train.sharing import check_sharing, make_filler, on_cpu, shard_policy
 from vlmrl.types import Group, SamplingParams, hash64
 
@@ -50,6 +53,8 @@ class Watcher(Protocol):
 
 def load_origin(settings: Model, origin: ModelOrigin, lora: Lora | None = None) -> tuple[Any, Any]:
     """(model, processor) of an origin, on the device and in the dtype of the settings; an adapter is left attached."""
+    if origin.checkpoint is not None:
+        check_files(origin.checkpoint, HF)  # a changed chat template would be another model
     processor = load_processor(settings, path=origin.files)
     if origin.checkpoint is None:
         return load_model(settings, path=origin.path), processor
@@ -78,7 +83,7 @@ def load_for_training(recipe: Recipe, origin: ModelOrigin) -> tuple[Any, Any, di
         assert origin.checkpoint is not None
         return model, processor, read_meta(origin.checkpoint)["base"]
     if origin.parent is not None:
-        base |= {"run": origin.parent["run"], "step": int(origin.parent["checkpoint"].rpartition("-")[2])}
+        base |= {"run": origin.parent["run"], "step": origin.step}
     base["fingerprint"] = fingerprint(model)
     attach_adapter(model, recipe.lora, recipe.model.freeze, DTYPES[recipe.model.dtype])
     return model, processor, base
@@ -162,13 +167,24 @@ class Session:
     """Step of the newest checkpoint, which may still be on its way to the disk."""
     cursor: Mapping[str, Any] | None = None
     """Where the data goes on after a resume, when that is not where the stream is: rows were drawn ahead."""
+    loggers: Loggers = field(init=False)
     stack: ExitStack = field(default_factory=ExitStack)
     started: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self.loggers = Loggers(self.run)
 
     @property
     def seconds(self) -> float:
         """Seconds of training over all attempts."""
         return self.progress.seconds + time.perf_counter() - self.started
+
+    def log(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
+        """Write the numbers of a step to metrics.jsonl, then send them to the loggers. `kind`: train or validation."""
+        self.run.log(step, kind, metrics)
+        self.loggers.log(step, kind, metrics)
+        for text in self.loggers.news():
+            self.watcher.message(text)
 
     def close(self) -> None:
         self.stack.close()
@@ -198,6 +214,7 @@ def open_session(
     With several processes each loads the whole model into main memory, then keeps its shard on its device.
     Raises: the errors of data, rewards, model and checkpoint; LaunchError for what cannot be sharded.
     """
+    require_settled(recipe)
     check_sharing(recipe, world)
     torch.manual_seed(recipe.train.seed)
     if pick_device(recipe.model.device).type == "cpu":

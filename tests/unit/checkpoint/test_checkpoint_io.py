@@ -16,15 +16,18 @@ from checkpoint_files import contents_of, seal
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.checkpoint import files, io
-from vlmrl.checkpoint.format import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, read_meta
+from vlmrl.checkpoint.format import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG
 from vlmrl.checkpoint.load import load_checkpoint_model
 from vlmrl.checkpoint.proof import proof_gap, prove_items
+from vlmrl.checkpoint.shards import read_tensors
 from vlmrl.dist.fsdp import HostCopies
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import prepare_model
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model, Optim
+from vlmrl.store import sealed
 from vlmrl.store.layout import COMPLETE, META, complete_checkpoints
+from vlmrl.store.sealed import read_meta
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.step import StepBatch
 from vlmrl.train.update import PolicyGradient, update
@@ -143,7 +146,7 @@ def test_bfloat16_with_its_masters_comes_back_to_the_bit(tiny_model, tiny_proces
 
 
 def test_tied_weights_are_saved_once_and_stay_tied(saved):
-    names = io._stored_names(saved / MODEL)
+    names = read_tensors(io.weight_files_of(saved, MODEL)).keys()
     assert len([n for n in names if "embed_tokens" in n or "lm_head" in n]) == 1
     model = load_checkpoint_model(saved, settings())
     assert model.lm_head.weight.data_ptr() == model.model.language_model.embed_tokens.weight.data_ptr()
@@ -370,8 +373,8 @@ class OfTwo:
 
 def test_several_processes_read_each_file_once_between_them(saved, monkeypatch):
     hashed: list[str] = []
-    real = files.sha256_of
-    monkeypatch.setattr(files, "sha256_of", lambda path: hashed.append(path.name) or real(path))
+    real = sealed.sha256_of
+    monkeypatch.setattr(sealed, "sha256_of", lambda path: hashed.append(path.name) or real(path))
     count = len(files.check_files(saved))
     assert len(hashed) == count
     hashed.clear()
@@ -390,7 +393,7 @@ def test_several_processes_read_each_file_once_between_them(saved, monkeypatch):
 
 
 def test_a_damaged_file_is_named_by_all_whoever_has_read_it(saved):
-    name = sorted(files.read_meta(saved)["files"])[0]
+    name = sorted(read_meta(saved)["files"])[0]
     good = (saved / name).read_bytes()
     (saved / name).write_bytes(bytes(len(good)))
     with pytest.raises(CheckpointError, match=f"{name} was changed"), files.compared_once(saved, OfTwo()):

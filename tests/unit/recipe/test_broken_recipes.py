@@ -368,6 +368,20 @@ BROKEN = [
         10,
         "leave top_p",
     ),
+    (
+        "an idle level",
+        '[algo]\nimportance = "ratio"\nimportance_level = "token"\n',
+        "`algo.importance_level` does",
+        11,
+        "rem",
+    ),
+    (
+        "a ratio that nothing limits",
+        '[algo]\nname = "rloo"\nimportance = "ratio"\n',
+        "needs a ratio that is",
+        11,
+        "mask",
+    ),
     ("an idle cap", '[algo]\nimportance = "none"\nimportance_cap = 3.0\n', "`algo.importance_cap` does", 11, "remove"),
     (
         "two scales",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from report_builders import HOSTILE, evaluate_run, evaluation_row, group, make_r
 
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, write_evaluation
+from vlmrl.report.damage import shortened
 from vlmrl.report.evaluations import eval_columns, eval_tables
 from vlmrl.report.page import render_report, run_labels, write_report
 from vlmrl.store import layout
@@ -107,7 +109,7 @@ def test_text_of_model_data_and_recipe_is_never_markup(tmp_path: Path):
     assert not any("evil" in (attrs.get("src") or "") for attrs in shown.named("img"))
     assert not shown.wrong and shown.open == []
     assert shown.text.count("alert('x')") >= 10
-    assert "{{ 7*7 }}" in shown.text and "49 " not in shown.text
+    assert "a.png> {{ 7*7 }}" in shown.text and "a.png> 49" not in shown.text
 
 
 def test_hostile_metric_names_stay_text_in_charts(tmp_path: Path):
@@ -124,8 +126,21 @@ def test_hostile_metric_names_stay_text_in_charts(tmp_path: Path):
 
 def test_control_and_direction_characters_are_made_visible(tmp_path: Path):
     html = render_report([make_run(tmp_path, text="a\u202eb\x00c\x1b[31m")])
-    assert "a\\u202eb\\x00c\\x1b[31m" in html
+    assert "a\\u202eb\\u0000c\\u001b[31m" in html
     assert "\u202e" not in html and "\x00" not in html and "\x1b" not in html
+
+
+def test_hidden_characters_in_names_notes_and_charts_are_made_visible(tmp_path: Path):
+    name = "acc\u202eucy\u200b"
+    run = create_run(tmp_path, kind="rl", recipe_name="digits", name="named")
+    with run:
+        for step in range(3):
+            run.log(step, "train", {f"reward/part/{name}": 1.0, "reward/mean": 0.1, name: float(step)})
+            run.log(step, "validation", {f"eval/{name}": 0.5, "eval/reward": 0.5})
+        run.write_rollouts(0, [replace(group("p", [0.5, 1.0]), prompt_text=name)])
+    html = render_report([run])
+    assert html.count("acc\\u202eucy\\u200b") > 3
+    assert "\u202e" not in html and "\u200b" not in html
 
 
 def test_images_are_png_data_and_each_content_is_held_once(tmp_path: Path):
@@ -300,11 +315,36 @@ def test_evaluations_of_other_splits_stand_in_tables_of_their_own(tmp_path: Path
 
 def test_writing_makes_the_folder_and_replaces_the_file(tmp_path: Path):
     run = make_run(tmp_path / "runs", steps=1)
-    out = write_report([run], tmp_path / "new" / "r.html")
+    out = tmp_path / "new" / "r.html"
+    assert write_report([run], out) == {}
     first = out.read_text("utf-8")
     assert first.startswith("<!doctype html>")
     write_report([run], out)
     assert [p.name for p in out.parent.iterdir()] == ["r.html"]
+
+
+def test_files_that_are_lost_are_named_on_the_page_and_by_whoever_writes_it(tmp_path: Path):
+    run = make_run(tmp_path / "runs", steps=4)
+    layout.rollout_path(run.dir, 1).unlink()
+    halved = layout.rollout_path(run.dir, 2)
+    halved.write_bytes(halved.read_bytes()[:300])
+    (layout.eval_dir(run.dir, "test") / layout.EVAL_SUMMARY).unlink()
+    lines = (run.dir / layout.METRICS).read_text()
+    (run.dir / layout.METRICS).write_text("garbage\n" + lines)
+    damage = write_report([run], tmp_path / "r.html")[run.id]
+    named = "\n".join(damage)
+    told = (
+        "step(s) have metrics but no rollouts: 1", "rollouts/step-000002.parquet: the rollout file is damaged",
+        "eval/test: this evaluation has no summary.json", "metrics.jsonl:1: a line of metrics is damaged",
+    )  # fmt: skip
+    assert [what for what in told if what not in named] == []
+    text = Page((tmp_path / "r.html").read_text("utf-8")).text
+    assert "what they held is not on this page" in text and all(line in text for line in damage)
+
+
+def test_of_much_damage_the_first_lines_are_shown_and_where_the_rest_is():
+    lines = shortened([f"file {n}" for n in range(30)], "RUN")
+    assert len(lines) == 21 and lines[-1] == "... and 10 more: vlmrl runs verify RUN"
 
 
 @pytest.mark.parametrize("name", ["template.html", "reward_page.html", "shell.html", "macros.html", "style.css"])

@@ -84,6 +84,7 @@ def test_killed_while_a_run_is_made_leaves_no_run(tmp_path: Path):
 def test_killed_in_the_middle_of_pruning_leaves_whole_checkpoints_only(tmp_path: Path):
     run = make_run(tmp_path)
     for step in (1, 2, 3):
+        run.log(step - 1, "train", {})
         make_checkpoint(run.dir, step)
     run.close()
     die(tmp_path, run.id, "mid-prune", "run.prune_checkpoints(1)")
@@ -99,6 +100,7 @@ def test_killed_in_the_middle_of_pruning_leaves_whole_checkpoints_only(tmp_path:
 
 def test_killed_between_rename_and_marker_the_checkpoint_does_not_exist(tmp_path: Path):
     run = make_run(tmp_path)
+    run.log(0, "train", {})
     make_checkpoint(run.dir, 1)
     run.close()
     body = (

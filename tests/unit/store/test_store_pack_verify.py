@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+from report_builders import evaluate_run
 from store_builders import make_checkpoint, make_group, make_run
 
 from vlmrl.errors import StoreError
@@ -18,6 +22,7 @@ from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
 from vlmrl.types import Media
 
+REWARD = "def score(x):\n    return 1\n"
 CONTENT = {hashlib.sha256(c).hexdigest(): c for c in (b"image one", b"image two")}
 MEDIA = [Media(sha256, 8, 6) for sha256 in CONTENT]
 
@@ -30,17 +35,24 @@ def make_dataset(folder: Path, fingerprint: str = "f" * 64) -> Path:
 
 def finished_run(root: Path, dataset: Path) -> Run:
     datasets = [{"name": "digits", "path": str(dataset), "fingerprint": "f" * 64}]
-    run = make_run(root, datasets=datasets, recipe_text="x = 1\n", resolved={"recipe": {}})
+    sha256 = hashlib.sha256(REWARD.encode()).hexdigest()
+    run = make_run(
+        root, datasets=datasets, recipe_text="x = 1\n", resolved={"recipe": {}}, texts={("reward", sha256): REWARD},
+        rewards=[{"source": "digits", "name": "reward.py:score", "sha256": sha256}],
+    )  # fmt: skip
     for step in range(2):
         run.write_rollouts(step, [make_group(step, media=(MEDIA[step],))])
         run.log(step, "train", {"rollout/samples": 2})
     make_checkpoint(run.dir, 2)
+    evaluate_run(run.dir, "test", [0.1, 0.2, 0.9])
     run.finish()
     return open_run(root, run.id)
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    code = ({"commit": "c" * 40, "dirty": True}, "+x = 2\n")
+    monkeypatch.setattr("vlmrl.store.provenance.git_state", lambda: code)
     return finished_run(tmp_path / "runs", make_dataset(tmp_path / "data"))
 
 
@@ -48,7 +60,7 @@ def test_a_whole_run_has_no_problems(run: Run):
     verdict = verify_run(run.dir)
     assert verdict.problems == []
     assert verdict.counts == {
-        "rollout files": 2, "samples": 4, "metrics lines": 2, "checkpoints": 1, "evaluations": 0, "images": 2,
+        "rollout files": 2, "samples": 4, "metrics lines": 2, "checkpoints": 1, "evaluations": 1, "images": 2,
     }  # fmt: skip
 
 
@@ -61,34 +73,7 @@ def damage_byte(path: Path) -> None:
 def overwrite_stale(run: Run) -> None:
     from vlmrl.store.rollouts import write_rollouts
 
-    write_rollouts(layout.rollout_path(run.dir, 1), [make_group(0, media=(MEDIA[0],))], step=1)
-
-
-DAMAGE = {
-    "manifest.json is cut off": lambda run: (run.dir / "manifest.json").write_text('{"schema": 1, '),
-    "the recipe was changed": lambda run: (run.dir / "recipe.toml").write_text("x = 2\n"),
-    "the recipe cannot be read": lambda run: (run.dir / "recipe.toml").unlink(),
-    "is not whole JSON": lambda run: (run.dir / "resolved.json").write_text("{"),
-    "a line of metrics is damaged": lambda run: damage_byte_line(run),
-    "which the manifest does not know": lambda run: append(run, {"step": 0, "attempt": 7, "kind": "train"}),
-    "the rollout file is damaged": lambda run: (run.dir / "rollouts/step-000000.parquet").write_bytes(b"PAR1 no"),
-    "have metrics but no rollouts: 1": lambda run: (run.dir / "rollouts/step-000001.parquet").unlink(),
-    "metrics say 9 samples, the rollouts hold 2": lambda run: append(run, samples_line(9)),
-    "samples of policy version 0 in the rollouts of step 1": overwrite_stale,
-    "hash differs": lambda run: damage_byte(run.dir / "checkpoints/step-000002/model/a.safetensors"),
-    "a file of this checkpoint cannot be read": lambda run: next(run.dir.glob("checkpoints/*/model/*")).unlink(),
-    "names a file outside of itself": lambda run: escape(run),
-    "images of the rollouts cannot be found": lambda run: next(run.dir.parent.parent.glob("data/*.arrow")).unlink(),
-}
-
-
-def damage_byte_line(run: Run) -> None:
-    path = run.dir / layout.METRICS
-    path.write_text('{"broken\n'.join(path.read_text().splitlines(keepends=True)))
-
-
-def samples_line(samples: int) -> dict:
-    return {"step": 0, "attempt": 1, "kind": "train", "rollout/samples": samples}
+    write_rollouts(layout.rollout_path(run.dir, 1), [make_group(0, media=(MEDIA[1],))], step=1)
 
 
 def append(run: Run, line: dict) -> None:
@@ -96,17 +81,170 @@ def append(run: Run, line: dict) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def escape(run: Run) -> None:
-    path = run.dir / "checkpoints/step-000002/meta.json"
-    path.write_text(json.dumps({"files": {"../../../data/dataset.json": "0"}}))
+def rewrite(path: Path, change: Callable[[list[str]], list[str]]) -> None:
+    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
 
 
-@pytest.mark.parametrize("message", DAMAGE)
-def test_every_damage_is_found_and_named(run: Run, message: str):
-    DAMAGE[message](run)
+def metrics(run: Run) -> Path:
+    return run.dir / layout.METRICS
+
+
+def checkpoint(run: Run) -> Path:
+    return run.dir / "checkpoints" / "step-000002"
+
+
+def kept(run: Run) -> Path:
+    return next((run.dir / layout.KEPT).glob("reward-*"))
+
+
+def samples_line(samples: int) -> dict:
+    return {"step": 0, "attempt": 1, "kind": "train", "rollout/samples": samples}
+
+
+def describe_outside(run: Run) -> None:
+    files = {"../../../data/dataset.json": {"bytes": 1, "sha256": "0"}}
+    (checkpoint(run) / layout.META).write_text(json.dumps({"schema": 1, "step": 2, "files": files}))
+
+
+def cut_rows(run: Run) -> None:
+    """The same evaluation with one row less."""
+    path = layout.eval_dir(run.dir, "test") / layout.EVAL_ROWS
+    pq.write_table(pq.read_table(path).slice(1), path)
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
+    "manifest cut off": ("manifest.json is cut off", lambda r: (r.dir / "manifest.json").write_text('{"schema": 1, ')),
+    "recipe changed": ("this file was changed", lambda r: (r.dir / "recipe.toml").write_text("x = 2\n")),
+    "recipe gone": ("a file that the manifest names is missing", lambda r: (r.dir / "recipe.toml").unlink()),
+    "resolved cut": ("is not whole JSON", lambda r: (r.dir / "resolved.json").write_text("{")),
+    "resolved changed": ("this file was changed", lambda r: (r.dir / "resolved.json").write_text("{}")),
+    "kept gone": ("a file that the manifest names is missing", lambda r: shutil.rmtree(r.dir / layout.KEPT)),
+    "kept changed": ("this file was changed", lambda r: kept(r).write_text("def score(x):\n    return 2\n")),
+    "code.diff gone": ("a file that the manifest names is missing", lambda r: (r.dir / layout.CODE_DIFF).unlink()),
+    "metrics cut inside": (
+        "a line of metrics is damaged", lambda r: rewrite(metrics(r), lambda lines: ['{"step": 0\n', *lines]),
+    ),
+    "garbage first": (
+        "a line of metrics is damaged", lambda r: rewrite(metrics(r), lambda lines: ["garbage\n", *lines]),
+    ),
+    "garbage last": ("a line of metrics is damaged", lambda r: rewrite(metrics(r), lambda lines: [*lines, "garbage"])),
+    "garbage between": ("a line of metrics is damaged",
+                        lambda r: rewrite(metrics(r), lambda lines: [lines[0], "\x00\x01\n", lines[1]])),
+    "whole JSON, no line": ("a line of metrics is damaged",
+                            lambda r: rewrite(metrics(r), lambda lines: ['{"step": 0}\n', *lines])),
+    "a metrics line gone": ("1 step(s) have no line of metrics: 0", lambda r: rewrite(metrics(r), lambda n: n[1:])),
+    "metrics cut short": ("1 step(s) have no line of metrics: 1", lambda r: rewrite(metrics(r), lambda n: n[:1])),
+    "metrics gone": ("2 step(s) have no line of metrics: 0, 1", lambda r: metrics(r).unlink()),
+    "unknown attempt": (
+        "which the manifest does not know", lambda r: append(r, {"step": 0, "attempt": 7, "kind": "train"}),
+    ),
+    "rollouts damaged": (
+        "the rollout file is damaged", lambda r: (r.dir / "rollouts/step-000000.parquet").write_bytes(b"PAR1 no"),
+    ),
+    "rollouts cut": ("the rollout file is damaged", lambda r: halve(r.dir / "rollouts/step-000000.parquet")),
+    "rollouts gone": ("have metrics but no rollouts: 1", lambda r: (r.dir / "rollouts/step-000001.parquet").unlink()),
+    "all rollouts gone": ("have metrics but no rollouts: 0, 1", lambda r: shutil.rmtree(r.dir / "rollouts")),
+    "rollouts of another step": (
+        "the rollouts are of step 0 (attempt 1), the file's name says step 1",
+        lambda r: shutil.copy(r.dir / "rollouts/step-000000.parquet", r.dir / "rollouts/step-000001.parquet"),
+    ),
+    "fewer samples": ("metrics say 9 samples, the rollouts hold 2", lambda r: append(r, samples_line(9))),
+    "stale samples": ("samples of policy version 0 in the rollouts of step 1", lambda r: overwrite_stale(r)),
+    "shard changed": (
+        "model/a.safetensors was changed since it was saved",
+        lambda r: damage_byte(checkpoint(r) / "model/a.safetensors"),
+    ),
+    "shard gone": (
+        "model/a.safetensors is missing", lambda r: (checkpoint(r) / "model/a.safetensors").unlink(),
+    ),
+    "shard too many": (
+        "meta.json does not list it", lambda r: (checkpoint(r) / "model/zz-extra.safetensors").write_bytes(b"x"),
+    ),
+    "folder renamed": ("meta.json says step 2, the folder's name says step 9",
+                       lambda r: checkpoint(r).rename(checkpoint(r).with_name("step-000009"))),
+    "file outside": ("or one outside of the checkpoint", describe_outside),
+    "no summary": (
+        "this evaluation has no summary.json", lambda r: (layout.eval_dir(r.dir, "test") / "summary.json").unlink(),
+    ),
+    "no evaluated rows": (
+        "the rows of this evaluation cannot be read",
+        lambda r: (layout.eval_dir(r.dir, "test") / layout.EVAL_ROWS).unlink(),
+    ),
+    "fewer evaluated rows": ("the summary is of 3 rows, and there are 2", cut_rows),
+}  # fmt: skip
+"""What was done to a run -> what `verify` says of it."""
+DEEP = {
+    "shard changed": "a byte of a weight file",
+    "stale samples": "a column of every rollout",
+}
+"""Damage that only a reading of every byte can see."""
+IMAGES_GONE = "images of the rollouts cannot be found"
+
+
+def halve(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_every_damage_is_found_and_named(run: Run, name: str):
+    message, damage = DAMAGE[name]
+    damage(run)
     errors = verify_run(run.dir).errors
     assert any(message in e.message for e in errors), errors
     assert all(e.where for e in errors)
+
+
+@pytest.mark.parametrize("name", [name for name in DAMAGE if name not in DEEP])
+def test_what_is_missing_cut_or_out_of_place_is_seen_without_reading_it_all(run: Run, name: str):
+    message, damage = DAMAGE[name]
+    assert verify_run(run.dir, quick=True).problems == []
+    damage(run)
+    assert any(message in e.message for e in verify_run(run.dir, quick=True).errors)
+
+
+def test_images_that_are_gone_are_counted(run: Run):
+    next(run.dir.parent.parent.glob("data/*.arrow")).unlink()
+    assert any(IMAGES_GONE in e.message for e in verify_run(run.dir).errors)
+
+
+def test_a_run_of_overlapped_steps_holds_samples_of_the_step_before(run: Run):
+    overwrite_stale(run)
+    rewrite(metrics(run), lambda lines: [lines[0], lines[1].replace("{", '{"rollout/version_lag": 1, ', 1)])
+    assert [e.message for e in verify_run(run.dir).errors] == []
+
+
+def test_a_line_that_a_kill_cut_is_no_error(tmp_path: Path):
+    run = make_run(tmp_path)
+    run.log(0, "train", {"x": {"y": [1, 'a\\"}']}})
+    run.close()
+    whole = metrics(run).read_bytes()
+    for cut in range(1, len(whole) - 1):
+        metrics(run).write_bytes(whole[:-cut])
+        verdict = verify_run(run.dir)
+        assert not [e for e in verdict.errors if "damaged" in e.message], whole[:-cut]
+        assert any("cut by a kill" in w.message for w in verdict.warnings) == (cut > 1), whole[:-cut]
+    for foreign in (b"}" + whole[1:-2], whole[:-2].replace(b'"x"', b'"\x01"'), whole[1:-2], b'{"step": 1]'):
+        metrics(run).write_bytes(foreign)
+        assert any("damaged" in e.message for e in verify_run(run.dir).errors), foreign
+
+
+def legacy(run: Run) -> None:
+    """The manifest as it was before it had a table of files."""
+    path = run.dir / "manifest.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "files"}))
+
+
+def test_a_run_without_a_table_of_files_is_checked_as_far_as_its_manifest_goes(run: Run):
+    legacy(run)
+    assert verify_run(run.dir).problems == []
+    source = kept(run)
+    source.write_text("def score(x):\n    return 2\n")
+    assert any("this file was changed" in e.message for e in verify_run(run.dir).errors)
+    source.write_text('api_key = "<redacted>"\n')
+    assert verify_run(run.dir).errors == [], "a text with something hidden in it has another hash"
+    source.unlink()
+    assert any("is missing" in e.message for e in verify_run(run.dir).errors)
 
 
 def test_several_damages_are_told_at_once(run: Run):

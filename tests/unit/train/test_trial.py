@@ -17,6 +17,7 @@ from vlmrl.recipe.load import load_recipe
 from vlmrl.rollout.sample import is_dead_group
 from vlmrl.store.runs import open_run
 from vlmrl.tasks.source import open_source
+from vlmrl.train.choices import settle_for_run
 from vlmrl.train.keep import check_target
 from vlmrl.train.seen import seen_images
 from vlmrl.train.start import Labels, start_run
@@ -62,8 +63,8 @@ max_new_tokens = 6
 
 
 def tried(*, prompts: int | None, samples: int = 4, keep: Keep | None = None, overrides: tuple[str, ...] = ()):
-    loaded = load_recipe("recipe.toml", overrides=overrides)
     root = Path("runs")
+    loaded, _ = settle_for_run(load_recipe("recipe.toml", overrides=overrides), root)
     run = start_run(loaded, root, ["vlmrl", "try"], Labels(), kind="try")
     with run:
         trial = run_trial(loaded.recipe, run, root, prompts=prompts, samples=samples, keep=keep)
