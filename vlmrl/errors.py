@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import errno
 import traceback
 from collections.abc import Sequence
@@ -175,6 +176,8 @@ def exit_of(error: BaseException) -> tuple[int, str]:
         return 2, str(error)
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"
+    if isinstance(error, bdb.BdbQuit):
+        return 130, "the debugger was left"
     if isinstance(error, OSError) and error.errno in FULL:
         told = f"the disk refuses to take more: {error.strerror}"
         return 2, format_error(told, error.filename, "free disk space: `vlmrl runs du` says what takes it")

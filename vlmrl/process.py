@@ -8,9 +8,27 @@ import signal
 import sys
 from pathlib import Path
 
+DEBUG_RANK = "VLMRL_DEBUG_RANK"
+"""Environment variable of all processes of a run of which one has the terminal: its rank (`--debug-rank`)."""
+DEBUG_SECONDS = 7 * 86_400.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 """From <sys/prctl.h>."""
+
+
+def has_terminal() -> bool:
+    """Return whether this process was given the terminal for a debugger: `breakpoint()` works in it and its rewards."""
+    return os.environ.get(DEBUG_RANK) == os.environ.get("RANK", "0")
+
+
+def give_terminal(rank: int = 0) -> None:
+    """Give the terminal to a rank of this command, which has one process or starts the others later."""
+    os.environ[DEBUG_RANK] = str(rank)
+
+
+def patience(seconds: float) -> float:
+    """Return how long to wait for what should take `seconds`: a week where somebody looks on with a debugger."""
+    return DEBUG_SECONDS if DEBUG_RANK in os.environ else seconds
 
 
 def die_with_parent(parent: int) -> None:

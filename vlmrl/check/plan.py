@@ -1,8 +1,8 @@
 """The plan of a run's memory: what each GPU holds in each phase, what the main memory holds, and whether it fits.
 
 A GPU trains and generates in turn, so that the largest phase counts, not their sum. Estimates, made to be within 15%
-of what a GPU takes; `scripts/bench/plan.py` compares the update with counted tensors. What they leave out: memory that
-torch keeps in fragments.
+of what a GPU takes; tests/unit/check/test_plan_counted.py compares updates with counted tensors. What they leave out:
+memory that torch keeps in fragments.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each follows from what the code does: dist/fsdp.py and torch's FSDP2 (which units are gathered, in which type gradients
 are reduced), train/optim.py (masters, moments), model/activation_size.py (a packed row), rollout/ (caches, engines).
-`scripts/bench/plan.py` counts the tensors of real updates and compares.
+tests/unit/check/test_plan_counted.py counts the tensors of real updates and compares.
 """
 
 from __future__ import annotations

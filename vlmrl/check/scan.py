@@ -25,6 +25,7 @@ from vlmrl.process import die_with_parent
 from vlmrl.rewards import load_recorded, reward_record
 from vlmrl.rewards.accuracy import accuracy_part
 from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.layouts import CONTRADICTS
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.types import Media, RewardInput
 
@@ -72,7 +73,8 @@ class Scan:
         right_N: the accuracy of each response, 1 = right; NaN where nothing says it.
         texts: row of the input -> response, for about MAX_TEXTS rows spread over it, groups whole.
         broken: rows that could not be read.     doubts: see `Decoded`; the first of each file piece.
-        num_broken, num_doubts: how many there are of both.
+        num_broken, num_doubts: how many there are of both.      num_contradictions: doubts of truths that contradict
+            themselves.
     """
 
     facts: Facts
@@ -85,6 +87,7 @@ class Scan:
     doubts: list[Broken] = field(default_factory=list)
     num_broken: int = 0
     num_doubts: int = 0
+    num_contradictions: int = 0
 
 
 @dataclass(frozen=True)
@@ -228,6 +231,7 @@ class Work:
             made.facts, made.stored, [s for s, _ in scored], [t for _, t in scored],
             self._right(made, [s for s, _ in scored]), texts,
             list(made.broken[:100]), list(made.doubts[:100]), len(made.broken), len(made.doubts),
+            sum(CONTRADICTS in doubt.why for doubt in made.doubts),
         )  # fmt: skip
 
     def _score(self, made: Decoded, side: Mapping[str, Scorer]) -> tuple[Scores, Floats]:
@@ -295,6 +299,7 @@ class Work:
             try:
                 measured = outcome(x.truth, x.response)
             except RewardError:  # a truth taken as it is, see `Decoded.doubts`: no response to it is right or wrong
+                has_one = True
                 continue
             accuracy = measured.get("accuracy")
             has_one |= "accuracy" in measured
@@ -354,4 +359,5 @@ def _joined(pieces: Sequence[Scan], limit: int) -> Scan:
         [d for p in pieces for d in p.doubts][:100],
         sum(p.num_broken for p in pieces),
         sum(p.num_doubts for p in pieces),
+        sum(p.num_contradictions for p in pieces),
     )

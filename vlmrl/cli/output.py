@@ -17,6 +17,7 @@ from vlmrl.visible import one_line, visible, visible_json
 if TYPE_CHECKING:
     from rich.console import Console
 
+DEBUG_HELP = "Give a reward of your own the terminal: breakpoint() works in it, and it has no clock."
 JSON_HELP = "Print one JSON object on stdout and nothing else there."
 
 

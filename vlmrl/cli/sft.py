@@ -12,6 +12,7 @@ import typer
 
 from vlmrl.cli.begin import Beginning, begin, prepare, recipe_of
 from vlmrl.cli.output import JSON_HELP, emit, say
+from vlmrl.errors import LaunchError
 
 if TYPE_CHECKING:
     from vlmrl.errors import Problem
@@ -49,6 +50,10 @@ NODE_RANK = typer.Option(0, "--node-rank", min=0, help="Which machine this is, f
 ENDPOINT = typer.Option(
     None, "--rdzv-endpoint", help="HOST:PORT where the machines meet: machine 0.", show_default=False
 )
+DEBUG_RANK = typer.Option(
+    None, "--debug-rank", min=0, show_default=False,
+    help="This rank gets the terminal, and its rewards too: breakpoint() works there, and nothing times out.",
+)  # fmt: skip
 DRY_RUN = typer.Option(False, "--dry-run", help="Check, print the torchrun line that would run, and stop.")
 
 
@@ -61,6 +66,19 @@ class Machines:
     node_rank: int = 0
     endpoint: str | None = None
     dry_run: bool = False
+    debug_rank: int | None = None
+
+    def check_debugging(self, as_json: bool) -> None:
+        """Raise a LaunchError where one rank of these cannot have the terminal."""
+        if self.debug_rank is None:
+            return
+        if as_json:
+            raise LaunchError("--debug-rank talks on the terminal, and --json wants nothing else there",
+                              hint="leave one of them out")  # fmt: skip
+        if self.nnodes > 1:
+            raise LaunchError("--debug-rank is for one machine", hint="leave out --nnodes")
+        if self.gpus is None and self.debug_rank:
+            raise LaunchError(f"--debug-rank {self.debug_rank} of one process", hint="--debug-rank 0, or give --gpus N")
 
     @property
     def asked(self) -> bool:
@@ -91,14 +109,14 @@ def sft(
     recipe: Path | None = RECIPE, overrides: list[str] = SET, resume: str | None = RESUME,
     accept_changes: bool = ACCEPT, from_: str | None = FROM, name: str | None = NAME, tag: list[str] = TAG,
     note: str = NOTE, runs: Path | None = RUNS, gpus: str | None = GPUS, nnodes: int = NNODES,
-    node_rank: int = NODE_RANK, rdzv_endpoint: str | None = ENDPOINT, dry_run: bool = DRY_RUN, quiet: bool = QUIET,
-    json: bool = JSON,
+    node_rank: int = NODE_RANK, rdzv_endpoint: str | None = ENDPOINT, debug_rank: int | None = DEBUG_RANK,
+    dry_run: bool = DRY_RUN, quiet: bool = QUIET, json: bool = JSON,
 ) -> None:  # fmt: skip
     """Supervised start: learn the rows' own responses, or the task's templated traces.
 
     Example: vlmrl sft recipes/digits_sft.toml --name digits-sft
     """
-    machines = Machines(gpus, nnodes, node_rank, rdzv_endpoint, dry_run)
+    machines = Machines(gpus, nnodes, node_rank, rdzv_endpoint, dry_run, debug_rank)
     asked = Beginning("sft", recipe, overrides, resume, from_, accept_changes, (name, tag, note))
     train_command(asked, runs, quiet, json, machines)
 
@@ -111,11 +129,13 @@ def train_command(asked: Beginning, runs: Path | None, quiet: bool, as_json: boo
     from vlmrl.cli.progress import ConsoleWatcher
     from vlmrl.dist.worker import launched, stderr
     from vlmrl.dist.world import is_main_process, join_world
+    from vlmrl.process import give_terminal, patience
     from vlmrl.store.layout import runs_root
     from vlmrl.store.runs import open_run
     from vlmrl.train.start import run_session, share_run
 
     asked.check()
+    machines.check_debugging(as_json)
     kind, root = asked.kind, runs_root(runs)
     if machines.asked:
         from vlmrl.cli.ranks import run_ranks
@@ -124,7 +144,9 @@ def train_command(asked: Beginning, runs: Path | None, quiet: bool, as_json: boo
     else:
         ready = prepare(asked, root)
     talks, settings = is_main_process(), recipe_of(ready)
-    with join_world(settings.model.device, settings.parallel.timeout_seconds) as world:
+    if machines.debug_rank is not None:
+        give_terminal(machines.debug_rank)
+    with join_world(settings.model.device, patience(settings.parallel.timeout_seconds)) as world:
         argv = ["vlmrl", *sys.argv[1:]]
         run, settings, checkpoint = share_run(world, lambda: begin(asked, ready, root, argv))
         # In a rank of a launcher everything goes to the rank's own log, but what rank 0 says.

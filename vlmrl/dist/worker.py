@@ -11,6 +11,7 @@ In a process that no launcher started every function here does nothing. No torch
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import faulthandler
 import fcntl
@@ -24,8 +25,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
-from vlmrl.errors import OutOfMemoryError, exit_of, reason_of
-from vlmrl.process import die_with_parent
+from vlmrl.errors import LaunchError, OutOfMemoryError, exit_of, reason_of
+from vlmrl.process import DEBUG_RANK, die_with_parent, has_terminal
 from vlmrl.visible import visible
 
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
@@ -71,11 +72,13 @@ class _Both(io.TextIOBase):
 class Rank:
     """This process as its launcher sees it. Made by `begin`.
 
-    Attributes: terminal: whether it talks on the terminal; rank 0 alone does.
+    Attributes: terminal: whether it talks on the terminal: rank 0 alone does, or else the one that is debugged.
+        debugged: whether the terminal is its own: what it reads and prints is not redirected.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self.folder, self.rank, self.terminal = folder, rank, rank == 0
+        self.folder, self.rank, self.debugged = folder, rank, has_terminal()
+        self.terminal = self.debugged or (rank == 0 and DEBUG_RANK not in os.environ)
         self.voices: dict[str, TextIO] = {}
         self._state: dict[str, Any] = {
             "rank": rank, "pid": os.getpid(), "phase": "start", "step": 0, "ticks": 0, "run": None, "attempt": 1,
@@ -91,8 +94,14 @@ class Rank:
 
     def take_output(self) -> None:
         """Send what any library writes to stdout and stderr, in C or in Python, to the log. What rank 0 itself has to
-        say goes to both (`stdout`, `stderr` of this module): no progress bar or warning comes between.
+        say goes to both (`stdout`, `stderr` of this module): no progress bar or warning comes between. Nobody reads
+        from the terminal. The rank that is debugged keeps all of it.
         """
+        if self.debugged:
+            return
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
         outside = [os.dup(1), os.dup(2)]
         self._send_to_pipe()
         for name, fd in zip(("stdout", "stderr"), outside, strict=True):
@@ -203,6 +212,9 @@ def run(program: Callable[[], object]) -> NoReturn:
         rank.end(code, message)
         sys.exit(0 if code == 130 else code)
     except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, bdb.BdbQuit) and not rank.debugged:
+            hint = f"--debug-rank {rank.rank} gives it the terminal"
+            error = LaunchError(f"breakpoint() on rank {rank.rank}, which has no terminal", hint=hint)
         code, message = exit_of(error)
         # Said before it is printed: the order of these files tells who failed first.
         rank.end(code, message, reason_of(error), error.halved if isinstance(error, OutOfMemoryError) else None)
@@ -218,6 +230,8 @@ def begin() -> Rank:
     die_with_parent(int(os.environ[PARENT_VARIABLE]))
     _me = Rank(Path(os.environ.pop(FOLDER_VARIABLE)), int(os.environ["RANK"]))
     _me.take_output()
+    if DEBUG_RANK in os.environ and not _me.debugged:
+        os.environ["PYTHONBREAKPOINT"] = "0"  # one process has the terminal: the others, and their rewards, go on
     faulthandler.enable(file=2)
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

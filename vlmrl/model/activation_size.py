@@ -1,8 +1,9 @@
 """How much memory the activations of a packed row take: what is kept for the backward pass, and what it works with.
 
 Counted, not measured on a GPU: per token and layer, in numbers of the compute dtype, as multiples of the layer's
-widths. The multiples are exact for the Qwen-VL families (tests/unit/model/test_activation_size.py counts the tensors
-of real passes), and close for models that are built like them.
+widths. The multiples were found by counting the tensors that real passes of small Qwen2.5-VL, Qwen3-VL and Qwen3.5
+models keep (tests/unit/check/test_plan_counted.py counts whole updates); for models that are built otherwise they are
+estimates.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.process import has_terminal, patience
 from vlmrl.rewards.base import UserReward
 from vlmrl.rewards.frames import BROKEN, CONTRACT, LOST_PIPE, MOST_PROCESSES, WHOLE, Frame, GarbledError
 from vlmrl.rewards.worker_handle import LOAD_SECONDS, Worker
@@ -74,7 +75,8 @@ class WorkerPool:
     """Up to `size` workers of one user's reward; started when there is work, ended by `close`."""
 
     def __init__(self, user: UserReward, *, size: int, memory_mb: int, timeout_seconds: float) -> None:
-        self.user, self.size, self.memory_mb, self.timeout = user, size, memory_mb, timeout_seconds
+        self.user, self.memory_mb, self.timeout = user, memory_mb, timeout_seconds
+        self.size = 1 if has_terminal() else size
         self._workers: list[Worker] = []
         self._asked_again: dict[int, str] = {}
 
@@ -211,7 +213,7 @@ class WorkerPool:
         worker.drain()
         if "fatal" in answer:
             raise as_error(_failure(answer["fatal"], worker), self.user.function, self.user.file)
-        worker.deadline = time.monotonic() + self.timeout
+        worker.deadline = time.monotonic() + patience(self.timeout)
         if "failed" in answer:
             indices, worker.busy = worker.busy, []
             worker.answered += len(indices)

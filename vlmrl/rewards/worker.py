@@ -12,6 +12,7 @@ recursion limit back after every call, and a child that comes back from a call e
 
 from __future__ import annotations
 
+import bdb
 import builtins
 import contextlib
 import linecache
@@ -43,6 +44,10 @@ from vlmrl.types import RewardInput
 
 MODULE = "vlmrl_user_reward"
 MOST_PARTS = 256
+HINTS = {
+    MemoryError: "a larger [reward] memory_mb, or a smaller appetite",
+    bdb.BdbQuit: "for breakpoint() in a reward: vlmrl reward-check or try with --debug, train with --debug-rank 0",
+}
 MOST_NAME_CHARS = 200
 MOST_NOTE_CHARS = 2000
 
@@ -291,7 +296,7 @@ def describe_error(error: BaseException, file: str) -> dict[str, Any]:
         for frame in traceback.extract_tb(error.__traceback__):
             if frame.filename == file:
                 lines.append(f"{Path(file).name}:{frame.lineno} in {frame.name}: {(frame.line or '')[:300]}")
-    hint = "a larger [reward] memory_mb, or a smaller appetite" if isinstance(error, MemoryError) else None
+    hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), None)
     return {"kind": type(error).__name__[:200], "message": _text(error), "hint": hint, "lines": lines[-8:]}
 
 

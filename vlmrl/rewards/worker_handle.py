@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from vlmrl.process import has_terminal, patience
 from vlmrl.rewards.base import UserReward
 from vlmrl.rewards.frames import ASK, END, MOST_ANSWER_BYTES, TOKEN_BYTES, WHOLE, Frame, FrameBuffer, pack_frame
 from vlmrl.types import RewardInput
@@ -56,11 +57,11 @@ class Worker:
         given = (request_read, response_write, control)
         argv = [sys.executable, "-c", BOOT, *map(str, (*given, os.getpid())), *sys.path]
         env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"}
+        stdin, printed = (None, None) if has_terminal() else (subprocess.DEVNULL, output_write)
         try:
             self._keeper = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=output_write, stderr=output_write, pass_fds=given, env=env,
-                start_new_session=True,
-            )  # fmt: skip
+                argv, stdin=stdin, stdout=printed, stderr=printed, pass_fds=given, env=env, start_new_session=True
+            )
         finally:
             for fd in (*given, output_write):
                 os.close(fd)
@@ -71,7 +72,7 @@ class Worker:
         self.loaded: dict[str, Any] | None = None
         self.busy: list[int] = []
         self.pid = self.request = self.answered = self.item = 0
-        self.deadline = time.monotonic() + LOAD_SECONDS
+        self.deadline = time.monotonic() + patience(LOAD_SECONDS)
         load = pack_frame(
             self._token, 0, WHOLE, os.getpid(), {"op": "load", "user": asdict(user), "memory_mb": memory_mb}
         )
@@ -98,7 +99,7 @@ class Worker:
             blobs += [image.tobytes() for image in images]
         body = {"op": "score", "items": items}
         self.unsent = memoryview(pack_frame(self._token, self.request, WHOLE, os.getpid(), body, blobs))
-        self.deadline = time.monotonic() + timeout
+        self.deadline = time.monotonic() + patience(timeout)
 
     def send(self) -> None:
         """Write as much as the pipe takes. A closed pipe is noticed by `receive`."""

@@ -142,6 +142,7 @@ def _reached(session: Session, best: float, target: float) -> bool:
 
 def end(session: Session, generator: Generator, reason: str) -> str:
     """Last validation and last checkpoint. Returns the run's status."""
+    session.rollouts.finish()
     interrupted = reason == "interrupted"
     if not interrupted:
         validate(session, generator)

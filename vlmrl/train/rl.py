@@ -19,7 +19,6 @@ from vlmrl.evaluate.stats import bootstrap_mean
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.hosted_engine import HostedEngine
 from vlmrl.rollout.sample import encode_prompt, is_dead_group
-from vlmrl.store.prune import RolloutRule
 from vlmrl.tasks.source import Source
 from vlmrl.train.accuracy import accuracy_metrics, accuracy_told
 from vlmrl.train.batches import split_updates
@@ -73,11 +72,9 @@ def train_rl(session: Session) -> str:
             strict = step < first_step + STRICT_STEPS
             made = collect(s, generator, algorithm, in_reward, clock, strict=strict, ahead=ahead)
             ahead, s.cursor = None, None
-            s.run.write_rollouts(step, made.groups)
+            s.rollouts.write(step, made.groups)
             if step == first_step and (told := accuracy_told(made.groups, s.sources)):
                 s.watcher.message(told)
-            if recipe.log.keep_rollouts is not None:
-                s.run.prune_rollouts(RolloutRule(recipe.log.keep_rollouts, recipe.log.keep_rollouts_every))
             generator.sleep()
             if isinstance(generator, HostedEngine) and recipe.rollout.overlap and step + 1 < recipe.train.steps:
                 ahead = look_ahead(s, generator, clock)
@@ -131,7 +128,7 @@ def objective_of(recipe: Recipe, algorithm: Algorithm, kl_coef: float) -> Policy
     """What a step minimises."""
     r = recipe.rollout
     importance = algorithm.importance_of(
-        own_engine=r.engine == "torch", filtered=r.top_p < 1 or r.top_k > 0, stale=r.overlap
+        own_engine=r.engine != "vllm", filtered=r.top_p < 1 or r.top_k > 0, stale=r.overlap
     )
     if importance == "ratio" and algorithm.dual_clip is None:
         # Of a bad token the clip bounds no ratio from above, and an engine may have found unlikely what is likely.
