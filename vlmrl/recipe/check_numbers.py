@@ -1,4 +1,4 @@
-"""Rules about what numbers make together, each of which is allowed alone: a step, and the whole run."""
+"""Rules about numbers that are allowed one by one and make no sense together."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from vlmrl.errors import Problem
 from vlmrl.recipe.load import LoadedRecipe
 
 MAX_STEP_RESPONSES = 10_000_000
-"""Responses of one step, all of which are in memory at once: some kilobytes each."""
+"""Largest number of responses in one step. All are in memory at once, at some kilobytes each."""
 MAX_STEP_TOKENS = 10**11
-"""Tokens of one step's responses, at most: 100 times what a large cluster samples in an hour."""
+"""Largest number of response tokens in one step: 100 times what a large cluster samples in an hour."""
 
 
 def _step_size(loaded: LoadedRecipe) -> Iterator[Problem]:

@@ -20,6 +20,7 @@ from vlmrl.recipe.check_algo import ALGO_RULES
 from vlmrl.recipe.check_engine import check_engine
 from vlmrl.recipe.check_files import FILE_RULES, NOT_MADE_YET, is_file_reward
 from vlmrl.recipe.check_lora import LORA_RULES
+from vlmrl.recipe.check_numbers import NUMBER_RULES
 from vlmrl.recipe.lines import Key, dotted
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
@@ -362,6 +363,7 @@ RULES: tuple[Rule, ...] = (
     _filtered_sampling, _clip_bounds, _pixels, _schedule, _group_size, _updates, _token_budgets, _stop_strings,
     _validation, _test_split, _data_names, _shares, _columns, _weights, _reward_used, _variants, _names, _other_kind,
     _odd_coefficients, _paper,
-    *(lambda loaded, catalogs, rule=rule: rule(loaded) for rule in (*LORA_RULES, check_engine, *FILE_RULES)),
+    *(lambda loaded, catalogs, rule=rule: rule(loaded)
+      for rule in (*NUMBER_RULES, *LORA_RULES, check_engine, *FILE_RULES)),
     *(lambda loaded, catalogs, rule=rule: rule(loaded, catalogs.rows) for rule in ALGO_RULES),
 )  # fmt: skip

@@ -135,7 +135,8 @@ def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple
         return f"`{name}` is {show(value)}; it must be one of {finding['ctx']['expected']}", hint
     if kind in _LIMITS:
         bound, words = _LIMITS[kind]
-        return f"`{name}` is {show(value)}; it must be {words} {shown_bound(finding['ctx'][bound])}", _help_hint(root, key)
+        limit = f"{words} {shown_bound(finding['ctx'][bound])}"
+        return f"`{name}` is {show(value)}; it must be {limit}", _help_hint(root, key)
     if kind in ("string_too_short", "too_short"):
         return f"`{name}` is empty", _help_hint(root, key)
     if kind in _WANTED:
@@ -193,7 +194,7 @@ def _wrong_type(kind: str, value: Any, key: Key, root: type[BaseModel]) -> tuple
 
 
 def shown_bound(value: float) -> str:
-    """A bound of a number in words: `1,000,000`, `0.001`, `1e+09`."""
+    """Return a bound as text: `1,000,000`, `0.001`, `1e+09`."""
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 

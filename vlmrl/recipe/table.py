@@ -1,8 +1,8 @@
 """The base of every recipe table, and the kinds of values that their keys hold.
 
-Every number has a smallest and a largest value. They are far beyond what makes sense for any run, and keep out what
-only overflows: 4e12 prompts a step, a temperature of 1e-300, a weight of 1e308. What the values make together is for
-`check_numbers.py` and the plan of memory.
+Every number has a smallest and a largest value. The limits are far wider than any sensible run needs. They refuse what
+can only overflow: 4e12 prompts per step, a temperature of 1e-300, a weight of 1e308. `check_numbers.py` has the rules
+about several numbers together.
 """
 
 from __future__ import annotations
