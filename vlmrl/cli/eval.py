@@ -63,8 +63,10 @@ def eval_(
     Greedy unless --sample is given. An answer that cannot be parsed counts as wrong. Results are kept in the run's
     folder eval/; for a model that is no run, in a new run of kind eval.
     """
+    from vlmrl.cli.sft import warn
     from vlmrl.store.layout import runs_root
     from vlmrl.train import evaluation as work
+    from vlmrl.train.choices import settle_for_answers
     from vlmrl.train.origin import find_model
 
     if n > 1 and not sample:
@@ -75,6 +77,8 @@ def eval_(
     origin = find_model(model, root, int(checkpoint) if checkpoint.isdigit() else checkpoint)
     settings = work.EvalSettings(split, sample or None, n, max_rows, name, seed, force)
     chosen = work.choose_recipe(origin, recipe=recipe, data=data, overrides=overrides or [])
+    chosen, warnings = settle_for_answers(chosen, origin.files)
+    warn(warnings)
     sources = work.open_splits(chosen, split)
     other = work.find_evaluation(compare, root, sources[0].split) if compare else None
     run_dir = origin.run_dir

@@ -53,7 +53,7 @@ LEFT = {
     "CUDA_VISIBLE_DEVICES": "on the command line: --gpus 0,2 names cards",
     "tokenizer_name_or_path": _PUT_TOGETHER,
     "master_port": "the launcher picks a port",
-    "bf16": "model.dtype is bfloat16 by default",
+    "bf16": "model.dtype is bfloat16 on a GPU by default",
     "fp16": "arithmetic is in bfloat16 or float32 (model.dtype)",
     "tf32": "float32 is what the recipe's arithmetic is in, or bfloat16",
     "per_device_eval_batch_size": "validation is batched by rollout.batch_tokens",

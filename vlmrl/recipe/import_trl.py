@@ -84,7 +84,7 @@ LEFT = {
     "overwrite_output_dir": "every run has a folder of its own",
     "do_eval": "see eval.every_steps",
     "dataset_num_proc": "rows are read from memory-mapped files",
-    "bf16": "model.dtype is bfloat16 by default",
+    "bf16": "model.dtype is bfloat16 on a GPU by default",
     "top_entropy_quantile": "no counterpart: see algo.surrogate for losses that pick tokens",
     "num_generations_eval": "validation is greedy, one answer a prompt",
     "attn_implementation": "the best kernel for shared prompts is chosen",

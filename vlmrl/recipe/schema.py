@@ -36,8 +36,9 @@ class Model(Table):
     checkpoint."""
     revision: str | None = None
     """Hub revision (branch, tag or commit) when `path` is a hub name."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Type of the forward and backward arithmetic; master weights and optimizer state are always float32."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the forward and backward arithmetic; master weights and optimizer state are always float32. auto =
+    bfloat16 on a GPU, float32 on a CPU; chosen when a run begins, and kept when it goes on."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run; auto = a GPU when there is one."""
     min_pixels: Pixels = 3136

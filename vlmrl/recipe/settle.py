@@ -16,6 +16,7 @@ from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
 from vlmrl.recipe.schema import Recipe
 
 OPEN: Mapping[str, Callable[[Recipe], bool]] = {
+    "model.dtype": lambda recipe: recipe.model.dtype == "auto",
     "rollout.engine": lambda recipe: recipe.rollout.engine == "auto",
 }
 """Key -> whether a recipe leaves it open. They are chosen in this order: a later choice may depend on an earlier one.

@@ -36,7 +36,15 @@ def choosers(settings: Model, files: Callable[[], str], where: str, target: Targ
     def model() -> ModelFacts:
         return model_facts(settings, path=files())
 
-    return {"rollout.engine": engine}
+    def dtype(recipe: Recipe) -> Choice:
+        if recipe.optim.name == "adamw_bf16_kahan":
+            return Choice("model.dtype", "bfloat16", f"optim.name = {recipe.optim.name} holds bfloat16 weights")
+        wanted = recipe.model.device
+        if target.gpu is not None or (wanted != "cpu" and device_facts(wanted)[0]["kind"] == "cuda"):
+            return Choice("model.dtype", "bfloat16", "a GPU is used")
+        return Choice("model.dtype", "float32", "no GPU is used")
+
+    return {"model.dtype": dtype, "rollout.engine": engine}
 
 
 def settle_for_run(loaded: LoadedRecipe, root: Path, target: Target = HERE) -> tuple[LoadedRecipe, list[Problem]]:

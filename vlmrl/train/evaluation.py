@@ -12,12 +12,13 @@ from typing import Any
 from vlmrl import __version__
 from vlmrl.data.dataset import INFO_FILE, open_dataset
 from vlmrl.data.encode import Encoder
-from vlmrl.errors import DataError, Problem, ProblemsError, RecipeError, StoreError, format_error
+from vlmrl.errors import DataError, Problem, ProblemsError, RecipeError, StoreError
 from vlmrl.evaluate.records import Evaluation, read_summary, write_evaluation
 from vlmrl.evaluate.run import evaluate
 from vlmrl.recipe.load import AUTO_ORIGIN, load_recipe, recipe_from_resolved
 from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.schema import Data, Recipe
+from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards import reward_record
 from vlmrl.rollout.engine import Generator
 from vlmrl.store.clock import now
@@ -27,7 +28,6 @@ from vlmrl.store.metrics import encode
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run, open_run
 from vlmrl.tasks.source import Source, open_source
-from vlmrl.train.choices import settle_for_answers
 from vlmrl.train.generator import make_generator
 from vlmrl.train.origin import ModelOrigin
 from vlmrl.train.records import dataset_record
@@ -174,11 +174,10 @@ def load_answerer(
 ) -> Answerer:
     """Load the model into the engine that the recipe names; close that after use.
 
+    Args: recipe: with nothing left open (train/choices.py).
     Raises: CheckpointError when nothing loadable is there; EngineError when the engine does not start.
     """
-    recipe, warnings = settle_for_answers(recipe, origin.files)
-    for problem in warnings:
-        say(format_error(problem.message, problem.where, problem.hint, problem.level))
+    require_settled(recipe)
     model, processor = load_origin(recipe.model, origin)
     policy = make_policy(recipe.model, model, processor, settings.temperature or 1.0)
     encoder = make_encoder(recipe.model, processor)

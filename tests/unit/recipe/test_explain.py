@@ -34,7 +34,7 @@ def test_a_word_or_a_list_is_told_as_both():
 
 
 def test_choices_are_listed():
-    assert explain("model.dtype").choices == ("float32", "bfloat16")
+    assert explain("model.dtype").choices == ("auto", "float32", "bfloat16")
     assert explain("model.freeze").choices == ("vision", "connector", "language", "embeddings")
 
 
