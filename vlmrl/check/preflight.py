@@ -164,7 +164,8 @@ def preflight(
     sources = [(e.train.name, e.train.share, len(e.train.rows)) for e in opened.entries]
     validation = [len(e.validation.rows) for e in opened.entries if e.validation]
     limit = loaded.recipe.eval.max_rows
-    found.plan["run"] = machine.arithmetic(loaded, sources, sum(min(n, limit or n) for n in validation))
+    if loaded.recipe.train.steps:  # else they are still to be counted
+        found.plan["run"] = machine.arithmetic(loaded, sources, sum(min(n, limit or n) for n in validation))
     if there:
         _check_machine(found, loaded, runs_folder, model_files, longest, target)
     return found

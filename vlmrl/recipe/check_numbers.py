@@ -30,6 +30,13 @@ def _step_size(loaded: LoadedRecipe) -> Iterator[Problem]:
         yield Problem(message, place, f"at most {MAX_STEP_TOKENS:,}: lower rollout.max_new_tokens")
 
 
+def _length(loaded: LoadedRecipe) -> Iterator[Problem]:
+    train = loaded.recipe.train
+    if train.steps == 0 and train.epochs is None:
+        hint = "train.steps = 100, or train.epochs = 1 for one pass over the data"
+        yield Problem("`train.steps` is 0: nothing would be trained", loaded.where(("train", "steps")), hint)
+
+
 def _decay(loaded: LoadedRecipe) -> Iterator[Problem]:
     optim = loaded.recipe.optim
     share = optim.lr * optim.weight_decay
@@ -39,4 +46,4 @@ def _decay(loaded: LoadedRecipe) -> Iterator[Problem]:
         yield Problem(message, where, "0.01 to 0.1 is usual for optim.weight_decay")
 
 
-NUMBER_RULES = (_step_size, _decay)
+NUMBER_RULES = (_step_size, _length, _decay)

@@ -119,7 +119,7 @@ def _pixels(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 def _schedule(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     optim, steps = loaded.recipe.optim, loaded.recipe.train.steps
-    if optim.warmup_steps >= steps:
+    if optim.warmup_steps >= steps > 0:
         message = (
             f"`optim.warmup_steps` ({optim.warmup_steps}) leaves no step of `train.steps` ({steps}) at the full rate"
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vlmrl.errors import Problem, ProblemsError, RecipeError
+from vlmrl.recipe.counted import keep_one, written_in
 from vlmrl.recipe.files import Layer, find_recipe, parent_layer, read_layer
 from vlmrl.recipe.lines import Key, dotted
 from vlmrl.recipe.messages import problems_of, table_class
@@ -118,8 +119,9 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | 
     for layer in layers:
         _merge(raw, places, layer, ())
         places.update({key: Place(layer.file, line) for key, line in layer.lines.items()})
-    for text in overrides:
-        _override(raw, places, text, problems)
+        _keep_one(raw, places, written_in(layer.raw), file, problems)
+    applied = [_override(raw, places, text, problems) for text in overrides]
+    _keep_one(raw, places, {key for key in applied if key is not None}, file, problems)
     recipe, derived = _finish(raw, places, file, problems, kind), {}
     if recipe.lora is not None and ("optim", "lr") not in places:
         recipe = recipe.model_copy(update={"optim": recipe.optim.model_copy(update={"lr": LORA_LR})})
@@ -149,6 +151,7 @@ def reload_recipe(
     _drop_none(raw)
     problems: list[Problem] = []
     changed = [key for text_ in overrides if (key := _override(raw, places, text_, problems)) is not None]
+    changed += _keep_one(raw, places, changed, file, problems)
     recipe = _finish(raw, places, file, problems, kind)
     dump = recipe.model_dump(mode="json")
     origins = {
@@ -225,6 +228,19 @@ def _override(raw: dict[str, Any], places: dict[Key, Place], text: str, problems
     places.update({applied[:n]: Place(None, 0, text) for n in range(1, len(applied)) if applied[:n] not in places})
     places[applied] = Place(None, 0, text)
     return applied
+
+
+def _keep_one(
+    raw: dict[str, Any], places: dict[Key, Place], written: Collection[Key], file: Path, problems: list[Problem]
+) -> list[Key]:
+    """Let a number of steps, or what it is counted from, replace the other. Returns the keys that were replaced."""
+    whole = {key for (table,) in [k for k in written if len(k) == 1] for key in written_in({table: raw.get(table)})}
+    where = lambda key: (_nearest_place(places, key) or Place(file, 1)).where  # noqa: E731
+    replaced, found = keep_one(raw, {*written, *whole}, where)
+    problems += found
+    for key in replaced:
+        _forget(places, key)
+    return replaced
 
 
 def _forget(places: dict[Key, Place], key: Key) -> None:

@@ -197,8 +197,9 @@ class Rollout(Table):
 class Train(Table):
     """The length and the batching of a run."""
 
-    steps: PositiveInt = 100
-    """Training steps; one step = one new policy version."""
+    steps: Count = 100
+    """Training steps; one step = one new policy version. `epochs` may say it instead (then 0 stands here until a run
+    begins)."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of everything random: data order, sampling, initialisation."""
     rows_per_step: Annotated[int, Field(gt=0, le=1_000_000)] = 32
@@ -214,6 +215,11 @@ class Train(Table):
     """Stop early when the validation metric (`eval.metric`) reaches this value."""
     max_seconds: PositiveInt | None = None
     """Stop after this many seconds of training (a last checkpoint is saved)."""
+    epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Passes over the data, in place of `steps`: a run has as many steps as it takes to draw that many times as many
+    rows as all sources have together. Counted when a run begins, and kept when it goes on. With one source every row is
+    drawn that often; `share` can make a pass over one source longer than over another. Prompts that a filter replaces
+    do not count."""
 
 
 class Optim(Table):
@@ -238,6 +244,9 @@ class Optim(Table):
     """AdamW beta2."""
     max_grad_norm: Annotated[float, Field(ge=1e-9, le=1e12)] = 1.0
     """Gradients are scaled down to this norm."""
+    warmup_ratio: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the steps that is warm-up, in place of `warmup_steps`, rounded up to whole steps. Counted when a run
+    begins, and kept when it goes on."""
 
 
 class Eval(Table):

@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 MOST = 1_000_000_000
+"""Largest whole number of a key that says nothing else."""
 MAX_PIXELS = 100_000_000
 """Area of the largest image that is decoded (data/images.py)."""
 

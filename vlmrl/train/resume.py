@@ -26,7 +26,7 @@ from vlmrl.train.choices import settle_for_run
 from vlmrl.train.records import Records, content_changes, records_of, texts_of
 
 COMMANDS = {"rl": "train", "sft": "sft"}
-LENGTH_KEYS = {"train.steps", "train.stop_above", "train.max_seconds", "eval.patience"}
+LENGTH_KEYS = {"train.steps", "train.epochs", "train.stop_above", "train.max_seconds", "eval.patience"}
 """Keys that can make a run go on that was done."""
 
 
