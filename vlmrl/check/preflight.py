@@ -16,6 +16,7 @@ from vlmrl.check import data as rows
 from vlmrl.check import machine, tokens
 from vlmrl.check.catalogs import catalogs
 from vlmrl.check.kernels import check_kernels
+from vlmrl.check.location import check_location
 from vlmrl.check.loggers import check_loggers
 from vlmrl.check.memory import HERE, Target, check_device, check_memory, plan_memory
 from vlmrl.check.plan_sizes import Prompts
@@ -112,27 +113,6 @@ def check_model(
     except VlmrlError as error:
         problems += rows.problems_in(error, loaded.where(("model", "path")))
     return problems
-
-
-def check_location(loaded: LoadedRecipe, model_files: str | None = None) -> list[Problem]:
-    """Whether the model is where the recipe says, and all its files are there and whole. A second at most, but for a
-    hub name that is not in the cache; nothing of torch is imported.
-
-    Args: model_files: as for `preflight`.
-    """
-    from vlmrl.model.files import folder_problems
-    from vlmrl.model.hub import require_source
-
-    model = loaded.recipe.model
-    folder = Path(model_files or model.path).expanduser()
-    if folder.is_dir():
-        elsewhere = model_files is not None and model_files != model.path
-        return folder_problems(folder, has_weights=not elsewhere, own_code=model.trust_remote_code)
-    try:
-        require_source(model_files or model.path, model.revision)
-    except VlmrlError as error:
-        return rows.problems_in(error, loaded.where(("model", "path")))
-    return []
 
 
 def preflight(

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlmrl.recipe.lines import Key, dotted
-from vlmrl.recipe.load import PATH_KEYS, LoadedRecipe, leaves
+from vlmrl.recipe.load import LoadedRecipe, leaves
+from vlmrl.recipe.paths import PATH_KEYS
 
 Kind = Literal["free", "asked", "refused"]
 Restart = Literal["best", "kl"]

@@ -75,7 +75,7 @@ Rule = Callable[[LoadedRecipe, Catalogs], Iterator[Problem]]
 
 def check_recipe(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
     """Every rule's findings, in the order of the rules."""
-    return [problem for rule in RULES for problem in rule(loaded, catalogs)]
+    return [*loaded.warnings, *(problem for rule in RULES for problem in rule(loaded, catalogs))]
 
 
 def check_made(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:

@@ -194,7 +194,8 @@ def _plan(run: Run, checkpoint: Path | None, asked: Request) -> Plan:
         loaded = load_recipe(asked.recipe, overrides=asked.overrides)
     else:
         text = newest_recipe(run.dir).read_text("utf-8", "replace") if newest_recipe(run.dir).is_file() else ""
-        loaded = reload_recipe(before, newest_resolved(run.dir), text, overrides=asked.overrides)
+        cwd = Path(run.manifest.cwd) if run.manifest.cwd else None
+        loaded = reload_recipe(before, newest_resolved(run.dir), text, overrides=asked.overrides, cwd=cwd)
     refuse_hidden(loaded.resolved["recipe"], str(loaded.path))
     loaded, warnings = settle_for_run(keep_settled(loaded, before), run.dir.parent)
     sources, validation = open_sources(loaded.recipe)

@@ -422,7 +422,8 @@ def test_a_model_that_is_not_there_is_found_without_torch(world, tmp_path, path)
     (tmp_path / "empty").mkdir()
     code = (
         "import sys; from pathlib import Path; from vlmrl.recipe.load import load_recipe\n"
-        "from vlmrl.cli.check import find_model_files; from vlmrl.check.preflight import check_location, preflight\n"
+        "from vlmrl.cli.check import find_model_files; from vlmrl.check.location import check_location\n"
+        "from vlmrl.check.preflight import preflight\n"
         f"loaded = load_recipe('recipe.toml', overrides=['model.path={path}'])\n"
         "found = find_model_files(loaded.recipe.model.path, Path('runs'), loaded.where(('model', 'path')))\n"
         "missing = found[1] or check_location(loaded, found[0])\n"
@@ -494,3 +495,21 @@ def test_names_of_layers_are_checked_before_weights_are_read(world, fixed_size_f
     for problems in (check_model(loaded), preflight(loaded, runs_folder=fixed_size_folder / "runs").problems):
         problem = the(problems, told)
         assert (problem.level, problem.where) == ("error", f"--set {words[-1]}") and hint in str(problem.hint)
+
+
+def test_a_wrong_model_path_is_on_the_screen_before_anything_large_is_imported(world):
+    """`vlmrl check` says it first, and then goes on to the data."""
+    code = (
+        "import sys; from vlmrl.cli import check\n"
+        "show = check._show_each\n"
+        "def first(problems):\n"
+        "    heavy = {'torch', 'numpy', 'pyarrow', 'transformers', 'huggingface_hub'} & set(sys.modules)\n"
+        "    print('shown', [p.where for p in problems], list(heavy), flush=True); show(problems)\n"
+        "check._show_each = first\n"
+        "sys.argv = ['vlmrl', 'check', 'recipe.toml', '--set', 'model.path=./gone']\n"
+        "from vlmrl.cli.app import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    shown = [line for line in done.stdout.splitlines() if line.startswith("shown")]
+    assert done.returncode == 2 and shown[0] == "shown ['--set model.path=./gone'] []", done.stderr + done.stdout
+    assert done.stderr.count("--> --set model.path=./gone") == 1 and "passes over the data" in done.stderr
