@@ -223,19 +223,18 @@ def check_loaded(
 
     if launched():
         return settle_for_run(loaded, root)[0]
-    (problems, prompts), problem = quick_look(loaded), None
+    (problems, prompts), missing = quick_look(loaded), []
     if not any(p.level == "error" for p in problems):
         if files is None:
-            files, problem = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
-        if problem is None:
+            files, missing = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
+        if not missing:
             loaded, warnings = settle_for_run(loaded, root)
             target = parse_target(gpus)
             problems += [
                 *warnings,
                 *check_model(loaded, files, root if trains else None, target=target, prompts=prompts),
             ]
-        else:
-            problems.append(problem)
+        problems += missing
     errors = [p for p in problems if p.level == "error"]
     if errors:
         raise ProblemsError(errors)

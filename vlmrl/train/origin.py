@@ -9,7 +9,7 @@ from typing import Any
 
 from vlmrl.checkpoint.format import HF
 from vlmrl.errors import CheckpointError, StoreError
-from vlmrl.model.lora import CONFIG_FILE
+from vlmrl.model.files import ADAPTER_CONFIG
 from vlmrl.store.choice import choose_checkpoint
 from vlmrl.store.layout import CHECKPOINTS, COMPLETE, MANIFEST, complete_checkpoints
 from vlmrl.store.listing import run_ids
@@ -69,7 +69,7 @@ def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOr
         checkpoint, why = choose_checkpoint(run.dir, run.manifest, which)
         read_meta(checkpoint)
         return ModelOrigin(path, checkpoint, {"run": run.id, "checkpoint": checkpoint.name, "why": why})
-    if (folder / CONFIG_FILE).is_file():
+    if (folder / ADAPTER_CONFIG).is_file():
         raise CheckpointError(f"{path} holds an adapter without its base model", where=path,
                               hint="name the run that made it, or fold it in: vlmrl merge RUN")  # fmt: skip
     if folder.is_dir():
