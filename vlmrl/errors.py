@@ -13,6 +13,19 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says when a disk, a quota or a file is full."""
 
 
+_SPACE = ("the disk refuses to take more", "free disk space: `vlmrl runs du` says what takes it")
+_PLACE = ("the place cannot be used", "choose another place, or ask who looks after this one")
+REFUSED = {
+    **dict.fromkeys(FULL, _SPACE),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP), _PLACE),
+    errno.ENAMETOOLONG: ("a name is too long", "a file's name takes 255 bytes, a path 4,096: give a shorter one"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), ("too many files are open", "raise the limit: ulimit -n 65536")),
+    **dict.fromkeys((errno.EIO, errno.ESTALE), ("the disk fails", "see `dmesg`, and copy the data")),
+}
+"""What the system says of the user's files and disks, no fault of ours -> in words, and what to do."""
+MOST_SHOWN = 160
+
+
 class VlmrlError(Exception):
     """A mistake of the user or of the world, told in words. Exit code 2, no traceback.
 
@@ -157,6 +170,12 @@ def first_line(error: BaseException, limit: int = 200) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:limit]
 
 
+def shortened(text: str, limit: int = MOST_SHOWN) -> str:
+    """The text, or its beginning and end when it is longer than that many characters."""
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
+
+
 def gib(size: int) -> str:
     """Bytes as people read them."""
     return f"{size / (1 << 30):,.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):,.0f} MiB"
@@ -175,9 +194,9 @@ def exit_of(error: BaseException) -> tuple[int, str]:
         return 2, str(error)
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"
-    if isinstance(error, OSError) and error.errno in FULL:
-        told = f"the disk refuses to take more: {error.strerror}"
-        return 2, format_error(told, error.filename, "free disk space: `vlmrl runs du` says what takes it")
+    if isinstance(error, OSError) and error.errno in REFUSED:
+        told, hint = REFUSED[error.errno]
+        return 2, format_error(f"{told}: {error.strerror}", shortened(str(error.filename or "")), hint)
     hint = "this is a bug in vlmrl, not your mistake; please report it with the lines above"
     told = format_error(f"internal error: {type(error).__name__}: {error}", None, hint)
     return 1, "".join(traceback.format_exception(error)) + "\n" + told

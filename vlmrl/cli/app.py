@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from vlmrl import __version__
 from vlmrl.cli.output import harmless
 from vlmrl.errors import exit_of
+from vlmrl.process import keep_standard_streams
 
 COMMANDS = (
     "prep", "check", "fetch", "try_", "sft", "train", "merge", "eval", "compare", "reward_check", "report",
@@ -57,15 +58,16 @@ def main() -> None:
     # cores. Never spinning costs a fifth of the speed on an idle machine. Read when torch is loaded.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    keep_standard_streams()
     if "VLMRL_LAUNCH_DIR" in os.environ:
         from vlmrl.dist import worker
 
         worker.run(app)
     try:
-        app(standalone_mode=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        try:
+            app(standalone_mode=True)
+        finally:
+            sys.stdout.flush()  # what it refuses is told here, not at the interpreter's end
     except (Exception, KeyboardInterrupt) as error:
         code, text = exit_of(error)
         print(harmless(text), file=sys.stderr)

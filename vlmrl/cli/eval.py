@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from vlmrl.cli.output import JSON_HELP, emit, say, show_table
-from vlmrl.errors import RecipeError, StoreError
+from vlmrl.errors import RecipeError
 
 
 def register(app: typer.Typer) -> None:
@@ -63,14 +63,14 @@ def eval_(
     Greedy unless --sample is given. An answer that cannot be parsed counts as wrong. Results are kept in the run's
     folder eval/; for a model that is no run, in a new run of kind eval.
     """
-    from vlmrl.store.layout import runs_root
+    from vlmrl.store.layout import check_eval_name, runs_root
     from vlmrl.train import evaluation as work
     from vlmrl.train.origin import find_model
 
     if n > 1 and not sample:
         raise RecipeError(f"--n {n} needs --sample: greedy gives the same answer {n} times", hint="--sample 1.0")
-    if name is not None and (name.startswith(".") or "/" in name or "\\" in name or not name.strip()):
-        raise StoreError(f"`{name}` cannot be the name of an evaluation", hint="a plain name without slashes")
+    if name is not None:
+        check_eval_name(name)
     root, argv = runs_root(runs), ["vlmrl", *sys.argv[1:]]
     origin = find_model(model, root, int(checkpoint) if checkpoint.isdigit() else checkpoint)
     settings = work.EvalSettings(split, sample or None, n, max_rows, name, seed, force)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from vlmrl.errors import OutOfMemoryError, exit_of, reason_of
-from vlmrl.process import die_with_parent
+from vlmrl.process import die_with_parent, lasting
 
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
 PARENT_VARIABLE = "VLMRL_LAUNCHER_PID"
@@ -91,13 +91,14 @@ class Rank:
         """Send what any library writes to stdout and stderr, in C or in Python, to the log. What rank 0 itself has to
         say goes to both (`stdout`, `stderr` of this module): no progress bar or warning comes between.
         """
+        sys.stdout.flush()
+        sys.stderr.flush()
         outside = [os.dup(1), os.dup(2)]
         self._send_to_pipe()
-        for name, fd in zip(("stdout", "stderr"), outside, strict=True):
-            log = getattr(sys, name)
-            log.reconfigure(line_buffering=True, errors="backslashreplace")
+        sys.stdout, sys.stderr = lasting(1), lasting(2)  # made anew: a stream on a file cannot tell where a pipe is
+        for name, log, fd in zip(("stdout", "stderr"), (sys.stdout, sys.stderr), outside, strict=True):
             if self.terminal:
-                self.voices[name] = cast(TextIO, _Both(open(fd, "w", buffering=1, errors="backslashreplace"), log))  # noqa: SIM115
+                self.voices[name] = cast(TextIO, _Both(lasting(fd), log))
             else:
                 os.close(fd)
 

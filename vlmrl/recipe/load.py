@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,8 @@ PATH_KEYS = (
     "reward.name",
 )
 """Keys whose value may name a file or folder; list positions left out."""
+MOST_NAME_BYTES = 255
+"""Of the name of a file or folder, on every file system in use."""
 
 
 @dataclass(frozen=True)
@@ -275,18 +278,30 @@ def _odd_values(value: Any, places: Mapping[Key, Place], file: Path, key: Key = 
         return [Problem(f"`{dotted(key)}` is {value}; it must be a finite number", where)]
     if isinstance(value, int) and abs(value) >= 1 << 63:
         return [Problem(f"`{dotted(key)}` is {str(value)[:24]}..., which does not fit in 64 bits", where)]
+    if isinstance(value, str) and _plain(key) in PATH_KEYS:
+        path = value.rpartition(":")[0] if ".py:" in value else value
+        longest = max(len(part.encode("utf-8", "replace")) for part in path.split("/"))
+        if longest > MOST_NAME_BYTES or "\0" in value:
+            told = f"holds a name of {longest} bytes" if longest > MOST_NAME_BYTES else "holds a zero character"
+            hint = f"a file's name takes {MOST_NAME_BYTES} bytes"
+            return [Problem(f"`{dotted(key)}` {told}, which no file can have", where, hint)]
     return []
+
+
+def _plain(key: Key) -> str:
+    """A key without list positions."""
+    return dotted(tuple(part for part in key if isinstance(part, str)))
 
 
 def _find_paths(raw: dict[str, Any], places: Mapping[Key, Place], folder: Path) -> None:
     """Relative paths that do not exist here but do beside their recipe become paths that do."""
     for key, value in list(leaves(raw)):
-        if dotted(tuple(p for p in key if isinstance(p, str))) not in PATH_KEYS or not isinstance(value, str):
+        if _plain(key) not in PATH_KEYS or not isinstance(value, str):
             continue
         name, colon, function = value.rpartition(":") if ".py:" in value else (value, "", "")
         here, *others = _candidates(name, places.get(key), folder)
-        found = next((p for p in others if p.exists()), None)
-        if found and not here.exists():
+        found = next((p for p in others if os.path.exists(p)), None)
+        if found and not os.path.exists(here):
             _at(raw, key[:-1])[str(key[-1])] = f"{found}{colon}{function}"
 
 

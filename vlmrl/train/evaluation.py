@@ -22,7 +22,7 @@ from vlmrl.rewards import reward_record
 from vlmrl.rollout.engine import Generator
 from vlmrl.store.clock import now
 from vlmrl.store.kept import newest_resolved, read_resolved, refuse_hidden
-from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
+from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs, eval_name
 from vlmrl.store.metrics import encode
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run, open_run
@@ -282,7 +282,7 @@ def _params(recipe: Recipe, greedy: SamplingParams, settings: EvalSettings) -> S
 
 def _name(settings: EvalSettings, origin: ModelOrigin, source: Source, num_sources: int) -> str:
     if settings.name is not None:
-        return settings.name if num_sources == 1 else f"{settings.name}-{source.name}"
+        return settings.name if num_sources == 1 else eval_name(settings.name, source.name)
     words = [source.split, source.name]
     if origin.checkpoint is not None:
         words.append(origin.checkpoint.name)
@@ -290,7 +290,7 @@ def _name(settings: EvalSettings, origin: ModelOrigin, source: Source, num_sourc
         words.append(f"T{settings.temperature:g}-n{settings.samples}")
     if settings.max_rows is not None and settings.max_rows < len(source.rows):
         words.append(f"first-{settings.max_rows}")
-    return "-".join("".join(c if c.isalnum() or c in "._-" else "-" for c in word) for word in words)
+    return eval_name(*words)
 
 
 def _meta(

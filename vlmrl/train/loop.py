@@ -13,7 +13,7 @@ from vlmrl.dist import worker
 from vlmrl.evaluate.metrics import metric_value
 from vlmrl.evaluate.run import evaluate, write_evaluation
 from vlmrl.rollout.engine import Generator
-from vlmrl.store.layout import eval_dir
+from vlmrl.store.layout import eval_dir, eval_name
 from vlmrl.train.saving import finish_save, look_after_save, save
 from vlmrl.train.state import Session, greedy_params
 
@@ -87,7 +87,7 @@ def validate(session: Session, generator: Generator) -> None:
         flat |= {
             f"{prefix}/{name}_{end}": m[end] for name, m in found.summary["metrics"].items() for end in ("low", "high")
         }
-        name = f"{source.split}-{source.name}-step-{step:06d}"
+        name = eval_name(source.split, source.name, f"step-{step:06d}")
         meta = {"step": step, "greedy": True, "checkpoint": None, "during": "training"}
         if s.world.is_main:
             write_evaluation(eval_dir(s.run.dir, name), found, meta)

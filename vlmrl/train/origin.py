@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,9 +56,9 @@ def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOr
         folder is not what was saved (names alone are looked at; files are compared when they are loaded).
     """
     folder = Path(path)
-    if (folder / "config.json").is_file():
+    if os.path.isfile(folder / "config.json"):  # a name that is too long for a path is no path
         return ModelOrigin(path)
-    if (folder / COMPLETE).is_file():
+    if os.path.isfile(folder / COMPLETE):
         read_meta(folder)
         folder = folder.absolute()
         alone = ModelOrigin(path, folder)
@@ -69,10 +70,10 @@ def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOr
         checkpoint, why = choose_checkpoint(run.dir, run.manifest, which)
         read_meta(checkpoint)
         return ModelOrigin(path, checkpoint, {"run": run.id, "checkpoint": checkpoint.name, "why": why})
-    if (folder / CONFIG_FILE).is_file():
+    if os.path.isfile(folder / CONFIG_FILE):
         raise CheckpointError(f"{path} holds an adapter without its base model", where=path,
                               hint="name the run that made it, or fold it in: vlmrl merge RUN")  # fmt: skip
-    if folder.is_dir():
+    if os.path.isdir(folder):
         raise CheckpointError(f"{path} holds no model: there is no config.json, and it is no run", where=path)
     return ModelOrigin(path)
 
@@ -90,7 +91,7 @@ def _run_named(path: str, runs_root: Path) -> Run | None:
     try:
         return open_run(runs_root, path)
     except StoreError as error:
-        if (Path(path) / MANIFEST).exists() or "more than one" in error.message:
+        if os.path.exists(Path(path) / MANIFEST) or "more than one" in error.message:
             raise
         return None
 
