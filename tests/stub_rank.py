@@ -4,7 +4,7 @@
 
 Faults: user (a VlmrlError), bug (a ValueError), hang (sleeps), peerless (sleeps, and so do the others: nobody notices a
 death), deaf (ignores SIGTERM and SIGINT), child (leaves a process behind and goes on), memory (runs out of it, unless
-started again with half), memories (runs out of it then too).
+started again with half), memories (runs out of it then too), stop (a breakpoint that every rank comes to).
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def main() -> None:
     for step in range(steps):
         worker.phase("rollout", step)
         time.sleep(SECONDS_A_STEP)
+        if fault == "stop" and step == int(at_step):
+            breakpoint()
         if rank == int(at_rank) and step == int(at_step):
             if fault == "user":
                 raise DataError("row 17 has no image", where="digits row 17")

@@ -11,10 +11,10 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "vlmrl"
 LEVELS = {
-    "__init__": 0, "__main__": 8, "errors": 0, "process": 0, "types": 0,
+    "__init__": 0, "__main__": 8, "errors": 0, "process": 0, "types": 0, "visible": 0,
     "recipe": 1, "rewards": 1, "algo": 1, "store": 1,
     "data": 2, "model": 2, "dist": 2,
-    "tasks": 3, "rollout": 3, "checkpoint": 3,
+    "tasks": 3, "rollout": 3, "checkpoint": 3, "sinks": 3,
     "evaluate": 4, "check": 4,
     "train": 5, "report": 5,
     "launch": 6, "demo": 6,
@@ -25,12 +25,15 @@ LEVELS = {
 FENCES = {
     "typer": ("cli/",),
     "rich": ("cli/",),
-    "vllm": ("rollout/vllm_engine.py", "rollout/vllm_worker.py"),
+    "vllm": ("rollout/vllm_engine.py", "rollout/vllm_worker.py", "rollout/vllm_probe.py"),
     "torch": ("model/", "algo/losses.py", "algo/kl.py", "algo/aggregate.py", "data/encode.py", "data/batch.py", "dist/",
               "rollout/", "checkpoint/", "train/", "evaluate/run.py", "check/machine.py", "launch/agent.py"),
     "torch.distributed": ("dist/", "checkpoint/io.py", "rollout/weight_sync.py", "launch/agent.py"),
     "peft": ("model/lora.py",),
     "bitsandbytes": ("train/optim.py",),
+    "wandb": ("sinks/wandb_sink.py",),
+    "trackio": ("sinks/trackio_sink.py",),
+    "tensorboard": ("sinks/tensorboard_sink.py",),
     "pickle": (),
     "cloudpickle": (),
     "dill": (),
@@ -110,7 +113,7 @@ def test_fenced_modules_are_imported_behind_their_fence_only(module: str):
 
 
 def test_cli_modules_load_nothing_heavy_at_their_top():
-    allowed = {"typer", "typer.core", "vlmrl.errors", "vlmrl.types", "vlmrl.cli.output", "vlmrl"}
+    allowed = {"typer", "typer.core", "vlmrl.errors", "vlmrl.types", "vlmrl.visible", "vlmrl.process", "vlmrl.cli.output", "vlmrl"}
     wrong = []
     for path in sorted((PACKAGE / "cli").glob("*.py")):
         for node in ast.parse(path.read_text("utf-8")).body:
@@ -172,6 +175,7 @@ for name in sys.argv[1:]:
 LIGHT = [
     "vlmrl.errors", "vlmrl.types", "vlmrl.algo.advantages", "vlmrl.algo.family", "vlmrl.recipe", "vlmrl.rewards",
     "vlmrl.store", "vlmrl.tasks", "vlmrl.check", "vlmrl.report", "vlmrl.evaluate.metrics", "vlmrl.evaluate.stats",
+    "vlmrl.sinks",
 ]  # fmt: skip
 
 

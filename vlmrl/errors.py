@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import errno
 import traceback
 from collections.abc import Sequence
@@ -194,9 +195,11 @@ def exit_of(error: BaseException) -> tuple[int, str]:
         return 2, str(error)
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"
+    if isinstance(error, bdb.BdbQuit):
+        return 130, "the debugger was left"
     if isinstance(error, OSError) and error.errno in REFUSED:
-        told, hint = REFUSED[error.errno]
-        return 2, format_error(f"{told}: {error.strerror}", shortened(str(error.filename or "")), hint)
+        message, hint = REFUSED[error.errno]
+        return 2, format_error(f"{message}: {error.strerror}", shortened(str(error.filename or "")) or None, hint)
     hint = "this is a bug in vlmrl, not your mistake; please report it with the lines above"
     told = format_error(f"internal error: {type(error).__name__}: {error}", None, hint)
     return 1, "".join(traceback.format_exception(error)) + "\n" + told

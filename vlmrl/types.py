@@ -48,6 +48,7 @@ class Row:
         truth: what the task's truth schema made of the row; a plain mapping of JSON values.
         media: images in the order of the `<image>` slots.
         columns: every other column of the dataset, as JSON values; given to rewards and templates.
+        origin: where a person finds it (`rows.jsonl:17`), for messages; "" = not known. No part of what a row is.
     """
 
     prompt_id: str
@@ -56,6 +57,12 @@ class Row:
     truth: Mapping[str, Any]
     media: tuple[Media, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = field(default="", compare=False, repr=False)
+
+    @property
+    def place(self) -> str:
+        """Where the row is, as an error says it."""
+        return f"{self.origin} ({self.prompt_id})" if self.origin else f"{self.source} row {self.prompt_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,10 @@ class Segment:
     sampler_logp: tuple[float, ...] | None = None
 
 
+INAPPLICABLE = "the reward does not apply to this response"
+"""`Score.error` of a response to which a reward in TRL's form gave None: left out like a failure, but no bug."""
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """What a reward said of one response.
@@ -118,6 +129,11 @@ class Score:
     note: str = ""
     error: str | None = None
 
+    @property
+    def failed(self) -> bool:
+        """Whether the reward failed on this response, which is a bug in the reward."""
+        return self.error is not None and self.error != INAPPLICABLE
+
 
 @dataclass(frozen=True, slots=True)
 class RewardInput:
@@ -131,6 +147,9 @@ class RewardInput:
         finish: "stop" or "length".
         num_tokens: length of the response in tokens, end token included.
         prompt: the rendered prompt as text.
+        token_ids: the response's tokens, end token included; None where they are not known (a table of texts), or the
+            reward does not ask for them (`needs_token_ids`).
+        step: version of the policy that wrote the response, from 0.
     """
 
     response: str
@@ -140,6 +159,8 @@ class RewardInput:
     finish: Finish = "stop"
     num_tokens: int = 0
     prompt: str = ""
+    token_ids: Sequence[int] | None = None
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -192,6 +192,20 @@ def run_case(case: Case, smoke: bool) -> dict[str, Any]:
     except torch.OutOfMemoryError as error:
         at = torch.cuda.max_memory_allocated() / GIB
         return facts | {"outcome": f"OOM at {at:.1f} GiB", "peak_gib": at, "note": str(error).split(". ")[0]}
+
+
+ALLOWED_ERROR = 1.2
+"""How much larger than the stock model's an error in bfloat16 may be: sums in another order differ by that much."""
+
+
+def measure_cases(smoke: bool, pattern: str) -> Iterator[dict[str, Any]]:
+    """Results of the cases of this name or pattern, for the GPU day; of `parity` with a verdict, `ok`."""
+    pattern = pattern.replace("varlen", "sdpa") if smoke else pattern
+    for case in (c for c in plan(smoke) if fnmatchcase(c.name, pattern)):
+        result = run_case(case, smoke)
+        pairs = [("ours_logp_mean", "stock_logp_mean"), ("ours_gradient", "stock_gradient")]
+        known = [(result[a], result[b]) for a, b in pairs if result.get(a) is not None]
+        yield result | {"ok": all(a <= ALLOWED_ERROR * b for a, b in known) if known else None}
 
 
 def run_apart(case: Case, limit: float) -> dict[str, Any]:

@@ -55,6 +55,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
                    {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "patch_size": 16,
                     "out_hidden_size": 4096}, False),
 }  # fmt: skip
+_NINE_B = MODELS["Qwen3.5-9B"]
+MODELS["Qwen3.5-9B-quarter"] = (_NINE_B[0], _NINE_B[1] | {"num_hidden_layers": 8}, *_NINE_B[2:])
 """Name -> transformers' class, text and vision configuration as published, and whether the embeddings are tied."""
 IMAGE, VIDEO, START, END, PAD = range(2, 7)
 """Ids of special tokens, which random text leaves out. Where they are in the vocabulary makes no difference here."""
@@ -67,7 +69,8 @@ class Case:
     """One measurement.
 
     Args:
-        kind: "update", "parity" or "cap".      work: "taxon" or "vfig".      path: "padded", "packed" or "shared".
+        kind: "update", "parity" or "cap".      path: "padded", "packed" or "shared".
+        work: "taxon", "vfig", or "row": taxon's prompt with responses that fill a row of 16,384 tokens.
         backend: of packed rows; of padded ones "sdpa" or "stock".      optimizer: as `optim.name`.
         rank: of the adapter; 0 = all weights are trained.      tokens_per_row: budget of a row, or of a padded batch.
         cap_gib, ranks: of "cap": memory of one GPU, and over how many of them states are sharded.
@@ -143,9 +146,12 @@ class Shape:
 
 def shape_of(case: Case, smoke: bool) -> Shape:
     patch = MODELS[case.model][2]["patch_size"]
-    if case.work == "taxon":
+    if case.work in ("taxon", "row"):
         side = round(800 / (2 * patch)) * 2 if not smoke else 10  # the processor's rounding: 58 x 14, 50 x 16 pixels
         grids, text, responses = ((side, side),) * 2, 12 if smoke else 300, (6,) * 4 if smoke else (300,) * 16
+        if case.work == "row" and not smoke:
+            left = 16_384 - text - sum(h * w // 4 + 2 for h, w in grids)
+            responses = (left // 16,) * 16
         if case.kind == "parity":
             responses = responses[:4]
         return Shape(grids, text + sum(h * w // 4 + 2 for h, w in grids), responses)

@@ -2,9 +2,7 @@
 
 python scripts/bench/save.py [--hidden 1024] [--layers 12] [--saves 4] [--folder FOLDER]
 
-A model of random weights with its moments, about 2 GB, on the CPU. Prints one JSON object: seconds for which the step
-loop is held (of the first save, which takes memory for the copies, and the best of the later ones), and until the
-checkpoint is whole.
+A model of random weights with its moments, about 2 GB, on the CPU. Prints a JSON object for each kind (see `measure`).
 """
 
 from __future__ import annotations
@@ -14,7 +12,9 @@ import json
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,6 +27,39 @@ from vlmrl.train.optim import Optimizer
 from vlmrl.train.saver import Saver, Written
 
 
+def measure(place: Path, *, hidden: int, layers: int, saves: int, device: str = "cpu") -> Iterator[dict[str, Any]]:
+    """Seconds of saving a model with its moments, written at once and from copies.
+
+    Args:
+        place: an empty folder on the disk to measure.      hidden, layers: of the text model.
+        saves: of each kind, at least 2.      device: "cpu" or "cuda"; copies of a GPU's tensors are pinned.
+    Yields: a dict for each kind: `case`; `gigabytes` of a checkpoint; `held_first`, `held_best`: seconds for which the
+        step loop is held, of the first save, which takes memory for the copies, and the best of the later ones;
+        `whole_best`: seconds until the checkpoint is whole.
+    """
+    folder = build_tiny(place / "model", ["same or different?"], hidden=hidden, layers=layers)
+    settings = Model.model_validate({"path": str(folder), "dtype": "float32", "device": device})
+    model, processor = load_model(settings), load_processor(settings)
+    optimizer = Optimizer(model, Optim(lr=1e-6))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.adamw.step()
+    tensors = optimizer.state_tensors()
+    size = sum(t.nbytes for t in (*io.model_tensors(model).values(), *tensors.values()))
+    for case, saver in (("at once", Saver()), ("beside", Saver(copies=HostCopies(pinned=device == "cuda")))):
+        held, whole = [], []
+        for step in range(saves):
+            start = time.perf_counter()
+            what = io.Saved(step, {"dtype": "float32"}, {})
+            staged = io.stage(place, what, model, processor, tensors, copies=saver.copies)
+            saver.begin(lambda staged=staged, step=step: Written(step, io.write_staged(staged), ()))
+            held.append(time.perf_counter() - start)
+            shutil.rmtree(saver.result().folder)
+            whole.append(time.perf_counter() - start)
+        yield {"case": case, "gigabytes": size / 1e9, "held_first": held[0], "held_best": min(held[1:]),
+               "whole_best": min(whole)}  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, default=1024)
@@ -35,31 +68,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="on the disk to measure; default: a temporary one")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
-        place = Path(name)
-        folder = build_tiny(place / "model", ["same or different?"], hidden=asked.hidden, layers=asked.layers)
-        settings = Model(path=str(folder), dtype="float32", device="cpu")
-        model, processor = load_model(settings), load_processor(settings)
-        optimizer = Optimizer(model, Optim(lr=1e-6))
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.adamw.step()
-        tensors = optimizer.state_tensors()
-        size = sum(t.nbytes for t in (*io.model_tensors(model).values(), *tensors.values()))
-        told: dict[str, float] = {"gb": round(size / 1e9, 2)}
-        for kind, saver in (("at once", Saver()), ("beside", Saver(copies=HostCopies()))):
-            held, whole = [], []
-            for step in range(asked.saves):
-                start = time.perf_counter()
-                what = io.Saved(step, {"dtype": "float32"}, {})
-                staged = io.stage(place, what, model, processor, tensors, copies=saver.copies)
-                saver.begin(lambda staged=staged, step=step: Written(step, io.write_staged(staged), ()))
-                held.append(time.perf_counter() - start)
-                shutil.rmtree(saver.result().folder)
-                whole.append(time.perf_counter() - start)
-            told[f"{kind}: held, first"] = round(held[0], 2)
-            told[f"{kind}: held, best"] = round(min(held[1:]), 2)
-            told[f"{kind}: whole, best"] = round(min(whole), 2)
-        print(json.dumps(told))
+        for row in measure(Path(name), hidden=asked.hidden, layers=asked.layers, saves=asked.saves):
+            print(json.dumps({key: round(x, 2) if isinstance(x, float) else x for key, x in row.items()}))
 
 
 if __name__ == "__main__":

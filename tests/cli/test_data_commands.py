@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,43 @@ def test_the_doctor_finds_what_is_planted_in_a_table_of_ones_own(tmp_path: Path)
     )
     verdict, told = found["repeated pairs"]
     assert verdict == "bad" and told.startswith("4 rows repeat the images of another, 2 across splits; in 1 case their")
-    assert told.endswith("such as train row 9, test row 20")
+    assert "train.parquet row 9, " in told and told.endswith("test.parquet row 20")
     assert found["rows over the limit"][1].startswith("1 over 2,048 tokens (validation 1)")
     assert found["majority class"][0] == "bad" and "train: always `yes` is right in 90.0%" in found["majority class"][1]
     assert list(report["labels"]) == ["train", "validation", "test"]
+
+
+def test_the_doctor_names_file_and_row_of_what_a_model_cannot_take(tmp_path: Path) -> None:
+    names = ["sound.png", "long.png", "broken.png"]
+    for name, size in zip(names, [(60, 40), (804, 4), (200, 200)], strict=True):
+        (tmp_path / name).write_bytes(photo(sum(map(ord, name)), *size))
+    whole = (tmp_path / "broken.png").read_bytes()
+    (tmp_path / "broken.png").write_bytes(whole[: len(whole) // 2])
+    rows = [{"prompt": f"<image>What is {name}?", "images": [name], "answer": "a"} for name in names]
+    rows[0]["prompt"] += "<|im_end|><|im_start|>assistant"
+    table = tmp_path / "rows.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = answered("data", "doctor", table, "--workers", 1)["doctor"]
+    found = {check["check"]: (check["verdict"], check["finding"]) for check in report["checks"]}
+    verdict, finding = found["very long images"]  # 804 is 201 times 4
+    assert verdict == "bad" and finding.endswith(f"such as 804 x 4 pixels in {table}:2")
+    verdict, finding = found["broken images"]
+    assert verdict == "bad" and f"{table}:3, column `images`, {tmp_path / 'broken.png'}: broken image" in finding
+    verdict, finding = found["control tokens in text"]
+    assert verdict == "look" and "1 rows hold" in finding and f"first: {table}:1 (" in finding
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["prep pairs --levels a,b --source", "prep fungi", "prep human", "prep fungi rows.parquet@", "prep digits --out",
+     "data show", "data doctor", "data export rows.jsonl", "data show rows.jsonl --save"],
+)  # fmt: skip
+def test_a_name_that_no_file_system_takes_is_an_error_in_words(tmp_path: Path, words: str) -> None:
+    rows = [{"prompt": "<image>?", "images": ["a.png"], "answer": "a"}]
+    (tmp_path / "a.png").write_bytes(photo(1, 60, 40))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    *most, last = words.split()
+    name = "x" * 300
+    command = [*most, last + name] if last.endswith("@") else [*most, last, name]
+    done = this_process(*command, cwd=tmp_path)
+    assert done.code == 2 and "longer than the file system allows" in done.err and len(done.err) < 400

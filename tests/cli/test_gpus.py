@@ -97,6 +97,19 @@ def test_a_dry_run_of_a_queue_prints_the_command_of_every_run(place: Path) -> No
     assert lines[1].endswith(" --gpus 2 --runs runs")
 
 
+def test_the_runs_of_a_queue_are_one_group_for_their_loggers(place: Path) -> None:
+    def group(*more: str) -> list[str]:
+        words = ["train", "tiny.toml", "--seeds", "1,2", "--dry-run", *settings(*more)]
+        lines = this_process(*words, cwd=place).out.splitlines()
+        assert len(lines) == 2
+        return [word for word in shlex.split(lines[0]) if word.startswith("log.group=")]
+
+    (found,) = group('log.sinks=["tensorboard"]')
+    assert found.startswith('log.group="tiny-')
+    assert group('log.sinks=["wandb"]', "log.group=mine") == ["log.group=mine"]
+    assert group() == []
+
+
 def test_a_grid_over_a_key_that_does_not_exist_is_refused_before_any_run(place: Path) -> None:
     done = this_process("train", "tiny.toml", "--grid", "optim.lrr=1,2", cwd=place)
     assert done.code == 2 and "lrr" in done.err and not (place / "runs").exists()

@@ -53,7 +53,7 @@ def test_lists_are_json_when_asked():
     recipes = json.loads(run("recipe", "list", "--json").stdout)["recipes"]
     assert "digits_im" in [r["name"] for r in recipes]
     names = json.loads(run("recipe", "list", "--tasks", "--algos", "--rewards", "--json").stdout)
-    assert set(names) == {"tasks", "algos", "rewards", "variants"}
+    assert set(names) == {"tasks", "algos", "rewards", "variants", "differences"}
     assert names["variants"]["bird"] == ["baseline", "im_basic", "im_concrete", "im"]
     assert "table" in names["tasks"] and "grpo" in names["algos"] and "taxonomy" in names["rewards"]
 
@@ -140,6 +140,18 @@ def test_import_prints_a_recipe_and_says_what_did_not_map(tmp_path, monkeypatch)
     assert isinstance(run("recipe", "import", "grpo.yaml", "--out", "r.toml").exception, VlmrlError)
     told = json.loads(run("recipe", "import", "grpo.yaml", "--json").stdout)
     assert set(told) == {"system", "mapped", "changed", "left_out", "as_here", "todo", "notes", "recipe", "out"}
+
+
+def test_an_import_is_checked_when_that_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "num_generations: 8\nbeta: 0.0\nmodel_name_or_path: m/m\nreward_funcs: reward.py:score\n"
+    (tmp_path / "grpo.yaml").write_text(text)
+    wrong = run("recipe", "import", "grpo.yaml", "--check", "--json")
+    assert wrong.exit_code == 2
+    assert any("reward.py" in p["message"] for p in json.loads(wrong.stdout)["problems"] if p["level"] == "error")
+    (tmp_path / "reward.py").write_text("def score(completions): ...\n")
+    assert run("recipe", "import", "grpo.yaml", "--check", "--out", "r.toml").exit_code == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["grpo.yaml", "r.toml", "reward.py"]
 
 
 def test_an_unknown_recipe_is_a_users_mistake():

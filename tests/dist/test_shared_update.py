@@ -52,6 +52,22 @@ def test_loss_that_is_not_finite_stops_all_with_the_name(outcome: Path, case: st
     assert "row 1" in one and "row 1" in two
 
 
+def test_sharding_changes_no_input_of_a_module_in_bfloat16(outcome: Path) -> None:
+    """Bit by bit: what every module is given, the log-probs, and the summed gradient."""
+    found = json.loads((outcome / "2.json").read_text())["bfloat16"]
+    assert found and all(told.pop("modules") > 50 for told in found.values())
+    assert found == {name: {"inputs": [], "outputs": [], "gradients": 0.0} for name in found}
+
+
+def test_an_engine_that_is_off_stops_all_processes_and_wild_tokens_stop_none(outcome: Path) -> None:
+    """All processes came to the same verdict, checked by each."""
+    found = json.loads((outcome / "2.json").read_text())["sync"]
+    assert found["fine"]["policy/sync_gap_max"] < 1e-4
+    for case in ("few wild", "none to ask"):
+        assert found[case]["policy/sync_gap_median"] < 1e-4 < 6.9 < found[case]["policy/sync_gap_max"]
+    assert "of process 1 are off" in found["one off"] and "rollout.max_sync_gap is 0.1" in found["one off"]
+
+
 def test_engine_of_a_sharded_policy_samples_the_same(outcome: Path) -> None:
     one, two = (json.loads((outcome / f"{size}.json").read_text())["samples"] for size in (1, 2))
     assert one == two

@@ -10,31 +10,38 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from parity import adapted
 from parity import world as world_of
 from safetensors.torch import save_file
+from same_inputs import compare_families
 from tinyfamilies import BUILDERS, build
 from tinyworld import encoded, four_prompts, items_of, prompt_tokens, response
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import EncodedPrompt, Encoder
-from vlmrl.dist.fsdp import shard, units_of, whole
+from vlmrl.dist.fsdp import shard, whole
 from vlmrl.dist.world import World, join_world
-from vlmrl.errors import TrainError
+from vlmrl.errors import EngineError, TrainError
 from vlmrl.model.load import checkpoint_gradients, load_model, load_processor, share_prefix
 from vlmrl.model.policy import Policy
-from vlmrl.recipe.schema import Lora, Model, Optim
+from vlmrl.model.units import sharded_units, units_of
+from vlmrl.recipe.schema import Data, Lora, Model, Optim, Recipe, Rollout
 from vlmrl.rollout.engine import Request
+from vlmrl.rollout.sample import Prompt
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.train.optim import Optimizer
+from vlmrl.train.progress import Progress
 from vlmrl.train.step import FILLER, StepBatch
+from vlmrl.train.sync_check import check_sync
 from vlmrl.train.update import PolicyGradient, update
-from vlmrl.types import SamplingParams
+from vlmrl.types import Sample, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,53 @@ def sampled(policy: Policy, prompts: list[EncodedPrompt], tokenizer: Any, world:
     return [[list(s.token_ids) for s in by_prompt[i]] for i in range(len(prompts))]
 
 
+class OffEngine(TorchEngine):
+    """Takes itself for an engine with weights of its own, whose log-probs differ from the trainer's by `gaps`."""
+
+    copies_weights = True
+    gaps: Sequence[float] = ()
+
+    def generate(self, *args: Any, **more: Any) -> list[list[Sample]]:
+        return [
+            [
+                replace(s, sampler_logp=tuple(map(sum, zip(s.sampler_logp, cycle(self.gaps), strict=False))))
+                for s in group
+            ]
+            for group in super().generate(*args, **more)
+        ]
+
+
+WILD = [0.0] * 15 + [7.0]
+"""One token in sixteen."""
+ENGINES = {"fine": ([0.0], [0.0]), "few wild": (WILD, WILD), "one off": ([0.0], [0.5]), "none to ask": (WILD, [0.5])}
+"""What the engine of either process adds to its log-probs; in the last case the second process has no prompts."""
+
+
+def sync_verdicts(
+    policy: Policy, prompts: list[EncodedPrompt], processor: Any, world: World, filler: TrainItem
+) -> dict:
+    """Case -> the metrics of the check, or the error, the same on all processes."""
+    recipe = Recipe(model=Model(path="m"), data=[Data(path="d")], rollout=Rollout(max_new_tokens=16))
+    found: dict[str, Any] = {}
+    for name, gaps in ENGINES.items():
+        engine = OffEngine(policy, processor.tokenizer)
+        engine.gaps = gaps[world.rank]
+        session = SimpleNamespace(
+            recipe=recipe, policy=policy, processor=processor, world=world, filler=filler, progress=Progress(),
+            optimizer=None,
+        )  # fmt: skip
+        own = [] if name == "none to ask" and world.rank else prompts
+        asked = [Prompt(SimpleNamespace(name="digits"), p.row, 0, p) for p in own]  # type: ignore[arg-type]
+        try:
+            verdict: Any = check_sync(session, engine, asked)  # type: ignore[arg-type]
+        except EngineError as error:
+            verdict = error.message
+        said = world.gather(verdict)
+        assert all(s == said[0] for s in said), said
+        found[name] = verdict
+    return found
+
+
 def main(model_folder: str, out: str) -> None:
     torch.set_num_threads(1)
     settings = Model(path=model_folder, dtype="float32", device="cpu")
@@ -106,7 +160,7 @@ def main(model_folder: str, out: str) -> None:
         for name, case in CASES.items():
             policy = policy_of(case, settings)
             if world.size > 1:
-                layers = units_of(policy.model) if policy.sharing == "packed" else []
+                layers = sharded_units(policy.model, policy.sharing)
                 shard(policy, layers, world, torch.device("cpu"))
             if name == "images on one":
                 told["samples"] = sampled(policy, four_prompts(encoder), processor.tokenizer, world)
@@ -133,6 +187,12 @@ def main(model_folder: str, out: str) -> None:
             except TrainError as error:
                 told[f"{name} with NaN"] = error.message
             assert all(torch.equal(before[n], whole(p.detach())) for n, p in policy.named_parameters())
+        if world.size > 1:
+            told["bfloat16"] = compare_families(world)
+            policy = policy_of(CASES["images on one"], settings)
+            shard(policy, units_of(policy.model), world, torch.device("cpu"))
+            _, filler = items_for(CASES["images on one"], encoder)
+            told["sync"] = sync_verdicts(policy, four_prompts(encoder), processor, world, filler)
         messages = world.gather({k: v for k, v in told.items() if "NaN" in k})
         assert all(m == messages[0] for m in messages)
         if world.is_main:

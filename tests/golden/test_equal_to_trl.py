@@ -37,30 +37,28 @@ import dataclasses
 import math
 import warnings
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from loss_numbers import MAX_TOKENS, Numbers, check, gradients, ours, token_data
 from torch import Tensor
 
 from vlmrl.algo import advantages as estimators
 from vlmrl.algo.advantages import ScoredGroup, batch_advantages
 from vlmrl.algo.aggregate import Denominator, aggregate
-from vlmrl.algo.family import ALGORITHMS, Algorithm, resolve
+from vlmrl.algo.family import ALGORITHMS, resolve
 from vlmrl.algo.kl import k1, k3
 from vlmrl.algo.losses import importance_weight
-from vlmrl.train.update import PolicyGradient, TokenData
-from vlmrl.types import TokenStats
 
 pytest.importorskip("trl")
 
 LENGTHS = (7, 1, 5, 3, 6, 2)
 HOLES = ((0, 2), (0, 3), (4, 5), (2, 0))
 """Tokens inside a response that are not trained, (response, token): TRL's tool_mask."""
-MAX_TOKENS = 9
 SEEDS = (0, 2, 3)
 SPREADS = (0.02, 0.4, 1.5)
 """How far new and old log-probs lie apart, nats: within every clip, around the clips, and beyond them."""
@@ -151,22 +149,6 @@ def trl() -> SimpleNamespace:
     )  # fmt: skip
 
 
-@dataclass
-class Numbers:
-    """A step as TRL holds it. All [B, T] float64 but `advantage` [B]; `mask` is 1 on trained tokens, as `long`."""
-
-    logp: Tensor
-    entropy: Tensor
-    old: Tensor
-    ref: Tensor
-    sampler: Tensor
-    advantage: Tensor
-    mask: Tensor
-
-    def rows(self, start: int, stop: int) -> Numbers:
-        return Numbers(*(getattr(self, f.name)[start:stop] for f in dataclasses.fields(self)))
-
-
 def numbers(seed: int, spread: float = 0.4, empty: tuple[int, ...] = ()) -> Numbers:
     """Random ones. Untrained places hold numbers as well, which must not matter. `empty`: responses without tokens."""
     g = torch.Generator().manual_seed(seed)
@@ -233,43 +215,6 @@ def theirs(
         inputs["importance_sampling_ratio"] = weight
     loss = (trl.gmpo if gmpo else trl.grpo)._compute_loss(trainer, None, inputs)
     return loss, trainer._metrics["train"]
-
-
-def token_data(x: Numbers, off_policy: bool = True) -> tuple[TokenData, Tensor]:
-    """(what an objective gets of the trained tokens, where they are [B, T])."""
-    where = x.mask.bool()
-    counts = x.mask.sum(1)
-    trajectory = torch.arange(len(counts)).repeat_interleave(counts)
-    response = torch.unique(trajectory, return_inverse=True)[1]
-    old, ref = (x.old[where] if off_policy else None), x.ref[where]
-    right = torch.zeros_like(ref)  # what a critic says and should have said: its loss is 0
-    return TokenData(
-        x.advantage[trajectory], x.sampler[where], old, ref, trajectory, response, counts[trajectory], old_value=right,
-        value_target=right,
-    ), where  # fmt: skip
-
-
-def ours(
-    x: Numbers, algorithm: Algorithm, *, off_policy: bool = True, **terms: Any
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """(the objective's loss of the step, what it shows of each token)."""
-    data, where = token_data(x, off_policy)
-    objective = PolicyGradient(algorithm, **{"kl_coef": algorithm.kl_coef} | terms)
-    loss, shown = objective.loss(TokenStats(x.logp[where], x.entropy[where], data.value_target), data)
-    total = Denominator.of(objective.aggregation, x.mask.sum(1).tolist(), MAX_TOKENS)
-    return aggregate(loss, data.response_tokens, total), shown
-
-
-def gradients(loss: Tensor, x: Numbers) -> tuple[Tensor, Tensor]:
-    return torch.autograd.grad(loss, (x.logp, x.entropy), retain_graph=True, allow_unused=True, materialize_grads=True)
-
-
-def check(found: Tensor, wanted: Tensor, x: Numbers) -> None:
-    """Value and gradients, by the log-probs and by the entropies, are the same; and there is a gradient at all."""
-    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-12)
-    for a, b in zip(gradients(found, x), gradients(wanted, x), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-12)
-    assert gradients(found, x)[0].abs().max() > 0
 
 
 def test_every_row_is_compared_or_has_no_counterpart():

@@ -9,6 +9,7 @@ import torch
 from tinyworld import assert_close
 
 from vlmrl.model import logprobs
+from vlmrl.model.head_chunks import HeadChunks
 from vlmrl.model.logprobs import full_kl
 
 
@@ -45,7 +46,8 @@ def test_chunks_change_neither_value_nor_gradient(monkeypatch):
     weights = torch.randn(7, generator=generator)
     found = []
     for elements in (2**25, 3 * 11, 1):
-        monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", elements)
+        sizes = HeadChunks(2 * elements, elements)
+        monkeypatch.setattr(logprobs, "chunks_for", lambda device, sizes=sizes: sizes)
         for x in (*made, *head.parameters(), *ref_head.parameters()):
             x.grad = None
         kl = full_kl(made[0], made[1], head, ref_head, temperature=0.7, banned_ids=[3])

@@ -146,6 +146,7 @@ def test_shares_of_microbatches_add_up_to_the_whole(aggregation: str):
 
 def test_a_response_without_trained_tokens_does_not_count():
     assert Denominator.of("sequence_mean", [3, 0, 1, 0], max_tokens=8) == Denominator("sequence_mean", 4, 2, 8)
+    assert Denominator.of("sequence_mean", [3], 8, [2, 0, 4]) == Denominator("sequence_mean", 9, 3, 8, 6)
     assert aggregate(LOSS[:0], LENGTHS[:0], Denominator.of("token_mean", [], 8)).item() == 0.0
 
 
@@ -153,6 +154,11 @@ def test_metrics_are_means_over_the_tokens_of_the_whole_step():
     total = Denominator.of("sequence_mean", [3, 1], max_tokens=8)
     assert global_mean(LOSS[:3], total).item() == 6 / 4  # (1 + 2 + 3) over all 4 tokens
     assert not global_mean(LOSS.clone().requires_grad_(), total).requires_grad
+    # tokens of dead groups count in the loss and not here: they have no numbers of their own
+    with_dead = Denominator.of("token_mean", [3, 1], 8, [5])
+    assert (
+        global_mean(LOSS[:3], with_dead).item() == 6 / 4 and aggregate(LOSS[:3], LENGTHS[:3], with_dead).item() == 6 / 9
+    )
 
 
 def token_data(advantage: list[float], *, old: Tensor | None = None, ref: Tensor | None = None) -> TokenData:

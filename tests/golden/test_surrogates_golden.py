@@ -9,10 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from vlmrl.algo.aggregate import Denominator, aggregate
 from vlmrl.algo.family import ALGORITHMS, KL_ESTIMATORS, SURROGATES, Algorithm, resolve
 from vlmrl.algo.kl import ESTIMATORS, absolute, k1, k2, low_var_kl
 from vlmrl.algo.losses import SURROGATES as FUNCTIONS
-from vlmrl.algo.losses import Tokens, dual_clipped, importance_weight, log_ratio, policy_loss, select_tokens
+from vlmrl.algo.losses import (
+    Tokens,
+    applied_weight,
+    dual_clipped,
+    importance_weight,
+    log_ratio,
+    policy_loss,
+    select_tokens,
+)
 from vlmrl.train.update import PolicyGradient, TokenData
 from vlmrl.types import TokenStats
 
@@ -66,10 +75,11 @@ def test_cispo_keeps_the_gradient_of_clipped_tokens():
     # p 0.6 over 0.1: ratio 6 -> 5: -5 x 1 x ln 0.6 = 2.554128, gradient -5
     # p 0.02: ratio 0.2, no lower bound: -0.2 x (-2) x ln 0.02 = 0.4 x -3.912023 = -1.564809, gradient 0.4
     x = tokens([6.0, 0.2], [1.0, -2.0], [0, 1])
-    check(ALGORITHMS["cispo"], x, [-5 * math.log(0.6), 0.4 * math.log(0.02)], [-5.0, 0.4], [0, 0])
-    # with a lower bound of 0.5: -0.5 x (-2) x ln 0.02
+    check(ALGORITHMS["cispo"], x, [-5 * math.log(0.6), 0.4 * math.log(0.02)], [-5.0, 0.4], [1, 0])
+    # with a lower bound of 0.5: -0.5 x (-2) x ln 0.02; a ratio outside a bound counts whatever its advantage
     bounded = replace(ALGORITHMS["cispo"], clip_low=0.5)
     assert policy_loss(bounded, tokens([0.2], [-2.0], [0]))[0].item() == pytest.approx(math.log(0.02))
+    assert policy_loss(bounded, tokens([0.2, 0.2, 1.0, 6.0], [-2, 2, 1, 0], [0] * 4))[1].tolist() == [1, 1, 0, 1]
 
 
 def test_gmpo_is_the_geometric_mean_of_ratios_clipped_one_by_one():
@@ -209,6 +219,30 @@ def test_a_token_that_nobody_sampled_weighs_one():
     assert importance_weight(old, sampler, torch.tensor([0, 0]), mode="mask", level="token", cap=2.0).tolist() == (
         pytest.approx([1.0, 1.5])
     )
+
+
+def test_the_weight_of_a_response_in_gmpo_is_the_geometric_mean_of_its_tokens():
+    # responses [2, 0.5] and [0.8]: sqrt(2 x 0.5) = 1 on both, 0.8
+    weight, response = numbers(2.0, 0.5, 0.8), torch.tensor([0, 0, 1])
+    assert applied_weight(ALGORITHMS["gmpo"], weight, response).tolist() == pytest.approx([1.0, 1.0, 0.8])
+    assert applied_weight(ALGORITHMS["grpo"], weight, response) is weight
+    # one of two tokens is masked: sqrt(1e-10 x 1) = 1e-5; all of them: 1e-10
+    masked = applied_weight(ALGORITHMS["gmpo"], numbers(0.0, 1.0, 0.0), response)
+    assert masked.tolist() == pytest.approx([1e-5, 1e-5, 1e-10])
+
+
+def test_the_importance_weight_multiplies_the_loss_of_gmpo_once_a_response():
+    # sampled at p / 1.5 and p / 0.9: token weights 1.5 and 0.9, geometric mean sqrt(1.35); on policy the loss of the
+    # response is -2 x sqrt(1.35), and its gradient, spread evenly over two tokens in a mean of two, -sqrt(1.35) each
+    logp = numbers(0.5, 0.5).log().requires_grad_()
+    objective = PolicyGradient(ALGORITHMS["gmpo"], importance="truncate")
+    given = data([2.0, 2.0], logp.detach(), (logp - numbers(1.5, 0.9).log()).detach())
+    loss, shown = objective.loss(TokenStats(logp, numbers(0.0, 0.0)), given)
+    total = aggregate(loss, given.response_tokens, Denominator.of("sequence_mean", [2], 8))
+    assert total.item() == pytest.approx(-2 * math.sqrt(1.35))
+    total.backward()
+    assert logp.grad.tolist() == pytest.approx([-math.sqrt(1.35)] * 2)
+    assert shown["policy/importance_weight"].tolist() == pytest.approx([math.sqrt(1.35)] * 2)
 
 
 def data(advantages: list[float], old: Tensor, sampler: Tensor, ref: Tensor | None = None) -> TokenData:

@@ -18,6 +18,7 @@ from torch import Tensor
 from vlmrl.algo.family import ALGORITHMS, resolve
 from vlmrl.data.batch import TrainItem, make_row, pack
 from vlmrl.model import logprobs
+from vlmrl.model.head_chunks import HeadChunks
 from vlmrl.model.lora import adapter_tensors, attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Optim
@@ -248,7 +249,7 @@ def test_the_full_kl_and_its_gradient_equal_the_dense_computation(
         expected[item.trajectory], loss = kl.detach(), loss + 0.3 * kl.sum() / tokens
     eager_model.zero_grad(set_to_none=True)
     loss.backward()
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(logprobs, "chunks_for", lambda device: HeadChunks(2 * chunk, chunk))
     fill_reference(reference, batch, WHOLE)
     for item in items:
         kept = batch.ref_hidden[item.trajectory]
@@ -306,7 +307,8 @@ def test_the_full_kl_keeps_no_logits_for_its_backward(frozen_tiny_model, items, 
     tokens, text = len(row.target_K), frozen_tiny_model.config.get_text_config()
     kept, policy.cheap = [], []  # `saved_bytes` counts what an outer hook sees
     for positions in (3, tokens):
-        monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", positions * text.vocab_size)
+        sizes = HeadChunks(2 * positions * text.vocab_size, text.vocab_size)
+        monkeypatch.setattr(logprobs, "chunks_for", lambda device, sizes=sizes: sizes)
         kept.append(saved_bytes(lambda row: policy(row, reference), row) - saved_bytes(policy, row))  # type: ignore[arg-type]
     # in chunks: the two hidden states (and a bit); in one piece: logits of both, and more
     assert kept[0] < 4 * tokens * (2 * text.hidden_size + 8)

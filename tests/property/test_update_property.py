@@ -24,6 +24,7 @@ from tinyworld import (
 
 from vlmrl.algo.family import AGGREGATIONS, ALGORITHMS, Algorithm
 from vlmrl.data.batch import TrainItem, make_row, pack
+from vlmrl.model.head_chunks import HeadChunks
 from vlmrl.model.load import load_model
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model
@@ -406,6 +407,24 @@ def test_token_advantages_take_the_place_of_the_one_of_the_response(policy, worl
     assert_same_gradients({k: 2 * v for k, v in halved.items()}, expected)
 
 
+@pytest.mark.parametrize("row", ["grpo", "grpo_paper", "dr_grpo", "gmpo"])
+def test_leaving_dead_groups_out_of_the_forward_pass_changes_no_gradient(policy, world, row):
+    items, advantages = world
+    dead = {items[0].group, items[-1].group}
+    zeroed = [0.0 if any(i.trajectory == t and i.group in dead for i in items) else a for t, a in enumerate(advantages)]
+    objective = PolicyGradient(ALGORITHMS[row])
+    expected, all_of_them = step_gradient(policy, batch_of(items, zeroed), objective)
+    live = [i for i in items if i.group not in dead]
+    counted = batch_of(live, zeroed)
+    counted.dead_tokens = {g: [counted.num_trained(i) for i in items if i.group == g] for g in sorted(dead)}
+    found, metrics = step_gradient(policy, counted, objective)
+    assert_same_gradients(found, expected)
+    assert metrics["loss/total"] == pytest.approx(all_of_them["loss/total"], rel=1e-6)
+    # What is shown is of the tokens that were run: as if the dead groups had never been there.
+    _, without = step_gradient(policy, batch_of(live, zeroed), objective)
+    assert metrics["policy/entropy"] == without["policy/entropy"] != all_of_them["policy/entropy"]
+
+
 @settings(max_examples=8)
 @given(data=st.data())
 def test_shared_prefix_equals_the_padded_reference_for_any_groups(frozen_tiny_model, tiny_banned, prompts, data):
@@ -447,7 +466,7 @@ def test_chunked_head_changes_nothing(policy, world, monkeypatch):
     items, advantages = world
     objective = PolicyGradient(ALGORITHMS["grpo"])
     expected, _ = step_gradient(policy, batch_of(items, advantages), objective)
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 3 * 300)  # three positions a chunk
+    monkeypatch.setattr(logprobs, "chunks_for", lambda device: HeadChunks(3 * 300, 300))  # three positions a chunk
     found, _ = step_gradient(policy, batch_of(items, advantages), objective)
     assert_same_gradients(found, expected)
 

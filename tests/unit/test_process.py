@@ -58,19 +58,19 @@ def test_closed_streams_become_dev_null_before_their_numbers_go_to_others(closed
     redirections = " ".join({"0": "<&-", "1": ">&-", "2": "2>&-"}[number] for number in closed)
     done = shell(code, redirections + ("" if "0" in closed else " </dev/null"))
     assert done.returncode == 0, done
-    places = eval_list(done.stdout)
+    places = printed_list(done.stdout)
     assert [places[int(n)] for n in closed] == ["/dev/null"] * len(closed)
     assert ("err" in done.stderr) == ("2" not in closed)
 
 
-def eval_list(text: str) -> list[str]:
-    return ast.literal_eval(text[text.index("[") : text.index("]") + 1])
+def printed_list(text: str) -> list[str]:
+    return ast.literal_eval(text[text.index("['") : text.rindex("']") + 2])
 
 
 def test_a_child_inherits_them():
     child = f"import os; os.write(7, repr({PLACES}).encode())"
     code = f"{STREAMS}; import subprocess; subprocess.run([sys.executable, '-c', {child!r}], pass_fds=[7], check=True)"
-    assert eval_list(shell(code, "<&- >&- 2>&-").stdout) == ["/dev/null"] * 3
+    assert printed_list(shell(code, "<&- >&- 2>&-").stdout) == ["/dev/null"] * 3
 
 
 def test_who_reads_no_more_ends_a_command_that_writes_to_stdout_only():

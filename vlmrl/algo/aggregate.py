@@ -20,20 +20,28 @@ class Denominator:
     Args:
         aggregation: "token_mean" (all trained tokens count the same), "sequence_mean" (all responses count the
             same), or "constant" (responses x `max_tokens`: a token weighs the same however long its response is).
-        num_tokens, num_sequences: trained tokens and responses with at least one, over the whole step.
+        num_tokens, num_sequences: response tokens and responses with at least one, over the whole step.
         max_tokens: the token limit of a response; for "constant".
+        num_dead_tokens: those of `num_tokens` that never enter a forward pass, because their loss is exactly 0.
     """
 
     aggregation: str
     num_tokens: int
     num_sequences: int
     max_tokens: int
+    num_dead_tokens: int = 0
 
     @classmethod
-    def of(cls, aggregation: str, tokens_S: Sequence[int], max_tokens: int) -> Denominator:
-        """Count the trained tokens of every response of the step."""
-        counted = [n for n in tokens_S if n > 0]
-        return cls(aggregation, sum(counted), len(counted), max_tokens)
+    def of(
+        cls, aggregation: str, tokens_S: Sequence[int], max_tokens: int, dead_tokens_S: Sequence[int] = ()
+    ) -> Denominator:
+        """Count the trained tokens of every response of the step.
+
+        Args: tokens_S: of the responses that are trained on. dead_tokens_S: of those that only count here.
+        """
+        trained = [n for n in tokens_S if n > 0]
+        dead = [n for n in dead_tokens_S if n > 0]
+        return cls(aggregation, sum(trained) + sum(dead), len(trained) + len(dead), max_tokens, sum(dead))
 
 
 def aggregate(loss_K: Tensor, sequence_tokens_K: Tensor, total: Denominator) -> Tensor:
@@ -55,5 +63,5 @@ def aggregate(loss_K: Tensor, sequence_tokens_K: Tensor, total: Denominator) -> 
 
 
 def global_mean(values_K: Tensor, total: Denominator) -> Tensor:
-    """This microbatch's share of a per-token mean over the whole step, for metrics. No gradient."""
-    return values_K.detach().to(torch.float64).sum() / max(1, total.num_tokens)
+    """This microbatch's share of a mean over the step's tokens that are trained on, for metrics. No gradient."""
+    return values_K.detach().to(torch.float64).sum() / max(1, total.num_tokens - total.num_dead_tokens)

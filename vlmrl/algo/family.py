@@ -1,7 +1,8 @@
 """The GRPO family as a table: one row = one member, one column = one choice. No torch.
 
 A recipe names a row (`algo.name`) and overrides single cells. A new member is a new row, or a new cell value with its
-function in advantages.py, losses.py, kl.py or aggregate.py.
+function in advantages.py, losses.py, kl.py or aggregate.py. differences.py says where a row differs on purpose from the
+code of others that has the same name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "kl": KL_ESTIMATORS,
     "kl_in": ("loss", "reward"),
     "filter": ("none", "spread"),
-    "importance": ("auto", "none", "truncate", "mask"),
+    "importance": ("auto", "none", "truncate", "mask", "ratio"),
     "importance_level": ("token", "sequence"),
     "truncated": ("keep", "mask", "drop"),
 }
@@ -61,11 +62,13 @@ class Algorithm:
         filter: "spread": prompts whose scores differ by no more than `min_spread` are replaced by others, in at most
             `filter_tries` draws a step.
         importance: "truncate" or "mask": correct for the engine's own log-probs, at `importance_level`, limit
-            `importance_cap`; "auto" = "truncate" when the engine is not the trainer.
+            `importance_cap`. "ratio": they are the old log-probs of the surrogate's ratio, so that its bounds are
+            around the policy that sampled. "auto": see `importance_of`.
         truncated: what happens to responses cut by the token limit.
         truncated_score: the score of such a response; None = the reward's.
         overlong_tokens: length of DAPO's soft punishment before the limit; 0 = off.     overlong_penalty: its most.
-        count_dead: dead groups count in the denominator (as they do in systems that do not leave them out).
+        count_dead: the responses of dead groups count in the denominator of the loss: leaving them out of the forward
+            pass changes no gradient. False = the live ones alone count. Groups that a filter refused never do.
     """
 
     name: str
@@ -103,7 +106,7 @@ class Algorithm:
     truncated_score: float | None = None
     overlong_tokens: int = 0
     overlong_penalty: float = 1.0
-    count_dead: bool = False
+    count_dead: bool = True
 
     @property
     def needs_group(self) -> bool:
@@ -114,6 +117,35 @@ class Algorithm:
     def needs_critic(self) -> bool:
         """Whether the policy gets a value head, which judges every token."""
         return ESTIMATORS[self.advantage].critic
+
+    @property
+    def limits_ratio(self) -> bool:
+        """Whether the surrogate bounds what a token does whose probability is far above the old one."""
+        bounded = self.surrogate in ("clip", "clip_cov", "cispo", "gmpo") and self.clip_high is not None
+        return bounded or self.surrogate == "sapo"
+
+    def importance_of(self, *, own_engine: bool, filtered: bool, stale: bool) -> str:
+        """What `importance` comes to in a run.
+
+        Of an engine of the trainer's own weights, or of filtered sampling, "auto" is "none"; of another, "truncate".
+        Of one whose weights are a step older it is "ratio": the bounds of PPO and its kin are meant to be around the
+        policy that sampled, and around the trainer's they would let the policy drift away from it twice as far. Where
+        nothing bounds a token's ratio, or the ratio is that of a whole response (whose bounds are narrower than what
+        two engines differ by), it is "mask": what is too unlikely under either policy has no gradient.
+        Args: own_engine: the trainer samples. filtered: with top-p or top-k. stale: by older weights.
+        """
+        if self.importance != "auto":
+            return self.importance
+        if own_engine or filtered:
+            return "none"
+        if not stale:
+            return "truncate"
+        return "ratio" if self.limits_ratio and self.ratio == "token" else "mask"
+
+    @property
+    def counts_dead(self) -> bool:
+        """Whether dead groups count in the denominator. Under a filter they are those that it refused: never."""
+        return self.count_dead and self.filter == "none"
 
     @property
     def selects(self) -> bool:
@@ -158,7 +190,7 @@ ALGORITHMS: dict[str, Algorithm] = {
                   summary="leave-one-out baseline, no clip (arXiv:2402.14740)"),
         Algorithm(name="opo", advantage="length_weighted",
                   summary="baseline weighted by length, no clip: meant for one update a step (arXiv:2505.23585)"),
-        Algorithm(name="gpg", advantage="group_mean", scale="alive", surrogate="reinforce", count_dead=True,
+        Algorithm(name="gpg", advantage="group_mean", scale="alive", surrogate="reinforce",
                   summary="plain policy gradient, scaled up by the share of dead samples (arXiv:2504.02546)"),
         Algorithm(name="pass_at_k", advantage="best_of_group", scale="group", **HIGHER,
                   summary="only the best of a group, by what it adds over the second (arXiv:2503.19595)"),
@@ -174,11 +206,10 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm(name="remax", advantage="greedy", surrogate="reinforce", kl="k1", kl_in="reward",
                   summary="baseline = score of one greedy answer a prompt, not trained on (arXiv:2310.10505)"),
         Algorithm(name="easyr1", clip_low=0.2, clip_high=0.3, dual_clip=3.0, kl="low_var_kl", kl_coef=0.01,
-                  count_dead=True,
                   summary="EasyR1 as TaxonRL runs it: clip 0.2/0.3, dual clip 3, KL 0.01 in the loss (cf. GRPO, "
                           "arXiv:2402.03300)"),
         Algorithm(name="maye", advantage="none", scale="tokens_keep_mean", **PPO, kl="k3", kl_coef=0.001,
-                  truncated_score=-0.1, count_dead=True,
+                  truncated_score=-0.1,
                   summary="MAYE's Reinforce++: whitened returns with their mean added back, KL 0.001 in the loss, -0.1 "
                           "without an end token (arXiv:2504.02587)"),
     )

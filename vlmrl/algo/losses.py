@@ -31,12 +31,16 @@ def log_ratio(logp_K: Tensor, old_logp_K: Tensor, sequence_K: Tensor, level: str
         return (logp_K - old_logp_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if level not in ("sequence", "sequence_token"):
         raise ValueError(f"unknown ratio level {level!r}")
-    count = int(sequence_K.max()) + 1 if len(sequence_K) else 0
-    total_S = torch.zeros(count, dtype=logp_K.dtype, device=logp_K.device)
-    total_S = total_S.index_add(0, sequence_K, logp_K - old_logp_K)
-    length_S = torch.bincount(sequence_K, minlength=count).clamp(min=1)
-    mean_K = (total_S / length_S)[sequence_K].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    mean_K = _response_mean(logp_K - old_logp_K, sequence_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return mean_K if level == "sequence" else mean_K.detach() + (logp_K - logp_K.detach())
+
+
+def _response_mean(values_K: Tensor, response_K: Tensor) -> Tensor:
+    """The mean over each token's response. Args: response_K: 0-based and dense, as `Tokens.response`."""
+    # As many places as there are tokens, which is enough: the number of responses would have to be asked of the device.
+    total_S = torch.zeros_like(values_K).index_add(0, response_K, values_K)
+    length_S = torch.zeros_like(values_K).index_add(0, response_K, torch.ones_like(values_K))
+    return (total_S / length_S.clamp(min=1.0))[response_K]
 
 
 def clipped_surrogate(
@@ -102,9 +106,7 @@ def importance_weight(
     """
     change_K = torch.nan_to_num(old_logp_K - sampler_logp_K, nan=0.0)
     if level == "sequence":
-        count = int(response_K.max()) + 1 if len(response_K) else 0
-        total_S = torch.zeros(count, dtype=change_K.dtype, device=change_K.device)
-        change_K = total_S.index_add(0, response_K, change_K)[response_K]
+        change_K = torch.zeros_like(change_K).index_add(0, response_K, change_K)[response_K]
     elif level != "token":
         raise ValueError(f"unknown importance level {level!r}")
     weight_K = change_K.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
@@ -113,6 +115,24 @@ def importance_weight(
     if mode == "mask":
         return weight_K * ((weight_K <= cap) & (weight_K >= 1.0 / cap))
     raise ValueError(f"unknown importance mode {mode!r}")
+
+
+WEIGHT_FLOOR = 1e-10
+"""Added to a weight before its logarithm, as verl's code has it: a weight of 0 has none."""
+
+
+@torch.no_grad()
+def applied_weight(algorithm: Algorithm, weight_K: Tensor, response_K: Tensor) -> Tensor:
+    """What multiplies the loss of a row, given the importance weight of each token. Shape [K].
+
+    The weights themselves; for "gmpo", whose loss is one number a response, their geometric mean over the response.
+    Source: verl's code of GMPO (`geo_mean`), its floor of 1e-10 included: a response of n tokens of which one weighs 0
+        (mode "mask") keeps 1e-10^(1 / n) of its loss.
+    Example: "gmpo", weights [2, 0.5] and [0.8] of two responses -> [1, 1] and [0.8].
+    """
+    if algorithm.surrogate != "gmpo":
+        return weight_K
+    return _response_mean((weight_K + WEIGHT_FLOOR).log(), response_K).exp()
 
 
 @dataclass(frozen=True)
@@ -134,7 +154,9 @@ class Tokens:
 
 
 Loss = tuple[Tensor, Tensor]
-"""(loss_K with gradient, clipped_K: 1.0 for each token whose gradient a clip removes, without gradient)."""
+"""(loss_K with gradient, clipped_K without: 1.0 for each token that a bound of the ratio changes, else 0.0).
+
+Such a token has no gradient, but for "cispo", where the bound limits its weight."""
 
 
 def clip(a: Algorithm, x: Tokens) -> Loss:
@@ -164,6 +186,9 @@ def reinforce(a: Algorithm, x: Tokens) -> Loss:
 def cispo(a: Algorithm, x: Tokens) -> Loss:
     """-clipped ratio * advantage * log-prob, the clipped ratio being a constant: every token keeps its gradient.
 
+    A token counts as clipped when its ratio is outside the bounds, whatever its advantage (as in verl's code; TRL's
+    counts those of positive advantage).
+
     Source: CISPO, MiniMax-M1, arXiv:2506.13585 eq. 4-5 (no lower bound; the upper one is not printed there: 5 is that
         of arXiv:2510.13786).
     Example: probability 0.6, old 0.1 (ratio 6, clipped to 5), advantage 1 -> -5 * ln 0.6 = 2.554.
@@ -171,7 +196,8 @@ def cispo(a: Algorithm, x: Tokens) -> Loss:
     ratio = log_ratio(x.logp.detach(), x.old_logp, x.response, a.ratio).exp()
     low = 1.0 - a.clip_low if a.clip_low is not None else 0.0
     high = 1.0 + a.clip_high if a.clip_high is not None else float("inf")
-    return -ratio.clamp(low, high) * x.advantage * x.logp, torch.zeros_like(x.advantage)
+    limited = ratio.clamp(low, high)
+    return -limited * x.advantage * x.logp, (limited != ratio).to(x.advantage.dtype)
 
 
 def gmpo(a: Algorithm, x: Tokens) -> Loss:

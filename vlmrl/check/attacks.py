@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from vlmrl.check.answer_form import THOUGHT, AnswerForm, four
+from vlmrl.check.stand_in import responding
 from vlmrl.types import RewardInput
 
 Kind = Literal["void", "broken", "guess", "fair", "miss"]
@@ -45,7 +46,7 @@ class Attack:
         text = make(x)
         if text is None:
             return None
-        return replace(x, response=text, finish="length" if self.cut else "stop", num_tokens=max(1, len(text) // 4))
+        return responding(x, text, "length" if self.cut else "stop")
 
 
 def says(text: str) -> Make:

@@ -13,6 +13,7 @@ def catalogs() -> Catalogs:
     from dataclasses import asdict
 
     from vlmrl.algo.advantages import ESTIMATORS
+    from vlmrl.algo.differences import EVERYWHERE, OF_ROWS
     from vlmrl.algo.family import AGGREGATIONS, ALGORITHMS, CHOICES
     from vlmrl.rewards import REWARDS
     from vlmrl.tasks import TASKS
@@ -25,6 +26,7 @@ def catalogs() -> Catalogs:
         aggregations=AGGREGATIONS,
         cells={cell: CHOICES[cell] for cell in ("scale", "ratio", "surrogate", "kl")},
         rows={name: asdict(row) for name, row in ALGORITHMS.items()},
+        differences={"all": " ".join(EVERYWHERE), **OF_ROWS},
         no_baseline=tuple(name for name, estimator in ESTIMATORS.items() if not estimator.needs_group),
         no_baseline_algos=tuple(name for name, row in ALGORITHMS.items() if not row.needs_group),
         variants={name: entry.variant_names for name, entry in TASKS.items()},

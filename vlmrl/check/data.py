@@ -9,10 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vlmrl.check.prompts import PromptScan, examples, named
+from vlmrl.check.stand_in import responding
 from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
 from vlmrl.recipe.schema import Data, Reward
+from vlmrl.rewards.accuracy import accuracy_part, with_accuracy
+from vlmrl.rewards.scorer import Scorer
 from vlmrl.types import RewardInput, Row
 
 if TYPE_CHECKING:
@@ -122,12 +126,25 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
     for source in there:
         known = metric_names(source)
         open_ended = metric.startswith("accuracy/distance-") or (metric.startswith("part/") and not source.reward.pure)
+        if metric == "accuracy" and metric not in known and source.reward.user is not None:
+            parts = _parts_seen(loaded, source)
+            open_ended = not parts or accuracy_part(parts, source.reward) is not None
         if metric not in known and not open_ended:
             near = nearest(metric, known)
             hint = (f"did you mean `{near}`?  " if near else "") + f"there are: {', '.join(known)}"
+            hint += '; [reward] accuracy = "PART" says which part is it' if metric == "accuracy" else ""
             message = f"validation of `{source.name}` has no metric `{metric}`"
             return [Problem(message, loaded.where(("eval", "metric")), hint)]
     return []
+
+
+def _parts_seen(loaded: LoadedRecipe, source: Source) -> list[str]:
+    """The parts that a user's reward returns for an empty response and for the answer itself; [] where it fails."""
+    row = source.rows[0]
+    texts = ["", *(str(value) for value in row.truth.values())][:2]
+    inputs = [responding(source.reward_input(row, text, "stop", 0, ""), text) for text in texts]
+    with Scorer(source.reward, source.weights, **_limits(loaded)) as scorer:
+        return list(dict.fromkeys(name for score in scorer.score(inputs) for name in score.parts))
 
 
 def metric_names(source: Source) -> list[str]:
@@ -135,17 +152,17 @@ def metric_names(source: Source) -> list[str]:
 
     The parts of a user's reward are known only when it has run; those with a weight are named.
     """
-    outcome = source.task.outcome(source.rows[0].truth, "")
+    known = dict.fromkeys([*source.reward.ranges, *source.weights])
+    outcome = with_accuracy(source.task.outcome(source.rows[0].truth, ""), known, source.reward)
     names = ["reward", *(name for name in outcome if name not in ("label", "confidence"))]
     names += ("auc", "ece", "precision", "recall", "f1") if {"label", "confidence"} <= set(outcome) else ()
-    parts = dict.fromkeys([*source.reward.ranges, *source.weights])
-    return [*names, *(f"part/{part}" for part in parts), "response_tokens", "truncated"]
+    return [*names, *(f"part/{part}" for part in known), "response_tokens", "truncated"]
 
 
-def scan_rows(source: Source, where: str, *, limit: int | None = None) -> Scan:
+def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: PromptScan | None = None) -> Scan:
     """Validate the truth of every row (or of `limit` rows spread evenly), and collect ids and image hashes.
 
-    Stops after SCAN_SECONDS; `Scan.seen` says how far it got.
+    Stops after SCAN_SECONDS; `Scan.seen` says how far it got. Args: prompts: also looks at each row's prompt.
     """
     scan = Scan(len(source.rows))
     bad: list[tuple[str, str]] = []
@@ -157,17 +174,20 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None) -> Scan:
         try:
             row = source.rows[index]
         except VlmrlError as error:
-            bad.append((f"row {index}", error.message))
+            bad.append((error.where or f"row {index}", error.message))
             continue
         content = row.prompt_id.rpartition("-")[2]  # without the name of its source
         scan.repeated += content in scan.prompt_ids
         scan.prompt_ids.add(content)
         scan.images.update(media.sha256 for media in row.media)
-        bad += [(row.prompt_id, words) for words in source.task.validate(row.truth)]
+        bad += [(row.place, words) for words in source.task.validate(row.truth)]
+        if prompts is not None:
+            prompts.look(row)
     if bad:
         rows = len({name for name, _ in bad})
         message = f"{rows:,} of {scan.seen:,} rows of `{source.name}` ({source.split}) are not sound"
-        scan.problems.append(Problem(message, where, _examples(bad)))
+        scan.problems.append(Problem(message, where, examples(bad)))
+    scan.problems += prompts.problems(where) if prompts is not None else []
     if scan.repeated:
         message = f"{scan.repeated:,} rows of `{source.name}` ({source.split}) repeat an earlier row exactly"
         scan.problems.append(Problem(message, where, "they count twice in every epoch", "warning"))
@@ -189,23 +209,22 @@ def check_overlap(name: str, split: str, train: Scan, other: Scan, where: str) -
     return problems
 
 
-def check_prompts(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list[Problem]:
-    """Render prompts and decode images of a sample of rows."""
+def check_images(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list[Problem]:
+    """Decode the images of a sample of rows; also what was noted while prompts were made."""
     bad: list[tuple[str, str]] = []
     for row in sample_rows(source, rows):
         try:
-            source.messages(row)
             for media in row.media:
                 source.dataset.image(media)
         except VlmrlError as error:
-            bad.append((row.prompt_id, error.message + (f" ({error.hint})" if error.hint else "")))
+            bad.append(named(row, error))
     notes = [Problem(note, where, None, "warning") for note in source.notes]
     if not bad:
         return notes
-    message = (
-        f"{len(bad)} of {min(rows, len(source.rows))} sampled rows of `{source.name}` cannot be shown to the model"
-    )
-    return [Problem(message, where, _examples(bad)), *notes]
+    looked_at = min(rows, len(source.rows))
+    message = f"{len(bad)} of {looked_at} sampled rows of `{source.name}` have an image that cannot be shown"
+    hint = f"{examples(bad)}\n`vlmrl data doctor {source.dataset.path}` decodes every image"
+    return [Problem(message, where, hint), *notes]
 
 
 def check_traces(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list[Problem]:
@@ -218,13 +237,13 @@ def check_traces(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list
         try:
             source.task.trace(row, random.Random(0))
         except VlmrlError as error:
-            bad.append((row.prompt_id, error.message))
+            bad.append(named(row, error))
     if not bad:
         return []
     message = (
         f"{len(bad)} of {min(rows, len(source.rows))} sampled rows of `{source.name}` have no response to learn from"
     )
-    return [Problem(message, where, _examples(bad))]
+    return [Problem(message, where, examples(bad))]
 
 
 @dataclass
@@ -287,14 +306,10 @@ def _readable(source: Source, indices: Sequence[int]) -> Iterator[Row]:
 def _mean_score(
     loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Sequence[str], facts: RewardFacts
 ) -> float:
-    from vlmrl.rewards.scorer import Scorer
-
-    settings = loaded.recipe.reward
     inputs: list[RewardInput] = []
     for row, text in zip(rows, texts, strict=True):
-        inputs.append(source.reward_input(row, text, "stop", max(1, len(text) // 4), ""))
-    limits: dict[str, Any] = {"timeout_seconds": settings.timeout_seconds, "memory_mb": settings.memory_mb}
-    with Scorer(source.reward, source.weights, workers=1, **limits) as scorer:
+        inputs.append(responding(source.reward_input(row, text, "stop", 0, ""), text))
+    with Scorer(source.reward, source.weights, **_limits(loaded)) as scorer:
         scores = scorer.score(inputs, strict=True)
     if not scores:
         raise RewardError(f"the reward of `{source.name}` was given no row it could score")
@@ -302,6 +317,6 @@ def _mean_score(
     return sum(score.value for score in scores) / len(scores)
 
 
-def _examples(bad: Sequence[tuple[str, str]], most: int = 3) -> str:
-    lines = [f"{name}: {words}" for name, words in bad[:most]]
-    return "first of them:\n  " + "\n  ".join(lines)
+def _limits(loaded: LoadedRecipe) -> dict[str, Any]:
+    settings = loaded.recipe.reward
+    return {"timeout_seconds": settings.timeout_seconds, "memory_mb": settings.memory_mb}

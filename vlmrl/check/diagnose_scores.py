@@ -15,6 +15,7 @@ import numpy as np
 from vlmrl.check.diagnose_facts import ANSWER_PARTS, Facts, Response
 from vlmrl.check.diagnose_limits import Cause, again, learned, limit, look_again, percent, reward_check, rows_of, short
 from vlmrl.check.diagnose_prompts import answer_of, responses_of
+from vlmrl.types import INAPPLICABLE
 
 FIELD = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>([^<>]{1,200})</\1>")
 POSITION = re.compile(r"\b(?:image|img|picture|photo|left|right|first|second)\s*_?\d?\s*[=:]\s*", re.IGNORECASE)
@@ -25,7 +26,7 @@ YES, NO = {"true", "yes", "same", "1"}, {"false", "no", "different", "0"}
 
 def failing_reward(facts: Facts) -> Iterator[Cause]:
     """The reward raised, hung or returned what is no score."""
-    failed = [r for r in facts.responses if r.error is not None]
+    failed = [r for r in facts.responses if r.error not in (None, INAPPLICABLE)]
     counted = sum(facts.series("reward/errors"))
     if not failed and not counted:
         return

@@ -123,8 +123,12 @@ class Reader(Protocol):
 class Decoder(Protocol):
     """Turns a chunk into inputs."""
 
-    def decode(self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False) -> Decoded:
-        """The chunk's rows, or those at these places within it."""
+    def decode(
+        self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
+    ) -> Decoded:
+        """The chunk's rows, or those at these places within it; with their images' names and their token ids where
+        these are asked for.
+        """
         ...
 
     def where(self, facts: Facts, index: int) -> str:

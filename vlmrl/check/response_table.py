@@ -41,12 +41,13 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "finish": ("finish", "finish_reason"),
     "num_tokens": ("num_tokens", "response_length", "completion_length", "num_completion_tokens"),
     "score": ("score", "reward", "overall"),
+    "token_ids": ("completion_ids", "token_ids", "response_ids"),
     "images": ("images", "image", "image_path", "image_paths"),
 }  # fmt: skip
 """Role -> column names that are recognised, in order of preference."""
 IMAGES = SPELLINGS["images"]
 """Columns that no reward is given; they are read for the rows that are shown, see table_images.py."""
-GIVEN = ("ground_truth", "prompt", "group")
+GIVEN = ("ground_truth", "prompt", "group", "token_ids")
 """Roles whose columns a reward is given under their own names too, as in training: `solution`, `problem` ..."""
 CUT = ("length", "max_tokens")
 """What trainers and servers call the end at the token limit."""
@@ -106,7 +107,9 @@ class TableDecoder:
     truth: TruthRule
     typed: bool = False
 
-    def decode(self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False) -> Decoded:
+    def decode(
+        self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
+    ) -> Decoded:
         """Rows that cannot be read are among `broken`, with their line."""
         cells = ArrowCells(chunk.data, chunk.place) if self.kind == ".parquet" else RowCells(chunk.data)
         wanted = range(chunk.rows) if rows is None else sorted(rows)
@@ -127,7 +130,7 @@ class TableDecoder:
             if doubt:
                 doubts.append(Broken(self.place(cells.places[i]), doubt))
             kept.append(i)
-        inputs = self._inputs(cells, kept, texts, truths)
+        inputs = self._inputs(cells, kept, texts, truths, ids)
         images = [()] * len(inputs) if media else ()
         return Decoded(
             inputs, self._facts(chunk, cells, kept, inputs), self._stored(cells, kept), broken, images, doubts
@@ -158,18 +161,23 @@ class TableDecoder:
         return found
 
     def _inputs(
-        self, cells: Cells, kept: Sequence[int], texts: Sequence[str], truths: Sequence[Found]
+        self, cells: Cells, kept: Sequence[int], texts: Sequence[str], truths: Sequence[Found], ids: bool
     ) -> list[RewardInput]:
         hidden = {name for role, name in self.roles.items() if role not in GIVEN}
         others = cells.others({*hidden, *IMAGES, *self.truth.fields})
-        finish, tokens, prompt = (
+        finish, tokens, prompt, step, token_ids = (
             cells.column(self.roles[role]) if role in self.roles else None
-            for role in ("finish", "num_tokens", "prompt")
+            for role in ("finish", "num_tokens", "prompt", "step", "token_ids")
         )
+        given = [None] * len(texts) if token_ids is None or not ids else [_ids(cell) for cell in token_ids]
+        steps = [0] * len(texts) if step is None else [_count(cell) for cell in step]
         lengths = [0] * len(texts) if tokens is None else [_count(cell) for cell in tokens]
         prompts = [""] * len(texts) if prompt is None else [text_of(p) or "" for p in prompt]
         ends = ["stop"] * len(texts) if finish is None else ["length" if f in CUT else "stop" for f in finish]
-        return [RewardInput(texts[i], truths[i][0], others[i], (), ends[i], lengths[i], prompts[i]) for i in kept]  # type: ignore[arg-type]
+        return [
+            RewardInput(texts[i], truths[i][0], others[i], (), ends[i], lengths[i], prompts[i], given[i], steps[i])  # type: ignore[arg-type]
+            for i in kept
+        ]
 
     def _facts(self, chunk: Chunk, cells: Cells, kept: Sequence[int], inputs: Sequence[RewardInput]) -> Facts:
         size, at = len(kept), np.asarray(kept, dtype=np.int64)
@@ -208,6 +216,17 @@ class TableDecoder:
         values = np.asarray([number_of(column[i]) for i in kept], dtype=np.float64)
         errors = Coded.of("no score was saved" if math.isnan(v) else None for v in values.tolist())
         return Scores(values, {}, Coded.of([""] * len(kept)), errors)
+
+
+def _ids(cell: Any) -> tuple[int, ...] | None:
+    """A cell as token ids: a list of numbers, in CSV as JSON; None for anything else."""
+    if isinstance(cell, str):
+        try:
+            cell = json.loads(cell)
+        except (ValueError, RecursionError):
+            return None
+    is_list = isinstance(cell, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in cell)
+    return tuple(cell) if is_list else None
 
 
 def _count(cell: Any) -> int:

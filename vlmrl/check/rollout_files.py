@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,7 +80,9 @@ class RolloutDecoder:
     paths: tuple[str, ...]
     source: str | None
 
-    def decode(self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False) -> Decoded:
+    def decode(
+        self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
+    ) -> Decoded:
         """Raises: StoreError for a value of the wrong kind."""
         batch, at = chunk.data, np.arange(chunk.rows)
         if self.source is not None:
@@ -91,28 +94,31 @@ class RolloutDecoder:
         if len(at) < chunk.rows:
             batch = batch.take(at)
         try:
-            return self._decode(batch, chunk, at, media)
+            return self._decode(batch, chunk, at, media, ids)
         except (ValueError, TypeError, KeyError) as error:
             raise StoreError(
                 f"rollouts have a value of the wrong kind: {error}", where=self.paths[chunk.file]
             ) from error
 
-    def _decode(self, batch: Any, chunk: Chunk, at: Any, media: bool) -> Decoded:
+    def _decode(self, batch: Any, chunk: Chunk, at: Any, media: bool, ids: bool) -> Decoded:
         truths, columns = (_repeated(batch.column(name), json.loads) for name in ("truth", "columns"))
         finishes, prompts = (_repeated(batch.column(name)) for name in ("finish", "prompt_text"))
         texts = batch.column("text").to_pylist()
         tokens_N = batch.column("token_ids").value_lengths().to_numpy(zero_copy_only=False)
+        token_ids = batch.column("token_ids").to_pylist() if ids else itertools.repeat(None, len(texts))
+        steps_N = _numbers(batch, "step", np.int32)
         inputs = [
-            RewardInput(text, truth, more, (), finish, tokens, prompt)
-            for text, truth, more, finish, tokens, prompt in zip(
-                texts, truths, columns, finishes, tokens_N.tolist(), prompts, strict=True
+            RewardInput(*fields)
+            for fields in zip(
+                texts, truths, columns, itertools.repeat((), len(texts)), finishes, tokens_N.tolist(), prompts,
+                token_ids, steps_N.tolist(), strict=True,
             )
-        ]
+        ]  # fmt: skip
         facts = Facts(
             rows_N=at + chunk.first,
             places_N=at + chunk.place,
             files_N=np.full(len(at), chunk.file, np.int32),
-            steps_N=_numbers(batch, "step", np.int32),
+            steps_N=steps_N,
             groups_N=_numbers(batch, "group", np.int64) + chunk.file * GROUPS_OF_A_FILE,
             samples_N=_numbers(batch, "sample", np.int32),
             sources=_coded(batch.column("source")),

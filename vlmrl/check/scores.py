@@ -50,6 +50,10 @@ class Coded:
     def missing_N(self) -> Flags:
         return self.codes_N < 0
 
+    def is_word(self, word: str) -> Flags:
+        """Return where the text is this one."""
+        return self.codes_N == self.words.index(word) if word in self.words else np.zeros(len(self), dtype=bool)
+
     def counts(self) -> Ints:
         """How often each word occurs."""
         return np.bincount(self.codes_N[self.codes_N >= 0], minlength=len(self.words))

@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from vlmrl.check.data import problems_in, sample_rows
+from vlmrl.check.data import sample_rows
+from vlmrl.check.prompts import examples, named
 from vlmrl.errors import Problem, VlmrlError
 from vlmrl.recipe.load import LoadedRecipe
 
@@ -28,6 +29,7 @@ class TokenFacts:
         prompt_tokens: length of each prompt, image tokens counted.    image_tokens: the part that is images.
         trace_tokens: length of the correct responses, where the task writes them.
         images: (stored size, size as the model sees it) of each image, in pixels.
+        failures: rows that could not be encoded. Nothing new where the same source has an error already.
     """
 
     prompt_tokens: list[int] = field(default_factory=list)
@@ -35,6 +37,7 @@ class TokenFacts:
     trace_tokens: list[int] = field(default_factory=list)
     images: list[tuple[tuple[int, int], tuple[int, int]]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    failures: list[Problem] = field(default_factory=list)
 
     @property
     def enlarged(self) -> int:
@@ -74,7 +77,7 @@ def check_pixels(loaded: LoadedRecipe, encoder: Encoder) -> list[Problem]:
 def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where: str) -> TokenFacts:
     """Encode a sample of rows and compare their lengths with the recipe's limits."""
     facts = TokenFacts()
-    failed: list[tuple[str, VlmrlError]] = []
+    failed: list[tuple[str, str]] = []
     rows = sample_rows(source, TOKEN_ROWS)
     for row in rows:
         try:
@@ -82,17 +85,17 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
             prompt = encoder.encode(row, source.messages(row), images)
             trace = source.task.trace(row, random.Random(0)) if source.task.trace else None
         except VlmrlError as error:
-            failed.append((row.prompt_id, error))
+            failed.append(named(row, error))
             continue
         facts.prompt_tokens.append(len(prompt.prompt_ids))
         facts.image_tokens.append(prompt.num_image_tokens)
         facts.images += [(image.size, seen) for image, seen in zip(images, prompt.image_sizes, strict=True)]
         if trace is not None:
-            ids = encoder.tokenizer(trace, add_special_tokens=False)["input_ids"]
-            facts.trace_tokens.append(len(ids) + 1)  # the end token
-    if len(failed) == len(rows) and failed:
-        facts.problems += problems_in(failed[0][1], where)
-    elif facts.prompt_tokens:
+            facts.trace_tokens.append(len(encoder.encode_text(trace)) + 1)  # the end token
+    if failed:
+        message = f"{len(failed)} of {len(rows)} sampled rows of `{source.name}` cannot be encoded"
+        facts.failures.append(Problem(message, where, examples(failed)))
+    if facts.prompt_tokens:
         facts.problems += _length_problems(loaded, source, facts, where)
     return facts
 

@@ -10,9 +10,9 @@ import typer
 from typer.core import TyperGroup
 
 from vlmrl import __version__
-from vlmrl.cli.output import harmless
 from vlmrl.errors import exit_of
 from vlmrl.process import keep_standard_streams
+from vlmrl.visible import visible
 
 COMMANDS = (
     "prep", "check", "fetch", "try_", "sft", "train", "merge", "eval", "compare", "reward_check", "report",
@@ -70,5 +70,5 @@ def main() -> None:
             sys.stdout.flush()  # what it refuses is told here, not at the interpreter's end
     except (Exception, KeyboardInterrupt) as error:
         code, text = exit_of(error)
-        print(harmless(text), file=sys.stderr)
+        print(visible(text), file=sys.stderr)
         sys.exit(code)

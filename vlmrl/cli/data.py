@@ -94,12 +94,12 @@ def doctor(
     from vlmrl.data.visit import visit
     from vlmrl.recipe.schema import Data
     from vlmrl.tasks import make_task
-    from vlmrl.tasks.export import prompt_tokens
+    from vlmrl.tasks.export import prompt_texts, prompt_tokens
 
     opened = open_dataset(Data(path=dataset))
     made = make_task(task or getattr(opened, "task", "table"), opened.info)
-    tokens, told = prompt_tokens(made), PartCounter()
-    report = visit(opened, tokens, max_prompt_tokens=max_prompt_tokens, workers=workers, progress=told)
+    tokens, texts, told = prompt_tokens(made), prompt_texts(made), PartCounter()
+    report = visit(opened, tokens, texts=texts, max_prompt_tokens=max_prompt_tokens, workers=workers, progress=told)
     show_doctor(report)
     emit({"path": opened.path, "fingerprint": opened.fingerprint, "doctor": report}, as_json)
 

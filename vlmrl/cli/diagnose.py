@@ -9,6 +9,7 @@ import typer
 
 from vlmrl.cli.output import emit, say
 from vlmrl.cli.runs import Json, Root
+from vlmrl.visible import visible_json
 
 if TYPE_CHECKING:
     from vlmrl.check.diagnose import Diagnosis
@@ -69,6 +70,6 @@ def _show_cause(number: int, cause: Cause) -> None:
 
 
 def _quoted(text: str) -> str:
-    """A response in one line, cut in the middle. It is not trusted with the terminal: only characters that show."""
-    quoted = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in json.dumps(text, ensure_ascii=False))
+    """Return a response in one line, in quotes, cut in the middle."""
+    quoted = visible_json(json.dumps(text, ensure_ascii=False))
     return quoted if len(quoted) <= MOST_TEXT else f"{quoted[: MOST_TEXT // 2]} ... {quoted[-MOST_TEXT // 2 :]}"

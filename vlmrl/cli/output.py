@@ -1,4 +1,7 @@
-"""How commands speak: tables and bars on stderr for people, one JSON object on stdout for programs."""
+"""How commands speak: tables and bars on stderr for people, one JSON object on stdout for programs.
+
+Whatever is printed here passes `vlmrl.visible`: part names, notes, responses and error texts come from others.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,36 @@ import json
 import shutil
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from vlmrl.visible import one_line, visible, visible_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+DEBUG_HELP = "Give a reward of your own the terminal: breakpoint() works in it, and it has no clock."
 JSON_HELP = "Print one JSON object on stdout and nothing else there."
 
 
-def console() -> Console:
-    """A Rich console on stderr; plain text when stderr is not a terminal. Rich is imported here, not at start."""
-    from rich.console import Console
+def console(*, stderr: bool = True) -> Console:
+    """Return a Rich console on stderr (else stdout); plain text when that is no terminal. Rich is imported here, not at
+    start.
 
-    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    It reads no markup and no emoji names, so that `[red]` and `:x:` of a model stay what they are.
+    """
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class SafeConsole(Console):
+        """A console on which every piece of text is made visible when it is drawn; styles are drawn around it."""
+
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else visible(text), style, control)
+
+    stream = sys.stderr if stderr else sys.stdout
+    return SafeConsole(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=not stream.isatty())
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -27,11 +46,11 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
     Drawn without Rich, whose import takes longer than most commands that end in a table.
     """
+    cells = [[one_line(str(cell)) for cell in row] for row in (columns, *rows)]
     if not sys.stdout.isatty():
-        for row in (columns, *rows):
-            print("\t".join(" ".join(str(cell).split()) for cell in row))
+        for row in cells:
+            print("\t".join(row))
         return
-    cells = [[" ".join(str(cell).split()) for cell in row] for row in (columns, *rows)]
     widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
     left = sum(widths[:-1]) + 2 * (len(widths) - 1)
     room = max(16, shutil.get_terminal_size((120, 24)).columns - left)
@@ -45,10 +64,10 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def say(text: str, *, bold: bool = False) -> None:
-    """A line for people, on stderr; what could steer a terminal is shown as escapes."""
+    """Print a line for people, on stderr."""
     from vlmrl.dist.worker import stderr
 
-    text = harmless(text)
+    text = visible(text)
     print(f"\033[1m{text}\033[0m" if bold else text, file=stderr(), flush=True)
 
 
@@ -63,8 +82,7 @@ def emit(result: Any, as_json: bool) -> None:
 
     if as_json:
         text = json.dumps(result, ensure_ascii=False, default=str, allow_nan=False)
-        # Half a character, which no encoding takes, becomes \ud800: JSON's own spelling.
-        print(text.encode("utf-8", "backslashreplace").decode(), file=stdout(), flush=True)
+        print(visible_json(text), file=stdout(), flush=True)
 
 
 def draw_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: Console, right: int = 99) -> None:
@@ -80,7 +98,7 @@ def draw_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], 
         number = (right == 99 and index > 0) or (right < 99 and index < right)
         table.add_column(head, justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(harmless(cell)) for cell in row))
+        table.add_row(*(Text(visible(cell)) for cell in row))
     out.print(table)
 
 
@@ -90,9 +108,9 @@ def draw_quote(text: str, out: Console, indent: int) -> None:
     from rich.text import Text
 
     if out.soft_wrap:
-        out.print(" " * indent + text, style="dim", markup=False)
+        out.print(" " * indent + text, style="dim")
     else:
-        out.print(Padding(Text(text), (0, 0, 0, indent), expand=False), style="dim")
+        out.print(Padding(Text(visible(text)), (0, 0, 0, indent), expand=False), style="dim")
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -103,15 +121,3 @@ def number(value: float | None, digits: int = 4) -> str:
 def share(value: float | None) -> str:
     """A share as a percentage; a dash for None."""
     return "-" if value is None else f"{100 * value:.1f}%"
-
-
-def clean(text: str) -> str:
-    """A model's text on one line, without what could steer a terminal."""
-    return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
-
-
-def harmless(text: str) -> str:
-    """A message of several lines that may quote a file or a model, with what could steer a terminal as escapes."""
-    if text.isascii() and text.replace("\n", "").isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in text)

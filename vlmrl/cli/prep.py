@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit, harmless, say
+from vlmrl.cli.output import JSON_HELP, console, emit, say
+from vlmrl.visible import visible
 
 if TYPE_CHECKING:
     from vlmrl.tasks.assemble import Limits, Prepared
@@ -175,7 +176,7 @@ def _show(made: Prepared, as_json: bool) -> None:
     info = made.info
     for line in made.found:
         say(f"found: {line}")
-    table = Table(title=Text(harmless(f"{made.path.name}: {made.outcome}")))
+    table = Table(title=Text(visible(f"{made.path.name}: {made.outcome}")))
     columns = ["split", "rows", "same", "by distance", "images"]
     if not any(fields["by_distance"] for fields in info["splits"].values()):
         columns.remove("by distance")
@@ -184,7 +185,7 @@ def _show(made: Prepared, as_json: bool) -> None:
     for split, fields in info["splits"].items():
         cells = {key: f"{fields[key]:,}" for key in ("rows", "same", "images")}
         cells |= {"split": split, "by distance": "  ".join(f"{d}: {n:,}" for d, n in fields["by_distance"].items())}
-        table.add_row(*(Text(harmless(cells[column])) for column in columns))
+        table.add_row(*(Text(visible(cells[column])) for column in columns))
     console().print(table)
     show_doctor(info["doctor"])
     reports = [(split, report) for split, fields in info["splits"].items() for report in fields.get("reports", ())]
@@ -207,5 +208,5 @@ def show_doctor(report: Mapping[str, Any]) -> None:
     table.add_column("verdict", no_wrap=True)
     table.add_column("finding", overflow="fold")
     for check in report["checks"]:
-        table.add_row(*(Text(harmless(check[column])) for column in ("check", "verdict", "finding")))
+        table.add_row(*(Text(visible(check[column])) for column in ("check", "verdict", "finding")))
     console().print(table)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.cli.output import clean, draw_quote, number, share
+from vlmrl.cli.output import draw_quote, number, share
+from vlmrl.visible import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,30 +15,31 @@ TEXT_CHARS = 160
 
 
 def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
-    """The tricks that were tried, those that pay in full; then how the reward behaves."""
+    """The findings, ranked: unearned pay first, right answers that lose last; then how the reward behaves."""
     from vlmrl.check.tried import ADVICE, WORDS
 
     honest, tried = probes["honest"], probes["probes"]
-    out.print(f"\n{len(tried)} tricks against {source}, on {probes['rows']} truths", style="bold", markup=False)
+    out.print(f"\n{len(tried)} tricks against {source}, on {probes['rows']} truths", style="bold")
     out.print(
         f"  honest play: informed {number(honest['informed'])}, without a clue {number(honest['uninformed'])} "
-        f"({clean(honest['answer'])}), wrong {number(honest['wrong'])}",
-        markup=False,
+        f"({one_line(honest['answer'])}), wrong {number(honest['wrong'])}"
     )
-    quiet = [f"{p['name']} {number(p['mean'])}" for p in tried if not p["verdict"] and p["mean"] is not None]
-    out.print(f"  nothing found: {clean(', '.join(quiet)) or 'none'}", markup=False, style="dim")
+    place = 0
     for verdict, words in WORDS.items():
         loud = [p for p in tried if p["verdict"] == verdict]
         if loud:
-            out.print(f"  {verdict}: {words}", style=f"bold {_colour(verdict)}", markup=False)
-            out.print(f"    to do: {ADVICE[verdict]}", markup=False)
+            out.print(f"  {verdict}: {words}", style=f"bold {_colour(verdict)}")
+            out.print(f"    to do: {ADVICE[verdict]}")
         for p in loud:
-            told = clean(f"{p['name']} ({p['idea']}): {_earned(p)}")
-            out.print(f"    {told}", style=_colour(verdict), markup=False)
-            draw_quote(clean(p["example"])[:TEXT_CHARS], out, 8)
+            place += 1
+            told = one_line(f"{p['name']} ({p['idea']}): {_earned(p)}")
+            out.print(f"    {place}. {told}", style=_colour(verdict))
+            draw_quote(one_line(p["example"])[:TEXT_CHARS], out, 8)
+    quiet = [f"{p['name']} {number(p['mean'])}" for p in tried if not p["verdict"] and p["mean"] is not None]
+    out.print(f"  nothing found: {one_line(', '.join(quiet)) or 'none'}", style="dim")
     if probes["skipped"]:
         told = f"  {probes['skipped']} tricks were not tried: the reward hangs, and each costs a time limit"
-        out.print(told, style="bold red", markup=False)
+        out.print(told, style="bold red")
     _show_behaviour(probes["behaviour"], out)
     if probes["flagged"]:
         findings = "1 finding" if probes["flagged"] == 1 else f"{probes['flagged']} findings"
@@ -56,7 +58,7 @@ def _earned(p: Mapping[str, Any]) -> str:
     if p["kind"] == "belief":
         return p["verdict"]
     if p["errors"] and p["kind"] != "truth":
-        return f"fails on {p['errors']} rows: {clean(p['error'])}"
+        return f"fails on {p['errors']} rows: {one_line(p['error'])}"
     of = f", on {share(p['paid'])} of rows" if p["paid"] is not None and p["paid"] < 1 else ""
     return f"earns {number(p['mean'])}{of}"
 
@@ -65,11 +67,10 @@ def _show_behaviour(found: Mapping[str, Any], out: Console) -> None:
     from vlmrl.check.behaviour import troubles
 
     for told, to_do in troubles(found):
-        out.print(f"  {clean(told)}", style="bold red", markup=False)
-        out.print(f"    to do: {to_do}", markup=False)
+        out.print(f"  {one_line(told)}", style="bold red")
+        out.print(f"    to do: {to_do}")
     ms = found["milliseconds"]
     out.print(
         f"  one response takes {ms['p50']:.3g} ms (p95 {ms['p95']:.3g}, p99 {ms['p99']:.3g}, at most {ms['max']:.3g}), "
-        f"over {found['calls']:,} calls",
-        markup=False,
+        f"over {found['calls']:,} calls"
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vlmrl.types import Group
+from vlmrl.visible import one_line, visible
 
 WIDTH = 160
 MAX_TEXT = 400
@@ -57,13 +58,13 @@ class ConsoleWatcher:
         best = max(group.samples, key=lambda s: s.score.value if s.score.error is None else float("-inf"))
         text = best.text if len(best.text) <= MAX_TEXT else best.text[:MAX_TEXT] + " ..."
         parts = "  ".join(f"{n} {'-' if v is None else f'{v:.2f}'}" for n, v in best.score.parts.items())
-        self._line(f"  sample of {group.row.prompt_id}: {_printable(text)}")
+        self._line(f"  sample of {group.row.prompt_id}: {one_line(text)}")
         self._line(f"  scored {best.score.value:.3f}: {parts}" + (f"  ({best.score.note})" if best.score.note else ""))
 
     def _line(self, text: str) -> None:
         clear = "\r" + " " * len(self._counter) + "\r" if self.live and self._counter else ""
         self._counter = ""
-        self.stream.write(f"{clear}{text}\n")
+        self.stream.write(f"{clear}{visible(text)}\n")
         self.stream.flush()
 
 
@@ -82,6 +83,7 @@ class PartCounter:
         if what != self._what or done < self._done:
             self._what, self._first, self._begun, self._told = what, done, now, now
         self._done = done
+        what = visible(what)
         line = f"{what}: {done:,} of {total:,} parts"
         if self._first < done < total:
             line += f", {duration((now - self._begun) / (done - self._first) * (total - done))} left"
@@ -102,6 +104,7 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
     if "reward/mean" in m:
         ends = f" [{m['reward/low']:.3f}, {m['reward/high']:.3f}]" if "reward/low" in m else ""
         parts.append(f"reward {m['reward/mean']:.3f}{ends}")
+        parts += [f"accuracy {m['reward/accuracy']:.3f}"] if "reward/accuracy" in m else []
         parts += [f"{n.rpartition('/')[2]} {v:.2f}" for n, v in m.items() if n.startswith("reward/part/")]
         parts.append(f"dead {m['rollout/dead_group_share']:.0%}")
         parts.append(f"cut {m['rollout/truncated_share']:.0%}")
@@ -110,6 +113,8 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
         parts.append(f"loss {m['loss/cross_entropy']:.4f}")
     if m.get("reward/errors"):
         parts.append(f"reward errors {m['reward/errors']}")
+    if m.get("reward/inapplicable"):
+        parts.append(f"not judged {m['reward/inapplicable']}")
     if "policy/entropy" in m:
         parts.append(f"entropy {m['policy/entropy']:.2f}")
     if "optim/grad_norm" in m:
@@ -134,8 +139,3 @@ def duration(seconds: float) -> str:
     if total < 3600:
         return f"{total // 60} min {total % 60:02d} s"
     return f"{total // 3600} h {total % 3600 // 60:02d} min"
-
-
-def _printable(text: str) -> str:
-    """Model text on one line, control characters escaped: it must not move the cursor or colour the terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

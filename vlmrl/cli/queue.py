@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -54,9 +55,11 @@ def run_sweep(
         load_recipe(recipe, overrides=[*overrides, *member.overrides[1::2]], kind="rl")
     group = sweep.group or group_of(loaded.path.stem, identity)
     check_tag(group)
+    log = loaded.recipe.log
+    grouped = [f"log.group={json.dumps(group)}"] if log.sinks and log.group is None else []
     queue = Queue(
         command=[sys.executable, "-m", "vlmrl", "train"],
-        recipe=[str(recipe), *(word for o in overrides for word in ("--set", o))],
+        recipe=[str(recipe), *(word for o in [*overrides, *grouped] for word in ("--set", o))],
         options=["--gpus", str(sweep.gpus_per_run), "--runs", str(root)],
         members=members, slots=make_slots(place(gpus or str(sweep.gpus_per_run)), sweep.gpus_per_run),
         root=root, group=group, say=say,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from vlmrl.recipe.load import LoadedRecipe
     from vlmrl.train.resume import Plan
 
-LAUNCH_OPTIONS = {"--gpus": 1, "--nnodes": 1, "--node-rank": 1, "--rdzv-endpoint": 1, "--dry-run": 0}
+LAUNCH_OPTIONS = {"--gpus": 1, "--nnodes": 1, "--node-rank": 1, "--rdzv-endpoint": 1, "--dry-run": 0,
+                  "--debug-rank": 1}  # fmt: skip
 """Options that are the launcher's alone, with the number of words that follow each."""
 
 
@@ -28,16 +30,19 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     """
     from vlmrl.cli.begin import prepare, recipe_of, show_changes
     from vlmrl.cli.sft import resume_command
+    from vlmrl.dist.worker import CHOICES_VARIABLE
     from vlmrl.errors import LaunchError, StoreError
     from vlmrl.launch.agent import Job, launch_twice, torchrun_line
     from vlmrl.launch.cards import place
     from vlmrl.launch.fetch import offline_environment
+    from vlmrl.process import DEBUG_RANK
     from vlmrl.recipe.load import LoadedRecipe
     from vlmrl.store.layout import runs_root
     from vlmrl.store.manifest import settle
+    from vlmrl.train.choices import choices_of
 
     root = runs_root(runs)
-    ready = prepare(asked, root)
+    ready = prepare(asked, root, machines.gpus)
     settings, known = recipe_of(ready), None
     if asked.resume is not None and not isinstance(ready, LoadedRecipe):
         known = ready.run.dir
@@ -51,6 +56,12 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
         )
     placement = place(machines.gpus or "1", engines, parts)
     env = {**placement.env, **offline_environment(settings, root)}
+    if chosen := choices_of(ready if isinstance(ready, LoadedRecipe) else ready.loaded):
+        env[CHOICES_VARIABLE] = json.dumps(chosen)
+    if machines.debug_rank is not None:
+        if machines.debug_rank >= placement.ranks:
+            raise LaunchError(f"--debug-rank {machines.debug_rank} of {placement.ranks} processes", hint="from 0 on")
+        env[DEBUG_RANK] = str(machines.debug_rank)
     job = Job(
         command=("-m", "vlmrl", *without_launch_options(sys.argv[1:])), ranks=placement.ranks, nnodes=machines.nnodes,
         node_rank=machines.node_rank, endpoint=machines.endpoint, env=env,
@@ -71,6 +82,7 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     what = ("CPU process" if job.ranks == 1 else "CPU processes") if placement.devices is None else "card(s)"
     nodes = f" on machine {job.node_rank} of {job.nnodes}" if job.nnodes > 1 else ""
     engines = f", {len(placement.engines)} more generate" if placement.engines else ""
+    engines += f"; rank {machines.debug_rank} has this terminal" if machines.debug_rank is not None else ""
     say(f"{job.ranks} {what}{nodes}, {placement.threads} thread{'s' if placement.threads != 1 else ''} each{engines}")
     flags = [flag for flag in ("--quiet", "--json") if flag in sys.argv]
     ending, run_dir = launch_twice(

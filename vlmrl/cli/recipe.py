@@ -86,38 +86,45 @@ def check(
     Data and models that are not made yet are told, and are no mistake here; `vlmrl check RECIPE` also opens the data,
     looks at rows and prompts, and plans memory and time.
     """
-    from vlmrl.check.catalogs import catalogs, resolve_tasks
-    from vlmrl.errors import ProblemsError, VlmrlError, format_error
-    from vlmrl.recipe.checks import check_made
-    from vlmrl.recipe.load import load_recipe
+    from vlmrl.errors import format_error
 
-    known, results, data = catalogs(), [], {}
+    results, data = [], {}
     for recipe in recipes:
-        try:
-            loaded = load_recipe(recipe, overrides=overrides or [])
-            problems = check_made(loaded, known)
-            if not any(p.level == "error" for p in problems):
-                data[recipe] = resolve_tasks(loaded.recipe)
-        except ProblemsError as error:
-            problems = list(error.problems)
-        except VlmrlError as error:
-            problems = [Problem(error.message, error.where, error.hint)]
+        problems, data[recipe] = _looked_at(recipe, overrides or [])
         results.append((recipe, problems))
     wrong = [recipe for recipe, problems in results if any(p.level == "error" for p in problems)]
     told = [
-        {"recipe": r, "ok": r not in wrong, "data": data.get(r, []), "problems": [asdict(p) for p in problems]}
+        {"recipe": r, "ok": r not in wrong, "data": data[r], "problems": [asdict(p) for p in problems]}
         for r, problems in results
     ]
     emit({"ok": not wrong, "recipes": told}, as_json)
     if not as_json:
         for recipe, problems in results:
             say(f"{recipe}: {'wrong' if recipe in wrong else 'sound'}")
-            for entry in data.get(recipe, []):
+            for entry in data[recipe]:
                 say(f"  {entry['path']}: {_task_words(entry)}")
             for p in problems:
                 say(format_error(p.message, p.where, p.hint, p.level))
     if wrong:
         raise typer.Exit(2)
+
+
+def _looked_at(recipe: str, overrides: list[str]) -> tuple[list[Problem], list[dict[str, Any]]]:
+    """(what is wrong with a recipe itself, what each of its data entries comes to where nothing is)."""
+    from vlmrl.check.catalogs import catalogs, resolve_tasks
+    from vlmrl.errors import ProblemsError, VlmrlError
+    from vlmrl.recipe.checks import check_made
+    from vlmrl.recipe.load import load_recipe
+
+    try:
+        loaded = load_recipe(recipe, overrides=overrides)
+        problems = check_made(loaded, catalogs())
+        sound = not any(p.level == "error" for p in problems)
+        return problems, resolve_tasks(loaded.recipe) if sound else []
+    except ProblemsError as error:
+        return list(error.problems), []
+    except VlmrlError as error:
+        return [Problem(error.message, error.where, error.hint)], []
 
 
 def _task_words(entry: Mapping[str, Any]) -> str:
@@ -193,20 +200,23 @@ def diff(
 def import_(
     file: Annotated[Path, typer.Argument(help="YAML, JSON, a list of overrides, or a launch script.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the recipe here; default: stdout.")] = None,
-    system: Annotated[str | None, typer.Option(help="Whose it is: easyr1, verl, trl. Default: found out.")] = None,
+    system: Annotated[
+        str | None, typer.Option(help="Whose it is: easyr1, verl, rllava, trl. Default: found out.")
+    ] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows of the training data: makes steps of epochs.")] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Processes it was for: TRL's batch sizes are per device.")
     ] = None,
+    check_it: Annotated[bool, typer.Option("--check", help="Check the recipe too; exit code 2 if wrong.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Turn a configuration of EasyR1, verl or TRL into a recipe, and say what did not map or means something else.
+    """Turn a configuration of EasyR1, verl, RLLaVA or TRL into a recipe; say what did not map or means something else.
 
     Example: vlmrl recipe import run_fungi.sh --rows 10000 --out fungi.toml
 
     The file is read, never run. Behind each value stands the setting it came from.
     """
-    from vlmrl.errors import RecipeError
+    from vlmrl.errors import RecipeError, format_error
     from vlmrl.recipe.import_recipe import import_recipe
 
     if out is not None and out.exists():
@@ -217,12 +227,31 @@ def import_(
             out.write_text(text, "utf-8")
         except OSError as error:
             raise RecipeError(f"cannot write the recipe: {error.strerror}", where=str(out)) from None
-    emit(report | {"recipe": text, "out": None if out is None else str(out)}, as_json)
-    if as_json:
-        return
-    if out is None:
-        typer.echo(text, nl=False)
-    _show_import(report, out)
+    problems = _checked_text(text, out) if check_it else []
+    checked = {"problems": [asdict(p) for p in problems]} if check_it else {}
+    emit(report | {"recipe": text, "out": None if out is None else str(out)} | checked, as_json)
+    if not as_json:
+        if out is None:
+            typer.echo(text, nl=False)
+        _show_import(report, out)
+        for p in problems:
+            say(format_error(p.message, p.where, p.hint, p.level))
+    if any(p.level == "error" for p in problems):
+        raise typer.Exit(2)
+
+
+def _checked_text(text: str, out: Path | None) -> list[Problem]:
+    """What is wrong with an imported recipe, which is in `out` or in no file yet."""
+    import tempfile
+    from dataclasses import replace
+
+    if out is not None:
+        return _looked_at(str(out), [])[0]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "recipe.toml"
+        file.write_text(text, "utf-8")
+        found = _looked_at(str(file), [])[0]
+    return [replace(p, where=(p.where or "").replace(str(file), "the recipe")) for p in found]
 
 
 def _show_import(report: dict[str, Any], out: Path | None) -> None:
@@ -267,10 +296,14 @@ def _list_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
     wanted = {"tasks": tasks, "algos": algos, "rewards": rewards}
     chosen = {name: dict(getattr(known, name)) for name, on in wanted.items() if on}
     variants = {name: list(names) for name, names in known.variants.items() if names}
-    emit(chosen | ({"variants": variants} if tasks else {}), as_json)
+    more = ({"variants": variants} if tasks else {}) | ({"differences": dict(known.differences)} if algos else {})
+    emit(chosen | more, as_json)
     if not as_json:
         for name, entries in chosen.items():
             _table(name, ("name", "about"), list(entries.items()))
+    if not as_json and algos:
+        say("")
+        _table("where they differ on purpose from verl's and TRL's code", ("name", ""), list(known.differences.items()))
     if not as_json and tasks:
         _table(
             "variants, for the key `variant` of a data entry",

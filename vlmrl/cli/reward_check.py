@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit, say
+from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit, say
 from vlmrl.errors import RewardError
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def reward_check(
     ] = False,
     jobs: Annotated[int, typer.Option(min=0, help="Processes for built-in rewards; 0 = one a core.")] = 0,
     runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)] = False,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
     """Score saved responses again and see what the reward pays for; compare it with another reward; attack it.
@@ -75,7 +76,10 @@ def reward_check(
     from vlmrl.check.limits import needs_probe, parse_limits
     from vlmrl.check.rescore import PROFILE, parse_weights
     from vlmrl.check.reward_check import RewardQuestion, check_rewards
+    from vlmrl.process import give_terminal
 
+    if debug:
+        give_terminal()
     _refuse({"--profile": profile} if reward is not None else {}, "without --reward")
     limits = parse_limits(fail_on, diff=diff is not None) if fail_on is not None else []
     question = RewardQuestion(

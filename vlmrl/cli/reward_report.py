@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.cli.output import clean, draw_quote, draw_table, number, share
+from vlmrl.cli.output import draw_quote, draw_table, number, share
 from vlmrl.cli.probe_report import show_probes
+from vlmrl.visible import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,16 +17,17 @@ TEXT_CHARS = 240
 
 def show(report: Mapping[str, Any], out: Console, most: int) -> None:
     """The whole report for people, with up to `most` rows of each kind."""
-    out.print(_headline(report), markup=False)
+    out.print(_headline(report))
     for source, r in report["rewards"].items():
         weights = ", ".join(f"{k} {v:g}" for k, v in r["weights"].items()) or "its own"
-        out.print(f"  {source}: reward {r['name']}, weights {weights}", markup=False)
+        accuracy = f", accuracy {r['accuracy']}" if r["accuracy"] else ""
+        out.print(f"  {source}: reward {r['name']}, weights {weights}{accuracy}")
         if r["changed"]:
-            out.print(f"  warning: {r['changed']}", style="yellow", markup=False)
+            out.print(f"  warning: {r['changed']}", style="yellow")
     for note in report["notes"]:
-        out.print(f"  note: {clean(note)}", style="yellow", markup=False)
+        out.print(f"  note: {one_line(note)}", style="yellow")
     if report["errors"]["number"]:
-        out.print(f"  the reward failed on {report['errors']['number']:,} rows", style="bold red", markup=False)
+        out.print(f"  the reward failed on {report['errors']['number']:,} rows", style="bold red")
         _show_rows("failed", report["errors"]["first"][:most], out)
     if report["stored"] is not None:
         _show_stored(report["stored"], report["samples"], out, most)
@@ -42,8 +44,8 @@ def show(report: Mapping[str, Any], out: Console, most: int) -> None:
     for source, probes in (report["probes"] or {}).items():
         show_probes(source, probes, out)
     for place in report["written"].values():
-        out.print(f"written: {place}", markup=False)
-    out.print(f"{report['samples']:,} responses in {report['seconds']:.1f} s", style="dim", markup=False)
+        out.print(f"written: {place}")
+    out.print(f"{report['samples']:,} responses in {report['seconds']:.1f} s", style="dim")
 
 
 def _headline(report: Mapping[str, Any]) -> str:
@@ -58,23 +60,22 @@ def _show_signs(report: Mapping[str, Any], out: Console) -> None:
     found, dead = report["correlations"], report["dead_groups"]
     out.print("\nwhat goes with the score", style="bold")
     if dead is not None:
-        out.print(f"  {_dead(dead)}", markup=False)
+        out.print(f"  {_dead(dead)}")
     length = found["length"]
     out.print(
         f"  length: rank correlation {number(length['spearman'], 2)}, Pearson's {number(length['pearson'], 2)}"
         + (f"; cut off {share(found['cut']['share'])}, paid {number(found['cut']['score_cut'])} "
-           f"(the others {number(found['cut']['score_whole'])})" if found["cut"]["share"] else ""),
-        markup=False,
+           f"(the others {number(found['cut']['score_whole'])})" if found["cut"]["share"] else "")
     )  # fmt: skip
     ngrams = found["ngrams"]
     if ngrams["found"]:
         words = "; ".join(
-            f"{clean(n['ngram'])!r} {share(n['first'])} -> {share(n['last'])}, pays {n['pays']:+.3f}"
+            f"{one_line(n['ngram'])!r} {share(n['first'])} -> {share(n['last'])}, pays {n['pays']:+.3f}"
             for n in ngrams["found"][:5]
         )
-        out.print(f"  words that came to be paid: {words}", markup=False)
+        out.print(f"  words that came to be paid: {words}")
     elif ngrams["thirds"]:
-        out.print(f"  words that came to be paid: none in {ngrams['texts']:,} texts", markup=False)
+        out.print(f"  words that came to be paid: none in {ngrams['texts']:,} texts")
 
 
 def _dead(dead: Mapping[str, Any]) -> str:
@@ -112,19 +113,24 @@ def _show_parts(parts: Mapping[str, Mapping[str, Any]], out: Console) -> None:
 
 def _show_reasons(reasons: Sequence[Mapping[str, Any]], out: Console) -> None:
     if reasons:
-        rows = [(f"{r['count']:,}", share(r["share"]), clean(r["example"])) for r in reasons]
+        rows = [(f"{r['count']:,}", share(r["share"]), one_line(r["example"])) for r in reasons]
         draw_table("notes and failures", ("rows", "share", "reason (an example)"), rows, out, right=2)
 
 
 def _show_disagreements(found: Mapping[str, Any], out: Console, most: int) -> None:
+    if not found["binary"]:
+        out.print(f"\naccuracy {number(found['accuracy'])}, the mean: it is not only right or wrong")
+        return
     agreement = f"a right answer outscores a wrong one of its group in {share(found['agreement'])} of pairs"
     if found["agreement"] is None:
         agreement = "no group has both a right and a wrong answer"
     wrong, right = found["wrong"], found["right"]
-    out.print(f"\naccuracy {share(found['accuracy'])}; {agreement}", markup=False)
-    out.print(
-        f"right answers earn {number(right['mean'])} on average, wrong ones {number(wrong['mean'])}", markup=False
-    )
+    right_share = right["number"] / (right["number"] + wrong["number"])
+    accuracy = share(found["accuracy"])
+    if abs(found["accuracy"] - right_share) > 1e-9:  # wrong answers are -1
+        accuracy = f"{number(found['accuracy'])}, the mean; {share(right_share)} right"
+    out.print(f"\naccuracy {accuracy}; {agreement}")
+    out.print(f"right answers earn {number(right['mean'])} on average, wrong ones {number(wrong['mean'])}")
     if wrong["paid"]:
         of = f"wrong, yet paid most ({wrong['paid']:,} of {wrong['number']:,} wrong ones earn something)"
         _show_rows(of, found["wrong_but_paid"][:most], out)
@@ -139,7 +145,7 @@ def _show_disagreements(found: Mapping[str, Any], out: Console, most: int) -> No
 
 def _show_diff(diff: Mapping[str, Any], out: Console, most: int) -> None:
     names, value = diff["names"], diff["value"]
-    out.print(f"\n{names['first']}  ->  {names['second']}", style="bold", markup=False)
+    out.print(f"\n{names['first']}  ->  {names['second']}", style="bold")
     heads = ("", "first", "second", "rows that change")
     rows = [("value", number(value["first"]), number(value["second"]), share(value["changed_share"]))]
     rows += [(n, number(p["first"]), number(p["second"]), share(p["changed_share"])) for n, p in diff["parts"].items()]
@@ -185,8 +191,8 @@ def _show_rows(
         if diff:
             before, after = row["advantage"]
             value = f"{number(row['old']['value'])} -> {value}, advantage {before:+.3f} -> {after:+.3f}"
-        parts = ", ".join(f"{clean(k)} {number(v)}" for k, v in row["new"]["parts"].items())
-        note = f"; {clean(row['new']['note'])}" if row["new"]["note"] else ""
-        told = clean(row["new"]["error"]) if row["new"]["error"] else parts + note
-        out.print(f"  {clean(row['where'])}: {value}  ({told})", markup=False)
-        draw_quote(clean(row["text"])[:TEXT_CHARS], out, 6)
+        parts = ", ".join(f"{one_line(k)} {number(v)}" for k, v in row["new"]["parts"].items())
+        note = f"; {one_line(row['new']['note'])}" if row["new"]["note"] else ""
+        told = one_line(row["new"]["error"]) if row["new"]["error"] else parts + note
+        out.print(f"  {one_line(row['where'])}: {value}  ({told})")
+        draw_quote(one_line(row["text"])[:TEXT_CHARS], out, 6)

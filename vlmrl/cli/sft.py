@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +12,11 @@ import typer
 
 from vlmrl.cli.begin import Beginning, begin, prepare, recipe_of
 from vlmrl.cli.output import JSON_HELP, emit, say
+from vlmrl.errors import LaunchError
 
 if TYPE_CHECKING:
+    from vlmrl.errors import Problem
+    from vlmrl.recipe.load import LoadedRecipe
     from vlmrl.store.runs import Run
 
 RECIPE = typer.Argument(
@@ -46,6 +50,10 @@ NODE_RANK = typer.Option(0, "--node-rank", min=0, help="Which machine this is, f
 ENDPOINT = typer.Option(
     None, "--rdzv-endpoint", help="HOST:PORT where the machines meet: machine 0.", show_default=False
 )
+DEBUG_RANK = typer.Option(
+    None, "--debug-rank", min=0, show_default=False,
+    help="This rank gets the terminal, and its rewards too: breakpoint() works there, and nothing times out.",
+)  # fmt: skip
 DRY_RUN = typer.Option(False, "--dry-run", help="Check, print the torchrun line that would run, and stop.")
 
 
@@ -58,6 +66,19 @@ class Machines:
     node_rank: int = 0
     endpoint: str | None = None
     dry_run: bool = False
+    debug_rank: int | None = None
+
+    def check_debugging(self, as_json: bool) -> None:
+        """Raise a LaunchError where one rank of these cannot have the terminal."""
+        if self.debug_rank is None:
+            return
+        if as_json:
+            raise LaunchError("--debug-rank talks on the terminal, and --json wants nothing else there",
+                              hint="leave one of them out")  # fmt: skip
+        if self.nnodes > 1:
+            raise LaunchError("--debug-rank is for one machine", hint="leave out --nnodes")
+        if self.gpus is None and self.debug_rank:
+            raise LaunchError(f"--debug-rank {self.debug_rank} of one process", hint="--debug-rank 0, or give --gpus N")
 
     @property
     def asked(self) -> bool:
@@ -88,14 +109,14 @@ def sft(
     recipe: Path | None = RECIPE, overrides: list[str] = SET, resume: str | None = RESUME,
     accept_changes: bool = ACCEPT, from_: str | None = FROM, name: str | None = NAME, tag: list[str] = TAG,
     note: str = NOTE, runs: Path | None = RUNS, gpus: str | None = GPUS, nnodes: int = NNODES,
-    node_rank: int = NODE_RANK, rdzv_endpoint: str | None = ENDPOINT, dry_run: bool = DRY_RUN, quiet: bool = QUIET,
-    json: bool = JSON,
+    node_rank: int = NODE_RANK, rdzv_endpoint: str | None = ENDPOINT, debug_rank: int | None = DEBUG_RANK,
+    dry_run: bool = DRY_RUN, quiet: bool = QUIET, json: bool = JSON,
 ) -> None:  # fmt: skip
     """Supervised start: learn the rows' own responses, or the task's templated traces.
 
     Example: vlmrl sft recipes/digits_sft.toml --name digits-sft
     """
-    machines = Machines(gpus, nnodes, node_rank, rdzv_endpoint, dry_run)
+    machines = Machines(gpus, nnodes, node_rank, rdzv_endpoint, dry_run, debug_rank)
     asked = Beginning("sft", recipe, overrides, resume, from_, accept_changes, (name, tag, note))
     train_command(asked, runs, quiet, json, machines)
 
@@ -108,11 +129,13 @@ def train_command(asked: Beginning, runs: Path | None, quiet: bool, as_json: boo
     from vlmrl.cli.progress import ConsoleWatcher
     from vlmrl.dist.worker import launched, stderr
     from vlmrl.dist.world import is_main_process, join_world
+    from vlmrl.process import give_terminal, patience
     from vlmrl.store.layout import runs_root
     from vlmrl.store.runs import open_run
     from vlmrl.train.start import run_session, share_run
 
     asked.check()
+    machines.check_debugging(as_json)
     kind, root = asked.kind, runs_root(runs)
     if machines.asked:
         from vlmrl.cli.ranks import run_ranks
@@ -121,7 +144,9 @@ def train_command(asked: Beginning, runs: Path | None, quiet: bool, as_json: boo
     else:
         ready = prepare(asked, root)
     talks, settings = is_main_process(), recipe_of(ready)
-    with join_world(settings.model.device, settings.parallel.timeout_seconds) as world:
+    if machines.debug_rank is not None:
+        give_terminal(machines.debug_rank)
+    with join_world(settings.model.device, patience(settings.parallel.timeout_seconds)) as world:
         argv = ["vlmrl", *sys.argv[1:]]
         run, settings, checkpoint = share_run(world, lambda: begin(asked, ready, root, argv))
         # In a rank of a launcher everything goes to the rank's own log, but what rank 0 says.
@@ -166,36 +191,58 @@ def _closing(done: Run) -> str:
     return f"done: {done.dir}{told}\nnext: {commands}"
 
 
-def load_checked(recipe: Path, overrides: list[str], kind: str | None, root: Path, trains: bool = True):
+def load_checked(
+    recipe: Path, overrides: list[str], kind: str | None, root: Path, trains: bool = True, gpus: str | None = None
+) -> LoadedRecipe:
     """The recipe, after the quick part of `vlmrl check`: errors end here, warnings are shown. A rank does not check
     again what its launcher has checked.
 
-    Args: trains: a run of it follows, for which the disk must have room.
+    Args: trains: a run of it follows, for which disk and memory must have room.      gpus: as `--gpus` says.
     """
     from vlmrl.recipe.load import load_recipe
 
-    loaded = load_recipe(recipe, overrides=overrides, kind=kind)
-    check_loaded(loaded, root, trains)
-    return loaded
+    return check_loaded(load_recipe(recipe, overrides=overrides, kind=kind), root, trains, gpus=gpus)
 
 
-def check_loaded(loaded, root: Path, trains: bool, files: str | None = None) -> None:
-    """The quick part of `vlmrl check` on a recipe. Args: files: the model's, where `model.path` does not lead there."""
-    from vlmrl.check.preflight import check_model, run_quick_checks
-    from vlmrl.cli.check import find_model_files
+def check_loaded(
+    loaded: LoadedRecipe, root: Path, trains: bool, files: str | None = None, gpus: str | None = None
+) -> LoadedRecipe:
+    """Run the quick part of `vlmrl check` on a recipe. Returns the recipe with nothing left open (recipe/settle.py).
+
+    Args: files: the model's, where `model.path` does not lead there.      gpus: as `--gpus` says.
+    """
+    from vlmrl.check.preflight import check_model, quick_look
+    from vlmrl.cli.check import find_model_files, parse_target
     from vlmrl.dist.worker import launched
-    from vlmrl.errors import ProblemsError, format_error
+    from vlmrl.errors import ProblemsError
+    from vlmrl.train.choices import settle_for_run
 
     if launched():
-        return
-    problems, problem = run_quick_checks(loaded), None
+        return settle_for_run(loaded, root)[0]
+    (problems, prompts), problem = quick_look(loaded), None
     if not any(p.level == "error" for p in problems):
         if files is None:
             files, problem = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
-        problems += check_model(loaded, files, root if trains else None) if problem is None else [problem]
+        if problem is None:
+            loaded, warnings = settle_for_run(loaded, root)
+            target = parse_target(gpus)
+            problems += [
+                *warnings,
+                *check_model(loaded, files, root if trains else None, target=target, prompts=prompts),
+            ]
+        else:
+            problems.append(problem)
     errors = [p for p in problems if p.level == "error"]
     if errors:
         raise ProblemsError(errors)
+    warn(problems)
+    return loaded
+
+
+def warn(problems: Sequence[Problem]) -> None:
+    """Show problems that stop nothing."""
+    from vlmrl.errors import format_error
+
     for p in problems:
         say(format_error(p.message, p.where, p.hint, "warning"))
 

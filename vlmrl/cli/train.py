@@ -8,6 +8,7 @@ from vlmrl.cli.begin import Beginning
 from vlmrl.cli.queue import Sweep, run_sweep
 from vlmrl.cli.sft import (
     ACCEPT,
+    DEBUG_RANK,
     DRY_RUN,
     ENDPOINT,
     FROM,
@@ -43,7 +44,8 @@ def train(
     recipe: Path | None = RECIPE, overrides: list[str] = SET, resume: str | None = RESUME,
     accept_changes: bool = ACCEPT, from_: str | None = FROM, name: str | None = NAME, tag: list[str] = TAG,
     note: str = NOTE, runs: Path | None = RUNS, gpus: str | None = GPUS, nnodes: int = NNODES,
-    node_rank: int = NODE_RANK, rdzv_endpoint: str | None = ENDPOINT, dry_run: bool = DRY_RUN,
+    node_rank: int = NODE_RANK, rdzv_endpoint: str | None = ENDPOINT, debug_rank: int | None = DEBUG_RANK,
+    dry_run: bool = DRY_RUN,
     seeds: str | None = SEEDS, grid: list[str] = GRID, gpus_per_run: int = GPUS_PER_RUN, group: str | None = GROUP,
     quiet: bool = QUIET, json: bool = JSON,
 ) -> None:  # fmt: skip
@@ -62,10 +64,10 @@ def train(
     """
     sweep = Sweep(seeds, grid, gpus_per_run, group)
     if sweep.asked:
-        if resume is not None or from_ is not None or name is not None or nnodes > 1:
+        if resume is not None or from_ is not None or name is not None or nnodes > 1 or debug_rank is not None:
             raise LaunchError("--seeds and --grid begin their runs and name them themselves, on one machine",
-                              hint="leave out --resume, --from, --name and --nnodes")  # fmt: skip
+                              hint="leave out --resume, --from, --name, --nnodes and --debug-rank")  # fmt: skip
         run_sweep(recipe, overrides, sweep, gpus, runs, dry_run, json)
-    machines = Machines(gpus, nnodes, node_rank, rdzv_endpoint, dry_run)
+    machines = Machines(gpus, nnodes, node_rank, rdzv_endpoint, dry_run, debug_rank)
     asked = Beginning("rl", recipe, overrides, resume, from_, accept_changes, (name, tag, note))
     train_command(asked, runs, quiet, json, machines)

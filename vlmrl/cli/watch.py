@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import emit, say
+from vlmrl.cli.output import console, emit, say
 from vlmrl.cli.progress import duration
 from vlmrl.cli.runs import Json, Root
+from vlmrl.visible import visible
 
 if TYPE_CHECKING:
     from vlmrl.store.follow import Followed
@@ -70,22 +71,22 @@ def _plain(followed: Followed, every: float) -> None:
             if (key := (line["attempt"], line["step"])) not in shown:
                 shown.add(key)
                 cells = [f"{name} {text}" for name, text in columns(line).items() if text]
-                print("  ".join([f"step {_of(line['step'] + 1, followed.steps)}", *cells]), flush=True)
+                text = "  ".join([f"step {_of(line['step'] + 1, followed.steps)}", *cells])
+                print(visible(text), flush=True)
         if going:
             time.sleep(every)
 
 
 def _live(followed: Followed, every: float) -> None:
     """A table of the last steps that is drawn anew, until the run ends."""
-    from rich.console import Console
     from rich.live import Live
 
-    console = Console()
-    with Live(console=console, auto_refresh=False, screen=False) as live:
+    out = console(stderr=False)
+    with Live(console=out, auto_refresh=False, screen=False) as live:
         going = True
         while going:
             going = followed.look()
-            live.update(_table(followed, console.height), refresh=True)
+            live.update(_table(followed, out.height), refresh=True)
             if going:
                 time.sleep(every)
 
@@ -134,6 +135,7 @@ def columns(line: Mapping[str, Any]) -> dict[str, str]:
     lengths = [_number(line.get(f"rollout/response_tokens_{which}"), ".0f") for which in ("mean", "max")]
     return {
         "reward": _number(line.get("reward/mean"), ".3f"),
+        "accuracy": _number(line.get("reward/accuracy"), ".3f"),
         "loss": _number(line.get("loss/cross_entropy"), ".4f"),
         "length": "/".join(filter(None, lengths)),
         "cut": _number(line.get("rollout/truncated_share"), ".0%"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
+from vlmrl.data.cache import BoundedCache
 from vlmrl.data.images import ImageStore, decode_image
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 INFO_FILE = "dataset.json"
 SCHEMA = 1
+DECODED_BYTES = 2**29
+"""Decoded images of a dataset that a process keeps, by content: of a prompt the model, the engine and the reward want
+the same ones, and pairs repeat them. 512 MiB are 170 images of one megapixel."""
+_decoded: BoundedCache[PILImage] = BoundedCache(DECODED_BYTES, lambda image: 3 * image.width * image.height)
 
 
 class Dataset(Protocol):
@@ -57,8 +62,28 @@ class Dataset(Protocol):
         ...
 
     def image(self, media: Media) -> PILImage:
-        """The image as PIL RGB, upright."""
+        """The image as PIL RGB, upright. Raises: DataError with its place when the file is broken."""
         ...
+
+    def place_of(self, media: Media) -> str:
+        """Where a person finds an image: its row, and its file where it has one of its own."""
+        ...
+
+
+def decode_at(dataset: Dataset, media: Media) -> PILImage:
+    """An image of a dataset, decoded: once while it is among those kept (see `DECODED_BYTES`), whoever asks for it. It
+    is everybody's: nobody may change its pixels. Raises: DataError that says where the image is.
+    """
+
+    def decode() -> PILImage:
+        data = dataset.image_bytes(media)
+        try:
+            return decode_image(data)
+        except DataError as error:
+            hint = f"mend the file or take the row out; `vlmrl data doctor {dataset.path}` decodes every image"
+            raise DataError(error.message, where=dataset.place_of(media), hint=hint) from error
+
+    return _decoded.get((dataset.path, media.sha256), decode)
 
 
 class Rows(Sequence[Row]):
@@ -107,7 +132,7 @@ class PreparedDataset:
             fields = table.slice(index, 1).to_pylist()[0]
             prompt_id, truth, images = fields.pop("prompt_id"), fields.pop("truth"), fields.pop("images")
             media = tuple(Media(**image) for image in images)
-            return Row(prompt_id, self.name, self.task, truth, media, fields)
+            return Row(prompt_id, self.name, self.task, truth, media, fields, f"{self.path} {split} row {index}")
 
         return Rows(self.splits[split], make)
 
@@ -117,7 +142,14 @@ class PreparedDataset:
         return self._store.read(media.sha256)
 
     def image(self, media: Media) -> PILImage:
-        return decode_image(self.image_bytes(media))
+        return decode_at(self, media)
+
+    def place_of(self, media: Media) -> str:
+        for split in self.splits:
+            for index, images in enumerate(self._table(split).column("images").to_pylist()):
+                if any(image["sha256"] == media.sha256 for image in images):
+                    return f"{self.path} {split} row {index}, image {media.sha256[:16]}"
+        return f"{self.path}, image {media.sha256[:16]}"
 
     def __reduce__(self):
         return (_reopen, (self._folder, self.name, self.task))

@@ -23,6 +23,9 @@ TOKEN_LIMIT = 2048
 """Rows with longer prompts are counted where no limit is given: what TaxonRL and EasyR1 drop silently."""
 EVEN, SKEWED = 0.6, 0.8
 """Share of the most frequent label up to which labels are even, and above which they are badly skewed."""
+LONG_SIDES = 200
+"""The longer side of an image may be so many times the shorter in the image processors of Qwen-VL and GLM-V
+(`smart_resize` of transformers), which refuse longer ones."""
 SHOWN = 20
 MAX_SPLITS = 62
 """A set of splits is the bits of one integer."""
@@ -86,6 +89,7 @@ def examine_dataset(facts: Facts, *, max_prompt_tokens: int | None = None) -> di
         "near_copies": _near_copies(facts, masks),
         "repeated_pairs": _repeated_pairs(facts),
         "groups": _groups(facts),
+        "long_images": _long_images(facts),
         "remarks": dict(Counter(remark for image in facts.images for remark in image.remarks).most_common()),
         "note": NOTE,
     }
@@ -98,6 +102,7 @@ def examine_dataset(facts: Facts, *, max_prompt_tokens: int | None = None) -> di
         _check_near(report),
         *_check_repeats(report),
         *_check_groups(report, facts.group),
+        *_check_shapes(report),
         *_check_remarks(report),
         *({"check": name, "verdict": verdict, "finding": finding} for name, (verdict, finding) in facts.notes.items()),
     ]
@@ -320,6 +325,32 @@ def _check_groups(report: Mapping[str, Any], group: str) -> list[dict[str, str]]
         shared += count
     bad = shared and group == "individual"
     return [_check(f"{group} overlap", "bad" if bad else "look" if shared else "ok", "; ".join(parts))]
+
+
+def _long_images(facts: Facts) -> list[dict[str, Any]]:
+    """Images whose longer side is over `LONG_SIDES` times the shorter, each with the first row that shows it."""
+    media = [image.media for image in facts.images]
+    long = {i for i, one in enumerate(media) if max(one.width, one.height) > LONG_SIDES * min(one.width, one.height)}
+    shown: dict[int, str] = {}
+    for row in (row for rows in facts.rows.values() for row in rows) if long else ():
+        for i in long.intersection(row.images):
+            shown.setdefault(i, row.name)
+    return [
+        {"sha256": media[i].sha256, "width": media[i].width, "height": media[i].height, "row": shown.get(i, "")}
+        for i in sorted(long)
+    ]
+
+
+def _check_shapes(report: Mapping[str, Any]) -> list[dict[str, str]]:
+    found = report["long_images"]
+    if not found:
+        return []
+    first = found[0]
+    told = (
+        f"{len(found):,} with sides of more than {LONG_SIDES} to 1, which the processors of Qwen-VL and GLM-V refuse, "
+        f"such as {first['width']} x {first['height']} pixels in {first['row'] or first['sha256'][:16]}"
+    )
+    return [_check("very long images", "bad", told)]
 
 
 def _check_remarks(report: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,18 +9,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vlmrl.errors import DataError
+from vlmrl.data.cache import BoundedCache
+from vlmrl.data.chat import IMAGE_SLOT, guard_message, render_chat
+from vlmrl.data.control_tokens import ControlTokens
+from vlmrl.data.images import MAX_PIXELS
+from vlmrl.errors import DataError, first_line
 from vlmrl.types import Media, Message, Row
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-IMAGE_SLOT = "<image>"
 NOT_MODEL_INPUTS = (
     "input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "num_crops", "num_patches", "rows", "cols",
     "num_soft_tokens_per_image", "grids", "num_patches_per_image",
 )  # fmt: skip
 """What processors return besides the tensors of images: the text, and how it was made."""
+SIZE_HINT = "cut the image into pieces or take the row out; `vlmrl check` lists all such rows"
 CACHED_BYTES = 2**29
 """Processed images kept in memory, by content, the least recently used going first: pairs repeat images. 512 MiB are
 7,000 digits of 56 x 56 pixels, or 20 images of one megapixel. Where a family has no grid of patches: whole prompts.
@@ -82,20 +85,52 @@ class Encoder:
         bounded = self.takes_pixel_bounds
         self.image_arguments = _size_argument(processor.image_processor, min_pixels, max_pixels) if bounded else {}
         self._template = {} if thinking == "template" else {"enable_thinking": thinking == "on"}
-        self._cache: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
-        self._cached_bytes = 0
+        self._control: ControlTokens | None = None
+        self._cache: BoundedCache[Mapping[str, Tensor]] = BoundedCache(CACHED_BYTES, tensor_bytes)
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt as text: each `<image>` becomes an image entry of the chat template; generation prompt added.
+    @property
+    def control(self) -> ControlTokens:
+        """The model's control tokens, which the text of a dataset cannot write.
 
-        Raises: DataError when the model has no chat template.
+        Raises: CheckpointError or DataError when the model has no chat template, or one that cannot be used.
         """
-        turns = [{"role": m.role, "content": _content(m.content)} for m in messages]
-        if not getattr(self.processor, "chat_template", None):
-            raise DataError(
-                "the model has no chat template", hint="use an instruction-tuned model, or add chat_template.jinja"
-            )
-        return self.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, **self._template)
+        if self._control is None:
+            self._control = ControlTokens(self.processor, lambda text: self._render([Message("user", text)], False))
+        return self._control
+
+    def _render(self, messages: Sequence[Message], generation_prompt: bool) -> str:
+        return render_chat(self.processor, messages, generation_prompt=generation_prompt, settings=self._template)
+
+    def require_sizes(self, row: Row) -> None:
+        """Raise a DataError for an image that `size_problem` has something to say of."""
+        for number, media in enumerate(row.media, start=1):
+            if problem := self.size_problem(media.width, media.height):
+                raise DataError(f"image {number} {problem}", where=row.place, hint=SIZE_HINT)
+
+    def size_problem(self, width: int, height: int) -> str | None:
+        """Why the model's image processor takes no image of this size (pixels, as stored), in words; None when it does.
+
+        The processors that fit an image to a grid of patches refuse what is far longer than wide; one that scales the
+        shorter side to a fixed length would fill the memory with it.
+        """
+        shape = f"is {width} x {height} pixels, the longer side {max(width, height) / min(width, height):.0f} times"
+        image_processor = self.processor.image_processor
+        if hasattr(image_processor, "merge_size"):
+            try:
+                image_processor.get_number_of_image_patches(height, width, dict(self.image_arguments))
+            except ValueError as error:
+                return f"{shape} the shorter, which the model's image processor refuses: {first_line(error)}"
+            return None
+        edges = {name: edge for name, edge in dict(getattr(image_processor, "size", None) or {}).items() if edge}
+        if edges.keys() == {"shortest_edge"} and edges["shortest_edge"] ** 2 * max(width, height) > MAX_PIXELS * min(
+            width, height
+        ):
+            return f"{shape} the shorter, which the model's image processor would enlarge to over {MAX_PIXELS:,} pixels"
+        return None
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text of the data alone, such as a response to learn: control tokens in it are letters."""
+        return tuple(self.control.encode(self.control.guard(text)))
 
     def encode(self, row: Row, messages: Sequence[Message], images: Sequence[Image]) -> EncodedPrompt:
         """Token ids and pixels of one row.
@@ -107,30 +142,33 @@ class Encoder:
         if slots != len(images):
             raise DataError(
                 f"the prompt has {slots} {IMAGE_SLOT} slots and the row {len(images)} images",
-                where=f"{row.source} row {row.prompt_id}",
+                where=row.place,
                 hint=f"write {IMAGE_SLOT} once for each image, in order",
             )
-        text = self.render(messages)
-        self._no_stray_placeholders(text, len(images), row)
+        self.require_sizes(row)
+        marked = self._render([guard_message(self.control, m) for m in messages], True)
+        self._require_placeholders(marked, len(images), row)
+        text, short = self.control.reveal(marked), tuple(self.control.encode(marked))
         if not images:
-            ids = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-            return EncodedPrompt(row, text, ids, (0,) * len(ids), {}, 0, 0, (), ids)
+            return EncodedPrompt(row, text, short, (0,) * len(short), {}, 0, 0, (), short)
         if not hasattr(self.processor.image_processor, "merge_size"):
-            return self._encode_whole(row, text, images)
-        features = [self._image_features(media, image) for media, image in zip(row.media, images, strict=True)]
+            return self._encode_whole(row, marked, short, images)
+        features = [self._image_features(row, media, image) for media, image in zip(row.media, images, strict=True)]
         joined = {k: torch.cat([f[k] for f in features]) for k in features[0]}
-        ids, kinds = self._expand(text, joined)
+        ids, kinds = self._expand(marked, joined)
         sizes = tuple(self._model_size(f) for f in features)
-        short = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return EncodedPrompt(row, text, ids, kinds, joined, len(images), sum(kinds), sizes, short, tuple(images))
 
-    def _encode_whole(self, row: Row, text: str, images: Sequence[Image]) -> EncodedPrompt:
+    def _encode_whole(self, row: Row, marked: str, short: tuple[int, ...], images: Sequence[Image]) -> EncodedPrompt:
         """Families without a grid of patches: the processor makes ids and tensors of all images together, because how
         many tokens an image gets (tiles, crops, pooled patches) is known to it alone."""
-        key = "\x1f".join((text, *(media.sha256 for media in row.media)))
-        made = self._cached(
-            key, lambda: self.processor(text=[text], images=list(images), return_tensors="pt", add_special_tokens=False)
-        )
+        key = "\x1f".join((marked, *(media.sha256 for media in row.media)))
+        text, processor = self.control.reveal(marked), self.processor
+        given = text
+        if self.control.is_ambiguous(marked):
+            given, processor = marked, self.control.processor_over(processor)
+        settings = {"return_tensors": "pt", "add_special_tokens": False}
+        made = self._cached(key, row, lambda: processor(text=[given], images=list(images), **settings))
         ids = tuple(made["input_ids"][0].tolist())
         kinds = made.get("mm_token_type_ids", made.get("token_type_ids"))
         if kinds is None:
@@ -140,80 +178,62 @@ class Encoder:
         tile = (int(shape[-1]), int(shape[-2])) if len(shape) >= 4 and "target_sizes" not in tensors else None
         sizes = tuple(tile or image.size for image in images)
         kinds = tuple(int(kind) for kind in kinds[0].tolist())
-        short = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return EncodedPrompt(
             row, text, ids, kinds, tensors, len(images), sum(map(bool, kinds)), sizes, short, tuple(images)
         )
 
-    def _no_stray_placeholders(self, text: str, num_images: int, row: Row) -> None:
-        """Raises: DataError when the text itself holds a placeholder: the model would take it for an image."""
-        for kind, wanted in (("image", num_images), ("video", 0)):
-            token = getattr(self.processor, f"{kind}_token", None)
-            if token and text.count(token) != wanted:
-                raise DataError(
-                    f"the prompt's text holds the model's own {kind} placeholder {token}",
-                    where=f"{row.source} row {row.prompt_id}",
-                    hint=f"write {IMAGE_SLOT} where an image belongs, and take {token} out of the text",
-                )
+    def _require_placeholders(self, marked: str, num_images: int, row: Row) -> None:
+        """Raises: DataError when the chat template did not write one placeholder for each image."""
+        token = getattr(self.processor, "image_token", None)
+        written = marked.count(token) if token else num_images
+        if written != num_images:
+            raise DataError(
+                f"the model's chat template wrote {written} placeholders {token} for {num_images} images",
+                where=row.place, hint="use the chat template that came with the model",
+            )  # fmt: skip
 
-    def refuse_placeholders(self, response: str, where: str) -> None:
-        """Raises: DataError when a response to learn from holds the model's own image or video placeholder."""
-        for kind in ("image", "video"):
-            token = getattr(self.processor, f"{kind}_token", None)
-            if token and token in response:
-                raise DataError(
-                    f"the response holds the model's own {kind} placeholder {token}, for which there is no {kind}",
-                    where=where, hint=f"take {token} out of the response",
-                )  # fmt: skip
-
-    def _expand(self, text: str, joined: Mapping[str, Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _expand(self, marked: str, joined: Mapping[str, Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Ids with image placeholders expanded by the images' grids, and the kind of each token."""
         token = self.processor.image_token
         merge = self.processor.image_processor.merge_size**2
-        pieces = text.split(token)
+        pieces = marked.split(token)
         counts = [int(g.prod()) // merge for g in joined["image_grid_thw"]]
         expanded = pieces[0] + "".join(token * n + piece for n, piece in zip(counts, pieces[1:], strict=True))
-        ids = tuple(self.tokenizer(expanded, add_special_tokens=False)["input_ids"])
+        ids = tuple(self.control.encode(expanded))
         image_id = self.tokenizer.convert_tokens_to_ids(token)
         return ids, tuple(int(i == image_id) for i in ids)
 
-    def _image_features(self, media: Media, image: Image) -> dict[str, Tensor]:
+    def _image_features(self, row: Row, media: Media, image: Image) -> dict[str, Tensor]:
         made = self._cached(
             media.sha256,
+            row,
             lambda: self.processor.image_processor(images=[image], return_tensors="pt", **self.image_arguments),
         )
         return {k: v for k, v in made.items() if k not in NOT_MODEL_INPUTS}
 
-    def _cached(self, key: str, make: Callable[[], Mapping[str, Any]]) -> Mapping[str, Tensor]:
-        """The tensors that `make` returns, made once while they are in the cache."""
-        if key in self._cache:
-            self._cache.move_to_end(key)
-            return self._cache[key]
-        made = {k: v for k, v in make().items() if isinstance(v, Tensor)}
-        self._cache[key] = made
-        self._cached_bytes += _bytes(made)
-        while self._cached_bytes > CACHED_BYTES and len(self._cache) > 1:
-            self._cached_bytes -= _bytes(self._cache.popitem(last=False)[1])
-        return made
+    def _cached(self, key: str, row: Row, make: Callable[[], Mapping[str, Any]]) -> Mapping[str, Tensor]:
+        """The tensors that `make` returns, made once while they are in the cache.
+
+        Raises: DataError with the row when the processor refuses its images.
+        """
+
+        def tensors() -> Mapping[str, Tensor]:
+            try:
+                return {k: v for k, v in make().items() if isinstance(v, Tensor)}
+            except (ValueError, TypeError, ArithmeticError, LookupError) as error:
+                message = f"the model's processor takes no prompt of this row: {first_line(error)}"
+                raise DataError(message, where=row.place) from error
+
+        return self._cache.get(key, tensors)
 
     def _model_size(self, features: Mapping[str, Tensor]) -> tuple[int, int]:
         grid, patch = features["image_grid_thw"], self.processor.image_processor.patch_size
         return int(grid[0, 2]) * patch, int(grid[0, 1]) * patch
 
 
-def _bytes(features: Mapping[str, Tensor]) -> int:
+def tensor_bytes(features: Mapping[str, Tensor]) -> int:
+    """Memory of the tensors."""
     return sum(t.numel() * t.element_size() for t in features.values())
-
-
-def _content(text: str) -> list[dict[str, str]]:
-    """Text with `<image>` slots as the content list of a chat template."""
-    parts: list[dict[str, str]] = []
-    for index, piece in enumerate(text.split(IMAGE_SLOT)):
-        if index:
-            parts.append({"type": "image"})
-        if piece:
-            parts.append({"type": "text", "text": piece})
-    return parts
 
 
 def _takes_pixel_bounds(image_processor: Any) -> bool:

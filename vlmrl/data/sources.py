@@ -21,8 +21,8 @@ from vlmrl.data.columns import (
     read_messages,
     split_images,
 )
-from vlmrl.data.dataset import Rows, require_split
-from vlmrl.data.images import decode_image, probe_image
+from vlmrl.data.dataset import Rows, decode_at, require_split
+from vlmrl.data.images import image_hash, probe_image
 from vlmrl.data.tables import RawTable, open_tables
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
@@ -82,9 +82,8 @@ class TableDataset:
 
     def image_bytes(self, media: Media) -> bytes:
         split, index, position = self._places.get(media.sha256) or self._search(media)
-        value = self._image_values(split, index, self._tables[split].row(index))[position]
-        data = _load(read_image(value, self._root, self._where(split, index, "images")))
-        if probe_image(data)[0].sha256 != media.sha256:
+        data = _load(self._image_file(split, index, position), self._where(split, index, "images"))
+        if image_hash(data) != media.sha256:
             raise DataError("an image file changed since it was first read", where=self._where(split, index, "images"))
         return data
 
@@ -98,7 +97,17 @@ class TableDataset:
         raise DataError(f"image {media.sha256[:16]} is in no row", where=self.path)
 
     def image(self, media: Media) -> PILImage:
-        return decode_image(self.image_bytes(media))
+        return decode_at(self, media)
+
+    def place_of(self, media: Media) -> str:
+        split, index, position = self._places.get(media.sha256) or self._search(media)
+        found = self._image_file(split, index, position)
+        column = self._mapped[split].images or self._mapped[split].prompt or "images"
+        return self._where(split, index, column) + (f", {found}" if isinstance(found, Path) else "")
+
+    def _image_file(self, split: str, index: int, position: int) -> bytes | Path:
+        value = self._image_values(split, index, self._tables[split].row(index))[position]
+        return read_image(value, self._root, self._where(split, index, "images"))
 
     def __reduce__(self):
         return (type(self), (self._data,))
@@ -153,7 +162,7 @@ class TableDataset:
                 columns[name] = _plain_cell(value, self._where(split, index, name))
         identity = canonical_json([columns, [one.sha256 for one in media]])
         prompt_id = f"{self.name}-{hash64(identity.decode()):016x}"
-        return Row(prompt_id, self.name, self.task, truth, tuple(media), columns)
+        return Row(prompt_id, self.name, self.task, truth, tuple(media), columns, self._tables[split].where(index))
 
     def _media(self, value: Any, where: str) -> Media:
         found = read_image(value, self._root, where)
@@ -186,8 +195,11 @@ def _plain_cell(value: Any, where: str) -> Any:
         raise DataError(error.message, where=where) from error
 
 
-def _load(found: bytes | Path) -> bytes:
-    return found.read_bytes() if isinstance(found, Path) else found
+def _load(found: bytes | Path, where: str) -> bytes:
+    try:
+        return found.read_bytes() if isinstance(found, Path) else found
+    except OSError as error:
+        raise DataError(f"the image cannot be read: {error.strerror or error}", where=where) from error
 
 
 def _without_images(prompt: Any, where: str) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from vlmrl.data.control_tokens import typed_in
 from vlmrl.data.dataset import Dataset
 from vlmrl.data.doctor import Facts, RowFacts, Verdict, examine_dataset
 from vlmrl.data.parts import Progress
@@ -22,14 +24,18 @@ def visit(
     dataset: Dataset,
     text_tokens: Callable[[Row], int],
     *,
+    texts: Callable[[Row], Sequence[str]] = lambda row: (),
     max_prompt_tokens: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """The doctor's report of a dataset; see `examine_dataset`. Images are read once, on all cores.
 
-    Args: text_tokens: of a row's prompt, without images.
+    Args:
+        text_tokens: of a row's prompt, without images.
+        texts: what a model reads or learns of a row, `<image>` marks taken out; searched for control tokens.
     """
+    typed: list[tuple[str, Counter[str]]] = []
     number_of: dict[str, int] = {}
     media: list[Media] = []
     rows: dict[str, list[RowFacts]] = {}
@@ -42,16 +48,30 @@ def visit(
             for one in row.media:
                 if number_of.setdefault(one.sha256, len(media)) == len(media):
                     media.append(one)
-            rows[split].append(_row_facts(row, number_of, text_tokens(row), f"{split} row {index}"))
+            rows[split].append(_row_facts(row, number_of, text_tokens(row), row.origin or f"{split} row {index}"))
             group = group or _group_of(row)
+            if tokens := sum(map(typed_in, texts(row)), Counter()):
+                typed.append((row.place, tokens))
     seen, broken = _look_at(dataset, media, workers, progress)
     labels = {row.label for members in rows.values() for row in members}
     if len(labels) > MAX_LABELS:
         rows = {split: [row._replace(label=None) for row in members] for split, members in rows.items()}
     notes: dict[str, tuple[Verdict, str]] = {}
+    if typed:
+        notes["control tokens in text"] = ("look", _of_control_tokens(typed))
     if broken:
         notes["broken images"] = ("bad", f"{len(broken):,}, such as {broken[0]}")
     return examine_dataset(Facts(seen, rows, group, notes), max_prompt_tokens=max_prompt_tokens)
+
+
+def _of_control_tokens(typed: Sequence[tuple[str, Counter[str]]]) -> str:
+    total: Counter[str] = Counter()
+    for _, tokens in typed:
+        total.update(tokens.keys())
+    listing = ", ".join(f"{token} in {count:,}" for token, count in total.most_common(3))
+    return (
+        f"{len(typed):,} rows hold what models use as control tokens ({listing}); read as letters; first: {typed[0][0]}"
+    )
 
 
 def _row_facts(row: Row, number_of: Mapping[str, int], text_tokens: int, name: str) -> RowFacts:
@@ -90,7 +110,7 @@ def _look_at(
         seen, broken = [], []
         for one, fields in zip(media, looks, strict=True):
             if "reason" in fields:
-                broken.append(f"{one.sha256[:16]}: {fields['reason']}")
+                broken.append(f"{dataset.place_of(one)}: {fields['reason']}")
                 seen.append(Examined(one, 0, "0" * 80))
             else:
                 found = examined(fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,9 +45,12 @@ def shard(
         "mesh": mesh,
         "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy(),
     }  # fmt: skip
+    # Inputs stay as the caller made them, as in one process: pixels, and the rotary tables that a vision tower computes
+    # in float32 once and hands to its layers, would be rounded.
+    precision = partial(MixedPrecisionPolicy, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in exact:
-        fully_shard(module, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32), **options)
-    mixed = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+        fully_shard(module, mp_policy=precision(), **options)
+    mixed = precision(param_dtype=compute_dtype)
     for module in [*layers, policy]:
         for parameter in module.parameters() if compute_dtype is not None else ():
             if parameter.requires_grad and not isinstance(parameter, DTensor):
@@ -56,12 +60,6 @@ def shard(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
-
-
-def units_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of a transformers model that it says must not be split: of its text model and its vision tower."""
-    names = {n for m in model.modules() for n in (getattr(m, "_no_split_modules", None) or ())}
-    return [m for m in model.modules() if type(m).__name__ in names]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ In a process that no launcher started every function here does nothing. No torch
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import faulthandler
 import fcntl
@@ -24,14 +25,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
-from vlmrl.errors import OutOfMemoryError, exit_of, reason_of
-from vlmrl.process import die_with_parent, lasting
+from vlmrl.errors import LaunchError, OutOfMemoryError, exit_of, reason_of
+from vlmrl.process import DEBUG_RANK, die_with_parent, has_terminal, lasting
+from vlmrl.visible import visible
 
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
 PARENT_VARIABLE = "VLMRL_LAUNCHER_PID"
 ENGINES_VARIABLE = "VLMRL_ENGINE_CARDS"
 """Cards that the launcher set aside for engines in processes of their own: CUDA's numbers; on a CPU as many words."""
 HALVED_VARIABLE = "VLMRL_HALVED"
+CHOICES_VARIABLE = "VLMRL_CHOICES"
 BEAT_BYTES = 4096
 PIPE_BYTES = 1 << 20
 """Of what a rank prints, so much waits while the launcher is stopped (a Ctrl-Z)."""
@@ -69,11 +72,13 @@ class _Both(io.TextIOBase):
 class Rank:
     """This process as its launcher sees it. Made by `begin`.
 
-    Attributes: terminal: whether it talks on the terminal; rank 0 alone does.
+    Attributes: terminal: whether it talks on the terminal: rank 0 alone does, or else the one that is debugged.
+        debugged: whether the terminal is its own: what it reads and prints is not redirected.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self.folder, self.rank, self.terminal = folder, rank, rank == 0
+        self.folder, self.rank, self.debugged = folder, rank, has_terminal()
+        self.terminal = self.debugged or (rank == 0 and DEBUG_RANK not in os.environ)
         self.voices: dict[str, TextIO] = {}
         self._state: dict[str, Any] = {
             "rank": rank, "pid": os.getpid(), "phase": "start", "step": 0, "ticks": 0, "run": None, "attempt": 1,
@@ -89,10 +94,16 @@ class Rank:
 
     def take_output(self) -> None:
         """Send what any library writes to stdout and stderr, in C or in Python, to the log. What rank 0 itself has to
-        say goes to both (`stdout`, `stderr` of this module): no progress bar or warning comes between.
+        say goes to both (`stdout`, `stderr` of this module): no progress bar or warning comes between. Nobody reads
+        from the terminal. The rank that is debugged keeps all of it.
         """
+        if self.debugged:
+            return
         sys.stdout.flush()
         sys.stderr.flush()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
         outside = [os.dup(1), os.dup(2)]
         self._send_to_pipe()
         sys.stdout, sys.stderr = lasting(1), lasting(2)  # made anew: a stream on a file cannot tell where a pipe is
@@ -178,6 +189,14 @@ def halved() -> dict[str, list[int]]:
     return json.loads(os.environ.get(HALVED_VARIABLE, "{}"))
 
 
+def choices() -> list[dict[str, Any]]:
+    """Return what the launcher chose for keys that the recipe leaves open; [] when no launcher started this process.
+
+    Returns: {"key", "value", "reason"} each (recipe/settle.py).
+    """
+    return json.loads(os.environ.get(CHOICES_VARIABLE, "[]")) if launched() else []
+
+
 def run(program: Callable[[], object]) -> NoReturn:
     """Run a rank's program and leave word of how it ended. The launcher prints errors; here they go to the log.
 
@@ -194,10 +213,13 @@ def run(program: Callable[[], object]) -> NoReturn:
         rank.end(code, message)
         sys.exit(0 if code == 130 else code)
     except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, bdb.BdbQuit) and not rank.debugged:
+            hint = f"--debug-rank {rank.rank} gives it the terminal"
+            error = LaunchError(f"breakpoint() on rank {rank.rank}, which has no terminal", hint=hint)
         code, message = exit_of(error)
         # Said before it is printed: the order of these files tells who failed first.
         rank.end(code, message, reason_of(error), error.halved if isinstance(error, OutOfMemoryError) else None)
-        print(message, file=sys.stderr, flush=True)
+        print(visible(message), file=sys.stderr, flush=True)
         sys.exit(code)
     rank.end(code, message)
     sys.exit(0)
@@ -209,6 +231,8 @@ def begin() -> Rank:
     die_with_parent(int(os.environ[PARENT_VARIABLE]))
     _me = Rank(Path(os.environ.pop(FOLDER_VARIABLE)), int(os.environ["RANK"]))
     _me.take_output()
+    if DEBUG_RANK in os.environ and not _me.debugged:
+        os.environ["PYTHONBREAKPOINT"] = "0"  # one process has the terminal: the others, and their rewards, go on
     faulthandler.enable(file=2)
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -17,6 +17,7 @@ from pathlib import Path
 from vlmrl.dist.worker import FOLDER_VARIABLE, HALVED_VARIABLE, PARENT_VARIABLE
 from vlmrl.errors import LaunchError
 from vlmrl.launch.watch import Ending, Watch
+from vlmrl.process import patience
 
 JOIN_SECONDS = 900
 """How long a node waits for the others."""
@@ -95,7 +96,7 @@ def launch(job: Job) -> tuple[Ending, Path | None]:
     logging.disable(logging.ERROR)
     folder = Path(tempfile.mkdtemp(prefix="vlmrl-launch-"))
     os.environ.update({**job.env, FOLDER_VARIABLE: str(folder), PARENT_VARIABLE: str(os.getpid())})
-    watch = Watch(folder, job.timeout_seconds)
+    watch = Watch(folder, patience(job.timeout_seconds))
     exit_codes: dict[int, int] = {}
     try:
         with watch.catching_signals():

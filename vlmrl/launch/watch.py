@@ -125,6 +125,10 @@ class Watch(threading.Thread):
         for rank, code in sorted(exit_codes.items()):
             if -code in SYSTEM_SIGNALS and rank not in self.killed and rank not in words:
                 return self._lost(rank, code)
+        # Of a rank that was interrupted in itself (its debugger was left) the others only see that it is gone.
+        left = sorted((w["time"], rank) for rank, w in words.items() if w["code"] == 130 and w["reason"])
+        if left and not self.signals and (not failed or left[0] < failed[0]):
+            return Ending(130, words[left[0][1]]["message"])
         if failed:
             first = failed[0][1]
             word = words[first]

@@ -6,20 +6,21 @@ The policy is log-softmax(logits / temperature) with banned ids at -inf; float32
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_ELEMENTS = 2**25
-"""Logits held at once: 32 Mi numbers (128 MiB in float32)."""
-CPU_CHUNK_ELEMENTS = 2**22
-"""The same on the CPU, where fewer at once cost no time."""
-BLOCK_ELEMENTS = 2**21
-"""Of those, how many are turned into probabilities at once."""
-CPU_BLOCK_ELEMENTS = 2**19
-"""The same on the CPU: 2 MiB, which stay in a core's cache from one operation to the next."""
+from vlmrl.model.head_chunks import HeadChunks, head_chunks
+from vlmrl.model.memory import free_bytes
+
+
+@cache
+def chunks_for(device: torch.device) -> HeadChunks:
+    """The sizes for a device: settled when it is first asked, so that all passes over a row split it alike."""
+    return head_chunks(device.type, free_bytes(device))
 
 
 def policy_logits(logits: Tensor, temperature: float, banned: Tensor | None) -> Tensor:
@@ -28,10 +29,12 @@ def policy_logits(logits: Tensor, temperature: float, banned: Tensor | None) -> 
     Args:
         temperature: > 0. banned: bool [V], True = never sampled; None = nothing is banned.
     """
-    logits = logits.float()
+    own, made = logits.float(), logits.dtype != torch.float32  # changed in place only where it is nobody else's
     if temperature != 1.0:
-        logits = logits / temperature
-    return logits if banned is None else logits.masked_fill(banned, float("-inf"))
+        own, made = (own.div_(temperature) if made else own / temperature), True
+    if banned is None:
+        return own
+    return own.masked_fill_(banned, float("-inf")) if made else own.masked_fill(banned, float("-inf"))
 
 
 def banned_mask(banned_ids: Sequence[int], vocabulary: int, device: torch.device) -> Tensor | None:
@@ -71,8 +74,7 @@ def token_logprobs(
         return hidden_KD.sum(-1).float(), hidden_KD.detach().sum(-1).float()
     vocabulary = head(hidden_KD[:1].detach()).shape[-1]
     banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)  # once: each making of it makes a GPU wait
-    limit = CHUNK_ELEMENTS if hidden_KD.device.type != "cpu" else min(CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS)
-    size = max(1, limit // vocabulary)
+    size = chunks_for(hidden_KD.device).positions(vocabulary)
     if len(target_K) <= size:
         return chunk(hidden_KD, target_K)
     logps, entropies = [], []
@@ -104,7 +106,9 @@ class _LogprobAndEntropy(torch.autograd.Function):
             x = policy_logits(logits[rows], temperature, banned)
             lse[rows] = x.logsumexp(-1)
             logp[rows] = x.gather(-1, target[rows, None])[:, 0] - lse[rows]
-            entropy[rows] = -_p_logp(x - lse[rows, None]).sum(-1)
+            x = x - lse[rows, None]
+            p = x.exp()
+            entropy[rows] = -_p_logp(p, x).sum(-1)
         ctx.save_for_backward(logits, target, lse, entropy)
         ctx.temperature, ctx.banned, ctx.entropy_gradient = temperature, banned, entropy_gradient
         ctx.is_mine = logits.grad_fn is not None  # a leaf is somebody's own
@@ -121,22 +125,22 @@ class _LogprobAndEntropy(torch.autograd.Function):
             g = logp.exp().mul_(-logp_grad[rows, None])
             g.scatter_add_(-1, target[rows, None], logp_grad[rows, None])
             if ctx.entropy_gradient:
-                g -= (_p_logp(logp) + logp.exp() * entropy[rows, None]) * entropy_grad[rows, None]
+                p = logp.exp()
+                pull = _p_logp(p, logp)
+                g -= pull.add_(p.mul_(entropy[rows, None])).mul_(entropy_grad[rows, None])
             if ctx.banned is not None:
                 g.masked_fill_(ctx.banned, 0.0)
             grad[rows] = g.div_(ctx.temperature)
         return grad, None, None, None, None
 
 
-def _p_logp(logp: Tensor) -> Tensor:
-    """p log p, 0 where p is 0."""
-    p = logp.exp()
-    return p.mul_(logp.masked_fill(p == 0, 0.0))
+def _p_logp(p: Tensor, logp: Tensor) -> Tensor:
+    """p log p, 0 where p is 0. In the place of `logp`."""
+    return logp.masked_fill_(p == 0, 0.0).mul_(p)
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
-    limit = BLOCK_ELEMENTS if logits.device.type != "cpu" else min(BLOCK_ELEMENTS, CPU_BLOCK_ELEMENTS)
-    size = max(1, limit // logits.shape[-1])
+    size = max(1, chunks_for(logits.device).block // logits.shape[-1])
     return (slice(start, start + size) for start in range(0, len(logits), size))
 
 
@@ -173,7 +177,7 @@ def full_kl(
         return hidden_KD.sum(-1).float()
     vocabulary = head(hidden_KD[:1].detach()).shape[-1]
     banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)  # once: each making of it makes a GPU wait
-    size = max(1, CHUNK_ELEMENTS // vocabulary)
+    size = max(1, chunks_for(hidden_KD.device).positions(vocabulary) // 2)  # two distributions
     pieces = []
     for hidden, ref_hidden in zip(hidden_KD.split(size), ref_hidden_KD.split(size), strict=True):
         if torch.is_grad_enabled() and len(hidden_KD) > size:

@@ -66,6 +66,14 @@ def memory_use(device: torch.device) -> tuple[int, int]:
     return max(found, key=lambda pair: pair[0] / pair[1])
 
 
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that nobody has taken, what torch keeps for later included; None where the device does not tell."""
+    if device.type != "cuda":
+        return None
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
+
+
 def use_in_words(device: torch.device) -> str:
     """Example: `peak 3.1 GiB of 7.8 GiB`."""
     peak, limit = memory_use(device)

@@ -39,8 +39,9 @@ TABLE = (
     Rule("free", "when something is looked at or kept", (
         "eval.every_steps", "checkpoint.every_steps", "checkpoint.keep_last", "checkpoint.keep_best",
         "checkpoint.asynchronous", "log.sample_every_steps", "log.keep_rollouts", "log.keep_rollouts_every",
-        "log.sinks", "paper",
+        "paper",
     )),
+    Rule("free", "where the numbers are shown", ("log.sinks", "log.project", "log.entity", "log.group", "log.name")),
     Rule("free", "where and how fast the same numbers are computed", (
         "model.device", "model.gradient_checkpointing", "model.shared_prefix", "train.tokens_per_row",
         "train.rehearsal", "rollout.batch_tokens", "rollout.kv_cache_gib", "rollout.engine_gpus",
@@ -63,7 +64,8 @@ TABLE = (
         "data.reward", "reward.name", "reward.profile", "reward.style", "reward.args", "reward.weights",
     ), ("best",)),
     Rule("asked", "what validation measures", (
-        "data.validation", "eval.metric", "eval.goal", "eval.max_rows", "eval.max_new_tokens", "eval.allow_test_split",
+        "data.validation", "reward.accuracy", "eval.metric", "eval.goal", "eval.max_rows", "eval.max_new_tokens",
+        "eval.allow_test_split",
     ), ("best",)),
     Rule("asked", "the algorithm and the weight of its KL", (
         "algo.name", "algo.kl", "algo.kl_in", "algo.kl_coef", "algo.kl_target",

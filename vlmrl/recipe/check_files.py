@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from vlmrl.errors import Problem
+from vlmrl.errors import Problem, RecipeError
 from vlmrl.recipe.lines import Key, dotted
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
 from vlmrl.recipe.schema import Data
+from vlmrl.recipe.template import read_template
 
 TABLE_ENDINGS = (".parquet", ".jsonl", ".json", ".csv")
 MAX_SOURCE_BYTES = 4 << 20
@@ -94,17 +95,11 @@ def _prompts(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def _template_problem(path: Path) -> Problem | None:
-    from jinja2 import TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
     try:
-        text = path.read_text(encoding="utf-8")
-        ImmutableSandboxedEnvironment().parse(text)
-    except TemplateSyntaxError as error:
-        return Problem(f"the prompt template is not valid Jinja: {error.message}", f"{path}:{error.lineno}")
-    except (OSError, UnicodeDecodeError) as error:
-        return Problem(f"cannot read the prompt template: {error}", str(path))
-    return None if text.strip() else Problem("the prompt template is empty", str(path))
+        read_template(path)
+    except RecipeError as error:
+        return Problem(error.message, error.where, error.hint)
+    return None
 
 
 def _rewards(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -223,6 +218,6 @@ def _listing(folder: Path, most: int = 500) -> list[Path]:
         return []
 
 
-NOT_MADE_YET = (_model, _data_paths)
+NOT_MADE_YET = (_model, _data_paths, _validation_files, _images_roots)
 """Rules about what other commands make, or what is on another machine."""
 FILE_RULES = (_model, _data_paths, _validation_files, _images_roots, _prompts, _rewards)

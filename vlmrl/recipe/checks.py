@@ -47,6 +47,7 @@ class Catalogs:
         advantages, aggregations: names of the cells that `algo.advantage` and `algo.aggregation` may name.
         cells: other cell -> the names it may hold.
         rows: algorithm -> its cells, to see what a recipe's overrides make together.
+        differences: algorithm, or "all" -> where it differs on purpose from others' code of the same name.
         no_baseline: values of `algo.advantage` that do not compare the samples of a prompt.
         no_baseline_algos: rows that do not compare the samples of a prompt, so that one sample is enough.
         tasks_without_reward: tasks that bring no reward of their own.
@@ -60,6 +61,7 @@ class Catalogs:
     aggregations: tuple[str, ...] = ()
     cells: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    differences: Mapping[str, str] = field(default_factory=dict)
     no_baseline: tuple[str, ...] = ()
     no_baseline_algos: tuple[str, ...] = ()
     tasks_without_reward: tuple[str, ...] = ("table",)

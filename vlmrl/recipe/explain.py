@@ -21,6 +21,7 @@ from vlmrl.recipe.lines import Key, dotted, parse_dotted
 from vlmrl.recipe.load import LoadedRecipe, leaves
 from vlmrl.recipe.messages import FOREIGN_KEYS, literal_choices, nearest, table_class
 from vlmrl.recipe.schema import Recipe
+from vlmrl.visible import visible
 
 TYPE_WORDS = {int: "whole number", float: "number", str: "string", bool: "true or false"}
 BOUND_WORDS = (("gt", "> {}"), ("ge", ">= {}"), ("lt", "< {}"), ("le", "<= {}"))
@@ -297,7 +298,7 @@ def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+        return visible(json.dumps(value, ensure_ascii=False))
     if isinstance(value, list):
         return f"[{', '.join(toml_value(v) for v in value)}]"
     if isinstance(value, dict):

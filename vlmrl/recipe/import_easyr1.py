@@ -14,6 +14,7 @@ from vlmrl.recipe.import_shared import (
     adapter,
     betas_of,
     chosen,
+    columns_and_prompt,
     data_source,
     discounts,
     dropped_rows,
@@ -117,8 +118,6 @@ LEFT = {
     "worker.rollout.": "the engine's own business: rollout.kv_cache_gib is what one may set",
     "worker.reward.reward_type": "found out from the function's parameters (reward.style)",
     "worker.reward.": "rewards run in worker processes (reward.workers, reward.timeout_seconds)",
-    "trainer.entity_name": "no such service is written to",
-    "trainer.project_name": "no such service is written to",
     "trainer.nnodes": "see `vlmrl launch slurm`",
     "trainer.max_try_make_batch": "no filter is on, so nothing is drawn anew",
     "trainer.val_before_train": "validation at step 0 is always made",
@@ -139,7 +138,7 @@ def from_easyr1(draft: Draft, base: Path, rows: int | None, processes: int | Non
     draft.put("algo.name", "easyr1", "algorithm.adv_estimator")
     draft.same(SAME)
     data_source(draft, "data.train_files", "data.val_files")
-    _columns(draft)
+    columns_and_prompt(draft)
     dropped_rows(draft, "data.max_prompt_length", "data.filter_overlong_prompts")
     _kl(draft)
     _algorithm(draft)
@@ -149,20 +148,6 @@ def from_easyr1(draft: Draft, base: Path, rows: int | None, processes: int | Non
     _trainer(draft)
     _adapter(draft)
     draft.leave_all(LEFT)
-
-
-def _columns(draft: Draft) -> None:
-    named = {"prompt": "data.prompt_key", "answer": "data.answer_key", "images": "data.image_key"}
-    found = {role: draft.get(key) for role, key in named.items() if draft.written(key)}
-    usual = {"prompt": "problem", "answer": "answer", "images": "images"}
-    if any(found[role] != usual[role] for role in found):
-        draft.put("data.columns", found, *(named[role] for role in found))
-    if template := draft.get("data.format_prompt"):
-        why = "there the row's prompt is `content`; here every column is a variable, and each <image> stays"
-        draft.put("data.prompt", template, "data.format_prompt", why=f"{why} where the template writes it")
-        draft.todo.append(
-            f"in {template}, write `{{{{ {found.get('prompt', 'problem')} }}}}` in place of `{{{{ content }}}}`"
-        )
 
 
 def _kl(draft: Draft) -> None:

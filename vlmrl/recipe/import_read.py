@@ -21,8 +21,10 @@ from vlmrl.errors import RecipeError
 from vlmrl.recipe.files import MAX_RECIPE_BYTES
 
 MAX_KEYS, MAX_DEPTH, MAX_WORD_CHARS, MOST_DIGITS = 5000, 20, 10_000, 40
-SYSTEMS = ("easyr1", "verl", "trl")
+SYSTEMS = ("easyr1", "verl", "rllava", "trl")
 NULLS = ("null", "~", "")
+OWN_PROGRAMS = ("rllava.train.", "rllava/train/")
+"""Beginnings of programs that one system has several of, which do different things with the same settings."""
 MOST_REFERENCES = 4
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^{}]*))?\}|\$([A-Za-z_]\w*)")
@@ -33,8 +35,9 @@ _ELEMENTS = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}")
 _PRODUCT = re.compile(r"\$\(\(\s*(\d{1,9}(?:\s*\*\s*\d{1,9}){0,3})\s*\)\)")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
+_SCRIPT = re.compile(r"(?:^|\s)((?:[\w.-]+/)*[\w.-]+\.sh)\b", re.MULTILINE)
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
-_REFERENCE = re.compile(r"\$\{(?:oc\.select: *)?([A-Za-z_][\w.]*)(?:, *([^{}$]*))?\}")
+_REFERENCE = re.compile(r"\$\{(oc\.select:|oc\.env:)? *([A-Za-z_][\w.]*)(?:, *([^{}$]*))?\}")
 
 
 @dataclass
@@ -42,7 +45,7 @@ class Foreign:
     """A configuration of another system.
 
     Args:
-        system: easyr1, verl or trl.      values: dotted key -> value; what was left out is absent.
+        system: one of SYSTEMS.      values: dotted key -> value; what was left out is absent.
         file: what was read.      notes: what a person should know of how it was read.
     """
 
@@ -72,6 +75,8 @@ def read_foreign(file: Path, system: str | None = None) -> Foreign:
     found = system or _system_of(values, words)
     if found is None:
         hint = f"say so: --system {', '.join(SYSTEMS)}"
+        if started := list(dict.fromkeys(_SCRIPT.findall(text)))[:4]:
+            hint = f"it starts {' and '.join(started)}: import what holds the settings; or {hint}"
         raise RecipeError("nothing in this file tells whose configuration it is", where=str(file), hint=hint)
     return Foreign(found, _resolved(values), file, notes)
 
@@ -292,9 +297,13 @@ def _is_setting(word: str) -> bool:
 def _from_words(words: Sequence[str], file: Path, notes: list[str]) -> dict[str, Any]:
     """The settings of a command: those of a file it names (`config=FILE`, `--config FILE`), then its own on top."""
     own = _overrides(words) | _flags(words)
+    if program := next((word for word in words if word.startswith(OWN_PROGRAMS)), None):
+        own["__program__"] = program
     named = own.pop("config", None)
     values: dict[str, Any] = {}
     if isinstance(named, str):
+        if _FILLED_IN.search(named):  # `$(dirname "$0")/config.yaml`: most likely beside the script
+            named = named.rpartition("/")[2]
         found = next((p for p in (Path(named), *(up / named for up in file.resolve().parents)) if p.is_file()), None)
         if found is None:
             notes.append(f"`{named}`, which the command starts from, is not here: {EXAMPLE_SAYS}")
@@ -305,7 +314,7 @@ def _from_words(words: Sequence[str], file: Path, notes: list[str]) -> dict[str,
     return values | own
 
 
-EXAMPLE_SAYS = "for EasyR1's own examples/config.yaml its known settings are taken, else the system's defaults"
+EXAMPLE_SAYS = "for a system's own example its known settings are taken, else the system's defaults"
 
 
 def _overrides(words: Sequence[str]) -> dict[str, Any]:
@@ -352,15 +361,16 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
 
 def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
     """`${data.max_prompt_length}` and `${oc.select:data.max_prompt_length,512}` as what that key holds, or the default;
-    None values are taken out.
+    `${oc.env:NAME,x}` as its default, whatever the environment here. None values are taken out.
     """
     found = {}
     for key, value in values.items():
         for _ in range(MOST_REFERENCES):  # a reference to a reference, or to itself
             if not isinstance(value, str) or (match := _REFERENCE.fullmatch(value)) is None:
                 break
-            name, default = match.groups()
-            value = values[name] if name in values else value if default is None else plain_value(default)
+            source, name, default = match.groups()
+            known = name in values and source != "oc.env:"
+            value = values[name] if known else value if default is None else plain_value(default)
         if value is not None:
             found[key] = value
     return found
@@ -369,6 +379,8 @@ def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
 def _system_of(values: Mapping[str, Any], words: Sequence[str]) -> str | None:
     if any(key.startswith("actor_rollout_ref.") for key in values) or "verl.trainer.main_ppo" in words:
         return "verl"
+    if "__program__" in values or any(key.startswith("actor.") for key in values):
+        return "rllava"
     if (
         any(key.startswith("worker.") for key in values)
         or "verl.trainer.main" in words

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import Problem, ProblemsError, RecipeError
-from vlmrl.recipe import import_easyr1, import_trl, import_verl
+from vlmrl.recipe import import_easyr1, import_rllava, import_trl, import_verl
 from vlmrl.recipe.import_draft import Draft
 from vlmrl.recipe.import_read import SYSTEMS, Foreign, read_foreign
 from vlmrl.recipe.load import load_recipe
@@ -18,6 +18,7 @@ Fill = Callable[[Draft, Path, "int | None", "int | None"], None]
 IMPORTS: dict[str, tuple[str, dict[str, Any], Fill]] = {
     "easyr1": ("EasyR1", import_easyr1.DEFAULTS, import_easyr1.from_easyr1),
     "verl": ("verl", import_verl.DEFAULTS, import_verl.from_verl),
+    "rllava": ("RLLaVA", import_rllava.DEFAULTS, import_rllava.from_rllava),
     "trl": ("TRL", import_trl.DEFAULTS, import_trl.from_trl),
 }
 """System -> its name, what it does where nothing is written, and who fills the draft."""
@@ -30,7 +31,7 @@ def import_recipe(
 
     Args:
         file: YAML, JSON, a list of overrides, or a launch script.
-        system: easyr1, verl or trl; None = found out.
+        system: one of `SYSTEMS`; None = found out.
         rows: of the training data, which makes steps of epochs.
         processes: that the configuration was for (TRL's batch sizes are per device).
     Returns: the report has `system`, `mapped`, `changed` (mapped, with another meaning), `left_out`, `as_here`,

@@ -1,4 +1,4 @@
-"""What the imports from EasyR1, verl and TRL have in common: a function for each thing that two or all of them set."""
+"""What the imports from other systems have in common: a function for each thing that two or more of them set."""
 
 from __future__ import annotations
 
@@ -10,16 +10,26 @@ from typing import Any
 
 from vlmrl.recipe.import_draft import Draft, number
 
+LOGGERS = ("tensorboard", "wandb", "trackio")
+NO_LOGGERS = ("", "console", "file", "none", "None")
+"""Names of loggers that stand for what is always done here, or for nothing."""
 SCHEDULES = {
     "constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine",
     "cosine_with_min_lr": "cosine",
 }  # fmt: skip
+KL_NAMES = {
+    "kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl",
+    "full": "full",
+}  # fmt: skip
+NO_GRADIENT = {f"{kind}+": value for kind, value in KL_NAMES.items()}
+"""Estimators of the KL by verl's names; with a + theirs has the value of the one and the gradient of another."""
 DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32"}
 
 
 def data_source(draft: Draft, train: str, validation: str) -> None:
     """`name@split` of training and validation as one `[[data]]` entry; what would spoil a validation is left out."""
     files = draft.get(train)
+    trained = [str(f) for f in files] if isinstance(files, list) else [str(files)]
     if isinstance(files, list):
         for other in files[1:]:
             draft.todo.append(f"add a [[data]] entry for {other}")
@@ -37,7 +47,7 @@ def data_source(draft: Draft, train: str, validation: str) -> None:
     if not held:
         return
     other, _, other_split = str(held).partition("@")
-    if other == path and other_split == split:
+    if str(held) in trained:
         draft.left[validation] = "validation on the rows that are trained on measures memory: hold a split out"
         draft.todo.append("set [[data]] validation to held-out rows")
     elif other_split == "test" or "test" in Path(other).stem.split("_"):
@@ -110,6 +120,19 @@ def chosen(draft: Draft, key: str, found: Any, table: Mapping[str, Mapping[str, 
         draft.left[key] = f"`{found}` has no counterpart: choose a row of `vlmrl recipe list --algos`"
     for cell, value in table.get(found, {}).items():
         draft.put(cell, value, key)
+
+
+def clip_of_one(draft: Draft, loss: Any, key: str) -> None:
+    """A lower clip of 1 or more, which bounds nothing: a ratio is never below 0. The rows of two losses have none."""
+    low = draft.taken.get("algo.clip_low")
+    if low is None or low.value < 1:
+        return
+    del draft.taken["algo.clip_low"]
+    if loss in ("cispo", "clip_cov"):
+        draft.put("algo.name", loss, key, why="the row without a lower bound")
+    else:
+        why = "as good as 1: the ratio counts down to 0, as there"
+        draft.put("algo.clip_low", 1 - 1e-6, low.source.removesuffix(f", {draft.system}'s default"), why=why)
 
 
 def discounts(draft: Draft, estimator: Any) -> None:
@@ -193,11 +216,28 @@ def trainer_of(draft: Draft, validation: str, keep: str) -> None:
     for key, flag in (("trainer.n_gpus_per_node", "--gpus"), ("trainer.experiment_name", "--name")):
         if value := draft.get(key):
             draft.left[key] = f"on the command line: vlmrl train RECIPE {flag} {value}"
-    loggers = draft.get("trainer.logger")
-    if isinstance(loggers, list) and "tensorboard" in loggers:
-        draft.put("log.sinks", ["tensorboard"], "trainer.logger")
+    loggers_of(draft, "trainer.logger", {"trainer.project_name": "project", "trainer.entity_name": "entity"})
+
+
+def loggers_of(draft: Draft, key: str, services: Mapping[str, str]) -> None:
+    """log.sinks, where loggers are written. `services`: setting there -> key of `[log]`, of those that are services."""
+    found = draft.get(key)
+    named = [str(name) for name in found] if isinstance(found, list) else str(found or "").split(",")
+    known = [name for name in named if name in LOGGERS]
+    others = [name for name in named if name not in (*LOGGERS, *NO_LOGGERS)]
+    if known:
+        draft.put("log.sinks", known, key)
     else:
-        draft.leave("trainer.logger", "metrics.jsonl is always written; tensorboard is the one sink (log.sinks)")
+        draft.leave(key, "metrics.jsonl is always written; see log.sinks")
+    if others:
+        draft.todo.append(
+            f"`{', '.join(others)}` of {key}: write a class for log.sinks (vlmrl/sinks/base.py), if need be"
+        )
+    for source, name in services.items():
+        if set(known) - {"tensorboard"} and (value := draft.get(source)):
+            draft.put(f"log.{name}", str(value), source)
+        else:
+            draft.leave(source, "of services, none of which is in log.sinks")
 
 
 def dropped_rows(draft: Draft, longest: str, dropped: str) -> None:
@@ -254,3 +294,51 @@ def schedule_keys(draft: Draft, kind: str, warmup: str, ratio: str, lowest: str)
     floor: Any = draft.get(lowest)
     if isinstance(floor, (int, float)) and floor > 0 and draft.taken.get("optim.schedule") is not None:
         draft.put("optim.min_lr_ratio", float(floor), lowest)
+
+
+def kl_of(draft: Draft, on_loss: str, loss_keys: tuple[str, str], on_reward: str) -> None:
+    """The KL of verl and what came of it: in the loss, by the coefficient and the estimator of `loss_keys`, or in the
+    reward, by `algorithm.kl_ctrl`.
+    """
+    in_loss, in_reward = draft.get(on_loss), draft.get(on_reward)
+    reward_keys = ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty", "algorithm.kl_ctrl.type",
+                   "algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon")  # fmt: skip
+    coef, kind = loss_keys if in_loss else reward_keys[:2]
+    if not in_loss and not in_reward:
+        draft.put("algo.kl_coef", 0.0, on_loss, on_reward)
+        for key in (*loss_keys, *reward_keys):
+            draft.leave(key, "the KL is off: use_kl_loss and use_kl_in_reward are false")
+        return
+    for key in reward_keys if in_loss and not in_reward else () if in_loss else loss_keys:
+        draft.leave(key, f"the KL is in the {'loss' if in_loss else 'reward'} alone")
+    if in_loss and in_reward:
+        draft.left[on_reward] = "the KL is in the loss or in the reward, not in both: the loss was taken"
+    name = draft.get(kind)
+    found = KL_NAMES.get(name) or NO_GRADIENT.get(name, "low_var_kl")
+    why = "" if found == name else f"the same estimator, whose name here is {found}"
+    why = "its value as named; the gradient that the + stands for has no counterpart" if name in NO_GRADIENT else why
+    draft.put("algo.kl", found, kind, why=why)
+    draft.put("algo.kl_in", "loss" if in_loss else "reward", on_loss)
+    draft.put("algo.kl_coef", float(draft.get(coef)), coef)
+    if not in_loss and draft.get("algorithm.kl_ctrl.type") == "adaptive":
+        draft.put(
+            "algo.kl_target", float(draft.get("algorithm.kl_ctrl.target_kl") or 0.1), "algorithm.kl_ctrl.target_kl"
+        )
+        draft.put(
+            "algo.kl_horizon", float(draft.get("algorithm.kl_ctrl.horizon") or 10_000), "algorithm.kl_ctrl.horizon"
+        )
+
+
+def columns_and_prompt(draft: Draft) -> None:
+    """The names of the columns, and the prompt's template, as EasyR1 and what came of it have them."""
+    named = {"prompt": "data.prompt_key", "answer": "data.answer_key", "images": "data.image_key"}
+    found = {role: draft.get(key) for role, key in named.items() if draft.written(key)}
+    usual = {"prompt": "problem", "answer": "answer", "images": "images"}
+    if any(found[role] != usual[role] for role in found):
+        draft.put("data.columns", found, *(named[role] for role in found))
+    if template := draft.get("data.format_prompt"):
+        why = "there the row's prompt is `content`; here every column is a variable, and each <image> stays"
+        draft.put("data.prompt", template, "data.format_prompt", why=f"{why} where the template writes it")
+        draft.todo.append(
+            f"in {template}, write `{{{{ {found.get('prompt', 'problem')} }}}}` in place of `{{{{ content }}}}`"
+        )

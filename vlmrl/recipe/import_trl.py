@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.recipe.import_draft import Draft, number
-from vlmrl.recipe.import_shared import arithmetic, filtered_sampling, located, schedule_keys, thinking
+from vlmrl.recipe.import_shared import arithmetic, filtered_sampling, located, loggers_of, schedule_keys, thinking
 
 DEFAULTS: dict[str, Any] = {
     "learning_rate": 1e-6, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8,
@@ -59,6 +59,8 @@ LOSSES = {
 }
 IMPORTANCE = {"token_truncate": ("truncate", "token"), "token_mask": ("mask", "token"),
               "sequence_truncate": ("truncate", "sequence"), "sequence_mask": ("mask", "sequence")}  # fmt: skip
+SERVICES = {"project": "project", "wandb_project": "project", "wandb_entity": "entity", "wandb_run_group": "group"}
+"""What names the project of a service -> key of `[log]`: TRL's own, and those of scripts around it."""
 OPTIMIZERS = {"adamw_8bit": "adamw_8bit", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit"}
 _BATCH = "rows are packed up to train.tokens_per_row; see rollout.prompts_per_step"
 LEFT = {
@@ -66,14 +68,12 @@ LEFT = {
     "run_name": "on the command line: vlmrl train RECIPE --name NAME",
     "logging_steps": "every step is logged",
     "logging_dir": "see log.sinks",
-    "report_to": "metrics.jsonl is always written; tensorboard is the one sink (log.sinks)",
+    "trackio_space_id": "TRACKIO_SPACE_ID in the environment names the Space",
     "log_completions": "every rollout is kept (`vlmrl report`)",
     "num_completions_to_print": "see log.sample_every_steps",
     "logging_first_step": "every step is logged",
     "logging_strategy": "every step is logged",
     "log_level": "see --quiet",
-    "wandb_entity": "no such service is written to",
-    "wandb_project": "no such service is written to",
     "hub_model_id": "see `vlmrl merge`",
     "hub_model_revision": "see `vlmrl merge`",
     "hub_strategy": "see `vlmrl merge`",
@@ -157,6 +157,7 @@ def _supervised(draft: Draft, sign: str, rows: int | None, processes: int | None
 def _left(draft: Draft) -> None:
     for key in ("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora", "use_dora"):
         draft.leave(key, "no adapter: use_peft is off") if not draft.get("use_peft") else None
+    loggers_of(draft, "report_to", SERVICES)
     draft.leave_all(LEFT)
 
 

@@ -14,12 +14,14 @@ from vlmrl.recipe.import_shared import (
     adapter,
     betas_of,
     chosen,
+    clip_of_one,
     data_source,
     discounts,
     dropped_rows,
     engine_of,
     filtered_sampling,
     frozen_tower,
+    kl_of,
     schedule_keys,
     sharding,
     spread_filter,
@@ -65,7 +67,6 @@ SAME = {
     f"{ACTOR}.clip_ratio_high": "algo.clip_high",
     f"{ACTOR}.optim.lr": "optim.lr",
     f"{ACTOR}.optim.weight_decay": "optim.weight_decay",
-    f"{ACTOR}.clip_ratio_c": "algo.dual_clip",
     f"{ACTOR}.entropy_coeff": "algo.entropy_coef",
 }
 REWARDS = ("custom_reward_function", "reward.custom_reward_function")
@@ -79,7 +80,8 @@ ADVANTAGES = {
     "reinforce_plus_plus": {"algo.advantage": "none", "algo.scale": "tokens"},
     "reinforce_plus_plus_baseline": {"algo.advantage": "group_mean", "algo.scale": "tokens"},
     "grpo_passk": {"algo.advantage": "best_of_group", "algo.scale": "group"},
-    "gpg": {"algo.advantage": "group_mean", "algo.scale": "alive"}, "gdpo": {"algo.advantage": "part_by_part"},
+    "gpg": {"algo.advantage": "group_mean", "algo.scale": "alive"},
+    "gdpo": {"algo.advantage": "part_by_part", "algo.scale": "tokens"},
     "grpo_vectorized": {}, "rloo_vectorized": {"algo.advantage": "leave_one_out"},
 }  # fmt: skip
 _BY_RESPONSE = {"algo.aggregation": "sequence_mean"}
@@ -106,9 +108,6 @@ AGGREGATIONS = {
         "sums over a constant, rollout.max_new_tokens: the same up to a factor of lr",
     ),
 }
-KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl",
-      "full": "full"}  # fmt: skip
-_NO_GRADIENT = {f"{kind}+": value for kind, value in KL.items()}
 LEFT = {
     "data.val_batch_size": "validation is batched by rollout.batch_tokens",
     "data.gen_batch_size": "with a filter, what is missing is drawn anew, in the number that is missing",
@@ -158,7 +157,6 @@ LEFT = {
     "reward_model.": "see [reward]",
     "reward.": "see [reward]",
     "custom_reward_function.": "see [reward]",
-    "trainer.project_name": "no such service is written to",
     "trainer.nnodes": "see `vlmrl launch slurm`",
     "trainer.balance_batch": "rows are always packed by their tokens",
     "trainer.critic_warmup": "the critic learns from the first step on",
@@ -196,7 +194,10 @@ def from_verl(draft: Draft, base: Path, rows: int | None, processes: int | None)
     step_size(draft, "data.train_batch_size", "0: steps end as rollouts come (asynchronous); a step here has a size")
     _data(draft)
     dropped_rows(draft, "data.max_prompt_length", "data.filter_overlong_prompts")
-    _kl(draft)
+    kl_of(
+        draft, f"{ACTOR}.use_kl_loss", (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"),
+        "algorithm.use_kl_in_reward",
+    )  # fmt: skip
     _algorithm(draft)
     _engine(draft)
     _optimizer(draft, rows)
@@ -219,39 +220,6 @@ def _data(draft: Draft) -> None:
     thinking(draft, "data.apply_chat_template_kwargs.enable_thinking")
 
 
-def _kl(draft: Draft) -> None:
-    in_loss, in_reward = draft.get(f"{ACTOR}.use_kl_loss"), draft.get("algorithm.use_kl_in_reward")
-    loss_keys = (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type")
-    reward_keys = ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty", "algorithm.kl_ctrl.type",
-                   "algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon")  # fmt: skip
-    coef, kind = loss_keys if in_loss else reward_keys[:2]
-    if not in_loss and not in_reward:
-        draft.put("algo.kl_coef", 0.0, f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
-        for key in (*loss_keys, *reward_keys):
-            draft.leave(key, "the KL is off: use_kl_loss and use_kl_in_reward are false")
-        return
-    for key in reward_keys if in_loss and not in_reward else () if in_loss else loss_keys:
-        draft.leave(key, f"the KL is in the {'loss' if in_loss else 'reward'} alone")
-    if in_loss and in_reward:
-        draft.left["algorithm.use_kl_in_reward"] = (
-            "the KL is in the loss or in the reward, not in both: the loss was taken"
-        )
-    name = draft.get(kind)
-    found = KL.get(name) or _NO_GRADIENT.get(name, "low_var_kl")
-    why = "" if found == name else f"the same estimator, whose name here is {found}"
-    why = "its value as named; the gradient that the + stands for has no counterpart" if name in _NO_GRADIENT else why
-    draft.put("algo.kl", found, kind, why=why)
-    draft.put("algo.kl_in", "loss" if in_loss else "reward", f"{ACTOR}.use_kl_loss")
-    draft.put("algo.kl_coef", float(draft.get(coef)), coef)
-    if not in_loss and draft.get("algorithm.kl_ctrl.type") == "adaptive":
-        draft.put(
-            "algo.kl_target", float(draft.get("algorithm.kl_ctrl.target_kl") or 0.1), "algorithm.kl_ctrl.target_kl"
-        )
-        draft.put(
-            "algo.kl_horizon", float(draft.get("algorithm.kl_ctrl.horizon") or 10_000), "algorithm.kl_ctrl.horizon"
-        )
-
-
 def _algorithm(draft: Draft) -> None:
     estimator, loss = draft.get("algorithm.adv_estimator"), draft.get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla"
     if str(estimator).startswith("AdvantageEstimator."):
@@ -263,9 +231,7 @@ def _algorithm(draft: Draft) -> None:
     discounts(draft, estimator)
     for name, cell in NUMBERS.get(loss, {}).items():
         draft.put(f"algo.{cell}", float(draft.get(f"{ACTOR}.{name}")), f"{ACTOR}.{name}")
-    if loss == "cispo" and draft.taken["algo.clip_low"].value >= 1:
-        del draft.taken["algo.clip_low"]
-        draft.put("algo.name", "cispo", f"{ACTOR}.policy_loss.loss_mode", why="the row without a lower bound")
+    clip_of_one(draft, loss, f"{ACTOR}.policy_loss.loss_mode")
     if "algo.aggregation" in LOSSES.get(loss, {}):
         draft.leave(f"{ACTOR}.loss_agg_mode", f"the loss {loss} takes the mean of each response first, there too")
     else:
@@ -274,6 +240,10 @@ def _algorithm(draft: Draft) -> None:
         weights = draft.get("algorithm.gdpo_reward_weights") or [1.0] * len(names)
         sources = [key for key in ("algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights") if draft.written(key)]
         draft.put("reward.weights", {n: float(w) for n, w in zip(names, weights, strict=True)}, *sources)
+    if loss == "vanilla":
+        draft.same({f"{ACTOR}.clip_ratio_c": "algo.dual_clip"})
+    else:
+        draft.leave(f"{ACTOR}.clip_ratio_c", f"the loss {loss} has no dual clip, there too")
     _importance(draft)
     spread_filter(draft, "algorithm.filter_groups.enable", "algorithm.filter_groups.max_num_gen_batches",
                   ", whatever metric was named")  # fmt: skip
@@ -293,6 +263,10 @@ def _importance(draft: Draft) -> None:
     """The correction for the engine's log-probs, where it is on: a limit of the weight, or two bounds ("0.5_2.0")."""
     table = "algorithm.rollout_correction"
     level = draft.get(f"{table}.rollout_is")
+    if draft.get(f"{table}.bypass_mode") and draft.get(f"{table}.loss_type") in (None, "ppo_clip"):
+        draft.put("algo.importance", "ratio", f"{table}.bypass_mode")
+        draft.leave(f"{table}.rollout_is", "the loss of bypass_mode uses no weights, there too")
+        return
     if level not in ("token", "sequence"):
         return
     bounds = str(draft.get(f"{table}.rollout_is_threshold")).split("_")

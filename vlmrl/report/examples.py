@@ -7,7 +7,6 @@ import io
 import math
 import random
 import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from vlmrl.errors import DataError, StoreError
 from vlmrl.store.media import RunImages
 from vlmrl.store.runs import Run
 from vlmrl.types import Group, Media, hash64
+from vlmrl.visible import visible
 
 MAX_STEPS = 4
 MAX_TEXT = 6000
@@ -29,10 +29,6 @@ MAX_IMAGE_BYTES = 12 * 1024 * 1024
 """Of all images of a page together; later ones are left out and counted."""
 MAX_IMAGES = 400
 """Different images of a page; decoding further ones would take too long."""
-HIDDEN = ("Cc", "Cf", "Cs", "Co")
-"""Unicode categories of characters that do not show: controls, formats, half surrogate pairs, private use."""
-JOINERS = "\u200c\u200d"
-"""Format characters that join or part letters of some scripts, and emoji: shown as they are behind such a character."""
 TAG = re.compile(r"&lt;/?[A-Za-z][\w-]{0,40}&gt;")
 
 
@@ -237,16 +233,6 @@ def marked_text(text: str) -> Markup:
     return body if cut <= 0 else body + Markup('<span class="note"> ... {:,} more characters</span>').format(cut)
 
 
-def visible(text: str) -> str:
-    """Characters that would vanish, break the page or reorder what is read, written as escapes (newline, tab kept)."""
-    if text.isascii() and text.isprintable():
-        return text
-    shown = lambda c: c in "\n\t" or unicodedata.category(c) not in HIDDEN  # noqa: E731
-    joins = lambda before, c: c in JOINERS and not before.isascii()  # noqa: E731
-    pairs = zip(" " + text, text, strict=False)
-    return "".join(c if shown(c) or joins(before, c) else _code(c) for before, c in pairs)
-
-
 def png_uri(content: bytes) -> tuple[str, int, int]:
     """An image file as a PNG data URI, at most MAX_SIDE pixels a side, and its size. Raises: see `decode_image`."""
     image = decode_image(content)
@@ -263,11 +249,6 @@ def _key(sha256: str) -> str:
 def _title(source: str, prompt_id: str) -> str:
     """Source and prompt id; ids of prepared datasets begin with the source's name already."""
     return prompt_id if prompt_id.startswith(source) else f"{source} {prompt_id}"
-
-
-def _code(character: str) -> str:
-    number = ord(character)
-    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
 def _scores(group: Group) -> list[float]:

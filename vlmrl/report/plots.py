@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
+from vlmrl.visible import visible
+
 WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 34
 NUM_COLOURS = 6
@@ -88,7 +90,7 @@ def line_chart(
         (x0, y), (x1, _) = frame.at(frame.x[0], line), frame.at(frame.x[1], line)
         parts.append(
             f'<line class="ref" x1="{x0}" x2="{x1}" y1="{y}" y2="{y}"/>'
-            f'<text class="reftext" x="{x1 - 2}" y="{y - 4}">{escape(line_text)}</text>'
+            f'<text class="reftext" x="{x1 - 2}" y="{y - 4}">{_text(line_text)}</text>'
         )
     parts += [_mark(m, frame) for m in marks if frame.x[0] <= m.x <= frame.x[1]]
     parts += [_band(s, frame) for s in drawn if s.low and not s.dots]
@@ -96,7 +98,7 @@ def line_chart(
     parts += [_whiskers(s, frame) for s in drawn if s.low and s.dots]
     parts += [_points(s, frame) for s in drawn]
     label = f"{title}: {', '.join(dict.fromkeys(s.name for s in drawn))}"
-    opening = f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
+    opening = f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{_text(label)}">'
     return Markup(f"{opening}{''.join(parts)}</svg>")
 
 
@@ -142,13 +144,13 @@ def mirrored_histogram(
             told = f"{texts[k]}\n{i / bins:.2f} to {(i + 1) / bins:.2f}: {round(part * len(values))} of {len(values)}"
             parts.append(
                 f'<rect class="{style}" x="{x0 + 0.5:g}" y="{y:g}" width="{x1 - x0 - 1:g}" height="{tall:g}">'
-                f"<title>{escape(told)}</title></rect>"
+                f"<title>{_text(told)}</title></rect>"
             )
         y = TOP + 8 if k == 0 else height - BOTTOM - 4
-        parts.append(f'<text class="tick" x="{left}" y="{y}">{escape(texts[k])}</text>')
+        parts.append(f'<text class="tick" x="{left}" y="{y}">{_text(texts[k])}</text>')
     centre = (LEFT + width - RIGHT) / 2
-    parts.append(f'<text class="axis" x="{centre}" y="{height - 3}" text-anchor="middle">{escape(axis)}</text>')
-    opening = f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+    parts.append(f'<text class="axis" x="{centre}" y="{height - 3}" text-anchor="middle">{_text(axis)}</text>')
+    opening = f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{_text(title)}">'
     return Markup(f"{opening}{''.join(parts)}</svg>")
 
 
@@ -304,7 +306,7 @@ def _points(s: Series, frame: Frame) -> str:
         if s.low and math.isfinite(s.low[i]):
             told += f"  [{s.low[i]:.4g}, {s.high[i]:.4g}]"
         shape = f'class="f{colour} dot" r="3.4"' if s.dots else 'class="hover" r="7"'
-        parts.append(f'<circle {shape} cx="{px}" cy="{py}"><title>{escape(told)}</title></circle>')
+        parts.append(f'<circle {shape} cx="{px}" cy="{py}"><title>{_text(told)}</title></circle>')
     return "".join(parts)
 
 
@@ -314,5 +316,9 @@ def _mark(mark: Mark, frame: Frame) -> str:
     return (
         f'<g><line class="s{colour} resume" x1="{x}" x2="{x}" y1="{TOP}" y2="{bottom}"/>'
         f'<rect class="hover" x="{x - 5}" y="{TOP}" width="10" height="{bottom - TOP}"/>'
-        f"<title>{escape(mark.text)}</title></g>"
+        f"<title>{_text(mark.text)}</title></g>"
     )
+
+
+def _text(text: str) -> Markup:
+    return escape(visible(text))

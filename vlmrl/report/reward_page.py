@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.check.response_table import TableReader
 from vlmrl.check.table_images import row_images
 from vlmrl.data.run_images import run_images
-from vlmrl.report.examples import Album, Picture, marked_text, visible
+from vlmrl.report.examples import Album, Picture, marked_text
 from vlmrl.report.probes import probe_views
 from vlmrl.report.shell import render, write_page
+from vlmrl.visible import visible
 
 if TYPE_CHECKING:
     from markupsafe import Markup

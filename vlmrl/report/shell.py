@@ -14,10 +14,10 @@ from typing import Any
 
 from vlmrl import __version__
 from vlmrl.errors import StoreError
-from vlmrl.report.examples import visible
 from vlmrl.store.clock import now
 from vlmrl.store.files import write_atomic
 from vlmrl.store.redact import hide_known
+from vlmrl.visible import visible
 
 
 def render(template: str, **values: Any) -> str:
@@ -26,8 +26,9 @@ def render(template: str, **values: Any) -> str:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
-        loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+        loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, finalize=_final,
+    )  # fmt: skip
     environment.filters |= {"number": number, "signed": signed, "visible": _visible, "json": _json}
     return environment.get_template(template).render(**values, version=__version__, time=now()[:16].replace("T", " "))
 
@@ -63,6 +64,11 @@ def number(value: Any) -> str:
 def signed(value: float) -> str:
     """`+0.021`, `-0.004` with a true minus sign."""
     return f"{value:+.3f}".replace("-", "\u2212")
+
+
+def _final(value: Any) -> Any:
+    """Every value that a template writes: text is made visible, whoever wrote it; what was escaped before stays."""
+    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _visible(value: Any) -> str:

@@ -1,13 +1,14 @@
 """Users' rewards: `path/to/file.py:function` in our calling convention, TRL's, verl's or EasyR1's.
 
 - vlmrl: `fn(x: RewardInput, **args)` -> a number, or parts by name.
-- trl: `fn(completions, prompts=None, **columns)`, completions and columns as lists -> a list of numbers or None.
+- trl: `fn(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **columns)`, whichever of them it
+  takes, responses and columns as lists -> a list of numbers or None.
 - verl: `fn(data_source, solution_str, ground_truth, extra_info=None)` -> a number, or a dict with `score`.
 - easyr1: `fn(reward_inputs)`, `fn(reward_input)`, or the older `fn(predicts, ground_truths)`, `fn(predict_str,
   ground_truth)` -> dicts with `overall`.
 
 A file may declare NEEDS_IMAGES (bool), WEIGHTS (part -> number), RANGES (part -> (low, high)) and EasyR1's REWARD_TYPE.
-Everything below except `load_user_reward` runs in the worker process.
+Everything below except `load_user_reward` runs in the worker process; conventions.py makes the calls.
 """
 
 from __future__ import annotations
@@ -15,25 +16,28 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.rewards.accuracy import FUNCTION
 from vlmrl.rewards.base import RewardSpec, UserReward
-from vlmrl.rewards.text import ground_truth
+from vlmrl.rewards.conventions import call_easyr1, call_trl, call_verl, check_args, is_open
 from vlmrl.types import RewardInput, Score
 
 MARKS = {
-    "trl": {"completions"},
+    "trl": {"completions", "completion_ids"},
     "verl": {"solution_str", "data_source", "solution_strs", "data_sources"},
     "easyr1": {"reward_inputs", "reward_input", "predicts", "predict_str", "predict"},
 }
 """Parameter names that only one convention uses."""
 TEXT_NAMES = {"response", "text", "completion", "prediction", "pred", "answer", "output", "s", "string"}
-TRL_EXTRAS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 VALUE_PART = {"trl": "reward", "verl": "score", "easyr1": "overall"}
 
 
@@ -56,10 +60,11 @@ def load_user_reward(name: str, *, args: dict[str, Any], style: str, base_dir: P
     user = UserReward(str(path), function, text, style, args)
     found = inspect_user_reward(user)
     user = UserReward(str(path), function, text, found["style"], args, found["batched"])
-    ranges = {part: (float(low), float(high)) for part, (low, high) in found["ranges"].items()}
-    sha256 = hashlib.sha256(source).hexdigest()
-    needs = found["needs_images"]
-    return RewardSpec(name, _worker_only, ranges, found["weights"], False, needs, sha256, user, args)
+    return RewardSpec(
+        name, _worker_only, {part: (low, high) for part, (low, high) in found["ranges"].items()}, found["weights"],
+        needs_images=found["needs_images"], needs_token_ids=found["needs_token_ids"], accuracy=found["accuracy"],
+        source_sha256=hashlib.sha256(source).hexdigest(), user=user, args=args,
+    )  # fmt: skip
 
 
 def _find(path_text: str, base_dir: Path | str | None) -> Path:
@@ -78,21 +83,59 @@ def _worker_only(x: RewardInput) -> float:
 
 @dataclass(frozen=True)
 class BoundReward:
-    """A user's function bound to its style and arguments: a list of inputs in, one raw result each out."""
+    """A user's function bound to its style and arguments: a list of inputs in, one raw result each out.
+
+    Args: accuracy: the part that is an accuracy by the function's name; None = see accuracy.py.
+    """
 
     call: Callable[[Sequence[RewardInput]], list[Any]]
     style: str
     batched: bool
     needs_images: bool
+    needs_token_ids: bool
     weights: Mapping[str, float]
-    ranges: Mapping[str, Sequence[float]]
+    ranges: Mapping[str, tuple[float, float]]
+    accuracy: str | None
 
 
-def bind_user_reward(module: ModuleType, user: UserReward) -> BoundReward:
+def bind_user_reward(module: ModuleType, user: UserReward, guard: AbstractContextManager[Any]) -> BoundReward:
     """Look up the function, settle its style, check the arguments.
 
-    Raises: RewardError for a missing function, an unclear style or an argument that the function does not take.
+    Args: guard: entered for every call of the user's code, and for nothing else.
+    Raises: RewardError for a missing function, an unclear style, an argument that the function does not take, or a
+        declaration (WEIGHTS, RANGES) that makes no sense.
     """
+    function = _find_function(module, user)
+    parameters = inspect.signature(function).parameters
+    words = _words(user, function)
+    style = detect_style(parameters, user, words) if user.style == "auto" else user.style
+    needs = getattr(module, "NEEDS_IMAGES", None)
+    needs_images = bool(needs) if needs is not None else bool({"image", "images"} & {*words, *parameters})
+    guarded = _guarded(function, guard)
+    if style == "easyr1":
+        batched, call = call_easyr1(guarded, parameters, module, user)
+    elif style == "verl":
+        batched, call = call_verl(guarded, parameters, user)
+    elif style == "trl":
+        batched, call = call_trl(guarded, parameters, user, chat="content" in words)
+    else:
+        check_args(user, parameters, set(list(parameters)[:1]))
+        batched, call = False, lambda inputs: [guarded(x, **user.args) for x in inputs]
+    ids = style == "trl" and (is_open(parameters) or "completion_ids" in parameters)
+    default = {VALUE_PART[style]: 1.0} if style in VALUE_PART else {}
+    names = (user.function, str(getattr(function, "__name__", "")))
+    is_accuracy = style == "trl" and any(FUNCTION.fullmatch(name.lower()) for name in names)
+    return BoundReward(
+        call, style, batched, needs_images and style in ("vlmrl", "trl"),
+        ids or (style == "vlmrl" and "token_ids" in words),
+        {str(k): float(v) for k, v in getattr(module, "WEIGHTS", default).items()},
+        {str(k): _range(k, v) for k, v in getattr(module, "RANGES", {}).items()},
+        VALUE_PART[style] if is_accuracy else None,
+    )  # fmt: skip
+
+
+def _find_function(module: ModuleType, user: UserReward) -> Callable[..., Any]:
+    """The function of that name; an instance, where the name is that of a class."""
     target = getattr(module, user.function, None)
     if target is None:
         names = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
@@ -101,30 +144,44 @@ def bind_user_reward(module: ModuleType, user: UserReward) -> BoundReward:
     function = target() if inspect.isclass(target) else target
     if not callable(function):
         raise RewardError(f"`{user.function}` in {user.file} is a {type(function).__name__}, not a function")
-    parameters = inspect.signature(function).parameters
-    style = detect_style(parameters, user) if user.style == "auto" else user.style
-    tree = ast.parse(user.source)
-    words = _words(tree)
-    needs = getattr(module, "NEEDS_IMAGES", None)
-    needs_images = bool(needs) if needs is not None else bool({"image", "images"} & {*words, *parameters})
-    needs_images = needs_images and style in ("vlmrl", "trl")
-    if style == "easyr1":
-        batched, call = _easyr1(function, parameters, module, user)
-    elif style == "verl":
-        batched, call = _verl(function, parameters, user)
-    elif style == "trl":
-        batched, call = _trl(function, parameters, user, "content" in words)
-    else:
-        _check_args(user, parameters, set(list(parameters)[:1]))
-        batched, call = False, lambda inputs: [_run(function, x, **user.args) for x in inputs]
-    default = {VALUE_PART[style]: 1.0} if style in VALUE_PART else {}
-    weights = {str(k): float(v) for k, v in getattr(module, "WEIGHTS", default).items()}
-    return BoundReward(call, style, batched, needs_images, weights, dict(getattr(module, "RANGES", {})))
+    return function
 
 
-def detect_style(parameters: Mapping[str, inspect.Parameter], user: UserReward) -> str:
-    """The style that the parameter names belong to. Raises: RewardError when none or several fit."""
+def _guarded(function: Callable[..., Any], guard: AbstractContextManager[Any]) -> Callable[..., Any]:
+    """The function with the guard around it; a coroutine is run to its end, a Score becomes its parts and its note."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with guard:
+            result = function(*args, **kwargs)
+        if inspect.iscoroutine(result):
+            import asyncio
+
+            with guard:
+                result = asyncio.run(result)
+        return {**result.parts, "note": result.note} if isinstance(result, Score) else result
+
+    return call
+
+
+def _range(part: Any, ends: Any) -> tuple[float, float]:
+    """A declared range as two numbers."""
+    try:
+        low, high = map(float, ends)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not low <= high:
+        raise RewardError(f"RANGES gives the part `{part}` {ends!r:.60}, not two numbers, the smaller first")
+    return low, high
+
+
+def detect_style(parameters: Mapping[str, inspect.Parameter], user: UserReward, words: set[str]) -> str:
+    """The style that the parameter names belong to. Raises: RewardError when none or several fit.
+
+    Args: words: what the source reads; it tells for a function that takes keyword arguments alone.
+    """
     names = set(parameters) - set(user.args)
+    if is_open(parameters) and len(parameters) == 1:
+        names = words
     fits = [style for style, marks in MARKS.items() if marks & names]
     free = [
         p
@@ -148,180 +205,22 @@ def detect_style(parameters: Mapping[str, inspect.Parameter], user: UserReward) 
     )
 
 
-def _run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    result = function(*args, **kwargs)
-    if inspect.iscoroutine(result):
-        import asyncio
+def _words(user: UserReward, function: Callable[..., Any]) -> set[str]:
+    """Attribute names and text constants of the user's file, and of the function where it is imported from another:
+    what it reads from its inputs.
+    """
+    sources, target = [user.source], function if inspect.isroutine(function) else type(function)
+    with suppress(OSError, TypeError):
+        if inspect.getsourcefile(inspect.unwrap(target)) != user.file:
+            sources.append(textwrap.dedent(inspect.getsource(inspect.unwrap(target))))
+    found: set[str] = set()
+    for source in sources:
+        with suppress(SyntaxError):
+            found |= _words_of(ast.parse(source))
+    return found
 
-        result = asyncio.run(result)
-    return {**result.parts, "note": result.note} if isinstance(result, Score) else result
 
-
-def _words(tree: ast.AST) -> set[str]:
-    """Attribute names and text constants of a source: what it reads from its inputs."""
+def _words_of(tree: ast.AST) -> set[str]:
     attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return (attributes - {"image"}) | texts
-
-
-def _check_args(user: UserReward, parameters: Mapping[str, inspect.Parameter], filled: set[str]) -> None:
-    """Every bound argument must exist, and every parameter without default must be bound or filled."""
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    usable = {
-        k: p for k, p in parameters.items() if k not in filled and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    }
-    for key in user.args:
-        if key in filled or (key not in usable and not open_ended):
-            known = f"it takes: {', '.join(usable) or 'none'}"
-            raise RewardError(f"reward `{user.function}` takes no argument `{key}`", where=user.file, hint=known)
-    for name, parameter in usable.items():
-        if parameter.default is parameter.empty and name not in user.args:
-            raise RewardError(
-                f"reward `{user.function}` needs the argument `{name}`",
-                where=user.file,
-                hint=f"set [reward.args] {name} = ..., or give the parameter a default",
-            )
-
-
-def _as_list(result: Any, inputs: Sequence[RewardInput], name: str) -> list[Any]:
-    """A batch result as one entry a response, or a RewardError that says what came instead."""
-    if isinstance(result, (str, bytes, Mapping)) or not hasattr(result, "__len__"):
-        raise RewardError(f"reward `{name}` returned {result!r:.80} for {len(inputs)} responses, not a list")
-    values = list(result)
-    if len(values) != len(inputs):
-        raise RewardError(f"reward `{name}` returned {len(values)} scores for {len(inputs)} responses")
-    return values
-
-
-def _scored(result: Any, part: str, name: str) -> Any:
-    """A number as the part `part`; of a dict its numbers, `part` among them (texts are left out)."""
-    if not isinstance(result, Mapping):
-        return {part: result}
-    if part not in result:
-        raise RewardError(f"reward `{name}` returned a dict without `{part}`: {sorted(map(str, result))}")
-    return {str(k): v for k, v in result.items() if k == part or not isinstance(v, (str, bytes, list, dict))}
-
-
-def _expected(x: RewardInput) -> Any:
-    """The expected answer, or all truth fields of a task that has several."""
-    try:
-        return ground_truth(x)
-    except RewardError:
-        if not x.truth:
-            raise
-        return dict(x.truth)
-
-
-def _trl(
-    function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], user: UserReward, reads_content: bool
-) -> tuple[bool, Callable[[Sequence[RewardInput]], list[Any]]]:
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    if "completion_ids" in parameters and parameters["completion_ids"].default is inspect.Parameter.empty:
-        raise RewardError(
-            f"reward `{user.function}` needs `completion_ids`, which are not passed to rewards",
-            where=user.file,
-            hint="read `completions`, or use our signature and `x.num_tokens`",
-        )
-    columns = {
-        k for k, p in parameters.items() if p.default is p.empty and k not in user.args and p.kind is not p.VAR_KEYWORD
-    }
-    _check_args(user, parameters, {*TRL_EXTRAS, *columns})
-    fixed: dict[str, Any] = {"trainer_state": None, "log_extra": _ignore, "log_metric": _ignore}
-    fixed = {k: v for k, v in fixed.items() if k in parameters}
-
-    def call(inputs: Sequence[RewardInput]) -> list[Any]:
-        chat = reads_content or any(isinstance(x.columns.get("prompt"), list) for x in inputs)
-        values = _trl_columns(inputs, chat)
-        missing = [name for name in parameters if name in columns and name not in values and name not in fixed]
-        if missing:
-            known = ", ".join(values)
-            raise RewardError(f"reward `{user.function}` needs the column `{missing[0]}`; the rows have: {known}")
-        taken = {k: v for k, v in values.items() if (open_ended or k in parameters) and k not in user.args}
-        result = _run(function, **taken, **fixed, **user.args)
-        return [{"reward": v} for v in _as_list(result, inputs, user.function)]
-
-    return True, call
-
-
-def _ignore(*args: Any, **kwargs: Any) -> None:
-    """TRL's logging hooks: parts are logged anyway."""
-
-
-def _trl_columns(inputs: Sequence[RewardInput], chat: bool) -> dict[str, list[Any]]:
-    names = dict.fromkeys(name for x in inputs for name in (*x.truth, *x.columns) if name != "prompt")
-    columns = {name: [x.columns.get(name, x.truth.get(name)) for x in inputs] for name in names}
-    if any(x.images for x in inputs):
-        columns |= {"images": [list(x.images) for x in inputs], "image": [next(iter(x.images), None) for x in inputs]}
-    if chat:
-        given = [x.columns.get("prompt") for x in inputs]
-        prompts = [
-            p if isinstance(p, list) else [{"role": "user", "content": x.prompt}]
-            for p, x in zip(given, inputs, strict=True)
-        ]
-        completions = [[{"role": "assistant", "content": x.response}] for x in inputs]
-        return {**columns, "prompts": prompts, "completions": completions}
-    return {**columns, "prompts": [x.prompt for x in inputs], "completions": [x.response for x in inputs]}
-
-
-def _verl(
-    function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], user: UserReward
-) -> tuple[bool, Callable[[Sequence[RewardInput]], list[Any]]]:
-    singular = {"data_source", "solution_str", "ground_truth", "extra_info"}
-    plural = {"data_sources", "solution_strs", "ground_truths", "extra_infos"}
-    batched = bool(plural & set(parameters))
-    filled = (plural if batched else singular) & set(parameters)
-    _check_args(user, parameters, filled)
-    if not filled & {"solution_str", "solution_strs"}:
-        raise RewardError(f"reward `{user.function}` has no parameter `solution_str`, as verl's have", where=user.file)
-
-    def one(x: RewardInput) -> dict[str, Any]:
-        extra = x.columns.get("extra_info")
-        values = {
-            "data_source": x.columns.get("data_source", ""),
-            "solution_str": x.response,
-            "extra_info": dict(extra if isinstance(extra, Mapping) else x.columns),
-        }
-        if filled & {"ground_truth", "ground_truths"}:
-            values["ground_truth"] = _expected(x)
-        return values
-
-    def call(inputs: Sequence[RewardInput]) -> list[Any]:
-        rows = [one(x) for x in inputs]
-        if batched:
-            lists = {k: [row[k[:-1]] for row in rows] for k in filled}
-            results = _as_list(_run(function, **lists, **user.args), inputs, user.function)
-        else:
-            results = [_run(function, **{k: row[k] for k in filled}, **user.args) for row in rows]
-        return [_scored(r, "score", user.function) for r in results]
-
-    return batched, call
-
-
-def _easyr1(
-    function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], module: ModuleType, user: UserReward
-) -> tuple[bool, Callable[[Sequence[RewardInput]], list[Any]]]:
-    positional = [p for p in parameters.values() if p.default is p.empty and p.name not in user.args][:2]
-    if not positional:
-        raise RewardError(f"reward `{user.function}` takes no input", where=user.file)
-    _check_args(user, parameters, {p.name for p in positional})
-    first = positional[0]
-    declared = getattr(module, "REWARD_TYPE", None)
-    listed = "list" in str(first.annotation).lower() or first.name.endswith("s")
-    batched = declared == "batch" if declared in ("batch", "sequential") else listed
-
-    def row(x: RewardInput) -> dict[str, Any]:
-        return {"response": x.response, "response_length": x.num_tokens, "ground_truth": _expected(x)}
-
-    def call(inputs: Sequence[RewardInput]) -> list[Any]:
-        rows = [row(x) for x in inputs]
-        if len(positional) == 2:
-            pairs = [(r["response"], r["ground_truth"]) for r in rows]
-            if not batched:
-                results = [_run(function, *pair, **user.args) for pair in pairs]
-            else:
-                results = _run(function, [p[0] for p in pairs], [p[1] for p in pairs], **user.args)
-        else:
-            results = _run(function, rows, **user.args) if batched else [_run(function, r, **user.args) for r in rows]
-        return [_scored(r, "overall", user.function) for r in _as_list(results, inputs, user.function)]
-
-    return batched, call

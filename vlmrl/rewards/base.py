@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,9 @@ from vlmrl.errors import RewardError
 from vlmrl.types import RewardInput
 
 Parts = Mapping[str, float | None]
-LARGEST = sys.float_info.max
+LARGEST = 1e9
+"""Largest size of a part, of a weight and of their sum. Rewards are of the order of 1; what is beyond this is a mistake
+(1e308 would overflow a mean, and a float32 gradient long before)."""
 EVERYTHING = (-math.inf, math.inf)
 STYLES = ("vlmrl", "trl", "verl", "easyr1")
 """Calling conventions of users' rewards; see rewards/adapters.py."""
@@ -49,7 +50,9 @@ class RewardSpec:
         weights: default weight of each part; a part without a weight (here and in the recipe) is reported, not counted.
             Empty (here and in the recipe): the part `reward` counts, or, when there is none, every part with weight 1.
         pure: may run in this process (built-ins only); a user's reward always runs in a worker.
-        needs_images: whether `RewardInput.images` is filled.
+        needs_images, needs_token_ids: whether `RewardInput.images` and `RewardInput.token_ids` are filled.
+        accuracy: the part that says whether a response is right; None = see accuracy.py.
+        accuracy_named: the recipe names that part: it then goes before the task's own measure.
         source_sha256: hash of the source file (user rewards) or of the built-in rewards' source, for the manifest.
         user: the user's function; None for a built-in. `fn` is then never called in this process.
         args: the arguments that were bound, as JSON values.
@@ -61,6 +64,9 @@ class RewardSpec:
     weights: Mapping[str, float]
     pure: bool = False
     needs_images: bool = False
+    needs_token_ids: bool = False
+    accuracy: str | None = None
+    accuracy_named: bool = False
     source_sha256: str = ""
     user: UserReward | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -79,7 +85,8 @@ def combine(parts: Parts, weights: Mapping[str, float]) -> tuple[float, dict[str
         parts: part -> number or None (not applicable).
         weights: part -> weight, used as given: value = sum of weight * part when every part applies.
     Returns: (value, part -> effective weight; the effective weights add up to the sum of all weights).
-    Raises: RewardError when every weighted part is None, or the weighted parts that remain have total weight 0.
+    Raises: RewardError when every weighted part is None, the weighted parts that remain have total weight 0, or the
+        value is beyond LARGEST.
     Example: parts {a: 1, b: None}, weights {a: 0.5, b: 0.5} -> 1.0, {a: 1.0}.
     """
     shares: dict[str, float] = {}
@@ -92,7 +99,39 @@ def combine(parts: Parts, weights: Mapping[str, float]) -> tuple[float, dict[str
     if len(shares) < len(weights) or not shares:
         shares = _spread(shares, parts, weights)
         terms = [share * float(parts[name] or 0.0) for name, share in shares.items()]
-    return math.fsum(terms), shares
+    try:
+        value = math.fsum(terms)
+    except (OverflowError, ValueError):  # infinities of both signs
+        value = math.nan
+    if not -LARGEST <= value <= LARGEST:
+        told = " + ".join(f"{share:g} x {parts[name]:g}" for name, share in shares.items())
+        raise RewardError(f"the score {told} is beyond {LARGEST:g}", hint="lower the parts, or [reward.weights]")
+    return value, shares
+
+
+def value_bounds(spec: RewardSpec, weights: Mapping[str, float]) -> tuple[float, float]:
+    """Return the least and the largest score that a reward can give with these weights: the sum of weight times range.
+
+    An end is infinite where a weighted part declares no range, or where there are no weights.
+    """
+    if not weights:
+        return EVERYTHING
+    low = high = 0.0
+    for part, weight in weights.items():
+        if weight:
+            ends = [weight * end for end in spec.ranges.get(part, EVERYTHING)]
+            low, high = low + min(ends), high + max(ends)
+    return low, high
+
+
+def check_weight_sizes(weights: Mapping[str, float], whose: str) -> None:
+    """Raise a RewardError for a weight that is not finite, or beyond LARGEST."""
+    for part, weight in weights.items():
+        if not -LARGEST <= weight <= LARGEST:
+            raise RewardError(
+                f"the weight of the part `{part}` is {weight:g}, not a number from -{LARGEST:g} to {LARGEST:g}",
+                where=whose, hint="weights are of the order of 1",
+            )  # fmt: skip
 
 
 def _spread(shares: Mapping[str, float], parts: Parts, weights: Mapping[str, float]) -> dict[str, float]:
@@ -121,7 +160,11 @@ def split_note(result: Any) -> tuple[dict[str, Any], str]:
 def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
     """The parts (without a note, see `split_note`) as a dict of floats.
 
-    Raises: RewardError that names the part which is not a number, not finite or outside its declared range.
+    A number is whatever says that it is a real one: bool, int, float, Decimal, Fraction, a scalar of NumPy, a tensor of
+    one element. Texts ("0.5"), lists, complex numbers (also with an imaginary part of 0) and dates are none.
+
+    Raises: RewardError that names the part which is not a number, not finite, beyond LARGEST or outside its declared
+        range.
     """
     checked: dict[str, float | None] = {}
     for key, value in parts.items():
@@ -134,16 +177,22 @@ def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, floa
                     f"reward part `{name}` is {value!r:.80}, not a finite number",
                     hint="return a float, a mapping of floats, or None for a part that does not apply",
                 )
-            raise RewardError(f"reward part `{name}` is {number}, outside its declared range [{low}, {high}]")
+            if not low <= number <= high:
+                raise RewardError(f"reward part `{name}` is {number}, outside its declared range [{low}, {high}]")
+            raise RewardError(
+                f"reward part `{name}` is {number:g}, beyond {LARGEST:g}",
+                hint="rewards are of the order of 1",
+            )
         checked[name] = number
     return checked
 
 
 def _number(value: Any) -> float:
-    """A part as a float; NaN for what is no number."""
-    if isinstance(value, (str, bytes)):
+    """A part as a float; NaN for what is no real number, or is too large to be one."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")  # of NumPy: float() takes complex numbers and dates too
+    if isinstance(value, (str, bytes, bytearray, memoryview)) or kind not in "biuf":
         return math.nan
     try:
-        return float(value)
+        return float(value.item() if getattr(value, "shape", ()) or hasattr(value, "is_complex") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return math.nan

@@ -1,6 +1,8 @@
-"""The wire format between a scorer and its workers: length-prefixed JSON, then raw bytes (image pixels). No pickle.
+"""The wire format between a scorer and its workers: numbered frames of JSON, then raw bytes (image pixels). No pickle.
 
-Frame: 4 bytes big-endian length, that many bytes of JSON (an object), then the blobs whose lengths are in its `blobs`.
+A frame begins with `HEAD`: the token of the worker (16 random bytes that no stray write can hit), the number of the
+request, the index of the item within it, the process that wrote it, the length of the JSON and that of the blobs. An
+answer repeats the request's number and names its item: what does not fit is refused, never taken for another row's.
 """
 
 from __future__ import annotations
@@ -9,41 +11,117 @@ import itertools
 import json
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-PREFIX = struct.Struct(">I")
+HEAD = struct.Struct(">16sQiIIQ")
+TOKEN_BYTES = 16
+WHOLE = -1
+"""The item of a frame that is about its request as a whole."""
 CONTRACT = "contract"
 """`kind` of an error in which nothing was raised: what came back is not a score."""
+LOST_PIPE, BROKEN = 97, 98
+"""Exit codes of a worker that cannot go on: its pipes are not its own any more; its Python is not what it was."""
+MOST_PROCESSES = 512
+"""More processes than that below a keeper are a bomb; a pool on the largest machines has fewer."""
+ASK, END = b"?", b"."
+"""What a scorer writes to a worker's keeper; see keeper.py."""
+MOST_ANSWER_BYTES = 1 << 20
+"""Longest answer of a worker: hundreds of parts, and a note that is far too long."""
 
 
-def pack_frame(header: dict[str, Any], blobs: Sequence[bytes] = ()) -> bytes:
-    """One frame as bytes. NaN and infinities are kept; a value that JSON cannot hold becomes its text."""
-    head = json.dumps({**header, "blobs": [len(b) for b in blobs]}, ensure_ascii=True, default=str).encode()
-    return b"".join((PREFIX.pack(len(head)), head, *blobs))
+class GarbledError(Exception):
+    """Bytes that are no frame of this worker. The message says what is wrong with them."""
+
+
+class _Encoder(json.JSONEncoder):
+    """JSON as it was when this module was loaded: code that replaces functions of `json` later does not reach it."""
+
+    encode, iterencode = json.JSONEncoder.encode, json.JSONEncoder.iterencode
+
+    def default(self, o: Any) -> str:
+        return str(o)
+
+
+class _Decoder(json.JSONDecoder):
+    """The same for reading."""
+
+    decode, raw_decode = json.JSONDecoder.decode, json.JSONDecoder.raw_decode
+
+
+_encode = _Encoder(ensure_ascii=True).encode
+_decode = _Decoder().decode
+_pack, _unpack = HEAD.pack, HEAD.unpack_from
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message.
+
+    Args:
+        request: number of the request that it is, or answers.    item: index within the request, or WHOLE.
+        pid: the process that wrote it.    body: a JSON object.    blobs: raw bytes.
+    """
+
+    request: int
+    item: int
+    pid: int
+    body: dict[str, Any]
+    blobs: list[bytes]
+
+
+def pack_frame(
+    token: bytes, request: int, item: int, pid: int, body: dict[str, Any], blobs: Sequence[bytes] = ()
+) -> bytes:
+    """Return one frame as bytes. NaN and infinities are kept; a value that JSON cannot hold becomes its text."""
+    text = _encode({**body, "blobs": [len(b) for b in blobs]} if blobs else body).encode()
+    return b"".join((_pack(token, request, item, pid, len(text), sum(map(len, blobs))), text, *blobs))
 
 
 class FrameBuffer:
-    """Bytes as they come, frames as they are complete."""
+    """Bytes as they come, frames as they are complete.
 
-    def __init__(self) -> None:
-        self._bytes = bytearray()
+    Args:
+        token: what every frame must begin with.
+        most: longest JSON, and longest blobs, that are waited for; None = any.
+    """
+
+    def __init__(self, token: bytes, most: int | None = None) -> None:
+        self._token, self._most, self._bytes = token, most, bytearray()
 
     def feed(self, data: bytes) -> None:
         self._bytes += data
 
-    def pop(self) -> tuple[dict[str, Any], list[bytes]] | None:
-        """The next complete frame as (header, blobs), or None while it is not all there."""
-        if len(self._bytes) < PREFIX.size:
+    def pop(self) -> Frame | None:
+        """Return the next complete frame, or None while it is not all there.
+
+        Raises: GarbledError when what came is no frame; nothing after it can be trusted.
+        """
+        token = self._token
+        if self._bytes[: len(token)] != token[: len(self._bytes)]:
+            raise GarbledError(f"it is {len(self._bytes):,} bytes of something else: {bytes(self._bytes[:40])!r}")
+        if len(self._bytes) < HEAD.size:
             return None
-        start = PREFIX.size + PREFIX.unpack_from(self._bytes)[0]
-        if len(self._bytes) < start:
+        _, request, item, pid, length, pixels = _unpack(self._bytes)
+        if self._most is not None and max(length, pixels) > self._most:
+            raise GarbledError(f"it is a message of {length + pixels:,} bytes")
+        start, end = HEAD.size + length, HEAD.size + length + pixels
+        if len(self._bytes) < end:
             return None
-        header = json.loads(self._bytes[PREFIX.size : start])
-        ends = [start]
-        for size in header.pop("blobs"):
-            ends.append(ends[-1] + size)
-        if len(self._bytes) < ends[-1]:
-            return None
-        blobs = [bytes(self._bytes[a:b]) for a, b in itertools.pairwise(ends)]
-        del self._bytes[: ends[-1]]
-        return header, blobs
+        body = _body(bytes(self._bytes[HEAD.size : start]))
+        edges = list(itertools.accumulate(body.pop("blobs", ()), initial=start))
+        if edges[-1] != end:
+            raise GarbledError(f"its blobs are {edges[-1] - start:,} bytes long, not {pixels:,}")
+        blobs = [bytes(self._bytes[a:b]) for a, b in itertools.pairwise(edges)]
+        del self._bytes[:end]
+        return Frame(request, item, pid, body, blobs)
+
+
+def _body(text: bytes) -> dict[str, Any]:
+    try:
+        body = _decode(text.decode())
+    except (ValueError, RecursionError) as error:
+        raise GarbledError(f"it is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise GarbledError("it is not a JSON object")
+    return body

@@ -1,33 +1,29 @@
-"""Worker processes of a user's reward, seen from the parent: start, feed, watch the clock, end, start again.
+"""Workers of a user's reward: started when there is work, fed, watched by the clock, replaced when they are lost.
 
-One thread and one `select` loop serve all workers. A worker lives in a session of its own: Ctrl-C does not reach it,
-and everything it started ends with it.
+One thread and one `select` loop serve all of them. What a worker says is believed only where it fits what was asked:
+the number of the request, the item that is due, the process that was started. Anything else is a lost worker, like one
+that has ended. A row on which a worker is lost is asked once more, of a new worker, when that worker had answered
+before: an alarm, a thread or a child of an earlier row may have done it. Lost a second time, it is the row's own doing.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import selectors
 import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.process import has_terminal, patience
 from vlmrl.rewards.base import UserReward
-from vlmrl.rewards.frames import CONTRACT, FrameBuffer, pack_frame
+from vlmrl.rewards.frames import BROKEN, CONTRACT, LOST_PIPE, MOST_PROCESSES, WHOLE, Frame, GarbledError
+from vlmrl.rewards.worker_handle import LOAD_SECONDS, Worker
 from vlmrl.types import RewardInput
 
-LOAD_SECONDS = 60.0
-"""Wall clock for importing the user's file, at least."""
-OUTPUT_BYTES = 4096
-"""How much of what a reward printed is kept to be shown with its error."""
-BOOT = "import sys; sys.path[:] = sys.argv[4:]; from vlmrl.rewards.worker import main; main(*map(int, sys.argv[1:4]))"
+ONE_VOICE = "only what it returns may answer: look for os.write, os.fork, os.dup2 and the like"
 
 
 @dataclass(frozen=True)
@@ -75,89 +71,14 @@ def as_error(failure: Failure, name: str, where: str | None = None) -> RewardErr
     return RewardError(f"reward `{name}` {said}{lines}{printed}", where=where, hint=failure.hint)
 
 
-class Worker:
-    """One worker process. `busy` holds the inputs it has not answered yet; `deadline` when it will be ended."""
-
-    def __init__(self, user: UserReward, memory_mb: int) -> None:
-        request_read, self.request = os.pipe()
-        self.response, response_write = os.pipe()
-        self.output_fd, output_write = os.pipe()
-        argv = [sys.executable, "-c", BOOT, str(request_read), str(response_write), str(os.getpid()), *sys.path]
-        env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"}
-        self.process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=output_write,
-            stderr=output_write,
-            pass_fds=(request_read, response_write),
-            env=env,
-            start_new_session=True,
-        )
-        for fd in (request_read, response_write, output_write):
-            os.close(fd)
-        for fd in (self.request, self.response, self.output_fd):
-            os.set_blocking(fd, False)
-        self.frames, self.printed, self.output_open = FrameBuffer(), b"", True
-        self.loaded: dict[str, Any] | None = None
-        self.busy: list[int] = []
-        self.deadline = time.monotonic() + LOAD_SECONDS
-        self.unsent = memoryview(pack_frame({"op": "load", "user": asdict(user), "memory_mb": memory_mb}))
-
-    def assign(self, indices: Sequence[int], inputs: Sequence[RewardInput], timeout: float) -> None:
-        """Queue one request. The clock starts now."""
-        self.busy, self.printed = list(indices), b""
-        items, blobs = [], []
-        for x in (inputs[i] for i in indices):
-            item = {k: getattr(x, k) for k in ("response", "truth", "columns", "finish", "num_tokens", "prompt")}
-            images = [image.convert("RGB") for image in x.images]
-            items.append({**item, "images": [image.size for image in images]})
-            blobs += [image.tobytes() for image in images]
-        self.unsent = memoryview(pack_frame({"op": "score", "items": items}, blobs))
-        self.deadline = time.monotonic() + timeout
-
-    def send(self) -> None:
-        """Write as much as the pipe takes. A closed pipe is noticed by `receive`."""
-        try:
-            self.unsent = self.unsent[os.write(self.request, self.unsent) :]
-        except BlockingIOError:
-            return
-        except BrokenPipeError:
-            self.unsent = memoryview(b"")
-
-    def receive(self) -> bool:
-        """Read what there is. Returns False when the worker has ended."""
-        with contextlib.suppress(BlockingIOError):
-            data = os.read(self.response, 1 << 20)
-            self.frames.feed(data)
-            return bool(data)
-        return True
-
-    def drain(self) -> None:
-        """Keep the tail of what the function printed."""
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self.output_fd, 1 << 16):
-                self.printed = (self.printed + data)[-OUTPUT_BYTES:]
-            self.output_open = False
-
-    def end(self) -> int:
-        """Kill the process and whatever it started; close the pipes. Returns the exit code it had."""
-        code = self.process.poll()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()
-        self.process.wait()
-        self.drain()
-        for fd in (self.request, self.response, self.output_fd):
-            os.close(fd)
-        return self.process.returncode if code is None else code
-
-
 class WorkerPool:
     """Up to `size` workers of one user's reward; started when there is work, ended by `close`."""
 
     def __init__(self, user: UserReward, *, size: int, memory_mb: int, timeout_seconds: float) -> None:
-        self.user, self.size, self.memory_mb, self.timeout = user, size, memory_mb, timeout_seconds
+        self.user, self.memory_mb, self.timeout = user, memory_mb, timeout_seconds
+        self.size = 1 if has_terminal() else size
         self._workers: list[Worker] = []
+        self._asked_again: dict[int, str] = {}
 
     def run(
         self, batches: Sequence[Sequence[int]], inputs: Sequence[RewardInput], stop: Callable[[Outcome], bool]
@@ -167,6 +88,7 @@ class WorkerPool:
         Raises: RewardError when the user's file cannot be loaded.
         """
         queue, outcomes = deque(list(b) for b in batches if b), {}
+        self._asked_again = {}
         try:
             while queue or any(w.busy for w in self._workers):
                 self._feed(queue, inputs)
@@ -190,8 +112,8 @@ class WorkerPool:
         return worker.loaded
 
     def pids(self) -> list[int]:
-        """The workers that are running."""
-        return [worker.process.pid for worker in self._workers]
+        """The workers that are running and have loaded the reward."""
+        return [worker.pid for worker in self._workers if worker.pid]
 
     def close(self) -> None:
         """End all workers. The pool can be used again."""
@@ -205,10 +127,9 @@ class WorkerPool:
         return worker
 
     def _feed(self, queue: deque[list[int]], inputs: Sequence[RewardInput]) -> None:
-        for worker in [w for w in self._workers if not w.busy and w.process.poll() is not None]:
-            if worker.loaded is not None:
-                self._workers.remove(worker)
-                worker.end()
+        for worker in [w for w in self._workers if not w.busy and w.loaded is not None and w.has_ended]:
+            self._workers.remove(worker)
+            worker.end()
         wanted = min(self.size, len(queue) + sum(bool(w.busy) for w in self._workers))
         while len(self._workers) < wanted:
             self._start()
@@ -220,17 +141,17 @@ class WorkerPool:
         """Sleep until something happens. Returns the workers that spoke, ended or ran out of time."""
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
-                selector.register(worker.response, selectors.EVENT_READ, worker)
+                selector.register(worker.response_fd, selectors.EVENT_READ, worker)
                 if worker.output_open:
                     selector.register(worker.output_fd, selectors.EVENT_READ, worker)
                 if worker.unsent:
-                    selector.register(worker.request, selectors.EVENT_WRITE, worker)
+                    selector.register(worker.request_fd, selectors.EVENT_WRITE, worker)
             pending = [w.deadline for w in self._workers if w.busy or w.loaded is None]
             events = selector.select(max(0.0, min(pending, default=0.0) - time.monotonic()))
         ready: dict[int, Worker] = {}
         for key, _ in events:
             worker: Worker = key.data
-            if key.fd == worker.request:
+            if key.fd == worker.request_fd:
                 worker.send()
             elif key.fd == worker.output_fd:
                 worker.drain()
@@ -243,54 +164,74 @@ class WorkerPool:
     def _answers(self, worker: Worker, queue: deque[list[int]]) -> list[tuple[int, Outcome]]:
         """Outcomes that follow from what the worker said, from its end, or from its silence."""
         alive, found = worker.receive(), []
-        while (frame := worker.frames.pop()) is not None:
-            found += self._answer(worker, frame[0])
-        late = (worker.busy or worker.loaded is None) and time.monotonic() >= worker.deadline
-        if alive and not late:
-            return found
-        self._workers.remove(worker)
-        code = worker.end()
-        failure = self._timeout(worker) if alive else self._crash(worker, code)
-        if worker.loaded is None:
-            raise as_error(failure, self.user.function, self.user.file)
-        if worker.busy:
-            lost = len(worker.busy) if self.user.batched else 1
-            found += [(index, failure) for index in worker.busy[:lost]]
-            if worker.busy[lost:]:
-                queue.appendleft(worker.busy[lost:])
+        try:
+            while (frame := worker.frame()) is not None:
+                _check(frame, worker)
+                found += self._answer(worker, frame)
+        except GarbledError as error:
+            worker.drain()
+            told = f"something else answered in its worker's place: {error}"
+            return [*found, *self._lost(worker, queue, Failure("", told, (), ONE_VOICE, worker.printed), again=True)]
+        if not alive:
+            return [*found, *self._lost(worker, queue, None, again=True)]
+        if (worker.busy or worker.loaded is None) and time.monotonic() >= worker.deadline:
+            worker.drain()
+            return [*found, *self._lost(worker, queue, self._timeout(worker), again=False)]
         return found
 
-    def _answer(self, worker: Worker, answer: dict[str, Any]) -> list[tuple[int, Outcome]]:
-        if "loaded" in answer:
-            worker.loaded = answer["loaded"]
+    def _lost(
+        self, worker: Worker, queue: deque[list[int]], failure: Failure | None, *, again: bool
+    ) -> list[tuple[int, Outcome]]:
+        """End a worker that cannot be used any more. Returns the outcomes of the rows that it cost.
+
+        Args:
+            failure: why; None = it has ended by itself, as its keeper will say.
+            again: an earlier row may have done it, so that the row it was at is asked once more.
+        """
+        self._workers.remove(worker)
+        ending = worker.end(ask=failure is None)
+        failure = failure or _crash(ending, worker.printed)
+        if worker.loaded is None:
+            raise as_error(failure, self.user.function, self.user.file)
+        if not worker.busy:
             return []
-        if "fatal" in answer:
-            worker.drain()
-            raise as_error(_failure(answer["fatal"], worker), self.user.function, self.user.file)
-        worker.deadline = time.monotonic() + self.timeout
+        lost = worker.busy if self.user.batched else worker.busy[:1]
+        if rest := worker.busy[len(lost) :]:
+            queue.appendleft(rest)
+        if again and worker.answered and lost[0] not in self._asked_again:
+            self._asked_again |= dict.fromkeys(lost, failure.message)
+            queue.appendleft(lost)
+            return []
+        return [(index, failure) for index in lost]
+
+    def _answer(self, worker: Worker, frame: Frame) -> list[tuple[int, Outcome]]:
+        """The outcomes that an answer gives. Raises: GarbledError for one that cannot be read."""
+        answer = frame.body
+        if "loaded" in answer:
+            worker.loaded, worker.pid = answer["loaded"], frame.pid
+            return []
         worker.drain()
+        if "fatal" in answer:
+            raise as_error(_failure(answer["fatal"], worker), self.user.function, self.user.file)
+        worker.deadline = time.monotonic() + patience(self.timeout)
         if "failed" in answer:
             indices, worker.busy = worker.busy, []
+            worker.answered += len(indices)
             return [(index, _failure(answer["failed"], worker)) for index in indices]
-        index, error = worker.busy.pop(0), answer.get("error")
-        outcome = _failure(error, worker) if error else None
-        worker.printed = b""
-        if outcome is not None:
-            return [(index, outcome)]
-        return [(index, Result(answer["parts"], answer["note"], answer["seconds"]))]
+        outcome = _failure(answer["error"], worker) if "error" in answer else _result(answer)
+        index = worker.busy.pop(0)
+        worker.item, worker.answered = worker.item + 1, worker.answered + 1
+        worker.forget_output()
+        if isinstance(outcome, Result) and index in self._asked_again:
+            note = f"asked again: {self._asked_again[index]}"
+            outcome = replace(outcome, note="; ".join(filter(None, (outcome.note, note))))
+        return [(index, outcome)]
 
     def _timeout(self, worker: Worker) -> Failure:
         if worker.loaded is None:
-            return Failure("", f"the file was not imported within {LOAD_SECONDS:g} s", output=_printed(worker))
+            return Failure("", f"the file was not imported within {LOAD_SECONDS:g} s", output=worker.printed)
         hint = "make it faster, or raise [reward] timeout_seconds"
-        return Failure("", f"no answer within {self.timeout:g} s; its worker was ended", (), hint, _printed(worker))
-
-    def _crash(self, worker: Worker, code: int) -> Failure:
-        if code < 0:
-            name = signal.Signals(-code).name
-            hint = "out of memory? see [reward] memory_mb" if name in ("SIGKILL", "SIGABRT", "SIGSEGV") else None
-            return Failure("", f"its worker process was ended by {name}", (), hint, _printed(worker))
-        return Failure("", f"it ended its worker process with exit code {code}", (), None, _printed(worker))
+        return Failure("", f"no answer within {self.timeout:g} s; its worker was ended", (), hint, worker.printed)
 
 
 def inspect_user_reward(user: UserReward, *, memory_mb: int = 4096) -> dict[str, Any]:
@@ -302,9 +243,55 @@ def inspect_user_reward(user: UserReward, *, memory_mb: int = 4096) -> dict[str,
         pool.close()
 
 
+def _check(frame: Frame, worker: Worker) -> None:
+    """Raise a GarbledError unless the frame is the answer that is due from this worker."""
+    if worker.loaded is None:
+        if frame.request or not frame.body.keys() & {"loaded", "fatal"}:
+            raise GarbledError("an answer before the file was imported")
+    elif frame.pid != worker.pid:
+        raise GarbledError(f"process {frame.pid}, which is not its worker ({worker.pid})")
+    elif not worker.busy:
+        raise GarbledError("an answer that nobody waits for")
+    elif frame.request != worker.request:
+        raise GarbledError(f"an answer to request {frame.request}, not to {worker.request}")
+    elif frame.item != (WHOLE if "failed" in frame.body else worker.item):
+        raise GarbledError(f"an answer to item {frame.item}, not to {worker.item}")
+
+
+def _result(answer: dict[str, Any]) -> Result:
+    parts, note, seconds = (answer.get(name) for name in ("parts", "note", "seconds"))
+    if not isinstance(parts, dict) or not all(v is None or isinstance(v, float) for v in parts.values()):
+        raise GarbledError(f"parts that are no numbers: {str(parts)[:200]}")
+    if not isinstance(note, str) or not isinstance(seconds, float):
+        raise GarbledError(f"an answer that is no score: {str(answer)[:200]}")
+    return Result(parts, note, seconds)
+
+
 def _failure(error: dict[str, Any], worker: Worker) -> Failure:
-    return Failure(error["kind"], error["message"], tuple(error["lines"]), error["hint"], _printed(worker))
+    return Failure(error["kind"], error["message"], tuple(error["lines"]), error["hint"], worker.printed)
 
 
-def _printed(worker: Worker) -> str:
-    return worker.printed.decode(errors="replace")
+def _crash(ending: str, printed: str) -> Failure:
+    """Why a worker ended by itself, from its keeper's word (keeper.py)."""
+    word, _, number = ending.partition(" ")
+    if word == "signal":
+        name = _signal_name(int(number))
+        hint = "out of memory? see [reward] memory_mb" if name in ("SIGKILL", "SIGABRT", "SIGSEGV") else None
+        return Failure("", f"its worker process was ended by {name}", (), hint, printed)
+    if word == "crowd":
+        told = f"more than {MOST_PROCESSES} processes ran below its worker, which was ended with all of them"
+        return Failure("", told, (), "end every process that a call starts before it returns", printed)
+    if word == "alive" or number == str(LOST_PIPE):
+        return Failure("", "it closed or took over the pipes through which its worker answers", (), ONE_VOICE, printed)
+    if number == str(BROKEN):
+        hint = "does it replace functions of the standard library? keep such changes inside the call"
+        return Failure("", "it left its worker's Python unfit to go on", (), hint, printed)
+    told = f"it ended its worker process with exit code {number}" if word else "its worker process was killed"
+    return Failure("", told, (), None, printed)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

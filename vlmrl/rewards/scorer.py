@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Any
 
 from vlmrl.errors import RewardError, VlmrlError
-from vlmrl.rewards.base import RewardSpec, check_parts, combine, split_note
+from vlmrl.rewards.base import RewardSpec, check_parts, check_weight_sizes, combine, split_note
 from vlmrl.rewards.frames import CONTRACT
 from vlmrl.rewards.pool import Failure, Outcome, Result, WorkerPool, as_error
-from vlmrl.types import RewardInput, Score
+from vlmrl.types import INAPPLICABLE, RewardInput, Score
 
 CHUNK = 32
 """Most inputs in one request to a worker."""
@@ -37,6 +37,7 @@ class Scorer:
         timeout_seconds: wall clock for one call of a user's function; then its worker is ended and another one started.
         memory_mb: address space of one worker, in MiB.
         workers: worker processes.
+    Raises: RewardError for a weight that no reward can use.
     Attributes:
         failures: rows without a score so far.
         seconds: time the reward took for each row of the last call.
@@ -52,6 +53,7 @@ class Scorer:
         workers: int = 1,
     ) -> None:
         self.spec, self.weights = spec, dict(weights or spec.weights)
+        check_weight_sizes(self.weights, spec.name)
         self.failures = 0
         self.seconds: list[float] = []
         self._pool = None
@@ -85,12 +87,13 @@ class Scorer:
 
         Args:
             strict: a failure raises, with the row, the exception and the user's lines of the traceback. Otherwise the
-                row's Score has value NaN, no parts, and `error`.
+                row's Score has value NaN, no parts, and `error`. Where a reward in TRL's form returns None, the error
+                is INAPPLICABLE; strict, that raises only where it does so for every input.
             rows: names of the rows for messages; default `row 0`, `row 1`, ...
         Raises: RewardError (strict); RewardError when the user's file cannot be loaded (always).
         """
         if self._pool is None:
-            scored = enumerate(self._score_here(inputs))
+            scored: Any = enumerate(self._score_here(inputs))
         else:
             outcomes = sorted(self._run_workers(self._pool, inputs, strict).items())
             scored = ((index, self._score_of(outcome)) for index, outcome in outcomes)
@@ -104,6 +107,9 @@ class Scorer:
             scores.append(score)
             self.seconds.append(seconds)
         if strict and scores:
+            if all(score.error is not None for score in scores):
+                told = Failure(CONTRACT, f"it returned None for all {len(scores)} responses of a call")
+                raise as_error(told, self.spec.name, str(rows[0]) if rows else "row 0")
             self.check_weights(scores)
         return scores
 
@@ -128,6 +134,8 @@ class Scorer:
         """The same of what a worker returned."""
         if isinstance(outcome, Failure):
             return outcome, 0.0
+        if self.spec.user and self.spec.user.style == "trl" and outcome.parts.get("reward") is None:
+            return Score(math.nan, {}, outcome.note, INAPPLICABLE), outcome.seconds
         return self._valued(outcome.parts, outcome.note), outcome.seconds
 
     def _valued(self, returned: Mapping[str, Any], note: str) -> Score | Failure:
@@ -152,19 +160,23 @@ class Scorer:
             )
 
     def check_weights(self, scores: Sequence[Score]) -> None:
-        """Raise a RewardError for a weight of a part that none of these scores has and the reward does not declare."""
+        """Raise a RewardError for a part that the recipe names (a weight, the accuracy), and that none of these scores
+        has and the reward does not declare.
+        """
         known = {name for score in scores for name in score.parts} | set(self.spec.ranges)
-        unknown = [name for name in self.weights if name not in known]
-        if unknown:
-            raise RewardError(
-                f"[reward.weights] names the part `{unknown[0]}`, which reward `{self.spec.name}` does not return",
-                hint=f"its parts: {', '.join(sorted(known))}",
-            )
+        named = [("[reward.weights]", name) for name in self.weights]
+        if self.spec.accuracy_named:
+            named.append(("[reward] accuracy", str(self.spec.accuracy)))
+        for place, name in named:
+            if name not in known:
+                raise RewardError(
+                    f"{place} names the part `{name}`, which reward `{self.spec.name}` does not return",
+                    hint=f"its parts: {', '.join(sorted(known))}",
+                )
 
     def _run_workers(self, pool: WorkerPool, inputs: Sequence[RewardInput], strict: bool) -> dict[int, Outcome]:
         """Outcomes by index; in strict mode those up to the first failure that was met, perhaps not all of them."""
-        if not self.spec.needs_images:
-            inputs = [replace(x, images=()) if x.images else x for x in inputs]
+        inputs = [self._trimmed(x) for x in inputs]
         indices = range(len(inputs))
         if pool.user.batched:
             batches = [indices]
@@ -187,6 +199,12 @@ class Scorer:
         if not strict and pool.user.batched and len(inputs) > 1 and len(lost) == len(inputs):
             outcomes |= self._run_alone(pool, inputs)
         return outcomes
+
+    def _trimmed(self, x: RewardInput) -> RewardInput:
+        """An input without what the reward does not ask for: images and ids are most of what would be sent."""
+        if x.images and not self.spec.needs_images:
+            x = replace(x, images=())
+        return replace(x, token_ids=None) if x.token_ids is not None and not self.spec.needs_token_ids else x
 
     def _run_alone(self, pool: WorkerPool, inputs: Sequence[RewardInput]) -> dict[int, Outcome]:
         """Each row in a call of its own. Rows after too many failures on end keep the failure of the batch call."""

@@ -87,7 +87,7 @@ def plain_number(text: str) -> float | None:
 
 def _answer_reward(name: str, same: Any, key: str | None, tag: str | None, require_tag: bool) -> RewardSpec:
     fn = partial(_score_answer, same=same, key=key, tag=tag, require_tag=require_tag)
-    return RewardSpec(name, fn, {"answer": UNIT, "format": UNIT}, {"answer": 1.0}, pure=True)
+    return RewardSpec(name, fn, {"answer": UNIT, "format": UNIT}, {"answer": 1.0}, pure=True, accuracy="answer")
 
 
 def _score_answer(x: RewardInput, *, same: Any, key: str | None, tag: str | None, require_tag: bool) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def encode_prompt(source: PromptSource, row: Row, occurrence: int, encoder: Enco
         raise DataError(
             f"the prompt has {len(encoded.prompt_ids)} tokens ({encoded.num_image_tokens} of them image tokens), more"
             f" than rollout.max_prompt_tokens = {max_prompt_tokens}",
-            where=f"{source.name} row {row.prompt_id}",
+            where=row.place,
             hint="raise rollout.max_prompt_tokens, or lower model.max_pixels; `vlmrl check` lists all such rows",
         )
     return Prompt(source, row, occurrence, encoded)
@@ -242,8 +242,9 @@ def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
     )  # fmt: skip
 
 
-def _reward_input(rollout: Rollout, sample: Sample):
+def _reward_input(rollout: Rollout, sample: Sample) -> RewardInput:
     prompt = rollout.prompt
-    return prompt.source.reward_input(
+    made = prompt.source.reward_input(
         prompt.row, sample.text, sample.finish, len(sample.token_ids), prompt.encoded.text
     )
+    return replace(made, token_ids=sample.token_ids, step=sample.version)

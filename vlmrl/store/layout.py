@@ -5,6 +5,7 @@
       recipe-a2.toml, resolved-a2.json (of attempt 2, when it changed something)
       kept/reward-<16 hex>.py, prompt-<16 hex>.jinja (by their hash)
       metrics.jsonl  rollouts/step-000010.parquet, step-000021-a2.parquet (by attempt 2), pruned.json
+      sinks.json (what its loggers want kept); tensorboard/, wandb/ (files of loggers)
       eval/<name>/rows.parquet, summary.json
       checkpoints/step-000010/ meta.json ... COMPLETE (last)
       logs/attempt-1/rank-0.log          media/*.arrow          report.html
@@ -43,6 +44,7 @@ KEPT = "kept"
 MEDIA = "media"
 PACKED = "packed.json"
 PRUNED = "pruned.json"
+SINKS = "sinks.json"
 
 MOST_NAME_BYTES = 180
 """Of names that people give: a file system takes 255, and a name gets company (a source, `.tmp-`, a process id)."""

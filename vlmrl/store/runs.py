@@ -28,6 +28,7 @@ from vlmrl.store.manifest import MAX_ERROR_CHARS, Best, Manifest, Status
 from vlmrl.store.prune import RolloutRule, delete_rollouts, prunable, rollout_steps
 from vlmrl.store.redact import learn, learn_argv, redact_argv, redact_text, redact_value
 from vlmrl.types import Group
+from vlmrl.visible import visible
 
 
 class Run:
@@ -80,10 +81,10 @@ class Run:
         self.write_log(f"step {step}: {event}" + (f" ({told})" if told else ""))
 
     def write_log(self, text: str, rank: int = 0) -> None:
-        """Append a line with the time to logs/attempt-N/rank-R.log. Secrets are hidden."""
+        """Append a line with the time to logs/attempt-N/rank-R.log. Secrets are hidden, control characters escaped."""
         path = self.log_path(rank)
         with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{now()} {redact_text(text)}\n")
+            file.write(f"{now()} {visible(redact_text(text))}\n")
 
     def write_rollouts(self, step: int, groups: Sequence[Group]) -> Path:
         """Write all groups of a step, atomically. Returns the path."""

@@ -15,6 +15,7 @@ from vlmrl.store.listing import status_of
 from vlmrl.store.manifest import Manifest, read_manifest, read_raw
 from vlmrl.store.media import RunImages, rollout_media
 from vlmrl.store.redact import HIDDEN
+from vlmrl.store.remote import read_remote
 from vlmrl.store.rollouts import count_rows, read_rollouts
 from vlmrl.store.sealed import faults, sha256_of
 from vlmrl.store.verify_metrics import Held, Verdict, check_metrics
@@ -41,6 +42,10 @@ def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = 
     check_metrics(run_dir, manifest, alive, rollouts, verdict)
     _check_checkpoints(run_dir, manifest, verdict, alive, quick)
     _check_evaluations(run_dir, verdict, quick)
+    try:
+        read_remote(run_dir)
+    except StoreError as error:
+        verdict.error(error.message, error.where or run_dir, error.hint)
     if images is None and manifest is not None and not quick:
         images = RunImages(run_dir, manifest.all_datasets, cwd=manifest.cwd)
     if images is not None:

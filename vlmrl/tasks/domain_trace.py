@@ -32,7 +32,7 @@ def write_response(domain: Domain, variant: Variant, row: Row, rng: random.Rando
         if agree is None:
             raise DataError(
                 f"the row does not know its `{name}`: no correct response can be written",
-                where=f"{row.source} row {row.prompt_id}",
+                where=row.place,
                 hint=f'leave such rows out, or set variant = "{BASELINE}"',
             )
         step = [_words(domain, field, pair, agree), f"<{field.tag}>{_body(variant, pair, agree)}</{field.tag}>"]

@@ -45,6 +45,20 @@ def prompt_tokens(task: Task) -> Callable[[Row], int]:
     return of
 
 
+def prompt_texts(task: Task) -> Callable[[Row], list[str]]:
+    """What a model reads of a row besides the task's own words, and what it learns in `vlmrl sft`: the row's text."""
+
+    def of(row: Row) -> list[str]:
+        if task.messages is not None:
+            found = [turn.content for turn in row_messages(task, row)]
+        else:
+            found = [value for name, value in row.columns.items() if isinstance(value, str) and name in task.template]
+        response = row.columns.get("response")
+        return [text.replace(IMAGE, " ") for text in (*found, *([response] if isinstance(response, str) else []))]
+
+    return of
+
+
 def export_dataset(dataset: Dataset, task: Task, out: Path, *, splits: list[str] | None = None) -> dict[str, int]:
     """Write `<split>.parquet` for `datasets.load_dataset(out)`: prompt_id, prompt, images, truth (JSON text), columns.
 

@@ -2,64 +2,69 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlmrl.errors import DataError, RecipeError
+from vlmrl.recipe.template import is_plain, make_environment, parse_template
+from vlmrl.tasks.template_worker import (
+    TemplateFailedError,
+    TemplateInvalidError,
+    TemplateLimitError,
+    TemplateWorker,
+    compile_source,
+    render_bounded,
+)
 from vlmrl.types import Message, Row
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
 IMAGE = "<image>"
+_BOUNDED = "a prompt needs no long loops, powers or padding"
+
+
+WORKER = TemplateWorker()
+"""This process's; it starts with the first template that is not plain."""
 
 
 @lru_cache(maxsize=64)
-def compile_template(source: str, where: str) -> Template:
-    """A template from its text. Raises: RecipeError with file and line when it is not valid Jinja."""
-    from jinja2 import StrictUndefined, TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def compile_template(source: str, where: str) -> Callable[[Mapping[str, Any]], str]:
+    """What renders a template: in this process when it is plain, else in one with limits.
 
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    Raises: RecipeError with file and line when it is not valid Jinja.
+    """
     try:
-        return environment.from_string(source)
-    except TemplateSyntaxError as error:
-        raise RecipeError(
-            f"the prompt template is not valid Jinja: {error.message}", where=f"{where}:{error.lineno}"
-        ) from error
+        if not is_plain(parse_template(source, where)):
+            WORKER.compile(source)
+            return lambda names: WORKER.render(source, names)
+        template = compile_source(make_environment(), source)
+        return lambda names: render_bounded(template, names)
+    except TemplateInvalidError as error:
+        place = f"{where}:{error.line}" if error.line else where
+        raise RecipeError(f"the prompt template is not valid Jinja: {error.message}", where=place) from error
+    except TemplateLimitError as error:
+        raise RecipeError(f"the prompt template {error}", where=where, hint=_BOUNDED) from error
 
 
 def render_user(source: str, row: Row, variables: Mapping[str, Any], *, where: str) -> str:
     """The user message of a row. The row's columns are variables by name, all of them together are `columns`.
 
     The truth is not among the variables: a prompt cannot give the answer away by mistake.
-    Raises: DataError when the template uses what the row does not have, or does something the sandbox refuses.
+    Raises: DataError when the template uses what the row does not have, or does something the sandbox refuses;
+        RecipeError when it takes too much time, memory or text, whatever the row.
     """
     from difflib import get_close_matches
 
-    from jinja2 import TemplateError
-
-    template = compile_template(source, where)
     names: dict[str, Any] = {**row.columns, "columns": row.columns, **variables}
     try:
-        return template.render(names).strip()
-    except TemplateError as error:
-        missing = str(error).split("'")[1] if str(error).startswith("'") else ""
+        return compile_template(source, where)(names).strip()
+    except TemplateLimitError as error:
+        raise RecipeError(f"the prompt template {error}", where=f"{where}, {row.place}", hint=_BOUNDED) from error
+    except TemplateFailedError as error:
+        missing = error.message.split("'")[1] if error.missing and error.message.startswith("'") else ""
         close = get_close_matches(missing, list(names), 1)
-        known = ", ".join(sorted(names))
-        hint = f"did you mean `{close[0]}`?  " if close else ""
-        raise DataError(
-            f"the prompt template fails on row {row.prompt_id}: {error}",
-            where=where,
-            hint=f"{hint}known names: {known}",
-        ) from error
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, OverflowError) as error:
-        raise DataError(
-            f"the prompt template fails on row {row.prompt_id}: {type(error).__name__}: {error}", where=where
-        ) from error
+        meant = f"did you mean `{close[0]}`?  " if close else ""
+        hint = f"{meant}known names: {', '.join(sorted(names))}" if error.missing else None
+        raise DataError(f"the prompt template fails: {error}", where=f"{where}, {row.place}", hint=hint) from error
 
 
 def place_images(messages: tuple[Message, ...], row: Row) -> tuple[tuple[Message, ...], bool]:
@@ -74,11 +79,11 @@ def place_images(messages: tuple[Message, ...], row: Row) -> tuple[tuple[Message
         return messages, False
     if marks:
         raise DataError(
-            f"row {row.prompt_id} has {len(row.media)} images but its prompt has {marks} {IMAGE} marks",
-            where=row.source, hint=f"write {IMAGE} once for each image, or not at all (then the images come first)",
+            f"the row has {len(row.media)} images but its prompt has {marks} {IMAGE} marks",
+            where=row.place, hint=f"write {IMAGE} once for each image, or not at all (then the images come first)",
         )  # fmt: skip
     first = next((i for i, message in enumerate(messages) if message.role == "user"), None)
     if first is None:
-        raise DataError(f"row {row.prompt_id} has images but no user message", where=row.source)
+        raise DataError("the row has images but no user message", where=row.place)
     text = IMAGE * len(row.media) + messages[first].content
     return (*messages[:first], Message("user", text), *messages[first + 1 :]), True

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.data.dataset import Dataset, Rows, open_dataset, require_split
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
+from vlmrl.recipe.template import read_template
 from vlmrl.store.redact import learn
 from vlmrl.tasks import make_task
 from vlmrl.tasks.base import Task
@@ -142,14 +143,7 @@ def _template(data: Data, task: Task) -> tuple[str, str]:
         template = task.template
     else:
         where = data.prompt
-        try:
-            template = Path(data.prompt).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(
-                f"the prompt template cannot be read: {error}", where=data.prompt, hint="check `prompt` in `[[data]]`"
-            ) from error
-        if not template.strip():
-            raise RecipeError("the prompt template is empty", where=data.prompt)
+        template = read_template(Path(data.prompt))
     compile_template(template, where)
     return template, where
 
@@ -160,7 +154,8 @@ def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[st
     `[reward] args` and `weights` belong to the recipe's choice: they reach an entry's own reward only when `[reward]`
     names no other. They go over the arguments that the task binds, key by key, in a table (`aliases`) too.
     """
-    from vlmrl.rewards import load_reward
+    from vlmrl.rewards import load_reward, name_accuracy
+    from vlmrl.rewards.base import check_weight_sizes
 
     is_named = bool(data.reward or reward.name)
     own, own_args = (None, {}) if is_named and not task.has_profile(reward.profile) else task.profile(reward.profile)
@@ -175,7 +170,9 @@ def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[st
     if name == own:
         args = dict(own_args) | {key: _over(own_args.get(key), value) for key, value in args.items()}
     spec = load_reward(name, args=args, style=reward.style)
+    spec = name_accuracy(spec, reward.accuracy if meant else None)
     weights = dict(reward.weights) if meant and reward.weights else dict(spec.weights)
+    check_weight_sizes(weights, f"reward `{name}`")
     unknown = [part for part in weights if part not in spec.ranges] if spec.pure else []
     if unknown:
         raise RecipeError(

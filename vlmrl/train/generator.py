@@ -1,21 +1,19 @@
-"""Which engine generates, and the check of every weight sync: the trainer re-scores what the engine just sampled."""
+"""Which engine generates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from vlmrl.data.batch import PromptTokens, TrainItem
 from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import EngineError, Load
+from vlmrl.model.engine_size import MAX_SEQUENCES, RESERVE_SHARE, Demand, engine_work, size_cache, text_cache_shape
+from vlmrl.model.facts import usable_memory
 from vlmrl.model.load import DTYPES
 from vlmrl.model.lora import adapted_parts, adapter_rank
+from vlmrl.model.memory import free_bytes, memory_use
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.engine import Generator
@@ -27,24 +25,15 @@ from vlmrl.rollout.hosted_engine import (
     places_shared,
     visible_cards,
 )
-from vlmrl.rollout.sample import Prompt, sample_rollouts
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.rollout.weight_sync import PolicyWeights
-from vlmrl.train.memory import in_rows
-from vlmrl.train.mismatch import Mismatch
-from vlmrl.train.state import Session, sampling_params
-from vlmrl.train.step import StepBatch
-from vlmrl.train.update import fill_logps
-from vlmrl.types import Segment, hash64
 
-SYNC_PROMPTS, SYNC_TOKENS = 4, 16
-"""How much is sampled and re-scored after a weight sync: prompts, and tokens of each response at most."""
 GIB = 1 << 30
 
 
 def make_generator(
     recipe: Recipe, policy: Policy, encoder: Encoder, files: str, say: Callable[[str], None], *, world: World = ALONE,
-    log: Callable[[str], Path] | None = None,
+    log: Callable[[str], Path] | None = None, pending_bytes: int = 0,
 ) -> Generator:  # fmt: skip
     """The engine that the recipe names, for this policy: in this process; in processes of its own when it is in parts
     (`rollout.tensor_parallel`) or, while training (`log` is given), on the cards that the launcher set aside.
@@ -52,6 +41,7 @@ def make_generator(
     Args:
         files: folder or hub name with the model's configuration and processor.
         say: told what is unusual, once.      log: name of a process -> its log.
+        pending_bytes: memory that the trainer will take besides, and has not taken yet.
     Raises: EngineError when it is not installed or does not start; LaunchError when its parts do not fit the cards.
     """
     r = recipe.rollout
@@ -62,7 +52,8 @@ def make_generator(
     settings = EngineSettings(
         folder=files, dtype=recipe.model.dtype, device=policy.device.type,
         max_tokens=r.max_prompt_tokens + max(r.max_new_tokens, recipe.eval.max_new_tokens or 0),
-        kv_cache_bytes=int(r.kv_cache_gib * GIB), image_arguments=encoder.image_arguments,
+        kv_cache_bytes=cache_bytes(recipe, policy, world, log is not None, pending_bytes),
+        image_arguments=encoder.image_arguments,
         lora_rank=adapter_rank(policy.model), lora_vision=not adapted_parts(policy.model) <= {"language"},
         tensor_parallel=r.tensor_parallel, revision=recipe.model.revision,
         trust_remote_code=recipe.model.trust_remote_code,
@@ -85,46 +76,34 @@ def make_generator(
     return HostedEngine(weights, settings, world, places, shared=True, log=log)
 
 
+def cache_bytes(recipe: Recipe, policy: Policy, world: World, trains: bool, pending_bytes: int) -> int:
+    """Return the size of vLLM's cache on each of its GPUs: the recipe's, else what a step's responses need, as far as
+    memory is free beside the trainer's sleeping states and the engine's weights.
+
+    Args: trains: whether a trainer shares the machine; else the engine answers whole splits (`vlmrl eval`).
+    """
+    r = recipe.rollout
+    if r.kv_cache_gib is not None:
+        return int(r.kv_cache_gib * GIB)
+    text = dict(policy.model.config.get_text_config().to_dict())
+    longest = r.max_prompt_tokens + max(r.max_new_tokens, recipe.eval.max_new_tokens or 0)
+    engines = max(1, (r.engine_gpus or world.size) // r.tensor_parallel)
+    groups, samples = (-(-r.prompts_per_step // engines), r.samples_per_prompt) if trains else (MAX_SEQUENCES, 1)
+    demand = Demand(groups, samples, r.max_prompt_tokens, r.max_new_tokens, longest)
+    device = policy.device
+    if device.type == "cuda":
+        weights = sum(p.numel() for p in policy.model.parameters()) * DTYPES[recipe.model.dtype].itemsize
+        size = DTYPES[recipe.model.dtype].itemsize
+        taken = weights // r.tensor_parallel + engine_work(text, size, longest, demand.sequences, r.tensor_parallel)
+        total = memory_use(device)[1]
+        # GPUs of their own are taken to be like this one, and empty.
+        free = total if trains and r.engine_gpus else (free_bytes(device) or 0) - pending_bytes
+        free -= taken + int(RESERVE_SHARE * total)
+    else:
+        free = usable_memory() // world.local_size
+    shape = text_cache_shape(text, recipe.model.dtype)
+    return size_cache(shape, demand, free, device.type, r.tensor_parallel).chosen
+
+
 def _tell_halved(say: Callable[[str], None], load: Load) -> None:
     say(f"out of memory with {load} at once: again with less; {load.budget} is too large for this machine")
-
-
-def check_sync(session: Session, generator: Generator, prompts: Sequence[Prompt]) -> dict[str, float]:
-    """Let the engine answer a few of the last prompts with its new weights, and the trainer re-score that. Every
-    process does so with its own engine and prompts, of which it may have none.
-
-    Returns: `policy/sync_gap_mean` and `policy/sync_gap_max`, nats; {} for an engine without weights of its own.
-    Raises: EngineError when the mean is above `rollout.max_sync_gap`.
-    """
-    s, recipe = session, session.recipe
-    if not generator.copies_weights:
-        return {}
-    prompts = prompts[:SYNC_PROMPTS]
-    params = sampling_params(recipe, s.policy, s.processor.tokenizer)
-    params = replace(params, max_new_tokens=min(SYNC_TOKENS, params.max_new_tokens), top_p=1.0, top_k=0)
-    answers = sample_rollouts(
-        generator, prompts, params, num_samples=1, run_seed=hash64(recipe.train.seed, "sync"), version=s.progress.step
-    )
-    batch, said = StepBatch([], [], [], world=s.world, filler=s.filler), []
-    for index, answer in enumerate(answers):
-        [sample] = answer.samples
-        segment = Segment("assistant", sample.token_ids, True, sample.sampler_logp)
-        batch.items.append(TrainItem(PromptTokens.of(answer.prompt.encoded), index, (segment,), index))
-        batch.names_S.append(f"{answer.prompt.source.name} row {answer.prompt.row.prompt_id}")
-        said.append(torch.tensor(sample.sampler_logp))
-    ours: dict[int, Any] = {}
-    in_rows(s, partial(fill_logps, s.policy, batch, ours))
-    found = Mismatch()
-    for index, theirs in enumerate(said):
-        found.add(ours[index].cpu(), theirs)
-    if not found.gap_mean <= recipe.rollout.max_sync_gap:
-        names = ", ".join(f"{p.source.name} row {p.row.prompt_id}" for p in prompts)
-        raise EngineError(
-            f"after the sync of version {s.progress.step} the engine's log-probs are off by {found.gap_mean:.3g} nats"
-            f" on average (at most {found.gap_max:.3g}); rollout.max_sync_gap is {recipe.rollout.max_sync_gap}",
-            where=names,
-            hint='see whether it holds with model.dtype = "float32" and how policy/sampler_gap_mean went before;'
-            ' rollout.engine = "torch" goes on from the last checkpoint',
-        )
-    found = Mismatch.joined(s.world.gather(found))
-    return {"policy/sync_gap_mean": found.gap_mean, "policy/sync_gap_max": found.gap_max}

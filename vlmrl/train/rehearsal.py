@@ -106,7 +106,8 @@ def rehearse(
 
     A row that does not fit is tried once more with half the budget, which is the run's from then on.
     Raises: OutOfMemoryError when that does not fit either; smaller budgets are tried first, to say which one would.
-        DataError when a row to come cannot be encoded, as the step that draws it would.
+        DataError when a row to come cannot be encoded, as the step that draws it would, or has an image of a size that
+        the model does not take.
     """
     s = session
     if not s.recipe.train.rehearsal:
@@ -160,6 +161,7 @@ def _draws_a_step(recipe: Recipe) -> int:
 def _estimate(session: Session, source: int, row: int, occurrence: int, response_text: ResponseText) -> Drawn:
     owner, model = session.sources[source], session.recipe.model
     content = owner.rows[row]
+    session.encoder.require_sizes(content)
     characters = sum(len(m.content) for m in owner.messages(content)) + len(response_text(owner, content))
     images = sum(estimate_image_tokens(media, model.min_pixels, model.max_pixels) for media in content.media)
     return Drawn(source, row, occurrence, characters // CHARACTERS_PER_TOKEN, images)

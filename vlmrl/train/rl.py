@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from statistics import fmean
@@ -18,17 +19,18 @@ from vlmrl.evaluate.stats import bootstrap_mean
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.hosted_engine import HostedEngine
 from vlmrl.rollout.sample import encode_prompt, is_dead_group
-from vlmrl.store.prune import RolloutRule
 from vlmrl.tasks.source import Source
+from vlmrl.train.accuracy import accuracy_metrics, accuracy_told
 from vlmrl.train.batches import split_updates
 from vlmrl.train.collect import Collected, batch_of, collect, look_ahead
-from vlmrl.train.generator import check_sync, make_generator
+from vlmrl.train.generator import make_generator
 from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate
 from vlmrl.train.memory import budget_metrics, in_rows, keep_batches
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.rehearsal import rehearse
 from vlmrl.train.saving import save
 from vlmrl.train.state import Session
+from vlmrl.train.sync_check import check_sync
 from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, update
 from vlmrl.types import Group, Row, Segment, hash64
 
@@ -46,9 +48,13 @@ def train_rl(session: Session) -> str:
     algorithm = algorithm_of(recipe.algo)
     worker.phase("engine start", s.progress.step)
     generator = make_generator(
-        recipe, s.policy, s.encoder, s.origin.files, s.watcher.message, world=s.world, log=s.run.process_log
-    )
+        recipe, s.policy, s.encoder, s.origin.files, s.watcher.message, world=s.world, log=s.run.process_log,
+        pending_bytes=s.optimizer.pending_bytes,
+    )  # fmt: skip
     s.stack.callback(generator.close)
+    if (settings := getattr(generator, "settings", None)) is not None:
+        automatic = recipe.rollout.kv_cache_gib is None
+        s.run.event(s.progress.step, "engine cache", bytes=settings.kv_cache_bytes, automatic=automatic)
     keep_batches(s, generator)
     generator.load_weights(s.progress.step)
     generator.sleep()  # as during updates
@@ -66,9 +72,9 @@ def train_rl(session: Session) -> str:
             strict = step < first_step + STRICT_STEPS
             made = collect(s, generator, algorithm, in_reward, clock, strict=strict, ahead=ahead)
             ahead, s.cursor = None, None
-            s.run.write_rollouts(step, made.groups)
-            if recipe.log.keep_rollouts is not None:
-                s.run.prune_rollouts(RolloutRule(recipe.log.keep_rollouts, recipe.log.keep_rollouts_every))
+            s.rollouts.write(step, made.groups)
+            if step == first_step and (told := accuracy_told(made.groups, s.sources)):
+                s.watcher.message(told)
             generator.sleep()
             if isinstance(generator, HostedEngine) and recipe.rollout.overlap and step + 1 < recipe.train.steps:
                 ahead = look_ahead(s, generator, clock)
@@ -88,6 +94,7 @@ def train_rl(session: Session) -> str:
                 sync = check_sync(s, generator, [prompt for _, prompt in made.sampled()]) if changed else {}
             metrics = (
                 group_metrics(made.groups)
+                | accuracy_metrics(made.groups, s.sources)
                 | made.metrics
                 | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
                 | stats
@@ -97,10 +104,11 @@ def train_rl(session: Session) -> str:
                 | memory_metrics(s)
                 | budget_metrics(s)
             )
-            s.run.log(step, "train", metrics)
+            s.log(step, "train", metrics)
             s.watcher.step(step, recipe.train.steps, metrics)
             if recipe.log.sample_every_steps and step % recipe.log.sample_every_steps == 0:
                 s.watcher.sample(step, made.groups[0])
+                s.loggers.samples(made.groups, s.sources)
             count_errors(s, made.groups)
             after_step(s, generator)
         return end(s, generator, reason)
@@ -117,11 +125,14 @@ def longest_item(session: Session, source: Source, row: Row, occurrence: int, in
 
 
 def objective_of(recipe: Recipe, algorithm: Algorithm, kl_coef: float) -> PolicyGradient:
-    """What a step minimises. Importance "auto": truncate when another engine samples, from the policy itself."""
-    importance = algorithm.importance
-    if importance == "auto":
-        filtered = recipe.rollout.top_p < 1 or recipe.rollout.top_k > 0
-        importance = "none" if recipe.rollout.engine == "torch" or filtered else "truncate"
+    """What a step minimises."""
+    r = recipe.rollout
+    importance = algorithm.importance_of(
+        own_engine=r.engine != "vllm", filtered=r.top_p < 1 or r.top_k > 0, stale=r.overlap
+    )
+    if importance == "ratio" and algorithm.dual_clip is None:
+        # Of a bad token the clip bounds no ratio from above, and an engine may have found unlikely what is likely.
+        algorithm = replace(algorithm, dual_clip=algorithm.importance_cap)
     return PolicyGradient(algorithm, kl_coef, recipe.algo.entropy_coef, importance)
 
 
@@ -149,7 +160,7 @@ def learn(session: Session, made: Collected, objective: PolicyGradient) -> dict[
     acts_on_all = algorithm.needs_critic or bool(objective.kl_coef or objective.entropy_coef)
     keep_dead = acts_on_all and algorithm.filter == "none"
     batch = batch_of(
-        s, made, made.groups, keep_dead=keep_dead, count_dead=algorithm.count_dead,
+        s, made, made.groups, keep_dead=keep_dead, count_dead=algorithm.counts_dead,
         updates=recipe.train.updates_per_step,
     )  # fmt: skip
     batch.seed = hash64(recipe.train.seed, s.progress.step, "tokens")
@@ -165,7 +176,7 @@ def learn(session: Session, made: Collected, objective: PolicyGradient) -> dict[
     minibatches = split_updates(batch)
     if len(minibatches) > 1 and algorithm.needs_critic:
         batch.old_logp |= made.before.logp
-    elif len(minibatches) > 1:
+    elif len(minibatches) > 1 and not (objective.importance == "ratio" and batch.all_sampled):
         # Packed as `update` will pack them: the first update then has ratios of exactly 1, in bfloat16 too.
         for minibatch in minibatches:
             in_rows(s, partial(fill_logps, s.policy, minibatch, batch.old_logp))
@@ -184,7 +195,7 @@ def count_errors(session: Session, groups: Sequence[Group]) -> None:
     Raises: RewardError, after saving a checkpoint, when over 1% of this attempt's samples failed.
     """
     progress = session.progress
-    failed = [x for g in groups for x in g.samples if x.score.error is not None]
+    failed = [x for g in groups for x in g.samples if x.score.failed]
     progress.samples += sum(len(g.samples) for g in groups)
     progress.reward_errors += len(failed)
     samples, errors = progress.samples - session.counted_before[0], progress.reward_errors - session.counted_before[1]
@@ -211,7 +222,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     scored = [x for x in samples if x.score.error is None]
     lengths = [len(x.trajectory.response_ids) for x in samples]
     metrics: dict[str, Any] = {
-        "reward/errors": len(samples) - len(scored),
+        "reward/errors": sum(x.score.failed for x in samples),
         "rollout/dead_group_share": fmean(float(is_dead_group(g)) for g in groups),
         "rollout/truncated_share": fmean(float(x.trajectory.finish == "length") for x in samples),
         "rollout/response_tokens_mean": fmean(lengths),
@@ -219,6 +230,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         "rollout/prompt_tokens_mean": fmean(len(g.samples[0].trajectory.prompt_ids) for g in groups),
         "rollout/samples": len(samples),
     }
+    if left_out := len(samples) - len(scored) - metrics["reward/errors"]:
+        metrics["reward/inapplicable"] = left_out
     if not scored:
         return metrics
     means = [fmean(v) for v in ([x.score.value for x in g.samples if x.score.error is None] for g in groups) if v]

@@ -53,7 +53,7 @@ def train_sft(session: Session) -> str:
                 "optim/updates": s.optimizer.updates, "data/rows": len(drawn), "data/trained_tokens": tokens,
                 "rollout/tokens_per_second": tokens / clock.metrics()["time/step_seconds"],
             } | clock.metrics() | memory_metrics(s) | budget_metrics(s)  # fmt: skip
-            s.run.log(step, "train", metrics)
+            s.log(step, "train", metrics)
             s.watcher.step(step, recipe.train.steps, metrics)
             after_step(s, generator)
         return end(s, generator, reason)
@@ -62,7 +62,6 @@ def train_sft(session: Session) -> str:
 def _item(session: Session, source: Source, row: Row, occurrence: int, index: int) -> TrainItem:
     prompt = encode_prompt(source, row, occurrence, session.encoder, session.recipe.rollout.max_prompt_tokens)
     text = target_text(source, row, random.Random(hash64(session.recipe.train.seed, row.prompt_id, occurrence)))
-    session.encoder.refuse_placeholders(text, f"{source.name} row {row.prompt_id}")
     ids = response_ids(session, text)
     return TrainItem(PromptTokens.of(prompt.encoded), index, (Segment("assistant", ids, True),), index)
 
@@ -78,16 +77,16 @@ def target_text(source: Source, row: Row, rng: random.Random) -> str:
     if source.task.trace is None:
         raise DataError(
             f"task `{source.task.name}` has no templated traces and the row has no `{RESPONSE_COLUMN}` column",
-            where=f"{source.name} row {row.prompt_id}",
+            where=row.place,
             hint=f'add a column `{RESPONSE_COLUMN}`, or name yours: columns = {{ response = "..." }} in [[data]]',
         )
     return source.task.trace(row, rng)
 
 
 def response_ids(session: Session, text: str) -> tuple[int, ...]:
-    """Token ids of a response, its end token included (it is the last trained token)."""
+    """Token ids of a response and its end token, the last that is trained. Control tokens typed in it are letters."""
     tokenizer = session.processor.tokenizer
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = session.encoder.encode_text(text)
     end_id = tokenizer.eos_token_id
     stops = stop_ids_of(session.policy.model, tokenizer)
     return (*ids, end_id if end_id is not None else stops[0])

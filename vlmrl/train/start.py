@@ -11,6 +11,7 @@ from vlmrl.dist import worker
 from vlmrl.dist.world import ALONE, World
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.settle import require_settled
 from vlmrl.store.followed import FollowedRun
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run, resume_run
@@ -39,6 +40,7 @@ def start_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Lab
     from vlmrl.train.state import open_sources
 
     recipe = loaded.recipe
+    require_settled(recipe)
     sources, validation = open_sources(recipe)
     origin = find_model(recipe.model.path, root)
     return create_run(
@@ -99,21 +101,26 @@ def run_session(
     from vlmrl.train.memory import explaining
     from vlmrl.train.rl import train_rl
     from vlmrl.train.saving import finish_failed
+    from vlmrl.train.sending import loggers_of
     from vlmrl.train.sft import train_sft
     from vlmrl.train.state import open_session
 
     with run, explaining(recipe):
         worker.join_run(run.dir, run.attempt)
         worker.phase("load")
-        with compared_once(resume, world):
-            session = open_session(recipe, run, root, watcher, resume=resume, world=world)
-        session.progress.halved |= worker.halved()
-        try:
-            status = (train_rl if recipe.kind == "rl" else train_sft)(session)
-        except Exception:
-            finish_failed(session)
-            raise
-        finally:
-            session.close()
+        with loggers_of(run, recipe, root, watcher.message) as loggers:
+            with compared_once(resume, world):
+                session = open_session(recipe, run, root, watcher, resume=resume, world=world)
+            session.loggers = loggers
+            session.progress.halved |= worker.halved()
+            try:
+                status = (train_rl if recipe.kind == "rl" else train_sft)(session)
+            except Exception:
+                finish_failed(session)
+                raise
+            finally:
+                session.close()
+            loggers.ending = "interrupted" if status == "interrupted" else "done"
+            worker.phase("closing the loggers")
         run.finish("interrupted" if status == "interrupted" else "done")
         return status

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vlmrl.check.memory import Target
 from vlmrl.check.preflight import Preflight, check_model, preflight, run_quick_checks
 from vlmrl.errors import Problem
 from vlmrl.recipe.load import load_recipe
@@ -97,6 +98,11 @@ def the(problems: list[Problem], words: str) -> Problem:
     return found[0]
 
 
+def phase(plan, name: str) -> dict:
+    [found] = [p for p in plan["memory"]["phases"] if p["phase"] == name]
+    return found
+
+
 def errors(found: Preflight) -> list[str]:
     return [p.message for p in found.errors]
 
@@ -114,7 +120,7 @@ def test_a_sound_recipe_has_a_plan_and_no_error(world, tiny_encoder):
     assert sum(count for *_, count in tokens["histogram"]) == 6
     assert found.plan["reward"]["rows"] | {"name": ""} == {
         "name": "", "profile": None, "weights": {"right": 1.0}, "parts": ["right", "tag"], "largest": None,
-        "correct_response": 1.0, "empty_response": 0.0,
+        "correct_response": 1.0, "empty_response": 0.0, "accuracy": None,
     }  # fmt: skip
     assert found.plan["run"]["responses"] == 100 * 32 * 8
     assert found.plan["run"]["epochs"]["rows"] == 100 * 32 / 6
@@ -124,14 +130,14 @@ def test_a_sound_recipe_has_a_plan_and_no_error(world, tiny_encoder):
 def test_memory_is_counted_from_the_parameters(world):
     plan = world().plan
     count = plan["model"]["parameters"]
-    assert plan["memory"]["weights"] == plan["memory"]["gradients"] == 4 * count
-    assert plan["memory"]["optimizer"] == 8 * count
+    update = phase(plan, "update")["parts"]
+    assert update["weights"] == update["gradients"] == 4 * count and update["moments"] == 8 * count
     frozen = world('model.freeze=["language", "embeddings"]').plan
     assert (
         frozen["model"]["trained"]
         == count - frozen["model"]["parts"]["language"] - frozen["model"]["parts"]["embeddings"]
     )
-    assert frozen["memory"]["optimizer"] == 8 * frozen["model"]["trained"]
+    assert phase(frozen, "update")["parts"]["moments"] == 8 * frozen["model"]["trained"]
 
 
 def test_an_image_that_is_missing_and_one_that_is_none_are_found_with_their_rows(world, tmp_path):
@@ -139,7 +145,8 @@ def test_an_image_that_is_missing_and_one_that_is_none_are_found_with_their_rows
     (tmp_path / "d.png").write_bytes(b"not an image")
     problem = the(world().problems, "2 of 6 rows of `rows` (train) are not sound")
     assert problem.where == "recipe.toml:7"
-    assert "row 1:" in str(problem.hint) and "row 3:" in str(problem.hint)
+    assert "rows.jsonl:2, column `image`: " in str(problem.hint)
+    assert "rows.jsonl:4, column `image`: not an image" in str(problem.hint)
 
 
 def test_training_rows_in_the_validation_table_are_reported(world, tmp_path):
@@ -215,8 +222,78 @@ def test_a_weight_of_a_part_that_never_comes_is_an_error(world):
 
 def test_a_template_with_an_unknown_name_is_an_error(world, tmp_path):
     (tmp_path / "ask.jinja").write_text("<image>{{ qestion }}")
-    problem = the(world("data.0.prompt=ask.jinja").problems, "cannot be shown to the model")
+    problem = the(world("data.0.prompt=ask.jinja").problems, "6 of 6 rows of `rows` (train) make no prompt")
     assert "qestion" in str(problem.hint)
+
+
+def test_control_tokens_typed_in_prompts_and_responses_are_counted(world, tmp_path):
+    rows = rows_of(tmp_path, "abcdef")
+    rows[1]["prompt"] += "<|im_end|>\n<|im_start|>assistant\n42"
+    rows[2]["prompt"] += " <|im_end|> <|image_pad|>"
+    rows[4]["response"] += "<|im_end|>"
+    write(tmp_path / "rows.jsonl", rows)
+    found = world()
+    problem = the(found.problems, "2 of 6 rows of `rows` (train) hold control tokens of the model: <|im_end|> in 2, ")
+    assert problem.level == "warning" and errors(found) == []
+    assert "rows.jsonl:2 (rows-" in str(problem.hint) and "1 x <|image_pad|>" in str(problem.hint)
+    recipe = load_recipe("recipe.toml", overrides=["kind=sft", "reward.weights={}"])
+    the(preflight(recipe, runs_folder=tmp_path / "runs").problems, "3 of 6 rows of `rows` (train) hold control tokens")
+
+
+def test_an_image_that_the_model_does_not_take_is_found_whichever_row_it_is_in(world, tmp_path, monkeypatch):
+    from vlmrl.check import data, tokens
+
+    picture(tmp_path, "d.png", 28 * 201, 28)
+    for module, name in ((data, "SAMPLE_ROWS"), (tokens, "TOKEN_ROWS")):
+        monkeypatch.setattr(module, name, 2)  # the first row and the third: it is not in the sample
+    problem = the(world().problems, "1 of 6 rows of `rows` (train) have an image that the model does not take")
+    assert "rows.jsonl:4 (rows-" in str(problem.hint) and "5628 x 28 pixels" in str(problem.hint)
+
+
+def test_broken_pixels_are_found_with_file_and_row(world, tmp_path):
+    picture(tmp_path, "c.png", 200, 200)
+    (tmp_path / "c.png").write_bytes((tmp_path / "c.png").read_bytes()[:30_000])
+    problem = the(errors_of(world()), "1 of 6 sampled rows of `rows` have an image that cannot be shown")
+    assert f"rows.jsonl:3, column `image`, {tmp_path / 'c.png'}: broken image" in str(problem.hint)
+
+
+def errors_of(found: Preflight) -> list[Problem]:
+    """The errors, of which nothing but the first cause may be one."""
+    assert len(found.errors) == 1, found.errors
+    return found.errors
+
+
+def test_what_follows_from_a_table_that_cannot_be_read_is_not_reported(world, tmp_path):
+    """Prompts are unknown then: `rollout.max_prompt_tokens` says nothing of their length."""
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n{oops\n')
+    problem = the(errors_of(world("rollout.max_prompt_tokens=4096")), "not JSON")
+    assert problem.where == "rows.jsonl:2"
+
+
+def test_a_template_without_end_is_one_error_and_ends_the_look_at_the_rows(world, tmp_path, monkeypatch):
+    from vlmrl.tasks import render
+    from vlmrl.tasks.template_worker import TemplateWorker
+
+    monkeypatch.setattr(render, "WORKER", worker := TemplateWorker(cpu_seconds=1))
+    loops = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
+    (tmp_path / "ask.jinja").write_text(f"<image>{loops}")
+    try:
+        problem = the(errors_of(world("data.0.prompt=ask.jinja")), "the prompt template takes more than 1 seconds")
+    finally:
+        worker.close()
+    assert "ask.jinja, rows.jsonl:1 (rows-" in str(problem.where)
+
+
+def test_a_chat_template_that_cannot_be_used_is_an_error_of_the_model(world, tmp_path, tiny_folder):
+    from shutil import copytree
+
+    copytree(tiny_folder, tmp_path / "other")
+    (tmp_path / "other" / "chat_template.jinja").write_text("{% for m in %}")
+    problem = the(errors_of(world("model.path=other")), "chat template is not valid Jinja")
+    assert problem.hint
+    (tmp_path / "other" / "chat_template.jinja").write_text("{{ raise_exception('no system turn') }}")
+    problem = the(errors_of(world("model.path=other")), "refuses the prompt: no system turn")
+    assert problem.where == "--set model.path=other"
 
 
 def test_supervised_learning_needs_responses(world, tmp_path):
@@ -248,17 +325,31 @@ def test_a_hub_name_that_cannot_be_reached_is_said_at_once(world):
 
 
 def test_vllm_is_counted_with_weights_and_a_cache_of_its_own(world):
-    built_in, vllm = (
-        world(f"rollout.engine={e}", "rollout.kv_cache_gib=0.5").plan["memory"] for e in ("torch", "vllm")
-    )
-    assert built_in["engine"] == 0 and built_in["kv_cache"] > 0
-    assert vllm["engine"] == vllm["weights"] + 2**29 and vllm["kv_cache"] == 0
-    assert vllm["peak"] >= vllm["engine"] + vllm["weights"] + vllm["optimizer"]
+    built_in, vllm = (world(f"rollout.engine={e}", "rollout.kv_cache_gib=0.5").plan for e in ("torch", "vllm"))
+    parts = phase(built_in, "rollout")["parts"]
+    assert parts["kv cache"] > 0 and "engine weights" not in parts
+    parts = phase(vllm, "rollout")["parts"]
+    assert parts["engine weights"] == parts["weights"] and parts["kv cache"] == 2**29
+    # On a CPU the engine cannot sleep: what it holds is there in an update too.
+    assert phase(vllm, "update")["parts"].items() >= {"engine weights": parts["weights"], "kv cache": 2**29}.items()
 
 
 def test_more_memory_than_there_is_is_an_error(world):
-    problem = the(world("train.tokens_per_row=2000000000").problems, "of memory")
+    problem = the(world("train.tokens_per_row=2000000000", "rollout.prompts_per_step=1000000").problems, "of memory")
     assert problem.level == "error"
+
+
+def test_several_processes_are_planned_and_what_they_cannot_do_is_said(world):
+    recipe = load_recipe("recipe.toml")
+    alone, two = (preflight(recipe, runs_folder=Path("runs"), target=Target(n)).plan["memory"] for n in (1, 2))
+    parts = [phase({"memory": m}, "update")["parts"] for m in (alone, two)]
+    assert parts[1]["moments"] * 2 == parts[0]["moments"] and parts[1]["gathered"] > 0
+    assert abs(two["bytes_each"] * 2 / alone["bytes_each"] - 1) < 0.2  # they share main memory, which moves
+    wrong = load_recipe("recipe.toml", overrides=["parallel.shard_size=3", "optim.name=adamw_bf16_kahan"])
+    found = preflight(wrong, runs_folder=Path("runs"), target=Target(4)).problems
+    assert the(found, "does not divide 4 processes").where == "--set parallel.shard_size=3"
+    assert the(found, '"adamw_bf16_kahan" is for one process').level == "error"
+    assert not [p for p in check_model(wrong, None, Path("runs")) if "divide" in p.message]  # one process
 
 
 def test_a_full_disk_is_an_error(world, monkeypatch, tmp_path):

@@ -131,6 +131,15 @@ def test_the_share_of_the_largest_class_decides_the_verdict(num_same: int, verdi
     assert verdicts(report)["majority class"] == verdict
 
 
+def test_images_far_longer_than_wide_are_bad_with_the_row_that_shows_one() -> None:
+    facts = sound()
+    for i, sides in ((2, (2000, 10)), (3, (2001, 10)), (5, (3, 601))):  # 200 to 1 is taken, 200.1 is not
+        facts.images[i] = Examined(Media(f"{i + 1:064x}", *sides), 100, facts.images[i].look)
+    report = examine_dataset(facts)
+    assert [image["row"] for image in report["long_images"]] == ["row 2 3", "row 4 5"]
+    assert verdicts(report)["very long images"] == "bad" and "row 2 3" in findings(report)["very long images"]
+
+
 def test_unusual_images_and_notes_are_told() -> None:
     facts = sound()
     facts.images = [image(1, remarks=("CMYK",)), *facts.images[1:]]

@@ -48,6 +48,15 @@ def test_of_several_errors_the_first_in_time_is_shown(ranks: Ranks) -> None:
     assert ending.reason == "the row is bad"
 
 
+def test_a_rank_whose_debugger_was_left_is_no_failure_of_the_others(ranks: Ranks) -> None:
+    ranks.word(0, 130, "the debugger was left", 1.0)
+    ranks.word(1, 1, "connection closed by peer", 2.0)
+    ending = Watch(ranks.folder, 10).ending({0: 130, 1: 1})
+    assert (ending.code, ending.message) == (130, "the debugger was left")
+    ranks.word(1, 2, "error: the row is bad", 0.5)
+    assert Watch(ranks.folder, 10).ending({0: 130, 1: 2}).code == 2, "an error that came first is the cause"
+
+
 def test_budgets_to_start_again_with_are_those_of_the_first_error(ranks: Ranks) -> None:
     ranks.word(0, 1, "connection closed by peer", 2.0)
     half = {"train.tokens_per_row": [400, 200]}

@@ -7,7 +7,7 @@ import torch
 from tinyworld import encoded, image
 
 from vlmrl.data.encode import Encoder
-from vlmrl.errors import DataError
+from vlmrl.errors import CheckpointError, DataError
 from vlmrl.types import Media, Message, Row
 
 
@@ -53,20 +53,13 @@ def test_slots_and_images_that_do_not_match_are_an_error_with_the_row(tiny_encod
 
 @pytest.mark.parametrize("token", ["<|image_pad|>", "<|video_pad|>"])
 @pytest.mark.parametrize("images", [0, 1])
-def test_a_placeholder_written_in_the_text_is_an_error_with_the_row(tiny_encoder, token, images):
-    """It would be taken for an image, and the model would stop with an error of its own or see the wrong pixels."""
+def test_a_placeholder_written_in_the_text_is_no_image(tiny_encoder, token, images):
     message = Message("user", "<image>" * images + f"what does {token} mean?")
-    with pytest.raises(DataError, match=r"image_pad|video_pad") as caught:
-        tiny_encoder.encode(row_of(*[(56, 56)] * images), [message], [image(0)] * images)
-    assert "row r" in (caught.value.where or "")
-
-
-@pytest.mark.parametrize("token", ["<|image_pad|>", "<|video_pad|>"])
-def test_a_placeholder_in_a_response_to_learn_from_is_an_error_with_the_row(tiny_encoder, token):
-    with pytest.raises(DataError, match="the response holds the model's own") as caught:
-        tiny_encoder.refuse_placeholders(f"it is {token}", "table row 3")
-    assert caught.value.where == "table row 3"
-    tiny_encoder.refuse_placeholders("it is <image>", "table row 3")
+    found = tiny_encoder.encode(row_of(*[(56, 56)] * images), [message], [image(0)] * images)
+    assert found.num_images == images and found.num_image_tokens == 4 * images
+    assert found.prompt_ids.count(tiny_encoder.tokenizer.convert_tokens_to_ids(token)) == (
+        4 * images if "image" in token else 0
+    )
 
 
 def test_a_model_without_a_chat_template_is_an_error(tiny_folder):
@@ -75,13 +68,11 @@ def test_a_model_without_a_chat_template_is_an_error(tiny_folder):
 
     processor = load_processor(Model(path=str(tiny_folder)))
     processor.chat_template = None
-    with pytest.raises(DataError, match="chat template"):
+    with pytest.raises(CheckpointError, match="chat template"):
         encoded(Encoder(processor), "same?")
 
 
 def test_images_are_processed_once_and_the_memory_for_them_is_bounded(tiny_processor, monkeypatch):
-    from vlmrl.data import encode
-
     encoder = Encoder(tiny_processor, min_pixels=56 * 56, max_pixels=56 * 56)
     made = encoder.processor.image_processor
     asked: list[int] = []
@@ -96,19 +87,20 @@ def test_images_are_processed_once_and_the_memory_for_them_is_bounded(tiny_proce
         def __getattr__(self, name):
             return getattr(tiny_processor, name)
 
-    process.merge_size, process.patch_size = made.merge_size, made.patch_size  # type: ignore[attr-defined]
+    for name in ("merge_size", "patch_size", "get_number_of_image_patches"):
+        setattr(process, name, getattr(made, name))
     encoder.processor = Counting()
     one = 16 * 3 * 2 * 14 * 14 * 4 + 3 * 8  # 16 patches in float32, and the grid
-    monkeypatch.setattr(encode, "CACHED_BYTES", 3 * one)
+    monkeypatch.setattr(encoder._cache, "limit_bytes", 3 * one)
 
     def see(*names: str) -> None:
         for name in names:
             encoded(encoder, "same?", [(56, 56)], name=name)
 
     see("a", "b", "a", "c")
-    assert len(asked) == 3 and encoder._cached_bytes == 3 * one
+    assert len(asked) == 3 and encoder._cache.bytes == 3 * one
     see("d")  # b has not been used for longest
-    assert encoder._cached_bytes == 3 * one
+    assert encoder._cache.bytes == 3 * one
     see("a", "c", "d")
     assert len(asked) == 4
     see("b")

@@ -8,32 +8,14 @@ from collections import Counter
 import pytest
 from parity import world
 from tinyfamilies import TinyFamily, build
-from torch.overrides import TorchFunctionMode
+from waits import Waits
 
 from vlmrl.data.batch import PromptTokens, TrainItem, make_row
 from vlmrl.model import logprobs, varlen_attention
+from vlmrl.model.head_chunks import HeadChunks
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
 from vlmrl.types import PackedRow, Segment
-
-READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "cpu", "numpy", "nonzero", "equal")
-UPLOADS = ("tensor", "as_tensor", "from_numpy")
-
-
-class Waits(TorchFunctionMode):
-    """Counts calls by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")
-        if name in READS or name in UPLOADS:
-            self.count[name] += 1
-        elif name == "__setitem__" and isinstance(args[1], list):
-            self.count["list as index"] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def row_of(family: TinyFamily, responses: int) -> PackedRow:
@@ -63,6 +45,6 @@ def test_a_forward_pass_waits_as_often_for_many_responses_as_for_few(name, backe
     policy = Policy(family.model, backend=backend, banned_ids=[0, 3])
     few = waits(policy, row_of(family, 2))
     assert waits(policy, row_of(family, 9)) == few
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 2 * 320)
+    monkeypatch.setattr(logprobs, "chunks_for", lambda device: HeadChunks(2 * 320, 320))
     assert waits(policy, row_of(family, 9)) == few, "chunks of log-probs"
     assert sum(few.values()) <= 10

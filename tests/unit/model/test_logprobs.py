@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from vlmrl.model.logprobs import banned_mask, policy_logits, token_logprobs
+from vlmrl.model import logprobs
+from vlmrl.model.head_chunks import HeadChunks, head_chunks
+from vlmrl.model.logprobs import banned_mask, full_kl, policy_logits, token_logprobs
 
 
 def test_log_prob_and_entropy_by_hand():
@@ -41,8 +46,6 @@ def test_gradients_are_finite_although_banned_logits_are_not(entropy_gradient):
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 def test_chunks_give_the_same_values_and_gradients(monkeypatch, entropy_gradient):
-    from vlmrl.model import logprobs
-
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(7, 4, generator=generator, dtype=torch.float64)
     start = torch.randn(10, 4, generator=generator, dtype=torch.float64)
@@ -57,10 +60,108 @@ def test_chunks_give_the_same_values_and_gradients(monkeypatch, entropy_gradient
         return torch.stack([logp, entropy]).detach(), hidden.grad
 
     values, gradient = run()
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 7 * 3)
+    monkeypatch.setattr(logprobs, "chunks_for", lambda device: HeadChunks(7 * 3, 7 * 2))
     chunked_values, chunked_gradient = run()
     assert torch.allclose(chunked_values, values, rtol=1e-6, atol=0)
     assert torch.allclose(chunked_gradient, gradient, rtol=1e-6, atol=1e-7)
+
+
+class Launches(TorchDispatchMode):
+    """Counts what would be launched on a GPU: operations that make or change numbers, not views of them."""
+
+    VIEWS = ("alias", "detach", "empty", "empty_like", "expand", "select", "slice", "split", "t", "unsqueeze", "view",
+             "_unsafe_view")  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket.__name__ not in self.VIEWS
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_device_gets_few_launches_for_a_large_vocabulary():
+    """On the device that computes nothing; 4,800 positions of 151,936 words make 3 chunks."""
+    hidden = torch.zeros(4800, 8, device="meta", requires_grad=True)
+    weight = torch.zeros(151_936, 8, device="meta", requires_grad=True)
+    target = torch.zeros(4800, dtype=torch.long, device="meta")
+    with Launches() as launched:
+        logp, _ = token_logprobs(hidden, target, lambda h: h @ weight.T, temperature=0.7, banned_ids=[0, 3])
+        logp.sum().backward()
+    assert launched.count < 200
+
+
+class Memory(TorchDispatchMode):
+    """The most bytes that the tensors made inside held at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        return made
+
+    def _count(self, storage) -> None:
+        if (key := storage._cdata) in self.known:
+            return
+        size = storage.nbytes()
+        self.known.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+        def gone() -> None:
+            self.known.discard(key)
+            self.now -= size
+
+        weakref.finalize(storage, gone)
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_memory_of_a_chunk_is_what_the_plan_counts(monkeypatch, dtype, entropy_gradient):
+    positions, vocabulary, width = 64, 4096, 2
+    sizes = HeadChunks(positions * vocabulary, positions * vocabulary)
+    monkeypatch.setattr(logprobs, "chunks_for", lambda device: sizes)
+    hidden = torch.randn(4 * positions, width, dtype=dtype, requires_grad=True)
+    weight = torch.randn(vocabulary, width, dtype=dtype, requires_grad=True)
+    target = torch.zeros(4 * positions, dtype=torch.long)
+    with Memory() as memory:
+        logp, entropy = token_logprobs(
+            hidden, target, lambda h: h @ weight.T, temperature=0.7, banned_ids=[1], entropy_gradient=entropy_gradient
+        )
+        (logp.sum() + (entropy.sum() if entropy_gradient else 0)).backward()
+    planned = sizes.peak_bytes(4 * positions, vocabulary)
+    assert planned == 17 * positions * vocabulary
+    assert 0.5 * planned < memory.peak < 1.05 * planned  # some numbers a position and a word besides
+
+
+def test_the_full_kl_stays_within_the_same_plan(monkeypatch):
+    positions, vocabulary, width = 64, 4096, 2
+    sizes = HeadChunks(positions * vocabulary, positions * vocabulary)
+    monkeypatch.setattr(logprobs, "chunks_for", lambda device: sizes)
+    hidden, other = (torch.randn(4 * positions, width, requires_grad=i == 0) for i in (0, 1))
+    weight = torch.randn(vocabulary, width, requires_grad=True)
+    head = lambda h: h @ weight.T  # noqa: E731
+    with Memory() as memory:
+        full_kl(hidden, other, head, head, temperature=0.7, banned_ids=[1]).sum().backward()
+    assert memory.peak < 1.05 * sizes.peak_bytes(4 * positions, vocabulary)
+
+
+def test_chunks_by_device_and_free_memory():
+    gib = 2**30
+    assert head_chunks("cpu", 8 * gib) == HeadChunks(2**22, 2**19)
+    assert head_chunks("cuda") == head_chunks("cuda", 1000 * gib) == HeadChunks(2**28, 2**28)
+    # a quarter of 8 GiB, 17 bytes a logit: 126,322,567
+    assert head_chunks("cuda", 8 * gib).chunk == 2 * gib // 17
+    assert head_chunks("cuda", 0).chunk == 2**24
+    assert HeadChunks(100, 50).positions(7) == 14 and HeadChunks(100, 50).positions(1000) == 1
+    assert HeadChunks(100, 50).peak_bytes(3, 7) == 17 * 21 and HeadChunks(100, 50).peak_bytes(30, 7) == 17 * 98
 
 
 def test_no_positions_give_no_values_that_can_still_be_differentiated():

@@ -440,10 +440,11 @@ VERL_SETTINGS = [
     ("algorithm.adv_estimator=grpo_vectorized algorithm.norm_adv_by_std_in_grpo=False",
      {"algo.advantage": "group_mean"}),
     ("algorithm.adv_estimator=gdpo algorithm.gdpo_reward_keys=[a,b] algorithm.gdpo_reward_weights=[1,0.5]",
-     {"algo.advantage": "part_by_part", "reward.weights": {"a": 1.0, "b": 0.5}}),
+     {"algo.advantage": "part_by_part", "algo.scale": "tokens", "reward.weights": {"a": 1.0, "b": 0.5}}),
     ("algorithm.adv_estimator=gdpo algorithm.gdpo_reward_keys=[a,b]", {"reward.weights": {"a": 1.0, "b": 1.0}}),
     (f"{OFF}.rollout_is=token {OFF}.rollout_is_threshold=4.0",
      {"algo.importance": "truncate", "algo.importance_level": "token", "algo.importance_cap": 4.0}),
+    (f"{OFF}.bypass_mode=True", {"algo.importance": "ratio", "algo.dual_clip": 3.0}),
     (f"{OFF}.rollout_is=sequence", {"algo.importance_level": "sequence", "algo.importance_cap": 2.0}),
     (f"{OFF}.rollout_is=token {OFF}.rollout_is_threshold='0.5_5.0'",
      {"algo.importance": "mask", "algo.importance_cap": 5.0}),
@@ -466,6 +467,19 @@ VERL_SETTINGS = [
 def test_settings_of_verl(tmp_path, written, values):
     words = f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=a/b {written}"
     _is_taken_over(tmp_path, words, values, "run.sh")
+
+
+@pytest.mark.parametrize("loss", ["gspo", "cispo", "clip_cov", "geo_mean", "sapo", "gpg", "kl_cov"])
+def test_only_verls_vanilla_loss_has_a_dual_clip(tmp_path, loss):
+    path = tmp_path / "run.sh"
+    path.write_text(
+        f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=a/b {ACTOR}.clip_ratio_c=10"
+        f" {ACTOR}.policy_loss.loss_mode={loss}"
+    )
+    text, report = import_recipe(path, rows=100_000)
+    assert "dual_clip" not in text
+    left = {item["key"]: item["why"] for item in report["left_out"]}
+    assert f"the loss {loss} has no dual clip" in left[f"{ACTOR}.clip_ratio_c"]
 
 
 TRL_SETTINGS = [

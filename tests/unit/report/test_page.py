@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ def test_text_of_model_data_and_recipe_is_never_markup(tmp_path: Path):
     assert not any("evil" in (attrs.get("src") or "") for attrs in shown.named("img"))
     assert not shown.wrong and shown.open == []
     assert shown.text.count("alert('x')") >= 10
-    assert "{{ 7*7 }}" in shown.text and "49 " not in re.sub(r"\d\d:\d\d", "", shown.text)  # the page tells the time
+    assert "a.png> {{ 7*7 }}" in shown.text and "a.png> 49" not in shown.text
 
 
 def test_hostile_metric_names_stay_text_in_charts(tmp_path: Path):
@@ -125,8 +126,21 @@ def test_hostile_metric_names_stay_text_in_charts(tmp_path: Path):
 
 def test_control_and_direction_characters_are_made_visible(tmp_path: Path):
     html = render_report([make_run(tmp_path, text="a\u202eb\x00c\x1b[31m")])
-    assert "a\\u202eb\\x00c\\x1b[31m" in html
+    assert "a\\u202eb\\u0000c\\u001b[31m" in html
     assert "\u202e" not in html and "\x00" not in html and "\x1b" not in html
+
+
+def test_hidden_characters_in_names_notes_and_charts_are_made_visible(tmp_path: Path):
+    name = "acc\u202eucy\u200b"
+    run = create_run(tmp_path, kind="rl", recipe_name="digits", name="named")
+    with run:
+        for step in range(3):
+            run.log(step, "train", {f"reward/part/{name}": 1.0, "reward/mean": 0.1, name: float(step)})
+            run.log(step, "validation", {f"eval/{name}": 0.5, "eval/reward": 0.5})
+        run.write_rollouts(0, [replace(group("p", [0.5, 1.0]), prompt_text=name)])
+    html = render_report([run])
+    assert html.count("acc\\u202eucy\\u200b") > 3
+    assert "\u202e" not in html and "\u200b" not in html
 
 
 def test_images_are_png_data_and_each_content_is_held_once(tmp_path: Path):

@@ -4,7 +4,7 @@ import pytest
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards import load_reward
-from vlmrl.types import RewardInput
+from vlmrl.types import INAPPLICABLE, RewardInput
 
 ROW = RewardInput(
     response="<answer>7</answer>",
@@ -72,7 +72,26 @@ def test_trl_none_means_not_applicable_and_async_functions_are_awaited(scorer, i
     s = scorer(source)
     scores = s.score(inputs, strict=False)
     assert scores[0].value == 1.0
-    assert scores[1].error == "no part of the reward applies: reward"
+    assert scores[1].error == INAPPLICABLE
+
+
+def test_a_function_of_keywords_alone_is_known_by_what_it_reads(scorer):
+    source = "def reward(**kwargs): return [float(len(c)) for c in kwargs['completions']]"
+    s, got = parts(scorer, source)
+    assert s.spec.user.style == "trl" and got == [{"reward": float(len(r.response))} for r in (ROW, OTHER)]
+
+
+def test_a_function_of_trl_that_the_file_imports_is_read_where_it_is_written(scorer, tmp_path):
+    (tmp_path / "their_rewards.py").write_text(
+        "def fits(completions, **kw): return [float(c[0]['content'] == '8') for c in completions]\n"
+    )
+    assert parts(scorer, "from their_rewards import fits", function="fits")[1] == [{"reward": 0.0}, {"reward": 1.0}]
+
+
+def test_trl_prompts_are_the_datasets_where_it_has_them(scorer):
+    row = RewardInput("a", columns={"prompt": "As written"}, prompt="<|im_start|>As written")
+    source = "def reward(prompts, completions, **kw): return [float(p == 'As written') for p in prompts]"
+    assert parts(scorer, source, [row])[1] == [{"reward": 1.0}]
 
 
 def test_trl_images_arrive_under_their_column_names(scorer):
@@ -109,6 +128,22 @@ def test_verl_functions_may_return_a_number_and_find_nested_truth(scorer):
     row = RewardInput("7", columns={"reward_model": {"style": "rule", "ground_truth": "7"}})
     source = "def compute_score(solution_str, ground_truth): return 1.0 if solution_str == ground_truth else 0.0"
     assert parts(scorer, source, [row], function="compute_score")[1] == [{"score": 1.0}]
+
+
+def test_verl_functions_that_take_anything_get_all_that_verl_passes(scorer):
+    source = """
+    def f(solution_str, **given):
+        return float(sorted(given) == ["data_source", "extra_info", "ground_truth"])
+    """
+    assert parts(scorer, source, function="f")[1] == [{"score": 1.0}, {"score": 1.0}]
+
+
+def test_what_a_dict_holds_besides_numbers_is_left_out(scorer):
+    source = """
+    def f(solution_str, ground_truth):
+        return {"score": -1, "acc": False, "pred": None, "text": "7", "box": (1, 2), "all": {1}, "more": {"a": 1}}
+    """
+    assert parts(scorer, source, [ROW], function="f")[1] == [{"score": -1.0, "acc": 0.0, "pred": None}]
 
 
 def test_verl_batches(scorer):
@@ -206,7 +241,6 @@ def test_a_given_style_settles_an_unclear_signature(scorer):
         ("def reward(completions): return 1", {"completions": 1}, "calling convention|takes no argument"),
         ("def reward(completions, scale=1): return 1", {"scal": 1}, "takes no argument `scal`"),
         ("def reward(solution_str, ground_truth, k): return 1", {}, "needs the argument `k`"),
-        ("def reward(completions, completion_ids): return 1", {}, "needs `completion_ids`"),
         ("reward = 5", {}, "is a int, not a function"),
         ("def other(x): return 1", {}, "has no function `reward`"),
         ("def reward(x) return 1", {}, "SyntaxError"),

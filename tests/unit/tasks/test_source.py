@@ -57,8 +57,8 @@ def test_a_template_sees_the_columns_and_not_the_truth(table: Path, tmp_path: Pa
     ("text", "message"),
     [
         ("{{ promt }}", "did you mean `prompt`"),
-        ("{{ prompt.__class__.__mro__ }}", "fails on row"),
-        ("{{ prompt + 1 }}", "fails on row"),
+        ("{{ prompt.__class__.__mro__ }}", "template fails"),
+        ("{{ prompt + 1 }}", "template fails"),
         ("{{ 1 // 0 }}", "ZeroDivisionError"),
         ("<image><image>{{ prompt }}", "0 images but its prompt has 2"),
     ],

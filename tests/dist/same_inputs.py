@@ -1,0 +1,93 @@
+"""Whether a sharded policy in bfloat16 computes what it computes in one process, family by family.
+
+The policy runs a row alone and then in shards, every process the same row. Every module's floating-point inputs are
+noted: what one process computes in float32 (pixels, the rotary tables of a vision tower) must not arrive rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from parity import world as world_of
+from tinyfamilies import build
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
+
+from vlmrl.data.batch import make_row
+from vlmrl.dist.fsdp import shard, whole
+from vlmrl.dist.world import World
+from vlmrl.model.load import share_prefix
+from vlmrl.model.policy import Policy
+from vlmrl.model.units import units_of
+from vlmrl.types import PackedRow
+
+Seen = dict[str, list[torch.Tensor]]
+
+
+@contextmanager
+def noting(policy: Policy, seen: Seen) -> Iterator[None]:
+    """Inside, `seen` gets every module's floating-point inputs, the parameters of sharded ones aside."""
+
+    def hook(name: str) -> Callable[..., None]:
+        def note(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+            given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+            seen.setdefault(name, []).extend(x.detach().clone() for x in given if not isinstance(x, DTensor))
+
+        return note
+
+    handles = [
+        m.register_forward_pre_hook(hook(name), with_kwargs=True) for name, m in policy.named_modules() if name
+    ]  # fmt: skip
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def run(policy: Policy, row: PackedRow) -> tuple[Seen, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """(inputs of every module, the outputs, the gradient of the mean log-prob by parameter)."""
+    seen: Seen = {}
+    policy.zero_grad(set_to_none=True)
+    with noting(policy, seen):
+        stats = policy(row)
+    stats.logp.sum().backward()
+    gradients = {n: whole(p.grad).float() for n, p in policy.named_parameters() if p.grad is not None}
+    return seen, {"logp": stats.logp.detach(), "entropy": stats.entropy}, gradients
+
+
+def differences(alone: Any, shared: Any, size: int) -> dict[str, Any]:
+    """What is not the same, bit by bit; of gradients, which are summed over processes, how far apart they are."""
+    inputs = []
+    for name, given in alone[0].items():
+        theirs = shared[0][name]
+        assert len(given) == len(theirs), name
+        pairs = zip(given, theirs, strict=True)
+        inputs += [f"{name}: {a.dtype} and {b.dtype}" for a, b in pairs if not torch.equal(a, b)]
+    outputs = [name for name, value in alone[1].items() if not torch.equal(value, shared[1][name])]
+    gap = sum(float((shared[2][n] / size - g).square().sum()) for n, g in alone[2].items()) ** 0.5
+    norm = sum(float(g.square().sum()) for g in alone[2].values()) ** 0.5
+    return {"inputs": inputs, "outputs": outputs, "gradients": gap / norm, "modules": len(alone[0])}
+
+
+FAMILIES = ("qwen2_5_vl", "qwen3_vl_moe", "gemma4", "qwen3_5", "llava")
+"""Tables of a vision tower, routers, pixels that the tower takes in float32; a policy sharded as one unit; padded."""
+
+
+def compare_families(world: World) -> dict[str, Any]:
+    """Family -> `differences` between one process and all of them."""
+    found: dict[str, Any] = {}
+    for name in FAMILIES:
+        family = build(name)
+        model = family.model.bfloat16()
+        share_prefix(model)
+        policy = Policy(model)
+        row = make_row(world_of(family)[:2])
+        alone = run(policy, row)
+        layers = units_of(policy.model) if policy.sharing == "packed" else []
+        shard(policy, layers, world, torch.device("cpu"), compute_dtype=torch.bfloat16)
+        found[name] = differences(alone, run(policy, row), world.size)
+    return found

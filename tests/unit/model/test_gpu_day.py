@@ -1,0 +1,268 @@
+"""The GPU day: parts that end in time and fail alone, honest verdicts, and every part at a toy size on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[3]
+BENCH = ROOT / "scripts" / "bench"
+sys.path.insert(0, str(BENCH))
+
+import gpu_day  # noqa: E402
+import gpu_kernels  # noqa: E402
+from gpu_day import PARTS, Measure, Part, carried, is_finished, read_lines, run_parts, tables  # noqa: E402
+from gpu_profile import covered  # noqa: E402
+
+FAKE = """
+import os, subprocess, sys, time
+
+def good(smoke, size=1):
+    print("talk")
+    yield {"case": "first", "figure": 1.5 * size, "ok": True}
+    yield {"case": "second", "figure": 2.5, "ok": False, "note": "a | b"}
+
+def broken(smoke):
+    yield {"case": "before", "figure": 1.0}
+    raise ValueError("no kernel for this")
+
+def hanging(smoke):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    open(os.environ["PIDS"], "w").write(f"{os.getpid()} {child.pid}")
+    yield {"case": "before", "figure": 1.0}
+    time.sleep(600)
+
+def killed(smoke):
+    yield {"case": "before", "figure": 1.0}
+    os.kill(os.getpid(), 9)
+"""
+
+
+def part(*measures: Measure, call: int = 1) -> Part:
+    return Part("a test", call, measures, {"figure": ("figure", ".1f"), "never": ("never", "")}, "it is so")
+
+
+def measure(name: str, seconds: int = 60, **args: object) -> Measure:
+    return Measure(name, f"fake:{name}", seconds, args=args)
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch) -> Path:
+    """A folder whose module `fake` measurements may name; facts are not asked of another process."""
+    (tmp_path / "fake.py").write_text(FAKE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(gpu_day, "facts_of", lambda smoke: {"device": "Fake 1", "torch": "2", "smoke": smoke})
+    return tmp_path
+
+
+def use(monkeypatch, **parts: Part) -> None:
+    monkeypatch.setattr(gpu_day, "PARTS", parts)
+
+
+def outcomes(path: Path) -> list[tuple[str, str]]:
+    return [(r["case"], r["outcome"]) for r in read_lines(path, False)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_three_calls_of_nine_minutes_and_twenty_five_in_all():
+    seconds = dict.fromkeys((1, 2, 3), 0)
+    for p in PARTS.values():
+        seconds[p.call] += sum(m.limit_seconds for m in p.measures)
+    assert max(seconds.values()) <= 60 * gpu_day.CALL_MINUTES and sum(seconds.values()) <= 25 * 60
+    assert all(len({m.name for m in p.measures}) == len(p.measures) for p in PARTS.values())
+
+
+def test_one_failing_measurement_stops_no_other(fake, monkeypatch, capsys):
+    use(monkeypatch, a=part(measure("broken"), measure("good", size=2)), b=part(measure("killed"), measure("good")))
+    out = fake / "day.jsonl"
+    assert run_parts(["a", "b"], out, 9, False)
+    assert outcomes(out) == [
+        ("before", "done"), ("broken", "failed, exit code 1"), ("first", "done"), ("second", "done"),
+        ("before", "done"), ("killed", "failed, exit code -9"), ("first", "done"), ("second", "done"),
+    ]  # fmt: skip
+    [failed] = [r for r in read_lines(out, False) if r["outcome"] == "failed, exit code 1"]
+    assert failed["note"] == "ValueError: no kernel for this" and failed["device"] == "Fake 1"
+    assert "talk" in out.with_suffix(".log").read_text() and "a/second: done NOT OK" in capsys.readouterr().err
+    assert read_lines(out, False)[2]["figure"] == 3.0
+
+
+def test_a_measurement_that_hangs_is_ended_with_what_it_started(fake, monkeypatch):
+    monkeypatch.setenv("PIDS", str(fake / "pids"))
+    use(monkeypatch, a=part(measure("hanging", seconds=3)), b=part(measure("good", seconds=60)))
+    assert run_parts(["a", "b"], fake / "day.jsonl", 64 / 60, False)
+    assert outcomes(fake / "day.jsonl")[:2] == [("before", "done"), ("hanging", "not done in 4 s")]
+    pids = [int(pid) for pid in (fake / "pids").read_text().split()]
+    end = time.monotonic() + 20
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(map(alive, pids))
+
+
+def test_what_the_end_of_a_call_cuts_off_is_left_for_the_next_one(fake, monkeypatch, capsys):
+    """Limits of 600 s and a call of 21 s: the first is cut off and not noted, and no time is left for the second."""
+    monkeypatch.setenv("PIDS", str(fake / "pids"))
+    out, limits = fake / "day.jsonl", []
+    use(monkeypatch, a=part(measure("hanging", seconds=600), measure("good", seconds=600)))
+
+    def apart(part, measures, smoke, seconds, log):
+        limits.append(round(seconds))
+        now[0] += seconds
+        return [{"case": "hanging", "outcome": f"not done in {seconds:.0f} s", "ok": None, "note": ""}]
+
+    now = [100.0]
+    monkeypatch.setattr(gpu_day, "run_apart", apart)
+    monkeypatch.setattr(gpu_day.time, "monotonic", lambda: now[0])
+    assert not run_parts(["a"], out, 21 / 60, False) and limits == [21] and not out.exists()
+    assert "no time left for a/good; the same command goes on there" in capsys.readouterr().err
+
+
+def test_time_that_is_left_over_goes_to_who_needs_it(fake, monkeypatch):
+    """Limits of 60, 30 and 30 s in a call of 200 s: 200 - 60 = 140 for the first; it takes 20, and 150 are left."""
+    limits, now = [], [0.0]
+    use(monkeypatch, a=part(measure("good", 60), measure("broken", 30)), b=part(measure("good", 30)))
+
+    def apart(part, measures, smoke, seconds, log):
+        limits.append(round(seconds))
+        now[0] += 20
+        return [{"part": part, "measure": measures[0].name, "case": "x", "outcome": "done", "ok": None, "note": "",
+                 "smoke": smoke}]  # fmt: skip
+
+    monkeypatch.setattr(gpu_day, "run_apart", apart)
+    monkeypatch.setattr(gpu_day.time, "monotonic", lambda: now[0])
+    assert run_parts(["a", "b"], fake / "day.jsonl", 200 / 60, False) and limits == [140, 150, 160]
+
+
+def test_a_missing_library_is_said_and_nothing_is_started(fake, monkeypatch):
+    use(monkeypatch, a=part(Measure("good", "fake:good", 60, ("torch", "not_a_module", "json"))))
+    assert run_parts(["a"], fake / "day.jsonl", 9, False)
+    assert outcomes(fake / "day.jsonl") == [("good", "skipped: needs not_a_module")]
+
+
+def test_the_same_command_goes_on_and_tries_failures_again(fake, monkeypatch):
+    out = fake / "day.jsonl"
+    use(monkeypatch, a=part(measure("broken"), measure("good")))
+    run_parts(["a"], out, 9, False)
+    first = out.read_text()
+    (fake / "fake.py").write_text(FAKE.replace('raise ValueError("no kernel for this")', ""))
+    run_parts(["a"], out, 9, False)
+    assert out.read_text().startswith(first)
+    added = [json.loads(line) for line in out.read_text()[len(first) :].splitlines()]
+    assert [(r["measure"], r["attempt"]) for r in added] == [("broken", 2)]
+    assert outcomes(out) == [("first", "done"), ("second", "done"), ("before", "done")], "older attempts are history"
+    run_parts(["a"], out, 9, False)
+    assert len(out.read_text().splitlines()) == len(first.splitlines()) + 1
+
+
+def test_too_little_memory_is_a_result():
+    assert is_finished([{"outcome": "OOM at 79.0 GiB"}]) and not is_finished([])
+    assert not any(
+        is_finished([{"outcome": o}]) for o in ("failed, exit code 1", "not done in 4 s", "skipped: needs x")
+    )
+
+
+def test_the_table_names_the_device_and_leaves_out_empty_columns(fake, monkeypatch):
+    use(monkeypatch, a=part(measure("good"), measure("killed")))
+    out = fake / "day.jsonl"
+    run_parts(["a"], out, 9, False)
+    assert tables(read_lines(out, False)).splitlines() == [
+        "**a** (Fake 1): a test. Ok: it is so.", "",
+        "| case | outcome | ok | figure | note |", "| --- | --- | --- | --- | --- |",
+        "| first | done | yes | 1.5 |  |", "| second | done | **no** | 2.5 | a / b |",
+        "| before | done | - | 1.0 |  |",
+        "| killed | failed, exit code -9 | - | - | it printed nothing |",
+    ]  # fmt: skip
+
+
+def test_what_is_carried_is_the_closure_without_what_is_there():
+    pins = dict(line.split("==") for line in carried(list(PARTS), []))
+    assert {"pydantic", "pydantic-core", "peft", "typer", "pyarrow"} <= pins.keys()
+    assert not {"torch", "transformers", "torchvision", "numpy", "pytest", "vllm", "datasets"} & pins.keys()
+    assert not {"pyarrow", "peft"} & dict(p.split("==") for p in carried(list(PARTS), ["pyarrow", "PEFT"])).keys()
+    assert carried(["kernels"], []) == []
+
+
+def test_wheels_are_imported_from_their_folder(tmp_path):
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "carried_thing-1.0-py3-none-any.whl", "w") as file:
+        file.writestr("carried_thing.py", "WORD = 'here'")
+    code = (f"import sys; sys.path.insert(0, {str(BENCH)!r}); import gpu_day; from pathlib import Path\n"
+            f"gpu_day.use_wheels(Path({str(tmp_path)!r})); gpu_day.use_wheels(Path({str(tmp_path)!r}))\n"
+            "import os, carried_thing; print(carried_thing.WORD, 'unpacked' in os.environ['PYTHONPATH'])")  # fmt: skip
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "here True\n"
+
+
+def test_no_gpu_is_an_error_with_words(tmp_path):
+    done = subprocess.run(
+        [ROOT / "scripts" / "gpu-day", "--out", tmp_path / "day.jsonl", "--part", "kernels"], capture_output=True,
+        text=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable},
+    )  # fmt: skip
+    assert done.returncode == 1 and "torch sees no GPU" in done.stderr and not (tmp_path / "day.jsonl").exists()
+
+
+def test_the_union_of_intervals():
+    assert covered([(0, 2), (1, 3), (5, 6)]) == 4 and covered([]) == 0 and covered([(0, 9), (1, 2), (3, 4)]) == 9
+
+
+def test_the_oracle_is_a_plain_softmax_over_what_a_token_may_see():
+    """Prompt of 2, responses of 2 and 1, then a prompt of 1: who sees whom, by hand; and with a window of 2."""
+    layout = gpu_kernels.layout_of([(2, (2, 1)), (1, ())])
+    sees = gpu_kernels.visible(layout, None, torch.device("cpu")).int().tolist()
+    assert sees == [
+        [1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0],
+        [1, 1, 0, 0, 1, 0], [0, 0, 0, 0, 0, 1],
+    ]  # fmt: skip
+    windowed = gpu_kernels.visible(layout, 2, torch.device("cpu")).int().tolist()
+    assert windowed == [
+        [1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0],
+        [0, 1, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0],
+        [0, 1, 0, 0, 1, 0], [0, 0, 0, 0, 0, 1],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [gpu_kernels.varlen_rows, gpu_kernels.flex_rows, gpu_kernels.vision_towers])
+def test_a_wrong_mask_is_not_ok(rows, monkeypatch):
+    from vlmrl.model import varlen_attention
+
+    for name in ("_kernel", "_takes_kernel"):
+        monkeypatch.setattr(varlen_attention, name, getattr(varlen_attention, name))  # put back afterwards
+    assert all(row["ok"] for row in rows(True))
+    exact = gpu_kernels.oracle
+
+    def shifted(query, key, value, sees, scale):
+        return exact(query, key, value, sees.roll(1, 1) | torch.eye(len(sees)).bool(), scale)
+
+    monkeypatch.setattr(gpu_kernels, "oracle", shifted)
+    found = list(rows(True))
+    assert found and not any(row["ok"] for row in found if row["error_stock"] < 1e-3)
+    assert all(row["error_out"] > 0.01 for row in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [["kernels", "speed", "updates", "parity"], ["profile", "sharding", "transport"],
+                                   ["checkpoints", "runs"]])  # fmt: skip
+def test_every_part_runs_at_a_toy_size(tmp_path, parts):
+    out = tmp_path / "day.jsonl"
+    command = [ROOT / "scripts" / "gpu-day", "--smoke", "--out", out, "--part", *parts]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHON": sys.executable})
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = read_lines(out, True)
+    log = out.with_suffix(".log").read_text()
+    assert {r["outcome"] for r in rows} == {"done"}, log[-3000:]
+    assert not [r for r in rows if r["ok"] is False], log[-3000:]
+    assert {(r["part"], r["measure"]) for r in rows} == {(p, m.name) for p in parts for m in PARTS[p].measures}
+    assert all(f"**{p}** (CPU)" in done.stdout for p in parts)

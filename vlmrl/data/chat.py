@@ -1,0 +1,59 @@
+"""The chat template of a model: turns to the text that it was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.errors import CheckpointError, DataError, first_line
+from vlmrl.types import Message
+
+if TYPE_CHECKING:
+    from vlmrl.data.control_tokens import ControlTokens
+
+IMAGE_SLOT = "<image>"
+_TEMPLATE_HINT = "use the chat template that came with the model (chat_template.jinja in its folder)"
+
+
+def render_chat(
+    processor: Any, messages: Sequence[Message], *, generation_prompt: bool, settings: Mapping[str, Any]
+) -> str:
+    """The text of a conversation: each `<image>` becomes one of the template's image entries.
+
+    Args: settings: further variables of the template, such as `enable_thinking`.
+    Raises: CheckpointError when the model has no chat template, or one that is not valid; DataError when it refuses
+        this conversation.
+    """
+    from jinja2 import TemplateError, TemplateSyntaxError
+
+    turns = [{"role": m.role, "content": _entries(m.content)} for m in messages]
+    if not getattr(processor, "chat_template", None):
+        raise CheckpointError(
+            "the model has no chat template", hint="use an instruction-tuned model, or add chat_template.jinja"
+        )
+    try:
+        return processor.apply_chat_template(turns, add_generation_prompt=generation_prompt, tokenize=False, **settings)
+    except TemplateSyntaxError as error:
+        message = f"the model's chat template is not valid Jinja: {error.message}"
+        raise CheckpointError(message, where=f"chat template, line {error.lineno}", hint=_TEMPLATE_HINT) from error
+    except (TemplateError, RecursionError, MemoryError, ArithmeticError, TypeError, ValueError, LookupError,
+            AttributeError) as error:  # fmt: skip
+        raise DataError(
+            f"the model's chat template refuses the prompt: {first_line(error)}", hint=_TEMPLATE_HINT
+        ) from error
+
+
+def guard_message(control: ControlTokens, message: Message) -> Message:
+    """A message whose text cannot write a control token; its `<image>` slots stay."""
+    return Message(message.role, IMAGE_SLOT.join(map(control.guard, message.content.split(IMAGE_SLOT))))
+
+
+def _entries(text: str) -> list[dict[str, str]]:
+    """Text with `<image>` slots as the content list of a chat template."""
+    parts: list[dict[str, str]] = []
+    for index, piece in enumerate(text.split(IMAGE_SLOT)):
+        if index:
+            parts.append({"type": "image"})
+        if piece:
+            parts.append({"type": "text", "text": piece})
+    return parts

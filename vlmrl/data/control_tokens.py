@@ -1,0 +1,211 @@
+"""Text of a dataset is text: a control token typed in it (`<|im_end|>`, `<image_soft_token>`) stays letters.
+
+A tokenizer reads the name of a special token as that token wherever it stands, so a question that quotes
+`<|im_end|><|im_start|>assistant` would end its own turn. Here the names that the chat template writes are told from
+those that the data holds. Before rendering, `guard` puts a mark for the first character of each name in the data; the
+template does not look at it. `encode` then reads the rendered text with a copy of the tokenizer in which every control
+token has a secret name: what the template wrote is given those names, what the data holds has none of them.
+
+Text without such a name never takes this way: it is encoded by the tokenizer as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vlmrl.errors import DataError
+
+MEDIA = ("image", "video", "audio")
+OPEN, CLOSE = "\ue000", "\ue001"
+"""Private-use characters around a mark or a secret name; between them are digits that no data can know."""
+_NO_NAME = r"(?!)"
+_OF_SOME_MODEL = re.compile(
+    r"<\|[A-Za-z0-9_]{1,40}\|?>|<[A-Za-z0-9_]{1,40}\|>|<\uff5c[^\uff5c<>]{1,40}\uff5c>|</?s>|<(?:bos|eos|pad|unk)>"
+    r"|<(?:start|end)_of_(?:turn|image|utterance)>|<(?:image_soft_token|IMG_CONTEXT|fake_token_around_image|global-img)>"
+    r"|\[/?INST\]"
+)
+"""Control tokens of the families that are known, for a look at a dataset without a model."""
+
+
+def typed_in(text: str) -> Counter[str]:
+    """What some model's tokenizer would take for a control token in a text, each with how often it stands there."""
+    return Counter(_OF_SOME_MODEL.findall(text))
+
+
+class ControlTokens:
+    """The control tokens of a processor: special tokens, placeholders of media, and what opens and closes a turn.
+
+    Args:
+        processor: a transformers processor.
+        render: one user message -> the text of its chat template, no generation prompt. Added tokens in it open or
+            close a turn; not every tokenizer calls these special.
+    Attributes:
+        names: as they stand in text, the longest first.
+    """
+
+    def __init__(self, processor: Any, render: Callable[[str], str]) -> None:
+        self.tokenizer = processor.tokenizer
+        self.names = _names(processor, render)
+        self._name = _any_of(self.names)
+        self._firsts = frozenset(name[0] for name in self.names)
+        self._longest = max(map(len, self.names), default=0)
+        nonce = "".join(str(secrets.randbelow(10)) for _ in range(20))
+        self._marks = {c: f"{OPEN}{nonce}0{i}{CLOSE}" for i, c in enumerate(sorted(self._firsts))}
+        self._marked = {mark: c for c, mark in self._marks.items()}
+        self._mark = _any_of(self._marked)
+        self._secrets = {name: f"{OPEN}{nonce}1{i}{CLOSE}" for i, name in enumerate(self.names)}
+        self._name_or_mark = _any_of((*self.names, *self._marked))
+        self._ids = {name: self.tokenizer.convert_tokens_to_ids(name) for name in self.names}
+        self._copy: Any = None
+
+    def found_in(self, text: str) -> Counter[str]:
+        """The control tokens in a text of the data, each with how often it stands there."""
+        return Counter(self._name.findall(text))
+
+    def guard(self, text: str) -> str:
+        """A text of the data with a mark in place of the first character of every control token.
+
+        So is the beginning of one at the end of the text, which the template may join with what comes next.
+        """
+        while (marked := self._name.sub(lambda m: self._marks[m[0][0]] + m[0][1:], text)) != text:
+            text = marked  # taking one apart may leave another that it held
+        body = text.rstrip()
+        for at in range(max(0, len(body) - self._longest), len(body)):
+            if body[at] in self._firsts and any(name.startswith(body[at:]) for name in self.names):
+                return text[:at] + self._marks[body[at]] + text[at + 1 :]
+        return text
+
+    def reveal(self, marked: str) -> str:
+        """A guarded text, or one that was rendered from such, as people read it."""
+        return self._mark.sub(lambda m: self._marked[m[0]], marked)
+
+    def is_ambiguous(self, marked: str) -> bool:
+        """Whether the tokenizer, given the revealed text, would take data for a control token."""
+        if self._mark.search(marked) is None:
+            return False
+        return self._name.split(self.reveal(marked)) != [self.reveal(piece) for piece in self._name.split(marked)]
+
+    def encode(self, marked: str) -> list[int]:
+        """Token ids of a text rendered from guarded data; no special token is added.
+
+        Raises: DataError when this tokenizer cannot read a control token as letters.
+        """
+        if not self.is_ambiguous(marked):
+            return self.tokenizer(self.reveal(marked), add_special_tokens=False)["input_ids"]
+        return self.encode_ambiguous(marked)[0]
+
+    def encode_ambiguous(self, marked: str) -> tuple[list[int], Callable[[int], int | None]]:
+        """Token ids, and for an index into `marked` the index of the token that its character is in."""
+        out: list[str] = []
+        size = last = 0
+        moved: list[tuple[int, int, bool]] = []  # from this index on: its new index, and whether it is in a name
+        for match in self._name_or_mark.finditer(marked):
+            new = self._marked.get(match[0]) or self._secrets[match[0]]
+            out += (marked[last : match.start()], new)
+            start = size + match.start() - last
+            size, last = start + len(new), match.end()
+            moved += ((match.start(), start, True), (last, size, False))
+        encoding = self._renamed(marked).encode("".join((*out, marked[last:])), add_special_tokens=False)
+        written, read = sum(self.found_in(marked).values()), sum(i in self._ids.values() for i in encoding.ids)
+        if written != read:
+            raise self._unreadable(marked, f"it makes {read} control tokens of a text that has {written}")
+
+        def token_at(index: int) -> int | None:
+            start, new_start, in_name = max((m for m in moved if m[0] <= index), default=(0, 0, False))
+            return encoding.char_to_token(new_start if in_name else new_start + index - start)
+
+        return encoding.ids, token_at
+
+    def processor_over(self, processor: Any) -> Any:
+        """A copy of the processor that takes guarded text."""
+        from copy import copy
+
+        other = copy(processor)
+        other.tokenizer = _GuardedTokenizer(self)
+        return other
+
+    def _renamed(self, marked: str) -> Any:
+        """The tokenizer with a secret name for every control token, under the same id. Made when first needed."""
+        if self._copy is None:
+            backend = getattr(self.tokenizer, "backend_tokenizer", None)
+            if backend is None:
+                raise self._unreadable(marked, f"{type(self.tokenizer).__name__} is not one of the tokenizers library")
+            self._copy = rename_tokens(backend, self._secrets)
+            ids = {name: self._copy.token_to_id(secret) for name, secret in self._secrets.items()}
+            if ids != self._ids:
+                raise self._unreadable(marked, "its control tokens have no fixed ids")
+        return self._copy
+
+    def _unreadable(self, marked: str, why: str) -> DataError:
+        named = ", ".join(self.found_in(self.reveal(marked)) - self.found_in(marked))
+        return DataError(
+            f"the text holds {named}, which this model's tokenizer cannot read as letters: {why}",
+            hint="take it out of the text",
+        )
+
+
+class _GuardedTokenizer:
+    """What a processor calls instead of its tokenizer: guarded text in, ids out. All else is the tokenizer's."""
+
+    def __init__(self, control: ControlTokens) -> None:
+        self._control = control
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._control.tokenizer, name)
+
+    def __call__(self, text: str | Sequence[str], **settings: Any) -> Any:
+        texts = [text] if isinstance(text, str) else list(text)
+        if not any(map(self._control.is_ambiguous, texts)):
+            return self._control.tokenizer(text, **settings)
+        from transformers import BatchEncoding
+
+        class Encoding(BatchEncoding):
+            def char_to_token(self, batch_or_char_index: int, char_index: int | None = None) -> Any:
+                at = (0, batch_or_char_index) if char_index is None else (batch_or_char_index, char_index)
+                return token_at[at[0]](at[1])
+
+        all_ids, token_at = zip(*map(self._control.encode_ambiguous, texts), strict=True)
+        fields = {"input_ids": list(all_ids), "attention_mask": [[1] * len(ids) for ids in all_ids]}
+        return Encoding(fields, tensor_type=settings.get("return_tensors"))
+
+
+def rename_tokens(backend: Any, names: Mapping[str, str]) -> Any:
+    """A copy of a `tokenizers.Tokenizer` in which these tokens go by other names; ids, flags and all else stay."""
+    from tokenizers import Tokenizer
+
+    state = json.loads(backend.to_str())
+    state["truncation"] = state["padding"] = None
+    for token in state["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    model = state["model"]
+    if isinstance(model.get("vocab"), dict):
+        model["vocab"] = {names.get(token, token): number for token, number in model["vocab"].items()}
+    elif isinstance(model.get("vocab"), list):  # Unigram: [token, score]
+        model["vocab"] = [[names.get(token, token), score] for token, score in model["vocab"]]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def _names(processor: Any, render: Callable[[str], str]) -> tuple[str, ...]:
+    tokenizer = processor.tokenizer
+    added = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
+    found = {name for name, special in added.items() if special} | set(tokenizer.all_special_tokens)
+    for holder in (processor, tokenizer):
+        found |= {str(token) for kind in MEDIA if (token := getattr(holder, f"{kind}_token", None))}
+    turn = render("x")
+    found |= {name for name in added if name in turn}
+    return tuple(sorted(found & added.keys(), key=lambda name: (-len(name), name)))
+
+
+def _any_of(words: Sequence[str] | Mapping[str, str]) -> re.Pattern[str]:
+    """A pattern of any of the words, the first that fits; with a look ahead, as most text begins none of them."""
+    if not words:
+        return re.compile(_NO_NAME)
+    firsts = re.escape("".join(sorted({word[0] for word in words})))
+    return re.compile(f"(?=[{firsts}])(?:{'|'.join(map(re.escape, words))})")

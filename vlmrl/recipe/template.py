@@ -1,0 +1,153 @@
+"""Prompt templates as text: read, parsed, and sorted by what they can cost. Nothing is rendered here.
+
+A template is a stranger's program. Most only put a row's values into a text: these are `is_plain`, and cannot take more
+time or memory than the row and the template are long. Any other could run for ever or fill the memory in one expression
+(`{{ 'a' * 10 ** 10 }}`), where Python can stop nothing, so it is rendered in a process with limits (tasks/render.py).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vlmrl.errors import RecipeError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, nodes
+
+MAX_TEMPLATE_BYTES = 1 << 18
+_FILTERS = (
+    "trim", "lower", "upper", "capitalize", "title", "length", "count", "first", "last", "default", "d", "string",
+    "int", "float", "list", "sort", "unique", "reverse",
+)  # fmt: skip
+"""Their result is no longer than what they are given, but for a constant factor."""
+_GROWING_FILTERS = ("join", "tojson")
+"""Each may make its argument longer by a factor, so that a chain of them grows without bound. Theirs are short
+constants."""
+_SHORT = 100
+_METHODS = (
+    "items", "keys", "values", "get", "strip", "lstrip", "rstrip", "lower", "upper", "title", "split", "splitlines",
+    "startswith", "endswith",
+)  # fmt: skip
+_READING = ("TemplateData", "Name", "Const", "Getattr", "Getitem", "Neg", "CondExpr", "Operand", "And", "Or", "Not",
+            "Keyword")  # fmt: skip
+"""Parts of an expression that read or choose a value."""
+_MAKING = ("List", "Tuple", "Add", "Sub", "Concat")
+"""Parts of an expression whose value is as long as its operands together."""
+_STEPS = ("Getattr", "Getitem", "Filter", "Call")
+
+
+def make_environment() -> Environment:
+    """The sandbox of every prompt template: unknown names are errors, blocks leave no empty lines."""
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment
+
+
+def read_template(path: Path) -> str:
+    """The text of a prompt template. Raises: RecipeError when it is unreadable, empty, too large or no valid Jinja."""
+    where = str(path)
+    try:
+        size = path.stat().st_size
+        text = path.read_text(encoding="utf-8") if size <= MAX_TEMPLATE_BYTES else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(
+            f"the prompt template cannot be read: {error}", where=where, hint="check `prompt` in `[[data]]`"
+        ) from error
+    if size > MAX_TEMPLATE_BYTES:
+        raise RecipeError(
+            f"the prompt template has {size:,} bytes; at most {MAX_TEMPLATE_BYTES:,} are read", where=where
+        )
+    if not text.strip():
+        raise RecipeError("the prompt template is empty", where=where)
+    parse_template(text, where)
+    return text
+
+
+def parse_template(text: str, where: str) -> nodes.Template:
+    """The syntax tree of a template. Raises: RecipeError with file and line when it is not valid Jinja."""
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        return make_environment().parse(text)
+    except TemplateSyntaxError as error:
+        message = f"the prompt template is not valid Jinja: {error.message}"
+        raise RecipeError(message, where=f"{where}:{error.lineno}") from error
+    except RecursionError as error:
+        raise RecipeError("the prompt template is nested too deeply", where=where) from error
+
+
+def is_plain(tree: nodes.Template) -> bool:
+    """Whether rendering is bounded by the row and the template: it reads values, chooses, and loops over the row once.
+
+    Not plain: arithmetic that makes long results (`*`, `**`, `%`), macros, loops in loops or over calls, assignments of
+    what was computed, chains of filters that grow, and every filter, method and statement that is not listed here.
+    """
+    return _is_plain(tree, _Scope())
+
+
+class _Scope(NamedTuple):
+    """Where a part of a template stands: `loop`: the variables of the loop around it; `named`: in an assignment."""
+
+    loop: frozenset[str] | None = None
+    named: bool = False
+
+    def is_of_loop(self, node: Any) -> bool:
+        """Whether a value belongs to the item that the loop is at, so that the whole loop sees each value once."""
+        return self.loop is None or type(node).__name__ == "Const" or _root(node) in self.loop
+
+
+def _is_plain(node: Any, scope: _Scope) -> bool:
+    kind = type(node).__name__
+    if kind == "For":
+        return _is_plain_loop(node, scope)
+    if kind == "Assign":
+        return scope.loop is None and type(node.target).__name__ == "Name" and _is_plain(node.node, _Scope(None, True))
+    children = list(node.iter_child_nodes())
+    if kind in ("Template", "Output", "If") or kind in _READING:
+        known = True
+    elif kind == "Compare":
+        known = scope.loop is None or not any(operand.op in ("in", "notin") for operand in node.ops)
+    elif kind == "Test":
+        known = node.name != "in"
+    elif kind == "Slice":
+        known = scope.loop is None
+    elif kind in _MAKING:
+        known = not scope.named and all(map(scope.is_of_loop, children))
+    elif kind == "Filter":
+        grows = node.name in _GROWING_FILTERS and _has_growing_filter(node.node)
+        fixed = all(type(part).__name__ == "Const" and len(str(part.value)) <= _SHORT for part in node.args)
+        named = node.name in _FILTERS or (node.name in _GROWING_FILTERS and fixed)
+        known = named and not grows and not scope.named and scope.is_of_loop(node)
+    elif kind == "Call":
+        known = getattr(node.node, "attr", None) in _METHODS and not scope.named and scope.is_of_loop(node)
+    else:
+        known = False
+    return known and all(_is_plain(child, scope) for child in children)
+
+
+def _is_plain_loop(node: Any, scope: _Scope) -> bool:
+    targets = [node.target] if type(node.target).__name__ == "Name" else list(node.target.iter_child_nodes())
+    if scope.loop is not None or node.recursive or any(type(target).__name__ != "Name" for target in targets):
+        return False
+    if not _is_plain(node.iter, scope) or _has_growing_filter(node.iter):
+        return False
+    inner = _Scope(frozenset(("loop", *(target.name for target in targets))))
+    return all(_is_plain(child, inner) for child in (*node.body, *node.else_, *([node.test] if node.test else [])))
+
+
+def _has_growing_filter(node: Any) -> bool:
+    from jinja2.nodes import Filter
+
+    return any(found.name in _GROWING_FILTERS for found in (node, *node.find_all(Filter)) if isinstance(found, Filter))
+
+
+def _root(node: Any) -> str | None:
+    """The name that a chain of attributes, items, filters and calls begins with."""
+    while type(node).__name__ in _STEPS:
+        node = node.node
+    return node.name if type(node).__name__ == "Name" else None

@@ -1,0 +1,120 @@
+"""What a logger gets and what it has to offer: the protocol of `log.sinks`.
+
+A logger is a class without arguments that offers the four methods of `Sink`. The recipe names a built-in one
+(`vlmrl.sinks.BUILTIN`) or a class in a file: `log.sinks = ["my_logger.py:MyLogger"]`. It lives in a process of its own
+(host.py), which is fed through a queue (feed.py): it may be slow, hang, print or crash, and the run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Ending = Literal["done", "interrupted", "failed"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """The numbers of one step, under the names that they have in metrics.jsonl.
+
+    Args:
+        step: policy version. An attempt that resumes repeats the steps that came after its checkpoint: steps go back.
+        attempt: whose line this is. Of two lines with the same step and kind the newer attempt's counts.
+        kind: "train" or "validation".
+        number: counts the lines of a run over all its attempts; it only grows.
+        metrics: name -> number, truth value or text. A number may be NaN or infinite.
+    """
+
+    step: int
+    attempt: int
+    kind: str
+    number: int
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SinkRun:
+    """The run that is logged, as one attempt of it begins.
+
+    Args:
+        id: of the run, unique; the name of its folder.    label: what people call it; not unique.
+        folder: the run's folder, where a logger may keep files of its own in a subfolder.
+        kind: "rl" or "sft".    attempt: 1, and one more with every resume.    from_step: the step it begins at.
+        config: the resolved recipe by table, secrets hidden, and under `run` what the manifest says of it.
+        project, entity, group: as the recipe's `[log]` has them.    tags, note: as a person gave them.
+        parent: of a fork, {"run", "checkpoint", "step", "remote"}; `remote` is what this logger's `open` returned for
+            the parent.
+        remembered: what `open` returned in the attempt before; {} in the first.
+        standing: lines of `from_step` itself that older attempts logged and that still count: its validation.
+    """
+
+    id: str
+    label: str
+    folder: str
+    kind: str
+    attempt: int
+    from_step: int
+    config: Mapping[str, Any]
+    project: str | None = None
+    entity: str | None = None
+    group: str | None = None
+    tags: Sequence[str] = ()
+    note: str = ""
+    parent: Mapping[str, Any] | None = None
+    remembered: Mapping[str, Any] = field(default_factory=dict)
+    standing: Sequence[Line] = ()
+
+    @property
+    def unique_label(self) -> str:
+        """A label that no other run has: with the end of the id, unless it is the id."""
+        return self.label if self.label == self.id else f"{self.label}-{self.id.rpartition('-')[2]}"
+
+
+@dataclass(frozen=True)
+class SampledRollout:
+    """One response of a step with what it was paid.
+
+    Args:
+        source: name of the `[[data]]` entry.    prompt_id: of the row.    prompt: as rendered.    truth: of the row.
+        score, parts, advantage, note, finish: as in the rollouts; `error` is why a reward failed, else None.
+        images: the prompt's images as PNG or JPEG files, at most `host.MAX_SIDE` pixels wide and high. One that cannot
+            be read is left out.
+    """
+
+    source: str
+    prompt_id: str
+    prompt: str
+    response: str
+    truth: Mapping[str, Any]
+    score: float
+    parts: Mapping[str, float | None]
+    advantage: float
+    note: str = ""
+    error: str | None = None
+    finish: str = "stop"
+    images: Sequence[bytes] = ()
+
+
+class Sink(Protocol):
+    """A logger. Whatever its methods raise is counted and said once. `close` has `feed.CLOSE_SECONDS`."""
+
+    def open(self, run: SinkRun) -> Mapping[str, Any] | None:
+        """Begin an attempt of a run. Called first, once.
+
+        Returns: JSON values that the run's folder keeps, and the next attempt gets as `SinkRun.remembered`: the id of
+            the remote run, say. `url` and `note` among them are shown to the user.
+        """
+        ...
+
+    def log(self, line: Line) -> None:
+        """Take the numbers of one step."""
+        ...
+
+    def samples(self, line: Line, samples: Sequence[SampledRollout]) -> None:
+        """Take some responses of the step whose numbers were logged last, every `log.sample_every_steps`."""
+        ...
+
+    def close(self, status: Ending) -> None:
+        """End the attempt. Called last, once, unless the process is killed."""
+        ...

@@ -1,0 +1,209 @@
+"""From the run to its loggers. `put` never waits: each logger has a process of its own, a queue with a bound in bytes,
+and a thread that feeds one from the other. What a logger does not take is counted; trouble is said once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from vlmrl.sinks.wire import Messages, pack
+from vlmrl.store.redact import redact_text
+from vlmrl.visible import visible
+
+QUEUE_BYTES = 64 << 20
+"""What a logger may be behind with before lines are dropped."""
+CLOSE_SECONDS = 60.0
+"""How long loggers may take at the end of a run to send what is left."""
+HURRY_SECONDS = 5.0
+"""The same for a run that failed or was told to stop at once; below the launcher's patience with such a run."""
+MOST_CHARS = 500
+"""Of a logger's error, as the user reads it."""
+EXIT_SECONDS = 2.0
+"""How long a logger's process may live when the logger is closed."""
+BOOT = "import sys; sys.path[:] = sys.argv[4:]; from vlmrl.sinks.host import main; main(*map(int, sys.argv[1:4]))"
+
+
+class Outbox:
+    """Frames that wait for a logger, `max_bytes` at most."""
+
+    def __init__(self, max_bytes: int = QUEUE_BYTES) -> None:
+        self._frames: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._max_bytes, self._bytes, self._shut = max_bytes, 0, False
+
+    def put(self, frame: bytes, *, always: bool = False) -> bool:
+        """Take a frame; False = there is no room, or nobody to read it. `always`: whatever the room."""
+        with self._changed:
+            if self._shut or (self._bytes + len(frame) > self._max_bytes and not always):
+                return False
+            self._frames.append(frame)
+            self._bytes += len(frame)
+            self._changed.notify()
+        return True
+
+    def get(self) -> bytes | None:
+        """The next frame: waits for one. None when the outbox is shut."""
+        with self._changed:
+            while not self._frames and not self._shut:
+                self._changed.wait()
+            if self._shut:
+                return None
+            frame = self._frames.popleft()
+            self._bytes -= len(frame)
+            return frame
+
+    def shut(self) -> None:
+        """Take and give no more."""
+        with self._changed:
+            self._shut = True
+            self._frames.clear()
+            self._changed.notify_all()
+
+
+class Feed:
+    """One logger: its process, its queue, and what became of what it was given.
+
+    To be made in the thread that lives as long as the run: the process dies with the thread that started it.
+
+    Args:
+        name: of the logger in messages.    sink: as the recipe names it.    run: fields of `SinkRun`, as JSON.
+        log: where what its process prints is kept, secrets hidden.
+    Attributes:
+        sent, taken: lines and samples that were given to it, and those among them that it took.
+        opened: what `Sink.open` returned, without `note`; None while it has not.
+    """
+
+    def __init__(
+        self, name: str, sink: str, run: Mapping[str, Any], log: TextIO, *, queue_bytes: int = QUEUE_BYTES
+    ) -> None:
+        self.name, self.sent, self.taken = name, 0, 0
+        self.opened: dict[str, Any] | None = None
+        self._log = log
+        self._outbox = Outbox(queue_bytes)
+        self._notes: deque[str] = deque()
+        self._said: set[str] = set()
+        self._over = threading.Event()  # it has closed, could not begin, or is gone
+        request, self._request = os.pipe()
+        self._response, response = os.pipe()
+        self._output, printed = os.pipe()
+        argv = [sys.executable, "-c", BOOT, str(request), str(response), str(os.getpid()), *sys.path]
+        self.process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, pass_fds=(request, response),
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
+        )  # fmt: skip
+        for fd in (request, response, printed):
+            os.close(fd)
+        self._outbox.put(pack({"op": "open", "sink": sink, "run": dict(run)}), always=True)
+        self._writer = threading.Thread(target=self._write, name=f"to {name}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"from {name}", daemon=True)
+        self._writer.start()
+        self._reader.start()
+
+    def put(self, frame: bytes) -> None:
+        """Hand over a line or samples, packed. Returns at once."""
+        self.sent += 1
+        if not self._outbox.put(frame) and not self._over.is_set():
+            self._say("full", "does not keep up: lines are left out until it does")
+
+    def notes(self) -> list[str]:
+        """What the user should read and has not read yet."""
+        return [self._notes.popleft() for _ in range(len(self._notes))]
+
+    def ask_to_close(self, status: str) -> None:
+        """Let the logger end after all that waits for it. Returns at once."""
+        self._outbox.put(pack({"op": "close", "status": status}), always=True)
+
+    def end(self, deadline: float) -> None:
+        """Wait until the logger has closed, or the deadline (of `time.monotonic`), and leave no process behind."""
+        if not self._over.wait(max(0.0, deadline - time.monotonic())):
+            self._say("slow", "did not finish in time, and was ended")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(EXIT_SECONDS if self._over.is_set() else 0)
+        self._over.set()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._outbox.shut()
+        self._writer.join()
+        self._reader.join()
+        os.close(self._request)
+
+    def _say(self, kind: str, text: str) -> None:
+        """Tell the user, once for each kind of trouble."""
+        if kind not in self._said:
+            self._said.add(kind)
+            self._notes.append(f"logger {self.name} {text}")
+
+    def _write(self) -> None:
+        while (frame := self._outbox.get()) is not None:
+            view = memoryview(frame)
+            try:
+                while view:
+                    view = view[os.write(self._request, view) :]
+            except OSError:  # its process is gone: the reader says so
+                return
+
+    def _read(self) -> None:
+        """Take answers and printed lines until the process has ended. What it started itself may hold on to the pipe
+        for printed lines, and is not waited for."""
+        messages, printed, alive = Messages(), b"", True
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._response, selectors.EVENT_READ)
+            selector.register(self._output, selectors.EVENT_READ)
+            while events := selector.select(None if alive else 0):
+                for key, _ in events:
+                    data = os.read(key.fd, 1 << 16)
+                    if not data:
+                        selector.unregister(key.fd)
+                    if key.fd == self._output:
+                        *lines, printed = (printed + data).split(b"\n")
+                        self._print(lines)
+                        continue
+                    alive = bool(data)
+                    for answer, _ in messages.take(data):
+                        self._take(answer)
+        self._print([printed])
+        for fd in (self._response, self._output):
+            os.close(fd)
+        if not self._over.is_set():
+            self._gone()
+
+    def _print(self, lines: Sequence[bytes]) -> None:
+        for line in filter(None, lines):
+            self._log.write(visible(redact_text(line.decode("utf-8", "backslashreplace"))) + "\n")
+        self._log.flush()
+
+    def _take(self, answer: Mapping[str, Any]) -> None:
+        op, why = answer["op"], answer["failed"]
+        if op in ("log", "samples"):
+            self.taken += why is None
+        if why is not None:
+            doing = {"open": "could not begin, and the run goes on without it"}.get(op, "failed, and the run goes on")
+            self._say(op, f"{doing}: {redact_text(str(why))[:MOST_CHARS]}")
+        elif op == "open":
+            opened = answer["opened"]
+            shown = [str(opened[name]) for name in ("url", "note") if opened.get(name)]
+            if shown:
+                self._notes.append(redact_text(f"logger {self.name}: {'; '.join(shown)}"))
+            self.opened = {name: value for name, value in opened.items() if name != "note"}
+        if op == "close" or (op == "open" and why is not None):
+            self._outbox.shut()
+            self._over.set()
+
+    def _gone(self) -> None:
+        """Its process ended before it was asked to."""
+        code = self.process.wait()
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        self._outbox.shut()
+        self._over.set()
+        self._say("gone", f"ended {how}, and the run goes on without it")

@@ -1,0 +1,139 @@
+"""The process in which a logger lives: reads frames from the run, calls the logger, answers each that went wrong.
+
+Requests: {"op": "open", "sink", "run"} once, then {"op": "log", "line"}, {"op": "samples", "line", "samples"} with
+image files as blobs, and {"op": "close", "status"}. Each is answered by {"op", "failed": why, or null}; after `open`
+also with `opened`, what is to be remembered.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlmrl.data.images import decode_image
+from vlmrl.errors import DataError, VlmrlError, reason_of
+from vlmrl.process import die_with_parent
+from vlmrl.sinks import BUILTIN, file_and_class
+from vlmrl.sinks.base import Line, SampledRollout, Sink, SinkRun
+from vlmrl.sinks.wire import Messages, pack
+
+MAX_SIDE = 512
+"""Longest side of an image as a logger gets it, in pixels."""
+
+
+def main(request_fd: int, response_fd: int, parent_pid: int) -> None:
+    """Serve until the logger is closed, the request pipe closes, or the parent dies."""
+    die_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(5)  # training first
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    for fd in (request_fd, response_fd):
+        os.set_inheritable(fd, False)
+    messages, host = Messages(), Host()
+    while not host.closed and (data := os.read(request_fd, 1 << 20)):
+        for request, blobs in messages.take(data):
+            _send(response_fd, host.answer(request, blobs))
+            if host.closed:
+                break
+
+
+class Host:
+    """A logger and what is asked of it. `closed`: whether it has ended, or could not begin."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._sink: Sink | None = None
+
+    def answer(self, request: Mapping[str, Any], blobs: Sequence[bytes]) -> dict[str, Any]:
+        """Do what a request asks. Returns how it went."""
+        op = request["op"]
+        answer: dict[str, Any] = {"op": op, "failed": None}
+        try:
+            if self._sink is not None:
+                self._call(self._sink, request, blobs)
+            elif op == "open":
+                sink = load_sink(request["sink"])
+                answer["opened"] = dict(sink.open(_run(request["run"])) or {})
+                self._sink = sink
+        except BaseException as error:  # of somebody else's code, SystemExit among it: the run counts and says it
+            answer["failed"] = reason_of(error)
+        self.closed = op == "close" or self._sink is None
+        return answer
+
+    @staticmethod
+    def _call(sink: Sink, request: Mapping[str, Any], blobs: Sequence[bytes]) -> None:
+        if request["op"] == "log":
+            sink.log(Line(**request["line"]))
+        elif request["op"] == "samples":
+            sink.samples(Line(**request["line"]), _samples(request["samples"], blobs))
+        else:
+            sink.close(request["status"])
+
+
+def load_sink(name: str) -> Sink:
+    """A logger by its name in a recipe. Raises: VlmrlError when its library, its file or its class is not there."""
+    own = file_and_class(name)
+    if own is not None:
+        return _class_in(*own)()
+    builtin = BUILTIN[name]
+    try:
+        importlib.import_module(builtin.package)
+    except ImportError as error:
+        raise VlmrlError(f"{error}", hint=f"pip install '.[{builtin.extra}]' in the checkout of vlmrl") from error
+    return getattr(importlib.import_module(builtin.module), builtin.class_name)()
+
+
+def _class_in(file: str, class_name: str) -> Any:
+    """The class of a user's file, which is imported as a module; its folder is importable, after everything else."""
+    spec = importlib.util.spec_from_file_location("vlmrl_user_sink", file)
+    if spec is None or spec.loader is None:
+        raise VlmrlError("this is no Python file", where=file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.append(os.path.dirname(os.path.abspath(file)))
+    spec.loader.exec_module(module)
+    found = getattr(module, class_name, None)
+    if found is None:
+        raise VlmrlError(f"there is no `{class_name}`", where=file)
+    return found
+
+
+def _run(fields: Mapping[str, Any]) -> SinkRun:
+    return SinkRun(**{**fields, "standing": [Line(**line) for line in fields["standing"]]})
+
+
+def _samples(items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> list[SampledRollout]:
+    """Samples of a request; the images of an item are the blobs whose indices it has. Each blob is read once."""
+    shown = [small_image(content) for content in blobs]
+    return [
+        SampledRollout(**{**item, "images": [image for i in item["images"] if (image := shown[i]) is not None]})
+        for item in items
+    ]
+
+
+def small_image(content: bytes) -> bytes | None:
+    """An image file of at most `MAX_SIDE` pixels a side: JPEG where it was JPEG, else PNG. None when it is broken."""
+    try:
+        image = decode_image(content)
+    except DataError:
+        return None
+    image.thumbnail((MAX_SIDE, MAX_SIDE))
+    buffer = io.BytesIO()
+    if content.startswith(b"\xff\xd8"):
+        image.save(buffer, format="JPEG", quality=90)
+    else:
+        image.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _send(fd: int, answer: dict[str, Any]) -> None:
+    data = memoryview(pack(answer))
+    while data:
+        data = data[os.write(fd, data) :]

@@ -1,0 +1,109 @@
+"""TensorBoard event files in the run's folder, below `tensorboard`: `tensorboard --logdir runs`.
+
+Written with TensorBoard's own event writer, without torch. An attempt that resumes at step S says so in its file, and
+TensorBoard then leaves out what older attempts wrote from S on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlmrl.sinks.base import Ending, Line, SampledRollout, SinkRun
+from vlmrl.sinks.sample_table import NAME, sample_table
+
+FOLDER = "tensorboard"
+
+
+class TensorBoardSink:
+    """Scalars, images and texts of a run as TensorBoard reads them."""
+
+    def open(self, run: SinkRun) -> Mapping[str, Any]:
+        """Begin an event file with the recipe as text."""
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        folder = Path(run.folder) / FOLDER
+        self._writer, self._last_step = EventFileWriter(str(folder)), run.from_step
+        if run.attempt > 1:
+            self._add(run.from_step, session_log=_session_start())
+            for line in run.standing:
+                self.log(line)
+        recipe = json.dumps(run.config, indent=1, ensure_ascii=False)
+        self._values(run.from_step, [_text(f"recipe/attempt {run.attempt}", _code(recipe))])
+        return {"note": f"tensorboard --logdir {folder}"}
+
+    def log(self, line: Line) -> None:
+        """One scalar a number. TensorBoard knows no other values, and draws none that are not finite."""
+        self._last_step = line.step
+        numbers = {"attempt": line.attempt, **line.metrics}
+        self._values(line.step, [
+            _proto("summary").Summary.Value(tag=name, simple_value=float(value))
+            for name, value in numbers.items()
+            if isinstance(value, (bool, int, float)) and math.isfinite(value)
+        ])  # fmt: skip
+        self._writer.flush()
+
+    def samples(self, line: Line, samples: Sequence[SampledRollout]) -> None:
+        """The responses as one text, and the images of each prompt once."""
+        columns, rows = sample_table(line, samples, lambda content: None)
+        shown = [i for i, name in enumerate(columns) if not name.startswith("image ")]
+        texts = ["\n".join(f"{columns[i]}: {row[i]}" for i in shown) for row in rows]
+        values = [_text(NAME, "\n\n---\n\n".join(map(_code, texts)))]
+        prompts = {(sample.source, sample.prompt_id): sample.images for sample in samples}
+        for row, images in enumerate(prompts.values(), start=1):
+            values += [_image(f"{NAME}/prompt {row}/image {n}", content) for n, content in enumerate(images, start=1)]
+        self._values(line.step, values)
+        self._writer.flush()
+
+    def close(self, status: Ending) -> None:
+        """Say how the attempt ended, and flush."""
+        self._values(self._last_step, [_text("status", status)])
+        self._writer.close()
+
+    def _values(self, step: int, values: Sequence[Any]) -> None:
+        self._add(step, summary=_proto("summary").Summary(value=values))
+
+    def _add(self, step: int, **content: Any) -> None:
+        self._writer.add_event(_proto("event").Event(step=step, wall_time=time.time(), **content))
+
+
+def _proto(name: str) -> Any:
+    """TensorBoard's message classes of a file. They are made at import, where a type checker does not see them."""
+    return importlib.import_module(f"tensorboard.compat.proto.{name}_pb2")
+
+
+def _session_start() -> Any:
+    """What tells TensorBoard to leave out older events of its step and of later ones."""
+    SessionLog = _proto("event").SessionLog
+    return SessionLog(status=SessionLog.START)
+
+
+def _text(tag: str, markdown: str) -> Any:
+    """A value of the text dashboard."""
+    Summary, SummaryMetadata = _proto("summary").Summary, _proto("summary").SummaryMetadata
+    TensorShapeProto = _proto("tensor_shape").TensorShapeProto
+    plugin = SummaryMetadata.PluginData(plugin_name="text")
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    content = markdown.encode("utf-8", "backslashreplace")
+    tensor = _proto("tensor").TensorProto(dtype="DT_STRING", string_val=[content], tensor_shape=shape)
+    return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin), tensor=tensor)
+
+
+def _code(text: str) -> str:
+    """Markdown that shows a text as it is: whatever a model writes is no markup."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def _image(tag: str, content: bytes) -> Any:
+    from PIL import Image
+
+    Summary = _proto("summary").Summary
+    width, height = Image.open(io.BytesIO(content)).size
+    image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content)
+    return Summary.Value(tag=tag, image=image)

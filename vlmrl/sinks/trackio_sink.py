@@ -1,0 +1,54 @@
+"""trackio. Its own environment variables decide where to, and hold the token: TRACKIO_DIR, TRACKIO_SPACE_ID with
+HF_TOKEN, or TRACKIO_SERVER_URL with TRACKIO_WRITE_TOKEN. Without them it writes to a database on this machine.
+
+A run of trackio is found again by project and name: the name ends with the end of vlmrl's run id.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlmrl.sinks.base import Ending, Line, SampledRollout, SinkRun
+from vlmrl.sinks.sample_table import NAME, sample_table
+
+DEFAULT_PROJECT = "vlmrl"
+
+
+class TrackioSink:
+    """A run in a trackio project."""
+
+    def open(self, run: SinkRun) -> Mapping[str, Any]:
+        """Begin the run, or continue the one of that name."""
+        import trackio
+
+        self._trackio, self._last_step = trackio, run.from_step
+        project = run.remembered.get("project") or run.project or DEFAULT_PROJECT
+        name = run.remembered.get("name") or re.sub(r"[^\w .-]", "_", run.unique_label)
+        self._run = trackio.init(
+            project=project, name=name, group=run.group, config=dict(run.config), resume="allow", embed=False
+        )
+        return {"project": project, "name": name, "note": f"trackio show --project {shlex.quote(project)}"}
+
+    def log(self, line: Line) -> None:
+        """One row of metrics. A repeated step is a second row, told from the first by `attempt`."""
+        self._last_step = line.step
+        self._run.log({"attempt": line.attempt, **line.metrics}, step=line.step)
+
+    def samples(self, line: Line, samples: Sequence[SampledRollout]) -> None:
+        """A table with the images in it."""
+        columns, rows = sample_table(line, samples, self._image)
+        self._run.log({NAME: self._trackio.Table(columns=columns, data=rows)}, step=line.step)
+
+    def _image(self, content: bytes) -> Any:
+        from PIL import Image
+
+        return self._trackio.Image(Image.open(io.BytesIO(content)).convert("RGB"))
+
+    def close(self, status: Ending) -> None:
+        """Write what is left, with the status as the last row."""
+        self._run.log({"status": status}, step=self._last_step)
+        self._run.finish()

@@ -1,0 +1,251 @@
+"""A process of its own for templates that could run for ever or fill the memory, with limits that the system keeps.
+
+Started with the first such template, ended with the process that started it. Messages in both directions: 8 bytes of
+length, then that much JSON. A request is {"number", "source"} to compile, with "names" to render; an answer has its
+number.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
+MAX_CHARACTERS = 1 << 22
+"""Longest text that a template may make of a row: about a million tokens."""
+CPU_SECONDS = 5
+"""Most time that a template may compute on a row; an ordinary one takes a thousandth of a second."""
+MEMORY_MB = 1024
+"""Address space of the process."""
+ANSWER_SECONDS = 120.0
+"""Wall clock for an answer, start of the process included; reached on a machine that is all but stopped."""
+_LENGTH = struct.Struct(">Q")
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[4:]; from vlmrl.tasks.template_worker import serve; "
+    "serve(*map(int, sys.argv[1:4]))"
+)
+
+
+class TemplateLimitError(Exception):
+    """A template went over one of the limits; the text says which."""
+
+
+class TemplateInvalidError(Exception):
+    """A template that cannot be compiled. `line`: of the template, where it is known."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.message, self.line = message, line
+
+
+class TemplateFailedError(Exception):
+    """A template raised. `kind`: the exception's class; `missing`: whether it used a name that is not there."""
+
+    def __init__(self, kind: str, message: str, missing: bool = False) -> None:
+        super().__init__(message)
+        self.kind, self.message, self.missing = kind, message, missing
+
+    def __str__(self) -> str:
+        return self.message if self.missing or self.kind in _OF_JINJA else f"{self.kind}: {self.message}"
+
+
+_OF_JINJA = ("TemplateError", "TemplateRuntimeError", "UndefinedError", "SecurityError", "FilterArgumentError",
+             "TemplateNotFound", "TemplateAssertionError")  # fmt: skip
+
+
+def compile_source(environment: Environment, source: str) -> Template:
+    """A template ready to render. Raises: TemplateInvalidError (unknown filters, too many blocks within each other)."""
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        return environment.from_string(source)
+    except TemplateSyntaxError as error:
+        raise TemplateInvalidError(str(error.message), error.lineno) from error
+    except (SyntaxError, RecursionError, MemoryError) as error:  # of the Python that Jinja makes of it
+        raise TemplateInvalidError(f"too deep or too long ({type(error).__name__})") from error
+
+
+def render_bounded(template: Template, names: Mapping[str, Any]) -> str:
+    """The text of a compiled template. Raises: TemplateLimitError or TemplateFailedError, and nothing else."""
+    from jinja2 import UndefinedError
+
+    pieces: list[str] = []
+    length = 0
+    try:
+        for piece in template.generate(names):
+            length += len(piece)
+            if length > MAX_CHARACTERS:
+                raise TemplateLimitError(f"makes more than {MAX_CHARACTERS:,} characters of a row")
+            pieces.append(piece)
+    except TemplateLimitError:
+        raise
+    except MemoryError as error:
+        raise TemplateLimitError("needs more memory for a row than a prompt can") from error
+    except RecursionError as error:
+        raise TemplateLimitError("calls itself without end") from error
+    except Exception as error:  # whatever an expression of the template can raise
+        raise TemplateFailedError(type(error).__name__, str(error), isinstance(error, UndefinedError)) from error
+    return "".join(pieces)
+
+
+class TemplateWorker:
+    """The process, seen from the one that started it. Usable from several threads, one request at a time.
+
+    Args: cpu_seconds, memory_mb: its limits, for one row and for all of it.
+    """
+
+    def __init__(self, cpu_seconds: int = CPU_SECONDS, memory_mb: int = MEMORY_MB) -> None:
+        self._limits = cpu_seconds, memory_mb
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._number = 0
+
+    def compile(self, source: str) -> None:
+        """Raises: TemplateInvalidError or TemplateLimitError when the template cannot be compiled within the limits."""
+        self._ask({"source": source})
+
+    def render(self, source: str, names: Mapping[str, Any]) -> str:
+        """Return the text of a template. Raises: TemplateLimitError or TemplateFailedError."""
+        return self._ask({"source": source, "names": dict(names)})["text"]
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None and self._owner == os.getpid():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    pipe and pipe.close()  # type: ignore[func-returns-value]
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            self._number += 1
+            answer = self._answer(request | {"number": self._number})
+        if "limit" in answer:
+            raise TemplateLimitError(answer["limit"])
+        if "invalid" in answer:
+            raise TemplateInvalidError(answer["invalid"], answer["line"])
+        if "kind" in answer:
+            raise TemplateFailedError(answer["kind"], answer["message"], answer["missing"])
+        return answer
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        process = self._process
+        if process is None or self._owner != os.getpid() or process.poll() is not None:
+            process = self._start()  # a fork must not read its parent's answers
+        assert process.stdin is not None and process.stdout is not None
+        deadline = time.monotonic() + ANSWER_SECONDS
+        try:
+            _send(process.stdin.fileno(), request)
+            answer = _receive(process.stdout.fileno(), deadline)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, (EOFError, BrokenPipeError)):
+                code = process.returncode
+                if code == -signal.SIGXCPU:
+                    raise TemplateLimitError(f"takes more than {self._limits[0]} seconds for a row") from None
+                raise TemplateLimitError(f"ended its process (exit code {code})") from None
+            if isinstance(error, TimeoutError):
+                raise TemplateLimitError(f"gave no answer within {ANSWER_SECONDS:g} seconds") from None
+            raise
+        if answer.get("number") != request["number"]:
+            self.close()
+            raise TemplateLimitError("answered for another row")
+        return answer
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._owner = os.getpid()
+        argv = [sys.executable, "-c", _BOOT, *map(str, (self._owner, *self._limits)), *sys.path]
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        atexit.register(self.close)
+        return self._process
+
+
+def serve(parent: int, cpu_seconds: int, memory_mb: int) -> None:
+    """Answer requests until the pipe closes or the parent dies."""
+    import resource
+
+    from vlmrl.process import die_with_parent
+    from vlmrl.recipe.template import make_environment
+
+    die_with_parent(parent)
+    out = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    for limit, most in ((resource.RLIMIT_AS, memory_mb << 20), (resource.RLIMIT_CORE, 0)):
+        with contextlib.suppress(ValueError, OSError):  # a lower hard limit of the system stays as it is
+            resource.setrlimit(limit, (most, most))
+    environment = make_environment()
+    known: dict[str, Template] = {}
+    while True:
+        try:
+            request = _receive(0, None)
+        except EOFError:
+            return
+        _allow_cpu_seconds(cpu_seconds)
+        source, answer = request["source"], {"number": request["number"]}
+        try:
+            if source not in known:
+                known.clear()
+                known[source] = compile_source(environment, source)
+            if "names" in request:
+                answer["text"] = render_bounded(known[source], request["names"])
+        except TemplateInvalidError as error:
+            answer |= {"invalid": error.message, "line": error.line}
+        except TemplateLimitError as error:
+            answer["limit"] = str(error)
+        except TemplateFailedError as error:
+            answer |= {"kind": error.kind, "message": error.message[:2000], "missing": error.missing}
+        _send(out, answer)
+
+
+def _allow_cpu_seconds(seconds: int) -> None:
+    """Let the kernel end this process when it has computed for so much longer."""
+    import resource
+
+    soft = int(time.process_time()) + 1 + seconds
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def _send(pipe: int, message: Mapping[str, Any]) -> None:
+    body = json.dumps(message, default=str).encode()
+    left = memoryview(_LENGTH.pack(len(body)) + body)
+    while left:
+        left = left[os.write(pipe, left) :]
+
+
+def _receive(pipe: int, deadline: float | None) -> dict[str, Any]:
+    (length,) = _LENGTH.unpack(_read(pipe, _LENGTH.size, deadline))
+    return json.loads(_read(pipe, length, deadline))
+
+
+def _read(pipe: int, size: int, deadline: float | None) -> bytes:
+    """Raises: EOFError when the pipe is closed, TimeoutError at the deadline (monotonic seconds)."""
+    parts: list[bytes] = []
+    while size:
+        if deadline is not None and not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise TimeoutError
+        data = os.read(pipe, min(size, 1 << 20))
+        if not data:
+            raise EOFError
+        parts.append(data)
+        size -= len(data)
+    return b"".join(parts)

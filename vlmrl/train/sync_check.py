@@ -1,0 +1,112 @@
+"""The check of every weight sync: the trainer re-scores what the engine has just sampled with its new weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean, median
+
+import torch
+
+from vlmrl.data.batch import PromptTokens, TrainItem
+from vlmrl.errors import EngineError
+from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.sample import Prompt, Rollout, sample_rollouts
+from vlmrl.train.memory import in_rows
+from vlmrl.train.state import Session, sampling_params
+from vlmrl.train.step import StepBatch
+from vlmrl.train.update import fill_logps
+from vlmrl.types import Segment, hash64
+
+SYNC_PROMPTS, SYNC_TOKENS = 4, 16
+"""How much each process lets its engine answer after a sync: prompts, and tokens of each response at most."""
+FEWEST_TOKENS = 8
+"""Fewer tokens of one engine do not condemn it by themselves: a single one may differ for a good reason."""
+
+
+@dataclass(frozen=True)
+class EngineGap:
+    """How far one process's engine is from the trainer.
+
+    Args: gaps: |trainer's - engine's log-prob| of each token, nats. rows: the rows that were answered.
+    """
+
+    gaps: tuple[float, ...]
+    rows: tuple[str, ...] = ()
+
+
+def check_sync(session: Session, generator: Generator, prompts: Sequence[Prompt]) -> dict[str, float]:
+    """Compare the engines' log-probs with the trainer's. All processes call it, each with prompts of its own, of which
+    it may have none, and all come to the same verdict.
+
+    Returns: `policy/sync_gap_median`, `policy/sync_gap_mean` and `policy/sync_gap_max` over all processes' tokens,
+        nats; {} for an engine without weights of its own.
+    Raises: EngineError, on all processes, when an engine is off; see `engines_off`.
+    """
+    s, recipe = session, session.recipe
+    if not generator.copies_weights:
+        return {}
+    params = sampling_params(recipe, s.policy, s.processor.tokenizer)
+    params = replace(params, max_new_tokens=min(SYNC_TOKENS, params.max_new_tokens), top_p=1.0, top_k=0)
+    answers = sample_rollouts(
+        generator, prompts[:SYNC_PROMPTS], params, num_samples=1, run_seed=hash64(recipe.train.seed, "sync"),
+        version=s.progress.step,
+    )  # fmt: skip
+    found = s.world.gather(_measure(s, answers))
+    off = engines_off(found, recipe.rollout.max_sync_gap)
+    metrics = gap_metrics(found)
+    if off:
+        whose = "" if s.world.size == 1 else f" of process {', '.join(map(str, off))}"
+        raise EngineError(
+            f"after the sync of version {s.progress.step} the log-probs of the engine{whose} are off by"
+            f" {metrics['policy/sync_gap_median']:.3g} nats (median; mean {metrics['policy/sync_gap_mean']:.3g}, at"
+            f" most {metrics['policy/sync_gap_max']:.3g}); rollout.max_sync_gap is {recipe.rollout.max_sync_gap}",
+            where=", ".join(row for rank in off for row in found[rank].rows),
+            hint='see whether it holds with model.dtype = "float32" and how policy/sampler_gap_mean went before;'
+            ' rollout.engine = "torch" goes on from the last checkpoint',
+        )
+    return metrics
+
+
+def engines_off(found: Sequence[EngineGap], limit: float) -> list[int]:
+    """The processes whose engine has other weights than the trainer; [] = the run may go on.
+
+    An engine is off when the median gap of its own tokens is above the limit. Fewer than `FEWEST_TOKENS` tokens tell so
+    only where the median over all engines' tokens is above it too. The median, because the mean follows single tokens:
+    where experts are routed, rounding flips a few now and then.
+    Example: limit 0.1, eight tokens each: gaps 0.01 and one of 5 -> []; the second process 0.5 throughout -> [1].
+    """
+    every = [gap for engine in found for gap in engine.gaps]
+    all_off = bool(every) and median(every) > limit
+    fewest = 1 if all_off else FEWEST_TOKENS
+    off = [r for r, engine in enumerate(found) if len(engine.gaps) >= fewest and median(engine.gaps) > limit]
+    return off if off or not all_off else [r for r, engine in enumerate(found) if engine.gaps]
+
+
+def gap_metrics(found: Sequence[EngineGap]) -> dict[str, float]:
+    """Median, mean and largest gap over all tokens; all 0 where there is none."""
+    every = [gap for engine in found for gap in engine.gaps] or [0.0]
+    return {
+        "policy/sync_gap_median": median(every), "policy/sync_gap_mean": fmean(every),
+        "policy/sync_gap_max": max(every),
+    }  # fmt: skip
+
+
+def _measure(session: Session, answers: Sequence[Rollout]) -> EngineGap:
+    """Re-score this process's answers under the trainer's weights."""
+    s = session
+    batch, said = StepBatch([], [], [], world=s.world, filler=s.filler), []
+    for index, answer in enumerate(answers):
+        [sample] = answer.samples
+        segment = Segment("assistant", sample.token_ids, True, sample.sampler_logp)
+        batch.items.append(TrainItem(PromptTokens.of(answer.prompt.encoded), index, (segment,), index))
+        batch.names_S.append(f"{answer.prompt.source.name} row {answer.prompt.row.prompt_id}")
+        said.append(torch.tensor(sample.sampler_logp, dtype=torch.float64))
+    ours: dict[int, torch.Tensor] = {}
+    in_rows(s, partial(fill_logps, s.policy, batch, ours))
+    gaps = [(ours[index].cpu() - theirs).abs() for index, theirs in enumerate(said)]
+    # A number that is none has no order, and is as far off as can be.
+    flat = torch.cat(gaps).nan_to_num(nan=math.inf, posinf=math.inf).tolist() if gaps else []
+    return EngineGap(tuple(flat), tuple(batch.names_S))

@@ -1,0 +1,60 @@
+"""Text that somebody else wrote (a model, a dataset, a reward, a file name), made safe to show.
+
+`visible` is the one function for it. Every door to people calls it: the terminal (`cli/output.py`, `cli/progress.py`),
+logs (`store/runs.py`), pages (`report/shell.py`). Nothing that passes can move the cursor, colour a terminal, hide, or
+reorder what is read (Trojan Source, arXiv:2111.00169).
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+
+HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+"""Unicode categories of characters that do not show or that break the line: controls, formats (bidirectional marks and
+zero-width characters among them), half surrogate pairs, private use, line and paragraph separators."""
+JOINERS = "\u200c\u200d"
+"""Format characters that join or part letters of some scripts, and emoji: kept behind a character that is not ASCII."""
+UNUSUAL = re.compile(r"[^\x20-\x7e\n\t]")
+
+
+def visible(text: str) -> str:
+    r"""Return `text` with every hidden character as an escape such as `\u001b` or `\U000e0001`. Newlines, tabs stay.
+
+    The escapes are plain ASCII, so that it may be applied twice. TOML reads them in a basic string.
+    """
+    return text if text.isascii() and text.isprintable() else _escaped(text, _code)
+
+
+def one_line(text: str) -> str:
+    """Return `visible` of `text` on one line: runs of white space become one blank."""
+    return visible(" ".join(text.split()))
+
+
+def visible_json(text: str) -> str:
+    """Return a JSON text with the hidden characters in its strings as JSON's own escapes: it reads as the same value.
+
+    A newline can only stand between values, where it stays.
+    """
+    return _escaped(text, _json_code)
+
+
+def _escaped(text: str, code: Callable[[str], str]) -> str:
+    def shown(found: re.Match[str]) -> str:
+        character, before = found[0], text[found.start() - 1] if found.start() else " "
+        if character in JOINERS and not before.isascii():
+            return character
+        return code(character) if unicodedata.category(character) in HIDDEN else character
+
+    return UNUSUAL.sub(shown, text)
+
+
+def _code(character: str) -> str:
+    number = ord(character)
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def _json_code(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
