@@ -142,6 +142,20 @@ class Problem:
     level: Literal["error", "warning"] = "error"
 
 
+class Interruption(KeyboardInterrupt):
+    """An end by Ctrl-C or SIGTERM, with what a person wants to know then. Exit code 130.
+
+    Args: what: what was interrupted, such as "eval".    kept: what is there now.    again: the command to go on with.
+    """
+
+    def __init__(self, what: str, kept: str, again: str | None = None) -> None:
+        super().__init__(what, kept, again)
+        self.what, self.kept, self.again = what, kept, again
+
+    def __str__(self) -> str:
+        return f"{self.what} was interrupted: {self.kept}" + (f"; go on with: {self.again}" if self.again else "")
+
+
 class ProblemsError(VlmrlError):
     """Several problems at once: everything that is wrong, in one message."""
 
@@ -194,7 +208,7 @@ def exit_of(error: BaseException) -> tuple[int, str]:
     if isinstance(error, VlmrlError):
         return 2, str(error)
     if isinstance(error, KeyboardInterrupt):
-        return 130, "interrupted"
+        return 130, str(error) if isinstance(error, Interruption) else "interrupted"
     if isinstance(error, bdb.BdbQuit):
         return 130, "the debugger was left"
     if isinstance(error, OSError) and error.errno in REFUSED:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
 DEBUG_RANK = "VLMRL_DEBUG_RANK"
@@ -42,6 +43,23 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process as Ctrl-C does: by a KeyboardInterrupt, so that what was begun is put away.
+
+    Left alone where somebody has decided already. A forked child ends as if there were no handler: pools end theirs so.
+    """
+    owner = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == owner:
+            raise KeyboardInterrupt
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end)
 
 
 def adopt_orphans() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmrl.cli.output import say
+from vlmrl.cli.output import say, warn_of_namesakes
 from vlmrl.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ def begin(
     from vlmrl.cli.sft import arithmetic
     from vlmrl.dist.worker import launched
     from vlmrl.recipe.load import LoadedRecipe
+    from vlmrl.train.origin import describe_origin
     from vlmrl.train.start import Labels, fork_run, reopen_run, start_run
 
     if not launched():  # the launcher has shown them
@@ -110,6 +111,8 @@ def begin(
     if isinstance(ready, LoadedRecipe):
         run, recipe, checkpoint = start_run(ready, root, argv, labels), ready.recipe, None
         say(f"run {run.id}\n{arithmetic(recipe)}")
+        if origin := describe_origin(recipe.model.path, run.manifest.parent):
+            say(origin)
     elif asked.fork is not None:
         run, recipe, checkpoint = fork_run(root, ready, argv, labels)
         say(f"run {run.id}\n{run.manifest.parent_text}, up to step {recipe.train.steps}")
@@ -117,4 +120,6 @@ def begin(
         run, recipe, checkpoint = reopen_run(root, ready, argv)
         at = f"checkpoint {checkpoint.name}" if checkpoint else "the start: it had no complete checkpoint"
         say(f"resuming {run.id} (attempt {run.attempt}) from {at}")
+    if name is not None:
+        warn_of_namesakes(run.dir, name)
     return run, recipe, checkpoint

@@ -98,7 +98,7 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     if ending.code == 1 and job.nnodes > 1:
         say("another machine may have failed first, and this is what came of it here: see its terminal")
     if ending.code and run_dir is not None:
-        say(f"go on from the last checkpoint with: {resume_command(asked.kind, run_dir.name, runs, machines)}")
+        say(f"go on from the last checkpoint with: {resume_command(asked.kind, run_dir, machines)}")
     raise typer.Exit(ending.code)
 
 

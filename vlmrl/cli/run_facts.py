@@ -50,7 +50,7 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("checkpoints", ", ".join(about["checkpoints"]) or "none"),
         ("rollouts", f"{len(steps)} step(s), {min(steps)} to {max(steps)}" if steps else ""),
         ("evaluations", _evaluations(about["evaluations"])),
-        ("report", about["report"] or f"none yet: vlmrl report {about['name'] or about['id']}"),
+        ("report", about["report"] or f"none yet: {about['report_command']}"),
         ("go on", about["resume"] or ""),
         ("folder", about["path"]),
     ]

@@ -70,8 +70,10 @@ def try_(
     from vlmrl.cli.sft import load_checked
     from vlmrl.process import give_terminal
     from vlmrl.store.layout import runs_root
+    from vlmrl.store.refer import command_line
     from vlmrl.tasks.source import open_source
     from vlmrl.train.keep import check_target
+    from vlmrl.train.origin import describe_origin
     from vlmrl.train.solved import parse_solved
     from vlmrl.train.trial import Keep, parse_filter, run_trial, trial_run
 
@@ -90,8 +92,9 @@ def try_(
         keep = Keep(*bounds, check_target(sources, out))
     wanted = prompts if prompts is not None or keep else 20
     n = samples or loaded.recipe.rollout.samples_per_prompt
-    behind = "\n" if sys.stderr.isatty() else ""  # the counter
-    with trial_run(loaded, root, ["vlmrl", *sys.argv[1:]], lambda text: say(behind + text)) as run:
+    with trial_run(loaded, root, ["vlmrl", *sys.argv[1:]]) as run:
+        if origin := describe_origin(loaded.recipe.model.path, run.manifest.parent):
+            say(origin)
         trial = run_trial(
             loaded.recipe, run, root, prompts=wanted, samples=n, keep=keep, solved=condition, progress=_progress()
         )
@@ -100,7 +103,7 @@ def try_(
     if not as_json:
         _show(trial, result, show)
         _show_kept(result)
-        say(f"rollouts: {run.dir}   report: vlmrl report {run.id}")
+        say(f"rollouts: {run.dir}   report: {command_line(('report',), run.dir, None)}")
 
 
 def _progress() -> Any:

@@ -123,7 +123,7 @@ def find(root: Path | str, ref: str) -> Path:
     if ref in ids:
         return root / ref
     matches = [run_id for run_id in ids if run_id.startswith(ref)] if ref else []
-    named = list(_named(root, ids, ref))
+    named = named_ids(root, ids, ref)
     if len(named) == 1:
         return root / named[0]
     if not named and len(matches) == 1:
@@ -138,6 +138,11 @@ def find(root: Path | str, ref: str) -> Path:
         raise StoreError(f"more than one run {what} `{ref}`", where=str(root), hint=f"say which:\n{candidates}")
     newest = _show(root, ids)
     raise StoreError(f"no run `{shortened(ref)}`", where=str(root), hint=f"runs here, newest first:\n{newest}")
+
+
+def named_ids(root: Path, ids: list[str], name: str) -> list[str]:
+    """Return those of the runs `ids` whose name is this, in the same order."""
+    return list(_named(root, ids, name))
 
 
 def _named(root: Path, ids: list[str], name: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from vlmrl.checkpoint.format import HF
 from vlmrl.errors import CheckpointError, StoreError
 from vlmrl.model.lora import CONFIG_FILE
-from vlmrl.store.choice import choose_checkpoint
+from vlmrl.store.choice import AS_ASKED, choose_checkpoint
 from vlmrl.store.layout import CHECKPOINTS, COMPLETE, MANIFEST, complete_checkpoints
 from vlmrl.store.listing import run_ids
 from vlmrl.store.runs import Run, open_run
@@ -48,6 +48,17 @@ class ModelOrigin:
         return None if self.checkpoint is None else read_meta(self.checkpoint)["step"]
 
 
+def describe_origin(path: str, parent: Mapping[str, Any] | None) -> str:
+    """Return which checkpoint of which run `path` stands for, and why it is that one; "" where it is no run's.
+
+    Args: parent: as `ModelOrigin.parent`.
+    """
+    if parent is None or not parent.get("why"):
+        return ""
+    taken = f"{parent['checkpoint']} of run {parent['run']}"
+    return f"model: {taken}" if parent["why"] == AS_ASKED else f"model: {path} is {taken}: {parent['why']}"
+
+
 def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOrigin:
     """What `model.path` names: a local folder, a checkpoint folder, a run (one of its checkpoints), else a hub name.
 
@@ -64,7 +75,7 @@ def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOr
         alone = ModelOrigin(path, folder)
         if alone.run_dir is None:
             return alone
-        return replace(alone, parent={"checkpoint": folder.name, "run": alone.run_dir.name, "why": "as asked for"})
+        return replace(alone, parent={"checkpoint": folder.name, "run": alone.run_dir.name, "why": AS_ASKED})
     run = _last_trained(runs_root) if path == "last" else _run_named(path, runs_root)
     if run is not None:
         checkpoint, why = choose_checkpoint(run.dir, run.manifest, which)
