@@ -124,39 +124,50 @@ def lasting(fd: int, like: TextIO | None = None) -> TextIO:
     return _stream(fd, like, _Lasting)
 
 
-class _Lasting(io.FileIO):
-    """A file that turns into /dev/null when it is a pipe or a terminal that nobody reads any more, or a full disk."""
+class _Stream(io.TextIOWrapper):
+    """Text stream on a file descriptor whose refusal is handled here, once, and not again at the interpreter's end.
 
-    def write(self, data, /) -> int:
+    Errors are caught above the buffer: a signal's exception in a raw file's own `write` would have it write twice.
+    """
+
+    def write(self, text: str, /) -> int:
         try:
-            return super().write(data) or 0
-        except OSError:
-            _drop(self.fileno())
-            return len(memoryview(data).cast("B"))
-
-
-class _Output(io.FileIO):
-    """A file that ends the command when it is a pipe that nobody reads any more, as SIGPIPE would."""
-
-    def write(self, data, /) -> int:
-        try:
-            return super().write(data) or 0
+            return super().write(text)
         except OSError as error:
-            _drop(self.fileno())  # the interpreter will try again at its end
-            if isinstance(error, BrokenPipeError):
-                raise SystemExit(128 + signal.SIGPIPE) from None
-            raise
+            self._refused(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self._refused(error)
+
+    def _refused(self, error: OSError) -> None:
+        """Send what is left, and what comes, nowhere."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
 
 
-def _drop(fd: int) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, fd)
-    os.close(nowhere)
+class _Lasting(_Stream):
+    """Stream that falls silent when it is a pipe or a terminal that nobody reads any more, or a full disk."""
 
 
-def _stream(fd: int, like: TextIO | None, kind: type[io.FileIO]) -> TextIO:
-    raw = kind(fd, "w", closefd=False)
+class _Output(_Stream):
+    """Stream that ends the command when it is a pipe that nobody reads any more, as SIGPIPE would."""
+
+    def _refused(self, error: OSError) -> None:
+        super()._refused(error)
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(128 + signal.SIGPIPE) from None
+        raise error
+
+
+def _stream(fd: int, like: TextIO | None, kind: type[_Stream]) -> TextIO:
+    buffer = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
     if not isinstance(like, io.TextIOWrapper):
-        return io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
-    how = {"line_buffering": like.line_buffering, "write_through": like.write_through}
-    return io.TextIOWrapper(io.BufferedWriter(raw), like.encoding, like.errors, **how)
+        return kind(buffer, "utf-8", "backslashreplace", line_buffering=True)
+    return kind(
+        buffer, like.encoding, like.errors, line_buffering=like.line_buffering, write_through=like.write_through
+    )

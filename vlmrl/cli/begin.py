@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmrl.cli.output import say, warn_of_namesakes
+from vlmrl.cli.output import say, say_origin, warn_of_namesakes
 from vlmrl.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -101,7 +101,6 @@ def begin(
     from vlmrl.cli.sft import arithmetic
     from vlmrl.dist.worker import launched
     from vlmrl.recipe.load import LoadedRecipe
-    from vlmrl.train.origin import describe_origin
     from vlmrl.train.start import Labels, fork_run, reopen_run, start_run
 
     if not launched():  # the launcher has shown them
@@ -111,8 +110,7 @@ def begin(
     if isinstance(ready, LoadedRecipe):
         run, recipe, checkpoint = start_run(ready, root, argv, labels), ready.recipe, None
         say(f"run {run.id}\n{arithmetic(recipe)}")
-        if origin := describe_origin(recipe.model.path, run.manifest.parent):
-            say(origin)
+        say_origin(recipe.model.path, run.manifest.parent)
     elif asked.fork is not None:
         run, recipe, checkpoint = fork_run(root, ready, argv, labels)
         say(f"run {run.id}\n{run.manifest.parent_text}, up to step {recipe.train.steps}")

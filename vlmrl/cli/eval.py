@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, emit, say, show_table
+from vlmrl.cli.output import JSON_HELP, emit, say, say_origin, show_table
 from vlmrl.errors import RecipeError
 
 
@@ -65,16 +65,14 @@ def eval_(
     """
     from vlmrl.store.layout import check_eval_name, runs_root
     from vlmrl.train import evaluation as work
-    from vlmrl.train.origin import describe_origin, find_model
+    from vlmrl.train.origin import find_model
 
     if n > 1 and not sample:
         raise RecipeError(f"--n {n} needs --sample: greedy gives the same answer {n} times", hint="--sample 1.0")
-    if name is not None:
-        check_eval_name(name)
+    check_eval_name(name)
     root, argv = runs_root(runs), ["vlmrl", *sys.argv[1:]]
     origin = find_model(model, root, int(checkpoint) if checkpoint.isdigit() else checkpoint)
-    if told := describe_origin(model, origin.parent):
-        say(told)
+    say_origin(model, origin.parent)
     settings = work.EvalSettings(split, sample or None, n, max_rows, name, seed, force)
     chosen = work.choose_recipe(origin, recipe=recipe, data=data, overrides=overrides or [])
     sources = work.open_splits(chosen, split)

@@ -51,9 +51,8 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     rollout = settings.rollout
     engines, parts = (rollout.engine_gpus, rollout.tensor_parallel) if asked.kind == "rl" else (0, 1)
     if engines and machines.nnodes > 1:
-        raise LaunchError(
-            f"rollout.engine_gpus = {engines} is for one machine", hint="leave it out: each card does both"
-        )
+        message = f"rollout.engine_gpus = {engines} is for one machine"
+        raise LaunchError(message, hint="leave it out: each card does both")
     placement = place(machines.gpus or "1", engines, parts)
     env = {**placement.env, **offline_environment(settings, root)}
     if chosen := choices_of(ready if isinstance(ready, LoadedRecipe) else ready.loaded):

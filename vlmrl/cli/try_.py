@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit, say
+from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit, say, say_origin
 from vlmrl.errors import RecipeError
 from vlmrl.visible import one_line, visible
+
+if TYPE_CHECKING:
+    from vlmrl.recipe.load import LoadedRecipe
+    from vlmrl.train.trial import Keep
 
 BAR_WIDTH = 30
 MAX_TRUTH = 200
@@ -71,30 +75,21 @@ def try_(
     from vlmrl.process import give_terminal
     from vlmrl.store.layout import runs_root
     from vlmrl.store.refer import command_line
-    from vlmrl.tasks.source import open_source
-    from vlmrl.train.keep import check_target
-    from vlmrl.train.origin import describe_origin
     from vlmrl.train.solved import parse_solved
-    from vlmrl.train.trial import Keep, parse_filter, run_trial, trial_run
+    from vlmrl.train.trial import parse_filter, run_trial, trial_run
 
-    if (filter_ is None) != (out is None):
-        missing = "--out: where to write the rows" if out is None else "--filter: which rows to write"
-        raise RecipeError(f"{missing} is missing", hint="vlmrl try RECIPE --filter 0.1:0.9 --out data/worth-it")
+    _check_pair(filter_, out)
     bounds = parse_filter(filter_) if filter_ is not None else None
     condition = parse_solved(solved) if solved is not None else None
     root = runs_root(runs)
     loaded = load_checked(Path(recipe), overrides or [], None, root, trains=False)
     if debug:
         give_terminal()
-    keep = None
-    if bounds is not None and out is not None:
-        sources = [open_source(data, loaded.recipe.reward) for data in loaded.recipe.data]
-        keep = Keep(*bounds, check_target(sources, out))
+    keep = _keep(loaded, bounds, out) if bounds is not None and out is not None else None
     wanted = prompts if prompts is not None or keep else 20
     n = samples or loaded.recipe.rollout.samples_per_prompt
     with trial_run(loaded, root, ["vlmrl", *sys.argv[1:]]) as run:
-        if origin := describe_origin(loaded.recipe.model.path, run.manifest.parent):
-            say(origin)
+        say_origin(loaded.recipe.model.path, run.manifest.parent)
         trial = run_trial(
             loaded.recipe, run, root, prompts=wanted, samples=n, keep=keep, solved=condition, progress=_progress()
         )
@@ -104,6 +99,23 @@ def try_(
         _show(trial, result, show)
         _show_kept(result)
         say(f"rollouts: {run.dir}   report: {command_line(('report',), run.dir, None)}")
+
+
+def _check_pair(filter_: str | None, out: Path | None) -> None:
+    """Raise a RecipeError where one of --filter and --out is given without the other."""
+    if (filter_ is None) != (out is None):
+        missing = "--out: where to write the rows" if out is None else "--filter: which rows to write"
+        raise RecipeError(f"{missing} is missing", hint="vlmrl try RECIPE --filter 0.1:0.9 --out data/worth-it")
+
+
+def _keep(loaded: LoadedRecipe, bounds: tuple[float, float], out: Path) -> Keep:
+    """The rows to write and where. Raises: DataError where they cannot be written there."""
+    from vlmrl.tasks.source import open_source
+    from vlmrl.train.keep import check_target
+    from vlmrl.train.trial import Keep
+
+    sources = [open_source(data, loaded.recipe.reward) for data in loaded.recipe.data]
+    return Keep(*bounds, check_target(sources, out))
 
 
 def _progress() -> Any:

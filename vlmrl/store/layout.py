@@ -159,8 +159,10 @@ def _short(word: str) -> str:
     return f"{encoded[: MOST_WORD_BYTES - 14].decode(errors='ignore')}-{sha256(encoded).hexdigest()[:12]}"
 
 
-def check_eval_name(name: str) -> None:
-    """Raise a StoreError when a name that a person gave cannot be that of an evaluation."""
+def check_eval_name(name: str | None) -> None:
+    """Raise a StoreError when a name that a person gave cannot be that of an evaluation; None: none was given."""
+    if name is None:
+        return
     if name.startswith(".") or any(c in name for c in "/\\\0") or not name.strip():
         raise StoreError(f"`{name}` cannot be the name of an evaluation", hint="a plain name without slashes")
     if len(name.encode("utf-8", "replace")) > MOST_NAME_BYTES:
