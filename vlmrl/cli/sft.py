@@ -185,6 +185,7 @@ def _closing(done: Run) -> str:
     """
     from vlmrl.store.layout import checkpoint_dir
     from vlmrl.store.refer import command_line
+    from vlmrl.train.eval_rows import only_training_rows
 
     best, told, which = done.manifest.best, "", ()
     if best:
@@ -192,9 +193,12 @@ def _closing(done: Run) -> str:
         if checkpoint_dir(done.dir, best.step) not in done.checkpoint_dirs():
             told += ", the model it started from: no later validation was better" if best.step == 0 else " (not kept)"
             which = ("--checkpoint", "last")
-    verbs = {"eval": which, "merge": which, "report": ()}
+    # Without test and validation rows, eval would score what was trained on.
+    rows = ("--split", "ROWS.jsonl") if only_training_rows(done.dir) else ()
+    verbs = {"eval": (*which, *rows), "merge": which, "report": ()}
     commands = [command_line((verb,), done.dir, done.manifest.name, *options) for verb, options in verbs.items()]
-    return f"done: {done.dir}{told}\nnext: {'   '.join(commands)}"
+    missing = "\n      ROWS.jsonl: rows that training has not seen; the data has no test and no validation rows"
+    return f"done: {done.dir}{told}\nnext: {'   '.join(commands)}{missing if rows else ''}"
 
 
 def load_checked(

@@ -19,7 +19,6 @@ from typing import Any
 
 from vlmrl.dist.worker import STACK_SIGNAL
 from vlmrl.errors import format_error
-from vlmrl.store import layout
 from vlmrl.store.lock import process_start
 from vlmrl.store.log_pump import LogPump
 
@@ -251,9 +250,7 @@ class Watch(threading.Thread):
 
     def _log(self, rank: int) -> str | None:
         seen = self.ranks.get(rank)
-        if seen is None or seen.state["run"] is None:
-            return None
-        return str(layout.log_path(Path(seen.state["run"]), seen.state["attempt"], rank))
+        return None if seen is None else seen.state["log"]
 
     def _read(self, kind: str) -> dict[int, dict[str, Any]]:
         """Rank -> its `beat` or `end` file. One that is just being written is read the next time."""

@@ -310,7 +310,7 @@ def test_a_run_without_updates_says_so_and_not_that_the_rate_is_zero(tmp_path):
 
 
 def test_steps_without_an_update_do_not_count_for_the_learning_rate(tmp_path):
-    """Of 6 steps the first 3 are dead: their rate is logged as 0 and has nothing to do with the updates'."""
+    """Of 6 steps the first 3 are dead: older versions wrote 0 as their rate, which is none of the updates'."""
     only_dead = {"rollout/dead_group_share": 1.0, "optim/grad_norm": None, "optim/lr": 0.0, "optim/updates": 0}
     found = look(make_run(tmp_path, plan(metrics=lambda step: only_dead if step < 3 else {})))
     assert found.figures["lr"] == [1e-4, 1e-4] and found.healthy
