@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vlmrl.cli.eval_table import show_evaluation
-from vlmrl.cli.output import JSON_HELP, emit, say
-from vlmrl.errors import RecipeError, StoreError
+from vlmrl.cli.output import JSON_HELP, emit, say, say_origin
+from vlmrl.errors import RecipeError
 
 if TYPE_CHECKING:
     from vlmrl.evaluate.records import Evaluation
@@ -76,7 +76,7 @@ def eval_(
     """
     from vlmrl.cli.sft import warn
     from vlmrl.dist.worker import launched
-    from vlmrl.store.layout import eval_dir, runs_root
+    from vlmrl.store.layout import check_eval_name, eval_dir, runs_root
     from vlmrl.train import evaluation as work
     from vlmrl.train.choices import settle_for_answers
     from vlmrl.train.eval_recipe import choose_recipe, find_evaluation
@@ -85,8 +85,7 @@ def eval_(
 
     if n > 1 and not sample:
         raise RecipeError(f"--n {n} needs --sample: greedy gives the same answer {n} times", hint="--sample 1.0")
-    if name is not None and (name.startswith(".") or "/" in name or "\\" in name or not name.strip()):
-        raise StoreError(f"`{name}` cannot be the name of an evaluation", hint="a plain name without slashes")
+    check_eval_name(name)
     root, argv = runs_root(runs), ["vlmrl", *sys.argv[1:]]
     origin = find_model(model, root, int(checkpoint) if checkpoint.isdigit() else checkpoint)
     settings = work.EvalSettings(sample or None, n, name, seed, force)
@@ -98,6 +97,7 @@ def eval_(
     others = [find_evaluation(compare, root, r.source.split, r.source.name) for r in rows] if compare else None
     planned = work.plan(settled, origin, rows, chosen.run_dir, settings, argv)
     if not launched():
+        say_origin(model, origin.parent)
         _announce(planned)
         if gpus is not None:
             from vlmrl.cli.eval_ranks import evaluate_on

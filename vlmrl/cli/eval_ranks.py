@@ -11,6 +11,7 @@ import typer
 
 from vlmrl.cli.output import say
 from vlmrl.cli.ranks import without_launch_options
+from vlmrl.errors import Interruption
 
 if TYPE_CHECKING:
     from vlmrl.recipe.schema import Recipe
@@ -45,6 +46,8 @@ def evaluate_on(gpus: str, recipe: Recipe, run_dir: Path | None, root: Path) -> 
         return run_dir or made
     if run_dir is None and made is not None:
         settle(made, "interrupted" if ending.code == 130 else "failed", ending.reason)
-    say(ending.message or "interrupted")
+    if ending.code == 130:
+        raise Interruption("eval", "nothing of an unfinished evaluation was written")
+    say(ending.message)
     say("nothing of an unfinished evaluation was written")
     raise typer.Exit(ending.code)

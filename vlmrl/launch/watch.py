@@ -23,6 +23,7 @@ from vlmrl.store.lock import process_start
 from vlmrl.store.log_pump import LogPump
 
 POLL_SECONDS = 0.2
+LAST_LINES = 20
 GRACE_SECONDS = 10.0
 """How long the other ranks may take to end by themselves, and to leave word, when one has died."""
 STACK_SECONDS = 1.0
@@ -225,10 +226,17 @@ class Watch(threading.Thread):
     def _killed_by(self, rank: int, number: int) -> str:
         name = signal.Signals(number).name
         hint = "the system may have run out of memory: see `dmesg`" if number == signal.SIGKILL else "see its log"
-        return format_error(f"rank {rank} was killed by {name} in {self._doing(rank)}", self._log(rank), hint)
+        message = f"rank {rank} was killed by {name} in {self._doing(rank)}{self._printed(rank)}"
+        return format_error(message, self._log(rank), hint if self._log(rank) or number == signal.SIGKILL else None)
 
     def _left(self, rank: int, code: int) -> str:
-        return format_error(f"rank {rank} ended with exit code {code} and no word", self._log(rank))
+        message = f"rank {rank} ended with exit code {code} and no word{self._printed(rank)}"
+        return format_error(message, self._log(rank))
+
+    def _printed(self, rank: int) -> str:
+        """The last lines of a rank that never knew its run, and so has no log."""
+        lines = self._logs.held(f"rank-{rank}.out").splitlines() if self._log(rank) is None else []
+        return "".join(f"\n    {line}" for line in lines[-LAST_LINES:])
 
     def _doing(self, rank: int) -> str:
         if rank not in self.ranks:

@@ -8,7 +8,7 @@ from typing import Any
 from vlmrl.errors import Problem
 from vlmrl.recipe.lines import Key, dotted
 
-COUNTED: Mapping[Key, Key] = {
+COUNTED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("train", "steps"): ("train", "epochs"),
     ("optim", "warmup_steps"): ("optim", "warmup_ratio"),
 }
@@ -16,7 +16,7 @@ COUNTED: Mapping[Key, Key] = {
 counted (recipe/settle.py)."""
 
 
-def written_in(values: Mapping[str, Any]) -> set[Key]:
+def written_in(values: Mapping[Any, Any]) -> set[Key]:
     """Return the keys of `COUNTED`, of both kinds, that stand in these values of a recipe."""
     keys = [*COUNTED, *COUNTED.values()]
     return {(table, name) for table, name in keys if isinstance(t := values.get(table), Mapping) and name in t}

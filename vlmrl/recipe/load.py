@@ -293,16 +293,19 @@ def _odd_values(value: Any, places: Mapping[Key, Place], file: Path, key: Key = 
         return [Problem(f"`{dotted(key)}` is a date; recipes hold no dates", where, f'write it as a string: "{value}"')]
     if isinstance(value, float) and not math.isfinite(value):
         return [Problem(f"`{dotted(key)}` is {value}; it must be a finite number", where)]
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return [Problem(f"`{dotted(key)}` is {str(value)[:24]}..., which does not fit in 64 bits", where)]
     if isinstance(value, str) and is_path_key(key) and not value.startswith("hub:"):
-        longest = max((len(part.encode("utf-8", "replace")) for part in value.split("/")), default=0)
+        path = value.rpartition(":")[0] if ".py:" in value else value
+        longest = max(len(part.encode("utf-8", "replace")) for part in path.split("/"))
         if longest > MAX_NAME_BYTES:
             return [
                 Problem(
                     f"`{dotted(key)}` holds a name of {longest} bytes; a file's has {MAX_NAME_BYTES} at most", where
                 )
             ]
-    if isinstance(value, int) and abs(value) >= 1 << 63:
-        return [Problem(f"`{dotted(key)}` is {str(value)[:24]}..., which does not fit in 64 bits", where)]
+        if "\0" in path:
+            return [Problem(f"`{dotted(key)}` holds a zero character, which no path can", where)]
     return []
 
 

@@ -189,7 +189,7 @@ def _params(recipe: Recipe, greedy: SamplingParams, settings: EvalSettings) -> S
 def _name(settings: EvalSettings, origin: ModelOrigin, rows: EvalRows, num_sources: int) -> str:
     source = rows.source
     if settings.name is not None:
-        return settings.name if num_sources == 1 else f"{settings.name}-{source.name}"
+        return settings.name if num_sources == 1 else layout.eval_name(settings.name, source.name)
     # Training calls its own evaluations by split, source and step: those of the same rows are told from them.
     words = [*(["eval"] if rows.role == "validation" or source.split == "validation" else []), source.split]
     words.append(source.name)
@@ -199,7 +199,7 @@ def _name(settings: EvalSettings, origin: ModelOrigin, rows: EvalRows, num_sourc
         words.append(f"T{settings.temperature:g}-n{settings.samples}")
     if rows.count < len(source.rows):
         words.append(f"first-{rows.count}")
-    return "-".join("".join(c if c.isalnum() or c in "._-" else "-" for c in word) for word in words)
+    return layout.eval_name(*words)
 
 
 def _meta(
