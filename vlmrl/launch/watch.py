@@ -123,7 +123,7 @@ class Watch(threading.Thread):
                 return self._lost(rank, code)
         # Of a rank that was interrupted in itself (its debugger was left) the others only see that it is gone.
         left = sorted((w["time"], rank) for rank, w in words.items() if w["code"] == 130 and w["reason"])
-        if left and (not failed or left[0] < failed[0]):
+        if left and left[0] < min(failed, default=left[0] + (0,)) and not any(words[r]["code"] == 2 for _, r in failed):
             return Ending(130, words[left[0][1]]["message"])
         if failed:
             first = failed[0][1]
