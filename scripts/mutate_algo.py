@@ -27,7 +27,7 @@ UPDATE = [*STEP, "tests/unit/train"]
 ADVANTAGES, LOSSES, KL, AGGREGATE = (f"vlmrl/algo/{n}.py" for n in ("advantages", "losses", "kl", "aggregate"))
 RETURNS, SHAPING, INPUTS = (f"vlmrl/algo/{n}.py" for n in ("returns", "shaping", "inputs"))
 STEP_FILE, BATCH, OPTIM = "vlmrl/train/update.py", "vlmrl/data/batch.py", "vlmrl/train/optim.py"
-STEP_BATCH, REFERENCE, MISMATCH = (f"vlmrl/train/{n}.py" for n in ("step", "reference", "mismatch"))
+STEP_BATCH, REFERENCE, TALLY = (f"vlmrl/train/{n}.py" for n in ("step", "reference", "tally"))
 LOGPROBS, POLICY, ATTENTION = (f"vlmrl/model/{n}.py" for n in ("logprobs", "policy", "prefix_attention"))
 SAMPLE, LOOP, COLLECT = "vlmrl/rollout/sample.py", "vlmrl/train/rl.py", "vlmrl/train/collect.py"
 BATCHES, LORA = "vlmrl/train/batches.py", "vlmrl/model/lora.py"
@@ -153,8 +153,9 @@ MUTANTS = [
     (OPTIM, "parameter.grad.float()", "parameter.grad", UPDATE),
     (OPTIM, "else master.grad.add_(gradient)", "else gradient", UPDATE),
     (OPTIM, "                p.copy_(self.masters[name])", "                pass", UPDATE),
-    (STEP_FILE, "old = stats.logp.detach() if", "old = stats.logp if", GOLDEN),
-    (STEP_FILE, "if data.old_logp is None else data.old_logp", "", GOLDEN),
+    (STEP_FILE, "old = logp.detach() if", "old = logp if", GOLDEN),
+    (STEP_FILE, "if before is None else before", "", GOLDEN),
+    (STEP_FILE, "torch.where(torch.isnan(said), old, said)", "old", GOLDEN),
     (STEP_FILE, "loss = loss - self.entropy_coef", "loss = loss + self.entropy_coef", GOLDEN),
     (STEP_FILE, "loss = loss + self.kl_coef * kl", "loss = loss - self.kl_coef * kl", GOLDEN),
     (STEP_FILE, "batch.world.gather([batch.num_trained(i) for i in batch.items])", "batch.world.gather([i.num_tokens for i in batch.items])", STEP),
@@ -165,15 +166,16 @@ MUTANTS = [
     (STEP_FILE, "order = sorted(all_of_them)", "order = list(all_of_them)", STEP),
     (STEP_FILE, "selected = objective.select(policy, batch, tokens_per_row)", "selected = {}", STEP),
     (STEP_BATCH, "sum(len(s.ids) for s in item.segments if s.trained)", "sum(len(s.ids) for s in item.segments)", STEP),
-    (STEP_FILE, "advantage=torch.cat(advantage)", "advantage=torch.cat(advantage).abs()", STEP),
-    (STEP_FILE, "advantage=torch.cat(advantage)", "advantage=torch.cat(advantage[::-1])", STEP),
-    (STEP_FILE, "response_tokens=counts[response]", "response_tokens=counts.sum().expand(len(response))", STEP),
+    (STEP_FILE, "advantage=advantage,", "advantage=advantage.abs(),", STEP),
+    (STEP_FILE, "advantage=advantage,", "advantage=advantage.flip(0),", STEP),
+    (STEP_FILE, "response_tokens=response_tokens,", "response_tokens=torch.full_like(response_tokens, len(response)),", STEP),
     (STEP_FILE, "        loss.backward()", "        policy.model.zero_grad(); loss.backward()", STEP),
-    (STEP_FILE, "        if not bool(torch.isfinite(loss_K).all()):", "        if False:", UPDATE),
+    (STEP_FILE, "if numbers.pop(NOT_FINITE, 0.0) else []", "if numbers.pop(NOT_FINITE, 0.0) > 1e9 else []", UPDATE),
     (STEP_FILE, '    if not norm < float("inf"):', '    if norm == float("inf"):', UPDATE),
     (STEP_FILE, "        optimizer.clear()\n        raise", "        raise", UPDATE),
     (STEP_FILE, "join(batch.old_logp)", "join(batch.ref_logp)", STEP),
-    (MISMATCH, "max(self.gap_max, float((ours - theirs).abs().max()))", "float((ours - theirs).abs().max())", STEP),
+    (TALLY, "torch.maximum(self._most[name], value)", "value", UPDATE),
+    (TALLY, "else self._sums[name] + value", "else self._sums[name]", UPDATE),
     (BATCH, "prompt_last if i == start else i - 1", "i - 1", PACK),
     (BATCH, "prompt_last if i == start else i - 1", "prompt_last if i == start else i", PACK),
     (BATCH, "prompt_last, response = len(ids) - 1, 0", "prompt_last, response = len(ids) - 2, 0", PACK),
@@ -236,7 +238,7 @@ MUTANTS = [
     (STEP_FILE, "stats = policy(row, batch.reference_of(items, policy))\n            data", "stats = policy(row, None)\n            data", CRITIC_STEP),
     (STEP_FILE, "            return stats.kl", "            return -stats.kl", CRITIC_STEP),
     (STEP_BATCH, "torch.cat(hidden).to(policy.device)", "torch.cat(hidden[::-1]).to(policy.device)", CRITIC_STEP),
-    (STEP_FILE, "values_K[owner == i.trajectory]", "values_K[owner == items[0].trajectory]", CRITIC_STEP),
+    (STEP_FILE, "{i.trajectory: x for i, x in zip(items, pieces, strict=True)", "{i.trajectory: pieces[0] for i, x in zip(items, pieces, strict=True)", CRITIC_STEP),
     (POLICY, "self.value_head(hidden_KD.float())", "self.value_head(hidden_KD.detach().float())", CRITIC_STEP),
     (POLICY, "self.value_head(hidden_KD.float())", "self.value_head(hidden_KD.float().roll(1, 0))", CRITIC_STEP),
     (POLICY, "            parameter.zero_()", "            pass", CRITIC_STEP),

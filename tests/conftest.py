@@ -120,3 +120,19 @@ def tiny_encoder(tiny_processor):
     from vlmrl.data.encode import Encoder
 
     return Encoder(tiny_processor, min_pixels=56 * 56, max_pixels=112 * 112)
+
+
+RUN_VLLM = {
+    "test_split_engine.py", "test_tensor_parallel.py", "test_vllm_ranks.py", "test_vllm_runs.py", "test_served.py",
+    "test_vllm_families.py", "test_vllm_engine.py",
+}  # fmt: skip
+"""Test files that import vLLM: they run in the environment that its metadata allows (scripts/test)."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs vLLM: whole files, and the cases of others that are named after it."""
+    for item in items:
+        case = getattr(item, "callspec", None)
+        if item.path.name in RUN_VLLM or (case is not None and case.params.get("engine") == "vllm"):
+            item.add_marker("vllm")

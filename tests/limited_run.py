@@ -16,6 +16,7 @@ from vlmrl.cli.progress import ConsoleWatcher
 from vlmrl.errors import exit_of
 from vlmrl.recipe.load import load_recipe
 from vlmrl.train import rl
+from vlmrl.train.choices import settle_for_run
 from vlmrl.train.start import Labels, run_session, start_run
 
 
@@ -41,7 +42,7 @@ def main(recipe: str, root: str, where: str, mib: str, *overrides: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (1 << 45, resource.RLIM_INFINITY))  # there is a limit, for now far away
     name, _, call = where.partition(" ")
     limit_before("rehearse" if name == "rehearsal" else "learn", int(call or 0), int(mib))
-    loaded = load_recipe(Path(recipe), overrides=overrides, kind="rl")
+    loaded, _ = settle_for_run(load_recipe(Path(recipe), overrides=overrides, kind="rl"), Path(root))
     run = start_run(loaded, Path(root), ["vlmrl"], Labels())
     try:
         run_session(run, loaded.recipe, Path(root), ConsoleWatcher(), None)

@@ -15,6 +15,8 @@ from vlmrl.tasks.pairs.task import write_trace
 from vlmrl.types import Group, RewardInput, Row, ScoredSample, Segment, Trajectory
 
 LEVELS = ["loop", "digit"]
+IDS = (5, 6, 7)
+"""Tokens of every response."""
 NAMES = {"no": "1", "yes": "8"}
 
 
@@ -40,7 +42,11 @@ def scored_groups(
     rows: Sequence[tuple[Row, Sequence[str]]], scorer: Scorer, *, version: int = 0, advantage: str = "group_mean_std"
 ) -> list[Group]:
     """Groups scored as training scores them: all responses of a step in one call."""
-    inputs = [RewardInput(t, row.truth, row.columns, (), "stop", 3, "What?") for row, texts in rows for t in texts]
+    inputs = [
+        RewardInput(text, row.truth, row.columns, (), "stop", 3, "What?", IDS, version)
+        for row, texts in rows
+        for text in texts
+    ]
     scores = iter(scorer.score(inputs, strict=False))
     groups = []
     for row, texts in rows:
@@ -49,7 +55,7 @@ def scored_groups(
         advantages = group_advantages([s.value for s in found], ok, advantage)
         samples = []
         for k, (text, score) in enumerate(zip(texts, found, strict=True)):
-            segment = Segment("assistant", (5, 6, 7), True, (-0.5, -0.25, -1.0))
+            segment = Segment("assistant", IDS, True, (-0.5, -0.25, -1.0))
             t = Trajectory(row.task, row.prompt_id, 0, k, version, 100 + k, (1, 2), (segment,), row.media, "stop")
             samples.append(ScoredSample(t, text, score, advantages[k], not ok[k]))
         groups.append(Group(row, "What?", tuple(samples)))

@@ -24,6 +24,7 @@ from vlmrl.checkpoint.shards import read_tensors
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
 from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.digits.task import prepare_digits
+from vlmrl.train.choices import settle_for_run
 from vlmrl.train.resume import COMMANDS, Request, plan_resume
 from vlmrl.train.start import Labels, reopen_run, run_session, start_run
 from vlmrl.types import Group
@@ -122,6 +123,7 @@ class Ears:
 def start(loaded: LoadedRecipe, root: Path, ears: Ears | None = None, name: str | None = None) -> tuple[Run, str]:
     """(the run of a recipe, how it ended)."""
     kind = loaded.recipe.kind
+    loaded, _ = settle_for_run(loaded, root)
     run = start_run(loaded, root, ["vlmrl", COMMANDS[kind], loaded.path.name], Labels(name))
     status = run_session(run, loaded.recipe, root, ears or Ears(), None)
     return open_run(root, run.id), status

@@ -30,6 +30,7 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     worker.phase("load")
     print(f"early word of rank {rank}", file=worker.stdout(), flush=True)
+    print(f"HF_TOKEN=hf_{'Ab3d' * 8} of rank {rank}", file=sys.stderr)
     print(f"a library's progress on rank {rank}", file=sys.stderr)
     import torch
     import torch.distributed as dist

@@ -25,7 +25,7 @@ LEVELS = {
 FENCES = {
     "typer": ("cli/",),
     "rich": ("cli/",),
-    "vllm": ("rollout/vllm_engine.py", "rollout/vllm_worker.py"),
+    "vllm": ("rollout/vllm_engine.py", "rollout/vllm_worker.py", "rollout/vllm_probe.py"),
     "torch": ("model/", "algo/losses.py", "algo/kl.py", "algo/aggregate.py", "data/encode.py", "data/batch.py", "dist/",
               "rollout/", "checkpoint/", "train/", "evaluate/run.py", "check/machine.py", "launch/agent.py"),
     "torch.distributed": ("dist/", "checkpoint/io.py", "rollout/weight_sync.py", "launch/agent.py"),

@@ -181,6 +181,10 @@ def exit_of(error: BaseException) -> tuple[int, str]:
     if isinstance(error, OSError) and error.errno in FULL:
         told = f"the disk refuses to take more: {error.strerror}"
         return 2, format_error(told, error.filename, "free disk space: `vlmrl runs du` says what takes it")
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        name = str(error.filename or "")
+        shown = name if len(name) <= 100 else f"{name[:100]}... ({len(name):,} characters)"
+        return 2, format_error("a name is longer than the file system allows", shown or None, "give a shorter one")
     hint = "this is a bug in vlmrl, not your mistake; please report it with the lines above"
     told = format_error(f"internal error: {type(error).__name__}: {error}", None, hint)
     return 1, "".join(traceback.format_exception(error)) + "\n" + told

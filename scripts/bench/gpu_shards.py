@@ -17,9 +17,10 @@ from gpu import seconds
 from gpu_world import GIB, Case, World, one_pass
 from torch import Tensor
 
-from vlmrl.dist.fsdp import shard, units_of, whole
+from vlmrl.dist.fsdp import shard, whole
 from vlmrl.dist.world import World as Processes
 from vlmrl.model.memory import give_back
+from vlmrl.model.units import units_of
 
 Row = dict[str, Any]
 Outcome = tuple[Tensor, dict[str, Tensor]]

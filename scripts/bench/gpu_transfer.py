@@ -20,8 +20,9 @@ from gpu_shards import start_group
 from gpu_world import GIB, make_config
 from torch import Tensor
 
-from vlmrl.dist.fsdp import shard, units_of
+from vlmrl.dist.fsdp import shard
 from vlmrl.dist.world import World as Processes
+from vlmrl.model.units import units_of
 from vlmrl.rollout import wire
 from vlmrl.rollout.weight_sync import base_tensors, engine_names
 

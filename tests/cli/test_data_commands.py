@@ -151,3 +151,19 @@ def test_the_doctor_names_file_and_row_of_what_a_model_cannot_take(tmp_path: Pat
     assert verdict == "bad" and f"{table}:3, column `images`, {tmp_path / 'broken.png'}: broken image" in finding
     verdict, finding = found["control tokens in text"]
     assert verdict == "look" and "1 rows hold" in finding and f"first: {table}:1 (" in finding
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["prep pairs --levels a,b --source", "prep fungi", "prep human", "prep fungi rows.parquet@", "prep digits --out",
+     "data show", "data doctor", "data export rows.jsonl", "data show rows.jsonl --save"],
+)  # fmt: skip
+def test_a_name_that_no_file_system_takes_is_an_error_in_words(tmp_path: Path, words: str) -> None:
+    rows = [{"prompt": "<image>?", "images": ["a.png"], "answer": "a"}]
+    (tmp_path / "a.png").write_bytes(photo(1, 60, 40))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    *most, last = words.split()
+    name = "x" * 300
+    command = [*most, last + name] if last.endswith("@") else [*most, last, name]
+    done = this_process(*command, cwd=tmp_path)
+    assert done.code == 2 and "longer than the file system allows" in done.err and len(done.err) < 400

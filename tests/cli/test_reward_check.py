@@ -193,3 +193,67 @@ def test_a_reward_that_is_not_deterministic_is_an_error_and_a_changed_one_a_warn
     file.write_text(EXACT)
     done = vlmrl("last")
     assert done.code == 0 and "has changed since the run" in done.err and "differ from what was stored" in done.err
+
+
+GRADED = """
+def reward(x):
+    right = x.response == x.truth["answer"]
+    return {"reward": 0.3 + 0.5 * right, "acc": {accuracy}}
+"""
+
+
+def test_the_accuracy_of_a_users_reward_is_held_against_its_score(tmp_path, vlmrl, report):
+    (tmp_path / "r.py").write_text(GRADED.replace("{accuracy}", "right"))
+    make_table_run(tmp_path / "runs", tmp_path / "r.py")
+    found = report("last")["disagreements"]
+    assert (found["accuracy"], found["binary"], found["agreement"]) == (pytest.approx(1 / 3), True, 1.0)
+    assert (found["right"], found["wrong"]["paid"]) == ({"number": 4, "mean": 0.8, "unpaid": 0}, 8)
+    shown = vlmrl("last").err
+    assert "weights its own, accuracy acc" in shown and "accuracy 33.3%; a right answer outscores" in shown
+    assert "wrong, yet paid most (8 of 8 wrong ones earn something)" in shown
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "told"),
+    [("1 if right else -1", "accuracy -0.3333, the mean; 33.3% right; a right answer outscores"),
+     ("0.5", "accuracy 0.5, the mean: it is not only right or wrong")],
+)  # fmt: skip
+def test_an_accuracy_that_is_no_share_is_told_as_a_mean(tmp_path, vlmrl, accuracy, told):
+    (tmp_path / "r.py").write_text(GRADED.replace("{accuracy}", accuracy))
+    make_table_run(tmp_path / "runs", tmp_path / "r.py")
+    done = vlmrl("last")
+    assert done.code == 0 and told in done.err
+
+
+def test_a_table_is_right_or_wrong_by_the_reward_that_scores_it(tmp_path, report):
+    (tmp_path / "r.py").write_text("def f(solution_str, ground_truth): return float(solution_str == ground_truth)\n")
+    rows = [{"response": text, "ground_truth": "4"} for text in ("4", "5", "6", "4")]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = report("t.jsonl", "--reward", "r.py:f")
+    assert found["disagreements"]["accuracy"] == 0.5 and found["rewards"]["t"]["accuracy"] == "score"
+
+
+def test_token_ids_are_those_of_the_run_or_of_the_tables_column(tmp_path, vlmrl, report):
+    (tmp_path / "r.py").write_text("def f(completion_ids, **kw): return [float(sum(ids)) for ids in completion_ids]\n")
+    make_table_run(tmp_path / "runs", tmp_path / "r.py", "f")  # every response there has the ids 5, 6, 7
+    found = report("last")
+    assert found["stored"]["equal"] and found["parts"]["value"]["mean"] == 18.0
+    row = {"response": "a", "ground_truth": "b"}
+    (tmp_path / "ids.jsonl").write_text(json.dumps(row | {"completion_ids": [1, 2]}) + "\n")
+    (tmp_path / "none.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "ids.csv").write_text('response,ground_truth,token_ids\na,b,"[4, 5]"\n')
+    assert report("ids.jsonl", "--reward", "r.py:f")["parts"]["value"]["mean"] == 3.0
+    assert report("ids.csv", "--reward", "r.py:f")["parts"]["value"]["mean"] == 9.0
+    refused = vlmrl("none.jsonl", "--reward", "r.py:f")
+    assert refused.code == 2 and "needs `completion_ids`, and no token ids are saved beside" in refused.err
+    assert "none.jsonl:1" in refused.err and "a table needs a column `completion_ids`" in refused.err
+
+
+def test_responses_that_a_reward_does_not_judge_are_no_failures(tmp_path, vlmrl, report):
+    source = "def f(completions, level, **kw): return [None if n == 2 else 1.0 for n in level]\n"
+    (tmp_path / "r.py").write_text(source)
+    make_table_run(tmp_path / "runs", tmp_path / "r.py", "f")
+    found = report("last")
+    assert found["stored"]["equal"] and found["errors"]["number"] == 0
+    assert vlmrl("last", "--fail-on", "errors").code == 0
+    assert "failed: the reward does not apply to this response" in vlmrl("last").err

@@ -15,6 +15,7 @@ from small_runs import Ears
 
 from vlmrl.dist.world import World, join_world
 from vlmrl.recipe.load import load_recipe
+from vlmrl.train.choices import settle_for_run
 from vlmrl.train.resume import Request, plan_resume
 from vlmrl.train.start import Labels, reopen_run, run_session, share_run, start_run
 
@@ -44,6 +45,7 @@ def train(job: dict, world: World) -> None:
         if job["resume"]:
             return reopen_run(root, plan_resume(root, Request("last", job["kind"])), ["vlmrl"])
         loaded = load_recipe(job["recipe"], overrides=job["overrides"], kind=job["kind"])
+        loaded, _ = settle_for_run(loaded, root)
         return start_run(loaded, root, ["vlmrl"], Labels()), loaded.recipe, None
 
     run, recipe, checkpoint = share_run(world, make)

@@ -17,10 +17,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from vlmrl.data.batch import make_row
-from vlmrl.dist.fsdp import shard, units_of, whole
+from vlmrl.dist.fsdp import shard, whole
 from vlmrl.dist.world import World
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
+from vlmrl.model.units import units_of
 from vlmrl.types import PackedRow
 
 Seen = dict[str, list[torch.Tensor]]

@@ -26,11 +26,12 @@ from tinyworld import encoded, four_prompts, items_of, prompt_tokens, response
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import EncodedPrompt, Encoder
-from vlmrl.dist.fsdp import shard, units_of, whole
+from vlmrl.dist.fsdp import shard, whole
 from vlmrl.dist.world import World, join_world
 from vlmrl.errors import EngineError, TrainError
 from vlmrl.model.load import checkpoint_gradients, load_model, load_processor, share_prefix
 from vlmrl.model.policy import Policy
+from vlmrl.model.units import sharded_units, units_of
 from vlmrl.recipe.schema import Data, Lora, Model, Optim, Recipe, Rollout
 from vlmrl.rollout.engine import Request
 from vlmrl.rollout.sample import Prompt
@@ -159,7 +160,7 @@ def main(model_folder: str, out: str) -> None:
         for name, case in CASES.items():
             policy = policy_of(case, settings)
             if world.size > 1:
-                layers = units_of(policy.model) if policy.sharing == "packed" else []
+                layers = sharded_units(policy.model, policy.sharing)
                 shard(policy, layers, world, torch.device("cpu"))
             if name == "images on one":
                 told["samples"] = sampled(policy, four_prompts(encoder), processor.tokenizer, world)

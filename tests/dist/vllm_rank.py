@@ -26,20 +26,22 @@ from vlmrl.algo.family import ALGORITHMS
 from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import Encoder
 from vlmrl.dist import worker
-from vlmrl.dist.fsdp import shard, units_of
+from vlmrl.dist.fsdp import shard
 from vlmrl.dist.world import World, join_world
 from vlmrl.errors import EngineError
 from vlmrl.model.load import banned_ids_of, load_model, load_processor
 from vlmrl.model.lora import adapter_rank
 from vlmrl.model.policy import Policy
+from vlmrl.model.units import units_of
 from vlmrl.recipe.schema import Lora, Model, Optim
 from vlmrl.rollout import vllm_engine, weight_sync
 from vlmrl.rollout.engine import Request
 from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
 from vlmrl.rollout.weight_sync import PolicyWeights
-from vlmrl.train.mismatch import Mismatch
+from vlmrl.train.mismatch import Mismatch, tally_mismatch
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.step import FILLER, StepBatch
+from vlmrl.train.tally import Tally
 from vlmrl.train.update import PolicyGradient, fill_logps, update
 from vlmrl.types import Sample, SamplingParams, Segment
 
@@ -100,10 +102,10 @@ class Place:
         """Largest difference of trainer and engine over all processes, in nats."""
         logps: dict[int, torch.Tensor] = {}
         fill_logps(self.policy, batch, logps, 400)
-        found = Mismatch()
+        tally = Tally()
         for item in batch.items:
-            found.add(logps[item.trajectory], torch.tensor(item.segments[0].sampler_logp))
-        return Mismatch.joined(self.world.gather(found)).gap_max
+            tally_mismatch(tally, logps[item.trajectory], torch.tensor(item.segments[0].sampler_logp))
+        return Mismatch.joined(self.world.gather(Mismatch.of(tally.read()))).gap_max
 
 
 class Watched:

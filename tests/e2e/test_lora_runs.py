@@ -175,7 +175,7 @@ def test_check_counts_the_adapter_and_train_too_names_what_is_wrong_before_a_run
     words = ("check", "rl.toml", "--runs", tmp_path, "--set", "rollout.max_new_tokens=40")
     sound = this_process(*words, "--json", cwd=place)
     plan = sound.json["plan"]
-    assert plan["model"]["trained"] == 8192 and plan["memory"]["optimizer"] == 8 * 8192
+    assert plan["model"]["trained"] == 8192 and plan["memory"]["phases"][1]["parts"]["moments"] == 8 * 8192
     assert plan["disk"]["checkpoint_bytes"] == 12 * 8192
     for word, told in (
         ('lora.targets=["q_prj"]', "did you mean `q_proj`"),

@@ -218,11 +218,14 @@ def test_memory_that_runs_out_elsewhere_names_the_phase_and_a_key(
 
 
 @pytest.mark.slow
-def test_an_engine_that_does_not_start_for_want_of_memory_names_its_cache(place, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("sets", "told"), [(["rollout.kv_cache_gib=4"], "2"), ([], "1, in place of what seemed to be free")]
+)
+def test_an_engine_that_does_not_start_for_want_of_memory_names_its_cache(place, monkeypatch, tmp_path, sets, told):
     monkeypatch.setattr(rl, "make_generator", failing_vllm)
     with pytest.raises(OutOfMemoryError) as caught:
-        begin(place, tmp_path, 'rollout.engine="vllm"')
-    assert "phase `engine start`" in caught.value.message and caught.value.hint == "set rollout.kv_cache_gib = 2"
+        begin(place, tmp_path, 'rollout.engine="vllm"', *sets)
+    assert "phase `engine start`" in caught.value.message and caught.value.hint == f"set rollout.kv_cache_gib = {told}"
 
 
 @pytest.mark.slow

@@ -53,12 +53,12 @@ def score(completions, prompts, solution, **columns):
     "verl": f"""
 def score(data_source, solution_str, ground_truth, extra_info=None):
     assert data_source == "mine" and int(ground_truth) == extra_info["index"]
-    return {{"score": {LENGTH.format(text="solution_str")}, "acc": 0.0}}
+    return {{"score": {LENGTH.format(text="solution_str")}, "acc": len(solution_str) % 2 == 0}}
 """,
     "easyr1": f"""
 def score(reward_inputs):
     assert all(int(x["ground_truth"]) in range({ROWS}) for x in reward_inputs)
-    return [{{"overall": {LENGTH.format(text='x["response"]')}, "format": 0.0}} for x in reward_inputs]
+    return [{{"overall": {LENGTH.format(text='x["response"]')}, "format": 0.0, "accuracy": -1}} for x in reward_inputs]
 """,
 }
 RECIPE = """
@@ -99,19 +99,34 @@ def only_run(place: Path) -> Run:
 @pytest.mark.parametrize("styles", [("vlmrl", "trl"), ("verl", "easyr1")])
 def test_two_tables_with_rewards_of_other_houses_train_in_one_run(place, tiny_folder, styles):
     data = source(styles[0], f"{styles[0]}.py", 3.0) + source(styles[1], f"{styles[1]}.py", 1.0)
-    done = train(place, tiny_folder, data)
+    more = ""
+    if "verl" in styles:
+        data = data.replace("share = 3.0", 'share = 3.0\nvalidation = "verl.jsonl"')
+        more = 'eval.metric = "accuracy"\n'
+    done = train(place, tiny_folder, data, more)
     assert done.json["status"] == "done", done.err
     run = only_run(place)
     groups = [g for step in (0, 1) for g in run.read_rollouts(step)]
     assert [g.row.source for g in groups].count(styles[0]) == 6 and len(groups) == 8
     parts = {"vlmrl": {"letters", "wide", "later"}, "trl": {"reward"}, "verl": {"score", "acc"},
-             "easyr1": {"overall", "format"}}  # fmt: skip
+             "easyr1": {"overall", "format", "accuracy"}}  # fmt: skip
     for group in groups:
         assert len(group.row.media) == 1 and TEXT in group.prompt_text
         for sample in group.samples:
             assert sample.score.error is None and sample.score.parts.keys() == parts[group.row.source]
     last = run.metrics("train")[-1]
     assert last["optim/updates"] == 2 and {f"reward/source/{s}" for s in styles} <= last.keys()
+    if "verl" not in styles:
+        assert "reward/accuracy" not in last and "accuracy" not in done.err
+        return
+    rights = [s.score.parts.get("acc", s.score.parts.get("accuracy")) for g in groups[4:] for s in g.samples]
+    assert last["reward/accuracy"] == pytest.approx(sum(rights) / 12) and {0.0, 1.0, -1.0} >= {*rights}
+    told = "accuracy is the part `acc` of verl.py:score (verl); the part `accuracy` of easyr1.py:score (easyr1)"
+    assert done.err.count(told) == 1 and f"accuracy {last['reward/accuracy']:.3f}  " in done.err
+    first, second = run.metrics("validation")
+    assert first["eval/metric"] == first["eval/accuracy"] and 0 <= first["eval/accuracy"] <= 1
+    assert run.manifest.best is not None and run.manifest.best.metric == "accuracy"
+    assert f"validation at step 2: reward {second['eval/reward']:.3f}" in done.err and "  accuracy " in done.err
 
 
 @pytest.mark.slow

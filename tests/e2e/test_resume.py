@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import time
@@ -28,6 +29,7 @@ from small_runs import (
 
 from vlmrl.checkpoint import files, io
 from vlmrl.errors import CheckpointError, RewardError
+from vlmrl.store.faults import EXIT_CODE, VARIABLE
 from vlmrl.store.runs import open_run
 from vlmrl.store.verify import verify_run
 
@@ -216,6 +218,22 @@ def test_ctrl_c_saves_exits_with_130_and_says_how_to_go_on(place, whole, tmp_pat
     resumed = own_process("train", "--resume", run.id, "--runs", ".", cwd=tmp_path)
     assert resumed.code == 0, resumed.err
     assert_same_run(open_run(tmp_path, "last"), whole("rl"))
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_of_a_rollout_file_the_run_goes_on_as_if_it_had_not_been(place, whole, tmp_path):
+    """Beside the training a thread is writing: the fifth step's rollouts, after a checkpoint of the third."""
+    done = own_process(
+        "train", place / "rl.toml", "--runs", ".", cwd=tmp_path, env={**os.environ, VARIABLE: "mid-rollout:5"}
+    )
+    assert done.code == EXIT_CODE, done.err
+    run = open_run(tmp_path, "last")
+    assert run.status == "killed" and list(run.rollout_files()) == [0, 1, 2, 3]
+    # the fourth step's metrics may still have been waiting; no step has them without its rollouts
+    assert [m["step"] for m in run.metrics("train")] in ([0, 1, 2], [0, 1, 2, 3]) and not verify_run(run.dir).errors
+    resumed, status = go_on(run)
+    assert status == "done"
+    assert_same_run(resumed, whole("rl"))
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "kl": KL_ESTIMATORS,
     "kl_in": ("loss", "reward"),
     "filter": ("none", "spread"),
-    "importance": ("auto", "none", "truncate", "mask"),
+    "importance": ("auto", "none", "truncate", "mask", "ratio"),
     "importance_level": ("token", "sequence"),
     "truncated": ("keep", "mask", "drop"),
 }
@@ -62,7 +62,8 @@ class Algorithm:
         filter: "spread": prompts whose scores differ by no more than `min_spread` are replaced by others, in at most
             `filter_tries` draws a step.
         importance: "truncate" or "mask": correct for the engine's own log-probs, at `importance_level`, limit
-            `importance_cap`; "auto" = "truncate" when the engine is not the trainer.
+            `importance_cap`. "ratio": they are the old log-probs of the surrogate's ratio, so that its bounds are
+            around the policy that sampled. "auto": see `importance_of`.
         truncated: what happens to responses cut by the token limit.
         truncated_score: the score of such a response; None = the reward's.
         overlong_tokens: length of DAPO's soft punishment before the limit; 0 = off.     overlong_penalty: its most.
@@ -116,6 +117,30 @@ class Algorithm:
     def needs_critic(self) -> bool:
         """Whether the policy gets a value head, which judges every token."""
         return ESTIMATORS[self.advantage].critic
+
+    @property
+    def limits_ratio(self) -> bool:
+        """Whether the surrogate bounds what a token does whose probability is far above the old one."""
+        bounded = self.surrogate in ("clip", "clip_cov", "cispo", "gmpo") and self.clip_high is not None
+        return bounded or self.surrogate == "sapo"
+
+    def importance_of(self, *, own_engine: bool, filtered: bool, stale: bool) -> str:
+        """What `importance` comes to in a run.
+
+        Of an engine of the trainer's own weights, or of filtered sampling, "auto" is "none"; of another, "truncate".
+        Of one whose weights are a step older it is "ratio": the bounds of PPO and its kin are meant to be around the
+        policy that sampled, and around the trainer's they would let the policy drift away from it twice as far. Where
+        nothing bounds a token's ratio, or the ratio is that of a whole response (whose bounds are narrower than what
+        two engines differ by), it is "mask": what is too unlikely under either policy has no gradient.
+        Args: own_engine: the trainer samples. filtered: with top-p or top-k. stale: by older weights.
+        """
+        if self.importance != "auto":
+            return self.importance
+        if own_engine or filtered:
+            return "none"
+        if not stale:
+            return "truncate"
+        return "ratio" if self.limits_ratio and self.ratio == "token" else "mask"
 
     @property
     def counts_dead(self) -> bool:

@@ -15,6 +15,8 @@ from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
 from vlmrl.recipe.schema import Data, Reward
+from vlmrl.rewards.accuracy import accuracy_part, with_accuracy
+from vlmrl.rewards.scorer import Scorer
 from vlmrl.types import RewardInput, Row
 
 if TYPE_CHECKING:
@@ -124,12 +126,25 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
     for source in there:
         known = metric_names(source)
         open_ended = metric.startswith("accuracy/distance-") or (metric.startswith("part/") and not source.reward.pure)
+        if metric == "accuracy" and metric not in known and source.reward.user is not None:
+            parts = _parts_seen(loaded, source)
+            open_ended = not parts or accuracy_part(parts, source.reward) is not None
         if metric not in known and not open_ended:
             near = nearest(metric, known)
             hint = (f"did you mean `{near}`?  " if near else "") + f"there are: {', '.join(known)}"
+            hint += '; [reward] accuracy = "PART" says which part is it' if metric == "accuracy" else ""
             message = f"validation of `{source.name}` has no metric `{metric}`"
             return [Problem(message, loaded.where(("eval", "metric")), hint)]
     return []
+
+
+def _parts_seen(loaded: LoadedRecipe, source: Source) -> list[str]:
+    """The parts that a user's reward returns for an empty response and for the answer itself; [] where it fails."""
+    row = source.rows[0]
+    texts = ["", *(str(value) for value in row.truth.values())][:2]
+    inputs = [responding(source.reward_input(row, text, "stop", 0, ""), text) for text in texts]
+    with Scorer(source.reward, source.weights, **_limits(loaded)) as scorer:
+        return list(dict.fromkeys(name for score in scorer.score(inputs) for name in score.parts))
 
 
 def metric_names(source: Source) -> list[str]:
@@ -137,11 +152,11 @@ def metric_names(source: Source) -> list[str]:
 
     The parts of a user's reward are known only when it has run; those with a weight are named.
     """
-    outcome = source.task.outcome(source.rows[0].truth, "")
+    known = dict.fromkeys([*source.reward.ranges, *source.weights])
+    outcome = with_accuracy(source.task.outcome(source.rows[0].truth, ""), known, source.reward)
     names = ["reward", *(name for name in outcome if name not in ("label", "confidence"))]
     names += ("auc", "ece", "precision", "recall", "f1") if {"label", "confidence"} <= set(outcome) else ()
-    parts = dict.fromkeys([*source.reward.ranges, *source.weights])
-    return [*names, *(f"part/{part}" for part in parts), "response_tokens", "truncated"]
+    return [*names, *(f"part/{part}" for part in known), "response_tokens", "truncated"]
 
 
 def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: PromptScan | None = None) -> Scan:
@@ -291,16 +306,17 @@ def _readable(source: Source, indices: Sequence[int]) -> Iterator[Row]:
 def _mean_score(
     loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Sequence[str], facts: RewardFacts
 ) -> float:
-    from vlmrl.rewards.scorer import Scorer
-
-    settings = loaded.recipe.reward
     inputs: list[RewardInput] = []
     for row, text in zip(rows, texts, strict=True):
         inputs.append(responding(source.reward_input(row, text, "stop", 0, ""), text))
-    limits: dict[str, Any] = {"timeout_seconds": settings.timeout_seconds, "memory_mb": settings.memory_mb}
-    with Scorer(source.reward, source.weights, workers=1, **limits) as scorer:
+    with Scorer(source.reward, source.weights, **_limits(loaded)) as scorer:
         scores = scorer.score(inputs, strict=True)
     if not scores:
         raise RewardError(f"the reward of `{source.name}` was given no row it could score")
     facts.parts = sorted({*facts.parts, *(part for score in scores for part in score.parts)})
     return sum(score.value for score in scores) / len(scores)
+
+
+def _limits(loaded: LoadedRecipe) -> dict[str, Any]:
+    settings = loaded.recipe.reward
+    return {"timeout_seconds": settings.timeout_seconds, "memory_mb": settings.memory_mb}

@@ -1,24 +1,17 @@
-"""Does it fit: parameters, memory, disk, and the arithmetic of a run. Estimates say that they are estimates.
-
-Memory is counted, not measured: weights, float32 masters where the weights are bfloat16, gradients, AdamW's moments,
-the activations of one packed row, and the key-value cache of the rollouts. Activations per token and layer, calibrated
-by counting what autograd keeps for two small models with and without recomputation: 10 hidden + 2 (query + key + value)
-+ 4 intermediate numbers; with gradient checkpointing one hidden vector a layer, and one layer in full.
-"""
+"""What a recipe needs of this machine: packages, parameters that are trained, disk, and the arithmetic of a run."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.algo.family import algorithm_of
 from vlmrl.errors import CheckpointError, Problem, gib
 from vlmrl.recipe.check_engine import TORCH_HINT, VLLM_HINT, vllm_refusal
+from vlmrl.recipe.extras import install_line
 from vlmrl.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:
@@ -27,67 +20,6 @@ if TYPE_CHECKING:
 BYTES_PER_ROLLOUT_TOKEN = 12
 MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2, "adamw_bf16_kahan": 8}
 """What an optimizer keeps of a trained number besides its master (kahan: two bfloat16, one float32)."""
-GIB = 1 << 30
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes on the training device, estimated. `engine`: vLLM's own weights and key-value cache."""
-
-    weights: int
-    masters: int
-    gradients: int
-    optimizer: int
-    activations: int
-    logits: int
-    kv_cache: int
-    reference: int
-    engine: int
-
-    @property
-    def peak(self) -> int:
-        """Weights and optimizer are always there; gradients and activations never meet the rollouts' cache."""
-        always = self.weights + self.masters + self.optimizer + self.reference + self.engine
-        return always + max(self.gradients + self.activations + self.logits, self.kv_cache)
-
-
-def estimate_memory(loaded: LoadedRecipe, facts: ModelFacts, *, prompt_tokens: int, image_tokens: int) -> Memory:
-    """Memory of the recipe's run. `prompt_tokens`, `image_tokens`: of the longest prompt known."""
-    from vlmrl.model.facts import device_facts
-    from vlmrl.model.head_chunks import head_chunks
-
-    recipe = loaded.recipe
-    device = device_facts(recipe.model.device)[0]
-    size = 4 if recipe.model.dtype == "float32" else 2
-    total, trained = facts.total, trained_parameters(loaded, facts)
-    longest = prompt_tokens + recipe.rollout.max_new_tokens
-    row_tokens = max(recipe.train.tokens_per_row, longest)
-    responses = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
-    vllm = recipe.kind == "rl" and recipe.rollout.engine == "vllm"
-    built_in = recipe.kind == "rl" and not vllm
-    cache_tokens = min(max(recipe.rollout.batch_tokens, longest), responses * longest) if built_in else 0
-    merge = int(facts.vision.get("spatial_merge_size", 2)) ** 2
-    prompts_in_row = max(1, row_tokens // longest)
-    recompute = recipe.model.gradient_checkpointing
-    text = _activations(facts.text, row_tokens, recompute is True)
-    vision = _activations(facts.vision, prompts_in_row * image_tokens * merge, bool(recompute))
-    vocabulary = int(facts.text.get("vocab_size", 0))
-    return Memory(
-        weights=weight_bytes(loaded, facts),
-        masters=0 if size == 4 or recipe.optim.name == "adamw_bf16_kahan" else trained * 4,
-        gradients=trained * 4,
-        optimizer=trained * MOMENT_BYTES[recipe.optim.name],
-        activations=(text + vision) * size,
-        # Half of a device's memory stands for what is free when the sizes are settled.
-        logits=head_chunks(device["kind"], device["memory_bytes"] // 2).peak_bytes(row_tokens, vocabulary),
-        kv_cache=2 * _layers(facts.text) * _kv_width(facts.text) * size * cache_tokens,
-        reference=total * size
-        if recipe.kind == "rl" and recipe.lora is None and algorithm_of(recipe.algo).kl_coef > 0
-        else 0,
-        engine=weight_bytes(loaded, facts) // recipe.rollout.tensor_parallel + int(recipe.rollout.kv_cache_gib * GIB)
-        if vllm
-        else 0,
-    )
 
 
 def checkpoint_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
@@ -136,17 +68,15 @@ def check_trained(loaded: LoadedRecipe, facts: ModelFacts) -> list[Problem]:
     return []
 
 
-def check_served(loaded: LoadedRecipe, facts: ModelFacts) -> list[Problem]:
-    """Whether the engine that the recipe names can generate for this model on this machine."""
+def check_served(loaded: LoadedRecipe, facts: ModelFacts, device: str | None = None) -> list[Problem]:
+    """Whether the engine that the recipe names can generate for this model. Args: device: None = this machine's."""
     from vlmrl.model.facts import device_facts
-    from vlmrl.model.families import has_two_way_images
 
     recipe = loaded.recipe
     if recipe.rollout.engine != "vllm" or recipe.kind != "rl":
         return []
-    device = device_facts(recipe.model.device)[0]["kind"]
-    two_way = has_two_way_images(facts.model_type, facts.text.get("use_bidirectional_attention"))
-    why = vllm_refusal(facts.model_type, device, recipe.model.dtype, two_way)
+    kind = device or str(device_facts(recipe.model.device)[0]["kind"])
+    why = vllm_refusal(facts.model_type, kind, recipe.model.dtype, facts.two_way_images)
     return [] if why is None else [Problem(why, loaded.where(("rollout", "engine")), TORCH_HINT)]
 
 
@@ -160,7 +90,7 @@ def check_installed(loaded: LoadedRecipe) -> list[Problem]:
               (("optim", "name"), 'optim.name = "adamw_8bit"', recipe.optim.name == "adamw_8bit")]  # fmt: skip
     if importlib.util.find_spec("bitsandbytes") is not None:
         return _check_quantized_device(loaded)
-    hint = "pip install 'vlmrl[bitsandbytes]', or leave the key out"
+    hint = f"{install_line('bitsandbytes')}, or leave the key out"
     return [
         Problem(f"{what} needs bitsandbytes, which is not installed", loaded.where(key), hint)
         for key, what, is_asked in wanted
@@ -180,30 +110,6 @@ def _check_quantized_device(loaded: LoadedRecipe) -> list[Problem]:
     )
     where = loaded.where(("model", "quantize"))
     return [Problem(message, where, "run it on a machine with a GPU, or leave quantize out")]
-
-
-def check_memory(loaded: LoadedRecipe, memory: Memory) -> tuple[list[Problem], dict[str, Any]]:
-    """Compare the estimate with the device. Returns (problems, what the device is)."""
-    from vlmrl.model.facts import device_facts
-
-    device, problems = device_facts(loaded.recipe.model.device)
-    where = loaded.where(("model", "device"), ("model", "path"))
-    if problems:
-        return [Problem(p, where, 'set model.device = "auto"') for p in problems], device
-    need, have = memory.peak, int(device["memory_bytes"])
-    if need > have:
-        level = "error" if need > 1.5 * have else "warning"
-        message = f"the run needs about {gib(need)} of memory; {device['name']} has {gib(have)}"
-        biggest = "train.tokens_per_row" if memory.activations > memory.optimizer else "a smaller model or model.freeze"
-        hint = f"try {biggest}, model.gradient_checkpointing = true, or rollout.batch_tokens"
-        return [Problem(message, loaded.where(("train", "tokens_per_row"), ("model", "path")), hint, level)], device
-    if device["kind"] == "cpu" and loaded.recipe.model.dtype == "bfloat16":
-        message = "bfloat16 on a CPU is slower than float32 on most machines"
-        problem = Problem(
-            message, loaded.where(("model", "dtype"), ("model", "device")), 'dtype = "float32"', "warning"
-        )
-        return [problem], device
-    return [], device
 
 
 def check_disk(
@@ -291,28 +197,3 @@ def arithmetic(loaded: LoadedRecipe, sources: Sequence[tuple[str, float, int]], 
     facts["epochs"] = {name: total * share / shares / count for name, share, count in sources}
     facts |= {"validations": validations, "validation_answers": validations * validation_rows}
     return facts | {"checkpoints": checkpoints_written(loaded)}
-
-
-def _activations(config: Mapping[str, Any], tokens: int, recomputed: bool) -> int:
-    """Numbers kept for the backward pass of `tokens` positions in one tower."""
-    hidden = int(config.get("hidden_size", 0) or 0)
-    inner = int(config.get("intermediate_size", 4 * hidden) or 4 * hidden)
-    layer = 10 * hidden + 2 * (_query_width(config) + 2 * _kv_width(config)) + 4 * inner
-    return tokens * (_layers(config) * hidden + layer if recomputed else _layers(config) * layer)
-
-
-def _layers(config: Mapping[str, Any]) -> int:
-    return int(config.get("num_hidden_layers") or config.get("depth") or 0)
-
-
-def _heads(config: Mapping[str, Any]) -> int:
-    return int(config.get("num_attention_heads") or config.get("num_heads") or 1)
-
-
-def _query_width(config: Mapping[str, Any]) -> int:
-    head = config.get("head_dim") or int(config.get("hidden_size", 0) or 0) // _heads(config)
-    return int(head) * _heads(config)
-
-
-def _kv_width(config: Mapping[str, Any]) -> int:
-    return _query_width(config) // _heads(config) * int(config.get("num_key_value_heads") or _heads(config))

@@ -73,7 +73,7 @@ def _task_rule(
         truth, problem, _ = rule.read(first.get(roles.get("ground_truth", "")), first)
         if not problem:
             info["truth_fields"] = [name for name in domain.field_names if truth.get(name) is not None]
-            if "same" not in truth and variant is None:
+            if "same" not in truth and (variant is None or lenient):  # a text that says nothing of the other rows
                 del info["truth_fields"]
     else:
         truth, _, _ = TruthRule().read(first.get(roles.get("ground_truth", "")), first)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +15,19 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.check import data as rows
 from vlmrl.check import machine, tokens
 from vlmrl.check.catalogs import catalogs
+from vlmrl.check.kernels import check_kernels
 from vlmrl.check.loggers import check_loggers
+from vlmrl.check.memory import HERE, Target, check_device, check_memory, plan_memory
+from vlmrl.check.plan_sizes import Prompts
+from vlmrl.check.prompt_lengths import estimate_prompts, longest_allowed
 from vlmrl.check.prompts import PromptScan
 from vlmrl.errors import Problem, VlmrlError
+from vlmrl.recipe.check_engine import check_engine
+from vlmrl.recipe.check_world import check_world
 from vlmrl.recipe.checks import check_recipe
-from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.rewards.accuracy import accuracy_part
+from vlmrl.rewards.base import value_bounds
 
 if TYPE_CHECKING:
     from vlmrl.data.encode import Encoder
@@ -51,9 +60,14 @@ def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
 
     Returns: errors and warnings; with errors in the recipe itself nothing is opened.
     """
+    return quick_look(loaded)[0]
+
+
+def quick_look(loaded: LoadedRecipe) -> tuple[list[Problem], Prompts | None]:
+    """`run_quick_checks`, and the longest prompt of some rows, estimated without a tokenizer; None = not known."""
     problems = check_recipe(loaded, catalogs()) + machine.check_installed(loaded) + check_loggers(loaded)
     if any(p.level == "error" for p in problems):
-        return problems
+        return problems, None
     opened = rows.open_sources(loaded)
     problems += opened.problems
     for where, source in ((entry.where, entry.train) for entry in opened.entries):
@@ -61,13 +75,21 @@ def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
         problems += rows.check_images(source, where, rows=QUICK_PROMPTS)
         if loaded.recipe.kind == "sft":
             problems += rows.check_traces(source, where, rows=QUICK_PROMPTS)
-    return problems + rows.check_validation(loaded, opened)
+    problems += rows.check_validation(loaded, opened)
+    sound = not any(p.level == "error" for p in problems)
+    return problems, estimate_prompts(loaded, [entry.train for entry in opened.entries]) if sound else None
 
 
-def check_model(loaded: LoadedRecipe, model_files: str | None = None, runs_folder: Path | None = None) -> list[Problem]:
+def check_model(
+    loaded: LoadedRecipe, model_files: str | None = None, runs_folder: Path | None = None, *,
+    target: Target = HERE, prompts: Prompts | None = None,
+) -> list[Problem]:  # fmt: skip
     """What the recipe says of the model's parts, layers and images, against its configuration; no weight is read.
 
-    `preflight` finds the same. Args: model_files: as there.    runs_folder: also whether the run fits on its disk.
+    `preflight` finds the same.
+    Args:
+        model_files: as there.    runs_folder: a run is to follow: also whether it fits on its disk.
+        target: where it is to run.    prompts: how long they are: also whether it fits into memory; None = not known.
     """
     from vlmrl.model.facts import model_facts
 
@@ -78,8 +100,12 @@ def check_model(loaded: LoadedRecipe, model_files: str | None = None, runs_folde
         if recipe.lora is not None or recipe.model.freeze or vllm or runs_folder is not None:
             facts = model_facts(recipe.model, path=model_files)
             problems += machine.check_trained(loaded, facts) + machine.check_served(loaded, facts)
+            problems += _check_chosen_engine(loaded) + _check_world(loaded, target)
             if runs_folder is not None and not problems:
                 problems += _check_disk(loaded, runs_folder, facts)[0]
+                if prompts is not None:
+                    problems += check_memory(loaded, plan_memory(loaded, facts, target, prompts))
+                problems += check_kernels(loaded, facts)
         if any(loaded.is_set(("model", key)) for key in tokens.PIXEL_KEYS):
             problems += tokens.check_pixels(loaded, tokens.make_encoder(loaded, model_files))
     except VlmrlError as error:
@@ -87,12 +113,17 @@ def check_model(loaded: LoadedRecipe, model_files: str | None = None, runs_folde
     return problems
 
 
-def preflight(loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | None = None) -> Preflight:
+def preflight(
+    loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | None = None, target: Target = HERE
+) -> Preflight:
     """Check everything. Takes from seconds to minutes: every row is read once, and the model's processor is loaded.
 
-    Args: model_files: where the model's configuration and processor are, when `model.path` names a run or checkpoint.
+    Args:
+        model_files: where the model's configuration and processor are, when `model.path` names a run or checkpoint.
+        target: where the run is to run.
     """
-    found = Preflight(check_recipe(loaded, catalogs()) + machine.check_installed(loaded) + check_loggers(loaded))
+    installed = [] if target.is_elsewhere else machine.check_installed(loaded) + check_loggers(loaded)
+    found = Preflight(check_recipe(loaded, catalogs()) + installed + _check_world(loaded, target))
     opened = rows.open_sources(loaded)
     found.problems += [p for p in opened.problems if not _told(p, found.problems)]
     found.problems += rows.check_validation(loaded, opened)
@@ -103,7 +134,7 @@ def preflight(loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | Non
     validation = [len(e.validation.rows) for e in opened.entries if e.validation]
     limit = loaded.recipe.eval.max_rows
     found.plan["run"] = machine.arithmetic(loaded, sources, sum(min(n, limit or n) for n in validation))
-    _check_machine(found, loaded, runs_folder, model_files, longest)
+    _check_machine(found, loaded, runs_folder, model_files, longest, target)
     return found
 
 
@@ -163,40 +194,42 @@ def _reward_plan(source: Source, reward: rows.RewardFacts, profile: str) -> dict
     # Without weights a reward's `reward` part counts, else each of its parts does (rewards/scorer.py).
     unweighted = {"reward": 1.0} if "reward" in reward.parts else dict.fromkeys(reward.parts, 1.0)
     own = source.task.profile(profile)[0] if source.task.has_profile(profile) else None
+    largest = value_bounds(source.reward, source.weights)[1]
     return {
         "name": source.reward.name,
         "profile": profile if source.reward.name == own else None,
         "weights": dict(source.weights) or unweighted,
         "parts": reward.parts,
-        "largest": largest_value(source),
+        "largest": largest if math.isfinite(largest) else None,
+        "accuracy": _accuracy(source, reward.parts),
         "correct_response": reward.correct,
         "empty_response": reward.empty,
     }
 
 
-def largest_value(source: Source) -> float | None:
-    """The most that a response can score; None when a weighted part declares no range."""
-    ranges = [(weight, source.reward.ranges.get(part)) for part, weight in source.weights.items() if weight]
-    if not ranges or any(bounds is None for _, bounds in ranges):
-        return None
-    return sum(max(weight * bounds[0], weight * bounds[1]) for weight, bounds in ranges if bounds)
+def _accuracy(source: Source, parts: Sequence[str]) -> str | None:
+    """What the metric `accuracy` of a source is, in words; None where it has none, as far as the parts seen tell."""
+    outcome = source.task.outcome(source.rows[0].truth, "")
+    if "accuracy" in outcome and not source.reward.accuracy_named:
+        return f"measured by the task `{source.task.name}`"
+    part = accuracy_part(parts, source.reward)
+    return None if part is None else f"the part `{part}`"
 
 
 def _check_tokens(
     found: Preflight, loaded: LoadedRecipe, entries: Sequence[rows.Entry], encoder: Encoder
-) -> tuple[int, int] | None:
-    """Measure prompts with the model's processor.
-
-    Returns: (tokens, image tokens) of the longest prompt; None when no row of any source could be measured.
-    """
-    longest = images = 0
+) -> Prompts | None:
+    """Measure prompts with the model's processor. Returns the longest; None when no row of any source was measured."""
+    longest = images = traces = 0
     for where, source in ((entry.where, entry.train) for entry in entries):
         facts = tokens.measure_tokens(loaded, source, encoder, where)
         found.problems += [p for p in facts.failures if not _told(p, found.problems)] + facts.problems
         if facts.prompt_tokens:
             longest, images = max(longest, *facts.prompt_tokens), max(images, *facts.image_tokens)
+            traces = max(traces, *facts.trace_tokens, 0)
             found.plan.setdefault("prompts", {})[source.name] = _token_plan(facts)
-    return (longest, images) if longest else None
+    response = traces if loaded.recipe.kind == "sft" and traces else loaded.recipe.rollout.max_new_tokens
+    return Prompts(longest, images, response) if longest else None
 
 
 def _token_plan(facts: tokens.TokenFacts) -> Mapping[str, Any]:
@@ -217,8 +250,9 @@ def _token_plan(facts: tokens.TokenFacts) -> Mapping[str, Any]:
 
 
 def _check_machine(
-    found: Preflight, loaded: LoadedRecipe, runs_folder: Path, model_files: str | None, longest: tuple[int, int] | None
-) -> None:
+    found: Preflight, loaded: LoadedRecipe, runs_folder: Path, model_files: str | None, longest: Prompts | None,
+    target: Target,
+) -> None:  # fmt: skip
     """Args: longest: what `_check_tokens` found. Without it memory is planned for the longest prompt that the recipe
     allows, and nothing is an error that a shorter one would not be."""
     from vlmrl.model.facts import model_facts
@@ -229,28 +263,37 @@ def _check_machine(
         where = loaded.where(("model", "path"))
         found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
         return
-    problems = machine.check_trained(loaded, facts) + machine.check_served(loaded, facts)
+    device = "cuda" if target.is_elsewhere else None
+    problems = machine.check_trained(loaded, facts) + machine.check_served(loaded, facts, device)
     if problems:
         found.problems += [p for p in problems if not _told(p, found.problems)]
         return
     trained = machine.trained_parameters(loaded, facts)
     parts = dict(facts.parameters)
     found.plan["model"] = {"type": facts.model_type, "parameters": facts.total, "trained": trained, "parts": parts}
-    prompt_tokens, image_tokens = longest or (loaded.recipe.rollout.max_prompt_tokens, 0)
-    memory = machine.estimate_memory(loaded, facts, prompt_tokens=prompt_tokens, image_tokens=image_tokens)
-    problems, device = machine.check_memory(loaded, memory)
-    found.problems += problems if longest else []
-    found.plan["device"] = device
-    found.plan["memory"] = {**vars(memory), "peak": memory.peak}
+    found.problems += check_device(loaded, target)
+    memory = plan_memory(loaded, facts, target, longest or longest_allowed(loaded))
+    found.problems += (check_memory(loaded, memory) if longest else []) + check_kernels(loaded, facts, target)
+    found.plan["memory"] = memory.as_dict() | {"measured_prompts": longest is not None}
     problems, disk = _check_disk(loaded, runs_folder, facts)
-    found.problems += problems
+    found.problems += [] if target.is_elsewhere else problems
     found.plan["disk"] = disk
     limit = int(facts.text.get("max_position_embeddings") or 0)
-    asked = prompt_tokens + loaded.recipe.rollout.max_new_tokens
-    if longest and limit and asked > limit:
+    asked = longest.tokens + loaded.recipe.rollout.max_new_tokens if longest else 0
+    if limit and asked > limit:
         message = f"prompt and response may have {asked} tokens; this model takes {limit}"
         where = loaded.where(("rollout", "max_new_tokens"), ("model", "path"))
         found.problems.append(Problem(message, where, "lower rollout.max_new_tokens or model.max_pixels"))
+
+
+def _check_world(loaded: LoadedRecipe, target: Target) -> list[Problem]:
+    return [Problem(u.message, loaded.where(u.key), u.hint) for u in check_world(loaded.recipe, target.processes)]
+
+
+def _check_chosen_engine(loaded: LoadedRecipe) -> list[Problem]:
+    """The rules of the engine, where it was chosen after the recipe's own rules were asked."""
+    chosen = loaded.origins.get("rollout.engine", "").startswith(AUTO_ORIGIN)
+    return list(check_engine(loaded)) if chosen else []
 
 
 def _check_disk(loaded: LoadedRecipe, runs_folder: Path, facts: ModelFacts) -> tuple[list[Problem], dict[str, Any]]:

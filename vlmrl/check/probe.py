@@ -25,7 +25,7 @@ from vlmrl.check.saved import Saved
 from vlmrl.check.scan import Chosen
 from vlmrl.check.scores import Floats
 from vlmrl.check.text_attacks import FORMS, answers, right_text, text_attacks, wrong_text
-from vlmrl.check.tried import EPSILON, HUNG, SLOW_SECONDS, WARNINGS, Attempts, Honest, ProbeResult, Tried
+from vlmrl.check.tried import EPSILON, HUNG, SLOW_SECONDS, WARNINGS, Attempts, Honest, ProbeResult, Tried, ranked
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
@@ -75,9 +75,9 @@ def probe_reward(
         echo: the prompt's template, for rows that do not hold their prompt.
         limits: of the scorer: timeout_seconds, memory_mb, workers.
     Returns: honest (informed, wrong, uninformed with its answer and all that were tried), rows, `probes` (a ProbeResult
-        each, as a mapping, with `flagged`), skipped (tricks that were not tried: MOST_HUNG had hung), flagged and
-        warnings (how many), behaviour (behaviour.py, with `milliseconds` a row), unsteady (1 = it does not repeat
-        itself, or rows depend on each other).
+        each, as a mapping, with `flagged`; see `ranked`), skipped (tricks that were not tried: MOST_HUNG had hung),
+        flagged and warnings (how many), behaviour (behaviour.py, with `milliseconds` a row), unsteady (1 = it does not
+        repeat itself, or rows depend on each other).
     Raises: RewardError when the reward fails on all honest answers.
     """
     rows = list(inputs[:MAX_ROWS])
@@ -112,7 +112,7 @@ def probe_reward(
         "skipped": skipped,
         "flagged": flagged,
         "warnings": warned,
-        "probes": [{**vars(r), "flagged": r.flagged} for r in results],
+        "probes": [{**vars(r), "flagged": r.flagged} for r in ranked(results)],
         "behaviour": found,
         "unsteady": int(not all(steady)),
     }  # fmt: skip

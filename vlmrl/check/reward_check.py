@@ -27,6 +27,8 @@ from vlmrl.check.statistics import (
     row_of,
 )
 from vlmrl.errors import DataError, RewardError, VlmrlError
+from vlmrl.rewards.accuracy import accuracy_part
+from vlmrl.rewards.layouts import CONTRADICTS
 from vlmrl.types import INAPPLICABLE
 
 MOST_BROKEN = 10
@@ -80,9 +82,11 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
     """The whole report.
 
     It is a mapping with: path, run, steps, samples, groups, sources, notes, seconds;
-        rewards: source -> name, weights, args, changed (of the scores that follow);
+        rewards: source -> name, weights, args, changed (of the scores that follow), accuracy (the part that is one);
         stored: see `compare_stored`, when the run's own reward was used unchanged, else None;
         broken: number and the first rows that could not be read; errors: number and the first rows that failed;
+        doubts: number of truths scored as they are although they break the task's form, and of contradictions among
+        them;
         parts, reasons, dead_groups, disagreements: of the new scores (statistics.py);
         extremes: the rows paid most and least, where the disagreements have no rows, else None;
         correlations: see `correlations`;
@@ -112,8 +116,11 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
     apart = disagreements(found.facts, shown_scores, found.right_N, question.most)
     report = {
         **_about(saved, found.facts),
-        "rewards": {source: _described(c) for source, c in (shown or {}).items()},
+        "rewards": {
+            source: _described(c, _accuracy_part(saved, source, c, shown_scores)) for source, c in (shown or {}).items()
+        },
         "broken": {"number": found.num_broken, "first": [vars(b) for b in found.broken[:MOST_BROKEN]]},
+        "doubts": {"number": found.num_doubts, "contradictions": found.num_contradictions},
         "errors": _errors(found.facts, shown_scores, question.most),
         "stored": compare_stored(found.facts, found.stored, scores, question.most) if is_own and found.stored else None,
         "parts": part_table(shown_scores),
@@ -185,9 +192,7 @@ def _changed(saved: Saved, own: dict[str, Chosen], q: RewardQuestion) -> dict[st
 
 def _tell_broken(saved: Saved, found: Scan, keep_going: bool) -> None:
     """Raise for rows that cannot be read, naming them; note doubtful truths, and what `keep_going` leaves out."""
-    if found.num_doubts:
-        one = found.doubts[0]
-        saved.notes.append(f"{found.num_doubts} ground truths are not in the task's form; {one.where}: {one.why}")
+    _tell_doubts(saved, found)
     if not found.num_broken:
         return
     lines = [f"\n    {b.where}: {b.why}" for b in found.broken[:MOST_BROKEN]]
@@ -198,6 +203,21 @@ def _tell_broken(saved: Saved, found: Scan, keep_going: bool) -> None:
         hint = "repair them, or leave them out with --keep-going; nothing was written"
         raise DataError(told, where=str(saved.path), hint=hint)
     saved.notes.append(f"left out: {told}")
+
+
+def _tell_doubts(saved: Saved, found: Scan) -> None:
+    """Note how many truths were scored as they are although they contradict themselves, or break the task's form."""
+    kinds = {
+        True: ("ground truth contradicts itself, and was scored as it is",
+               "ground truths contradict themselves, and were scored as they are"),
+        False: ("ground truth is not in the task's form", "ground truths are not in the task's form"),
+    }  # fmt: skip
+    counts = {True: found.num_contradictions, False: found.num_doubts - found.num_contradictions}
+    for contradicts, words in kinds.items():
+        if counts[contradicts]:
+            first = next((d for d in found.doubts if (CONTRADICTS in d.why) is contradicts), None)
+            example = f"; {first.where}: {first.why}" if first else ""
+            saved.notes.append(f"{counts[contradicts]:,} {words[counts[contradicts] > 1]}{example}")
 
 
 def _errors(facts: Facts, scores: Scores, most: int) -> dict[str, Any]:
@@ -235,11 +255,24 @@ def _about(saved: Saved, facts: Facts) -> dict[str, Any]:
     }
 
 
-def _described(choice: Chosen) -> dict[str, Any]:
+def _accuracy_part(saved: Saved, source: str, choice: Chosen, scores: Scores) -> str | None:
+    """The part of the reward that is its accuracy; None where there is none, or where the task measures accuracy."""
+    ref = saved.task_ref(source)
+    task = ref.make() if ref is not None and not choice.spec.accuracy_named else None
+    try:
+        if task is not None and "accuracy" in task.outcome(saved.heads[source].truth, ""):
+            return None
+    except RewardError:  # a truth that the task cannot read: it has a measure of its own
+        return None
+    return accuracy_part(scores.parts, choice.spec)
+
+
+def _described(choice: Chosen, accuracy: str | None) -> dict[str, Any]:
     return {
         "name": choice.spec.name,
         "args": dict(choice.spec.args),
         "weights": dict(choice.weights),
+        "accuracy": accuracy,
         "changed": choice.changed,
     }
 

@@ -23,7 +23,9 @@ from vlmrl.check.scores import Floats, Scores
 from vlmrl.errors import RewardError, VlmrlError
 from vlmrl.process import die_with_parent
 from vlmrl.rewards import load_recorded, reward_record
+from vlmrl.rewards.accuracy import accuracy_part
 from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.layouts import CONTRADICTS
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.types import Media, RewardInput
 
@@ -68,10 +70,11 @@ class Scan:
     Args:
         stored: the scores saved beside the responses; None = none were.
         sides: the new scores, one a reward that was asked for.      seconds: what each took for each row.
-        right_N: the task's own accuracy, 0 or 1; NaN where it has none.
+        right_N: the accuracy of each response, 1 = right; NaN where nothing says it.
         texts: row of the input -> response, for about MAX_TEXTS rows spread over it, groups whole.
         broken: rows that could not be read.     doubts: see `Decoded`; the first of each file piece.
-        num_broken, num_doubts: how many there are of both.
+        num_broken, num_doubts: how many there are of both.      num_contradictions: doubts of truths that contradict
+            themselves.
     """
 
     facts: Facts
@@ -84,6 +87,7 @@ class Scan:
     doubts: list[Broken] = field(default_factory=list)
     num_broken: int = 0
     num_doubts: int = 0
+    num_contradictions: int = 0
 
 
 @dataclass(frozen=True)
@@ -224,8 +228,10 @@ class Work:
         kept = np.flatnonzero(hashes(made.facts.groups_N) < limit)
         texts = {int(made.facts.rows_N[i]): made.inputs[i].response for i in kept.tolist()}
         return Scan(
-            made.facts, made.stored, [s for s, _ in scored], [t for _, t in scored], self._right(made), texts,
+            made.facts, made.stored, [s for s, _ in scored], [t for _, t in scored],
+            self._right(made, [s for s, _ in scored]), texts,
             list(made.broken[:100]), list(made.doubts[:100]), len(made.broken), len(made.doubts),
+            sum(CONTRADICTS in doubt.why for doubt in made.doubts),
         )  # fmt: skip
 
     def _score(self, made: Decoded, side: Mapping[str, Scorer]) -> tuple[Scores, Floats]:
@@ -265,17 +271,40 @@ class Work:
             )
         return Scores.of(scorer.score(inputs, strict=True, rows=names))
 
-    def _right(self, made: Decoded) -> Floats:
+    def _right(self, made: Decoded, scored: Sequence[Scores]) -> Floats:
+        """The accuracy of every row: of a reward for which the recipe names it, else the task's own, else of the first
+        reward that has one (rewards/accuracy.py).
+        """
         right = np.full(len(made.inputs), math.nan)
-        for source, outcome in self._outcomes.items():
-            for i in np.flatnonzero(made.facts.sources.codes_N == _code(made.facts, source)).tolist():
-                x = made.inputs[i]
-                try:
-                    accuracy = outcome(x.truth, x.response).get("accuracy")
-                except RewardError:  # a truth taken as it is, see `Decoded.doubts`: no response to it is right or wrong
-                    continue
-                right[i] = math.nan if accuracy is None else accuracy
+        for source in made.facts.sources.words:
+            rows = np.flatnonzero(made.facts.sources.codes_N == _code(made.facts, source))
+            found = [
+                scores.parts[part][rows]
+                for scores, side in zip(scored, self.plan.sides, strict=True)
+                if source in side and (part := accuracy_part(scores.parts, side[source].spec)) is not None
+            ]
+            named = any(side[source].spec.accuracy_named for side in self.plan.sides if source in side)
+            own = None if named and found else self._own_right(made, source, rows)
+            right[rows] = own if own is not None else found[0] if found else math.nan
         return right
+
+    def _own_right(self, made: Decoded, source: str, rows: Any) -> Floats | None:
+        """The task's own accuracy of these rows; None where it has none."""
+        outcome = self._outcomes.get(source)
+        if outcome is None:
+            return None
+        right, has_one = np.full(len(rows), math.nan), False
+        for place, i in enumerate(rows.tolist()):
+            x = made.inputs[i]
+            try:
+                measured = outcome(x.truth, x.response)
+            except RewardError:  # a truth taken as it is, see `Decoded.doubts`: no response to it is right or wrong
+                has_one = True
+                continue
+            accuracy = measured.get("accuracy")
+            has_one |= "accuracy" in measured
+            right[place] = math.nan if accuracy is None else accuracy
+        return right if has_one else None
 
 
 def hashes(numbers_N: Any) -> Any:
@@ -330,4 +359,5 @@ def _joined(pieces: Sequence[Scan], limit: int) -> Scan:
         [d for p in pieces for d in p.doubts][:100],
         sum(p.num_broken for p in pieces),
         sum(p.num_doubts for p in pieces),
+        sum(p.num_contradictions for p in pieces),
     )

@@ -13,6 +13,7 @@ import numpy as np
 from vlmrl.check.facts import Facts
 from vlmrl.check.saved import SavedSample
 from vlmrl.check.scores import Flags, Floats, Scores, same_scores
+from vlmrl.rewards.accuracy import RIGHT, is_binary
 from vlmrl.types import Score
 
 MAX_TEXT_CHARS = 2000
@@ -95,27 +96,32 @@ def dead_groups(facts: Facts, scores: Scores) -> tuple[Flags, Any]:
 
 
 def disagreements(facts: Facts, scores: Scores, right_N: Floats, most: int = 5) -> dict[str, Any] | None:
-    """Where the reward and the task's own measure of right and wrong part ways; None for tasks without one.
+    """Where the reward and the measure of right and wrong part ways; None where there is no such measure.
 
     A wrong row is paid when it earns more than the least of its source (0, or the lowest score where that is below 0);
     a right one is unpaid when it earns less than the highest score of its source.
-    Returns: accuracy; agreement = share of (right, wrong) pairs of one group in which the right one has the higher
-    value (ties count half, None without such pairs); wrong, right = their number, mean value, and how many of them are
-    paid or unpaid; wrong_but_paid and right_but_unpaid, the worst rows of both kinds.
+    Returns: accuracy (the mean); binary: whether it says right or wrong and nothing in between, else no row counts as
+    either; agreement = share of (right, wrong) pairs of one group in which the right one has the higher value (ties
+    count half, None without such pairs); wrong, right = their number, mean value, and how many of them are paid or
+    unpaid; wrong_but_paid and right_but_unpaid, the worst rows of both kinds.
     """
-    rows = np.flatnonzero(~np.isnan(right_N) & ~scores.failed_N)
-    if not len(rows):
+    measured = np.flatnonzero(~np.isnan(right_N) & ~scores.failed_N)
+    if not len(measured):
         return None
+    binary = is_binary(np.unique(right_N[measured]).tolist())
+    rows = measured if binary else measured[:0]
+    is_right = (right_N == RIGHT).astype(np.float64)
     values, sources_N = scores.values_N, facts.sources.codes_N
     least_S, most_S = np.zeros(len(facts.sources.words)), np.full(len(facts.sources.words), -np.inf)
     np.minimum.at(least_S, sources_N[rows], values[rows])
     np.maximum.at(most_S, sources_N[rows], values[rows])
-    wrong, correct = rows[right_N[rows] == 0], rows[right_N[rows] == 1]
+    wrong, correct = rows[is_right[rows] == 0], rows[is_right[rows] == 1]
     paid = wrong[values[wrong] > least_S[sources_N[wrong]]]
     unpaid = correct[values[correct] < most_S[sources_N[correct]]]
     return {
-        "accuracy": float(np.mean(right_N[rows])),
-        "agreement": _agreement(facts.groups_N[rows], values[rows], right_N[rows]),
+        "accuracy": float(np.mean(right_N[measured])),
+        "binary": binary,
+        "agreement": _agreement(facts.groups_N[rows], values[rows], is_right[rows]) if binary else None,
         "wrong": {"number": len(wrong), "mean": mean(values[wrong]), "paid": len(paid)},
         "right": {"number": len(correct), "mean": mean(values[correct]), "unpaid": len(unpaid)},
         "wrong_but_paid": [row_of(facts, i, scores) for i in _first(paid, -values[paid], most)],

@@ -23,14 +23,14 @@ WORDS = {
     "hole": "pays more than honest play without a clue",
     "leak": "pays for what should earn nothing",
     "blind": "pays a wrong answer like the right one",
-    "breaks": "makes the reward fail",
-    "hangs": "makes the reward hang",
-    "slow": "takes more than a second",
-    "unfair": "an honest answer in another spelling loses",
-    "silent": "a truth that is broken is scored all the same",
     "improper": "the best answer is not what one believes",
+    "hangs": "makes the reward hang",
+    "breaks": "makes the reward fail",
+    "slow": "takes more than a second",
+    "silent": "a truth that is broken is scored all the same",
+    "unfair": "an honest answer in another spelling loses",
 }
-"""Verdict -> what it says."""
+"""Verdict -> what it says, the worst first: pay that is not earned, then what stops a run, then what is lost."""
 ADVICE = {
     "hole": "read one answer from its one place, and pay nothing for a response that breaks the form",
     "leak": "give what cannot be read the least there is: no default answer, no credit for what is absent",
@@ -140,3 +140,9 @@ class Attempts:
         values = np.full(len(inputs), math.nan)
         values[places[: len(scores)]] = [s.value for s in scores]
         return values, next((s.error for s in scores if s.error is not None), "")
+
+
+def ranked(results: Sequence[ProbeResult]) -> list[ProbeResult]:
+    """Return findings from the worst to the mildest (see WORDS), of a kind those that pay most first; then the rest."""
+    order = [*WORDS, ""]
+    return sorted(results, key=lambda r: (order.index(r.verdict), math.inf if r.mean is None else -r.mean))

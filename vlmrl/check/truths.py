@@ -10,7 +10,7 @@ from typing import Any
 
 from vlmrl.data.columns import plain
 from vlmrl.errors import RewardError
-from vlmrl.rewards.layouts import LAYOUTS
+from vlmrl.rewards.layouts import CONTRADICTS, LAYOUTS
 
 Found = tuple[Mapping[str, Any], str, str]
 """(truth, why it cannot be used or "", what is doubtful about it or "")."""
@@ -25,7 +25,7 @@ class TruthRule:
         layout: name of the domain's layout (rewards/layouts.py); "" = no `;` strings.
         fields: truth fields that may be columns of their own.
         levels: the hierarchy of a pair task, coarse to fine.    variant: of the task.
-        lenient: a text that breaks its layout is kept as it is, told as a doubt: the published rewards take any text.
+        lenient: a truth that breaks its layout is kept as it is, told as a doubt: the published rewards take any text.
     """
 
     task: str = ""
@@ -77,8 +77,23 @@ class TruthRule:
         if self.task:
             validate = _validator(self.task, self.levels, self.variant)
             if validate is not None and (wrong := validate(truth)):
-                return {}, f"the ground truth breaks the task `{self.task}`: {'; '.join(wrong)}", ""
+                problem = f"the ground truth breaks the task `{self.task}`: {'; '.join(wrong)}"
+                return self._as_text(truth, problem) if self.lenient and self.layout else ({}, problem, "")
         return truth, "", ""
+
+    def _as_text(self, truth: Mapping[str, Any], problem: str) -> Found:
+        """An unsound typed truth beside its text in the layout, which the published rewards score; the problem where it
+        cannot be written.
+        """
+        layout = LAYOUTS[self.layout]
+        try:
+            text = layout.write(truth, sound=False)
+            layout.read(text)
+        except RewardError as error:
+            if CONTRADICTS not in error.message:
+                return {}, problem, ""
+            return {**truth, "ground_truth": text}, "", error.message
+        return {**truth, "ground_truth": text}, "", problem
 
 
 @lru_cache(maxsize=8)

@@ -54,24 +54,26 @@ class Beginning:
             )
 
 
-def prepare(asked: Beginning, root: Path) -> LoadedRecipe | Plan:
+def prepare(asked: Beginning, root: Path, gpus: str | None = None) -> LoadedRecipe | Plan:
     """The recipe of a new run, or the plan of a resume or fork, checked. Nothing is written.
 
+    Args: gpus: as `--gpus` says.
     Raises: the errors of recipe, data, reward and model; StoreError for what a run may not become.
     """
     from vlmrl.checkpoint.format import HF
-    from vlmrl.cli.sft import check_loaded, load_checked
+    from vlmrl.cli.sft import check_loaded, load_checked, warn
     from vlmrl.train.resume import Request, plan_fork, plan_resume
 
     ref = asked.resume if asked.resume is not None else asked.fork
     if ref is None:
         assert asked.recipe is not None
-        return load_checked(asked.recipe, list(asked.overrides), asked.kind, root)
+        return load_checked(asked.recipe, list(asked.overrides), asked.kind, root, gpus=gpus)
     words = Request(ref, asked.kind, asked.recipe, asked.overrides, asked.accept)
     plan = plan_fork(root, words) if asked.fork is not None else plan_resume(root, words)
     if plan.changes_recipe or asked.fork is not None:
         files = str(plan.checkpoint / HF) if plan.checkpoint else None
-        check_loaded(plan.loaded, root, trains=asked.fork is not None, files=files)
+        check_loaded(plan.loaded, root, trains=asked.fork is not None, files=files, gpus=gpus)
+    warn(plan.warnings)
     return plan
 
 

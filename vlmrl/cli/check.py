@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlmrl.cli.memory_table import show_memory
 from vlmrl.cli.output import JSON_HELP, console, emit
 from vlmrl.errors import Problem, ProblemsError, VlmrlError, gib
 from vlmrl.visible import visible
+
+if TYPE_CHECKING:
+    from vlmrl.check.memory import Target
 
 
 def register(app: typer.Typer) -> None:
@@ -25,11 +29,24 @@ def check(
         bool, typer.Option("--deep", help="Also load the model, and compare rows as trained with its own forward.")
     ] = False,
     deep_prompts: Annotated[int, typer.Option(min=1, help="With --deep: how many prompts, 3 responses each.")] = 4,
+    gpus: Annotated[
+        str | None,
+        typer.Option(help="Plan for so many GPUs, as `train --gpus`; default: one process.", show_default=False),
+    ] = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(help="Plan for GPUs that this machine lacks: GiB (80), a name (H100) or a MIG slice (3g.40gb).",
+                     show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Check a recipe, its data and this machine; show what a run would do and need. Exit code 2 when it cannot run.
 
     Example: vlmrl check recipes/digits_im.toml --set train.steps=200
+    Or, for a machine that is not there: vlmrl check fungi_im --gpus 8 --gpu-memory H100
+
+    The plan of memory says what each GPU holds in each phase of a run, and, where it does not fit, the smallest change
+    that makes it fit. It is an estimate.
 
     With --deep, log-probs and gradients of a few of your rows, packed as training packs them, are compared with the
     model's own forward of each response alone; rows that disagree are named. Exit code 2 when any does. Whether the
@@ -38,20 +55,23 @@ def check(
     from vlmrl.check.preflight import preflight
     from vlmrl.recipe.load import load_recipe
     from vlmrl.store.layout import runs_root
+    from vlmrl.train.choices import choices_of, settle_for_run
 
     problems: list[Problem] = []
     plan: Mapping[str, Any] = {}
     parity: Mapping[str, Any] | None = None
     root = runs_root(runs)
     try:
-        loaded = load_recipe(recipe, overrides=overrides or [])
+        target = parse_target(gpus, gpu_memory)
+        loaded, warnings = settle_for_run(load_recipe(recipe, overrides=overrides or []), root, target)
         model_files, problem = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
-        found = preflight(loaded, runs_folder=root, model_files=model_files)
+        found = preflight(loaded, runs_folder=root, model_files=model_files, target=target)
         # What the run store says of a run without a checkpoint is better than that the hub has no such model.
         problems = (
             found.problems if problem is None else [problem, *(p for p in found.problems if p.where != problem.where)]
         )
-        plan = found.plan
+        problems = [*warnings, *problems]
+        plan = found.plan | {"chosen": choices_of(loaded)}
         if deep and not any(p.level == "error" for p in problems):
             parity = _compare(loaded, root, deep_prompts)
             problems = [*problems, *_disagreements(parity, loaded.where(("model", "path")))]
@@ -70,6 +90,16 @@ def check(
         _show_problems(problems)
     if errors:
         raise typer.Exit(2)
+
+
+def parse_target(gpus: str | None, gpu_memory: str | None = None) -> Target:
+    """Where a run is to run, as `--gpus` and `--gpu-memory` say. Raises: LaunchError, RecipeError."""
+    from vlmrl.check.gpus import parse_gpu
+    from vlmrl.check.memory import Target
+    from vlmrl.launch.cards import parse_gpus
+
+    count, chosen = parse_gpus(gpus) if gpus is not None else (1, ())
+    return Target(len(chosen) or count, None if gpu_memory is None else parse_gpu(gpu_memory))
 
 
 def find_model_files(path: str, root: Path, where: str) -> tuple[str | None, Problem | None]:
@@ -144,6 +174,8 @@ def _show_plan(plan: Mapping[str, Any]) -> None:
         table.add_row(Text(name, style="bold"), Text(value))
     if table.row_count:
         console().print(table)
+    if "memory" in plan:
+        show_memory(plan["memory"])
 
 
 def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -157,6 +189,8 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         weights = ", ".join(f"{part} {weight:g}" for part, weight in reward["weights"].items()) or "no weights"
         profile = f" (profile {reward['profile']})" if reward["profile"] else ""
         yield f"reward {name}", f"{reward['name']}{profile}: {weights}"
+        if reward["accuracy"]:
+            yield "", f"accuracy: {reward['accuracy']}"
         told = [f"{label} {reward[key]:.3g}" for label, key in _ANSWERS if reward[key] is not None]
         if told:
             most = "" if reward["largest"] is None else f"; the most possible is {reward['largest']:g}"
@@ -199,14 +233,13 @@ def _run_line(run: Mapping[str, Any]) -> str:
 def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "model" not in plan:
         return
-    model, memory, device, disk = plan["model"], plan["memory"], plan["device"], plan["disk"]
+    model, disk = plan["model"], plan["disk"]
     yield (
         "model",
         f"{model['type']}, {model['parameters'] / 1e6:,.1f} M parameters, {model['trained'] / 1e6:,.1f} M trained",
     )
-    yield "memory", f"about {gib(memory['peak'])} of {gib(device['memory_bytes'])} ({device['name']})"
-    parts = ("weights", "masters", "gradients", "optimizer", "activations", "logits", "kv_cache", "reference", "engine")
-    yield "", ", ".join(f"{name.replace('_', ' ')} {gib(memory[name])}" for name in parts if memory[name])
+    for choice in plan.get("chosen", []):
+        yield "chosen", f"{choice['key']} = {choice['value']}: {choice['reason']}"
     yield (
         "disk",
         (

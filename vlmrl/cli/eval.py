@@ -139,6 +139,8 @@ def _show(result: dict[str, Any], other: Path | None) -> None:
         say(f"paper: {meta['paper'].get('source', 'no source named')}")
     if other:
         say(f"difference: this minus {other}, on the rows both have; * = its interval excludes 0")
+    if "accuracy_of" in result:
+        say(f"accuracy is {result['accuracy_of']}")
     if result["reward_errors"]:
         say(f"the reward failed for {result['reward_errors']} of {result['rows']} answers: they are not in `reward`")
     if meta["split"] != "test":

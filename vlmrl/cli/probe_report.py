@@ -15,7 +15,7 @@ TEXT_CHARS = 160
 
 
 def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
-    """The tricks that were tried, those that pay in full; then how the reward behaves."""
+    """The findings, ranked: unearned pay first, right answers that lose last; then how the reward behaves."""
     from vlmrl.check.tried import ADVICE, WORDS
 
     honest, tried = probes["honest"], probes["probes"]
@@ -24,17 +24,19 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
         f"  honest play: informed {number(honest['informed'])}, without a clue {number(honest['uninformed'])} "
         f"({one_line(honest['answer'])}), wrong {number(honest['wrong'])}"
     )
-    quiet = [f"{p['name']} {number(p['mean'])}" for p in tried if not p["verdict"] and p["mean"] is not None]
-    out.print(f"  nothing found: {one_line(', '.join(quiet)) or 'none'}", style="dim")
+    place = 0
     for verdict, words in WORDS.items():
         loud = [p for p in tried if p["verdict"] == verdict]
         if loud:
             out.print(f"  {verdict}: {words}", style=f"bold {_colour(verdict)}")
             out.print(f"    to do: {ADVICE[verdict]}")
         for p in loud:
+            place += 1
             told = one_line(f"{p['name']} ({p['idea']}): {_earned(p)}")
-            out.print(f"    {told}", style=_colour(verdict))
+            out.print(f"    {place}. {told}", style=_colour(verdict))
             draw_quote(one_line(p["example"])[:TEXT_CHARS], out, 8)
+    quiet = [f"{p['name']} {number(p['mean'])}" for p in tried if not p["verdict"] and p["mean"] is not None]
+    out.print(f"  nothing found: {one_line(', '.join(quiet)) or 'none'}", style="dim")
     if probes["skipped"]:
         told = f"  {probes['skipped']} tricks were not tried: the reward hangs, and each costs a time limit"
         out.print(told, style="bold red")

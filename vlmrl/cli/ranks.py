@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     """
     from vlmrl.cli.begin import prepare, recipe_of, show_changes
     from vlmrl.cli.sft import resume_command
+    from vlmrl.dist.worker import CHOICES_VARIABLE
     from vlmrl.errors import LaunchError, StoreError
     from vlmrl.launch.agent import Job, launch_twice, torchrun_line
     from vlmrl.launch.cards import place
@@ -37,9 +39,10 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     from vlmrl.recipe.load import LoadedRecipe
     from vlmrl.store.layout import runs_root
     from vlmrl.store.manifest import settle
+    from vlmrl.train.choices import choices_of
 
     root = runs_root(runs)
-    ready = prepare(asked, root)
+    ready = prepare(asked, root, machines.gpus)
     settings, known = recipe_of(ready), None
     if asked.resume is not None and not isinstance(ready, LoadedRecipe):
         known = ready.run.dir
@@ -53,6 +56,8 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
         )
     placement = place(machines.gpus or "1", engines, parts)
     env = {**placement.env, **offline_environment(settings, root)}
+    if chosen := choices_of(ready if isinstance(ready, LoadedRecipe) else ready.loaded):
+        env[CHOICES_VARIABLE] = json.dumps(chosen)
     if machines.debug_rank is not None:
         if machines.debug_rank >= placement.ranks:
             raise LaunchError(f"--debug-rank {machines.debug_rank} of {placement.ranks} processes", hint="from 0 on")

@@ -20,7 +20,8 @@ def show(report: Mapping[str, Any], out: Console, most: int) -> None:
     out.print(_headline(report))
     for source, r in report["rewards"].items():
         weights = ", ".join(f"{k} {v:g}" for k, v in r["weights"].items()) or "its own"
-        out.print(f"  {source}: reward {r['name']}, weights {weights}")
+        accuracy = f", accuracy {r['accuracy']}" if r["accuracy"] else ""
+        out.print(f"  {source}: reward {r['name']}, weights {weights}{accuracy}")
         if r["changed"]:
             out.print(f"  warning: {r['changed']}", style="yellow")
     for note in report["notes"]:
@@ -117,11 +118,18 @@ def _show_reasons(reasons: Sequence[Mapping[str, Any]], out: Console) -> None:
 
 
 def _show_disagreements(found: Mapping[str, Any], out: Console, most: int) -> None:
+    if not found["binary"]:
+        out.print(f"\naccuracy {number(found['accuracy'])}, the mean: it is not only right or wrong")
+        return
     agreement = f"a right answer outscores a wrong one of its group in {share(found['agreement'])} of pairs"
     if found["agreement"] is None:
         agreement = "no group has both a right and a wrong answer"
     wrong, right = found["wrong"], found["right"]
-    out.print(f"\naccuracy {share(found['accuracy'])}; {agreement}")
+    right_share = right["number"] / (right["number"] + wrong["number"])
+    accuracy = share(found["accuracy"])
+    if abs(found["accuracy"] - right_share) > 1e-9:  # wrong answers are -1
+        accuracy = f"{number(found['accuracy'])}, the mean; {share(right_share)} right"
+    out.print(f"\naccuracy {accuracy}; {agreement}")
     out.print(f"right answers earn {number(right['mean'])} on average, wrong ones {number(wrong['mean'])}")
     if wrong["paid"]:
         of = f"wrong, yet paid most ({wrong['paid']:,} of {wrong['number']:,} wrong ones earn something)"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from vlmrl.cli.output import JSON_HELP, emit, say
 from vlmrl.errors import LaunchError
 
 if TYPE_CHECKING:
+    from vlmrl.errors import Problem
+    from vlmrl.recipe.load import LoadedRecipe
     from vlmrl.store.runs import Run
 
 RECIPE = typer.Argument(
@@ -188,36 +191,58 @@ def _closing(done: Run) -> str:
     return f"done: {done.dir}{told}\nnext: {commands}"
 
 
-def load_checked(recipe: Path, overrides: list[str], kind: str | None, root: Path, trains: bool = True):
+def load_checked(
+    recipe: Path, overrides: list[str], kind: str | None, root: Path, trains: bool = True, gpus: str | None = None
+) -> LoadedRecipe:
     """The recipe, after the quick part of `vlmrl check`: errors end here, warnings are shown. A rank does not check
     again what its launcher has checked.
 
-    Args: trains: a run of it follows, for which the disk must have room.
+    Args: trains: a run of it follows, for which disk and memory must have room.      gpus: as `--gpus` says.
     """
     from vlmrl.recipe.load import load_recipe
 
-    loaded = load_recipe(recipe, overrides=overrides, kind=kind)
-    check_loaded(loaded, root, trains)
-    return loaded
+    return check_loaded(load_recipe(recipe, overrides=overrides, kind=kind), root, trains, gpus=gpus)
 
 
-def check_loaded(loaded, root: Path, trains: bool, files: str | None = None) -> None:
-    """The quick part of `vlmrl check` on a recipe. Args: files: the model's, where `model.path` does not lead there."""
-    from vlmrl.check.preflight import check_model, run_quick_checks
-    from vlmrl.cli.check import find_model_files
+def check_loaded(
+    loaded: LoadedRecipe, root: Path, trains: bool, files: str | None = None, gpus: str | None = None
+) -> LoadedRecipe:
+    """Run the quick part of `vlmrl check` on a recipe. Returns the recipe with nothing left open (recipe/settle.py).
+
+    Args: files: the model's, where `model.path` does not lead there.      gpus: as `--gpus` says.
+    """
+    from vlmrl.check.preflight import check_model, quick_look
+    from vlmrl.cli.check import find_model_files, parse_target
     from vlmrl.dist.worker import launched
-    from vlmrl.errors import ProblemsError, format_error
+    from vlmrl.errors import ProblemsError
+    from vlmrl.train.choices import settle_for_run
 
     if launched():
-        return
-    problems, problem = run_quick_checks(loaded), None
+        return settle_for_run(loaded, root)[0]
+    (problems, prompts), problem = quick_look(loaded), None
     if not any(p.level == "error" for p in problems):
         if files is None:
             files, problem = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
-        problems += check_model(loaded, files, root if trains else None) if problem is None else [problem]
+        if problem is None:
+            loaded, warnings = settle_for_run(loaded, root)
+            target = parse_target(gpus)
+            problems += [
+                *warnings,
+                *check_model(loaded, files, root if trains else None, target=target, prompts=prompts),
+            ]
+        else:
+            problems.append(problem)
     errors = [p for p in problems if p.level == "error"]
     if errors:
         raise ProblemsError(errors)
+    warn(problems)
+    return loaded
+
+
+def warn(problems: Sequence[Problem]) -> None:
+    """Show problems that stop nothing."""
+    from vlmrl.errors import format_error
+
     for p in problems:
         say(format_error(p.message, p.where, p.hint, "warning"))
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit
+from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit, say
 from vlmrl.errors import RecipeError
+from vlmrl.visible import one_line, visible
 
 BAR_WIDTH = 30
+MAX_TRUTH = 200
+"""Characters of a truth that are shown."""
 
 
 def register(app: typer.Typer) -> None:
@@ -26,6 +30,13 @@ def try_(
     samples: Annotated[
         int | None,
         typer.Option(min=1, help="Responses for each; default rollout.samples_per_prompt.", show_default=False),
+    ] = None,
+    solved: Annotated[
+        str | None,
+        typer.Option(
+            help="When a response is solved: 'acc>=1'; a part of the reward, or `reward` for the score.",
+            show_default=False,
+        ),
     ] = None,
     filter_: Annotated[
         str | None,
@@ -45,26 +56,30 @@ def try_(
     debug: Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)] = False,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
-    """Sample prompts as training would and score them: the prompt verbatim, the images, rewards, dead groups.
+    """Sample prompts as training would and score them: the prompt verbatim, the images, truths, rewards, dead groups.
 
     Example: vlmrl try recipes/digits_im.toml --prompts 20 --set model.path=digits-sft
 
-    With --filter 0.1:0.9 --out DIR the rows worth training on are written: those that are neither always right nor
-    always wrong. The solve rate of a row is the mean reward of its samples on a scale from the least (0) to the
-    largest (1) value that the reward can have.
+    The solve rate of a row is the share of its responses that are right, by the accuracy that the task or the reward
+    gives; without one, its mean reward on the scale that the reward declares (RANGES); or the share for which --solved
+    holds. Where nothing says it, only the spread of the rewards is shown.
+
+    With --filter 0.1:0.9 --out DIR the rows worth training on are written: those that are neither always nor never
+    solved. A trial that fails leaves no run; an interrupted one leaves the responses that were scored.
     """
     from vlmrl.cli.sft import load_checked
     from vlmrl.process import give_terminal
     from vlmrl.store.layout import runs_root
     from vlmrl.tasks.source import open_source
     from vlmrl.train.keep import check_target
-    from vlmrl.train.start import Labels, start_run
-    from vlmrl.train.trial import Keep, parse_filter, run_trial
+    from vlmrl.train.solved import parse_solved
+    from vlmrl.train.trial import Keep, parse_filter, run_trial, trial_run
 
     if (filter_ is None) != (out is None):
         missing = "--out: where to write the rows" if out is None else "--filter: which rows to write"
         raise RecipeError(f"{missing} is missing", hint="vlmrl try RECIPE --filter 0.1:0.9 --out data/worth-it")
     bounds = parse_filter(filter_) if filter_ is not None else None
+    condition = parse_solved(solved) if solved is not None else None
     root = runs_root(runs)
     loaded = load_checked(Path(recipe), overrides or [], None, root, trains=False)
     if debug:
@@ -74,16 +89,18 @@ def try_(
         sources = [open_source(data, loaded.recipe.reward) for data in loaded.recipe.data]
         keep = Keep(*bounds, check_target(sources, out))
     wanted = prompts if prompts is not None or keep else 20
-    run = start_run(loaded, root, ["vlmrl", *sys.argv[1:]], Labels(), kind="try")
-    with run:
-        n = samples or loaded.recipe.rollout.samples_per_prompt
-        trial = run_trial(loaded.recipe, run, root, prompts=wanted, samples=n, keep=keep, progress=_progress())
+    n = samples or loaded.recipe.rollout.samples_per_prompt
+    behind = "\n" if sys.stderr.isatty() else ""  # the counter
+    with trial_run(loaded, root, ["vlmrl", *sys.argv[1:]], lambda text: say(behind + text)) as run:
+        trial = run_trial(
+            loaded.recipe, run, root, prompts=wanted, samples=n, keep=keep, solved=condition, progress=_progress()
+        )
     result = _result(run, trial)
     emit(result, as_json)
     if not as_json:
         _show(trial, result, show)
         _show_kept(result)
-        console().print(f"rollouts: {run.dir}   report: vlmrl report {run.id}")
+        say(f"rollouts: {run.dir}   report: vlmrl report {run.id}")
 
 
 def _progress() -> Any:
@@ -98,6 +115,8 @@ def _progress() -> Any:
 
 
 def _result(run: Any, trial: Any) -> dict[str, Any]:
+    from vlmrl.check.scores_file import finite
+    from vlmrl.train.solved import spread
     from vlmrl.train.trial import summary
 
     first = trial.first
@@ -105,10 +124,13 @@ def _result(run: Any, trial: Any) -> dict[str, Any]:
         {
             "prompt_id": group.row.prompt_id,
             "source": group.row.source,
+            "truth": dict(group.row.truth),
             "solve_rate": rate,
+            "spread": spread(group),
             "samples": [
                 {"text": s.text, "score": s.score.value, "parts": dict(s.score.parts), "note": s.score.note,
-                 "finish": s.trajectory.finish, "tokens": s.trajectory.num_trained_tokens, "advantage": s.advantage}
+                 "error": s.score.error, "finish": s.trajectory.finish, "tokens": s.trajectory.num_trained_tokens,
+                 "advantage": s.advantage}
                 for s in group.samples
             ],
         }
@@ -116,7 +138,7 @@ def _result(run: Any, trial: Any) -> dict[str, Any]:
     ]  # fmt: skip
     # A model that sees an image as several tiles has more pictures than the prompt has images.
     pictures = trial.pictures if len(trial.pictures) == len(first.row.media) else [None] * len(first.row.media)
-    return {
+    return finite({
         "run": run.id,
         "dir": str(run.dir),
         "prompt": first.text,
@@ -127,12 +149,14 @@ def _result(run: Any, trial: Any) -> dict[str, Any]:
             for m, seen, path in zip(first.row.media, first.image_sizes, pictures, strict=True)
         ],
         "summary": summary(trial),
+        "solve_rate_is": {name: rate.words if rate else None for name, rate in trial.rates.items()},
+        "no_solve_rate": trial.no_rate,
         "stand_in": trial.stand_in,
         "kept": {
             name: {"path": str(path) if path else None, "rows": rows} for name, (path, rows) in trial.kept.items()
         },
         "groups": groups,
-    }
+    })  # fmt: skip
 
 
 def _show(trial: Any, result: dict[str, Any], show: int) -> None:
@@ -141,47 +165,74 @@ def _show(trial: Any, result: dict[str, Any], show: int) -> None:
 
     out = console()
     out.print(Rule("the first prompt, verbatim"))
-    out.print(Text(result["prompt"]))
+    out.print(Text(visible(result["prompt"])))
     out.print(Rule())
     out.print(Text(f"{result['prompt_tokens']} tokens, {result['image_tokens']} of them image tokens"))
     for image in result["images"]:
         stored, seen = ("{} x {}".format(*image[key]) for key in ("stored", "seen"))
         out.print(Text(f"image {stored} pixels, seen as {seen}" + (f": {image['png']}" if image["png"] else "")))
     for group in result["groups"][:show]:
-        out.print(Text(f"\n{group['prompt_id']}  solve rate {group['solve_rate']:.2f}", style="bold"))
+        out.print(Text(f"\n{one_line(group['prompt_id'])}  {_rate(group, result)}", style="bold"))
+        if group["truth"]:
+            out.print(Text(f"   truth  {_truth(group['truth'])}"))
         for sample in group["samples"]:
             out.print(Text(_sample_line(sample)))
-    _show_summary(result["summary"])
+    _show_summary(result)
     if result["stand_in"]:
         out.print(Text(f"{'advantages':16} {result['stand_in']}"))
 
 
-def _sample_line(sample: dict[str, Any]) -> str:
+def _rate(group: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """The solve rate of a prompt and what it is; where there is none, the spread of its rewards."""
+    if group["solve_rate"] is not None:
+        return f"solve rate {group['solve_rate']:.2f} ({result['solve_rate_is'][group['source']]})"
+    found = group["spread"]
+    if found is None:
+        return "no response was judged"
+    return f"reward {found['mean']:.3f} on average, {found['min']:.3f} to {found['max']:.3f}, std {found['std']:.3f}"
+
+
+def _truth(truth: Mapping[str, Any]) -> str:
+    """A row's truth on one line: the value of its one field, else every field with its name."""
+    texts = {
+        name: "; ".join(map(str, value)) if isinstance(value, list) else str(value) for name, value in truth.items()
+    }
+    shown = next(iter(texts.values())) if len(texts) == 1 else ", ".join(f"{k}: {v}" for k, v in texts.items())
+    return one_line(shown)[:MAX_TRUTH]
+
+
+def _sample_line(sample: Mapping[str, Any]) -> str:
     from vlmrl.cli.progress import MAX_TEXT
 
     parts = " ".join(f"{name} {'-' if v is None else f'{v:.2f}'}" for name, v in sample["parts"].items())
-    text = sample["text"].replace("\n", "\\n")
-    text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+    text = visible(sample["text"].replace("\n", "\\n"))
+    score = " " * 5 + "-" if sample["error"] else f"{sample['score']:6.3f}"
     cut = " (cut)" if sample["finish"] == "length" else ""
-    note = f"  [{sample['note']}]" if sample["note"] else ""
-    return f"  {sample['score']:6.3f}  {parts}{cut}{note}\n          {text[:MAX_TEXT]}"
+    told = one_line(sample["error"] or sample["note"])
+    note = f"  [{told}]" if told else ""
+    return f"  {score}  {one_line(parts)}{cut}{note}\n          {text[:MAX_TEXT]}"
 
 
-def _show_summary(summary: dict[str, Any]) -> None:
+def _show_summary(result: Mapping[str, Any]) -> None:
     from rich.text import Text
 
-    out = console()
-    counts = summary["solve_rate/histogram"]
-    out.print(
-        Text(f"\nsolve rate of {summary['prompts']} prompts (mean {summary['solve_rate/mean']:.2f})", style="bold")
-    )
-    for i, count in enumerate(counts):
-        bar = "#" * round(BAR_WIDTH * count / max(counts))
-        out.print(Text(f"  {i / len(counts):.1f} - {(i + 1) / len(counts):.1f}  {bar} {count}"))
+    out, summary = console(), result["summary"]
+    if "solve_rate/mean" in summary:
+        words = "; ".join(dict.fromkeys(words for words in result["solve_rate_is"].values() if words))
+        counts = summary["solve_rate/histogram"]
+        title = f"\nsolve rate of {sum(counts)} prompts (mean {summary['solve_rate/mean']:.2f}; {words})"
+        out.print(Text(title, style="bold"))
+        for i, count in enumerate(counts):
+            bar = "#" * round(BAR_WIDTH * count / max(counts))
+            out.print(Text(f"  {i / len(counts):.1f} - {(i + 1) / len(counts):.1f}  {bar} {count}"))
+    for why in result["no_solve_rate"]:
+        out.print(Text(f"\nno solve rate: {why}"))
     parts = [(name.rpartition("/")[2], value) for name, value in summary.items() if name.startswith("reward/part/")]
     longest = summary["rollout/response_tokens_max"]
+    ends = f"{summary['reward/min']:.3f} to {summary['reward/max']:.3f}"
     rows = [
         ("reward", f"{summary['reward/mean']:.3f}   " + "  ".join(f"{name} {value:.3f}" for name, value in parts)),
+        ("spread", f"{ends}; std within a prompt {summary['reward/std_within_groups']:.3f} on average"),
         ("dead groups", f"{summary['rollout/dead_group_share']:.0%} would teach nothing: all samples scored alike"),
         ("cut responses", f"{summary['rollout/truncated_share']:.0%} reached rollout.max_new_tokens"),
         ("response tokens", f"{summary['rollout/response_tokens_mean']:.0f} on average, longest {longest}"),
@@ -191,11 +242,10 @@ def _show_summary(summary: dict[str, Any]) -> None:
         out.print(Text(f"{name:16} {value}"))
 
 
-def _show_kept(result: dict[str, Any]) -> None:
-    out = console()
+def _show_kept(result: Mapping[str, Any]) -> None:
     for index, (name, kept) in enumerate(result["kept"].items()):
         if kept["path"] is None:
-            out.print(f"{name}: no row has a solve rate in that range; nothing was written")
+            say(f"{name}: no row has a solve rate in that range; nothing was written")
             continue
-        out.print(f"{name}: {kept['rows']} rows kept in {kept['path']}")
-        out.print(f"use them: --set data.{index}.path={kept['path']}")
+        say(f"{name}: {kept['rows']} rows kept in {kept['path']}")
+        say(f"use them: --set data.{index}.path={kept['path']}")

@@ -135,6 +135,7 @@ def columns(line: Mapping[str, Any]) -> dict[str, str]:
     lengths = [_number(line.get(f"rollout/response_tokens_{which}"), ".0f") for which in ("mean", "max")]
     return {
         "reward": _number(line.get("reward/mean"), ".3f"),
+        "accuracy": _number(line.get("reward/accuracy"), ".3f"),
         "loss": _number(line.get("loss/cross_entropy"), ".4f"),
         "length": "/".join(filter(None, lengths)),
         "cut": _number(line.get("rollout/truncated_share"), ".0%"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
+from vlmrl.data.cache import BoundedCache
 from vlmrl.data.images import ImageStore, decode_image
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 INFO_FILE = "dataset.json"
 SCHEMA = 1
+DECODED_BYTES = 2**29
+"""Decoded images of a dataset that a process keeps, by content: of a prompt the model, the engine and the reward want
+the same ones, and pairs repeat them. 512 MiB are 170 images of one megapixel."""
+_decoded: BoundedCache[PILImage] = BoundedCache(DECODED_BYTES, lambda image: 3 * image.width * image.height)
 
 
 class Dataset(Protocol):
@@ -66,13 +71,19 @@ class Dataset(Protocol):
 
 
 def decode_at(dataset: Dataset, media: Media) -> PILImage:
-    """Decode an image of a dataset. Raises: DataError that says where the image is."""
-    data = dataset.image_bytes(media)
-    try:
-        return decode_image(data)
-    except DataError as error:
-        hint = f"mend the file or take the row out; `vlmrl data doctor {dataset.path}` decodes every image"
-        raise DataError(error.message, where=dataset.place_of(media), hint=hint) from error
+    """An image of a dataset, decoded: once while it is among those kept (see `DECODED_BYTES`), whoever asks for it. It
+    is everybody's: nobody may change its pixels. Raises: DataError that says where the image is.
+    """
+
+    def decode() -> PILImage:
+        data = dataset.image_bytes(media)
+        try:
+            return decode_image(data)
+        except DataError as error:
+            hint = f"mend the file or take the row out; `vlmrl data doctor {dataset.path}` decodes every image"
+            raise DataError(error.message, where=dataset.place_of(media), hint=hint) from error
+
+    return _decoded.get((dataset.path, media.sha256), decode)
 
 
 class Rows(Sequence[Row]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vlmrl.data.cache import BoundedCache
 from vlmrl.data.chat import IMAGE_SLOT, guard_message, render_chat
 from vlmrl.data.control_tokens import ControlTokens
 from vlmrl.data.images import MAX_PIXELS
@@ -86,8 +86,7 @@ class Encoder:
         self.image_arguments = _size_argument(processor.image_processor, min_pixels, max_pixels) if bounded else {}
         self._template = {} if thinking == "template" else {"enable_thinking": thinking == "on"}
         self._control: ControlTokens | None = None
-        self._cache: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
-        self._cached_bytes = 0
+        self._cache: BoundedCache[Mapping[str, Tensor]] = BoundedCache(CACHED_BYTES, tensor_bytes)
 
     @property
     def control(self) -> ControlTokens:
@@ -217,26 +216,23 @@ class Encoder:
 
         Raises: DataError with the row when the processor refuses its images.
         """
-        if key in self._cache:
-            self._cache.move_to_end(key)
-            return self._cache[key]
-        try:
-            made = {k: v for k, v in make().items() if isinstance(v, Tensor)}
-        except (ValueError, TypeError, ArithmeticError, LookupError) as error:
-            message = f"the model's processor takes no prompt of this row: {first_line(error)}"
-            raise DataError(message, where=row.place) from error
-        self._cache[key] = made
-        self._cached_bytes += _bytes(made)
-        while self._cached_bytes > CACHED_BYTES and len(self._cache) > 1:
-            self._cached_bytes -= _bytes(self._cache.popitem(last=False)[1])
-        return made
+
+        def tensors() -> Mapping[str, Tensor]:
+            try:
+                return {k: v for k, v in make().items() if isinstance(v, Tensor)}
+            except (ValueError, TypeError, ArithmeticError, LookupError) as error:
+                message = f"the model's processor takes no prompt of this row: {first_line(error)}"
+                raise DataError(message, where=row.place) from error
+
+        return self._cache.get(key, tensors)
 
     def _model_size(self, features: Mapping[str, Tensor]) -> tuple[int, int]:
         grid, patch = features["image_grid_thw"], self.processor.image_processor.patch_size
         return int(grid[0, 2]) * patch, int(grid[0, 1]) * patch
 
 
-def _bytes(features: Mapping[str, Tensor]) -> int:
+def tensor_bytes(features: Mapping[str, Tensor]) -> int:
+    """Memory of the tensors."""
     return sum(t.numel() * t.element_size() for t in features.values())
 
 

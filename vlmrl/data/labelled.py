@@ -242,10 +242,11 @@ class _Archive:
         return (type(self), (self._path,))
 
     def paths(self) -> Iterator[tuple[str, str | None]]:
-        yield from sorted(
-            [(name, _entry_problem(entry)) for name, entry in self._entries.items()]
-            + [(name, "its path is in the archive twice") for name in self._repeats]
-        )
+        found = [(name, _entry_problem(entry)) for name, entry in self._entries.items()]
+        found += [
+            (name, "its path is in the archive twice: the first of these files is taken") for name in self._repeats
+        ]
+        yield from sorted(found, key=lambda pair: (pair[0], pair[1] or ""))
 
     def read(self, path: str) -> bytes:
         try:

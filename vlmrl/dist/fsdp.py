@@ -62,12 +62,6 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
 
 
-def units_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of a transformers model that it says must not be split: of its text model and its vision tower."""
-    names = {n for m in model.modules() for n in (getattr(m, "_no_split_modules", None) or ())}
-    return [m for m in model.modules() if type(m).__name__ in names]
-
-
 @contextmanager
 def gathered(policy: nn.Module) -> Iterator[None]:
     """Inside, every process has all parameters whole, and may run any part of the policy as often as it likes, without

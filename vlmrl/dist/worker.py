@@ -3,7 +3,7 @@
 Everything goes through small files in one folder (`VLMRL_LAUNCH_DIR`), which launch/watch.py reads:
 
     rank-0.beat     JSON: pid, phase, step, ticks (how many phases were entered), run folder
-    rank-0.log      what the rank printed before it knew its run; moved to the run's logs then
+    rank-0.out      pipe (FIFO) that takes all the rank prints; the launcher writes it to the run's logs, secrets hidden
     rank-0.end      JSON: exit code, message, reason, time, budgets to start again with; missing when it was killed
 
 In a process that no launcher started every function here does nothing. No torch.
@@ -12,7 +12,9 @@ In a process that no launcher started every function here does nothing. No torch
 from __future__ import annotations
 
 import bdb
+import contextlib
 import faulthandler
+import fcntl
 import io
 import json
 import os
@@ -25,7 +27,6 @@ from typing import Any, NoReturn, TextIO, cast
 
 from vlmrl.errors import LaunchError, OutOfMemoryError, exit_of, reason_of
 from vlmrl.process import DEBUG_RANK, die_with_parent, has_terminal
-from vlmrl.store import layout
 from vlmrl.visible import visible
 
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
@@ -33,7 +34,10 @@ PARENT_VARIABLE = "VLMRL_LAUNCHER_PID"
 ENGINES_VARIABLE = "VLMRL_ENGINE_CARDS"
 """Cards that the launcher set aside for engines in processes of their own: CUDA's numbers; on a CPU as many words."""
 HALVED_VARIABLE = "VLMRL_HALVED"
+CHOICES_VARIABLE = "VLMRL_CHOICES"
 BEAT_BYTES = 4096
+PIPE_BYTES = 1 << 20
+"""Of what a rank prints, so much waits while the launcher is stopped (a Ctrl-Z)."""
 STACK_SIGNAL = signal.SIGUSR2
 """At this signal a rank writes the stacks of its threads to its log; a hung rank too."""
 
@@ -75,7 +79,6 @@ class Rank:
     def __init__(self, folder: Path, rank: int) -> None:
         self.folder, self.rank, self.debugged = folder, rank, has_terminal()
         self.terminal = self.debugged or (rank == 0 and DEBUG_RANK not in os.environ)
-        self.early_log = folder / f"rank-{rank}.log"
         self.voices: dict[str, TextIO] = {}
         self._state: dict[str, Any] = {
             "rank": rank, "pid": os.getpid(), "phase": "start", "step": 0, "ticks": 0, "run": None, "attempt": 1,
@@ -100,7 +103,7 @@ class Rank:
         os.dup2(nothing, 0)
         os.close(nothing)
         outside = [os.dup(1), os.dup(2)]
-        self._send_to(self.early_log)
+        self._send_to_pipe()
         for name, fd in zip(("stdout", "stderr"), outside, strict=True):
             log = getattr(sys, name)
             log.reconfigure(line_buffering=True, errors="backslashreplace")
@@ -108,17 +111,6 @@ class Rank:
                 self.voices[name] = cast(TextIO, _Both(open(fd, "w", buffering=1, errors="backslashreplace"), log))  # noqa: SIM115
             else:
                 os.close(fd)
-
-    def log_to(self, path: Path) -> None:
-        """From now on log to `path`; what was logged so far is its beginning."""
-        if self.debugged:
-            return
-        sys.stdout.flush()
-        sys.stderr.flush()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab") as file:
-            file.write(self.early_log.read_bytes())
-        self._send_to(path)
 
     def end(self, code: int, message: str, reason: str = "", halved: Mapping[str, list[int]] | None = None) -> None:
         """Leave word of how it ended: exit code, what is printed, and why in one sentence.
@@ -131,12 +123,19 @@ class Rank:
         making.write_text(content)
         os.replace(making, self.folder / f"rank-{self.rank}.end")
 
-    @staticmethod
-    def _send_to(path: Path) -> None:
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def _send_to_pipe(self) -> None:
+        """Let stdout and stderr go into the pipe, which gets its name when it can be read: no word is lost, and nobody
+        waits for the launcher to open it.
+        """
+        making, pipe = (self.folder / f"{prefix}rank-{self.rank}.out" for prefix in (".", ""))
+        os.mkfifo(making, 0o600)
+        handle = os.open(making, os.O_RDWR | os.O_CLOEXEC)
+        with contextlib.suppress(OSError, AttributeError):  # Linux lets a pipe be larger
+            fcntl.fcntl(handle, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
         os.close(handle)
+        os.replace(making, pipe)
 
 
 _me: Rank | None = None
@@ -176,9 +175,8 @@ def doing() -> str:
 
 
 def join_run(run_dir: Path, attempt: int) -> None:
-    """Say which run this rank belongs to, and log there from now on."""
+    """Say which run this rank belongs to: its log is there from now on, with what it printed so far."""
     if _me is not None:
-        _me.log_to(layout.log_path(run_dir, attempt, _me.rank))
         _me.note(run=str(run_dir), attempt=attempt)
 
 
@@ -188,6 +186,14 @@ def halved() -> dict[str, list[int]]:
     Returns: recipe key -> [its value in the recipe, what it is now].
     """
     return json.loads(os.environ.get(HALVED_VARIABLE, "{}"))
+
+
+def choices() -> list[dict[str, Any]]:
+    """Return what the launcher chose for keys that the recipe leaves open; [] when no launcher started this process.
+
+    Returns: {"key", "value", "reason"} each (recipe/settle.py).
+    """
+    return json.loads(os.environ.get(CHOICES_VARIABLE, "[]")) if launched() else []
 
 
 def run(program: Callable[[], object]) -> NoReturn:

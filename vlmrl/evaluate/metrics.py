@@ -25,6 +25,7 @@ from vlmrl.evaluate.stats import (
     bootstrap_ratio,
     paired_bootstrap,
 )
+from vlmrl.rewards.accuracy import RIGHT, is_binary
 from vlmrl.types import INAPPLICABLE
 
 Record = Mapping[str, Any]
@@ -46,7 +47,8 @@ def summarise(rows: Sequence[Record], *, seed: int = 0) -> dict[str, Any]:
         rows: records with `score`, `parts`, `outcome`, `truth`, `finish`, `num_tokens`, `images`, `prompt_id`.
         seed: of the bootstrap.
     Returns: {"rows", "prompts", "samples", "images", "reward_errors", "metrics": name -> {"value", "low", "high",
-        "n"}, "baselines": name -> {"value", "what"}}. A metric that no row has is left out.
+        "n"}, "baselines": name -> {"value", "what"}}. A metric that no row has is left out. pass@k needs accuracies
+        that say right or wrong.
     """
     metrics: dict[str, dict[str, Any]] = {}
     behind = {name: as_json(found) for name, found in _of_probabilities(rows, seed).items() if found.n}
@@ -55,8 +57,11 @@ def summarise(rows: Sequence[Record], *, seed: int = 0) -> dict[str, Any]:
             metrics |= behind
         chosen = [(r, v) for r in rows if (v := pick(r)) is not None]
         if chosen:
-            bounds = (0.0, 1.0) if name.split("/")[0] in SHARES else None
             clusters, values = clusters_of([r for r, _ in chosen]), [v for _, v in chosen]
+            is_share = name.split("/")[0] in SHARES and all(
+                0 <= v <= 1 for v in values
+            )  # a reward's accuracy may not be
+            bounds = (0.0, 1.0) if is_share else None
             metrics[name] = as_json(bootstrap_mean(values, clusters, seed, bounds=bounds))
     metrics |= _pass_at_k(rows, seed)
     prompts = {r["prompt_id"] for r in rows}
@@ -146,17 +151,19 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def _pass_at_k(rows: Sequence[Record], seed: int) -> dict[str, dict[str, Any]]:
-    """pass@1, 2, 4, ... and n over prompts, when there are several samples of each and the task says what is right."""
+    """pass@1, 2, 4, ... and n over prompts, when there are several samples of each and accuracy says right or wrong."""
     groups: dict[str, list[Record]] = {}
     for r in rows:
         if r["outcome"].get("accuracy") is not None:
             groups.setdefault(str(r["prompt_id"]), []).append(r)
+    if not is_binary([r["outcome"]["accuracy"] for g in groups.values() for r in g]):
+        return {}
     smallest = min((len(g) for g in groups.values()), default=0)
     if smallest < 2:
         return {}
     found = {}
     for k in sorted({2**i for i in range(smallest.bit_length()) if 2**i <= smallest} | {smallest}):
-        values = [pass_at_k(len(g), sum(r["outcome"]["accuracy"] == 1.0 for r in g), k) for g in groups.values()]
+        values = [pass_at_k(len(g), sum(r["outcome"]["accuracy"] == RIGHT for r in g), k) for g in groups.values()]
         clusters = clusters_of([g[0] for g in groups.values()])
         found[f"pass@{k}"] = as_json(bootstrap_mean(values, clusters, seed, bounds=(0.0, 1.0)))
     return found

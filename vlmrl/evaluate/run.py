@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vlmrl.data.encode import Encoder
@@ -11,6 +11,8 @@ from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import DataError
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
+from vlmrl.rewards.accuracy import accuracy_words, with_accuracy
+from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
@@ -56,20 +58,29 @@ def evaluate(
         if start == 0 and rows and all(s.score.error is not None for g in scored for s in g.samples):
             score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)
         groups += world.interleave(scored)
-    found = make_records(groups, source)
-    return Evaluation(found, summarise(found, seed=seed))
+    found = make_records(groups, source, scorer.spec)
+    return Evaluation(found, summarise(found, seed=seed) | _accuracy_of(found, source, scorer.spec))
 
 
-def make_records(groups: Sequence[Group], source: Source) -> list[dict[str, Any]]:
+def _accuracy_of(records: Sequence[Mapping[str, Any]], source: Source, spec: RewardSpec) -> dict[str, str]:
+    """`accuracy_of`: in words, what the accuracy is where it comes from the reward."""
+    parts = dict.fromkeys(name for r in records for name in r["parts"])
+    values = [a for r in records if (a := r["outcome"].get("accuracy")) is not None]
+    words = accuracy_words(source.task.outcome(records[0]["truth"], ""), parts, values, spec)
+    return {"accuracy_of": words} if words and values else {}
+
+
+def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> list[dict[str, Any]]:
     """One mapping a response: prompt_id, sample, seed, source, task, truth, text, finish, num_tokens, score, parts,
     note, error, images, outcome, and each outcome under its own name.
 
+    Args: spec: the reward that gave the scores; its accuracy is an outcome where the task has none.
     Raises: DataError when the task gives an outcome the name of another field.
     """
     found = []
     for group in groups:
         for s in group.samples:
-            outcome = dict(source.task.outcome(group.row.truth, s.text))
+            outcome = with_accuracy(source.task.outcome(group.row.truth, s.text), s.score.parts, spec)
             row: dict[str, Any] = {
                 "prompt_id": group.row.prompt_id,
                 "sample": s.trajectory.sample,

@@ -24,9 +24,12 @@ from vlmrl.launch.cards import Placement
 from vlmrl.process import die_with_parent
 from vlmrl.store import layout
 from vlmrl.store.listing import Listed, list_runs
+from vlmrl.store.log_pump import LogPump
 from vlmrl.store.provenance import usable_cores
 
 POLL_SECONDS = 0.2
+LOG_SECONDS = 5.0
+"""How long the end of a command's output is waited for, when the command itself has ended."""
 MOST_MEMBERS = 1000
 
 
@@ -70,6 +73,7 @@ class Queue:
     group: str
     say: Callable[[str], None]
     signals: list[int] = field(default_factory=list)
+    logs: LogPump = field(default_factory=LogPump, repr=False)
 
     def found(self) -> dict[str, Listed]:
         """Member -> its newest run, of those that have one."""
@@ -99,6 +103,7 @@ class Queue:
                         free.append(slot)
                         failed |= code not in (0, 130)
                         self._tell(name, code)
+        self.logs.close()
         if self.signals:
             return 130
         return 2 if failed or len(done | self._done()) < len(self.members) else 0
@@ -112,21 +117,24 @@ class Queue:
         else:
             what = ["--resume", before.id]
         log = layout.queue_log(self.root, self.group, member.name)
-        log.parent.mkdir(parents=True, exist_ok=True)
         self.say(f"{'starting' if before is None else 'resuming'} {member.name}")
-        with open(log, "ab") as file:
+        reads, writes = os.pipe()
+        self.logs.add(member.name, reads, log)
+        with open(writes, "wb") as pipe:
             # A session of its own: Ctrl-C reaches it through us, once. And no life without us.
             return subprocess.Popen(
                 [*self.command, *what, *self.options], env={**os.environ, **slot.env}, stdin=subprocess.DEVNULL,
-                stdout=file, stderr=file, start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()),
+                stdout=pipe, stderr=pipe, start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()),
             )  # fmt: skip
 
     def _tell(self, name: str, code: int) -> None:
+        self.logs.wait(name, LOG_SECONDS)
         if code in (0, 130):
             self.say(f"{name}: {'done' if code == 0 else 'interrupted, saved'}")
             return
         log = layout.queue_log(self.root, self.group, name)
-        errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
+        lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+        errors = [line for line in lines if line.startswith("error: ")]
         self.say(f"{name}: failed: {errors[-1].removeprefix('error: ') if errors else f'exit code {code}'}; see {log}")
 
     @contextlib.contextmanager

@@ -21,6 +21,7 @@ from vlmrl.dist.worker import STACK_SIGNAL
 from vlmrl.errors import format_error
 from vlmrl.store import layout
 from vlmrl.store.lock import process_start
+from vlmrl.store.log_pump import LogPump
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 10.0
@@ -71,6 +72,7 @@ class Watch(threading.Thread):
         self.killed: set[int] = set()
         self._first_death: float | None = None
         self._stopped = threading.Event()
+        self._logs = LogPump()
 
     @property
     def run_dir(self) -> Path | None:
@@ -108,6 +110,7 @@ class Watch(threading.Thread):
         self._look(0.0)
         for rank in self.ranks:
             self._signal_group(rank, signal.SIGKILL)
+        self._logs.close()
 
     def ending(self, exit_codes: Mapping[int, int]) -> Ending:
         """How it ended. `exit_codes`: rank -> code, or minus the signal, of the ranks that failed."""
@@ -137,6 +140,7 @@ class Watch(threading.Thread):
         return Ending(0)
 
     def _look(self, passed: float) -> None:
+        self._take_output()
         for rank, state in self._read("beat").items():
             known = self.ranks.get(rank)
             if known is None:
@@ -154,6 +158,15 @@ class Watch(threading.Thread):
         self._end_survivors()
         if self.hang is None and any(not s.dead and s.idle > self.timeout_seconds for s in self.ranks.values()):
             self._end_hang()
+
+    def _take_output(self) -> None:
+        """Open the pipes of ranks that have begun to print; name their logs when their run is known."""
+        for pipe in self.folder.glob("rank-*.out"):
+            if pipe.name not in self._logs:
+                self._logs.add(pipe.name, os.open(pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        for rank in self.ranks:
+            if (log := self._log(rank)) is not None and f"rank-{rank}.out" in self._logs:
+                self._logs.write_to(f"rank-{rank}.out", Path(log))
 
     def _hand_on(self, seen: _Seen) -> None:
         while seen.told < len(self.signals) and not seen.dead:

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vlmrl.errors import CheckpointError, first_line
-from vlmrl.model.families import part_of
+from vlmrl.model.families import family_of, has_two_way_images, part_of
 from vlmrl.model.hub import require_source
 from vlmrl.model.quiet import quiet_transformers
+from vlmrl.model.units import sharded_units
 
 if TYPE_CHECKING:
     from vlmrl.recipe.schema import Model
 
 MAX_HEADER_BYTES = 100 << 20
+EXPERTS = ".experts."
+"""What is in the names of a mixture's expert weights."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,11 @@ class ModelFacts:
         parameters: by part ("vision", "connector", "language", "embeddings", "other").
         text, vision: their config values.
         linear: (rows, columns) of every linear layer, by full name.
+        architecture: name of its class.      sharing: how responses share a prompt, as in `families.Family`.
+        units: numbers in each layer that a sharded policy gathers by itself (model/units.py), by part; all else is
+            gathered together.
+        head: numbers in the output embedding.      largest: numbers in the largest single parameter.
+        experts: numbers in the experts of mixtures, all of them.
     """
 
     model_type: str
@@ -39,6 +47,12 @@ class ModelFacts:
     text: Mapping[str, Any]
     vision: Mapping[str, Any]
     linear: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    architecture: str = ""
+    sharing: str = "packed"
+    units: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    head: int = 0
+    largest: int = 0
+    experts: int = 0
 
     @property
     def language_linear(self) -> int:
@@ -48,6 +62,27 @@ class ModelFacts:
     @property
     def total(self) -> int:
         return sum(self.parameters.values())
+
+    @property
+    def layers(self) -> int:
+        """Layers of the text model."""
+        return int(self.text.get("num_hidden_layers") or 0)
+
+    @property
+    def two_way_images(self) -> bool:
+        """Whether the tokens of an image see each other both ways."""
+        return has_two_way_images(self.model_type, self.text.get("use_bidirectional_attention"))
+
+    @property
+    def experts_used(self) -> float:
+        """Share of a mixture's experts that a token uses; 1 where there are none."""
+        count = int(self.text.get("num_experts") or self.text.get("num_local_experts") or 0)
+        return int(self.text.get("num_experts_per_tok") or count) / count if count and self.experts else 1.0
+
+    @property
+    def active(self) -> int:
+        """Numbers that a token is multiplied with: all, but for the experts that it does not use."""
+        return self.total - round(self.experts * (1 - self.experts_used))
 
     def trained(self, frozen: list[Any]) -> int:
         return sum(count for part, count in self.parameters.items() if part not in frozen)
@@ -76,7 +111,15 @@ def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     _check_weights(Path(source), shapes)
     linear = {n: (m.out_features, m.in_features) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    return ModelFacts(config.model_type, _by_part(shapes), _text_config(config), _vision_config(config), linear)
+    head = model.get_output_embeddings()
+    sharing = family_of(model).sharing if settings.shared_prefix else "padded"
+    return ModelFacts(
+        config.model_type, _by_part(shapes), _text_config(config), _vision_config(config), linear,
+        architecture=type(model).__name__, sharing=sharing,
+        units=_unit_sizes(model, sharing),
+        head=0 if head is None else head.weight.numel(), largest=max(map(math.prod, shapes.values())),
+        experts=sum(math.prod(shape) for name, shape in shapes.items() if EXPERTS in name),
+    )  # fmt: skip
 
 
 def device_facts(wanted: str) -> tuple[dict[str, Any], list[str]]:
@@ -118,6 +161,19 @@ def _text_config(config: Any) -> dict[str, Any]:
 def _vision_config(config: Any) -> dict[str, Any]:
     found = getattr(config, "vision_config", None)
     return dict(found.to_dict()) if found is not None and hasattr(found, "to_dict") else {}
+
+
+def _unit_sizes(model: Any, sharing: str) -> dict[str, tuple[int, ...]]:
+    """Return part -> the numbers in each of its units. Nested units are counted once, as the outermost."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found: dict[str, list[int]] = {}
+    counted: set[int] = set()
+    for unit in sharded_units(model, sharing):
+        own = [p for p in unit.parameters() if id(p) not in counted]
+        counted.update(map(id, own))
+        part = part_of(f"{names[id(unit)]}.") or "other"
+        found.setdefault(part, []).append(sum(p.numel() for p in own))
+    return {part: tuple(sizes) for part, sizes in found.items()}
 
 
 def _by_part(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

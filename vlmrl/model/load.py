@@ -17,12 +17,13 @@ from vlmrl.model.hub import require_source
 from vlmrl.model.prefix_attention import NAME as SHARED_PREFIX
 from vlmrl.model.prefix_attention import VISION_NAME as VISION
 from vlmrl.model.quiet import quiet_transformers
+from vlmrl.recipe.extras import install_line
 
 if TYPE_CHECKING:  # the models load with torch and transformers alone
     from vlmrl.recipe.schema import Model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-BITSANDBYTES_HINT = "pip install 'vlmrl[bitsandbytes]'"
+BITSANDBYTES_HINT = install_line("bitsandbytes")
 DROPOUT_RATES = ("attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 """What models call their dropout, in configs and on modules."""
 IMAGE_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "audio_token_id",

@@ -8,6 +8,7 @@ its whole prompt and its own past. The index arithmetic is tested on the CPU; th
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vlmrl.errors import CheckpointError
 from vlmrl.model.row_plan import RowPlan
 
 
@@ -148,12 +150,34 @@ def _takes_kernel(query: Tensor) -> bool:
 
 @cache
 def _kernel() -> Callable[..., Any]:
-    """torch's own flash attention over sequences of different length."""
+    """Flash attention over sequences of different length: flash-attn's where it is installed, else torch's own."""
+    if importlib.util.find_spec("flash_attn") is not None:
+        return _flash_attn()
     from torch.nn.attention.varlen import varlen_attn
 
     # torch 2.11 takes fewer key heads than query heads without being told; later versions refuse to unless they are.
     told = "enable_gqa" in inspect.signature(varlen_attn).parameters
     return partial(varlen_attn, enable_gqa=True) if told else varlen_attn
+
+
+def _flash_attn() -> Callable[..., Any]:
+    """Return the kernel of the package flash-attn, called as torch's is. Raises: CheckpointError when it is broken."""
+    try:
+        from flash_attn import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        hint = "install it anew for this torch, or remove it (pip uninstall flash-attn): torch has a kernel of its own"
+        raise CheckpointError(f"flash-attn is installed and cannot be imported: {error}", hint=hint) from error
+
+    def kernel(
+        query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor, longest_query: int,
+        longest_key: int, *, scale: float | None, window_size: tuple[int, int],
+    ) -> Tensor:  # fmt: skip
+        return flash_attn_varlen_func(
+            query, key, value, query_starts, key_starts, longest_query, longest_key, softmax_scale=scale,
+            causal=window_size[1] == 0, window_size=window_size if window_size[0] >= 0 else (-1, -1),
+        )  # fmt: skip
+
+    return kernel
 
 
 def _window(window: int | None) -> tuple[int, int]:

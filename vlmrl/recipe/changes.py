@@ -64,7 +64,8 @@ TABLE = (
         "data.reward", "reward.name", "reward.profile", "reward.style", "reward.args", "reward.weights",
     ), ("best",)),
     Rule("asked", "what validation measures", (
-        "data.validation", "eval.metric", "eval.goal", "eval.max_rows", "eval.max_new_tokens", "eval.allow_test_split",
+        "data.validation", "reward.accuracy", "eval.metric", "eval.goal", "eval.max_rows", "eval.max_new_tokens",
+        "eval.allow_test_split",
     ), ("best",)),
     Rule("asked", "the algorithm and the weight of its KL", (
         "algo.name", "algo.kl", "algo.kl_in", "algo.kl_coef", "algo.kl_target",

@@ -18,6 +18,12 @@ CRITIC_SCALES = ("none", "tokens", "tokens_keep_mean")
 """As algo/advantages.py has it, which a package of the same level may not import; a test compares them."""
 
 
+def limits_ratio(cells: Mapping[str, Any]) -> bool:
+    """As `Algorithm.limits_ratio` of algo/family.py, not to be imported here; a test compares."""
+    bounded = cells["surrogate"] in ("clip", "clip_cov", "cispo", "gmpo") and cells["clip_high"] is not None
+    return bounded or cells["surrogate"] == "sapo"
+
+
 def _cells(loaded: LoadedRecipe, rows: Rows) -> dict[str, Any] | None:
     """The row with the recipe's overrides; None when there is no such row, or nothing is trained by reinforcement."""
     algo = loaded.recipe.algo
@@ -127,18 +133,22 @@ def _importance(loaded: LoadedRecipe, rows: Rows) -> Iterator[Problem]:
     cells, algo, rollout = _cells(loaded, rows), loaded.recipe.algo, loaded.recipe.rollout
     if cells is None:
         return
-    if cells["importance"] in ("truncate", "mask") and (rollout.top_p < 1 or rollout.top_k > 0):
+    if cells["importance"] in ("truncate", "mask", "ratio") and (rollout.top_p < 1 or rollout.top_k > 0):
         message = (
             f'`algo.importance` = "{cells["importance"]}" cannot hold with top_p < 1 or top_k: the engine\'s log-probs '
             "are then not those of the policy"
         )
         where = loaded.where(("algo", "importance"), ("rollout", "top_p"), ("rollout", "top_k"))
         yield Problem(message, where, "leave top_p and top_k out, or algo.importance")
-    if cells["importance"] == "none":
-        for key in ("importance_level", "importance_cap"):
-            if getattr(algo, key) is not None:
-                message = f'`algo.{key}` does nothing: `algo.importance` is "none"'
-                yield Problem(message, loaded.where(("algo", key)), "remove it", "warning")
+    idle = {"none": ("importance_level", "importance_cap"), "ratio": ("importance_level",)}
+    for key in idle.get(cells["importance"], ()):
+        if getattr(algo, key) is not None:
+            message = f'`algo.{key}` does nothing: `algo.importance` is "{cells["importance"]}"'
+            yield Problem(message, loaded.where(("algo", key)), "remove it", "warning")
+    if cells["importance"] == "ratio" and not limits_ratio(cells):
+        message = '`algo.importance` = "ratio" needs a ratio that is clipped: nothing limits that of this row'
+        where = loaded.where(("algo", "importance"), ("algo", "name"))
+        yield Problem(message, where, 'set algo.clip_low and algo.clip_high, or algo.importance = "mask"')
 
 
 def _advantage(loaded: LoadedRecipe, rows: Rows) -> Iterator[Problem]:
@@ -188,7 +198,7 @@ def _overlap(loaded: LoadedRecipe, rows: Rows) -> Iterator[Problem]:
         message = (
             "`rollout.overlap` samples with older weights, and `algo.importance` is none: nothing corrects for that"
         )
-        yield Problem(message, where, 'algo.importance = "truncate", or leave it out')
+        yield Problem(message, where, "leave algo.importance out")
     if cells["filter"] != "none":
         message = "`rollout.overlap` draws a step's prompts at once, and `algo.filter` draws until enough have passed"
         yield Problem(message, where, "leave one of them out")

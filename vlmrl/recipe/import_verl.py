@@ -263,6 +263,10 @@ def _importance(draft: Draft) -> None:
     """The correction for the engine's log-probs, where it is on: a limit of the weight, or two bounds ("0.5_2.0")."""
     table = "algorithm.rollout_correction"
     level = draft.get(f"{table}.rollout_is")
+    if draft.get(f"{table}.bypass_mode") and draft.get(f"{table}.loss_type") in (None, "ppo_clip"):
+        draft.put("algo.importance", "ratio", f"{table}.bypass_mode")
+        draft.leave(f"{table}.rollout_is", "the loss of bypass_mode uses no weights, there too")
+        return
     if level not in ("token", "sequence"):
         return
     bounds = str(draft.get(f"{table}.rollout_is_threshold")).split("_")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +25,13 @@ from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.schema import Recipe
 
 MAX_TABLE_DEPTH = 2
+MAX_NAME_BYTES = 255
+"""Of a file or folder, on the file systems there are."""
 RESOLVED_SCHEMA = 1
 LORA_LR, LORA_LR_ORIGIN = 1e-5, "default with [lora]"
 """Learning rate of a recipe that has a `[lora]` table and names none."""
+AUTO_ORIGIN = "auto: "
+"""How the origin of a value begins that the recipe left open (recipe/settle.py); the reason follows."""
 PATH_KEYS = (
     "model.path",
     "data.path",
@@ -65,7 +70,7 @@ class LoadedRecipe:
         recipe: the values, defaults filled in, paths found.
         text: the file as given.
         path: the file.
-        origins: dotted key of every leaf -> "default", "file.toml:12" or "--set".
+        origins: dotted key of every leaf -> "default", "file.toml:12", "--set", or "auto: " and the reason.
         resolved: what `resolved.json` holds: {"schema", "recipe": every value, "origins"}.
         parent: the file named by `extends`, or None.
         places: place -> where it was written; keys that were not written are absent.
@@ -250,15 +255,19 @@ def _drop_none(value: Any) -> None:
 
 
 def _place_of(origin: str) -> Place | None:
-    """The place that an origin tells; None for a default."""
+    """The place that an origin tells; None for a default and for what nobody wrote."""
     if origin == "--set":
         return Place(None, 0, "")
+    if origin.startswith(AUTO_ORIGIN):
+        return None
     file, _, line = origin.rpartition(":")
     return Place(Path(file), int(line)) if file and line.isdigit() else None
 
 
 def _odd_values(value: Any, places: Mapping[Key, Place], file: Path, key: Key = ()) -> list[Problem]:
-    """What TOML can write and a recipe cannot hold: dates, nan, inf, numbers beyond 64 bits, tables in tables."""
+    """What TOML can write and a recipe cannot hold: dates, nan, inf, numbers beyond 64 bits, tables in tables, paths
+    that no file system takes.
+    """
     where = (_nearest_place(places, key) or Place(file, 1)).where
     if isinstance(value, dict):
         tables = sum(isinstance(part, str) for part in key)
@@ -274,6 +283,14 @@ def _odd_values(value: Any, places: Mapping[Key, Place], file: Path, key: Key = 
         return [Problem(f"`{dotted(key)}` is a date; recipes hold no dates", where, f'write it as a string: "{value}"')]
     if isinstance(value, float) and not math.isfinite(value):
         return [Problem(f"`{dotted(key)}` is {value}; it must be a finite number", where)]
+    if isinstance(value, str) and _is_path_key(key) and not value.startswith("hub:"):
+        longest = max((len(part.encode("utf-8", "replace")) for part in value.split("/")), default=0)
+        if longest > MAX_NAME_BYTES:
+            return [
+                Problem(
+                    f"`{dotted(key)}` holds a name of {longest} bytes; a file's has {MAX_NAME_BYTES} at most", where
+                )
+            ]
     if isinstance(value, int) and abs(value) >= 1 << 63:
         return [Problem(f"`{dotted(key)}` is {str(value)[:24]}..., which does not fit in 64 bits", where)]
     return []
@@ -282,7 +299,7 @@ def _odd_values(value: Any, places: Mapping[Key, Place], file: Path, key: Key = 
 def _find_paths(raw: dict[str, Any], places: Mapping[Key, Place], folder: Path) -> None:
     """Relative paths that do not exist here but do beside their recipe become paths that do."""
     for key, value in list(leaves(raw)):
-        if dotted(tuple(p for p in key if isinstance(p, str))) not in PATH_KEYS:
+        if not _is_path_key(key):
             continue
         if isinstance(value, str):
             _at(raw, key[:-1])[str(key[-1])] = _located(value, places.get(key), folder)
@@ -296,8 +313,12 @@ def _located(value: str, place: Place | None, folder: Path) -> str:
     """The path where it is: as written when that exists or nothing does, else beside its recipe."""
     name, colon, function = value.rpartition(":") if ".py:" in value else (value, "", "")
     here, *others = _candidates(name, place, folder)
-    found = next((p for p in others if p.exists()), None)
-    return f"{found}{colon}{function}" if found and not here.exists() else value
+    found = next((p for p in others if os.path.exists(p)), None)
+    return f"{found}{colon}{function}" if found and not os.path.exists(here) else value
+
+
+def _is_path_key(key: Key) -> bool:
+    return dotted(tuple(part for part in key if isinstance(part, str))) in PATH_KEYS
 
 
 def _candidates(value: str, place: Place | None, folder: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from vlmrl.recipe.algo_table import Algo
 from vlmrl.recipe.log_table import Log
 from vlmrl.recipe.table import Count, Fraction, PositiveInt, Share, Table
 
@@ -121,6 +122,9 @@ class Reward(Table):
     task binds to its own reward; a table, such as `aliases = {Silverbeck = "Silverback"}`, adds to the task's."""
     weights: dict[str, float] = {}
     """Weight of each part, used as given (not normalised); default: the reward's own."""
+    accuracy: str | None = None
+    """Which part says whether a response is right: the metric `accuracy`. It needs no weight. Default: the task's own
+    measure, else the part `accuracy`, `acc` or `correct`."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
     """Wall clock for one call of a user's reward; it runs in a worker process that is ended when the time is over."""
     memory_mb: Annotated[int, Field(ge=128)] = 4096
@@ -129,103 +133,16 @@ class Reward(Table):
     """Worker processes for a user's reward."""
 
 
-class Algo(Table):
-    """The member of the GRPO family. `name` is a row of the table in algo/family.py; the other keys override cells."""
-
-    name: str = "grpo"
-    """Row of the family table: `vlmrl recipe list --algos`, which also says where rows differ from others' code."""
-    advantage: str | None = None
-    """Baseline of the advantage, overriding the row's: group_mean, group_mean_std, leave_one_out, length_weighted,
-    best_of_group, part_by_part (each reward part on its own), greedy (one greedy answer a prompt), gae (a critic),
-    none."""
-    scale: str | None = None
-    """What the advantage is divided by: none, group or batch (a standard deviation), alive (share of live samples),
-    samples or tokens (centred and divided over the batch), tokens_keep_mean. Default: the row's."""
-    gamma: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Discount of the token returns, for the baselines none, greedy and gae; 1 = every token has the whole score."""
-    gae_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
-    """How far gae trusts what came of a response over what the critic said: 0 = one token, 1 = to its end. Default
-    0.95."""
-    value_coef: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the critic's loss (gae); default 0.1."""
-    value_clip: Annotated[float, Field(gt=0)] | None = None
-    """How far a value may go from that before the updates and still learn (gae); default 0.2, large = no limit."""
-    ratio: str | None = None
-    """Level of the probability ratio: token, sequence, or sequence_token. Default: the row's."""
-    surrogate: str | None = None
-    """Form of the policy loss: clip, reinforce, cispo, gmpo, sapo, clip_cov or kl_cov. Default: the row's."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Lower clip of the probability ratio: the ratio counts down to 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0)] | None = None
-    """Upper clip of the probability ratio: the ratio counts up to 1 + clip_high."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """With a negative advantage the loss is at most this times its size; 3 is usual. Default: the row's."""
-    tau_positive: Annotated[float, Field(gt=0)] | None = None
-    """Temperature of the surrogate sapo for positive advantages; larger = narrower gate."""
-    tau_negative: Annotated[float, Field(gt=0)] | None = None
-    """Temperature of the surrogate sapo for negative advantages."""
-    cov_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of an update's tokens that clip_cov or kl_cov picks (at least one token)."""
-    cov_low: float | None = None
-    """Smallest covariance of log-prob and advantage from which clip_cov picks."""
-    cov_high: float | None = None
-    """Largest covariance from which clip_cov picks."""
-    cov_kl_coef: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the penalty on the tokens that kl_cov picked."""
-    aggregation: str | None = None
-    """How token losses become one number: token_mean (all tokens count the same), sequence_mean (all responses do), or
-    constant (the sum over responses x rollout.max_new_tokens). verl calls them token-mean, seq-mean-token-mean and
-    seq-mean-token-sum-norm; TRL dapo, grpo and dr_grpo. Default: the row's."""
-    kl: str | None = None
-    """Estimator of the KL to the reference: k1, k2, k3, low_var_kl (k3, at most 10), abs, or full (exact: the sum over
-    the vocabulary; keeps the reference's hidden states of a step in main memory). Default: the row's."""
-    kl_in: Literal["loss", "reward"] | None = None
-    """Where the KL goes: a term of the loss, or taken off the reward token by token. Default: the row's."""
-    kl_coef: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the KL; 0 = off, and no reference model is loaded. Default: the row's (0 but for easyr1 and maye)."""
-    kl_target: Annotated[float, Field(gt=0)] | None = None
-    """Mean KL per token that kl_coef is steered to from step to step; left out = kl_coef is fixed."""
-    kl_horizon: Annotated[float, Field(gt=0)] | None = None
-    """How slowly kl_coef is steered, in responses; default 10000."""
-    entropy_coef: float = 0.0
-    """Weight of the entropy bonus; 0 = off."""
-    filter: Literal["none", "spread"] | None = None
-    """spread: prompts whose scores differ by no more than `min_spread` are replaced by newly drawn ones (DAPO)."""
-    min_spread: Annotated[float, Field(ge=0)] | None = None
-    """Largest minus smallest score that a prompt must exceed to pass the filter; default 0."""
-    filter_tries: PositiveInt | None = None
-    """Most draws of prompts in one step under the filter; the step then takes what passed. Default 10."""
-    importance: Literal["auto", "none", "truncate", "mask"] | None = None
-    """Correct for the engine's log-probs: limit the weight (truncate) or drop what is off (mask); auto = truncate
-    when the engine is not the trainer."""
-    importance_level: Literal["token", "sequence"] | None = None
-    """Whether the correction is by token or by the product over a response; default token."""
-    importance_cap: Annotated[float, Field(gt=1)] | None = None
-    """Limit of the correction: truncate at this weight, mask outside [1 / cap, cap]. Default 2."""
-    overlong_tokens: Count | None = None
-    """Length before the token limit in which a response loses score, linearly up to `overlong_penalty` (DAPO);
-    0 = off."""
-    overlong_penalty: Annotated[float, Field(ge=0)] | None = None
-    """What a response at the token limit loses under `overlong_tokens`; default 1."""
-    truncated_score: float | None = None
-    """Score of a response cut by the token limit, in place of the reward's; default: the row's (only maye has one)."""
-    count_dead: bool | None = None
-    """Whether the responses of groups of equal scores count in the denominator of the loss. They add nothing to it and
-    never enter a forward pass; counted, the gradient is that of all responses, as in verl and TRL. false = the mean is
-    over the others alone, so that a step weighs as much however many groups are left. Default: true."""
-    truncated: Literal["keep", "mask", "drop"] = "keep"
-    """Responses cut by the token limit: trained on (keep), scored but not trained on (mask), left out of the
-    group (drop)."""
-
-
 class Rollout(Table):
     """How responses are sampled."""
 
-    engine: Literal["torch", "vllm"] = "torch"
+    engine: Literal["auto", "torch", "vllm"] = "auto"
     """Which engine generates in `train` and `eval`: torch, the built-in one, or vllm, with weights of its own, synced
-    every step. All else (`sft`, `try`, `check --deep`) uses the built-in one."""
-    kv_cache_gib: Annotated[float, Field(gt=0)] = 4.0
-    """Memory of vLLM's key-value cache on each card that it is on, in GiB."""
+    every step. auto = vllm on a GPU where it is installed and knows the model, else torch; chosen when a run begins,
+    and kept when it goes on. All else (`sft`, `try`, `check --deep`) uses the built-in one."""
+    kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
+    """Memory of vLLM's key-value cache on each GPU that it is on, in GiB. Left out = what the responses of a step need
+    at once, as far as memory is free; `check` shows it."""
     engine_gpus: Count = 0
     """With vllm: so many of the cards of `--gpus`, the last ones, generate and the others train. 0 = each card does
     both in turn, in the trainer's process."""
@@ -235,7 +152,7 @@ class Rollout(Table):
     `engine_gpus`, takes so many of those."""
     overlap: bool = False
     """With `engine_gpus`: the next step's rollouts are made while this step's update runs, so by weights that are one
-    step older; the importance correction (`algo.importance`) makes up for it."""
+    step older. `algo.importance` makes up for it; as auto it takes the engine's log-probs for the old ones."""
     max_sync_gap: Annotated[float, Field(gt=0)] = 0.1
     """After each weight sync the trainer re-scores a few responses of every vLLM engine. The run stops when the median
     difference of the tokens' log-probs (nats) is above this, over all engines or of one that has 8 tokens or more. A

@@ -21,6 +21,7 @@ SMALL = (380, 190)
 
 TITLES = {
     "reward/mean": "Reward in training",
+    "reward/accuracy": "Accuracy in training",
     "loss/cross_entropy": "Loss (cross-entropy, nats a token)",
     "rollout/dead_group_share": "Dead groups (share)",
     "rollout/truncated_share": "Truncated responses (share)",
@@ -59,6 +60,8 @@ VALIDATION_TITLES = {
 }
 LEADING = ("reward", "accuracy")
 """Validation metrics with a large chart and a place among the headline numbers."""
+TRAINED = {"reward": ("reward/mean", ("reward/low", "reward/high")), "accuracy": ("reward/accuracy", None)}
+"""The same of the rollouts: the training metric, and its interval."""
 
 
 @dataclass(frozen=True)
@@ -162,14 +165,14 @@ def health_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 
 def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     """Every training metric that has no chart elsewhere."""
-    shown = {*HEALTH, "reward/mean", "reward/low", "reward/high", "loss/cross_entropy"}
+    shown = {*HEALTH, "reward/mean", "reward/low", "reward/high", "reward/accuracy", "loss/cross_entropy"}
     names = _ordered(n for r in runs for n in _names(r.train))
     left = [n for n in names if n not in shown and not n.startswith(("reward/part/", "reward/source/"))]
     return [_train_chart(runs, n) for n in left]
 
 
 def headlines(run: RunCurves) -> list[Headline]:
-    """Validation reward and accuracy at the first and the last validation; else the training reward or loss."""
+    """Validation reward and accuracy at the first and the last validation; then training reward, accuracy or loss."""
     found = []
     lines = run.validation
     for metric in LEADING:
@@ -181,6 +184,7 @@ def headlines(run: RunCurves) -> list[Headline]:
             found.append(Headline(f"Validation {metric}", start, _point(last, name)))
     for name, title, better in (
         ("reward/mean", "Training reward", "up"),
+        ("reward/accuracy", "Training accuracy", "up"),
         ("loss/cross_entropy", "Training loss", "down"),
     ):
         values = [(n["step"], n[name]) for n in run.train if _finite(n.get(name))]
@@ -225,10 +229,9 @@ def _point(line: Line, name: str) -> dict[str, Any]:
 
 
 def _leading_series(run: RunCurves, metric: str) -> list[Series]:
-    found = []
-    if metric == "reward":
-        train = _series(run, run.train, "reward/mean", f"{run.label}, training", ("reward/low", "reward/high"))
-        found += [train] if train else []
+    name, ends = TRAINED[metric]
+    train = _series(run, run.train, name, f"{run.label}, training", ends)
+    found = [train] if train else []
     dots = _dots(run, f"eval/{metric}")
     return [*found, *([dots] if dots else [])]
 

@@ -94,7 +94,9 @@ def _no_argument(name: str, key: str, parameters: Mapping[str, Any]) -> RewardEr
 
 
 def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, Any]:
-    """What a run's manifest keeps of a reward, enough to load it again: name, style, args, weights, sha256."""
+    """Return what a run's manifest keeps of a reward, enough to load it again: name, style, args, weights, sha256, and
+    the part that the recipe names as its accuracy, if it does.
+    """
     style = spec.user.style if spec.user else "auto"
     args = json.loads(json.dumps(dict(spec.args), default=str))
     return {
@@ -103,6 +105,7 @@ def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, A
         "args": args,
         "weights": dict(weights),
         "sha256": spec.source_sha256,
+        **({"accuracy": spec.accuracy} if spec.accuracy_named else {}),
     }
 
 
@@ -114,7 +117,23 @@ def load_recorded(record: Mapping[str, Any], base_dir: Path | str | None = None)
     if not isinstance(record.get("name"), str) or not isinstance(record.get("args"), Mapping):
         raise RewardError("the run's manifest does not say which reward with which arguments scored its rollouts")
     style = str(record.get("style", "auto"))
-    return load_reward(record["name"], args=record["args"], style=style, base_dir=base_dir)
+    spec = load_reward(record["name"], args=record["args"], style=style, base_dir=base_dir)
+    return name_accuracy(spec, record.get("accuracy"))
+
+
+def name_accuracy(spec: RewardSpec, part: str | None) -> RewardSpec:
+    """The reward with the part that a recipe names as its accuracy; None = as it is.
+
+    Raises: RewardError when a built-in has no such part.
+    """
+    if part is None:
+        return spec
+    if spec.pure and part not in spec.ranges:
+        raise RewardError(
+            f"[reward] accuracy names the part `{part}`, which reward `{spec.name}` does not have",
+            hint=f"its parts: {', '.join(spec.ranges)}",
+        )
+    return replace(spec, accuracy=part, accuracy_named=True)
 
 
 @lru_cache(maxsize=8)

@@ -1,8 +1,8 @@
 """Which part of a reward is its accuracy: the one place that decides it.
 
-In order: the part that the recipe names (`[reward] accuracy`), then the task's own measure (`Task.outcome`), then the
-part that the reward declares (`RewardSpec.accuracy`), then a part called `accuracy`, `acc` or `correct`, as rewards
-written for EasyR1 and verl have it. The part needs no weight. verl calls a bare number `acc`; so it is read here.
+In order: the part that the recipe names (`[reward] accuracy`); the task's own measure (`Task.outcome`); the part that
+the reward declares (`RewardSpec.accuracy`); a part called `accuracy`, `acc` or `correct`, as rewards written for EasyR1
+and verl have it; the bare number of a function in verl's form, which verl calls `acc`. The part needs no weight.
 """
 
 from __future__ import annotations
@@ -20,25 +20,41 @@ RIGHT = 1.0
 """An accuracy that says right; 0 or -1 says wrong, anything in between how nearly right."""
 
 
-def accuracy_part(parts: Collection[str], spec: RewardSpec, named: str | None = None) -> str | None:
-    """Return the part that is the accuracy, among the parts that a reward returned; None where there is none.
-
-    Args: named: what the recipe says.
-    """
-    declared = named or spec.accuracy
-    if declared is not None:
-        return declared if declared in parts else None
+def accuracy_part(parts: Collection[str], spec: RewardSpec) -> str | None:
+    """Return the part that is the accuracy, among the parts that a reward returned; None where there is none."""
+    if spec.accuracy is not None:
+        return spec.accuracy if spec.accuracy in parts else None
     if spec.user is not None and spec.user.style == "verl" and set(parts) == {"score"}:
         return "score"
     return next((name for name in NAMES if name in parts), None)
 
 
-def accuracy_of(parts: Mapping[str, float | None], spec: RewardSpec, named: str | None = None) -> float | None:
-    """Return the accuracy of one response; None where the reward has none, or it does not apply."""
-    name = accuracy_part(parts, spec, named)
-    return None if name is None else parts[name]
+def with_accuracy(
+    outcome: Mapping[str, float | None], parts: Mapping[str, float | None], spec: RewardSpec
+) -> dict[str, float | None]:
+    """Return what a task measures of a response, with the reward's accuracy where that counts (see the module)."""
+    if "accuracy" in outcome and not spec.accuracy_named:
+        return dict(outcome)
+    name = accuracy_part(parts, spec)
+    return dict(outcome) if name is None else {**outcome, "accuracy": parts[name]}
 
 
 def is_binary(values: Collection[float]) -> bool:
     """Return whether accuracies say right or wrong and nothing in between: all are 1, 0 or -1."""
     return {*values} <= {RIGHT, 0.0, -RIGHT}
+
+
+def accuracy_words(
+    outcome: Mapping[str, float | None], parts: Collection[str], values: Collection[float], spec: RewardSpec
+) -> str:
+    """Return what the accuracy is, in words; "" where the task itself measures it, or there is none.
+
+    Args:
+        outcome: what the task measures.    parts: names of those that the reward returned.
+        values: accuracies that were seen.
+    """
+    name = None if "accuracy" in outcome and not spec.accuracy_named else accuracy_part(parts, spec)
+    if name is None:
+        return ""
+    between = "" if is_binary(values) else ", which is not only right or wrong: the mean is shown"
+    return f"the part `{name}` of {spec.name}{between}"

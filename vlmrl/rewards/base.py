@@ -51,7 +51,8 @@ class RewardSpec:
             Empty (here and in the recipe): the part `reward` counts, or, when there is none, every part with weight 1.
         pure: may run in this process (built-ins only); a user's reward always runs in a worker.
         needs_images, needs_token_ids: whether `RewardInput.images` and `RewardInput.token_ids` are filled.
-        accuracy: the part that says whether a response is right, where the reward itself knows; see accuracy.py.
+        accuracy: the part that says whether a response is right; None = see accuracy.py.
+        accuracy_named: the recipe names that part: it then goes before the task's own measure.
         source_sha256: hash of the source file (user rewards) or of the built-in rewards' source, for the manifest.
         user: the user's function; None for a built-in. `fn` is then never called in this process.
         args: the arguments that were bound, as JSON values.
@@ -65,6 +66,7 @@ class RewardSpec:
     needs_images: bool = False
     needs_token_ids: bool = False
     accuracy: str | None = None
+    accuracy_named: bool = False
     source_sha256: str = ""
     user: UserReward | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -105,6 +107,21 @@ def combine(parts: Parts, weights: Mapping[str, float]) -> tuple[float, dict[str
         told = " + ".join(f"{share:g} x {parts[name]:g}" for name, share in shares.items())
         raise RewardError(f"the score {told} is beyond {LARGEST:g}", hint="lower the parts, or [reward.weights]")
     return value, shares
+
+
+def value_bounds(spec: RewardSpec, weights: Mapping[str, float]) -> tuple[float, float]:
+    """Return the least and the largest score that a reward can give with these weights: the sum of weight times range.
+
+    An end is infinite where a weighted part declares no range, or where there are no weights.
+    """
+    if not weights:
+        return EVERYTHING
+    low = high = 0.0
+    for part, weight in weights.items():
+        if weight:
+            ends = [weight * end for end in spec.ranges.get(part, EVERYTHING)]
+            low, high = low + min(ends), high + max(ends)
+    return low, high
 
 
 def check_weight_sizes(weights: Mapping[str, float], whose: str) -> None:

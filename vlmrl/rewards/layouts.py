@@ -15,6 +15,8 @@ from typing import Any
 from vlmrl.errors import RewardError
 from vlmrl.rewards.parse import normalise_name
 
+CONTRADICTS = "contradicts itself"
+"""What is said of a truth whose names, `same` and `distance` do not go together."""
 DISTANCES = ("sameSpecies", "sameGenus", "sameFamily", "sameOrder", "sameClass")
 """The words for `distance` 0, 1, 2, 3, 4."""
 RANKS = ("genus", "family", "order")
@@ -95,16 +97,17 @@ class Layout:
             truth["distance"] = self._distance(cells.get("distance", ""), text)
         truth |= names
         if wrong := contradictions(self, truth):
-            raise self._error(f"contradicts itself: {wrong[0]}", text)
+            raise self._error(f"{CONTRADICTS}: {wrong[0]}", text)
         if self.ranks and truth["distance"] is None:
             truth["distance"] = settled_distance(truth)
         return truth
 
-    def write(self, truth: Truth) -> str:
+    def write(self, truth: Truth, *, sound: bool = True) -> str:
         """The ground truth of a typed truth, as TaxonRL writes it; `read` gives the typed truth back.
 
+        Args: sound: False = also a truth that contradicts itself, or has unknown labels: TaxonRL's functions score it.
         Raises: RewardError for a truth without `same`, a field that does not hold two names, or a name that cannot be
-            written; and for everything that `read` refuses.
+            written; where it must be sound, also for everything that `read` refuses.
         """
         same = truth.get("same")
         if not isinstance(same, (bool, int, float)) or same not in (0, 1):
@@ -125,7 +128,8 @@ class Layout:
             for i, value in enumerate(pair):
                 cells[f"{name}{i + 1}"] = self._cell(name, value)
         text = ";".join(cells[column] for column in self.columns)
-        self.read(text)
+        if sound:
+            self.read(text)
         return text
 
     def _columns_of(self, values: Sequence[str], text: Any) -> tuple[str, ...]:

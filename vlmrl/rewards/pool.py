@@ -260,8 +260,9 @@ def _check(frame: Frame, worker: Worker) -> None:
 
 def _result(answer: dict[str, Any]) -> Result:
     parts, note, seconds = (answer.get(name) for name in ("parts", "note", "seconds"))
-    sound = isinstance(parts, dict) and all(v is None or isinstance(v, float) for v in parts.values())
-    if not sound or not isinstance(note, str) or not isinstance(seconds, float):
+    if not isinstance(parts, dict) or not all(v is None or isinstance(v, float) for v in parts.values()):
+        raise GarbledError(f"parts that are no numbers: {str(parts)[:200]}")
+    if not isinstance(note, str) or not isinstance(seconds, float):
         raise GarbledError(f"an answer that is no score: {str(answer)[:200]}")
     return Result(parts, note, seconds)
 

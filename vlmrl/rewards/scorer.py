@@ -109,7 +109,7 @@ class Scorer:
         if strict and scores:
             if all(score.error is not None for score in scores):
                 told = Failure(CONTRACT, f"it returned None for all {len(scores)} responses of a call")
-                raise as_error(told, self.spec.name, rows[0] if rows else "row 0")
+                raise as_error(told, self.spec.name, str(rows[0]) if rows else "row 0")
             self.check_weights(scores)
         return scores
 
@@ -160,14 +160,19 @@ class Scorer:
             )
 
     def check_weights(self, scores: Sequence[Score]) -> None:
-        """Raise a RewardError for a weight of a part that none of these scores has and the reward does not declare."""
+        """Raise a RewardError for a part that the recipe names (a weight, the accuracy), and that none of these scores
+        has and the reward does not declare.
+        """
         known = {name for score in scores for name in score.parts} | set(self.spec.ranges)
-        unknown = [name for name in self.weights if name not in known]
-        if unknown:
-            raise RewardError(
-                f"[reward.weights] names the part `{unknown[0]}`, which reward `{self.spec.name}` does not return",
-                hint=f"its parts: {', '.join(sorted(known))}",
-            )
+        named = [("[reward.weights]", name) for name in self.weights]
+        if self.spec.accuracy_named:
+            named.append(("[reward] accuracy", str(self.spec.accuracy)))
+        for place, name in named:
+            if name not in known:
+                raise RewardError(
+                    f"{place} names the part `{name}`, which reward `{self.spec.name}` does not return",
+                    hint=f"its parts: {', '.join(sorted(known))}",
+                )
 
     def _run_workers(self, pool: WorkerPool, inputs: Sequence[RewardInput], strict: bool) -> dict[int, Outcome]:
         """Outcomes by index; in strict mode those up to the first failure that was met, perhaps not all of them."""

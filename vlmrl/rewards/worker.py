@@ -55,7 +55,8 @@ _read, _write, _fstat, _getpid, _exit = os.read, os.write, os.fstat, os.getpid, 
 _clock, _alarm, _setitimer = time.perf_counter, signal.alarm, signal.setitimer
 _timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _set_recursion_limit = sys.setrecursionlimit
-_builtins, _original = vars(builtins), dict(vars(builtins))
+_builtins: dict[str, Any] = builtins.__dict__
+_original = dict(_builtins)
 
 
 class Channel:

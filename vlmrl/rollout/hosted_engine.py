@@ -31,6 +31,7 @@ from vlmrl.rollout.engine import Request
 from vlmrl.rollout.owned_folder import OwnedFolder
 from vlmrl.rollout.vllm_engine import EngineSettings
 from vlmrl.rollout.weight_sync import WeightSource
+from vlmrl.store.log_pump import LogPump
 from vlmrl.types import Sample, SamplingParams
 
 START_SECONDS = 120.0
@@ -121,9 +122,9 @@ class HostedEngine:
     ) -> None:  # fmt: skip
         self.weights, self.settings, self.world, self.shared = weights, settings, world, shared
         self.version, self._loaded = 0, False
-        self._folder, self._has_log = OwnedFolder(), log is not None
+        self._folder, self._logs = OwnedFolder(), None if log is None else LogPump()
         led = [i for i, place in enumerate(places) if place.leader == world.rank]
-        self._hosts = {i: _start(i, places[i], self._folder.path, settings, log) for i in led}
+        self._hosts = {i: self._start(i, places[i], log) for i in led}
         folders = world.gather(str(self._folder.path))
         self._links = {
             i: _connect(_socket_path(Path(folders[place.leader]), i), self._hosts.get(i))
@@ -140,6 +141,20 @@ class HostedEngine:
         self._stream()
         for i in self._hosts:
             self._answer(i)
+
+    def _start(self, engine: int, place: Place, log: Callable[[str], Path] | None) -> subprocess.Popen[bytes]:
+        """An engine's process, in a group of its own with those of its parts: no Ctrl-C of a terminal reaches them."""
+        env = environment_without_world()
+        if self.settings.device == "cuda":
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(place.cards)
+        command = [sys.executable, "-m", "vlmrl.rollout.host", str(_socket_path(self._folder.path, engine)),
+                   str(len(place.trainers)), str(os.getpid())]  # fmt: skip
+        if log is None or self._logs is None:
+            return subprocess.Popen(command, env=env, stdout=sys.stderr.fileno(), start_new_session=True)
+        reads, writes = os.pipe()
+        self._logs.add(f"engine-{engine}", reads, log(f"engine-{engine}"))
+        with open(writes, "wb") as pipe:
+            return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, start_new_session=True)
 
     def sleep(self) -> None:
         """Give memory back to the trainers whose cards it shares; nothing where its cards are its own."""
@@ -219,6 +234,8 @@ class HostedEngine:
                 host.wait()
         for link in self._links.values():
             link.close()
+        if self._logs is not None:
+            self._logs.close()
         self._folder.close()
 
     def _tell_all(self, do: str) -> None:
@@ -255,7 +272,7 @@ class HostedEngine:
         try:
             header, _ = wire.receive(self._links[engine])
         except EngineError as error:
-            hint = f"its log is beside the run's others: engine-{engine}.log" if self._has_log else None
+            hint = f"its log is beside the run's others: engine-{engine}.log" if self._logs is not None else None
             raise EngineError(f"engine {engine} has died", hint=hint) from error
         if "error" in header:
             message, where, hint = header["error"]
@@ -270,21 +287,6 @@ def engine_cards() -> list[str]:
 
 def _socket_path(folder: Path, engine: int) -> Path:
     return folder / f"engine-{engine}"
-
-
-def _start(
-    engine: int, place: Place, folder: Path, settings: EngineSettings, log: Callable[[str], Path] | None
-) -> subprocess.Popen[bytes]:
-    """An engine's process, in a group of its own with those of its parts: no Ctrl-C of a terminal reaches them."""
-    env = environment_without_world()
-    if settings.device == "cuda":
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(place.cards)
-    command = [sys.executable, "-m", "vlmrl.rollout.host", str(_socket_path(folder, engine)), str(len(place.trainers)),
-               str(os.getpid())]  # fmt: skip
-    if log is None:
-        return subprocess.Popen(command, env=env, stdout=sys.stderr.fileno(), start_new_session=True)
-    with open(log(f"engine-{engine}"), "ab") as file:
-        return subprocess.Popen(command, env=env, stdout=file, stderr=file, start_new_session=True)
 
 
 def _connect(path: Path, host: subprocess.Popen[bytes] | None) -> socket.socket:

@@ -17,6 +17,7 @@ import torch
 
 from vlmrl.dist.guest import has_world, undisturbed, world_kept
 from vlmrl.errors import EngineError
+from vlmrl.model.engine_size import BATCHED_TOKENS, MAX_SEQUENCES
 from vlmrl.recipe.check_engine import MIN_TEMPERATURE, TORCH_HINT, VLLM_HINT, vllm_refusal
 from vlmrl.rollout.engine import Request, finish_reason
 from vlmrl.rollout.handover import Handover, InProcess, ToWorkers
@@ -40,8 +41,6 @@ CACHE = os.environ.get("VLLM_CACHE_ROOT") or os.path.expanduser("~/.cache/vllm")
 """Where vLLM keeps compiled code."""
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM has room for; an adapter gets the next larger one."""
-BATCHED_TOKENS = 8192
-"""Tokens in one step of the engine, at least: a prompt's images are encoded whole."""
 MAX_IMAGES = 64
 """Most images of one prompt."""
 
@@ -326,7 +325,7 @@ def _start(settings: EngineSettings, handover: Handover) -> Any:
         "tensor_parallel_size": settings.tensor_parallel, **_lora_options(settings),
     }  # fmt: skip
     if not cpu:
-        options |= _on_these_cards(settings)
+        options |= {"max_num_seqs": MAX_SEQUENCES} | _on_these_cards(settings)
     with undisturbed():
         try:
             return handover.during(

@@ -17,9 +17,12 @@ from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, sync_folder, temp_path
 from vlmrl.store.media import RunImages, ShardFolder, rollout_media, write_shard
+from vlmrl.store.redact import redact_text
 
 Checkpoints = Literal["none", "last", "all"]
 SHARD = "pack-00000.arrow"
+LOG_PART = 1 << 20
+"""Characters of a log that are looked through at once."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Che
                     (f"{layout.MEDIA}/{SHARD}", shard)
                 ]
             entries = [e for e in entries if e[0] != layout.PACKED]
+            entries = [(n, _redacted(p, Path(scratch)) if n.startswith(f"{layout.LOGS}/") else p) for n, p in entries]
             with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0, compresslevel=6) as packed:
                 _write_tar(packed, run_dir.resolve().name, entries, json.dumps(about, indent=1).encode())
             raw.flush()
@@ -79,6 +83,16 @@ def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Che
         raise StoreError(f"cannot write the archive: {error.strerror or error}", where=str(target)) from error
     size = target.stat().st_size
     return Packed(target, len(entries) + 1, len(own) + len(found), size, missing, left_out)
+
+
+def _redacted(log: Path, scratch: Path) -> Path:
+    """A copy of a log without secrets: one of an earlier version may hold what a process printed as it was."""
+    copy = scratch / f"{len(list(scratch.iterdir()))}.log"
+    how = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
+    with open(log, **how) as lines, open(copy, "w", **how) as out:
+        while part := lines.readlines(LOG_PART):
+            out.write(redact_text("".join(part)))
+    return copy
 
 
 def _write_tar(stream: io.IOBase, top: str, entries: list[tuple[str, Path]], about: bytes) -> None:

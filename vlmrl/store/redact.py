@@ -42,7 +42,11 @@ _BEARER = re.compile(r"\b(?:bearer|token)[ ]+([\w.~+/=-]{16,})", re.IGNORECASE)
 _BASIC = re.compile(r"\bbasic[ ]+([A-Za-z0-9+/]{8,}={0,2})", re.IGNORECASE)
 _USER = re.compile(r"(?<!\S)(?:-u|--user|--proxy-user)[ =][\"']?[^\s:\"'{}$<]+:([^\s\"'{}$<]+)")
 _COMMAND = re.compile(r"\bsshpass\s+-p\s*(\S+)|\bmachine\s+\S+\s+(?:(?:login|account)\s+\S+\s+)*password\s+(\S+)")
-_CALL = re.compile(r"\blogin\s*\(\s*[\"']([^\"'\s]+)[\"']|\b(?:wandb|huggingface-cli|hf|docker|npm)\s+login\s+(\S+)")
+_CALL = re.compile(
+    r"\blogin\s*\(\s*[\"']([^\"'\s]+)[\"']|\b(?:wandb|huggingface-cli|hf|docker|npm)\s+login\s+([\w.+/=~-]+)"
+    r"|^[\s#/*+-]*password[ \t]+([^\s\"',;]+)[ \t,;]*$",
+    re.MULTILINE,
+)
 _PEM = re.compile(r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d")
 _PEM_END = re.compile(r"-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|Private-MAC: \w+")
 _PEM_LINE = re.compile(r"[+\- #*>\"'\\nrt]*[A-Za-z0-9+/=]{16,}[\\nrt\"',+ ]*")
@@ -94,7 +98,10 @@ def hide_known(text: str) -> str:
 
 def learn(texts: Iterable[str]) -> None:
     """Remember the secrets in texts of the run's own (recipe, prompts, reward files), for `hide_known`."""
-    _remember(text[start:end] for text in texts for start, end in secret_spans(text))
+    for text in texts:
+        found = [text[start:end] for start, end in secret_spans(text)]
+        # In an address the user's name is hidden with the password, which is the secret.
+        _remember([*found, *(value.partition(":")[2] for value in found if f"://{value}@" in text)])
 
 
 def learn_argv(argv: Sequence[str]) -> None:
@@ -146,11 +153,12 @@ def _is_secret(name: str, value: str) -> bool:
 
 def _private_keys(text: str) -> Iterator[Span]:
     """The lines of private keys between their first and last, each a span; of one without an end all that look so."""
-    position = 0
+    position, end = 0, _PEM_END.search(text)
     while begin := _PEM.search(text, position):
-        end = _PEM_END.search(text, begin.end(), begin.end() + MOST_PEM_CHARS)
-        stop = end.start() if end else None
+        while end and end.start() < begin.end():
+            end = _PEM_END.search(text, end.end())
         position = begin.end()
+        stop = end.start() if end and end.start() < position + MOST_PEM_CHARS else None
         for line in re.finditer(r"[^\n]+", text[position : position + MOST_PEM_CHARS]):
             first, last = position + line.start(), position + line.end()
             if stop is not None:

@@ -38,6 +38,7 @@ from vlmrl.train.loop import Clock
 from vlmrl.train.memory import in_rows
 from vlmrl.train.state import Session, draw_rows, sampling_params
 from vlmrl.train.step import StepBatch
+from vlmrl.train.tally import on_cpu
 from vlmrl.train.update import fill_logps, fill_reference, fill_stats
 from vlmrl.types import Group, Row
 
@@ -60,8 +61,7 @@ class Before:
         """That of all processes, each having looked at its own trajectories."""
         if world.size == 1:
             return self
-        own = [{i: x.cpu() for i, x in found.items()} for found in (self.logp, self.value, self.kl)]
-        given = world.gather(own)
+        given = world.gather([on_cpu(found) for found in (self.logp, self.value, self.kl)])
         return Before(*({i: found[k][i] for found in given for i in found[k]} for k in range(3)))
 
 
@@ -279,9 +279,10 @@ def _before(session: Session, made: Collected, algorithm: Algorithm, with_kl: bo
 def _by_sample(groups: Sequence[Group], found: dict[int, torch.Tensor], factor: float = 1.0) -> list[list[Array]]:
     """`factor` times what was said of each sample of each group, float64 [tokens]; zeros where nothing was."""
     starts = np.cumsum([0] + [len(g.samples) for g in groups])[:-1]
+    found = on_cpu(found)
     return [
         [
-            factor * found[first + k].double().cpu().numpy()
+            factor * found[first + k].double().numpy()
             if first + k in found
             else np.zeros(sample.trajectory.num_trained_tokens)
             for k, sample in enumerate(group.samples)

@@ -12,10 +12,10 @@ from typing import Any
 from vlmrl import __version__
 from vlmrl.data.dataset import INFO_FILE, open_dataset
 from vlmrl.data.encode import Encoder
-from vlmrl.errors import DataError, Problem, ProblemsError, RecipeError, StoreError
+from vlmrl.errors import DataError, Problem, ProblemsError, RecipeError, StoreError, format_error
 from vlmrl.evaluate.records import Evaluation, read_summary, write_evaluation
 from vlmrl.evaluate.run import evaluate
-from vlmrl.recipe.load import load_recipe, recipe_from_resolved
+from vlmrl.recipe.load import AUTO_ORIGIN, load_recipe, recipe_from_resolved
 from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.rewards import reward_record
@@ -27,6 +27,7 @@ from vlmrl.store.metrics import encode
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run, open_run
 from vlmrl.tasks.source import Source, open_source
+from vlmrl.train.choices import settle_for_answers
 from vlmrl.train.generator import make_generator
 from vlmrl.train.origin import ModelOrigin
 from vlmrl.train.records import dataset_record
@@ -175,6 +176,9 @@ def load_answerer(
 
     Raises: CheckpointError when nothing loadable is there; EngineError when the engine does not start.
     """
+    recipe, warnings = settle_for_answers(recipe, origin.files)
+    for problem in warnings:
+        say(format_error(problem.message, problem.where, problem.hint, problem.level))
     model, processor = load_origin(recipe.model, origin)
     policy = make_policy(recipe.model, model, processor, settings.temperature or 1.0)
     encoder = make_encoder(recipe.model, processor)
@@ -237,7 +241,10 @@ def _run_recipe(origin: ModelOrigin) -> dict[str, Any] | None:
     path = newest_resolved(run_dir)
     if not path.exists():
         return None
-    values = recipe_from_resolved(read_resolved(run_dir), where=str(path)).model_dump(mode="json")
+    resolved = read_resolved(run_dir)
+    values = recipe_from_resolved(resolved, where=str(path)).model_dump(mode="json")
+    if str((resolved.get("origins") or {}).get("rollout.engine", "")).startswith(AUTO_ORIGIN):
+        values["rollout"]["engine"] = "auto"  # chosen for the machine that trained: chosen anew for this one
     cwd = Path(open_run(run_dir.parent, run_dir.name).manifest.cwd)
     for table, keys in [(values["reward"], ("name",)), *((d, DATA_FILES) for d in values["data"])]:
         for key in keys:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -91,6 +92,8 @@ def validate(session: Session, generator: Generator) -> None:
         meta = {"step": step, "greedy": True, "checkpoint": None, "during": "training"}
         if s.world.is_main:
             write_evaluation(eval_dir(s.run.dir, name), found, meta)
+    if all(math.isnan(v) for v in values):
+        s.watcher.message(f"validation has no metric `{settings.metric}` (eval.metric): no step can be the best")
     value = sum(values) / len(values)
     best = s.progress.count_validation(value, settings.goal)
     if best:
@@ -139,6 +142,7 @@ def _reached(session: Session, best: float, target: float) -> bool:
 
 def end(session: Session, generator: Generator, reason: str) -> str:
     """Last validation and last checkpoint. Returns the run's status."""
+    session.rollouts.finish()
     interrupted = reason == "interrupted"
     if not interrupted:
         validate(session, generator)

@@ -127,6 +127,8 @@ def first_change(recipe: Recipe, load: Load | None) -> str:
             return f"model.max_pixels = {model.max_pixels // 2} (images of half the area)"
         return f"rollout.max_new_tokens = {max(1, rollout.max_new_tokens // 2)}"
     if recipe.kind == "rl" and rollout.engine == "vllm" and phase in VLLM_PHASES:
+        if rollout.kv_cache_gib is None:
+            return "rollout.kv_cache_gib = 1, in place of what seemed to be free"
         return f"rollout.kv_cache_gib = {rollout.kv_cache_gib / 2:g}"
     if phase in ("rollout", "validation"):
         return f"{BATCHES} = {rollout.batch_tokens // 2}"

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from vlmrl.algo.kl import k3
 from vlmrl.algo.losses import LOG_RATIO_LIMIT
+from vlmrl.train.tally import Tally
+
+PREFIX = "mismatch/"
+"""Of the names in a tally."""
+
+
+@torch.no_grad()
+def tally_mismatch(tally: Tally, logp_K: Tensor, sampler_logp_K: Tensor) -> None:
+    """Count these tokens, for `Mismatch.of`.
+
+    Args: logp_K: the trainer's. sampler_logp_K: the engine's; NaN where nobody sampled.
+    """
+    if not len(logp_K):
+        return
+    sampled = ~torch.isnan(sampler_logp_K)
+    theirs = sampler_logp_K.double()
+    d = torch.where(sampled, logp_K.double() - theirs, 0.0)
+    weight = torch.where(sampled, d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp(), 0.0)
+    sums = {"tokens": sampled, "gap": d.abs(), "k3": k3(-d, torch.zeros_like(d)), "weight": weight,
+            "square": weight.square()}  # fmt: skip
+    for name, values in sums.items():
+        tally.add(f"{PREFIX}{name}", values.sum())
+    tally.top(f"{PREFIX}gap_max", d.abs().max())
 
 
 @dataclass
@@ -27,20 +50,11 @@ class Mismatch:
     square: float = 0.0
     gap_max: float = 0.0
 
-    @torch.no_grad()
-    def add(self, logp_K: Tensor, sampler_logp_K: Tensor) -> None:
-        """Count these tokens. Args: logp_K: the trainer's. sampler_logp_K: the engine's; NaN where nobody sampled."""
-        sampled = ~torch.isnan(sampler_logp_K)
-        ours, theirs = logp_K[sampled].double(), sampler_logp_K[sampled].double()
-        if not len(ours):
-            return
-        weight = (ours - theirs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-        self.tokens += len(ours)
-        self.gap += float((ours - theirs).abs().sum())
-        self.k3 += float(k3(theirs, ours).sum())
-        self.weight += float(weight.sum())
-        self.square += float(weight.square().sum())
-        self.gap_max = max(self.gap_max, float((ours - theirs).abs().max()))
+    @classmethod
+    def of(cls, numbers: Mapping[str, float]) -> Mismatch:
+        """What `tally_mismatch` gathered, once it is read."""
+        found = {f.name: numbers.get(f"{PREFIX}{f.name}", 0.0) for f in fields(cls)}
+        return cls(**found | {"tokens": int(found["tokens"])})
 
     @classmethod
     def joined(cls, parts: Sequence[Mismatch]) -> Mismatch:

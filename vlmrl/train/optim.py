@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vlmrl.dist.fsdp import whole
+from vlmrl.dist.fsdp import own_part, whole
 from vlmrl.errors import TrainError
 from vlmrl.model.families import part_of
 from vlmrl.model.load import BITSANDBYTES_HINT
@@ -99,7 +99,8 @@ class Optimizer:
             parts.setdefault("value_head" if name.startswith("value_head.") else part_of(name) or "other", []).append(
                 gradient
             )
-        return {part: float(whole(nn.utils.get_total_norm(found))) for part, found in parts.items()}
+        norms = [whole(nn.utils.get_total_norm(found)) for found in parts.values()]
+        return dict(zip(parts, torch.stack(norms).tolist(), strict=True))
 
     def step(self, lr: float) -> None:
         """One update with this learning rate; gradients are cleared."""
@@ -129,6 +130,12 @@ class Optimizer:
             del held
         finally:
             self.clear()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Memory that this process's share of the moments will take and has not taken yet: before the first update."""
+        each = sum(dtype.itemsize for dtype in STATE_DTYPES[self.settings.name])
+        return sum(own_part(m).numel() * each for m in self.masters.values() if not self.adamw.state.get(m))
 
     def clear(self) -> None:
         """Forget all gradients."""

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.algo.family import algorithm_of
-from vlmrl.errors import StoreError
+from vlmrl.errors import Problem, StoreError
 from vlmrl.recipe.changes import Change, compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.settle import keep_settled
 from vlmrl.store import layout
 from vlmrl.store.kept import Fork, Renewal, Texts, newest_recipe, newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.manifest import short_value
 from vlmrl.store.redact import HIDDEN, redact_value
 from vlmrl.store.runs import Run, open_run
 from vlmrl.store.sealed import read_meta
+from vlmrl.train.choices import settle_for_run
 from vlmrl.train.records import Records, content_changes, records_of, texts_of
 
 COMMANDS = {"rl": "train", "sft": "sft"}
@@ -53,6 +55,7 @@ class Plan:
         run: the run, for reading.    checkpoint: what is loaded; None = it begins at step 0 again.
         loaded: the recipe as it will be.    changes: against the run.    records, texts: as they are now.
         accepted: whether --accept-changes was said.
+        warnings: about values that the run chose anew for its machine.
     """
 
     run: Run
@@ -62,6 +65,7 @@ class Plan:
     records: Records
     texts: Texts
     accepted: bool = False
+    warnings: tuple[Problem, ...] = ()
 
     @property
     def step(self) -> int:
@@ -192,13 +196,14 @@ def _plan(run: Run, checkpoint: Path | None, asked: Request) -> Plan:
         text = newest_recipe(run.dir).read_text("utf-8", "replace") if newest_recipe(run.dir).is_file() else ""
         loaded = reload_recipe(before, newest_resolved(run.dir), text, overrides=asked.overrides)
     refuse_hidden(loaded.resolved["recipe"], str(loaded.path))
+    loaded, warnings = settle_for_run(keep_settled(loaded, before), run.dir.parent)
     sources, validation = open_sources(loaded.recipe)
     records, texts = records_of(sources, validation), texts_of(sources)
     changes = compare_recipes(before["recipe"], loaded, Path(run.manifest.cwd or "."), HIDDEN)
     if checkpoint is not None:
         changes = [_fitted(change, old, loaded.recipe) for change in changes]
     changes += content_changes(run, records, texts)
-    return Plan(run, checkpoint, loaded, tuple(changes), records, texts, asked.accept)
+    return Plan(run, checkpoint, loaded, tuple(changes), records, texts, asked.accept, tuple(warnings))
 
 
 def _fitted(change: Change, old: Recipe, new: Recipe) -> Change:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from statistics import fmean
@@ -18,8 +19,8 @@ from vlmrl.evaluate.stats import bootstrap_mean
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.hosted_engine import HostedEngine
 from vlmrl.rollout.sample import encode_prompt, is_dead_group
-from vlmrl.store.prune import RolloutRule
 from vlmrl.tasks.source import Source
+from vlmrl.train.accuracy import accuracy_metrics, accuracy_told
 from vlmrl.train.batches import split_updates
 from vlmrl.train.collect import Collected, batch_of, collect, look_ahead
 from vlmrl.train.generator import make_generator
@@ -47,9 +48,13 @@ def train_rl(session: Session) -> str:
     algorithm = algorithm_of(recipe.algo)
     worker.phase("engine start", s.progress.step)
     generator = make_generator(
-        recipe, s.policy, s.encoder, s.origin.files, s.watcher.message, world=s.world, log=s.run.process_log
-    )
+        recipe, s.policy, s.encoder, s.origin.files, s.watcher.message, world=s.world, log=s.run.process_log,
+        pending_bytes=s.optimizer.pending_bytes,
+    )  # fmt: skip
     s.stack.callback(generator.close)
+    if (settings := getattr(generator, "settings", None)) is not None:
+        automatic = recipe.rollout.kv_cache_gib is None
+        s.run.event(s.progress.step, "engine cache", bytes=settings.kv_cache_bytes, automatic=automatic)
     keep_batches(s, generator)
     generator.load_weights(s.progress.step)
     generator.sleep()  # as during updates
@@ -67,9 +72,9 @@ def train_rl(session: Session) -> str:
             strict = step < first_step + STRICT_STEPS
             made = collect(s, generator, algorithm, in_reward, clock, strict=strict, ahead=ahead)
             ahead, s.cursor = None, None
-            s.run.write_rollouts(step, made.groups)
-            if recipe.log.keep_rollouts is not None:
-                s.run.prune_rollouts(RolloutRule(recipe.log.keep_rollouts, recipe.log.keep_rollouts_every))
+            s.rollouts.write(step, made.groups)
+            if step == first_step and (told := accuracy_told(made.groups, s.sources)):
+                s.watcher.message(told)
             generator.sleep()
             if isinstance(generator, HostedEngine) and recipe.rollout.overlap and step + 1 < recipe.train.steps:
                 ahead = look_ahead(s, generator, clock)
@@ -89,6 +94,7 @@ def train_rl(session: Session) -> str:
                 sync = check_sync(s, generator, [prompt for _, prompt in made.sampled()]) if changed else {}
             metrics = (
                 group_metrics(made.groups)
+                | accuracy_metrics(made.groups, s.sources)
                 | made.metrics
                 | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
                 | stats
@@ -119,11 +125,14 @@ def longest_item(session: Session, source: Source, row: Row, occurrence: int, in
 
 
 def objective_of(recipe: Recipe, algorithm: Algorithm, kl_coef: float) -> PolicyGradient:
-    """What a step minimises. Importance "auto": truncate when another engine samples, from the policy itself."""
-    importance = algorithm.importance
-    if importance == "auto":
-        filtered = recipe.rollout.top_p < 1 or recipe.rollout.top_k > 0
-        importance = "none" if recipe.rollout.engine == "torch" or filtered else "truncate"
+    """What a step minimises."""
+    r = recipe.rollout
+    importance = algorithm.importance_of(
+        own_engine=r.engine != "vllm", filtered=r.top_p < 1 or r.top_k > 0, stale=r.overlap
+    )
+    if importance == "ratio" and algorithm.dual_clip is None:
+        # Of a bad token the clip bounds no ratio from above, and an engine may have found unlikely what is likely.
+        algorithm = replace(algorithm, dual_clip=algorithm.importance_cap)
     return PolicyGradient(algorithm, kl_coef, recipe.algo.entropy_coef, importance)
 
 
@@ -167,7 +176,7 @@ def learn(session: Session, made: Collected, objective: PolicyGradient) -> dict[
     minibatches = split_updates(batch)
     if len(minibatches) > 1 and algorithm.needs_critic:
         batch.old_logp |= made.before.logp
-    elif len(minibatches) > 1:
+    elif len(minibatches) > 1 and not (objective.importance == "ratio" and batch.all_sampled):
         # Packed as `update` will pack them: the first update then has ratios of exactly 1, in bfloat16 too.
         for minibatch in minibatches:
             in_rows(s, partial(fill_logps, s.policy, minibatch, batch.old_logp))

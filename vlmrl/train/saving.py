@@ -27,6 +27,7 @@ def save(session: Session, *, wait: bool = False) -> None:
     """
     s, recipe = session, session.recipe
     worker.phase("saving", s.progress.step)
+    s.rollouts.finish()
     finish_save(s)
     meta = {
         "kind": recipe.kind, "dtype": recipe.model.dtype, "model_type": s.policy.model.config.model_type,

@@ -8,11 +8,13 @@ from PIL import Image
 from vlmrl.data.batch import PromptTokens, TrainItem
 from vlmrl.data.chat import IMAGE_SLOT
 from vlmrl.data.encode import Encoder
-from vlmrl.dist.fsdp import shard, units_of
+from vlmrl.dist.fsdp import shard
 from vlmrl.dist.world import World
 from vlmrl.errors import LaunchError
 from vlmrl.model.load import DTYPES, pick_device
 from vlmrl.model.policy import Policy
+from vlmrl.model.units import sharded_units
+from vlmrl.recipe.check_world import check_trainers
 from vlmrl.recipe.schema import Recipe
 from vlmrl.train.step import FILLER
 from vlmrl.types import Media, Message, Row, Segment
@@ -23,18 +25,8 @@ FILLER_SIDE = 56
 
 def check_sharing(recipe: Recipe, world: World) -> None:
     """Raise a LaunchError for what one process can train and several cannot."""
-    if world.size == 1:
-        return
-    if recipe.model.quantize:
-        raise LaunchError(f'model.quantize = "{recipe.model.quantize}" is for one process: packed weights are not cut',
-                          hint="train in one process, or without quantize: the base is sharded then")  # fmt: skip
-    if recipe.optim.name != "adamw":
-        raise LaunchError(f'optim.name = "{recipe.optim.name}" is for one process: several cut the moments among them',
-                          hint='optim.name = "adamw"; parallel.offload keeps the moments in main memory')  # fmt: skip
-    group = recipe.parallel.shard_size
-    if group is not None and world.size % group:
-        raise LaunchError(f"parallel.shard_size = {group} does not divide {world.size} processes",
-                          hint="leave it out to shard over all, or give a divisor")  # fmt: skip
+    for unfit in check_trainers(recipe, world.size):
+        raise LaunchError(unfit.message, hint=unfit.hint)
 
 
 def on_cpu(recipe: Recipe) -> Recipe:
@@ -49,7 +41,7 @@ def shard_policy(policy: Policy, recipe: Recipe, world: World) -> str:
     policy.saved_dtypes = {
         n: p.dtype for n, p in policy.model.named_parameters() if p.requires_grad and p.dtype != torch.float32
     }  # fmt: skip
-    layers = units_of(policy.model) if policy.sharing == "packed" else []
+    layers = sharded_units(policy.model, policy.sharing)
     shard(
         policy, layers, world, device, compute_dtype=None if recipe.model.dtype == "float32" else dtype,
         group_size=settings.shard_size, offload=settings.offload,

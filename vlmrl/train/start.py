@@ -11,6 +11,7 @@ from vlmrl.dist import worker
 from vlmrl.dist.world import ALONE, World
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.settle import require_settled
 from vlmrl.store.followed import FollowedRun
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run, resume_run
@@ -39,6 +40,7 @@ def start_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Lab
     from vlmrl.train.state import open_sources
 
     recipe = loaded.recipe
+    require_settled(recipe)
     sources, validation = open_sources(recipe)
     origin = find_model(recipe.model.path, root)
     return create_run(

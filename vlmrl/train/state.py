@@ -25,8 +25,10 @@ from vlmrl.model.load import DTYPES, banned_ids_of, load_model, load_processor, 
 from vlmrl.model.lora import attach_adapter, fold_adapter, read_adapter, trained_parts
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model, Recipe
+from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.store.provenance import usable_cores
+from vlmrl.store.prune import RolloutRule
 from vlmrl.store.runs import Run
 from vlmrl.store.sealed import read_meta
 from vlmrl.tasks.source import Source, open_source, open_validation
@@ -34,6 +36,7 @@ from vlmrl.train.optim import Optimizer
 from vlmrl.train.origin import ModelOrigin, origin_of
 from vlmrl.train.progress import Progress
 from vlmrl.train.reference import ReferencePolicy
+from vlmrl.train.rollout_writer import RolloutWriter
 from vlmrl.train.saver import Saver
 from vlmrl.train.sending import Loggers
 from vlmrl.train.sharing import check_sharing, make_filler, on_cpu, shard_policy
@@ -167,11 +170,14 @@ class Session:
     cursor: Mapping[str, Any] | None = None
     """Where the data goes on after a resume, when that is not where the stream is: rows were drawn ahead."""
     loggers: Loggers = field(init=False)
+    rollouts: RolloutWriter = field(init=False)
     stack: ExitStack = field(default_factory=ExitStack)
     started: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         self.loggers = Loggers(self.run)
+        keep, every = self.recipe.log.keep_rollouts, self.recipe.log.keep_rollouts_every
+        self.rollouts = RolloutWriter(self.run, None if keep is None else RolloutRule(keep, every))
 
     @property
     def seconds(self) -> float:
@@ -179,13 +185,16 @@ class Session:
         return self.progress.seconds + time.perf_counter() - self.started
 
     def log(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
-        """Write the numbers of a step to metrics.jsonl, then send them to the loggers. `kind`: train or validation."""
-        self.run.log(step, kind, metrics)
+        """Write the numbers of a step to metrics.jsonl (of training: after its rollouts) and send them to the loggers.
+        `kind`: train or validation.
+        """
+        self.rollouts.log(step, kind, metrics)
         self.loggers.log(step, kind, metrics)
         for text in self.loggers.news():
             self.watcher.message(text)
 
     def close(self) -> None:
+        self.rollouts.close()
         self.stack.close()
 
 
@@ -213,6 +222,7 @@ def open_session(
     With several processes each loads the whole model into main memory, then keeps its shard on its device.
     Raises: the errors of data, rewards, model and checkpoint; LaunchError for what cannot be sharded.
     """
+    require_settled(recipe)
     check_sharing(recipe, world)
     torch.manual_seed(recipe.train.seed)
     if pick_device(recipe.model.device).type == "cpu":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -65,6 +66,16 @@ class StepBatch:
             return torch.zeros(num_tokens)
         found = self.token_advantages.get(trajectory)
         return torch.full((num_tokens,), self.advantage_S[trajectory]) if found is None else found.float()
+
+    def sampler_logp_of(self, item: TrainItem) -> Tensor:
+        """What the engine said of a trajectory's trained tokens. float32 [tokens], NaN where nobody sampled."""
+        said = [s.sampler_logp or (math.nan,) * len(s.ids) for s in item.segments if s.trained]
+        return torch.tensor([x for logps in said for x in logps], dtype=torch.float32)
+
+    @property
+    def all_sampled(self) -> bool:
+        """Whether an engine sampled every trained token."""
+        return all(s.sampler_logp is not None for i in self.items for s in i.segments if s.trained)
 
     def num_trained(self, item: TrainItem) -> int:
         return sum(len(s.ids) for s in item.segments if s.trained)

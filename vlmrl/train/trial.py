@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +19,8 @@ from vlmrl.algo.inputs import untrained_values
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import encode_png
 from vlmrl.data.sampler import PromptStream
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, RewardError
+from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.sample import (
     Prompt,
@@ -29,13 +31,16 @@ from vlmrl.rollout.sample import (
     score_rollouts,
 )
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.store.files import write_atomic
+from vlmrl.store.files import remove_tree, write_atomic
 from vlmrl.store.layout import MEDIA
+from vlmrl.store.rollouts import count_rows
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
 from vlmrl.train.keep import write_rows
 from vlmrl.train.origin import find_model
 from vlmrl.train.seen import seen_images
+from vlmrl.train.solved import Rate, Solved, measure_rate, spread, why_none
+from vlmrl.train.start import Labels, start_run
 from vlmrl.train.state import (
     load_origin,
     make_encoder,
@@ -63,19 +68,46 @@ class Trial:
     """What came out.
 
     Args:
-        groups: scored, with the advantages training would use (see stand_in).    solve_rates: of each group, in [0, 1].
+        groups: scored, with the advantages training would use (see stand_in).
+        rates: source name -> how its solve rate is measured, None where it cannot be.
+        solve_rates: of each group, in [0, 1]; None where there is none.    no_rate: why, one line a source.
         seconds: spent generating.    first: the first prompt, encoded.    pictures: its images as the model sees them.
         kept: source name -> (path or None when no row qualified, number of rows kept).
         stand_in: what the advantages take in place of what only training has, in words; "" = nothing.
     """
 
     groups: list[Group] = field(default_factory=list)
-    solve_rates: list[float] = field(default_factory=list)
+    rates: dict[str, Rate | None] = field(default_factory=dict)
+    solve_rates: list[float | None] = field(default_factory=list)
+    no_rate: list[str] = field(default_factory=list)
     seconds: float = 0.0
     first: EncodedPrompt | None = None
     pictures: list[Path] = field(default_factory=list)
     kept: dict[str, tuple[Path | None, int]] = field(default_factory=dict)
     stand_in: str = ""
+
+
+@contextmanager
+def trial_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], say: Callable[[str], None]) -> Iterator[Run]:
+    """Make a run for a trial. One that fails leaves no run; one that is interrupted leaves what it has scored."""
+    run = start_run(loaded, root, argv, Labels(), kind="try")
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # Slurm's way to interrupt
+    try:
+        with run:
+            yield run
+    except KeyboardInterrupt:
+        done = sum(count_rows(path) for path in run.rollout_files().values())
+        if done:
+            say(f"interrupted: {done:,} scored responses are kept in {run.dir}   report: vlmrl report {run.id}")
+        else:
+            remove_tree(run.dir)
+            say("interrupted before the first responses were scored: nothing is kept")
+        raise
+    except BaseException:
+        remove_tree(run.dir)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def choose_rows(sources: Sequence[Source], seed: int, prompts: int | None) -> list[tuple[Source, int]]:
@@ -91,14 +123,16 @@ def choose_rows(sources: Sequence[Source], seed: int, prompts: int | None) -> li
 
 def run_trial(
     recipe: Recipe, run: Run, runs_root: Path, *, prompts: int | None, samples: int, keep: Keep | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    solved: Solved | None = None, progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Trial:  # fmt: skip
     """Sample and score; rollouts are saved as the run's steps, a batch a step. No weight is changed.
 
     Args:
         prompts: how many rows; None = every row of every source.    samples: responses for each.
+        solved: when a response counts as solved; None = as the task or the reward says.
         progress: called with (responses finished, all responses).
-    Raises: the errors of data, model and reward; a bug in the reward stops with its row.
+    Raises: the errors of data, model and reward; a bug in the reward stops with its row. RewardError for `keep` where a
+        source has no solve rate, or for `solved` where no reward has its part, after the first responses.
     """
     torch.manual_seed(recipe.train.seed)
     sources, _ = open_sources(recipe)
@@ -137,65 +171,65 @@ def run_trial(
             )  # fmt: skip
             run.write_rollouts(step, groups)
             trial.groups += groups
-    by_name = {source.name: source for source in sources}
-    trial.solve_rates = solve_rates(trial.groups, {name: value_bounds(s) for name, s in by_name.items()})
+            if not {group.row.source for group in groups} <= trial.rates.keys():
+                rate_groups(trial, sources, solved, must=keep is not None)
+    rate_groups(trial, sources, solved, must=keep is not None)
     if keep:
-        trial.kept = _keep(trial, by_name, keep)
+        trial.kept = _keep(trial, {source.name: source for source in sources}, keep)
     run.log(0, "event", {"event": "tried", **summary(trial)})
     return trial
 
 
-def value_bounds(source: Source) -> tuple[float, float]:
-    """Least and largest value that a source's reward can have: the sum of weight times range; may be infinite."""
-    if not source.weights:
-        return -math.inf, math.inf
-    low = high = 0.0
-    for part, weight in source.weights.items():
-        if weight:
-            ends = [weight * end for end in source.reward.ranges.get(part, (-math.inf, math.inf))]
-            low, high = low + min(ends), high + max(ends)
-    return low, high
+def rate_groups(trial: Trial, sources: Sequence[Source], solved: Solved | None, *, must: bool) -> None:
+    """Measure the solve rates of a trial's groups, source by source.
 
-
-def solve_rates(groups: Sequence[Group], bounds: dict[str, tuple[float, float]]) -> list[float]:
-    """Mean reward of each group on a scale from the least to the largest value the reward can have.
-
-    0 = every sample got the least, 1 = every sample got the most. Where a part has no declared range, the least and the
-    largest value seen from that source stand in for it. Failed samples do not count; a group of them alone is 0.
+    Args: must: rows are chosen by it.
+    Raises: RewardError where `must` and a source has none, or where no reward has the part of `solved`.
     """
-    found = {name: (low, high) for name, (low, high) in bounds.items() if math.isfinite(low) and math.isfinite(high)}
-    for group in groups:
-        if group.row.source not in found:
-            values = [s.score.value for g in groups if g.row.source == group.row.source for s in g.samples]
-            finite = [v for v in values if math.isfinite(v)] or [0.0]
-            found[group.row.source] = (min(0.0, *finite), max(finite))
-    rates = []
-    for group in groups:
-        low, high = found[group.row.source]
-        values = [s.score.value for s in group.samples if s.score.error is None]
-        rates.append((fmean(values) - low) / (high - low) if values and high > low else 0.0)
-    return rates
+    trial.solve_rates, trial.no_rate = [None] * len(trial.groups), []
+    for source in sources:
+        places = [i for i, group in enumerate(trial.groups) if group.row.source == source.name]
+        groups = [trial.groups[i] for i in places]
+        if not groups:
+            continue
+        rate = trial.rates[source.name] = measure_rate(source, groups, solved)
+        if rate is None:
+            trial.no_rate.append(why_none(source, groups))
+            continue
+        for place, value in zip(places, rate.by_group, strict=True):
+            trial.solve_rates[place] = value
+    if solved is not None and len(trial.rates) == len(sources) and not any(trial.rates.values()):
+        raise RewardError(f"no reward returns the part `{solved.part}` of --solved '{solved}'", hint=trial.no_rate[0])
+    if must and trial.no_rate:
+        raise RewardError("--filter has no solve rate to choose by; nothing was written", hint=trial.no_rate[0])
 
 
 def summary(trial: Trial) -> dict[str, Any]:
-    """The numbers of a trial, as JSON values."""
+    """The numbers of a trial, as JSON values. Those of the solve rate are there where a source has one."""
     samples = [s for group in trial.groups for s in group.samples]
+    values = [s.score.value for s in samples if s.score.error is None]
     tokens = [s.trajectory.num_trained_tokens for s in samples]
     parts = sorted({name for s in samples for name in s.score.parts})
     means = {p: [v for s in samples if (v := s.score.parts.get(p)) is not None] for p in parts}
-    return {
+    spreads = [found for group in trial.groups if (found := spread(group)) is not None]
+    rates = [rate for rate in trial.solve_rates if rate is not None]
+    found: dict[str, Any] = {
         "prompts": len(trial.groups),
         "responses": len(samples),
-        "reward/mean": fmean(s.score.value for s in samples),
+        "reward/mean": fmean(values),
+        "reward/min": min(values),
+        "reward/max": max(values),
+        "reward/std_within_groups": fmean(each["std"] for each in spreads),
         **{f"reward/part/{part}": fmean(values) for part, values in means.items() if values},
-        "solve_rate/mean": fmean(trial.solve_rates),
-        "solve_rate/histogram": rate_histogram(trial.solve_rates),
         "rollout/dead_group_share": fmean(is_dead_group(group) for group in trial.groups),
         "rollout/truncated_share": fmean(s.trajectory.finish == "length" for s in samples),
         "rollout/response_tokens_mean": fmean(tokens),
         "rollout/response_tokens_max": max(tokens),
         "rollout/tokens_per_second": sum(tokens) / max(trial.seconds, 1e-9),
     }
+    if rates:
+        found |= {"solve_rate/mean": fmean(rates), "solve_rate/histogram": rate_histogram(rates)}
+    return found
 
 
 def rate_histogram(rates: Sequence[float]) -> list[int]:
@@ -228,7 +262,7 @@ def parse_filter(text: str) -> tuple[float, float]:
     except ValueError:
         bounds = math.nan, math.nan
     if not colon or not 0 <= bounds[0] <= bounds[1] <= 1:
-        hint = "write --filter 0.1:0.9: keep rows whose mean reward is between 10% and 90% of the largest possible"
+        hint = "write --filter 0.1:0.9: keep rows of which 10% to 90% of the responses are solved"
         raise DataError(f"--filter {text} is not two numbers from 0 to 1, the smaller first", hint=hint)
     return bounds
 
@@ -239,9 +273,10 @@ def _keep(trial: Trial, sources: dict[str, Source], keep: Keep) -> dict[str, tup
         rows: list[Row] = [
             group.row
             for group, rate in zip(trial.groups, trial.solve_rates, strict=True)
-            if group.row.source == name and keep.low <= rate <= keep.high
+            if group.row.source == name and rate is not None and keep.low <= rate <= keep.high
         ]
-        args = {"filter": [keep.low, keep.high]}
+        rate = trial.rates.get(name)
+        args = {"filter": [keep.low, keep.high], "solve_rate": rate.words if rate else None}
         kept[name] = (write_rows(sources[name], rows, target, args=args) if rows else None, len(rows))
     return kept
 

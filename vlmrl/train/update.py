@@ -28,11 +28,15 @@ from vlmrl.data.batch import TrainItem, make_row
 from vlmrl.dist.world import World
 from vlmrl.errors import TrainError
 from vlmrl.model.policy import Policy
-from vlmrl.train.mismatch import Mismatch
+from vlmrl.train.mismatch import PREFIX, Mismatch, tally_mismatch
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.reference import ReferencePolicy
 from vlmrl.train.step import FILLER, StepBatch
-from vlmrl.types import PackedRow, TokenStats
+from vlmrl.train.tally import Tally, on_cpu
+from vlmrl.types import TokenStats
+
+NOT_FINITE = "loss/not_finite"
+"""Tokens whose loss is no finite number, in a tally."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,8 @@ class PolicyGradient:
         algorithm: the row.
         kl_coef: weight of the KL to the reference in the loss (0 where it is in the reward); an adaptive one changes.
         entropy_coef: weight of the entropy bonus.
-        importance: "truncate" or "mask": correct for the engine's log-probs; "none": do not.
+        importance: "truncate" or "mask": weigh the loss for the engine's log-probs. "ratio": take them for the old
+            ones. "none": neither.
     """
 
     algorithm: Algorithm
@@ -103,10 +108,13 @@ class PolicyGradient:
             return {}
         logps: dict[int, Tensor] = {}
         fill_logps(policy, batch, logps, tokens_per_row)
+        said = {i.trajectory: batch.sampler_logp_of(i).to(policy.device) for i in batch.items}
         own = {
-            i: [x.cpu() for x in (logp, batch.old_logp.get(i, logp), batch.advantage_of(i, len(logp)))]
+            i: [logp, self._old(logp, batch.old_logp.get(i), said[i]), batch.advantage_of(i, len(logp)).to(logp.device)]
             for i, logp in logps.items()
         }
+        columns = [on_cpu({i: found[k] for i, found in own.items()}) for k in range(3)]
+        own = {i: [column[i] for column in columns] for i in own}
         all_of_them = {i: x for theirs in batch.world.gather(own) for i, x in theirs.items()}
         if not all_of_them:
             return {}
@@ -116,12 +124,11 @@ class PolicyGradient:
         return {i: chosen for i, chosen in zip(order, found, strict=True) if i in own}
 
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
-        # With one update a batch the policy that sampled IS this one: its old log-prob is the detached new one.
-        old = stats.logp.detach() if data.old_logp is None else data.old_logp
+        old = self._old(stats.logp, data.old_logp, data.sampler_logp)
         tokens = Tokens(stats.logp, old, data.advantage, data.response, data.selected)
         loss, clipped = policy_loss(self.algorithm, tokens)
         shown = {"policy/clip_share": clipped, "policy/entropy": stats.entropy}
-        if self.importance != "none":
+        if self.importance in ("truncate", "mask"):
             weight = importance_weight(
                 old, data.sampler_logp, data.response, mode=self.importance, level=self.algorithm.importance_level,
                 cap=self.algorithm.importance_cap,
@@ -144,6 +151,15 @@ class PolicyGradient:
             loss = loss + self.algorithm.value_coef * value
             shown["loss/value"] = value.detach()
         return loss, shown
+
+    def _old(self, logp: Tensor, before: Tensor | None, said: Tensor) -> Tensor:
+        """The old log-probs of the ratio: what the policy said before the updates, or what the engine did.
+
+        With one update a batch the policy before it IS this one: its old log-prob is the detached new one.
+        Args: before: None = there is one update. said: the engine's, NaN where nobody sampled.
+        """
+        old = logp.detach() if before is None else before
+        return old if self.importance != "ratio" else torch.where(torch.isnan(said), old, said)
 
     def _kl(self, stats: TokenStats, data: TokenData) -> Tensor:
         if self.algorithm.kl == "full":
@@ -178,7 +194,7 @@ def update(
     Raises: TrainError when loss or gradient are not finite, OutOfMemoryError when a row does not fit; nothing was
         changed then.
     """
-    sums = add_gradients(policy, optimizer, batch, objective, tokens_per_row=tokens_per_row, max_tokens=max_tokens)
+    metrics = add_gradients(policy, optimizer, batch, objective, tokens_per_row=tokens_per_row, max_tokens=max_tokens)
     parts = {f"optim/grad_norm/{part}": norm for part, norm in optimizer.part_norms().items()}
     norm = optimizer.clip()
     if not norm < float("inf"):
@@ -188,7 +204,7 @@ def update(
             hint="lower optim.lr, or use model.dtype = float32; the last checkpoint is unharmed",
         )
     optimizer.step(lr)
-    return sums | {"optim/grad_norm": norm, "optim/lr": lr} | parts
+    return metrics | {"optim/grad_norm": norm, "optim/lr": lr} | parts
 
 
 def add_gradients(
@@ -200,31 +216,28 @@ def add_gradients(
     dead = [n for group in batch.dead_tokens.values() for n in group]
     total = Denominator.of(objective.aggregation, trained, max_tokens, dead)
     selected = objective.select(policy, batch, tokens_per_row)
-    sums: dict[str, float] = {"loss/total": 0.0}
-    mismatch = Mismatch()
-    bad: list[str] = []
+    tally, losses = Tally(), []
     for items in batch.rows(tokens_per_row):
         with batch.naming(items, policy.device):
             row = make_row(items, policy.device)
             stats = policy(row, batch.reference_of(items, policy))
-            data = _token_data(row, items, batch, selected)
+            data = _token_data(items, batch, selected, policy.device)
             loss_K, shown = objective.loss(stats, data)
-            if not bool(torch.isfinite(loss_K).all()):
-                bad += _not_finite(loss_K, data, batch)
-                if batch.world.size == 1:
-                    break  # others would wait for this process's backward pass
+            losses.append((loss_K.detach(), data.trajectory))
             if items[-1].trajectory == FILLER:
                 loss_K = torch.where(data.trajectory == FILLER, 0.0 * loss_K, loss_K)
                 shown = {name: values * (data.trajectory != FILLER) for name, values in shown.items()}
             loss = aggregate(loss_K, data.response_tokens, total)
             loss.backward()
-        sums["loss/total"] += float(loss.detach())
+        tally.add("loss/total", loss)
         for name, values in shown.items():
-            sums[name] = sums.get(name, 0.0) + float(global_mean(values, total))
-        mismatch.add(stats.logp.detach(), data.sampler_logp)
-    _stop_unless_finite(bad, batch.world, optimizer)
-    sums = _over_processes(sums, batch.world)
-    return sums | Mismatch.joined(batch.world.gather(mismatch)).metrics()
+            tally.add(name, global_mean(values, total))
+        tally.add(NOT_FINITE, (~torch.isfinite(losses[-1][0])).sum())
+        tally_mismatch(tally, stats.logp.detach(), data.sampler_logp)
+    numbers = tally.read()
+    _stop_unless_finite(_not_finite(losses, batch) if numbers.pop(NOT_FINITE, 0.0) else [], batch.world, optimizer)
+    parts = batch.world.gather(numbers)
+    return {"loss/total": 0.0} | _summed(parts) | Mismatch.joined([Mismatch.of(part) for part in parts]).metrics()
 
 
 @torch.no_grad()
@@ -245,7 +258,7 @@ def fill_stats(
             row = make_row(items, policy.device)
             stats = policy(row, batch.reference_of(items, policy) if "kl" in into else None)
         for name, found in into.items():
-            found |= _by_trajectory(row, items, getattr(stats, name))
+            found |= _by_trajectory(items, batch, getattr(stats, name))
 
 
 @torch.no_grad()
@@ -255,49 +268,53 @@ def fill_reference(reference: Policy | ReferencePolicy, batch: StepBatch, tokens
     for items in batch.rows(tokens_per_row):
         with batch.naming(items, reference.device):
             row = make_row(items, reference.device)
-            batch.ref_hidden |= _by_trajectory(row, items, reference.states(row).cpu())
+            batch.ref_hidden |= _by_trajectory(items, batch, reference.states(row).cpu())
 
 
-def _by_trajectory(row: PackedRow, items: Sequence[TrainItem], values_K: Tensor) -> dict[int, Tensor]:
-    owner = torch.tensor(row.trajectories, device=row.span_K.device)[row.span_K].to(values_K.device)
-    return {i.trajectory: values_K[owner == i.trajectory] for i in items if i.trajectory != FILLER}
+def _by_trajectory(items: Sequence[TrainItem], batch: StepBatch, values_K: Tensor) -> dict[int, Tensor]:
+    pieces = values_K.split([batch.num_trained(i) for i in items])
+    return {i.trajectory: x for i, x in zip(items, pieces, strict=True) if i.trajectory != FILLER}
 
 
-def _token_data(row: PackedRow, items: Sequence[TrainItem], batch: StepBatch, selected: dict[int, Tensor]) -> TokenData:
-    device = row.target_K.device
-    trajectory = torch.tensor(row.trajectories, device=device)[row.span_K]
-    counts = torch.tensor([batch.num_trained(i) for i in items], device=device)
-    response = torch.repeat_interleave(torch.arange(len(items), device=device), counts)
-    sampled = [
-        x for i in items for s in i.segments if s.trained for x in (s.sampler_logp or [float("nan")] * len(s.ids))
-    ]
-    advantage = [batch.advantage_of(i.trajectory, batch.num_trained(i)) for i in items]
+def _token_data(
+    items: Sequence[TrainItem], batch: StepBatch, selected: dict[int, Tensor], device: torch.device
+) -> TokenData:
+    """What the objective gets of a row. Made on the CPU and copied there whole: no number is asked of the device."""
+    counts = {k: n for k, i in enumerate(items) if (n := batch.num_trained(i))}
+    of_each = [(items[k].trajectory, response, n) for response, (k, n) in enumerate(counts.items())]
+    indices_3K = [[values[column] for values in of_each for _ in range(values[2])] for column in range(3)]
+    trajectory, response, response_tokens = torch.tensor(indices_3K, dtype=torch.long).reshape(3, -1).to(device)
+    advantage = torch.cat([batch.advantage_of(i.trajectory, batch.num_trained(i)) for i in items])
+    sampler_logp = torch.cat([batch.sampler_logp_of(i) for i in items])
+    advantage, sampler_logp = torch.stack([advantage, sampler_logp]).to(device)
 
     def join(by: Mapping[int, Tensor]) -> Tensor | None:
         if not by:
             return None
-        parts = [by[i.trajectory] if i.trajectory != FILLER else torch.zeros(batch.num_trained(i)) for i in items]
-        return torch.cat([p.to(device) for p in parts])
+        nothing = next(iter(by.values()))[:1]
+        parts = [by[i.trajectory] if i.trajectory != FILLER else nothing.new_zeros(batch.num_trained(i)) for i in items]
+        return torch.cat(parts).to(device)
 
     chosen = join(selected)
 
     return TokenData(
-        advantage=torch.cat(advantage).to(device),
-        sampler_logp=torch.tensor(sampled, device=device, dtype=torch.float32),
+        advantage=advantage,
+        sampler_logp=sampler_logp,
         old_logp=join(batch.old_logp),
         ref_logp=join(batch.ref_logp),
         trajectory=trajectory,
         response=response,
-        response_tokens=counts[response],
+        response_tokens=response_tokens,
         selected=None if chosen is None else chosen.bool(),
         old_value=join(batch.old_value),
         value_target=join(batch.value_target),
     )
 
 
-def _not_finite(loss_K: Tensor, data: TokenData, batch: StepBatch) -> list[str]:
-    """Names of the responses with a loss that is not finite."""
-    return [batch.names_S[i] for i in sorted(set(data.trajectory[~torch.isfinite(loss_K)].tolist())) if i != FILLER]
+def _not_finite(losses: Sequence[tuple[Tensor, Tensor]], batch: StepBatch) -> list[str]:
+    """Names of the responses with a loss that is not finite. Args: losses: of each row (loss_K, trajectory_K)."""
+    found = {i for loss_K, trajectory_K in losses for i in trajectory_K[~torch.isfinite(loss_K)].tolist()}
+    return [batch.names_S[i] for i in sorted(found) if i != FILLER]
 
 
 def _stop_unless_finite(bad: list[str], world: World, optimizer: Optimizer) -> None:
@@ -311,7 +328,7 @@ def _stop_unless_finite(bad: list[str], world: World, optimizer: Optimizer) -> N
         )
 
 
-def _over_processes(sums: dict[str, float], world: World) -> dict[str, float]:
+def _summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of the whole step from those of each process. A process of fillers alone has all names too."""
-    parts = world.gather(sums)
-    return {n: sum(theirs.get(n, 0.0) for theirs in parts) for n in dict.fromkeys(n for p in parts for n in p)}
+    names = [n for n in dict.fromkeys(n for p in parts for n in p) if not n.startswith(PREFIX)]
+    return {n: sum(p.get(n, 0.0) for p in parts) for n in names}

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from vlmrl.algo import advantages, aggregate
-from vlmrl.algo.family import AGGREGATIONS, ALGORITHMS, CELLS, CHOICES, algorithm_of, resolve, stand_in, without_greedy
+from vlmrl.algo.family import (
+    AGGREGATIONS,
+    ALGORITHMS,
+    CELLS,
+    CHOICES,
+    SURROGATES,
+    Algorithm,
+    algorithm_of,
+    resolve,
+    stand_in,
+    without_greedy,
+)
 from vlmrl.errors import RecipeError
 from vlmrl.recipe import check_algo
 from vlmrl.recipe.schema import Algo
@@ -54,6 +65,29 @@ def test_what_needs_a_model_says_what_stands_in_without_one():
 
 def test_the_rules_on_recipes_know_the_scales_of_a_critic():
     assert check_algo.CRITIC_SCALES == advantages.CRITIC_SCALES
+
+
+def test_the_rules_on_recipes_know_which_surrogates_limit_their_ratio():
+    for surrogate in SURROGATES:
+        for bound in (None, 0.2):
+            row = replace(ALGORITHMS["grpo"], surrogate=surrogate, clip_high=bound)
+            assert check_algo.limits_ratio(asdict(row)) == row.limits_ratio
+    limited = {name for name, row in ALGORITHMS.items() if row.limits_ratio}
+    assert set(ALGORITHMS) - limited == {"kl_cov", "rloo", "opo", "gpg", "reinforce", "remax"}
+
+
+def test_what_the_correction_for_the_engine_comes_to():
+    def of(row: Algorithm, **facts: bool) -> str:
+        return row.importance_of(**{"own_engine": False, "filtered": False, "stale": False} | facts)
+
+    grpo = ALGORITHMS["grpo"]
+    assert of(grpo) == "truncate" and of(grpo, own_engine=True) == of(grpo, filtered=True) == "none"
+    stale = {name: of(row, stale=True) for name, row in ALGORITHMS.items()}
+    assert {name for name, how in stale.items() if how == "mask"} == {
+        "kl_cov", "rloo", "opo", "gpg", "reinforce", "remax", "gspo", "gspo_token",
+    }  # fmt: skip
+    assert set(stale.values()) == {"mask", "ratio"}
+    assert of(resolve("grpo", importance="truncate"), stale=True) == "truncate"
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)

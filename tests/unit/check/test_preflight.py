@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vlmrl.check.memory import Target
 from vlmrl.check.preflight import Preflight, check_model, preflight, run_quick_checks
 from vlmrl.errors import Problem
 from vlmrl.recipe.load import load_recipe
@@ -97,6 +98,11 @@ def the(problems: list[Problem], words: str) -> Problem:
     return found[0]
 
 
+def phase(plan, name: str) -> dict:
+    [found] = [p for p in plan["memory"]["phases"] if p["phase"] == name]
+    return found
+
+
 def errors(found: Preflight) -> list[str]:
     return [p.message for p in found.errors]
 
@@ -114,7 +120,7 @@ def test_a_sound_recipe_has_a_plan_and_no_error(world, tiny_encoder):
     assert sum(count for *_, count in tokens["histogram"]) == 6
     assert found.plan["reward"]["rows"] | {"name": ""} == {
         "name": "", "profile": None, "weights": {"right": 1.0}, "parts": ["right", "tag"], "largest": None,
-        "correct_response": 1.0, "empty_response": 0.0,
+        "correct_response": 1.0, "empty_response": 0.0, "accuracy": None,
     }  # fmt: skip
     assert found.plan["run"]["responses"] == 100 * 32 * 8
     assert found.plan["run"]["epochs"]["rows"] == 100 * 32 / 6
@@ -124,14 +130,14 @@ def test_a_sound_recipe_has_a_plan_and_no_error(world, tiny_encoder):
 def test_memory_is_counted_from_the_parameters(world):
     plan = world().plan
     count = plan["model"]["parameters"]
-    assert plan["memory"]["weights"] == plan["memory"]["gradients"] == 4 * count
-    assert plan["memory"]["optimizer"] == 8 * count
+    update = phase(plan, "update")["parts"]
+    assert update["weights"] == update["gradients"] == 4 * count and update["moments"] == 8 * count
     frozen = world('model.freeze=["language", "embeddings"]').plan
     assert (
         frozen["model"]["trained"]
         == count - frozen["model"]["parts"]["language"] - frozen["model"]["parts"]["embeddings"]
     )
-    assert frozen["memory"]["optimizer"] == 8 * frozen["model"]["trained"]
+    assert phase(frozen, "update")["parts"]["moments"] == 8 * frozen["model"]["trained"]
 
 
 def test_an_image_that_is_missing_and_one_that_is_none_are_found_with_their_rows(world, tmp_path):
@@ -319,17 +325,31 @@ def test_a_hub_name_that_cannot_be_reached_is_said_at_once(world):
 
 
 def test_vllm_is_counted_with_weights_and_a_cache_of_its_own(world):
-    built_in, vllm = (
-        world(f"rollout.engine={e}", "rollout.kv_cache_gib=0.5").plan["memory"] for e in ("torch", "vllm")
-    )
-    assert built_in["engine"] == 0 and built_in["kv_cache"] > 0
-    assert vllm["engine"] == vllm["weights"] + 2**29 and vllm["kv_cache"] == 0
-    assert vllm["peak"] >= vllm["engine"] + vllm["weights"] + vllm["optimizer"]
+    built_in, vllm = (world(f"rollout.engine={e}", "rollout.kv_cache_gib=0.5").plan for e in ("torch", "vllm"))
+    parts = phase(built_in, "rollout")["parts"]
+    assert parts["kv cache"] > 0 and "engine weights" not in parts
+    parts = phase(vllm, "rollout")["parts"]
+    assert parts["engine weights"] == parts["weights"] and parts["kv cache"] == 2**29
+    # On a CPU the engine cannot sleep: what it holds is there in an update too.
+    assert phase(vllm, "update")["parts"].items() >= {"engine weights": parts["weights"], "kv cache": 2**29}.items()
 
 
 def test_more_memory_than_there_is_is_an_error(world):
-    problem = the(world("train.tokens_per_row=2000000000").problems, "of memory")
+    problem = the(world("train.tokens_per_row=2000000000", "rollout.prompts_per_step=1000000").problems, "of memory")
     assert problem.level == "error"
+
+
+def test_several_processes_are_planned_and_what_they_cannot_do_is_said(world):
+    recipe = load_recipe("recipe.toml")
+    alone, two = (preflight(recipe, runs_folder=Path("runs"), target=Target(n)).plan["memory"] for n in (1, 2))
+    parts = [phase({"memory": m}, "update")["parts"] for m in (alone, two)]
+    assert parts[1]["moments"] * 2 == parts[0]["moments"] and parts[1]["gathered"] > 0
+    assert abs(two["bytes_each"] * 2 / alone["bytes_each"] - 1) < 0.2  # they share main memory, which moves
+    wrong = load_recipe("recipe.toml", overrides=["parallel.shard_size=3", "optim.name=adamw_bf16_kahan"])
+    found = preflight(wrong, runs_folder=Path("runs"), target=Target(4)).problems
+    assert the(found, "does not divide 4 processes").where == "--set parallel.shard_size=3"
+    assert the(found, '"adamw_bf16_kahan" is for one process').level == "error"
+    assert not [p for p in check_model(wrong, None, Path("runs")) if "divide" in p.message]  # one process
 
 
 def test_a_full_disk_is_an_error(world, monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import textwrap
 import time
 
@@ -7,8 +8,10 @@ import pytest
 
 from vlmrl.check.answer_form import form_of
 from vlmrl.check.probe import probe_reward
+from vlmrl.check.tried import WORDS, ProbeResult, ranked
 from vlmrl.errors import RewardError
 from vlmrl.rewards import load_reward
+from vlmrl.rewards.base import RewardSpec
 from vlmrl.types import RewardInput
 
 LEVELS = ("loop", "digit")
@@ -296,3 +299,30 @@ def test_a_text_that_breaks_the_reward_does_not_hide_that_rows_depend_on_each_ot
     """
     report = probe_reward(load(tmp_path, source), {}, TEXT_ROWS)
     assert report["unsteady"] == 1 and report["behaviour"]["alone"] is not True
+
+
+def test_findings_are_ranked_unearned_pay_first_and_right_answers_in_odd_dress_last():
+    """No answer is paid, a right one in capitals is not: the second is no way to be paid."""
+
+    def careless(x: RewardInput) -> float:
+        found = re.search(r"<answer>(.*?)</answer>", x.response)
+        if found is None:
+            return 0.5 if x.response else 0.75
+        return float(found[1] == x.truth["answer"])
+
+    rows = [RewardInput("", truth={"answer": answer}, prompt="What is it?") for answer in ("cat", "dog", "owl", "ant")]
+    spec = RewardSpec("careless", careless, {"reward": (0.0, 1.0)}, {"reward": 1.0}, pure=True)
+    verdicts = [p["verdict"] for p in probe_reward(spec, spec.weights, rows)["probes"]]
+    found = [v for v in verdicts if v]
+    assert verdicts[: len(found)] == found, "what was not found stands behind"
+    assert found == sorted(found, key=list(WORDS).index) and list(WORDS)[:2] == ["hole", "leak"]
+    assert found[0] in ("hole", "leak") and found[-1] == "unfair" == list(WORDS)[-1]
+
+
+def test_of_one_kind_what_pays_most_comes_first():
+    def result(name: str, verdict: str, mean: float | None) -> ProbeResult:
+        return ProbeResult(name, "", "void", mean, mean, None, 0, "", verdict, "")
+
+    results = [result("a", "unfair", 1.0), result("b", "leak", 0.2), result("c", "", 0.9), result("d", "leak", 0.7),
+               result("e", "breaks", None), result("f", "hole", 0.1), result("g", "leak", None)]  # fmt: skip
+    assert [r.name for r in ranked(results)] == ["f", "d", "b", "g", "e", "a", "c"]

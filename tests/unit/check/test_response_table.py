@@ -15,6 +15,9 @@ from vlmrl.check.open_table import is_table, open_table
 from vlmrl.check.rescore import named_rewards, profile_rewards, scan_saved
 from vlmrl.check.reward_check import RewardQuestion, check_rewards
 from vlmrl.errors import DataError, RecipeError, RewardError
+from vlmrl.rewards import load_reward
+from vlmrl.rewards.base import combine, split_note
+from vlmrl.types import RewardInput
 
 ROWS = [
     {"response": 'a, b\n"c"', "ground_truth": "1", "group": "p", "step": 0, "hint": "x"},
@@ -175,8 +178,49 @@ def test_a_truth_that_breaks_its_layout_is_named_and_taken_as_it_is_by_the_publi
     with pytest.raises(DataError, match=r"rows.jsonl:2: the fungi ground truth .* has 3 fields, not 9"):
         check_rewards(open_table(path, task="fungi"), RewardQuestion())
     checked = check_rewards(open_table(path, task="fungi", lenient=True), RewardQuestion(reward="profile:taxonrl"))
-    assert checked.report["samples"] == 2 and "1 ground truths are not in the task's form" in checked.report["notes"][0]
+    assert checked.report["samples"] == 2 and "1 ground truth is not in the task's form" in checked.report["notes"][0]
     assert not math.isnan(checked.scores.values_N[1])
+
+
+CONTRADICTORY = [
+    ("1;sameSpecies;Parus;Paridae;Passeriformes;Parus;Paridae;Passeriformes", True, 0, ["Parus", "Parus"]),
+    ("0;sameGenus;Parus;Paridae;Passeriformes;Poecile;Paridae;Passeriformes", False, 1, ["Parus", "Poecile"]),
+    ("0;sameFamily;Parus;Paridae;Passeriformes;Parus;Paridae;Passeriformes", False, 2, ["Parus", "Parus"]),
+]
+"""Ground truths as TaxonRL writes them, and what they say of `same`, the distance and the genera. The last two
+contradict themselves."""
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["text", "typed"])
+@pytest.mark.parametrize("variant", [None, "im_concrete"])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)], ids=["sound first", "contradictory first"])
+def test_truths_that_contradict_themselves_are_scored_by_the_published_reward_and_counted(
+    tmp_path, order, variant, typed
+):
+    rows = []
+    for at in order:
+        text, same, distance, genera = CONTRADICTORY[at]
+        truth = {"ground_truth": text}
+        if typed:
+            truth = {"same": same, "distance": distance, "genus": genera, "family": ["Paridae"] * 2,
+                     "order": ["Passeriformes"] * 2}  # fmt: skip
+        rows.append({"response": "<think>a</think><answer>0.9</answer>", **truth})
+    path = write(tmp_path / "rows.jsonl", rows)
+    table = open_table(path, task="bird", variant=variant, lenient=True)
+    checked = check_rewards(table, RewardQuestion(reward="profile:taxonrl"))
+    published = load_reward("taxonrl", args={"function": checked.report["rewards"]["rows"]["args"]["function"]})
+    expected = [
+        combine(split_note(published.fn(RewardInput(row["response"], {"ground_truth": CONTRADICTORY[at][0]})))[0],
+                published.weights)[0]
+        for row, at in zip(rows, order, strict=True)
+    ]  # fmt: skip
+    assert checked.scores.values_N.tolist() == expected and len({*expected}) > 1
+    assert checked.report["doubts"] == {"number": 2, "contradictions": 2}
+    (note,) = checked.report["notes"]
+    assert note.startswith("2 ground truths contradict themselves, and were scored as they are; ")
+    assert "contradicts itself: `distance` is" in note
+    with pytest.raises(DataError, match="2 of 3 rows cannot be read"):
+        check_rewards(open_table(path, task="bird", variant=None), RewardQuestion())
 
 
 @pytest.mark.parametrize(

@@ -131,3 +131,15 @@ def test_names_with_what_cannot_be_seen_or_written_are_refused(name: str) -> Non
     with pytest.raises(DataError, match="cannot be written in an answer"):
         check_name(name)
     assert check_name("Müller's Öl-käfer 二") == "Müller's Öl-käfer 二"
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_path_that_is_in_an_archive_more_than_once_is_taken_once_and_said(tmp_path: Path) -> None:
+    path = archive(tmp_path / "set.zip", {"a/b/1.png": png(1), "a/b/2.png": png(2)})
+    with zipfile.ZipFile(path, "a") as out:
+        out.writestr("a/b/1.png", png(3))
+        out.writestr("a/b/1.png", png(4))
+    found = read_labelled(path, LEVELS)
+    assert [image.media.sha256 for image in found.images] == [image_hash(png(1)), image_hash(png(2))]
+    assert [drop["origin"] for drop in found.dropped] == ["a/b/1.png"] * 2
+    assert "twice: the first of these files is taken" in found.dropped[0]["reason"]

@@ -167,3 +167,40 @@ def test_an_outcome_may_not_take_the_name_of_another_field():
     task = Task("bad", "", "", lambda truth: [], outcome=lambda truth, text: {"score": 1.0})
     with pytest.raises(DataError, match="`score`"):
         run(ListSource(rows(1), task=task), ScriptedEngine())
+
+
+def plain_source(count: int) -> ListSource:
+    """Rows of a task that measures nothing itself."""
+    return ListSource(rows(count), task=Task("plain", "", "", lambda truth: []))
+
+
+def scored_by(values: dict[str, float]) -> Callable[[RewardInput], Any]:
+    """A reward whose part `acc` is found by the name of the row in the response."""
+    return lambda x: {"reward": 0.5, "acc": values[x.response.split()[0]]}
+
+
+def test_the_accuracy_of_the_reward_is_the_accuracy_where_the_task_has_none():
+    found = run(plain_source(2), ScriptedEngine(), scored_by({"p0": 1.0, "p1": 0.0}), samples=2)
+    assert [r["accuracy"] for r in found.rows] == [1.0, 1.0, 0.0, 0.0]
+    metrics = found.summary["metrics"]
+    assert metrics["accuracy"]["value"] == metrics["pass@2"]["value"] == 0.5
+    assert 0 <= metrics["accuracy"]["low"] <= metrics["accuracy"]["high"] <= 1
+    assert found.summary["accuracy_of"] == "the part `acc` of test"
+
+
+def test_the_accuracy_of_the_task_stays():
+    found = run(ListSource(rows(2)), ScriptedEngine(), scored_by({"p0": 0.0, "p1": 0.0}))
+    assert found.summary["metrics"]["accuracy"]["value"] == 1.0 and "accuracy_of" not in found.summary
+
+
+def test_wrong_answers_of_minus_one_are_right_or_wrong():
+    metrics = run(plain_source(2), ScriptedEngine(), scored_by({"p0": 1.0, "p1": -1.0}), samples=2).summary["metrics"]
+    assert metrics["accuracy"]["value"] == 0.0 and metrics["pass@1"]["value"] == 0.5
+    assert metrics["accuracy"]["low"] < 0, "not a share: the bounds of a share do not hold"
+
+
+def test_an_accuracy_in_between_is_a_mean_and_has_no_pass_rate():
+    found = run(plain_source(2), ScriptedEngine(), scored_by({"p0": 0.25, "p1": 0.5}), samples=2)
+    assert found.summary["metrics"]["accuracy"]["value"] == 0.375
+    assert not any(name.startswith("pass@") for name in found.summary["metrics"])
+    assert "not only right or wrong" in found.summary["accuracy_of"]

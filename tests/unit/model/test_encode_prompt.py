@@ -73,8 +73,6 @@ def test_a_model_without_a_chat_template_is_an_error(tiny_folder):
 
 
 def test_images_are_processed_once_and_the_memory_for_them_is_bounded(tiny_processor, monkeypatch):
-    from vlmrl.data import encode
-
     encoder = Encoder(tiny_processor, min_pixels=56 * 56, max_pixels=56 * 56)
     made = encoder.processor.image_processor
     asked: list[int] = []
@@ -89,19 +87,20 @@ def test_images_are_processed_once_and_the_memory_for_them_is_bounded(tiny_proce
         def __getattr__(self, name):
             return getattr(tiny_processor, name)
 
-    process.merge_size, process.patch_size = made.merge_size, made.patch_size  # type: ignore[attr-defined]
+    for name in ("merge_size", "patch_size", "get_number_of_image_patches"):
+        setattr(process, name, getattr(made, name))
     encoder.processor = Counting()
     one = 16 * 3 * 2 * 14 * 14 * 4 + 3 * 8  # 16 patches in float32, and the grid
-    monkeypatch.setattr(encode, "CACHED_BYTES", 3 * one)
+    monkeypatch.setattr(encoder._cache, "limit_bytes", 3 * one)
 
     def see(*names: str) -> None:
         for name in names:
             encoded(encoder, "same?", [(56, 56)], name=name)
 
     see("a", "b", "a", "c")
-    assert len(asked) == 3 and encoder._cached_bytes == 3 * one
+    assert len(asked) == 3 and encoder._cache.bytes == 3 * one
     see("d")  # b has not been used for longest
-    assert encoder._cached_bytes == 3 * one
+    assert encoder._cache.bytes == 3 * one
     see("a", "c", "d")
     assert len(asked) == 4
     see("b")

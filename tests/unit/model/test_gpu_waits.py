@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from parity import world
 from tinyfamilies import TinyFamily, build
-from torch.overrides import TorchFunctionMode
+from waits import Waits
 
 from vlmrl.data.batch import PromptTokens, TrainItem, make_row
 from vlmrl.model import logprobs, varlen_attention
@@ -16,25 +16,6 @@ from vlmrl.model.head_chunks import HeadChunks
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
 from vlmrl.types import PackedRow, Segment
-
-READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "cpu", "numpy", "nonzero", "equal")
-UPLOADS = ("tensor", "as_tensor", "from_numpy")
-
-
-class Waits(TorchFunctionMode):
-    """Counts calls by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")
-        if name in READS or name in UPLOADS:
-            self.count[name] += 1
-        elif name == "__setitem__" and isinstance(args[1], list):
-            self.count["list as index"] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def row_of(family: TinyFamily, responses: int) -> PackedRow:

@@ -65,6 +65,7 @@ BROKEN = [
     ("an open string", '[eval]\nmetric = "reward\n', "not valid TOML", 10, "metric"),
     ("nothing", "=", "the recipe is empty", "recipe.toml", "vlmrl recipe list"),
     ("only blanks", "= \n\n", "the recipe is empty", "recipe.toml", "vlmrl recipe list"),
+    ("a name too long", "[[data]]\npath = 'x/" + "r" * 300 + ".csv'\n", "holds a name of 304 bytes", 10, None),
     # Missing tables
     ("no model", '=[[data]]\npath = "rows.jsonl"\n', "the recipe has no [model] table", "recipe.toml:1", "[model]"),
     ("no data", '=[model]\npath = "model"\n', "the recipe has no [[data]] table", "recipe.toml:1", "[[data]]"),
@@ -366,6 +367,20 @@ BROKEN = [
         "cannot hold with top_p",
         10,
         "leave top_p",
+    ),
+    (
+        "an idle level",
+        '[algo]\nimportance = "ratio"\nimportance_level = "token"\n',
+        "`algo.importance_level` does",
+        11,
+        "rem",
+    ),
+    (
+        "a ratio that nothing limits",
+        '[algo]\nname = "rloo"\nimportance = "ratio"\n',
+        "needs a ratio that is",
+        11,
+        "mask",
     ),
     ("an idle cap", '[algo]\nimportance = "none"\nimportance_cap = 3.0\n', "`algo.importance_cap` does", 11, "remove"),
     (

@@ -84,6 +84,7 @@ def test_a_missing_vllm_is_said_with_how_to_get_it(tmp_path, monkeypatch):
     assert not machine.check_installed(loaded(tmp_path))
 
 
+@pytest.mark.vllm
 def test_an_installed_vllm_is_found(tmp_path):
     assert importlib.util.find_spec("vllm") is not None, "scripts/test installs it"
     assert not machine.check_installed(loaded(tmp_path, "rollout.engine=vllm"))

@@ -444,6 +444,7 @@ VERL_SETTINGS = [
     ("algorithm.adv_estimator=gdpo algorithm.gdpo_reward_keys=[a,b]", {"reward.weights": {"a": 1.0, "b": 1.0}}),
     (f"{OFF}.rollout_is=token {OFF}.rollout_is_threshold=4.0",
      {"algo.importance": "truncate", "algo.importance_level": "token", "algo.importance_cap": 4.0}),
+    (f"{OFF}.bypass_mode=True", {"algo.importance": "ratio", "algo.dual_clip": 3.0}),
     (f"{OFF}.rollout_is=sequence", {"algo.importance_level": "sequence", "algo.importance_cap": 2.0}),
     (f"{OFF}.rollout_is=token {OFF}.rollout_is_threshold='0.5_5.0'",
      {"algo.importance": "mask", "algo.importance_cap": 5.0}),

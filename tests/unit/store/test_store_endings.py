@@ -40,6 +40,14 @@ def test_a_full_disk_is_no_bug_wherever_it_strikes(number: int) -> None:
     assert "vlmrl runs du" in text and "Traceback" not in text
 
 
+def test_a_name_that_no_file_system_takes_is_no_bug(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="too long") as caught:
+        (tmp_path / ("x" * 300)).stat()
+    code, text = exit_of(caught.value)
+    assert code == 2 and text.startswith("error: a name is longer than the file system allows\n  --> ")
+    assert "xxx..." in text and len(text) < 300
+
+
 def test_other_errors_of_the_system_are_bugs() -> None:
     code, text = exit_of(OSError(errno.EBADF, "Bad file descriptor"))
     assert code == 1 and "internal error: OSError" in text

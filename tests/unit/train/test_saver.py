@@ -113,10 +113,11 @@ def test_the_next_checkpoint_waits_for_the_one_before(monkeypatch) -> None:
     here = SimpleNamespace(
         progress=saving.Session.__dataclass_fields__["progress"].default_factory(), recipe=recipe, base={}, cursor={},
         policy=policy, optimizer=SimpleNamespace(updates=0), seconds=0.0, stream=SimpleNamespace(state_dict=dict),
+        rollouts=SimpleNamespace(finish=lambda: order.append("rollouts are there")),
     )  # fmt: skip
     with pytest.raises(pytest.fail.Exception):
         saving.save(here)
-    assert order == ["before is whole", "begun"]
+    assert order == ["rollouts are there", "before is whole", "begun"]
 
 
 def test_copies_are_made_anew_in_the_same_place() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,20 +15,25 @@ from tinyworld import encoded, image
 
 from vlmrl.data.build import building
 from vlmrl.data.images import store_form
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, RewardError
 from vlmrl.recipe.load import load_recipe
+from vlmrl.rewards.base import RewardSpec, UserReward
 from vlmrl.rollout.sample import is_dead_group
 from vlmrl.store.runs import open_run
+from vlmrl.tasks.base import Task
 from vlmrl.tasks.source import open_source
+from vlmrl.train.choices import settle_for_run
 from vlmrl.train.keep import check_target
 from vlmrl.train.seen import seen_images
-from vlmrl.train.start import Labels, start_run
-from vlmrl.train.trial import Keep, Trial, choose_rows, parse_filter, rate_histogram, run_trial, solve_rates, summary
+from vlmrl.train.solved import Solved, measure_rate, parse_solved, spread, why_none
+from vlmrl.train.trial import Keep, Trial, choose_rows, parse_filter, rate_histogram, run_trial, summary, trial_run
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
 
-REWARD = (
-    "def score(x):\n    return {'even': float(len(x.response) % 2 == 0), 'easy': float(x.truth['answer'] == 'a')}\n"
-)
+REWARD = """
+RANGES = {"even": (0, 1), "easy": (0, 1)}
+def score(x):
+    return {"even": float(len(x.response) % 2 == 0), "easy": float(x.truth["answer"] == "a")}
+"""
 
 
 def picture(name: str) -> Image.Image:
@@ -61,12 +69,17 @@ max_new_tokens = 6
     return tmp_path
 
 
-def tried(*, prompts: int | None, samples: int = 4, keep: Keep | None = None, overrides: tuple[str, ...] = ()):
-    loaded = load_recipe("recipe.toml", overrides=overrides)
+def tried(
+    *, prompts: int | None, samples: int = 4, keep: Keep | None = None, overrides: tuple[str, ...] = (),
+    solved: str | None = None,
+):  # fmt: skip
     root = Path("runs")
-    run = start_run(loaded, root, ["vlmrl", "try"], Labels(), kind="try")
-    with run:
-        trial = run_trial(loaded.recipe, run, root, prompts=prompts, samples=samples, keep=keep)
+    loaded, _ = settle_for_run(load_recipe("recipe.toml", overrides=overrides), root)
+    with trial_run(loaded, root, ["vlmrl", "try"], print) as run:
+        trial = run_trial(
+            loaded.recipe, run, root, prompts=prompts, samples=samples, keep=keep,
+            solved=parse_solved(solved) if solved else None,
+        )  # fmt: skip
     return open_run(root, run.id), trial
 
 
@@ -195,7 +208,8 @@ def test_kept_rows_of_a_prepared_folder_are_a_prepared_folder(world):
     make_pairs(world / "pairs")
     sets = ("data.0.path=pairs", "data.0.columns={}", "data.0.task=pairs", "reward.weights={}")
     Path("reward.py").write_text("def score(x):\n    return float(x.truth['same'])\n")
-    _, trial = tried(prompts=None, samples=2, keep=Keep(0.5, 1.0, {"pairs": Path("kept")}), overrides=sets)
+    _, trial = tried(prompts=None, samples=2, keep=Keep(0.5, 1.0, {"pairs": Path("kept")}), overrides=sets,
+                     solved="reward>=1")  # fmt: skip
     assert trial.kept == {"pairs": (Path("kept"), 4)}
     recipe = load_recipe("recipe.toml", overrides=[*sets, "data.0.path=kept"]).recipe
     kept, before = (
@@ -229,26 +243,135 @@ def test_a_target_that_exists_or_has_the_wrong_form_is_refused_before_any_work(w
         check_target([folder], Path("pairs"))
 
 
-def group_of(values: list[float | None], source: str = "s") -> Group:
-    """A group with these scores; None = the reward failed."""
+def group_of(values: list[float | None], source: str = "s", acc: list[float | None] | None = None) -> Group:
+    """A group with these scores, and this part `acc`; None = the reward failed."""
     samples = []
     for k, value in enumerate(values):
+        parts = {"acc": acc[k]} if acc else {}
         trajectory = Trajectory("t", "p", 0, k, 0, k, (1,), (Segment("assistant", (2,), True, (0.0,)),), (), "stop")
-        score = Score(float("nan"), {}, error="broke") if value is None else Score(value, {"x": value})
+        score = Score(float("nan"), {}, error="broke") if value is None else Score(value, {"x": value, **parts})
         samples.append(ScoredSample(trajectory, "", score))
     return Group(Row("p", source, "t", {}, (Media("h", 1, 1),)), "", tuple(samples))
 
 
-def test_the_solve_rate_is_the_mean_reward_between_the_least_and_the_largest_value():
+def source_of(fn: str = "f", **spec: Any) -> Any:
+    """A source whose task measures nothing, with this reward."""
+    user = UserReward("r.py", fn, "", spec.pop("style", "vlmrl"), {})
+    weights = spec.pop("weights", {})
+    reward = RewardSpec("r.py:f", lambda x: 0.0, spec.pop("ranges", {}), weights, user=user, **spec)
+    return SimpleNamespace(name="s", reward=reward, weights=weights, task=Task("t", "", "", lambda truth: []))
+
+
+def test_without_a_maximum_or_an_accuracy_there_is_no_solve_rate():
+    groups = [group_of([0.0, 0.02]), group_of([0.01])]  # the largest value seen says nothing of what is possible
+    source = source_of()
+    assert measure_rate(source, groups) is None
+    assert measure_rate(source_of(ranges={"x": (0.0, math.inf)}, weights={"x": 1.0}), groups) is None
+    told = why_none(source, groups)
+    assert "nothing says when a response of `s` is solved: r.py:f gives no accuracy" in told
+    assert "--solved 'x>=1' (parts: x, or reward)" in told
+    assert spread(groups[0]) == {"mean": 0.01, "min": 0.0, "max": 0.02, "std": 0.01}
+    assert spread(group_of([None])) is None
+
+
+def test_the_accuracy_of_the_reward_gives_the_share_of_right_responses():
+    groups = [group_of([0.9, 0.1], acc=[1.0, 0.0]), group_of([0.9], acc=[None]), group_of([None, 0.5], acc=[1.0, 1.0])]
+    rate = measure_rate(source_of(ranges={"x": (0.0, 1.0)}, weights={"x": 1.0}), groups)
+    assert rate is not None and rate.words == "share of responses with accuracy >= 1"
+    assert rate.by_group == (0.5, None, 1.0), "what does not apply, or failed, does not count"
+
+
+def test_wrong_answers_of_minus_one_count_as_not_solved():
+    rate = measure_rate(source_of(), [group_of([1.0, -1.0, 1.0, 1.0], acc=[1.0, -1.0, 1.0, 1.0])])
+    assert rate is not None and rate.by_group == (0.75,)
+
+
+def test_an_accuracy_in_between_gives_its_mean_and_one_beyond_gives_nothing():
+    rate = measure_rate(source_of(), [group_of([0.0, 0.0], acc=[0.25, 0.5])])
+    assert rate is not None and (rate.words, rate.by_group) == ("mean of accuracy", (0.375,))
+    ranges = {"ranges": {"x": (0.0, 1.0)}, "weights": {"x": 1.0}}
+    assert measure_rate(source_of(**ranges), [group_of([0.0, 0.0], acc=[25.0, 50.0])]) is None
+
+
+def test_with_declared_ranges_it_is_the_mean_reward_on_their_scale():
     groups = [group_of([0.0, 1.0]), group_of([0.5]), group_of([-1.0, -1.0]), group_of([None, 1.0]), group_of([None])]
-    # range [-1, 1]: (0.5 + 1) / 2, (0.5 + 1) / 2, 0, (1 + 1) / 2; a group without a score is 0
-    assert solve_rates(groups, {"s": (-1.0, 1.0)}) == [0.75, 0.75, 0.0, 1.0, 0.0]
+    rate = measure_rate(source_of(ranges={"x": (-0.5, 0.5)}, weights={"x": 2.0}), groups)
+    assert rate is not None and rate.words == "mean reward, from -1 = 0 to 1 = 1"
+    assert rate.by_group == (0.75, 0.75, 0.0, 1.0, None)
 
 
-def test_without_a_declared_range_the_values_seen_stand_in():
-    groups = [group_of([2.0, 4.0]), group_of([1.0]), group_of([5.0, 5.0], "other")]
-    # of s the least is 0 (no value is below it) and the largest 4; of the other source the largest is 5
-    assert solve_rates(groups, {"s": (float("-inf"), float("inf")), "other": (0.0, float("inf"))}) == [0.75, 0.25, 1.0]
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("x>=0.5", 0.5), ("x > 0.5", 0.25), ("x<0.5", 0.5), ("x<=0.5", 0.75), ("x==0.5", 0.25), ("reward>=0.1", 0.75)],
+)
+def test_the_users_condition_says_what_is_solved(text, rate):
+    group = group_of([0.0, 0.1, 0.5, 1.0], acc=[1.0] * 4)
+    found = measure_rate(source_of(), [group], parse_solved(text))
+    assert found is not None and found.by_group == (rate,)
+    assert found.words == f"share of responses with {parse_solved(text)}"
+
+
+def test_a_condition_is_a_part_a_sign_and_a_number():
+    assert parse_solved(" my part >= 1e-1 ") == Solved("my part", ">=", 0.1) and str(parse_solved("a<2")) == "a < 2"
+    assert measure_rate(source_of(), [group_of([1.0])], parse_solved("y>=1")) is None
+
+
+@pytest.mark.parametrize("text", ["acc", "acc>=", ">=1", "acc=1", "acc=>1", "acc>=one", "acc>=nan", "acc>=inf", ""])
+def test_what_is_no_condition_is_refused_with_the_form(text):
+    with pytest.raises(RewardError, match="is not a condition") as error:
+        parse_solved(text)
+    assert "write --solved 'acc>=1'" in (error.value.hint or "")
+
+
+def test_a_reward_without_a_maximum_shows_its_spread_and_filters_nothing(world):
+    Path("reward.py").write_text(REWARD.replace("RANGES", "OTHER"))
+    _, trial = tried(prompts=2)
+    assert trial.solve_rates == [None, None] and trial.rates == {"rows": None} and len(trial.no_rate) == 1
+    told = summary(trial)
+    assert not any(name.startswith("solve_rate") for name in told)
+    values = [s.score.value for g in trial.groups for s in g.samples]
+    assert (told["reward/min"], told["reward/max"]) == (min(values), max(values))
+    with pytest.raises(RewardError, match="no solve rate to choose by; nothing was written") as error:
+        tried(prompts=None, keep=Keep(0.1, 0.9, {"rows": Path("kept.parquet")}))
+    assert "--solved 'even>=1'" in (error.value.hint or "") and not Path("kept.parquet").exists()
+    _, trial = tried(prompts=None, keep=Keep(0.1, 1.0, {"rows": Path("kept.parquet")}), solved="even>=1")
+    evens = [[s.score.parts["even"] for s in g.samples] for g in trial.groups]
+    assert trial.solve_rates == [sum(e) / 4 for e in evens]
+    assert trial.kept["rows"][1] == sum(sum(e) > 0 for e in evens)
+    with pytest.raises(RewardError, match="no reward returns the part `odd` of --solved 'odd > 0'") as error:
+        tried(prompts=1, solved="odd>0")
+    assert "parts: even, easy" in (error.value.hint or "")
+
+
+def test_a_trial_that_fails_leaves_no_run(world):
+    Path("reward.py").write_text("def score(x): return 1 / 0 if x.truth['answer'] == 'f' else 1.0\n")
+    with pytest.raises(RewardError, match="ZeroDivisionError"):
+        tried(prompts=None, overrides=("reward.weights={}",))  # the last row is in the second batch
+    assert list(Path("runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(("batches", "kept"), [(0, False), (1, True)])
+def test_an_interrupted_trial_leaves_what_it_has_scored(world, monkeypatch, capsys, batches, kept):
+    from vlmrl.train import trial as module
+
+    calls, score = [], module.score_rollouts
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) > batches:
+            raise KeyboardInterrupt
+        return score(*args, **kwargs)
+
+    monkeypatch.setattr(module, "score_rollouts", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tried(prompts=None)
+    told = capsys.readouterr().out
+    if not kept:
+        assert list(Path("runs").iterdir()) == [] and "nothing is kept" in told
+        return
+    run = open_run(Path("runs"), "last")
+    assert run.status == "interrupted" and len(run.read_rollouts(0)) == 4
+    assert f"interrupted: 16 scored responses are kept in {run.dir}" in told
 
 
 def test_groups_fall_into_ten_bins_and_the_last_holds_one():

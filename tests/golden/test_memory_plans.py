@@ -1,0 +1,165 @@
+"""Plans of memory for real models on 8 GPUs of 80 GiB, beside arithmetic by hand from their published shapes.
+
+The recipe is that of fungi_im: 48 prompts of 16 responses of at most 2,048 tokens, rows of 16,384 tokens, all weights
+trained in bfloat16 over float32, gradient checkpointing, vLLM on every GPU. The prompt: two images of 800 x 800 pixels
+and 300 tokens of text. What is written here is worked out on paper, from the shapes alone; GB are 10^9 bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vlmrl.check.gpus import Gpu, parse_gpu
+from vlmrl.check.memory import MemoryPlan, Target, plan_memory
+from vlmrl.check.plan_sizes import Prompts
+from vlmrl.model.facts import ModelFacts, model_facts
+from vlmrl.recipe.load import LoadedRecipe, load_recipe
+
+MODELS = Path(__file__).parent / "models"
+GPU = parse_gpu("80")
+GB = 1e9
+TOLERANCE = 0.15
+RUNTIME = 1.2 * 1.074  # GB: CUDA's context and libraries
+ASLEEP = 1.074  # GB: CUDA graphs of a sleeping vLLM
+
+
+def recipe(model: str, *overrides: str) -> LoadedRecipe:
+    words = [f"model.path={MODELS / model}", "rollout.engine=vllm", *overrides]
+    return load_recipe("fungi_im", overrides=words)
+
+
+def facts_of(model: str) -> ModelFacts:
+    return model_facts(recipe(model).recipe.model, path=str(MODELS / model))
+
+
+def planned(model: str, image_tokens: int, *overrides: str, gpus: int = 8, gpu: Gpu = GPU) -> MemoryPlan:
+    prompts = Prompts(image_tokens + 300, image_tokens, 2048)
+    return plan_memory(recipe(model, *overrides), facts_of(model), Target(gpus, gpu), prompts)
+
+
+def gb(plan: MemoryPlan, phase: str) -> float:
+    [found] = [p for p in plan.plan.phases if p.name == phase and p.on == "trainer"]
+    return found.total / GB
+
+
+def close(found: float, by_hand: float) -> None:
+    assert found == pytest.approx(by_hand, rel=TOLERANCE), (found, by_hand)
+
+
+def test_qwen2_5_vl_7b():
+    """8.292e9 parameters: 28 layers of 233.1e6, embeddings and head of 152,064 x 3,584 = 545e6 each, vision 676e6."""
+    assert facts_of("Qwen2.5-VL-7B").total == pytest.approx(8.292e9, rel=1e-3)
+    plan = planned("Qwen2.5-VL-7B", 2 * 29 * 29)
+    # float32 weights, gradients and two moments: 16 bytes x 8.292e9 / 8 GPUs                              = 16.6
+    # gathered in bfloat16: embeddings, head, merger 1.13e9 x 2, and two layers 2 x 233.1e6 x 2            =  3.2
+    # gradients on their way: the head's 545e6 x 2; a layer's in bfloat16 and float32 233.1e6 x 6          =  2.5
+    # checkpoints: 16,384 tokens x 28 layers x 3,584 x 2 bytes                                             =  3.3
+    # one layer again: per token norms, q, k, v, o 12 x 3,584, MLP 6 x 18,944, 2 bytes: 314 kB x 16,384    =  5.2
+    # one prompt's images: 6,728 patches x 32 layers x 1,280 x 2 bytes                                     =  0.6
+    close(gb(plan, "update"), 16.6 + 3.2 + 2.5 + 3.3 + 5.2 + 0.6 + RUNTIME + ASLEEP)
+    # weights and moments 12 bytes x 8.292e9 / 8 = 12.4; vLLM's weights 2 x 8.292e9 = 16.6
+    # 6 prompts x (1,982 + 16 x 2,048) tokens x 28 layers x 2 x 512 x 2 bytes (57 kB)                     = 12.0
+    # a step of 8,192 tokens: (2 x 18,944 + 8 x 3,584) x 2 bytes = 1.1; logits 96 x 152,064 x 12 = 0.2; graphs 1.07
+    close(gb(plan, "rollout"), 12.4 + 16.6 + 12.0 + 1.1 + 0.2 + 1.07 + RUNTIME)
+    assert plan.plan.fits and not plan.fits  # nothing has to be changed
+
+
+def test_qwen3_5_9b_is_one_unit():
+    """9.41e9 parameters, gathered as one: 24 of 32 layers have a state."""
+    assert facts_of("Qwen3.5-9B").total == pytest.approx(9.41e9, rel=1e-3)
+    plan = planned("Qwen3.5-9B", 2 * 25 * 25)
+    # float32 weights, gradients, moments: 16 x 9.41e9 / 8                                                = 18.8
+    # end of the backward pass: all gradients in bfloat16 2 x 9.41e9, in float32 4 x 9.41e9, a shard 4 / 8 = 61.2
+    close(gb(plan, "update"), 18.8 + 61.2 + RUNTIME + ASLEEP)
+    # 12 x 9.41e9 / 8 = 14.1; vLLM's weights 18.8; keys and values 6 x 34,318 tokens x 8 layers x 2 x 1,024 x 2 = 6.7
+    # states: 96 sequences x 2 x 24 layers x (32 heads x 128 x 128 x 4 + 3 x 8,192 x 2 bytes)               =  9.9
+    # a step: 8,192 x (2 x 12,288 + 8 x 4,096) x 2 = 0.9; logits 96 x 248,320 x 12 = 0.3; graphs 1.07
+    close(gb(plan, "rollout"), 14.1 + 18.8 + 6.7 + 9.9 + 0.9 + 0.3 + 1.07 + RUNTIME)
+    assert plan.plan.fits and plan.plan.is_tight and "one unit" in plan.plan.notes[0]
+
+
+def test_qwen3_vl_30b_a3b():
+    """31.07e9 parameters: 48 layers of 623e6, of which 128 experts of 3 x 768 x 2,048 = 604e6; 8 experts a token."""
+    facts = facts_of("Qwen3-VL-30B-A3B")
+    assert facts.total == pytest.approx(31.07e9, rel=1e-3)
+    # Of 29.0e9 in experts a token uses 8 / 128.
+    assert facts.active == pytest.approx(31.07e9 - 29.0e9 * 120 / 128, rel=0.01)
+    plan = planned("Qwen3-VL-30B-A3B", 2 * 25 * 25)
+    # 16 x 31.07e9 / 8                                                                                    = 62.1
+    # gathered: embeddings, head, mergers 0.75e9 x 2, two layers 2 x 623e6 x 2                             =  4.0
+    # on their way: the head's 311e6 x 2, a layer's 623e6 x 6                                              =  4.4
+    # checkpoints: 16,384 x 48 x 2,048 x 2                                                                 =  3.2
+    # one layer again: attention 14 x 4,096 (norms of the heads too), 8 experts x (5 x 2,048 + 6 x 768), 2 bytes = 5.8
+    close(gb(plan, "update"), 62.1 + 4.0 + 4.4 + 3.2 + 5.8 + RUNTIME + ASLEEP)
+    # 12 x 31.07e9 / 8 = 46.6 and vLLM's weights 62.1: more than the 85.9 that the GPU has, without a cache
+    close(gb(plan, "sync"), 46.6 + 62.1 + 2.3 + 1.6 + RUNTIME)
+    assert not plan.plan.fits
+    first = plan.fits[0]
+    assert "rollout.tensor_parallel" in first.words and first.plan.fits
+
+
+def test_what_is_said_to_make_it_fit_does():
+    for model, tokens in (("Qwen3-VL-30B-A3B", 1250), ("Qwen2.5-VL-7B", 1682)):
+        for gpus in (1, 2, 8):
+            plan = planned(model, tokens, gpus=gpus)
+            for fit in plan.fits:
+                words = fit.words.replace("--set ", "").split()
+                at = words.index("--gpus") if "--gpus" in words else None
+                more = int(words[at + 1]) if at is not None else gpus
+                sets = [w for w in words if "=" in w]
+                again = planned(model, tokens, *sets, gpus=more)
+                assert again.plan.fits and again.plan.peak.total == fit.plan.peak.total, (model, gpus, fit.words)
+            assert bool(plan.fits) != plan.plan.fits or (not plan.plan.fits and not plan.fits)
+
+
+def test_cards_of_their_own_are_planned_apart():
+    plan = planned("Qwen2.5-VL-7B", 1682, "rollout.engine_gpus=2").plan
+    assert (plan.trainers, plan.engines) == (6, 2)
+    [trainer, engine] = [p for p in plan.phases if p.name == "rollout"]
+    assert "engine weights" not in trainer.parts and engine.on == "engine"
+    # 24 prompts for each of two engines, 16 responses: more than 256 at once are not run
+    assert engine.parts["engine weights"] == 2 * facts_of("Qwen2.5-VL-7B").total
+    assert trainer.parts["weights"] == pytest.approx(4 * 8.292e9 / 6, rel=1e-3)
+    assert "engine asleep" not in plan.phases[1].parts
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part", "expected"),
+    [
+        (["parallel.shard_size=4"], "moments", 8 * 8.292e9 / 4),  # two copies of the model
+        (["parallel.offload=true"], "moments", None),  # in main memory
+        (["algo.kl_coef=0.01"], "reference", 2 * 8.292e9 / 8),  # a second model, sharded
+        (["lora.rank=32"], "gradients", 0.3e9 / 8),  # an adapter of some 80e6 numbers
+    ],
+)
+def test_keys_that_change_what_is_held(overrides, part, expected):
+    update = planned("Qwen2.5-VL-7B", 1682, *overrides).plan.phases[1].parts
+    if expected is None:
+        assert part not in update
+    else:
+        assert update[part] == pytest.approx(expected, rel=0.2)
+
+
+def test_main_memory_of_the_machine_is_counted():
+    plan = planned("Qwen2.5-VL-7B", 1682).plan
+    # Every process reads the whole model: 8 x 2 x 8.292e9 bytes, and its largest unit in float32 beside it.
+    [load, training] = plan.host
+    assert load.parts["the whole model, in every process"] == pytest.approx(8 * 2 * 8.292e9, rel=1e-3)
+    assert training.parts["copies for checkpoints"] == pytest.approx(12 * 8.292e9, rel=1e-3)
+    offloaded = planned("Qwen2.5-VL-7B", 1682, "parallel.offload=true").plan
+    assert offloaded.host[1].parts["states between uses"] == pytest.approx(16 * 8.292e9, rel=1e-3)
+    small = replace(plan, cluster=replace(plan.cluster, host_bytes=100 * 10**9))
+    assert plan.fits and not small.fits and small.fits_gpus
+
+
+def test_less_checkpointing_takes_more():
+    sizes = {}
+    for value in ("true", '"vision"', "false"):
+        plan = planned("Qwen2.5-VL-7B", 1682, f"model.gradient_checkpointing={value}").plan
+        sizes[value] = plan.phases[1].parts["activations"]
+    # Kept of a token and layer: 8 x 3,584 + 2 x 18,944 + 2 x 512 numbers of 2 bytes, 16,384 x 28 of them: 62 GB
+    assert sizes['"vision"'] - sizes["true"] == pytest.approx(62e9 - 3.3e9 - 2e9, rel=0.1)
+    assert sizes["false"] > sizes['"vision"']

@@ -1,0 +1,120 @@
+"""Values that a recipe leaves open: chosen once, in order, with a reason that the run keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vlmrl.dist import worker
+from vlmrl.errors import Problem, RecipeError
+from vlmrl.recipe import settle as settling
+from vlmrl.recipe.changes import compare_recipes
+from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe
+from vlmrl.recipe.settle import Choice, choose, keep_settled, open_keys, require_settled, settle
+from vlmrl.train import choices as of_runs
+from vlmrl.train.choices import choices_of, settle_for_run
+
+RECIPE = """[model]
+path = "m"
+[[data]]
+path = "d"
+[train]
+steps = 7
+"""
+KEYS = {"train.max_seconds": lambda r: r.train.max_seconds is None, "eval.patience": lambda r: r.eval.patience is None}
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch) -> Path:
+    """A recipe in a world where two keys may be left open, the second chosen from the first."""
+    monkeypatch.setattr(settling, "OPEN", KEYS)
+    monkeypatch.setattr(of_runs, "OPEN", KEYS)
+    (tmp_path / "r.toml").write_text(RECIPE)
+    return tmp_path / "r.toml"
+
+
+def seconds(recipe) -> Choice:
+    return Choice("train.max_seconds", 60 * recipe.train.steps, "a minute a step", Problem("slow", level="warning"))
+
+
+def patience(recipe) -> Choice:
+    return Choice("eval.patience", recipe.train.max_seconds // 100, "from train.max_seconds: see r.toml:3")
+
+
+CHOOSERS = {"train.max_seconds": seconds, "eval.patience": patience}
+
+
+def settled(loaded: LoadedRecipe) -> LoadedRecipe:
+    return settle(loaded, choose(loaded.recipe, CHOOSERS))
+
+
+def test_open_keys_are_chosen_in_order_and_recorded_with_their_reasons(file):
+    loaded = load_recipe(file)
+    assert open_keys(loaded.recipe) == ["train.max_seconds", "eval.patience"]
+    found = settled(loaded)
+    assert (found.recipe.train.max_seconds, found.recipe.eval.patience) == (420, 4)  # 60 * 7; 420 // 100
+    assert found.origins["train.max_seconds"] == "auto: a minute a step"
+    assert found.origins["train.steps"] == loaded.origins["train.steps"] == f"{file}:6"
+    assert found.resolved["origins"] == found.origins and open_keys(found.recipe) == []
+    assert recipe_from_resolved(json.loads(json.dumps(found.resolved)), where="x") == found.recipe
+    assert loaded.recipe.train.max_seconds is None  # the loaded recipe itself is as it was
+
+
+def test_what_somebody_wrote_is_not_chosen(file):
+    found = settled(load_recipe(file, overrides=["train.max_seconds=500"]))
+    assert (found.recipe.train.max_seconds, found.recipe.eval.patience) == (500, 5)
+    assert found.origins["train.max_seconds"] == "--set"
+
+
+def test_a_run_must_not_begin_with_an_open_value(file):
+    with pytest.raises(RecipeError, match=r"`train.max_seconds`, `eval.patience` must be chosen"):
+        require_settled(load_recipe(file).recipe)
+    require_settled(settled(load_recipe(file)).recipe)
+
+
+def test_a_run_that_goes_on_keeps_what_was_chosen_with_its_reason(file):
+    before = json.loads(json.dumps(settled(load_recipe(file)).resolved))
+    again = reload_recipe(before, file, overrides=["train.steps=9"])
+    assert again.recipe.train.max_seconds == 420 and again.origins["train.max_seconds"] == "auto: a minute a step"
+    # A reason that ends like a place is still no place where somebody wrote the value.
+    assert not again.is_set(("train", "max_seconds")) and not again.is_set(("eval", "patience"))
+    edited = keep_settled(load_recipe(file, overrides=["train.steps=9"]), before)
+    assert edited.recipe.train.max_seconds == 420 and edited.origins["train.max_seconds"] == "auto: a minute a step"
+    assert [c.what for c in compare_recipes(before["recipe"], edited, file.parent)] == ["train.steps"]
+
+
+def test_a_run_of_before_keeps_its_default(file):
+    before = json.loads(json.dumps(load_recipe(file, overrides=["train.max_seconds=33"]).resolved))
+    before["origins"]["train.max_seconds"] = "default"
+    kept = keep_settled(load_recipe(file), before)
+    assert (kept.recipe.train.max_seconds, kept.origins["train.max_seconds"]) == (33, "default")
+    assert open_keys(kept.recipe) == ["eval.patience"]  # that run had none: it is chosen now
+
+
+def test_a_value_that_is_opened_on_purpose_is_chosen_anew(tmp_path, monkeypatch):
+    keys = {"eval.metric": lambda r: r.eval.metric == "auto"}
+    monkeypatch.setattr(settling, "OPEN", keys)
+    (tmp_path / "r.toml").write_text(RECIPE + '[eval]\nmetric = "auto"\n')
+    before = settle(load_recipe(tmp_path / "r.toml"), [Choice("eval.metric", "brier", "here")]).resolved
+    assert keep_settled(load_recipe(tmp_path / "r.toml"), before).recipe.eval.metric == "brier"
+    asked = keep_settled(load_recipe(tmp_path / "r.toml", overrides=["eval.metric=auto"]), before)
+    assert asked.recipe.eval.metric == "auto"
+    assert reload_recipe(before, tmp_path / "r.toml", overrides=["eval.metric=auto"]).recipe.eval.metric == "auto"
+
+
+def test_a_launcher_chooses_for_all_its_processes(file, monkeypatch, tmp_path):
+    monkeypatch.setattr(of_runs, "choosers", lambda *arguments: CHOOSERS)
+    loaded, warnings = settle_for_run(load_recipe(file), tmp_path)
+    assert [w.message for w in warnings] == ["slow"] and loaded.recipe.eval.patience == 4
+    told = choices_of(loaded)
+    assert [c["key"] for c in told] == list(KEYS)
+    monkeypatch.setenv(worker.CHOICES_VARIABLE, json.dumps([dict(told[0], value=999), told[1]]))
+    alone, _ = settle_for_run(load_recipe(file), tmp_path)  # no launcher started this process
+    assert alone.recipe.train.max_seconds == 420
+    monkeypatch.setattr(worker, "launched", lambda: True)
+    monkeypatch.setattr(of_runs, "choosers", lambda *arguments: pytest.fail("chosen a second time"))
+    rank, warnings = settle_for_run(load_recipe(file), tmp_path)
+    assert (rank.recipe.train.max_seconds, rank.recipe.eval.patience, warnings) == (999, 4, [])
+    assert rank.origins == loaded.origins

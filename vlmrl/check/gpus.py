@@ -1,0 +1,81 @@
+"""GPUs by name: how much memory they have and how fast they read it, for plans of machines that are not this one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from vlmrl.errors import RecipeError
+
+GIB = 1 << 30
+MAX_GIB = 1024
+TYPICAL_BANDWIDTH = 2.0e12
+"""Bytes a second of a GPU that the table does not know."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that a plan is made for.
+
+    Args:
+        name: for people.      memory_bytes: what CUDA gives out of it.
+        bandwidth: bytes a second from its memory.
+    """
+
+    name: str
+    memory_bytes: int
+    bandwidth: float = TYPICAL_BANDWIDTH
+
+
+KNOWN: tuple[tuple[str, float, float], ...] = (
+    ("B300", 268.0, 8.0e12), ("GB300", 268.0, 8.0e12), ("B200", 178.0, 8.0e12), ("GB200", 184.0, 8.0e12),
+    ("H200", 139.8, 4.8e12), ("H20", 95.0, 4.0e12), ("GH200", 94.5, 4.0e12), ("H100-NVL", 93.1, 3.9e12),
+    ("H100-PCIE", 79.1, 2.0e12), ("H100", 79.1, 3.35e12), ("H800", 79.1, 3.35e12), ("A100-40", 39.4, 1.55e12),
+    ("A100", 79.1, 2.0e12), ("A800", 79.1, 2.0e12), ("RTX-PRO-6000", 94.9, 1.8e12), ("RTX-6000-ADA", 47.4, 0.96e12),
+    ("L40S", 44.4, 0.86e12), ("L40", 44.4, 0.86e12), ("A6000", 47.4, 0.77e12), ("A40", 44.4, 0.7e12),
+    ("L4", 22.0, 0.3e12), ("A10", 22.0, 0.6e12), ("A30", 23.5, 0.93e12), ("V100-32", 31.7, 0.9e12),
+    ("V100", 15.8, 0.9e12), ("T4", 14.6, 0.32e12), ("5090", 31.4, 1.8e12), ("4090", 23.5, 1.0e12),
+    ("3090", 23.6, 0.94e12), ("4080", 15.6, 0.72e12), ("3080", 9.6, 0.76e12),
+)  # fmt: skip
+"""Name, GiB that CUDA gives out (less than is on the box), bytes a second: from data sheets and `nvidia-smi`."""
+MIG = re.compile(r"(?:\dG\.)(\d+)GB(?:\+.*)?", re.IGNORECASE)
+"""A slice of a GPU as NVIDIA names it: 3g.40gb."""
+
+
+def parse_gpu(text: str) -> Gpu:
+    """Return the GPU that `--gpu-memory` names: GiB (`80`, `24GB`), a name (`H100`), or a MIG slice (`3g.40gb`).
+
+    Raises: RecipeError when it is none of these.
+    """
+    word = text.strip()
+    if any(word.upper() == name for name, _, _ in KNOWN):  # some names are numbers
+        found = known_gpu(word)
+        assert found is not None
+        return found
+    if number := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gib|gb|g)?", word, re.IGNORECASE):
+        size = float(number[1])
+        if 0 < size <= MAX_GIB:
+            return Gpu(f"{size:g} GiB GPU", int(size * GIB))
+    if slice_ := MIG.fullmatch(word.rpartition("-")[2].removeprefix("MIG ")):
+        size = int(slice_[1])
+        return Gpu(f"MIG slice {word}", int(size * GIB * 0.98))
+    if found := known_gpu(word):
+        return found
+    names = ", ".join(name for name, _, _ in KNOWN)
+    raise RecipeError(f"--gpu-memory cannot be `{text}`", hint=f"GiB (80), a MIG slice (3g.40gb), or one of {names}")
+
+
+def known_gpu(name: str) -> Gpu | None:
+    """Return the GPU of the table whose name is in this one (`NVIDIA H100 80GB HBM3`); None when there is none."""
+    plain = re.sub(r"[^A-Z0-9]+", "-", name.upper())
+    fitting = [(len(known), known, gib, speed) for known, gib, speed in KNOWN if re.search(_pattern(known), plain)]
+    if not fitting:
+        return None
+    _, known, gib, speed = max(fitting)
+    return Gpu(known, int(gib * GIB), speed)
+
+
+def _pattern(known: str) -> str:
+    """Return a pattern of whole words, with others between them: `A100-40` is in A100-SXM4-40GB, A10 is not."""
+    words = r"(?:-[A-Z0-9]+)*?-?".join(map(re.escape, known.split("-")))
+    return rf"(?:^|[^A-Z0-9]){words}(?:GB)?(?:$|[^A-Z0-9])"

@@ -1,0 +1,106 @@
+"""Values that a recipe leaves to the machine, the model or the data: chosen once, when a run begins.
+
+A key of `OPEN` may be left open (`rollout.engine = "auto"`). Before a run begins, `choose` asks for a value of each
+open key, and `settle` puts it into the recipe. `resolved.json` then holds the value, and as its origin `auto: ` with
+the reason. A run that goes on keeps what it began with (`keep_settled`), on another machine too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vlmrl.errors import Problem, RecipeError
+from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.recipe.schema import Recipe
+
+OPEN: Mapping[str, Callable[[Recipe], bool]] = {
+    "rollout.engine": lambda recipe: recipe.rollout.engine == "auto",
+}
+"""Key -> whether a recipe leaves it open. They are chosen in this order: a later choice may depend on an earlier one.
+"""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The value of a key that the recipe left open.
+
+    Args:
+        key: dotted.      value: a JSON value that the schema takes.
+        reason: why, for people; it becomes the origin of the value.
+        problem: what the user should know of it, as a warning; None when there is nothing.
+    """
+
+    key: str
+    value: Any
+    reason: str
+    problem: Problem | None = None
+
+
+Chooser = Callable[[Recipe], Choice]
+
+
+def open_keys(recipe: Recipe) -> list[str]:
+    """Return the keys that the recipe leaves open, in the order in which they are chosen."""
+    return [key for key, is_open in OPEN.items() if is_open(recipe)]
+
+
+def choose(recipe: Recipe, choosers: Mapping[str, Chooser]) -> list[Choice]:
+    """Choose a value for every open key. Each chooser sees the recipe with the earlier choices in it.
+
+    Args: choosers: key of `OPEN` -> the function that chooses its value.
+    """
+    choices: list[Choice] = []
+    for key in open_keys(recipe):
+        choices.append(choosers[key](recipe))
+        recipe = with_values(recipe, choices[-1:])
+    return choices
+
+
+def with_values(recipe: Recipe, choices: Iterable[Choice]) -> Recipe:
+    """Return the recipe with the chosen values in it."""
+    for choice in choices:
+        table, _, name = choice.key.partition(".")
+        changed = getattr(recipe, table).model_copy(update={name: choice.value})
+        recipe = recipe.model_copy(update={table: changed})
+    return recipe
+
+
+def settle(loaded: LoadedRecipe, choices: Sequence[Choice]) -> LoadedRecipe:
+    """Return the loaded recipe with the chosen values in it, their reasons as origins."""
+    return _changed(loaded, choices, {c.key: f"{AUTO_ORIGIN}{c.reason}" for c in choices})
+
+
+def keep_settled(loaded: LoadedRecipe, before: Mapping[str, Any]) -> LoadedRecipe:
+    """Return the recipe with what a run began with in place of what it leaves open now, `--set` aside.
+
+    Args: before: the run's `resolved.json`.
+    """
+    values, origins = before["recipe"], before.get("origins") or {}
+    kept: list[Choice] = []
+    for key in open_keys(loaded.recipe):
+        table, _, name = key.partition(".")
+        asked = loaded.origins.get(key) == "--set"
+        if not asked and name in (values.get(table) or {}):
+            choice = Choice(key, values[table][name], "")
+            if not OPEN[key](with_values(loaded.recipe, [choice])):
+                kept.append(choice)
+    return _changed(loaded, kept, {c.key: str(origins.get(c.key, "default")) for c in kept})
+
+
+def require_settled(recipe: Recipe) -> None:
+    """Raise a RecipeError when a value is still open: a run would not know what it is."""
+    still = open_keys(recipe)
+    if still:
+        raise RecipeError(f"{', '.join(f'`{key}`' for key in still)} must be chosen before a run begins",
+                          hint="vlmrl.train.choices.settle_for_run does it")  # fmt: skip
+
+
+def _changed(loaded: LoadedRecipe, choices: Sequence[Choice], origins: Mapping[str, str]) -> LoadedRecipe:
+    if not choices:
+        return loaded
+    recipe = with_values(loaded.recipe, choices)
+    all_origins = {**loaded.origins, **origins}
+    resolved = {**loaded.resolved, "recipe": recipe.model_dump(mode="json"), "origins": all_origins}
+    return replace(loaded, recipe=recipe, origins=all_origins, resolved=resolved)

@@ -1,0 +1,161 @@
+"""From the pipes that processes print into to their log files, secrets hidden.
+
+A process prints more than we could look through before it is written: C libraries and a dying interpreter do it too. So
+it prints into a pipe, and a thread of the process that started it reads that line by line and writes the log. The pipe
+keeps what was written when its writer dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vlmrl.store.redact import redact_text
+
+MOST_BYTES = 1 << 16
+"""A line, or a private key, is held back up to so many bytes."""
+_KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]{0,24}PRIVATE KEY(?!.*-----END )", re.DOTALL)
+"""A private key whose end has not come yet."""
+
+
+@dataclass
+class _Stream:
+    """One pipe. `path` may become known later: until then what is read is kept in memory."""
+
+    fd: int
+    path: Path | None
+    waiting: bytearray = field(default_factory=bytearray)
+    held: list[bytes] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+    broken: bool = False
+
+    def feed(self, data: bytes) -> None:
+        self.waiting += data
+        last = max(self.waiting.rfind(b"\n"), self.waiting.rfind(b"\r")) + 1
+        if key := _KEY.search(self.waiting):
+            last = self.waiting.rfind(b"\n", 0, key.start()) + 1
+        if not last and len(self.waiting) > MOST_BYTES:
+            last = len(self.waiting)
+        self._take(last)
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        self._take(len(self.waiting))
+
+    def write_to(self, path: Path) -> None:
+        self.path = path
+        held, self.held = self.held, []
+        for content in held:
+            self._write(content)
+
+    def _take(self, count: int) -> None:
+        if count:
+            content = redact_text(self.waiting[:count].decode("utf-8", "surrogateescape"))
+            del self.waiting[:count]
+            self._write(content.encode("utf-8", "surrogateescape"))
+
+    def _write(self, content: bytes) -> None:
+        if self.path is None:
+            self.held.append(content)
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "ab") as file:
+                file.write(content)
+        except OSError as error:
+            if not self.broken:  # said once; the process that prints must not wait for a disk
+                self.broken = True
+                print(f"warning: the log {self.path} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+
+
+class LogPump:
+    """Reads pipes in a thread of its own, from the first `add` to `close`."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, _Stream] = {}
+        self._lock = threading.Lock()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._selector: selectors.BaseSelector
+        self._wake = self._woken = -1
+
+    def add(self, name: str, fd: int, path: Path | None = None) -> None:
+        """Take what comes out of the pipe `fd`, which is closed at its end, to a log that may be named later."""
+        if self._thread is None:
+            self._selector = selectors.DefaultSelector()
+            self._wake, self._woken = os.pipe()
+            os.set_blocking(self._wake, False)
+            self._selector.register(self._wake, selectors.EVENT_READ, None)
+            self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
+            self._thread.start()
+        os.set_blocking(fd, False)
+        with self._lock:
+            stream = self._streams[name] = _Stream(fd, path)
+            self._selector.register(fd, selectors.EVENT_READ, stream)
+        os.write(self._woken, b".")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._streams
+
+    def write_to(self, name: str, path: Path) -> None:
+        """Name the log of a pipe; what it held so far is its beginning."""
+        stream = self._streams[name]
+        if stream.path is None:
+            with self._lock:
+                stream.write_to(path)
+
+    def wait(self, name: str, seconds: float) -> None:
+        """Wait until all who write into a pipe are gone and what they wrote is in its log, but no longer than that."""
+        self._streams[name].ended.wait(seconds)
+
+    def close(self, seconds: float = 2.0) -> None:
+        """Wait so long for the pipes to end, write what is held back, and stop."""
+        if self._thread is None:
+            return
+        end = time.monotonic() + seconds
+        for stream in self._streams.values():
+            stream.ended.wait(max(0.0, end - time.monotonic()))
+        self._closing = True
+        os.write(self._woken, b".")
+        self._thread.join()
+        for stream in self._streams.values():
+            if not stream.ended.is_set():
+                self._end(stream)
+        self._selector.close()
+        os.close(self._wake)
+        os.close(self._woken)
+        self._thread = None
+
+    def _run(self) -> None:
+        while not self._closing:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake, 4096)
+                else:
+                    self._read(key.data)
+
+    def _read(self, stream: _Stream) -> None:
+        try:
+            data = os.read(stream.fd, MOST_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._end(stream)
+            return
+        with self._lock:
+            stream.feed(data)
+
+    def _end(self, stream: _Stream) -> None:
+        with self._lock:
+            self._selector.unregister(stream.fd)
+            os.close(stream.fd)
+            stream.flush()
+        stream.ended.set()
