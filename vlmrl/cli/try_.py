@@ -75,9 +75,7 @@ def try_(
     from vlmrl.train.solved import parse_solved
     from vlmrl.train.trial import Keep, parse_filter, run_trial, trial_run
 
-    if (filter_ is None) != (out is None):
-        missing = "--out: where to write the rows" if out is None else "--filter: which rows to write"
-        raise RecipeError(f"{missing} is missing", hint="vlmrl try RECIPE --filter 0.1:0.9 --out data/worth-it")
+    _check_pair(filter_, out)
     bounds = parse_filter(filter_) if filter_ is not None else None
     condition = parse_solved(solved) if solved is not None else None
     root = runs_root(runs)
@@ -101,6 +99,13 @@ def try_(
         _show(trial, result, show)
         _show_kept(result)
         say(f"rollouts: {run.dir}   report: vlmrl report {run.id}")
+
+
+def _check_pair(filter_: str | None, out: Path | None) -> None:
+    """Refuse --filter without --out, and the other way round. Raises: RecipeError."""
+    if (filter_ is None) != (out is None):
+        missing = "--out: where to write the rows" if out is None else "--filter: which rows to write"
+        raise RecipeError(f"{missing} is missing", hint="vlmrl try RECIPE --filter 0.1:0.9 --out data/worth-it")
 
 
 def _progress() -> Any:

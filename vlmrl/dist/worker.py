@@ -105,8 +105,12 @@ class Rank:
         outside = [os.dup(1), os.dup(2)]
         self._send_to_pipe()
         for name, fd in zip(("stdout", "stderr"), outside, strict=True):
-            log = getattr(sys, name)
-            log.reconfigure(line_buffering=True, errors="backslashreplace")
+            # A new stream: the old one may have begun as a file, and such a one seeks, which a pipe cannot.
+            old = getattr(sys, name)
+            old.flush()
+            log = open(1 if name == "stdout" else 2, "w", buffering=1, encoding=old.encoding,  # noqa: SIM115
+                       errors="backslashreplace", closefd=False)  # fmt: skip
+            setattr(sys, name, log)
             if self.terminal:
                 self.voices[name] = cast(TextIO, _Both(open(fd, "w", buffering=1, errors="backslashreplace"), log))  # noqa: SIM115
             else:

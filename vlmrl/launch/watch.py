@@ -22,6 +22,7 @@ from vlmrl.errors import format_error
 from vlmrl.store import layout
 from vlmrl.store.lock import process_start
 from vlmrl.store.log_pump import LogPump
+from vlmrl.visible import visible
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 10.0
@@ -124,9 +125,10 @@ class Watch(threading.Thread):
         for rank, code in sorted(exit_codes.items()):
             if -code in SYSTEM_SIGNALS and rank not in self.killed and rank not in words:
                 return self._lost(rank, code)
-        # Of a rank that was interrupted in itself (its debugger was left) the others only see that it is gone.
+        # A rank whose debugger was left ends with a reason; the others then only see that it is gone.
         left = sorted((w["time"], rank) for rank, w in words.items() if w["code"] == 130 and w["reason"])
-        if left and left[0] < min(failed, default=left[0] + (0,)) and not any(words[r]["code"] == 2 for _, r in failed):
+        came_first = bool(left) and (not failed or left[0] < failed[0])
+        if came_first and not any(words[rank]["code"] == 2 for _, rank in failed):
             return Ending(130, words[left[0][1]]["message"])
         if failed:
             first = failed[0][1]
@@ -229,7 +231,9 @@ class Watch(threading.Thread):
         return format_error(f"rank {rank} was killed by {name} in {self._doing(rank)}", self._log(rank), hint)
 
     def _left(self, rank: int, code: int) -> str:
-        return format_error(f"rank {rank} ended with exit code {code} and no word", self._log(rank))
+        last = self._logs.last_line(f"rank-{rank}.out")
+        hint = f"the last line that it printed: {visible(last)}" if last else None
+        return format_error(f"rank {rank} ended with exit code {code} and no word", self._log(rank), hint)
 
     def _doing(self, rank: int) -> str:
         if rank not in self.ranks:

@@ -111,6 +111,13 @@ class LogPump:
             with self._lock:
                 stream.write_to(path)
 
+    def last_line(self, name: str) -> str:
+        """Return the last line that came out of a pipe whose log was never named; "" when there is none."""
+        stream = self._streams.get(name)
+        with self._lock:
+            text = b"".join(stream.held).decode("utf-8", "replace") if stream else ""
+        return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
     def wait(self, name: str, seconds: float) -> None:
         """Wait until all who write into a pipe are gone and what they wrote is in its log, but no longer than that."""
         self._streams[name].ended.wait(seconds)
