@@ -57,7 +57,7 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     env = {**placement.env, **offline_environment(settings, root)}
     if chosen := choices_of(ready if isinstance(ready, LoadedRecipe) else ready.loaded):
         env[CHOICES_VARIABLE] = json.dumps(chosen)
-    env |= _debug_environment(machines, placement.ranks)
+    env |= _debugging(machines.debug_rank, placement.ranks)
     job = Job(
         command=("-m", "vlmrl", *without_launch_options(sys.argv[1:])), ranks=placement.ranks, nnodes=machines.nnodes,
         node_rank=machines.node_rank, endpoint=machines.endpoint, env=env,
@@ -98,16 +98,16 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     raise typer.Exit(ending.code)
 
 
-def _debug_environment(machines: Machines, ranks: int) -> dict[str, str]:
-    """Return what tells the ranks which of them has the terminal. Raises: LaunchError when there is no such rank."""
+def _debugging(rank: int | None, ranks: int) -> dict[str, str]:
+    """The variable that names the rank to debug. Raises: LaunchError where there is no such rank."""
     from vlmrl.errors import LaunchError
     from vlmrl.process import DEBUG_RANK
 
-    if machines.debug_rank is None:
+    if rank is None:
         return {}
-    if machines.debug_rank >= ranks:
-        raise LaunchError(f"--debug-rank {machines.debug_rank} of {ranks} processes", hint="from 0 on")
-    return {DEBUG_RANK: str(machines.debug_rank)}
+    if rank >= ranks:
+        raise LaunchError(f"--debug-rank {rank} of {ranks} processes", hint="from 0 on")
+    return {DEBUG_RANK: str(rank)}
 
 
 def without_launch_options(argv: Sequence[str]) -> list[str]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit, say
 from vlmrl.errors import RecipeError
 from vlmrl.visible import one_line, visible
+
+if TYPE_CHECKING:
+    from vlmrl.recipe.schema import Recipe
+    from vlmrl.train.trial import Keep
 
 BAR_WIDTH = 30
 MAX_TRUTH = 200
@@ -70,42 +74,51 @@ def try_(
     from vlmrl.cli.sft import load_checked
     from vlmrl.process import give_terminal
     from vlmrl.store.layout import runs_root
-    from vlmrl.tasks.source import open_source
-    from vlmrl.train.keep import check_target
     from vlmrl.train.solved import parse_solved
-    from vlmrl.train.trial import Keep, parse_filter, run_trial, trial_run
+    from vlmrl.train.trial import run_trial, trial_run
 
-    _check_pair(filter_, out)
-    bounds = parse_filter(filter_) if filter_ is not None else None
+    bounds = _bounds(filter_, out)
     condition = parse_solved(solved) if solved is not None else None
     root = runs_root(runs)
     loaded = load_checked(Path(recipe), overrides or [], None, root, trains=False)
     if debug:
         give_terminal()
-    keep = None
-    if bounds is not None and out is not None:
-        sources = [open_source(data, loaded.recipe.reward) for data in loaded.recipe.data]
-        keep = Keep(*bounds, check_target(sources, out))
-    wanted = prompts if prompts is not None or keep else 20
+    keep = _keep(loaded.recipe, bounds, out)
+    number = prompts if prompts is not None or keep else 20
     n = samples or loaded.recipe.rollout.samples_per_prompt
     behind = "\n" if sys.stderr.isatty() else ""  # the counter
     with trial_run(loaded, root, ["vlmrl", *sys.argv[1:]], lambda text: say(behind + text)) as run:
         trial = run_trial(
-            loaded.recipe, run, root, prompts=wanted, samples=n, keep=keep, solved=condition, progress=_progress()
+            loaded.recipe, run, root, prompts=number, samples=n, keep=keep, solved=condition, progress=_progress()
         )
     result = _result(run, trial)
     emit(result, as_json)
-    if not as_json:
-        _show(trial, result, show)
-        _show_kept(result)
-        say(f"rollouts: {run.dir}   report: vlmrl report {run.id}")
+    if as_json:
+        return
+    _show(trial, result, show)
+    _show_kept(result)
+    say(f"rollouts: {run.dir}   report: vlmrl report {run.id}")
 
 
-def _check_pair(filter_: str | None, out: Path | None) -> None:
-    """Refuse --filter without --out, and the other way round. Raises: RecipeError."""
+def _bounds(filter_: str | None, out: Path | None) -> tuple[float, float] | None:
+    """The solve rates to keep; None without --filter. Raises: RecipeError."""
+    from vlmrl.train.trial import parse_filter
+
     if (filter_ is None) != (out is None):
         missing = "--out: where to write the rows" if out is None else "--filter: which rows to write"
         raise RecipeError(f"{missing} is missing", hint="vlmrl try RECIPE --filter 0.1:0.9 --out data/worth-it")
+    return parse_filter(filter_) if filter_ is not None else None
+
+
+def _keep(recipe: Recipe, bounds: tuple[float, float] | None, out: Path | None) -> Keep | None:
+    """Which rows to write, and where. Raises: DataError where `out` cannot take them."""
+    from vlmrl.tasks.source import open_source
+    from vlmrl.train.keep import check_target
+    from vlmrl.train.trial import Keep
+
+    if bounds is None or out is None:
+        return None
+    return Keep(*bounds, check_target([open_source(data, recipe.reward) for data in recipe.data], out))
 
 
 def _progress() -> Any:

@@ -6,7 +6,7 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -93,7 +93,7 @@ class Scorer:
         Raises: RewardError (strict); RewardError when the user's file cannot be loaded (always).
         """
         if self._pool is None:
-            scored: Any = enumerate(self._score_here(inputs))
+            scored: Iterable[tuple[int, Any]] = enumerate(self._score_here(inputs))
         else:
             outcomes = sorted(self._run_workers(self._pool, inputs, strict).items())
             scored = ((index, self._score_of(outcome)) for index, outcome in outcomes)
@@ -109,7 +109,7 @@ class Scorer:
         if strict and scores:
             if all(score.error is not None for score in scores):
                 told = Failure(CONTRACT, f"it returned None for all {len(scores)} responses of a call")
-                raise as_error(told, self.spec.name, str(rows[0]) if rows else "row 0")
+                raise as_error(told, self.spec.name, rows[0] if rows else "row 0")
             self.check_weights(scores)
         return scores
 

@@ -236,7 +236,7 @@ class VllmEngine:
     def _send_adapter(self, version: int) -> None:
         """The adapter through a folder in memory. Each has a name and number of its own, by which the engine's prefix
         cache is keyed: an old one's keys can never be taken for its."""
-        from vllm.lora.request import LoRARequest
+        from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
         before, number = self._adapter, 1 if self._adapter is None else self._adapter.lora_int_id + 1
         folder = self._folder.path / f"policy-{number}"
@@ -276,8 +276,8 @@ def _prompt(request: Request) -> dict[str, Any]:
 
 
 def _vllm_params(request: Request, params: SamplingParams) -> Any:
-    from vllm import SamplingParams as VllmParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm import SamplingParams as VllmParams  # pyright: ignore[reportMissingImports]
+    from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
     made = VllmParams(
         n=request.num_samples if params.temperature > 0 else 1, seed=request.seed,
@@ -308,7 +308,7 @@ def _start(settings: EngineSettings, handover: Handover) -> Any:
     """A `vllm.LLM` with the weights that are handed over."""
     try:
         os.environ.update(SETTINGS | (SETTINGS_IN_PARTS if settings.tensor_parallel > 1 else {}))
-        import vllm
+        import vllm  # pyright: ignore[reportMissingImports]
 
         from vlmrl.rollout import vllm_worker
     except ImportError as error:

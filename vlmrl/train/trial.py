@@ -211,7 +211,7 @@ def summary(trial: Trial) -> dict[str, Any]:
     tokens = [s.trajectory.num_trained_tokens for s in samples]
     parts = sorted({name for s in samples for name in s.score.parts})
     means = {p: [v for s in samples if (v := s.score.parts.get(p)) is not None] for p in parts}
-    spreads = [found for group in trial.groups if (found := spread(group)) is not None]
+    spreads = [numbers for group in trial.groups if (numbers := spread(group)) is not None]
     rates = [rate for rate in trial.solve_rates if rate is not None]
     found: dict[str, Any] = {
         "prompts": len(trial.groups),
