@@ -24,8 +24,8 @@ def score(x):
 """
 
 
-SMOKE_MODEL = {"hidden": 128, "layers": 1, "vision_hidden": 32, "vision_layers": 1, "texts": 60}
-"""Arguments of `make_model` for a model that is made and trained in a second."""
+SMOKE_MODEL = {"hidden": 128, "layers": 1, "vision_hidden": 32, "vision_layers": 1, "texts": 200}
+"""Arguments of `make_model` for a model that is made and trained in seconds."""
 
 
 def make_words(count: int = 7000) -> list[str]:
