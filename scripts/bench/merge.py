@@ -11,7 +11,9 @@ two copies of the model are on the disk at a time.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -20,7 +22,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,30 +133,17 @@ def write_proof(checkpoint: Path, merged: Path) -> None:
 
 
 def run_here(checkpoint: Path, out: Path, size: str, how: str) -> dict[str, Any]:
-    """Merge in a fork of this process."""
-    reader, writer = os.pipe()
-    if (pid := os.fork()) == 0:
-        os.dup2(writer, 1)
-        sys.argv = ["worker", str(checkpoint), str(out), size, how]
-        code = 1
-        try:
-            exec(WORKER, {})
-            sys.stdout.flush()
-            code = 0
-        finally:
-            if code:
-                traceback.print_exc()
-            os._exit(code)
-    os.close(writer)
-    with open(reader) as file:
-        told = file.read()
-    if os.waitpid(pid, 0)[1]:
-        raise SystemExit(f"the {how} merge failed")
-    return json.loads(told.splitlines()[-1])
+    """Merge in this process, for --smoke: its memory is that of all before it."""
+    said, words = io.StringIO(), sys.argv
+    sys.argv = ["worker", str(checkpoint), str(out), size, how]
+    with contextlib.redirect_stdout(said):
+        exec(WORKER, {})
+    sys.argv = words
+    return json.loads(said.getvalue().splitlines()[-1])
 
 
 def run_worker(checkpoint: Path, out: Path, size: str, how: str, here: bool = False) -> dict[str, Any]:
-    """Merge in a new process, or in a fork (`here`).
+    """Merge in a new process, or in this one (`here`).
 
     Returns: its figures, and the peak of its proof's own memory: of what is not a page of a mapped file.
     """
