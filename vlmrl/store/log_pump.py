@@ -112,9 +112,10 @@ class LogPump:
                 stream.write_to(path)
 
     def held(self, name: str) -> str:
-        """What came out of a pipe whose log has no name yet."""
+        """Return what came out of a pipe whose log has no name yet."""
         stream = self._streams.get(name)
-        return b"".join(stream.held).decode("utf-8", "replace") if stream is not None else ""
+        with self._lock:
+            return b"".join(stream.held).decode("utf-8", "replace") if stream is not None else ""
 
     def wait(self, name: str, seconds: float) -> None:
         """Wait until all who write into a pipe are gone and what they wrote is in its log, but no longer than that."""
