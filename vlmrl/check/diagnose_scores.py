@@ -14,7 +14,8 @@ import numpy as np
 
 from vlmrl.check.diagnose_facts import ANSWER_PARTS, Facts, Response
 from vlmrl.check.diagnose_limits import Cause, again, learned, limit, look_again, percent, reward_check, rows_of, short
-from vlmrl.check.diagnose_prompts import answer_of, responses_of
+from vlmrl.check.diagnose_prompts import responses_of
+from vlmrl.check.texts import answer_of
 from vlmrl.types import INAPPLICABLE
 
 FIELD = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>([^<>]{1,200})</\1>")

@@ -31,8 +31,9 @@ from vlmrl.check.diagnose_limits import (
     reward_check,
     sft_first,
 )
-from vlmrl.check.diagnose_prompts import OPEN_TAG, ROLE_MARK, TURN_END, answer_of
+from vlmrl.check.diagnose_prompts import OPEN_TAG, ROLE_MARK, TURN_END
 from vlmrl.check.diagnose_scores import FIELD, agrees, truly_right
+from vlmrl.check.texts import answer_of
 from vlmrl.errors import StoreError
 from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
