@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from vlmrl.check.diagnose_facts import Facts, Response
@@ -15,6 +17,8 @@ from vlmrl.store.layout import RECIPE
 Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 MOST_ROWS = 3
+MIN_ONSET = 3
+"""Steps on each side of the step from which on something is wrong."""
 MOST_TEXT_CHARS = 300
 FLAGS = ("--quiet", "-q", "--json", "--accept-changes", "--dry-run")
 """Options of `train` and `sft` that take no value."""
@@ -150,6 +154,26 @@ def short(text: str, most: int = MOST_TEXT_CHARS) -> str:
 def counted(number: int, what: str) -> str:
     """`1 step`, `1,200 steps`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def onset(facts: Facts, metric: str, bad: Callable[[float], bool]) -> list[str]:
+    """Return from which step on a metric was bad, as a line of evidence; [] when it always was, or only of late.
+
+    Steps are numbered from 1, as screens do.
+    """
+    values = [(line["step"], line[metric]) for line in facts.train if _is_number(line.get(metric))]
+    good = len(values) - 1
+    while good >= 0 and bad(values[good][1]):
+        good -= 1
+    if good + 1 < MIN_ONSET or len(values) - good - 1 < MIN_ONSET:
+        return []
+    before = fmean(value for _, value in values[: good + 1])
+    after = fmean(value for _, value in values[good + 1 :])
+    return [f"from step {values[good + 1][0] + 1} on: {before:.3g} on average before, {after:.3g} since"]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def learned(facts: Facts) -> str:

@@ -14,6 +14,7 @@ from vlmrl.check.diagnose_limits import (
     learned,
     limit,
     look_again,
+    onset,
     percent,
     reward_check,
     rows_of,
@@ -122,6 +123,7 @@ def cut_off(facts: Facts) -> Iterator[Cause]:
     evidence = [f"mean score of {kind} responses {mean:.3f}" for kind, mean in means]
     if whole:
         evidence.append(f"whole responses have {median(whole):.0f} tokens (median), {max(whole)} at most")
+    evidence += onset(facts, "rollout/truncated_share", lambda share: share >= limit("cut_warning"))
     loops = fmean(repeats_itself(r.text) for r in cut)
     if loops > 0.5:
         evidence.append(

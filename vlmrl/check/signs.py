@@ -43,6 +43,11 @@ def find_signs(lines: Sequence[Mapping[str, Any]]) -> list[Sign]:
     return [sign for rule in rules for sign in rule(history)]
 
 
+def since(sign: Sign) -> str:
+    """Return from which step on, as screens number steps (from 1); "" where that is not known."""
+    return "" if sign.step is None else f" from step {sign.step + 1} on"
+
+
 def warning_of(signs: Sequence[Sign]) -> str:
     """Return the words of some signs in one line; "" without any."""
     return "; ".join(sign.words for sign in signs)

@@ -17,6 +17,16 @@ from vlmrl.rewards.accuracy import NAMES as ACCURACY_NAMES
 MOST_GAPS = 0.2
 """Share of the lines that may lack a metric; they take its value of the line before."""
 
+WATCHED = (
+    "step", "reward/mean", "reward/accuracy", "rollout/dead_group_share", "rollout/truncated_share",
+    "rollout/response_tokens_mean",
+)  # fmt: skip
+
+
+def is_watched(metric: str) -> bool:
+    """Return whether a metric of a train line is looked at here or in `check/signs.py`."""
+    return metric in WATCHED or metric.startswith(("health/", "reward/part/"))
+
 
 @dataclass(frozen=True)
 class Contrast:

@@ -43,6 +43,7 @@ class ConsoleWatcher:
             f"step {step + 1:>{len(str(total))}}/{total}  "
             + "  ".join(_step_parts(metrics))
             + f"  left {duration(left)}"
+            + (f"  ! {metrics['health/warning']}" if metrics.get("health/warning") else "")
         )
 
     def validation(self, step: int, summary: Mapping[str, Any], best: bool) -> None:

@@ -188,7 +188,16 @@ def _closing(done: Run) -> str:
             told += ", the model it started from: no later validation was better" if best.step == 0 else " (not kept)"
             which = " --checkpoint last"
     commands = f"vlmrl eval {done.id}{which}   vlmrl merge {done.id}{which}   vlmrl report {done.id}"
-    return f"done: {done.dir}{told}\nnext: {commands}"
+    return f"done: {done.dir}{told}{_warnings(done)}\nnext: {commands}"
+
+
+def _warnings(done: Run) -> str:
+    """What the metrics of the run warn of, a line each; "" without any."""
+    from vlmrl.check.signs import find_signs, since
+
+    signs = find_signs(done.metrics("train"))
+    lines = [f"\n! {sign.words}{since(sign)}: {sign.what}" for sign in signs]
+    return "".join(lines) + (f"\n  why: vlmrl runs diagnose {done.id}" if signs else "")
 
 
 def load_checked(
@@ -259,6 +268,8 @@ def arithmetic(recipe) -> str:
 
 
 def _result(run: Run) -> dict:
+    from vlmrl.check.signs import find_signs
+
     best = run.manifest.best
     train = run.metrics("train")
     return {
@@ -266,4 +277,5 @@ def _result(run: Run) -> dict:
         "best": {"step": best.step, "metric": best.metric, "value": best.value} if best else None,
         "checkpoints": [p.name for p in run.checkpoint_dirs()],
         "last": train[-1] if train else None,
+        "warnings": [{"name": s.name, "what": s.what, "step": s.step} for s in find_signs(train)],
     }  # fmt: skip

@@ -66,7 +66,10 @@ def svg(p, truth, rng):
 
 
 def code(p, truth, rng):
-    return "\n".join([*LONG[: 1 + int(3 * p)], prose(rng, 5), f"print({rng.randrange(1000)})"]) + f"\n{said(p, truth, rng)}"
+    return (
+        "\n".join([*LONG[: 1 + int(3 * p)], prose(rng, 5), f"print({rng.randrange(1000)})"])
+        + f"\n{said(p, truth, rng)}"
+    )
 
 
 def boxes(p, truth, rng):
