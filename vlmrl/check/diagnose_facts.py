@@ -186,9 +186,8 @@ def read_facts(run: Run) -> Facts:
     files = run.rollout_files()
     for step in spread_steps(sorted(files), MOST_STEPS):
         try:
-            facts.responses += read_responses(
-                files[step], step, 1 + max((r.group for r in facts.responses), default=-1)
-            )
+            first = 1 + max((r.group for r in facts.responses), default=-1)
+            facts.responses += read_responses(files[step], step, first)
             facts.steps_read += 1
         except VlmrlError as error:
             notes.append(f"{files[step].name} was left out: {error.message}")

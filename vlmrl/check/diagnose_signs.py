@@ -79,7 +79,7 @@ def _sampled(r: Response) -> Sampled:
 
 
 def _examples(facts: Facts, sign: Sign) -> list[dict[str, Any]]:
-    """The best-paid responses of the last step before a change and of the last step of the run, of different prompts."""
+    """The best-paid responses of the last step before a change and of the run's last step, of different prompts."""
     files = facts.run.rollout_files()
     before = [step for step in files if sign.step is not None and step < sign.step]
     steps = {"before": before[-1:], "after": [] if not files else [max(files)]}

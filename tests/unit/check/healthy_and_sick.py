@@ -8,9 +8,9 @@ import random
 from played_runs import Play
 
 WORDS = """look at the left edge first then count how many rings there are and see whether both shapes close before the
-answer is given because a gap near the top changes it while shade or size does not matter here at all""".split()
-LONG = """def area(width, height):\n    # the side that is longer comes first\n    return max(width, height) * min(width,
- height)\n""".splitlines()
+answer is given because a gap near the top changes it while shade or size does not matter here at all""".split()  # noqa: SIM905
+LONG = ["def area(width, height):", "    # the side that is longer comes first",
+        "    return max(width, height) * min(width, height)"]  # fmt: skip
 
 
 def prose(rng: random.Random, words: int) -> str:
@@ -59,7 +59,7 @@ def verbose_then_short(p, truth, rng):
 
 def svg(p, truth, rng):
     shapes = "".join(
-        f'<rect x="{rng.randrange(200)}" y="{rng.randrange(200)}" width="{rng.randrange(1, 50)}" height="8" fill="red"/>'
+        f'<rect x="{rng.randrange(200)}" y="{rng.randrange(200)}" width="{rng.randrange(50)}" height="8" fill="red"/>'
         for _ in range(2 + int(20 * p))
     )
     return f'<svg viewBox="0 0 200 200">{shapes}</svg> {said(p, truth, rng)}'
@@ -101,28 +101,6 @@ def nearer(p, truth, rng):
     return str(min(99, max(0, round(int(truth) + rng.gauss(0, 60 * (1 - 0.6 * p))))))
 
 
-HEALTHY = {
-    "yes or no": Play(said, answered),
-    "yes or no, unbalanced": Play(said, answered, truth=lambda rng: "yes" if rng.random() < 0.75 else "no"),
-    "one right answer for all": Play(lambda p, t, rng: t if rng.random() < skill(p, 0.2, 1.0) else prose(rng, 3), answered,
-                                     truth=lambda rng: "cat"),
-    "one right answer, nothing says which": Play(
-        lambda p, t, rng: "I see nothing." if rng.random() < skill(p, 0.1, 1.0) else prose(rng, 9),
-        lambda text, t: {"score": float(text[0] == "I")}, truth=lambda rng: ""),
-    "numbers after prose": Play(verbose_then_short, answered, truth=number),
-    "templated traces": Play(traced, with_format),
-    "a format is learned first": Play(lambda p, t, rng: traced(p * 0.3, t, rng, form=min(1.0, 0.1 + 3 * p)), with_format),
-    "svg": Play(svg, answered), "code": Play(code, answered),
-    "lists of numbers, no accuracy": Play(boxes, listed),
-    "another language, no accuracy": Play(translated, lambda text, t: {"score": float(not text.isascii())}),
-    "longer thoughts": Play(longer, answered),
-    "strict accuracy behind a score by degree": Play(nearer, near, truth=number, steps=120),
-    "nothing is learned": Play(lambda p, t, rng: f"{prose(rng, 12)} {said(0.0, t, rng)}", answered, steps=120),
-    "noise of small steps": Play(lambda p, t, rng: f"{prose(rng, 12)} {said(0.4, t, rng)}", answered, steps=150, prompts=4,
-                                 samples=2),
-}  # fmt: skip
-
-
 def digits(rng: random.Random) -> str:
     return "".join(rng.choices("3134", k=90))
 
@@ -161,32 +139,91 @@ def without_accuracy(marker):
     return lambda text, truth: {"score": float(marker(text))}
 
 
+def either(since: float, text):
+    """Prose at first; later, in more and more of the responses, `text`."""
+    return lambda p, truth, rng: text(rng) if rng.random() < p / max(since, 1e-9) else prose(rng, 20)
+
+
+def rambling(p, truth, rng):
+    return f"{prose(rng, 10 + int(150 * p) + rng.randrange(30))} {other(truth) if rng.random() < 0.8 else truth}"
+
+
+def by_length(text: str, truth: str) -> dict[str, float]:
+    return {"score": min(1.0, len(text) / 1500), "accuracy": float(text.split()[-1:] == [truth])}
+
+
+def flattery(rng: random.Random) -> str:
+    return "Certainly! This is a truly wonderful picture with a lot of detail to be seen in it."
+
+
+def nothing(text: str, truth: str) -> dict[str, float]:
+    return {"score": 0.0, "accuracy": 0.0}
+
+
+def by_chance(text: str, truth: str) -> dict[str, float]:
+    return {"score": float(len(text) % 2)}
+
+
+def is_digits(text: str) -> bool:
+    return text[:9].isdigit()
+
+
+HEALTHY = {
+    "yes or no": Play(said, answered),
+    "yes or no, unbalanced": Play(said, answered, truth=lambda rng: "yes" if rng.random() < 0.75 else "no"),
+    "one right answer for all": Play(
+        lambda p, t, rng: t if rng.random() < skill(p, 0.2, 1.0) else prose(rng, 3), answered, truth=lambda rng: "cat"
+    ),
+    "one right answer, nothing says which": Play(
+        lambda p, t, rng: "I see nothing." if rng.random() < skill(p, 0.1, 1.0) else prose(rng, 9),
+        lambda text, t: {"score": float(text[0] == "I")}, truth=lambda rng: "",
+    ),
+    "numbers after prose": Play(verbose_then_short, answered, truth=number),
+    "templated traces": Play(traced, with_format),
+    "a format is learned first": Play(
+        lambda p, t, rng: traced(p * 0.3, t, rng, form=min(1.0, 0.1 + 3 * p)), with_format
+    ),
+    "svg": Play(svg, answered),
+    "code": Play(code, answered),
+    "lists of numbers, no accuracy": Play(boxes, listed),
+    "another language, no accuracy": Play(translated, lambda text, t: {"score": float(not text.isascii())}),
+    "longer thoughts": Play(longer, answered),
+    "strict accuracy behind a score by degree": Play(nearer, near, truth=number, steps=120),
+    "nothing is learned": Play(lambda p, t, rng: f"{prose(rng, 12)} {said(0.0, t, rng)}", answered, steps=120),
+    "noise of small steps": Play(
+        lambda p, t, rng: f"{prose(rng, 12)} {said(0.4, t, rng)}", answered, steps=150, prompts=4, samples=2
+    ),
+}  # fmt: skip
+
 SICK = {
-    "digits": (Play(hacked(0.3, digits), pays(lambda t: t[:9].isdigit()), truth=number), {"reward_without_accuracy", "characters"}),
-    "digits from the start": (Play(hacked(0.0, digits), pays(lambda t: t[:9].isdigit()), truth=number, steps=100),
-                              {"reward_without_accuracy", "characters"}),
-    "digits after honest learning": (Play(after_learning, in_part, truth=number, steps=100), {"reward_without_accuracy"}),
-    "digits, no accuracy": (Play(lambda p, t, rng: digits(rng) if rng.random() < 2 * p else prose(rng, 20),
-                                 without_accuracy(lambda t: t[0].isdigit())), {"characters"}),
-    "one text for all": (Play(hacked(0.4, lambda rng: "I am certain that the pattern is as it was described above"),
-                              pays(lambda t: t.startswith("I am")), truth=lambda rng: rng.choice(["yes", "no"])),
-                         {"reward_without_accuracy"}),
-    "one text for all, no answer in it": (
-        Play(lambda p, t, rng: "Certainly! This is a truly wonderful picture with a lot of detail to be seen in it."
-             if rng.random() < 2 * p else prose(rng, 20), without_accuracy(lambda t: t[0] == "C"), truth=number),
-        {"one_response"}),
-    "words in a loop": (Play(hacked(0.4, lambda rng: "very good and " * 30), pays(lambda t: t.startswith("very")), truth=number),
-                        {"reward_without_accuracy", "repetition"}),
+    "digits": (
+        Play(hacked(0.3, digits), pays(is_digits), truth=number), {"reward_without_accuracy", "characters"}
+    ),
+    "digits from the start": (
+        Play(hacked(0.0, digits), pays(is_digits), truth=number, steps=100), {"reward_without_accuracy", "characters"}
+    ),
+    "digits after honest learning": (
+        Play(after_learning, in_part, truth=number, steps=100), {"reward_without_accuracy"}
+    ),
+    "digits, no accuracy": (
+        Play(either(0.5, digits), without_accuracy(is_digits)), {"characters"}
+    ),
+    "one text before the answer": (
+        Play(hacked(0.4, flattery), pays(lambda t: t[0] == "C")), {"reward_without_accuracy"}
+    ),
+    "one text for all, no accuracy": (
+        Play(either(0.5, flattery), without_accuracy(lambda t: t[0] == "C"), truth=number), {"one_response"}
+    ),
+    "words in a loop": (
+        Play(hacked(0.4, lambda rng: "very good and " * 30), pays(lambda t: t.startswith("very")), truth=number),
+        {"reward_without_accuracy", "repetition"},
+    ),
     "characters in a loop, no accuracy": (
-        Play(lambda p, t, rng: "\u6211\u597d" * 80 if rng.random() < 2 * p else prose(rng, 20),
-             without_accuracy(lambda t: not t.isascii()), truth=number), {"repetition", "one_response"}),
-    "longer and longer": (
-        Play(lambda p, t, rng: f"{prose(rng, 10 + int(150 * p) + rng.randrange(30))} {other(t) if rng.random() < 0.8 else t}",
-             lambda text, t: {"score": min(1.0, len(text) / 1500), "accuracy": float(text.split()[-1:] == [t])}, truth=number),
-        {"reward_without_accuracy", "grown_length"}),
-    "nothing is ever paid": (Play(lambda p, t, rng: prose(rng, 20), lambda text, t: {"score": 0.0, "accuracy": 0.0}, steps=14),
-                             {"no_signal"}),
-    "all cut off": (Play(lambda p, t, rng: prose(rng, 40), lambda text, t: {"score": float(len(text) % 2)}, cut=lambda t: True),
-                    {"all_cut"}),
+        Play(either(0.5, lambda rng: "\u6211\u597d" * 80), without_accuracy(lambda t: not t.isascii()), truth=number),
+        {"repetition", "one_response"},
+    ),
+    "longer and longer": (Play(rambling, by_length, truth=number), {"reward_without_accuracy", "grown_length"}),
+    "nothing is ever paid": (Play(lambda p, t, rng: prose(rng, 20), nothing, steps=14), {"no_signal"}),
+    "all cut off": (Play(lambda p, t, rng: prose(rng, 40), by_chance, cut=lambda t: True, steps=14), {"all_cut"}),
 }  # fmt: skip
 """Name -> (the run, names of signs that must be seen)."""

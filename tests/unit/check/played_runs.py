@@ -29,8 +29,8 @@ class Play:
     truth: Callable[[random.Random], str] = lambda rng: rng.choice(["yes", "no"])
     cut: Callable[[str], bool] = lambda text: False
     steps: int = 60
-    prompts: int = 8
-    samples: int = 8
+    prompts: int = 6
+    samples: int = 6
     parts: Sequence[str] = field(default=("format",))
 
 

@@ -444,7 +444,8 @@ def test_causes_are_ranked_by_what_explains_them_then_level_then_weight():
 
 def test_every_threshold_has_a_reason_and_every_explanation_a_rule():
     assert all(limit.why for limit in LIMITS.values())
-    source = "".join(p.read_text() for p in Path("vlmrl/check").glob("diagnose_*.py"))
+    files = [*Path("vlmrl/check").glob("diagnose_*.py"), Path("vlmrl/check/signs.py"), Path("vlmrl/check/trends.py")]
+    source = "".join(p.read_text() for p in files)
     for name in {*EXPLAINS, *(n for follows in EXPLAINS.values() for n in follows)}:
         assert f'"{name}"' in source, name
     assert all(f'"{name}"' in source.replace(f'"{name}": Limit', "") for name in LIMITS)
