@@ -34,7 +34,7 @@ LEVELS: dict[str, tuple[Level, float]] = {
 
 def lasting_changes(facts: Facts) -> Iterator[Cause]:
     """The signs that training warns of (check/signs.py), with responses from before and after each change."""
-    for sign in find_signs(_lines(facts)):
+    for sign in find_signs(_lines(facts), facts.validation):
         level, weight = LEVELS[sign.name]
         rise = learned(facts) if sign.name == "no_signal" else ""
         evidence = [f"{rise}: there may be nothing left to learn"] if rise else []

@@ -17,6 +17,9 @@ from vlmrl.check.diagnose_limits import limit, percent
 from vlmrl.check.health import CHARACTERS, PREFIX
 from vlmrl.check.trends import History
 
+Z95 = 1.96
+"""Half the width of a 95% interval, in standard errors."""
+
 
 @dataclass(frozen=True)
 class Sign:
@@ -36,16 +39,20 @@ class Sign:
     after: float = math.nan
 
 
-def find_signs(lines: Sequence[Mapping[str, Any]]) -> list[Sign]:
-    """Return the signs that the train lines of a run show at its last line, the gravest first."""
+def find_signs(lines: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[str, Any]] = ()) -> list[Sign]:
+    """Return the signs that the metrics of a run show at their last line, the gravest first.
+
+    Args: lines: train lines.      validation: validation lines; they tell of a reward that was hacked in a few steps.
+    """
     history = History(lines)
-    rules = (_reward_without_accuracy, _one_response, _repetition, _characters, _length, _streaks)
-    return [sign for rule in rules for sign in rule(history)]
+    apart = [*_reward_without_accuracy(history)] or [*_validated_without_accuracy(validation)]
+    rules = (_one_response, _repetition, _characters, _length, _streaks)
+    return [*apart, *(sign for rule in rules for sign in rule(history))]
 
 
 def since(sign: Sign) -> str:
     """Return from which step on, as screens number steps (from 1); "" where that is not known."""
-    return "" if sign.step is None else f" from step {sign.step + 1} on"
+    return "" if sign.step is None else f", from step {sign.step + 1} on"
 
 
 def warning_of(signs: Sequence[Sign]) -> str:
@@ -70,6 +77,37 @@ def _reward_without_accuracy(h: History) -> Iterator[Sign]:
         "reward_without_accuracy", f"reward up, accuracy {'down' if fell else 'flat'}", what, h.number(place),
         float(paid.before[place]), float(paid.after[place]),
     )  # fmt: skip
+
+
+def _validated_without_accuracy(lines: Sequence[Mapping[str, Any]]) -> Iterator[Sign]:
+    """The same from the first to the last validation, by their intervals."""
+    ends = [f"eval/{name}{end}" for name in ("reward", "accuracy") for end in ("", "_low", "_high")]
+    measured = [n for n in lines if all(isinstance(n.get(e), (int, float)) and math.isfinite(n[e]) for e in ends)]
+    if len(measured) < 2:
+        return
+    first, last = measured[0], measured[-1]
+    (paid, paid_error), (right, right_error) = (_difference(first, last, name) for name in ("reward", "accuracy"))
+    scale = max(abs(first["eval/reward"]), abs(last["eval/reward"]), abs(paid))
+    share = paid / scale if scale else 0.0
+    uncertain = limit("accuracy_certainty") * right_error
+    unmoved = right <= uncertain or right < limit("accuracy_nothing") * share
+    room = first["eval/accuracy"] < limit("accuracy_learned")
+    rose = share >= limit("reward_rise") and paid > limit("accuracy_certainty") * paid_error
+    if not (rose and room and unmoved and right + uncertain < limit("accuracy_share") * share):
+        return
+    fell = -right > max(limit("accuracy_fall"), uncertain)
+    a, b = (f"{line['eval/reward']:.3f} with an accuracy of {line['eval/accuracy']:.3f}" for line in (first, last))
+    yield Sign(
+        "reward_without_accuracy", f"validation: reward up, accuracy {'down' if fell else 'flat'}",
+        f"the validation reward rose from {a} (step {first['step']}) to {b} (step {last['step']})", None,
+        first["eval/reward"], last["eval/reward"],
+    )  # fmt: skip
+
+
+def _difference(first: Mapping[str, Any], last: Mapping[str, Any], name: str) -> tuple[float, float]:
+    """(last minus first, its standard error) of a validation metric, from its 95% intervals."""
+    errors = [(line[f"eval/{name}_high"] - line[f"eval/{name}_low"]) / (2 * Z95) for line in (first, last)]
+    return last[f"eval/{name}"] - first[f"eval/{name}"], math.hypot(*errors)
 
 
 def _one_response(h: History) -> Iterator[Sign]:
@@ -162,9 +200,9 @@ def _streaks(h: History) -> Iterator[Sign]:
     """The last steps were all without a signal, or all their responses were cut off."""
     for name, metric, words, what in (
         ("no_signal", "rollout/dead_group_share", "all groups dead for {} steps",
-         "every group of the last {} steps has equal scores throughout: these steps taught nothing"),
+         "every group has equal scores throughout, {} steps in a row: they taught nothing"),
         ("all_cut", "rollout/truncated_share", "all responses cut off for {} steps",
-         "every response of the last {} steps was cut off at the token limit"),
+         "every response was cut off at the token limit, {} steps in a row"),
     ):  # fmt: skip
         full = h.series(metric) == 1
         broken = np.flatnonzero(~full)

@@ -96,8 +96,8 @@ class History:
     @cached_property
     def steps(self) -> Ints:
         """[T] the candidates of a change: indices of lines with enough lines on both sides."""
-        least = int(limit("sign_steps"))
-        return np.arange(least, max(least, len(self.lines) - least + 1))
+        least = int(limit("sign_before"))
+        return np.arange(least, max(least, len(self.lines) - int(limit("sign_steps")) + 1))
 
     def contrast(self, values: Floats) -> Contrast | None:
         """The contrast of a series at each of `steps`; None where it has many gaps, or there are too few lines."""
@@ -110,16 +110,18 @@ class History:
         squares = np.concatenate([[0.0], np.cumsum((values - centre) ** 2)])
         start = np.maximum(0, t - int(limit("sign_window")))
 
-        def mean_and_error(low: Ints, high: Any) -> tuple[Floats, Floats]:
+        def mean_and_variance(low: Ints, high: Any) -> tuple[Floats, Floats]:
             size = high - low
             mean = (sums[high] - sums[low]) / size
             variance = np.maximum(squares[high] - squares[low] - size * mean**2, 0.0) / (size - 1)
-            return mean + centre, variance / size
+            return mean + centre, variance
 
-        before, before_error = mean_and_error(start, t)
-        after, after_error = mean_and_error(t, np.full(len(t), number))
-        last = float(values[-int(limit("sign_steps")) :].mean())
-        return Contrast(before, after, np.sqrt(before_error + after_error), last)
+        before, noise_before = mean_and_variance(start, t)
+        after, noise_after = mean_and_variance(t, np.full(len(t), number))
+        few = t - start < limit("sign_steps")  # whose own noise may be small by chance
+        noise_before = np.where(few, np.maximum(noise_before, noise_after), noise_before)
+        error = np.sqrt(noise_before / (t - start) + noise_after / (number - t))
+        return Contrast(before, after, error, float(values[-int(limit("sign_steps")) :].mean()))
 
     @cached_property
     def paid(self) -> Contrast | None:

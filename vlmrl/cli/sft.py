@@ -195,7 +195,7 @@ def _warnings(done: Run) -> str:
     """What the metrics of the run warn of, a line each; "" without any."""
     from vlmrl.check.signs import find_signs, since
 
-    signs = find_signs(done.metrics("train"))
+    signs = find_signs(done.metrics("train"), done.metrics("validation"))
     lines = [f"\n! {sign.words}{since(sign)}: {sign.what}" for sign in signs]
     return "".join(lines) + (f"\n  why: vlmrl runs diagnose {done.id}" if signs else "")
 
@@ -272,10 +272,11 @@ def _result(run: Run) -> dict:
 
     best = run.manifest.best
     train = run.metrics("train")
+    signs = find_signs(train, run.metrics("validation"))
     return {
         "run": run.id, "dir": str(run.dir), "status": run.status, "steps": len(train),
         "best": {"step": best.step, "metric": best.metric, "value": best.value} if best else None,
         "checkpoints": [p.name for p in run.checkpoint_dirs()],
         "last": train[-1] if train else None,
-        "warnings": [{"name": s.name, "what": s.what, "step": s.step} for s in find_signs(train)],
+        "warnings": [{"name": s.name, "what": s.what, "step": s.step} for s in signs],
     }  # fmt: skip

@@ -19,10 +19,15 @@ class Health:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._lines: list[dict[str, Any]] | None = None
+        self._validation: list[Mapping[str, Any]] = []
 
     def measure(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return the `health/...` metrics of a step."""
         return measure_health(list(samples_of(groups))) if self._run.writable else {}
+
+    def note_validation(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Note a validation of the run."""
+        self._validation.append({"step": step, **metrics})
 
     def warn(self, step: int, metrics: Mapping[str, Any]) -> dict[str, str]:
         """Note the line of a step. Return its warning in words, as a metric; {} without one."""
@@ -30,8 +35,9 @@ class Health:
             return {}
         if self._lines is None:
             self._lines = [_watched(line) for line in self._run.metrics("train")]
+            self._validation = self._run.metrics("validation") if self._lines else self._validation
         self._lines.append(_watched({"step": step, **metrics}))
-        warning = warning_of(find_signs(self._lines))
+        warning = warning_of(find_signs(self._lines, self._validation))
         return {WARNING: warning} if warning else {}
 
 

@@ -190,6 +190,8 @@ class Session:
         """Write the numbers of a step to metrics.jsonl (of training: after its rollouts) and send them to the loggers.
         `kind`: train or validation.
         """
+        if kind == "validation":
+            self.health.note_validation(step, metrics)
         self.rollouts.log(step, kind, metrics)
         self.loggers.log(step, kind, metrics)
         for text in self.loggers.news():

@@ -14,8 +14,8 @@ from vlmrl.check.health import TITLES, Sampled, length_score_correlation, measur
 from vlmrl.check.signs import find_signs, since, warning_of
 from vlmrl.check.trends import History, is_watched
 
-LEARNED_ALL = {"lists of numbers, no accuracy", "another language, no accuracy"}
-"""Every response earns everything in the end, and nothing says that it is right: no group has a signal, which is true."""
+LEARNED_ALL = {"lists of numbers, no accuracy", "another language, no accuracy", "one right answer, nothing says which"}
+"""Every response earns everything in the end, and nothing says that it is right: no group has a signal."""
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -38,7 +38,7 @@ def test_the_step_of_the_change_is_found_and_the_warning_comes_soon():
     number, _ = seen["reward_without_accuracy"]
     first = next(s for s in find_signs(lines) if s.name == "reward_without_accuracy")
     assert first.step is not None and 17 <= first.step <= 25 and number <= 30
-    assert since(first) == f" from step {first.step + 1} on"
+    assert since(first) == f", from step {first.step + 1} on"
     assert first.words == "reward up, accuracy flat" and first.before < 0.5 < 0.9 < first.after
     assert seen["characters"][1].words.startswith("digits ")
 
@@ -55,8 +55,8 @@ def flat(rng: random.Random, steps: int, rise: float, noise: float, right: float
 
 @pytest.mark.parametrize(
     ("rise", "noise", "right", "share"),
-    [(0.5, 0.02, 0.0, 1.0), (0.5, 0.02, -0.1, 1.0), (0.5, 0.02, 0.5, 0.0), (0.5, 0.02, 0.2, 0.0), (0.02, 0.02, 0.0, 0.0),
-     (0.0, 0.2, 0.0, 0.0), (0.5, 0.3, 0.5, 0.0)],
+    [(0.5, 0.02, 0.0, 1.0), (0.5, 0.02, -0.1, 1.0), (0.5, 0.02, 0.5, 0.0), (0.5, 0.02, 0.2, 0.0),
+     (0.02, 0.02, 0.0, 0.0), (0.0, 0.2, 0.0, 0.0), (0.5, 0.3, 0.5, 0.0)],
 )  # fmt: skip
 def test_the_share_of_runs_that_are_warned_of(rise, noise, right, share):
     rng = random.Random(1)
@@ -68,9 +68,34 @@ def test_an_accuracy_that_falls_is_said_to_fall():
     assert warning_of(find_signs(flat(random.Random(0), 40, 0.5, 0.01, -0.2))) == "reward up, accuracy down"
 
 
+def validation(step, reward, right, half=0.05):
+    line = {"step": step}
+    for name, value in (("reward", reward), ("accuracy", right)):
+        line |= {f"eval/{name}": value, f"eval/{name}_low": value - half, f"eval/{name}_high": value + half}
+    return line
+
+
+def test_a_reward_that_was_hacked_in_a_few_steps_shows_in_the_validations():
+    (sign,) = find_signs([], [validation(0, 0.2, 0.2), validation(40, 0.99, 0.21)])
+    assert sign.name == "reward_without_accuracy" and sign.words == "validation: reward up, accuracy flat"
+    assert "0.200 with an accuracy of 0.200 (step 0)" in sign.what
+    assert find_signs([], [validation(0, 0.2, 0.5), validation(40, 0.99, 0.2)])[0].words.endswith("accuracy down")
+    for ends in [
+        [validation(0, 0.2, 0.2)],
+        [validation(0, 0.2, 0.2), validation(40, 0.99, 0.99)],
+        [validation(0, 0.2, 0.2), validation(40, 0.6, 0.35)],
+        [validation(0, 0.2, 0.2, half=0.4), validation(40, 0.99, 0.2, half=0.4)],
+        [validation(0, 0.2, 0.2), validation(40, 0.21, 0.2)],
+        [validation(0, 0.5, 0.95), validation(40, 0.9, 0.96)],
+        [validation(0, 0.2, math.nan), validation(40, 0.99, math.nan)],
+        [{"step": 0, "eval/reward": 0.1}, {"step": 9, "eval/reward": 0.9}],
+    ]:
+        assert find_signs([], ends) == [], ends
+
+
 def test_too_few_steps_and_lines_without_rewards_say_nothing():
     assert find_signs([]) == [] and find_signs([{"step": 0, "loss/cross_entropy": 1.0}] * 30) == []
-    assert find_signs(flat(random.Random(0), 11, 0.5, 0.01, 0.0)) == []
+    assert find_signs(flat(random.Random(0), 9, 0.5, 0.01, 0.0)) == []
     assert find_signs(flat(random.Random(0), 12, 0.5, 0.01, 0.0)) != []
 
 
@@ -144,7 +169,8 @@ def test_the_contrast_of_a_series_is_the_welch_statistic():
     for place, t in enumerate(history.steps.tolist()):
         before = values[max(0, t - 24) : t]
         after = values[t:]
-        error = math.sqrt(before.var(ddof=1) / len(before) + after.var(ddof=1) / len(after))
+        noise = before.var(ddof=1) if len(before) >= 6 else max(before.var(ddof=1), after.var(ddof=1))
+        error = math.sqrt(noise / len(before) + after.var(ddof=1) / len(after))
         expected = (after.mean() - before.mean()) / error
         assert contrast.certainty[place] == pytest.approx(expected, rel=1e-9)
     assert math.isclose(contrast.last, values[-6:].mean())
