@@ -97,6 +97,8 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) ->
 
     Raises: DemoError when a command fails; what it said is on the terminal.
     """
+    from vlmrl.model.gpus import missing_gpus
+
     start = time.perf_counter()
     paths = Paths(out, seed)
     shutil.rmtree(paths.model, ignore_errors=True)
@@ -107,6 +109,9 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) ->
     say(f"2/8  Model: a tiny Qwen2.5-VL, made on the spot in {paths.model}")
     say(f"     {make_model(paths.data, paths.model, seed=seed):,} parameters")
     common = ["--set", f"data.0.path={paths.data}", "--set", f"train.seed={seed}", "--runs", paths.runs, "--tag", tag]
+    if missing := missing_gpus():
+        say(f"     On the CPU: {missing[0]}")
+        common += ["--set", "model.device=cpu"]
     say("3/8  Supervised start: until the format is there and about two pairs in three are right")
     sft = vlmrl("sft", recipes / "digits_sft.toml", "--set", f"model.path={paths.model}", *common, "--json", say=say)[
         "run"
@@ -130,18 +135,17 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) ->
 
 
 def compare(sft_run: Path, rl_run: Path) -> dict[str, Any]:
-    """Both test evaluations side by side, and the paired difference with an interval that resamples scans."""
+    """Both test evaluations side by side, and the paired difference with its interval."""
+    from vlmrl.evaluate.metrics import joined_ranges, paired_differences
     from vlmrl.evaluate.run import read_evaluation
-    from vlmrl.evaluate.stats import paired_bootstrap
     from vlmrl.store.layout import eval_dir
 
     sft, rl = (read_evaluation(eval_dir(run, "test")) for run in (sft_run, rl_run))
-    clusters = [tuple(image["sha256"] for image in row["images"]) for row in sft.rows]
-    differences = {}
-    for name, column in (("reward", "score"), ("accuracy", "accuracy")):
-        a, b = ([float(row[column]) for row in e.rows] for e in (rl, sft))
-        interval = paired_bootstrap(a, b, clusters, seed=0)
-        differences[name] = {"mean": interval.mean, "ci95": [interval.low, interval.high]}
+    found = paired_differences(rl.rows, sft.rows, joined_ranges(sft.summary, rl.summary))
+    differences = {
+        name: {"mean": found[name]["value"], "ci95": [found[name]["low"], found[name]["high"]]}
+        for name in ("reward", "accuracy")
+    }
     short = lambda e: {n: e.summary["metrics"][n]["value"] for n in ("reward", "accuracy")}  # noqa: E731
     both = {"sft": sft.summary["metrics"], "grpo": rl.summary["metrics"]}
     return {

@@ -2,16 +2,18 @@
 
     python scripts/bench/demo_seeds.py --seeds 1 2 3 [--out demo]
 
-prints one line a seed and the pooled paired differences; the bootstrap resamples scans, jointly over the seeds.
+prints one line a seed and the pooled paired differences; rows that share a scan are dependent, over the seeds too.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
+from vlmrl.evaluate.metrics import clusters_of, joined_ranges, range_of_metric
 from vlmrl.evaluate.records import read_evaluation
-from vlmrl.evaluate.stats import paired_bootstrap, pooled_bootstrap
+from vlmrl.evaluate.stats import difference_interval, pooled_difference_interval
 from vlmrl.store.layout import eval_dir
 from vlmrl.store.listing import run_ids
 from vlmrl.store.manifest import read_manifest
@@ -34,23 +36,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("demo"), help="the demo's folder; {seed} is replaced")
     parser.add_argument("--evaluation", default="test")
     options = parser.parse_args()
-    pooled: dict[str, list[list[float]]] = {name: [] for name in COLUMNS}
+    pooled: dict[str, list[tuple[list[float], list[float]]]] = {name: [] for name in COLUMNS}
+    ranges: dict[str, Any] = {}
     clusters = []
     for seed in options.seeds:
         runs = Path(str(options.out).format(seed=seed)) / "runs"
         names = {"sft": options.evaluation, "rl": "test"}
-        found = {k: read_evaluation(eval_dir(newest(runs, seed, k), n)).rows for k, n in names.items()}
-        clusters.append([tuple(image["sha256"] for image in row["images"]) for row in found["sft"]])
+        found = {k: read_evaluation(eval_dir(newest(runs, seed, k), n)) for k, n in names.items()}
+        clusters.append(clusters_of(found["sft"].rows))
+        joined = joined_ranges(found["sft"].summary, found["rl"].summary)
         told = []
         for name, column in COLUMNS.items():
-            sft, rl = ([float(row[column]) for row in found[kind]] for kind in ("sft", "rl"))
-            gain = paired_bootstrap(rl, sft, clusters[-1], seed=0)
-            pooled[name].append([b - a for a, b in zip(sft, rl, strict=True)])
+            sft, rl = ([float(row[column]) for row in found[kind].rows] for kind in ("sft", "rl"))
+            ranges[name] = range_of_metric(name, joined)
+            gain = difference_interval(rl, sft, clusters[-1], ranges[name])
+            pooled[name].append((rl, sft))
             means = f"{sum(sft) / len(sft):.3f} -> {sum(rl) / len(rl):.3f}"
             told.append(f"{name} {means} ({gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}])")
         print(f"seed {seed}: " + "   ".join(told))
     for name, differences in pooled.items():
-        gain = pooled_bootstrap(differences, clusters, seed=0)
+        gain = pooled_difference_interval(differences, clusters, ranges[name])
         print(f"pooled {name}: {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]")
 
 

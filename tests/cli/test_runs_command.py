@@ -102,7 +102,7 @@ def test_list_shows_newest_first_filters_and_survives_a_damaged_manifest(root: P
     assert [r["id"] for r in result["runs"]][1:] != [] and result["total"] == 3
     by_id = {r["id"]: r for r in result["runs"]}
     assert by_id[bad.id]["status"] == "damaged" and "cut off" in by_id[bad.id]["problem"]
-    assert (by_id[old.id]["step"], by_id[old.id]["best"]["value"], by_id[old.id]["name"]) == (2, 0.8, "old")
+    assert (by_id[old.id]["step"], by_id[old.id]["best"]["value"], by_id[old.id]["name"]) == (3, 0.8, "old")
     for option, wanted in (("--kind=sft", new), ("--tag=paper", old), ("--status=damaged", bad)):
         assert [r["id"] for r in as_json("runs", "list", option, runs=root)["runs"]] == [wanted.id]
     plain = vlmrl("runs", "list", runs=root).out.splitlines()
@@ -119,7 +119,7 @@ def test_show_says_how_to_go_on(root: Path):
     done = vlmrl("runs", "show", "night", runs=root)
     for text in (
         "interrupted",
-        "2: reward/mean 0.2",
+        "3: reward/mean 0.2",
         "accuracy 0.5 -> 0.8",
         f"vlmrl train --resume {run.id}",
         str(run.dir),
@@ -242,7 +242,7 @@ def test_compare_shows_what_differs_and_a_paired_difference(root: Path):
     assert same["recipe"] == [] and same["made_with"] == []
     assert all(m["difference"] == 0 and not m["excludes_zero"] for m in same["evaluations"][0]["metrics"])
     text = vlmrl("compare", "a", "b", runs=root)
-    assert text.code == 0 and "train.steps\t3\t5" in text.out and "differs" in text.out
+    assert text.code == 0 and "train.steps\t3\t5" in text.out and "better" in text.out
 
 
 def test_compare_pairs_evaluations_of_other_steps_and_keeps_suffixes_apart(root: Path):

@@ -14,7 +14,7 @@ from vlmrl.check.stand_in import responding
 from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
-from vlmrl.recipe.schema import Data, Reward
+from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.rewards.accuracy import accuracy_part, with_accuracy
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.types import RewardInput, Row
@@ -79,7 +79,7 @@ def open_sources(loaded: LoadedRecipe) -> Opened:
     opened = Opened()
     seen: dict[str, int] = {}
     for i, data in enumerate(loaded.recipe.data):
-        entry = _open(data, loaded.recipe.reward, loaded.where(("data", i, "path")), opened.problems)
+        entry = _open(data, loaded.recipe, loaded.where(("data", i, "path")), opened.problems)
         if entry is None:
             continue
         opened.entries.append(entry)
@@ -92,11 +92,12 @@ def open_sources(loaded: LoadedRecipe) -> Opened:
     return opened
 
 
-def _open(data: Data, reward: Reward, where: str, problems: list[Problem]) -> Entry | None:
-    """Open one entry. A broken reward does not keep its rows closed."""
+def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem]) -> Entry | None:
+    """Open one entry, its validation rows too where the recipe validates. A broken reward keeps no rows closed."""
     from vlmrl.tasks.source import open_source, open_validation
 
     train = validation = None
+    reward = recipe.reward
     reward_ok = True
     try:
         train = open_source(data, reward)
@@ -109,7 +110,7 @@ def _open(data: Data, reward: Reward, where: str, problems: list[Problem]) -> En
     if train is None:
         return None
     try:
-        validation = open_validation(data, reward)
+        validation = open_validation(data, reward) if recipe.eval.enabled else None
     except VlmrlError as error:
         problems += problems_in(error, where)
     return Entry(where, train, validation, reward_ok)
@@ -118,7 +119,14 @@ def _open(data: Data, reward: Reward, where: str, problems: list[Problem]) -> En
 def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
     """Whether there is anything to validate on, and whether `eval.metric` will exist."""
     there = [e.validation for e in opened.entries if e.validation and e.reward_ok]
-    if opened.entries and not any(e.validation for e in opened.entries):
+    settings = loaded.recipe.eval
+    if opened.entries and settings.enabled and not any(e.validation for e in opened.entries):
+        waiting = [("train", "stop_above"), ("eval", "patience")]
+        waiting = [key for key in waiting if getattr(getattr(loaded.recipe, key[0]), key[1]) is not None]
+        if waiting:
+            key = ".".join(waiting[0])
+            message = f"`{key}` waits for a validation, and no source has validation rows"
+            return [Problem(message, loaded.where(waiting[0]), f"name them with data.validation, or remove {key}")]
         hint = "name one with data.validation, or prepare the data with one; training goes on without validation"
         where = loaded.where(("eval", "metric"), ("data", 0))
         return [Problem("no source has validation rows: no best checkpoint, no early stop", where, hint, "warning")]

@@ -17,6 +17,7 @@ from vlmrl.recipe.schema import Recipe
 from vlmrl.store import layout
 from vlmrl.store.kept import newest_resolved, read_resolved
 from vlmrl.store.manifest import Manifest
+from vlmrl.store.metrics import counted
 from vlmrl.store.rollouts import read_table
 from vlmrl.store.runs import Run
 
@@ -63,7 +64,7 @@ class Response:
 
     @property
     def where(self) -> str:
-        return f"step {self.step}, {self.source} row {self.prompt_id} sample {self.sample}"
+        return f"step {counted(self.step)}, {self.source} row {self.prompt_id} sample {self.sample}"
 
 
 @dataclass
@@ -240,7 +241,7 @@ def _validated(run_dir: Path, notes: list[str]) -> set[tuple[Any, ...]]:
     seen: set[str] = set()
     for folder in layout.eval_dirs(run_dir):
         of = folder.name.rpartition("-step-")[0]  # each step validates the same rows
-        if not of or of in seen:
+        if not of or of in seen or not _is_validation(folder):
             continue
         seen.add(of)
         try:
@@ -249,6 +250,14 @@ def _validated(run_dir: Path, notes: list[str]) -> set[tuple[Any, ...]]:
         except (OSError, pa.ArrowException, KeyError, TypeError) as error:
             notes.append(f"the validation {folder.name} cannot be read: {error}")
     return found
+
+
+def _is_validation(folder: Path) -> bool:
+    """Whether training made an evaluation; `vlmrl eval` may have been given any rows, training's own too."""
+    try:
+        return bool(json.loads((folder / layout.EVAL_SUMMARY).read_bytes())["meta"].get("during"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def identity(prompt_id: str, images: Sequence[str]) -> tuple[Any, ...]:

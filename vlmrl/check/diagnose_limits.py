@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from vlmrl.check.diagnose_facts import Facts, Response
 from vlmrl.store import layout
 from vlmrl.store.layout import RECIPE
+from vlmrl.store.metrics import counted as counted_step
 
 Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
@@ -170,7 +171,7 @@ def onset(facts: Facts, metric: str, bad: Callable[[float], bool]) -> list[str]:
         return []
     before = fmean(value for _, value in values[: good + 1])
     after = fmean(value for _, value in values[good + 1 :])
-    return [f"from step {values[good + 1][0] + 1} on: {before:.3g} on average before, {after:.3g} since"]
+    return [f"from step {counted_step(values[good + 1][0])} on: {before:.3g} on average before, {after:.3g} since"]
 
 
 def _is_number(value: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.check import data as rows
 from vlmrl.check import machine, tokens
 from vlmrl.check.catalogs import catalogs
-from vlmrl.check.kernels import check_kernels
+from vlmrl.check.kernels import attention_kernel, check_kernels
 from vlmrl.check.loggers import check_loggers
 from vlmrl.check.memory import HERE, Target, check_device, check_memory, plan_memory
 from vlmrl.check.plan_sizes import Prompts
@@ -274,6 +274,8 @@ def _check_machine(
     found.problems += check_device(loaded, target)
     memory = plan_memory(loaded, facts, target, longest or longest_allowed(loaded))
     found.problems += (check_memory(loaded, memory) if longest else []) + check_kernels(loaded, facts, target)
+    if (attention := attention_kernel(loaded, facts, target)) is not None:
+        found.plan["attention"] = attention
     found.plan["memory"] = memory.as_dict() | {"measured_prompts": longest is not None}
     problems, disk = _check_disk(loaded, runs_folder, facts)
     found.problems += [] if target.is_elsewhere else problems

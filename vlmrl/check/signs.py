@@ -16,6 +16,7 @@ import numpy as np
 from vlmrl.check.diagnose_limits import limit, percent
 from vlmrl.check.health import CHARACTERS, PREFIX
 from vlmrl.check.trends import History
+from vlmrl.store.metrics import counted
 
 Z95 = 1.96
 """Half the width of a 95% interval, in standard errors."""
@@ -52,7 +53,7 @@ def find_signs(lines: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[
 
 def since(sign: Sign) -> str:
     """Return from which step on, as screens number steps (from 1); "" where that is not known."""
-    return "" if sign.step is None else f", from step {sign.step + 1} on"
+    return "" if sign.step is None else f", from step {counted(sign.step)} on"
 
 
 def warning_of(signs: Sequence[Sign]) -> str:

@@ -14,6 +14,7 @@ from vlmrl import __version__
 from vlmrl.checkpoint.proof import Proof
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
+from vlmrl.store.evaluated import method_of, role_label
 from vlmrl.store.kept import newest_resolved
 from vlmrl.store.manifest import Manifest, read_manifest
 from vlmrl.store.sealed import read_meta
@@ -118,8 +119,10 @@ def _training(recipe: Mapping[str, Any]) -> str:
 
 
 def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> str:
-    """Every evaluation of exactly this checkpoint that the run holds, with intervals."""
-    rows = []
+    """Every evaluation of exactly this checkpoint that the run holds, with intervals, and on which rows it was made."""
+    rows: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    methods: dict[str, None] = {}
     for folder in layout.eval_dirs(run_dir):
         try:
             summary = json.loads((folder / layout.EVAL_SUMMARY).read_bytes())
@@ -130,12 +133,16 @@ def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> s
         if meta.get("step") != layout.parse_checkpoint_name(checkpoint.name):
             continue
         split = "validation in training" if meta.get("during") else f"{meta.get('source')}/{meta.get('split')}"
+        methods[method_of(summary)] = None
+        if (label := role_label(meta)) and not meta.get("during"):
+            notes.append(f"{folder.name} was made on {label}.")
         for name, m in metrics.items():
             if not name.startswith("part/"):
                 rows.append((folder.name, split, name, _number(m["value"]), _interval(m), str(m["n"])))
     if rows:
-        note = "Intervals resample images, not rows.\n"
-        return _table(("evaluation", "data", "metric", "value", "95% interval", "rows"), rows) + "\n" + note
+        notes += [f"Intervals: {method}." for method in methods]
+        table = _table(("evaluation", "data", "metric", "value", "95% interval", "rows"), rows)
+        return table + "\n" + "\n\n".join(notes) + "\n"
     best = manifest.best if manifest else None
     if best is not None and best.step == layout.parse_checkpoint_name(checkpoint.name):
         return f"Validation during training: {best.metric} {best.value:.4g}. No evaluation with intervals was made.\n"

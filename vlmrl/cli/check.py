@@ -240,6 +240,8 @@ def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     for choice in plan.get("chosen", []):
         yield "chosen", f"{choice['key']} = {choice['value']}: {choice['reason']}"
+    if "attention" in plan:
+        yield from _attention_lines(plan["attention"])
     yield (
         "disk",
         (
@@ -248,6 +250,13 @@ def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"{gib(disk['free_bytes'])} free in {disk['folder']}"
         ),
     )
+
+
+def _attention_lines(attention: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    text, images = attention["text"], attention["images"]
+    yield "attention", text if text == images else f"{text}; of images {images}"
+    if attention["missing"]:
+        yield "", f"flash-attn is not installed and would be used instead: {attention['missing']}"
 
 
 def _show_problems(problems: Sequence[Problem]) -> None:

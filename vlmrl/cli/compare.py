@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,33 +21,41 @@ def register(app: typer.Typer) -> None:
 def compare_(
     a: Annotated[str, typer.Argument(help="A run (id prefix, name, `last`, folder), or an evaluation's folder.")],
     b: Annotated[str, typer.Argument(help="The other one. Differences are B minus A.")],
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     runs: Annotated[
         Path | None, typer.Option("--runs", help="Where runs are. Default: $VLMRL_RUNS, else ./runs.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
-    """Compare two runs: recipe, code and data, metrics, and a paired test on the evaluation rows they share.
+    """Is B better than A? The answer first; then recipe, code, data and metrics side by side, and paired differences.
 
     Example: vlmrl compare digits-sft digits-im
+
+    Test rows decide where both were evaluated on them (vlmrl eval), else rows held out, else those that training
+    validated on. A difference is taken row by row; its interval is Wilson's score interval at the effective sample
+    size of rows that share images, scaled to the range that a difference can have. An interval that holds 0 is not
+    clear.
     """
     from vlmrl.evaluate.compare import compare, open_side
     from vlmrl.store.layout import runs_root
 
     root = runs_root(runs)
     left, right = open_side(root, a), open_side(root, b)
-    result = compare(left, right, seed=seed)
+    result = compare(left, right)
     emit(result, as_json)
     if as_json:
         return
+    say(result["conclusion"]["text"], bold=sys.stderr.isatty())
+    say("")
     for letter, side in (("A", result["a"]), ("B", result["b"])):
         say(f"{letter}  {_title(side)}")
+    for evaluation in result["evaluations"]:
+        _paired(evaluation)
+    if result["evaluations"]:
+        say(f"intervals: {result['intervals']}")
     _differences("Recipe", result["recipe"], "the same recipe")
     _differences("Made with", result["made_with"], "the same code, packages, data and seeds")
     _side_by_side("Training, last step", result["train"])
     _side_by_side("Validation", result["validation"])
-    for evaluation in result["evaluations"]:
-        _paired(evaluation)
     for note in result["notes"]:
         say(f"\n{note}")
 
@@ -89,11 +98,21 @@ def _paired(evaluation: dict[str, Any]) -> None:
         return
     of = "" if n == a == b else f" of {a} and {b}"
     cells = [
-        (m["metric"], _value(m["a"]), _value(m["b"]), f"{m['difference']:+.4f}", _interval(m), _verdict(m), str(m["n"]))
+        (
+            m["metric"],
+            _value(m["a"]),
+            _value(m["b"]),
+            f"{m['difference']:+.4f}",
+            _interval(m),
+            m["verdict"],
+            str(m["n"]),
+        )
         for m in evaluation["metrics"]
     ]
     title = f"Evaluation {evaluation['name']}, paired on {n}{of} rows"
     show_table(title, ("", "A", "B", "B - A", "95% interval", "verdict", "rows"), cells)
+    if evaluation["label"]:
+        say(f"these are {evaluation['label']}")
     if evaluation["rows_with_other_truth"]:
         say(f"{evaluation['rows_with_other_truth']} rows left out: the same prompt has another truth")
 
@@ -102,10 +121,6 @@ def _interval(metric: dict[str, Any]) -> str:
     if metric["low"] is None or metric["high"] is None:
         return "-"
     return f"[{metric['low']:+.4f}, {metric['high']:+.4f}]"
-
-
-def _verdict(metric: dict[str, Any]) -> str:
-    return "differs" if metric["excludes_zero"] else "not clear"
 
 
 def _value(value: Any) -> str:

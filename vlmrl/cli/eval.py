@@ -1,17 +1,55 @@
-"""`vlmrl eval`: a model on a split, with intervals that resample images."""
+"""`vlmrl eval`: a model on rows that training did not see, with 95% intervals."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, emit, say, show_table
+from vlmrl.cli.eval_table import show_evaluation
+from vlmrl.cli.output import JSON_HELP, emit, say
 from vlmrl.errors import RecipeError, StoreError
+
+if TYPE_CHECKING:
+    from vlmrl.evaluate.records import Evaluation
+    from vlmrl.recipe.schema import Recipe
+    from vlmrl.train.evaluation import EvalSettings, Planned
+    from vlmrl.train.origin import ModelOrigin
+
+
+MODEL = typer.Argument(..., help="Run (id, prefix, name, `last`), Hugging Face folder or hub name.")
+RECIPE = typer.Option(
+    None, help="Recipe, or run, with the data and reward; default: the run's own.", show_default=False
+)
+DATA = typer.Option(
+    None, help="Dataset to evaluate on instead of the recipe's: a folder or a table.", show_default=False
+)
+SPLIT = typer.Option(
+    None, help="A split, or a table file such as rows.jsonl; default: test, else the rows that training validated on, "
+    "else training rows, with a warning.", show_default=False,
+)  # fmt: skip
+SOURCE = typer.Option(None, help="Only this source of a recipe with several.", show_default=False)
+CHECKPOINT = typer.Option("best", help="Of a run: best, last, or a step.")
+SAMPLE = typer.Option(None, help="Sample at this temperature; default: greedy.", min=0.0, show_default=False)
+SAMPLES = typer.Option(1, "--n", min=1, help="Responses a prompt; above 1 it needs --sample.")
+MAX_ROWS = typer.Option(None, min=1, help="Only the first so many rows of each source.", show_default=False)
+SEED = typer.Option(0, min=0, help="Seed of sampling.")
+NAME = typer.Option(None, help="Name of the evaluation; default: rows, source, step.", show_default=False)
+COMPARE = typer.Option(
+    None, help="Another evaluation (folder, RUN/NAME, or RUN): paired differences.", show_default=False
+)
+SET = typer.Option([], "--set", help="Override one key of the recipe. May be repeated.", show_default=False)
+FORCE = typer.Option(False, "--force", help="Replace an evaluation of that name.")
+GPUS = typer.Option(
+    None, help="GPUs, one process and one whole model each: a number (4) or which (0,2,5). Without a GPU: CPU "
+    "processes. The numbers are those of one process.", show_default=False,
+)  # fmt: skip
+RUNS = typer.Option(None, help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.", show_default=False)
+JSON = typer.Option(False, "--json", help=JSON_HELP)
 
 
 def register(app: typer.Typer) -> None:
@@ -19,52 +57,27 @@ def register(app: typer.Typer) -> None:
 
 
 def eval_(
-    model: Annotated[str, typer.Argument(help="Run (id, prefix, name, `last`), Hugging Face folder or hub name.")],
-    recipe: Annotated[
-        str | None,
-        typer.Option(help="Recipe with the data and reward; default: the run's own.", show_default=False),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help="Dataset to evaluate on instead of the recipe's: a folder or a table.", show_default=False),
-    ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(help="Default: test, else validation, else the only one there is.", show_default=False),
-    ] = None,
-    checkpoint: Annotated[str, typer.Option(help="Of a run: best, last, or a step.")] = "best",
-    sample: Annotated[
-        float | None,
-        typer.Option(help="Sample at this temperature; default: greedy.", min=0.0, show_default=False),
-    ] = None,
-    n: Annotated[int, typer.Option("--n", min=1, help="Responses a prompt; above 1 it needs --sample.")] = 1,
-    max_rows: Annotated[
-        int | None, typer.Option(min=1, help="Only the first so many rows of each source.", show_default=False)
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of sampling and of the intervals.")] = 0,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the evaluation; default: split, source, step.", show_default=False)
-    ] = None,
-    compare: Annotated[
-        str | None,
-        typer.Option(help="Another evaluation (folder, RUN/NAME, or RUN): paired differences.", show_default=False),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="Override one key of the recipe. May be repeated.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an evaluation of that name.")] = False,
-    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
-) -> None:
+    model: str = MODEL, recipe: str | None = RECIPE, data: str | None = DATA, split: str | None = SPLIT,
+    source: str | None = SOURCE, checkpoint: str = CHECKPOINT, sample: float | None = SAMPLE, n: int = SAMPLES,
+    max_rows: int | None = MAX_ROWS, seed: int = SEED, name: str | None = NAME, compare: str | None = COMPARE,
+    overrides: list[str] = SET, force: bool = FORCE, gpus: str | None = GPUS, runs: Path | None = RUNS,
+    as_json: bool = JSON,
+) -> None:  # fmt: skip
     """Evaluate a run or a model: same prompt, parser and reward as in training, every number with its 95% interval.
 
-    Example: vlmrl eval last --split test   or   vlmrl eval models/merged --recipe recipes/digits_im.toml
+    Example: vlmrl eval last   or   vlmrl eval last --split rows.jsonl --gpus 4   or   vlmrl eval models/merged
 
     Greedy unless --sample is given. An answer that cannot be parsed counts as wrong. Results are kept in the run's
     folder eval/; for a model that is no run, in a new run of kind eval.
+
+    Intervals are Wilson's score interval at the effective sample size of rows that share images: never outside the
+    range of a metric. A metric without a range has Student's t interval of the same clusters. One row has none.
     """
-    from vlmrl.store.layout import runs_root
+    from vlmrl.dist.worker import launched
+    from vlmrl.store.layout import eval_dir, runs_root
     from vlmrl.train import evaluation as work
+    from vlmrl.train.eval_recipe import choose_recipe, find_evaluation
+    from vlmrl.train.eval_rows import rows_to_evaluate
     from vlmrl.train.origin import find_model
 
     if n > 1 and not sample:
@@ -73,96 +86,101 @@ def eval_(
         raise StoreError(f"`{name}` cannot be the name of an evaluation", hint="a plain name without slashes")
     root, argv = runs_root(runs), ["vlmrl", *sys.argv[1:]]
     origin = find_model(model, root, int(checkpoint) if checkpoint.isdigit() else checkpoint)
-    settings = work.EvalSettings(split, sample or None, n, max_rows, name, seed, force)
-    chosen = work.choose_recipe(origin, recipe=recipe, data=data, overrides=overrides or [])
-    sources = work.open_splits(chosen, split)
-    other = work.find_evaluation(compare, root, sources[0].split) if compare else None
-    run_dir = origin.run_dir
-    if run_dir is not None:
-        work.check_names(chosen, origin, sources, run_dir, settings)
-    with ExitStack() as stack:
-        answerer = work.load_answerer(chosen, origin, settings, say)
+    settings = work.EvalSettings(sample or None, n, name, seed, force)
+    chosen = choose_recipe(origin, root, recipe=recipe, data=data, overrides=overrides)
+    rows = rows_to_evaluate(chosen.recipe, chosen.seen, split, max_rows, source)
+    others = [find_evaluation(compare, root, r.source.split, r.source.name) for r in rows] if compare else None
+    planned = work.plan(chosen.recipe, origin, rows, chosen.run_dir, settings, argv)
+    if not launched():
+        _announce(planned)
+        if gpus is not None:
+            from vlmrl.cli.eval_ranks import evaluate_on
+
+            run_dir = evaluate_on(gpus, chosen.recipe, origin.files, chosen.run_dir, root)
+            if run_dir is not None:
+                from vlmrl.evaluate.records import read_evaluation
+
+                folders = [eval_dir(run_dir, p.name) for p in planned]
+                _tell(folders, [read_evaluation(f) for f in folders], others, as_json)
+                return
+    found = _evaluate(chosen.recipe, origin, planned, chosen.run_dir, root, settings, argv)
+    if not launched():
+        _tell([f.folder for f in found], [f.evaluation for f in found], others, as_json)
+
+
+def _announce(planned: Sequence[Planned]) -> None:
+    """Which rows are evaluated, before any work; where they say nothing about new ones, what to do instead."""
+    for one in planned:
+        rows = one.rows
+        say(("warning: " if rows.role == "training" else "") + rows.said)
+        if rows.role == "training":
+            there = f"; splits there: {', '.join(rows.others)}" if rows.others else ""
+            say(f"hint: name other rows with --split, a split or a file such as rows.jsonl{there}")
+
+
+def _evaluate(
+    recipe: Recipe, origin: ModelOrigin, planned: Sequence[Planned], run_dir: Path | None, root: Path,
+    settings: EvalSettings, argv: Sequence[str],
+) -> list[Any]:  # fmt: skip
+    """Evaluate in this process: alone, or as one of those that a launcher started."""
+    from vlmrl.dist.worker import join_evaluation
+    from vlmrl.dist.world import join_world
+    from vlmrl.store.layout import eval_log_path
+    from vlmrl.train import evaluation as work
+
+    with join_world(recipe.model.device, recipe.parallel.timeout_seconds) as world, ExitStack() as stack:
+
+        def make() -> Path:
+            made = work.create_eval_run(root, recipe, origin, [p.rows for p in planned], argv)
+            return stack.enter_context(made).dir
+
+        place = world.from_main(make) if run_dir is None else run_dir
+        log_name = planned[0].name
+        join_evaluation(place, log_name)
+        log = (lambda process: eval_log_path(place, log_name, process)) if world.size > 1 else None
+        answerer = work.load_answerer(recipe, origin, settings, say if world.is_main else _silent, world=world, log=log)
         stack.callback(answerer.engine.close)
-        if run_dir is None:
-            run_dir = stack.enter_context(work.create_eval_run(root, chosen, origin, sources, argv)).dir
-        found = work.run_evaluation(
-            chosen, origin, answerer, sources, run_dir, settings, argv=argv, progress=progress_line("evaluating")
-        )
-    results = [_result(entry, other) for entry in found]
-    emit({"evaluations": results, "compared_with": str(other) if other else None}, as_json)
-    if not as_json:
-        for result in results:
-            _show(result, other)
+        progress = progress_line("evaluating") if world.is_main else _silent
+        return work.run_evaluation(recipe, answerer, planned, place, settings, progress=progress, world=world)
+
+
+def _silent(*words: Any) -> None:
+    pass
 
 
 def progress_line(what: str) -> Callable[[int, int], None]:
     """A counter on one line of a terminal; silent where stderr is no terminal."""
+    from vlmrl.dist.worker import stderr
 
     def tell(done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r  {what} {done}/{total}" + ("\n" if done == total else ""))
-            sys.stderr.flush()
+        stream = stderr()
+        if stream.isatty():
+            stream.write(f"\r  {what} {done}/{total}" + ("\n" if done == total else ""))
+            stream.flush()
 
     return tell
 
 
-def _result(entry: Any, other: Path | None) -> dict[str, Any]:
+def _tell(
+    folders: Sequence[Path], evaluations: Sequence[Evaluation], others: Sequence[Path] | None, as_json: bool
+) -> None:
+    against: Sequence[Path | None] = others or [None] * len(folders)
+    results = [_result(*each) for each in zip(folders, evaluations, against, strict=True)]
+    compared = None if others is None else str(others[0]) if len(others) == 1 else [str(o) for o in others]
+    emit({"evaluations": results, "compared_with": compared}, as_json)
+    if not as_json:
+        for result, other in zip(results, against, strict=True):
+            show_evaluation(result, other)
+
+
+def _result(folder: Path, evaluation: Evaluation, other: Path | None) -> dict[str, Any]:
     """What --json prints of one evaluation: its summary, where it is, and the differences to another one."""
-    from vlmrl.evaluate.metrics import paired_differences
+    from vlmrl.evaluate.metrics import joined_ranges, paired_differences
     from vlmrl.evaluate.records import read_evaluation
 
-    summary = entry.evaluation.summary
-    result = {"name": entry.folder.name, "folder": str(entry.folder), **summary}
+    result = {"name": folder.name, "folder": str(folder), **evaluation.summary}
     if other is not None:
-        result["differences"] = paired_differences(entry.evaluation.rows, read_evaluation(other).rows)
+        before = read_evaluation(other)
+        ranges = joined_ranges(evaluation.summary, before.summary)
+        result["differences"] = paired_differences(evaluation.rows, before.rows, ranges)
     return result
-
-
-def _show(result: dict[str, Any], other: Path | None) -> None:
-    meta, sampling = result["meta"], result["meta"]["sampling"]
-    of = meta["model"] if meta["checkpoint"] is None else f"{meta['model']} {meta['checkpoint']}"
-    how = "greedy" if sampling["greedy"] else f"T={sampling['temperature']:g}, {sampling['samples']} samples a prompt"
-    numbers = (meta.get("paper") or {}).get("numbers") or {}
-    baselines, differences = result["baselines"], result.get("differences", {})
-    headers = ["metric", "value", "95% interval", "rows"]
-    headers += ["without looking"] * bool(baselines) + ["paper"] * bool(numbers) + ["difference"] * bool(other)
-    rows = []
-    for name, m in result["metrics"].items():
-        row = [name, number(m["value"]), interval(m), f"{m['n']:,}"]
-        row += [number(baselines.get(name, {}).get("value"))] if baselines else []
-        row += [str(numbers.get(name, ""))] if numbers else []
-        row += [difference(differences.get(name))] if other else []
-        rows.append(row)
-    title = f"{of} on {meta['source']}/{meta['split']}: {result['prompts']} prompts, {result['images']} images, {how}"
-    show_table(title, headers, rows)
-    if numbers:
-        say(f"paper: {meta['paper'].get('source', 'no source named')}")
-    if other:
-        say(f"difference: this minus {other}, on the rows both have; * = its interval excludes 0")
-    if "accuracy_of" in result:
-        say(f"accuracy is {result['accuracy_of']}")
-    if result["reward_errors"]:
-        say(f"the reward failed for {result['reward_errors']} of {result['rows']} answers: they are not in `reward`")
-    if meta["split"] != "test":
-        say(f"this is the split `{meta['split']}`, not a test split")
-    say(f"kept in {result['folder']}")
-
-
-def number(value: float | None) -> str:
-    """Three decimals below 10, one above; empty for None."""
-    if value is None:
-        return ""
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
-
-
-def interval(m: dict[str, Any]) -> str:
-    return "" if m["low"] is None or m["high"] is None else f"[{number(m['low'])}, {number(m['high'])}]"
-
-
-def difference(m: dict[str, Any] | None) -> str:
-    """`+0.021 [+0.004, +0.037] *`; the star says that the interval excludes zero."""
-    if m is None:
-        return ""
-    star = " *" if m["low"] is not None and (m["low"] > 0 or m["high"] < 0) else ""
-    ends = "" if m["low"] is None else f" [{m['low']:+.3f}, {m['high']:+.3f}]"
-    return f"{m['value']:+.3f}{ends}{star}"

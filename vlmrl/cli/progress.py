@@ -35,14 +35,17 @@ class ConsoleWatcher:
             self.stream.flush()
 
     def step(self, step: int, total: int, metrics: Mapping[str, Any]) -> None:
+        from vlmrl.store.clock import span
+        from vlmrl.store.metrics import counted
+
         if self.first_step is None:
             self.first_step, self.started = step, time.perf_counter() - metrics.get("time/step_seconds", 0.0)
-        done = step + 1 - self.first_step
-        left = (time.perf_counter() - self.started) / done * (total - step - 1)
+        done = counted(step) - self.first_step
+        left = (time.perf_counter() - self.started) / done * (total - counted(step))
         self._line(
-            f"step {step + 1:>{len(str(total))}}/{total}  "
+            f"step {counted(step):>{len(str(total))}}/{total}  "
             + "  ".join(_step_parts(metrics))
-            + f"  left {duration(left)}"
+            + f"  left {span(left)}"
             + (f"  ! {metrics['health/warning']}" if metrics.get("health/warning") else "")
         )
 
@@ -80,6 +83,8 @@ class PartCounter:
         self._what, self._done, self._first, self._begun, self._told = "", 0, 0, 0.0, 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
+        from vlmrl.store.clock import span
+
         now = self._clock()
         if what != self._what or done < self._done:
             self._what, self._first, self._begun, self._told = what, done, now, now
@@ -87,7 +92,7 @@ class PartCounter:
         what = visible(what)
         line = f"{what}: {done:,} of {total:,} parts"
         if self._first < done < total:
-            line += f", {duration((now - self._begun) / (done - self._first) * (total - done))} left"
+            line += f", {span((now - self._begun) / (done - self._first) * (total - done))} left"
         if self._live:
             self._stream.write(f"\r\033[K{line}" + ("\n" if done == total else ""))
         elif done == total and total > 1:
@@ -130,13 +135,3 @@ def _with_interval(summary: Mapping[str, Any], name: str) -> str:
     low, high = summary.get(f"{name}_low"), summary.get(f"{name}_high")
     value = f"{summary[name]:.3f}"
     return value if low is None or high is None else f"{value} [{low:.3f}, {high:.3f}]"
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `3 min 20 s`, `2 h 05 min`."""
-    total = round(seconds)
-    if total < 60:
-        return f"{total} s"
-    if total < 3600:
-        return f"{total // 60} min {total % 60:02d} s"
-    return f"{total // 3600} h {total % 3600 // 60:02d} min"

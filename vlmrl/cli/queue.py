@@ -85,7 +85,7 @@ def run_sweep(
 
 def results(queue: Queue) -> list[dict[str, Any]]:
     """One object a member: its values, and how far its run has come."""
-    from vlmrl.store.metrics import read_tail
+    from vlmrl.store.metrics import counted, read_tail
 
     found, lines = queue.found(), []
     for member in queue.members:
@@ -94,7 +94,7 @@ def results(queue: Queue) -> list[dict[str, Any]]:
         best = (run.raw.get("best") if run else None) or {}
         lines.append({
             "run": member.name, **dict(member.values), "status": run.status if run else "waiting",
-            "steps": tail["step"] + 1 if tail else 0, "best": best.get("value"), "at step": best.get("step"),
+            "steps": counted(tail["step"]) if tail else 0, "best": best.get("value"), "at step": best.get("step"),
             "last reward": tail.get("reward/mean") if tail else None,
         })  # fmt: skip
     return lines

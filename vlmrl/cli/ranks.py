@@ -35,7 +35,6 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     from vlmrl.launch.agent import Job, launch_twice, torchrun_line
     from vlmrl.launch.cards import place
     from vlmrl.launch.fetch import offline_environment
-    from vlmrl.process import DEBUG_RANK
     from vlmrl.recipe.load import LoadedRecipe
     from vlmrl.store.layout import runs_root
     from vlmrl.store.manifest import settle
@@ -58,10 +57,7 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     env = {**placement.env, **offline_environment(settings, root)}
     if chosen := choices_of(ready if isinstance(ready, LoadedRecipe) else ready.loaded):
         env[CHOICES_VARIABLE] = json.dumps(chosen)
-    if machines.debug_rank is not None:
-        if machines.debug_rank >= placement.ranks:
-            raise LaunchError(f"--debug-rank {machines.debug_rank} of {placement.ranks} processes", hint="from 0 on")
-        env[DEBUG_RANK] = str(machines.debug_rank)
+    env |= _debugging(machines.debug_rank, placement.ranks)
     job = Job(
         command=("-m", "vlmrl", *without_launch_options(sys.argv[1:])), ranks=placement.ranks, nnodes=machines.nnodes,
         node_rank=machines.node_rank, endpoint=machines.endpoint, env=env,
@@ -100,6 +96,18 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     if ending.code and run_dir is not None:
         say(f"go on from the last checkpoint with: {resume_command(asked.kind, run_dir.name, runs, machines)}")
     raise typer.Exit(ending.code)
+
+
+def _debugging(rank: int | None, ranks: int) -> dict[str, str]:
+    """The variable that names the rank to debug. Raises: LaunchError where there is no such rank."""
+    from vlmrl.errors import LaunchError
+    from vlmrl.process import DEBUG_RANK
+
+    if rank is None:
+        return {}
+    if rank >= ranks:
+        raise LaunchError(f"--debug-rank {rank} of {ranks} processes", hint="from 0 on")
+    return {DEBUG_RANK: str(rank)}
 
 
 def without_launch_options(argv: Sequence[str]) -> list[str]:

@@ -24,7 +24,6 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
     """(label, text) of every line; an empty text is not printed."""
     from vlmrl.store.clock import ago, span
 
-    steps = about["rollout_steps"]
     git = about["git"]
     tags = " ".join(f"#{tag}" for tag in about["tags"])
     return [
@@ -44,11 +43,11 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("data", "; ".join(_dataset(d) for d in about["datasets"])),
         ("parent", about["parent_text"]),
         ("code", f"{git['commit'][:12]}{', changed since: code.diff' if git.get('dirty') else ''}" if git else ""),
-        ("last step", numbers(about["last_train"])),
+        ("last step", numbers(about["last_train"], train=True)),
         ("validation", _validation(about["first_validation"], about["last_validation"])),
         ("best", _best(about["best"], about["checkpoints"])),
         ("checkpoints", ", ".join(about["checkpoints"]) or "none"),
-        ("rollouts", f"{len(steps)} step(s), {min(steps)} to {max(steps)}" if steps else ""),
+        ("rollouts", _rollouts(about["rollout_steps"])),
         ("evaluations", _evaluations(about["evaluations"])),
         ("report", about["report"] or f"none yet: vlmrl report {about['name'] or about['id']}"),
         ("go on", about["resume"] or ""),
@@ -56,15 +55,30 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def numbers(line: dict[str, Any] | None, lead: tuple[str, ...] = LEAD) -> str:
-    """`42: reward/mean 0.81, policy/entropy 0.4`: a line's step and its most telling numbers."""
+def numbers(line: dict[str, Any] | None, lead: tuple[str, ...] = LEAD, *, train: bool = False) -> str:
+    """`42: reward/mean 0.81, policy/entropy 0.4`: a line's step, as people count it, and its most telling numbers.
+
+    Args: train: whether it is the line of a training step, not of a validation.
+    """
+    from vlmrl.store.metrics import counted
+
     if line is None:
         return ""
     values = {
         k: v for k, v in line.items() if k not in ("step", "attempt", "kind", "time") and isinstance(v, (int, float))
     }
     chosen = [k for k in values if k in lead or k.startswith("loss/")] or list(values)[:MOST_NUMBERS]
-    return f"{line['step']}: " + ", ".join(f"{k} {values[k]:.4g}" for k in chosen)
+    step = counted(line["step"]) if train else line["step"]
+    return f"{step}: " + ", ".join(f"{k} {values[k]:.4g}" for k in chosen)
+
+
+def _rollouts(steps: list[int]) -> str:
+    """`24 steps, step-000000 to step-000023`: how many, and the names of their files."""
+    from vlmrl.store.layout import step_name
+
+    if not steps:
+        return ""
+    return f"{len(steps)} step{'s' if len(steps) > 1 else ''}, {step_name(min(steps))} to {step_name(max(steps))}"
 
 
 def _validation(first: dict[str, Any] | None, last: dict[str, Any] | None) -> str:

@@ -329,7 +329,7 @@ def _images(run_dir: Path) -> Any:
 
 def _line(run: Listed) -> dict[str, Any]:
     from vlmrl.store.clock import ago
-    from vlmrl.store.metrics import read_tail
+    from vlmrl.store.metrics import counted, read_tail
 
     raw = run.raw
     tail = read_tail(run.dir) if raw else None
@@ -339,7 +339,7 @@ def _line(run: Listed) -> dict[str, Any]:
         "name": raw.get("name"),
         "kind": raw.get("kind", ""),
         "status": run.status,
-        "step": tail["step"] if tail else None,
+        "step": counted(tail["step"]) if tail else None,
         "best": best if isinstance(best, dict) else None,
         "start": raw.get("start"),
         "end": raw.get("end"),

@@ -180,6 +180,7 @@ def _closing(done: Run) -> str:
     best.
     """
     from vlmrl.store.layout import checkpoint_dir
+    from vlmrl.train.eval_rows import only_training_rows
 
     best, told, which = done.manifest.best, "", ""
     if best:
@@ -187,17 +188,20 @@ def _closing(done: Run) -> str:
         if checkpoint_dir(done.dir, best.step) not in done.checkpoint_dirs():
             told += ", the model it started from: no later validation was better" if best.step == 0 else " (not kept)"
             which = " --checkpoint last"
-    commands = f"vlmrl eval {done.id}{which}   vlmrl merge {done.id}{which}   vlmrl report {done.id}"
-    return f"done: {done.dir}{told}{_warnings(done)}\nnext: {commands}"
+    # Without test and validation rows, eval would score what was trained on.
+    rows = " --split ROWS.jsonl" if only_training_rows(done.dir) else ""
+    commands = f"vlmrl eval {done.id}{which}{rows}   vlmrl merge {done.id}{which}   vlmrl report {done.id}"
+    missing = "\n      ROWS.jsonl: rows that training has not seen; the data has no test and no validation rows"
+    return f"done: {done.dir}{told}{_warnings(done)}\nnext: {commands}{missing if rows else ''}"
 
 
 def _warnings(done: Run) -> str:
-    """What the metrics of the run warn of, a line each; "" without any."""
+    """What the metrics of the run warn of, for the line that says it is done; "" without any."""
     from vlmrl.check.signs import find_signs, since
 
     signs = find_signs(done.metrics("train"), done.metrics("validation"))
-    lines = [f"\n! {sign.words}{since(sign)}: {sign.what}" for sign in signs]
-    return "".join(lines) + (f"\n  why: vlmrl runs diagnose {done.id}" if signs else "")
+    words = "; ".join(f"{sign.words}{since(sign)}" for sign in signs)
+    return f"  ! {words}\nwhy: vlmrl runs diagnose {done.id}" if signs else ""
 
 
 def load_checked(

@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit, say
 from vlmrl.errors import RecipeError
 from vlmrl.visible import one_line, visible
+
+if TYPE_CHECKING:
+    from vlmrl.recipe.schema import Recipe
+    from vlmrl.train.trial import Keep
 
 BAR_WIDTH = 30
 MAX_TRUTH = 200
@@ -70,37 +74,51 @@ def try_(
     from vlmrl.cli.sft import load_checked
     from vlmrl.process import give_terminal
     from vlmrl.store.layout import runs_root
-    from vlmrl.tasks.source import open_source
-    from vlmrl.train.keep import check_target
     from vlmrl.train.solved import parse_solved
-    from vlmrl.train.trial import Keep, parse_filter, run_trial, trial_run
+    from vlmrl.train.trial import run_trial, trial_run
 
-    if (filter_ is None) != (out is None):
-        missing = "--out: where to write the rows" if out is None else "--filter: which rows to write"
-        raise RecipeError(f"{missing} is missing", hint="vlmrl try RECIPE --filter 0.1:0.9 --out data/worth-it")
-    bounds = parse_filter(filter_) if filter_ is not None else None
+    bounds = _bounds(filter_, out)
     condition = parse_solved(solved) if solved is not None else None
     root = runs_root(runs)
     loaded = load_checked(Path(recipe), overrides or [], None, root, trains=False)
     if debug:
         give_terminal()
-    keep = None
-    if bounds is not None and out is not None:
-        sources = [open_source(data, loaded.recipe.reward) for data in loaded.recipe.data]
-        keep = Keep(*bounds, check_target(sources, out))
-    wanted = prompts if prompts is not None or keep else 20
+    keep = _keep(loaded.recipe, bounds, out)
+    number = prompts if prompts is not None or keep else 20
     n = samples or loaded.recipe.rollout.samples_per_prompt
     behind = "\n" if sys.stderr.isatty() else ""  # the counter
     with trial_run(loaded, root, ["vlmrl", *sys.argv[1:]], lambda text: say(behind + text)) as run:
         trial = run_trial(
-            loaded.recipe, run, root, prompts=wanted, samples=n, keep=keep, solved=condition, progress=_progress()
+            loaded.recipe, run, root, prompts=number, samples=n, keep=keep, solved=condition, progress=_progress()
         )
     result = _result(run, trial)
     emit(result, as_json)
-    if not as_json:
-        _show(trial, result, show)
-        _show_kept(result)
-        say(f"rollouts: {run.dir}   report: vlmrl report {run.id}")
+    if as_json:
+        return
+    _show(trial, result, show)
+    _show_kept(result)
+    say(f"rollouts: {run.dir}   report: vlmrl report {run.id}")
+
+
+def _bounds(filter_: str | None, out: Path | None) -> tuple[float, float] | None:
+    """The solve rates to keep; None without --filter. Raises: RecipeError."""
+    from vlmrl.train.trial import parse_filter
+
+    if (filter_ is None) != (out is None):
+        missing = "--out: where to write the rows" if out is None else "--filter: which rows to write"
+        raise RecipeError(f"{missing} is missing", hint="vlmrl try RECIPE --filter 0.1:0.9 --out data/worth-it")
+    return parse_filter(filter_) if filter_ is not None else None
+
+
+def _keep(recipe: Recipe, bounds: tuple[float, float] | None, out: Path | None) -> Keep | None:
+    """Which rows to write, and where. Raises: DataError where `out` cannot take them."""
+    from vlmrl.tasks.source import open_source
+    from vlmrl.train.keep import check_target
+    from vlmrl.train.trial import Keep
+
+    if bounds is None or out is None:
+        return None
+    return Keep(*bounds, check_target([open_source(data, recipe.reward) for data in recipe.data], out))
 
 
 def _progress() -> Any:
@@ -167,7 +185,7 @@ def _show(trial: Any, result: dict[str, Any], show: int) -> None:
     out.print(Rule("the first prompt, verbatim"))
     out.print(Text(visible(result["prompt"])))
     out.print(Rule())
-    out.print(Text(f"{result['prompt_tokens']} tokens, {result['image_tokens']} of them image tokens"))
+    out.print(Text(f"this prompt: {result['prompt_tokens']} tokens, {result['image_tokens']} of them image tokens"))
     for image in result["images"]:
         stored, seen = ("{} x {}".format(*image[key]) for key in ("stored", "seen"))
         out.print(Text(f"image {stored} pixels, seen as {seen}" + (f": {image['png']}" if image["png"] else "")))
@@ -228,13 +246,14 @@ def _show_summary(result: Mapping[str, Any]) -> None:
     for why in result["no_solve_rate"]:
         out.print(Text(f"\nno solve rate: {why}"))
     parts = [(name.rpartition("/")[2], value) for name, value in summary.items() if name.startswith("reward/part/")]
-    longest = summary["rollout/response_tokens_max"]
+    longest, longest_prompt = (summary[f"rollout/{what}_tokens_max"] for what in ("response", "prompt"))
     ends = f"{summary['reward/min']:.3f} to {summary['reward/max']:.3f}"
     rows = [
         ("reward", f"{summary['reward/mean']:.3f}   " + "  ".join(f"{name} {value:.3f}" for name, value in parts)),
         ("spread", f"{ends}; std within a prompt {summary['reward/std_within_groups']:.3f} on average"),
         ("dead groups", f"{summary['rollout/dead_group_share']:.0%} would teach nothing: all samples scored alike"),
         ("cut responses", f"{summary['rollout/truncated_share']:.0%} reached rollout.max_new_tokens"),
+        ("prompt tokens", f"{summary['rollout/prompt_tokens_mean']:.0f} on average, longest {longest_prompt:,}"),
         ("response tokens", f"{summary['rollout/response_tokens_mean']:.0f} on average, longest {longest}"),
         ("speed", f"{summary['rollout/tokens_per_second']:,.0f} tokens/s"),
     ]  # fmt: skip

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlmrl.cli.output import console, emit, say
-from vlmrl.cli.progress import duration
 from vlmrl.cli.runs import Json, Root
 from vlmrl.visible import visible
 
@@ -63,6 +62,8 @@ def _wait(followed: Followed, every: float) -> None:
 
 def _plain(followed: Followed, every: float) -> None:
     """A line a step, as soon as it is known; those that are there already at once."""
+    from vlmrl.store.metrics import counted
+
     shown: set[tuple[int, int]] = set()
     going = True
     while going:
@@ -71,7 +72,7 @@ def _plain(followed: Followed, every: float) -> None:
             if (key := (line["attempt"], line["step"])) not in shown:
                 shown.add(key)
                 cells = [f"{name} {text}" for name, text in columns(line).items() if text]
-                text = "  ".join([f"step {_of(line['step'] + 1, followed.steps)}", *cells])
+                text = "  ".join([f"step {_of(counted(line['step']), followed.steps)}", *cells])
                 print(visible(text), flush=True)
         if going:
             time.sleep(every)
@@ -96,9 +97,11 @@ def _table(followed: Followed, height: int) -> Any:
     from rich.table import Table
     from rich.text import Text
 
+    from vlmrl.store.metrics import counted
+
     train = followed.lines()
     shown = train[-max(SHORTEST_TABLE, height - LINES_AROUND_TABLE) :]
-    rows = [{"step": str(line["step"] + 1), **columns(line)} for line in shown]
+    rows = [{"step": str(counted(line["step"])), **columns(line)} for line in shown]
     names = [n for n in (rows[-1] if rows else {}) if any(row.get(n) for row in rows)]
     table = Table(*names, box=None, padding=(0, 1), header_style="bold")
     for row in rows:
@@ -107,12 +110,15 @@ def _table(followed: Followed, height: int) -> Any:
 
 
 def _headline(followed: Followed) -> str:
+    from vlmrl.store.clock import span
+    from vlmrl.store.metrics import counted
+
     run, train = followed.run, followed.lines()
     name = f" ({run.manifest.name})" if run.manifest.name else ""
     left = followed.seconds_left
-    parts = [f"{run.id}{name}", run.status, f"step {_of(train[-1]['step'] + 1 if train else 0, followed.steps)}"]
+    parts = [f"{run.id}{name}", run.status, f"step {_of(counted(train[-1]['step']) if train else 0, followed.steps)}"]
     if left is not None and run.status == "running":
-        parts.append(f"{duration(left)} left")
+        parts.append(f"{span(left)} left")
     if run.attempt > 1:
         parts.append(f"attempt {run.attempt}")
     return "  ".join(parts)

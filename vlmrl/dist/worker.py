@@ -2,7 +2,7 @@
 
 Everything goes through small files in one folder (`VLMRL_LAUNCH_DIR`), which launch/watch.py reads:
 
-    rank-0.beat     JSON: pid, phase, step, ticks (how many phases were entered), run folder
+    rank-0.beat     JSON: pid, phase, step, ticks (how many phases were entered), run folder, log
     rank-0.out      pipe (FIFO) that takes all the rank prints; the launcher writes it to the run's logs, secrets hidden
     rank-0.end      JSON: exit code, message, reason, time, budgets to start again with; missing when it was killed
 
@@ -27,6 +27,7 @@ from typing import Any, NoReturn, TextIO, cast
 
 from vlmrl.errors import LaunchError, OutOfMemoryError, exit_of, reason_of
 from vlmrl.process import DEBUG_RANK, die_with_parent, has_terminal
+from vlmrl.store import layout
 from vlmrl.visible import visible
 
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
@@ -81,7 +82,7 @@ class Rank:
         self.terminal = self.debugged or (rank == 0 and DEBUG_RANK not in os.environ)
         self.voices: dict[str, TextIO] = {}
         self._state: dict[str, Any] = {
-            "rank": rank, "pid": os.getpid(), "phase": "start", "step": 0, "ticks": 0, "run": None, "attempt": 1,
+            "rank": rank, "pid": os.getpid(), "phase": "start", "step": 0, "ticks": 0, "run": None, "log": None,
         }  # fmt: skip
         self._beat = os.open(folder / f"rank-{rank}.beat", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.note()
@@ -177,7 +178,13 @@ def doing() -> str:
 def join_run(run_dir: Path, attempt: int) -> None:
     """Say which run this rank belongs to: its log is there from now on, with what it printed so far."""
     if _me is not None:
-        _me.note(run=str(run_dir), attempt=attempt)
+        _me.note(run=str(run_dir), log=str(layout.log_path(run_dir, attempt, _me.rank)))
+
+
+def join_evaluation(run_dir: Path, name: str) -> None:
+    """Say the same of a rank that evaluates: its log stands beside those of the run's attempts."""
+    if _me is not None:
+        _me.note(run=str(run_dir), log=str(layout.eval_log_path(run_dir, name, f"rank-{_me.rank}")))
 
 
 def halved() -> dict[str, list[int]]:

@@ -1,31 +1,31 @@
-"""Two runs or evaluations side by side: what was different going in, what came out, row by row where rows are shared.
+"""Two runs or evaluations side by side: is B better than A, what was different going in, what came out.
 
-Every difference is B minus A. Its 95% interval resamples the rows' images (see `evaluate.stats`), on the rows that both
-evaluations answered.
+Every difference is B minus A, row by row on the rows that both evaluations answered, with its 95% interval (see
+`evaluate/interval.py`).
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.metrics import NOT_AVERAGED, clusters_of
-from vlmrl.evaluate.records import read_evaluation
-from vlmrl.evaluate.stats import paired_bootstrap
+from vlmrl.evaluate.interval import METHOD, excludes_zero
+from vlmrl.evaluate.metrics import joined_ranges, paired_differences, shared_rows
+from vlmrl.evaluate.records import read_evaluation, read_summary
+from vlmrl.evaluate.verdict import conclude, verdict
 from vlmrl.recipe.lines import dotted
 from vlmrl.recipe.load import leaves
 from vlmrl.store import layout
+from vlmrl.store.evaluated import ROLES, TRAINING_STEP, role_label, role_of, same_rows_key, without_step
 from vlmrl.store.kept import newest_resolved
+from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run, open_run
 
-Record = Mapping[str, Any]
-_STEP = re.compile(r"-step-(\d{6,})(?=-|$)")
 _LEFT_OUT = ("step", "attempt")
 ABSENT = "-"
 
@@ -63,35 +63,64 @@ def open_side(root: Path, ref: str) -> Side:
     return Side(ref, run, _evaluations(run))
 
 
-def compare(a: Side, b: Side, *, seed: int = 0) -> dict[str, Any]:
+def compare(a: Side, b: Side) -> dict[str, Any]:
     """Everything that `vlmrl compare` says, as JSON values. Lists hold differences only, except metrics.
 
-    Args: seed: of the bootstrap.
+    Returns: "conclusion" (see `evaluate.verdict.conclude`) first, then what it rests on.
     """
     runs = [s.run for s in (a, b)]
     both = a.run is not None and b.run is not None
     notes: list[str] = []
-    result: dict[str, Any] = {
+    trained_alike = not (a.run and b.run) or _rewards(a.run) == _rewards(b.run)
+    evaluations = []
+    for name, one, other in _in_common(a, b, notes):
+        try:
+            evaluations.append(_paired(name, one, other, trained_alike))
+        except StoreError as error:
+            notes.append(f"evaluation {name} is left out: {error.message}")
+    apart = [e["name"] for e in evaluations if not e["scored_alike"]]
+    if apart or not (trained_alike or evaluations):
+        where = f" in {', '.join(apart)}" if apart and len(apart) < len(evaluations) else ""
+        told = "A and B were scored by different rewards or weights"
+        notes.append(f"{told}{where}: `reward` and `part/...` are not comparable")
+    evaluations.sort(key=lambda e: ROLES.index(e["role"]))
+    return {
+        "conclusion": conclude(evaluations, [s.title for s in (a, b)]),
         "a": _describe(a),
         "b": _describe(b),
         "recipe": _recipe_differences(a, b, notes) if both else [],
         "made_with": _rows(*(_made_with(run) for run in runs if run), only_different=True) if both else [],
         "train": _lines(runs, "train") if both else [],
         "validation": _lines(runs, "validation") if both else [],
-        "evaluations": [],
+        "evaluations": evaluations,
+        "intervals": METHOD,
+        "notes": notes,
     }
-    if a.run and b.run and _rewards(a.run) != _rewards(b.run):
-        notes.append("A and B were scored by different rewards or weights: `reward` and `part/...` are not comparable")
-    for name in [n for n in a.evaluations if n in b.evaluations]:
+
+
+def _in_common(a: Side, b: Side, notes: list[str]) -> list[tuple[str, Path, Path]]:
+    """(name, folder of A, folder of B) of evaluations that are called alike, then of others on rows called alike."""
+    found = [(n, a.evaluations[n], b.evaluations[n]) for n in a.evaluations if n in b.evaluations]
+    names = {name for name, *_ in found}
+    mine, theirs = (_by_rows(side, names) for side in (a, b))
+    found += [(key, mine[key], theirs[key]) for key in mine if key in theirs]
+    if not found and (a.evaluations or b.evaluations):
+        there = (", ".join(s.evaluations) or "none" for s in (a, b))
+        notes.append("no evaluation in common: A has {}; B has {}".format(*there))
+    return found
+
+
+def _by_rows(side: Side, taken: set[str]) -> dict[str, Path]:
+    """Rows and sampling -> the evaluation, of those whose name is not taken; where two are of the same, neither."""
+    found: dict[str, list[Path]] = {}
+    for name, folder in side.evaluations.items():
         try:
-            result["evaluations"].append(_paired(name, a.evaluations[name], b.evaluations[name], seed))
-        except StoreError as error:
-            notes.append(f"evaluation {name} is left out: {error.message}")
-    if not set(a.evaluations) & set(b.evaluations) and (a.evaluations or b.evaluations):
-        names = (", ".join(s.evaluations) or "none" for s in (a, b))
-        notes.append("no evaluation in common: A has {}; B has {}".format(*names))
-    result["notes"] = notes
-    return result
+            key = same_rows_key(read_summary(folder).get("meta") or {})
+        except StoreError:
+            continue
+        if name not in taken and key is not None:
+            found.setdefault(key, []).append(folder)
+    return {key: folders[0] for key, folders in found.items() if len(folders) == 1}
 
 
 def _evaluations(run: Run) -> dict[str, Path]:
@@ -99,8 +128,8 @@ def _evaluations(run: Run) -> dict[str, Path]:
     found: dict[str, Path] = {}
     best = run.manifest.best.step if run.manifest.best else None
     for folder in layout.eval_dirs(run.dir):
-        name = _STEP.sub("", folder.name)
-        before = _STEP.search(found[name].name) if name in found else None
+        name = without_step(folder.name)
+        before = TRAINING_STEP.search(found[name].name) if name in found else None
         # Names sort by step, so a later folder replaces an earlier one, but never the best.
         if before is None or int(before[1]) != best:
             found[name] = folder
@@ -192,7 +221,8 @@ def _lines(runs: Sequence[Run | None], kind: str) -> list[dict[str, Any]]:
         step = run.manifest.best.step if run and run.manifest.best else None
         last.append(lines[-1] if lines else {})
         best.append(next((n for n in lines if n["step"] == step), {}))
-    rows = [{"key": "step", "a": last[0].get("step"), "b": last[1].get("step")}]
+    at = [line.get("step") if kind == "validation" or not line else counted(line["step"]) for line in last]
+    rows = [{"key": "step", "a": at[0], "b": at[1]}]
     if kind == "validation":
         rows[0] |= {"a_best": best[0].get("step"), "b_best": best[1].get("step")}
     for name in dict.fromkeys([*last[0], *last[1]]):
@@ -204,59 +234,42 @@ def _lines(runs: Sequence[Run | None], kind: str) -> list[dict[str, Any]]:
     return rows if len(rows) > 1 else []
 
 
-def _paired(name: str, a: Path, b: Path, seed: int) -> dict[str, Any]:
-    """Differences on the rows that both evaluations answered. Rows are the same when prompt, sample and truth are."""
+def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
+    """Differences on the rows that both evaluations answered.
+
+    Args: trained_alike: whether the runs were trained with the same rewards: asked where an evaluation does not say
+        which scored it.
+    """
     left, right = read_evaluation(a), read_evaluation(b)
-    mine = {_key(r): r for r in left.rows}
-    pairs = [(mine[_key(r)], r) for r in right.rows if _key(r) in mine]
-    changed = sum(p["truth"] != q["truth"] for p, q in pairs)
-    pairs = [(p, q) for p, q in pairs if p["truth"] == q["truth"]]
-    result: dict[str, Any] = {
+    pairs, changed = shared_rows(right.rows, left.rows)
+    metas = [e.summary.get("meta") or {} for e in (left, right)]
+    roles = [role_of(meta) for meta in metas]
+    worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
+    said = [{k: meta[k] for k in ("reward", "reward_args") if k in meta} for meta in metas]
+    known = set.intersection(*map(set, said))
+    alike = all(said[0][k] == said[1][k] for k in known) if known else trained_alike
+    found = paired_differences(right.rows, left.rows, joined_ranges(left.summary, right.summary))
+    return {
         "name": name,
         "a": str(a),
         "b": str(b),
+        "role": role_of(worst),
+        "label": role_label(worst) if len(set(roles)) == 1 else f"of A {roles[0]} rows, of B {roles[1]} rows",
+        "scored_alike": alike,
         "rows_a": len(left.rows),
         "rows_b": len(right.rows),
         "rows_paired": len(pairs),
         "rows_with_other_truth": changed,
-        "metrics": [],
-    }
-    for metric, pick in _metrics(pairs):
-        chosen = [(p, q, pick(p), pick(q)) for p, q in pairs]
-        both = [(p, x, y) for p, _, x, y in chosen if x is not None and y is not None]
-        if not both:
-            continue
-        found = paired_bootstrap(
-            [y for *_, y in both], [x for _, x, _ in both], clusters_of([p for p, *_ in both]), seed
-        )
-        mean_a, mean_b = math.fsum(x for _, x, _ in both) / len(both), math.fsum(y for *_, y in both) / len(both)
-        result["metrics"].append(
+        "metrics": [
             {
-                "metric": metric,
-                "a": mean_a,
-                "b": mean_b,
-                "difference": found.mean,
-                "low": _number(found.low),
-                "high": _number(found.high),
-                "n": found.n,
-                "excludes_zero": bool(found.low > 0 or found.high < 0),
+                "metric": metric, "a": m["a"], "b": m["b"], "difference": m["value"], "low": m["low"],
+                "high": m["high"], "n": m["n"], "clusters": m["clusters"], "range": m["range"],
+                "verdict": verdict(metric, m),
+                "excludes_zero": excludes_zero(m["low"], m["high"]),
             }
-        )
-    return result
-
-
-def _metrics(pairs: Sequence[tuple[Record, Record]]) -> list[tuple[str, Callable[[Record], float | None]]]:
-    """(name, value of a row) of what the rows have in common: reward, outcomes, parts, length."""
-    outcomes = dict.fromkeys(k for p, _ in pairs for k in p["outcome"] if k not in NOT_AVERAGED)
-    parts = dict.fromkeys(k for p, _ in pairs for k in p["parts"])
-    found: list[tuple[str, Callable[[Record], float | None]]] = [("reward", lambda r: _number(r["score"]))]
-    found += [(k, lambda r, k=k: _number(r["outcome"].get(k))) for k in outcomes]
-    found += [(f"part/{k}", lambda r, k=k: _number(r["parts"].get(k))) for k in parts]
-    return [*found, ("response_tokens", lambda r: _number(r["num_tokens"]))]
-
-
-def _key(row: Record) -> tuple[str, int]:
-    return str(row["prompt_id"]), int(row["sample"])
+            for metric, m in found.items()
+        ],
+    }  # fmt: skip
 
 
 def _number(value: Any) -> float | None:

@@ -16,15 +16,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vlmrl.evaluate.stats import (
-    Clusters,
-    Interval,
-    bootstrap_auc,
-    bootstrap_ece,
-    bootstrap_mean,
-    bootstrap_ratio,
-    paired_bootstrap,
-)
+from vlmrl.evaluate.interval import METHOD, UNIT_RANGE, Clusters, Interval, Range, range_of
+from vlmrl.evaluate.stats import auc_interval, difference_interval, ece_interval, mean_interval, ratio_interval
 from vlmrl.rewards.accuracy import RIGHT, is_binary
 from vlmrl.types import INAPPLICABLE
 
@@ -36,34 +29,33 @@ PROBABILITY_METRICS = ("auc", "ece", "precision", "recall", "f1")
 """Metrics of tasks whose answer is a probability."""
 SHARES = ("accuracy", "label_accuracy", "parse_failure", "consistent", "repaired", "truncated", "brier")
 """Metrics that lie in [0, 1], with all their variants `<name>/...`."""
+SIGNED_RANGE = (-1.0, 1.0)
 FAILED_POSITIVE, FAILED_NEGATIVE = -math.inf, math.inf
 """Score for AUC of a row without a confidence: ranked behind everything, so that a failure counts as wrong."""
 
 
-def summarise(rows: Sequence[Record], *, seed: int = 0) -> dict[str, Any]:
+def summarise(rows: Sequence[Record], ranges: Mapping[str, Range] | None = None) -> dict[str, Any]:
     """The summary of an evaluation.
 
     Args:
         rows: records with `score`, `parts`, `outcome`, `truth`, `finish`, `num_tokens`, `images`, `prompt_id`.
-        seed: of the bootstrap.
-    Returns: {"rows", "prompts", "samples", "images", "reward_errors", "metrics": name -> {"value", "low", "high",
-        "n"}, "baselines": name -> {"value", "what"}}. A metric that no row has is left out. pass@k needs accuracies
-        that say right or wrong.
+        ranges: metric -> range that its value has by declaration; SHARES need none.
+    Returns: {"rows", "prompts", "samples", "images", "reward_errors", "intervals": name of the method, "metrics": name
+        -> {"value", "low", "high", "n", "clusters", "range"}, "baselines": name -> {"value", "what"}}. A metric that no
+        row has is left out. low and high are None where there is no interval, range where none is declared. pass@k
+        needs accuracies that say right or wrong.
     """
     metrics: dict[str, dict[str, Any]] = {}
-    behind = {name: as_json(found) for name, found in _of_probabilities(rows, seed).items() if found.n}
+    behind = {name: as_json(found, UNIT_RANGE) for name, found in _of_probabilities(rows).items() if found.n}
     for name, pick in picks(rows).items():
         if name.startswith(("part/", "response_tokens")):
             metrics |= behind
         chosen = [(r, v) for r in rows if (v := pick(r)) is not None]
         if chosen:
             clusters, values = clusters_of([r for r, _ in chosen]), [v for _, v in chosen]
-            is_share = name.split("/")[0] in SHARES and all(
-                0 <= v <= 1 for v in values
-            )  # a reward's accuracy may not be
-            bounds = (0.0, 1.0) if is_share else None
-            metrics[name] = as_json(bootstrap_mean(values, clusters, seed, bounds=bounds))
-    metrics |= _pass_at_k(rows, seed)
+            declared = _holding(range_of_metric(name, ranges or {}), values)
+            metrics[name] = as_json(mean_interval(values, clusters, declared), declared)
+    metrics |= _pass_at_k(rows)
     prompts = {r["prompt_id"] for r in rows}
     return {
         "rows": len(rows),
@@ -71,9 +63,24 @@ def summarise(rows: Sequence[Record], *, seed: int = 0) -> dict[str, Any]:
         "samples": max((r["sample"] for r in rows), default=-1) + 1,
         "images": len({key for r in rows for key in image_ids(r)}),
         "reward_errors": sum(r.get("error") not in (None, INAPPLICABLE) for r in rows),
+        "intervals": METHOD,
         "metrics": metrics,
         "baselines": baselines(rows),
     }
+
+
+def range_of_metric(name: str, ranges: Mapping[str, Range]) -> Range | None:
+    """Return the declared range of a metric: that of `ranges`, else [0, 1] for SHARES, else None."""
+    return ranges.get(name) or (UNIT_RANGE if name.split("/")[0] in SHARES else None)
+
+
+def _holding(declared: Range | None, values: Sequence[float]) -> Range | None:
+    """Return the range while it holds all values: the accuracy of a user's reward need not be a share. For -1 and 1, as
+    rewards say right and wrong, the range is [-1, 1].
+    """
+    if declared is None or range_of(declared, values) == declared:
+        return declared
+    return SIGNED_RANGE if declared == UNIT_RANGE and is_binary(values) else None
 
 
 def picks(rows: Sequence[Record]) -> dict[str, Callable[[Record], float | None]]:
@@ -112,10 +119,13 @@ def image_ids(row: Record) -> tuple[str, ...]:
     return tuple(image["sha256"] for image in row["images"])
 
 
-def as_json(interval: Interval) -> dict[str, Any]:
-    """{"value", "low", "high", "n"}; NaN becomes None, which JSON has."""
+def as_json(interval: Interval, declared: Range | None = None) -> dict[str, Any]:
+    """{"value", "low", "high", "n", "clusters", "range"}; NaN becomes None, which JSON has."""
     value, low, high = (x if math.isfinite(x) else None for x in (interval.mean, interval.low, interval.high))
-    return {"value": value, "low": low, "high": high, "n": interval.n}
+    return {
+        "value": value, "low": low, "high": high, "n": interval.n, "clusters": interval.clusters,
+        "range": None if declared is None else list(declared),
+    }  # fmt: skip
 
 
 def baselines(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
@@ -150,7 +160,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def _pass_at_k(rows: Sequence[Record], seed: int) -> dict[str, dict[str, Any]]:
+def _pass_at_k(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """pass@1, 2, 4, ... and n over prompts, when there are several samples of each and accuracy says right or wrong."""
     groups: dict[str, list[Record]] = {}
     for r in rows:
@@ -165,11 +175,11 @@ def _pass_at_k(rows: Sequence[Record], seed: int) -> dict[str, dict[str, Any]]:
     for k in sorted({2**i for i in range(smallest.bit_length()) if 2**i <= smallest} | {smallest}):
         values = [pass_at_k(len(g), sum(r["outcome"]["accuracy"] == RIGHT for r in g), k) for g in groups.values()]
         clusters = clusters_of([g[0] for g in groups.values()])
-        found[f"pass@{k}"] = as_json(bootstrap_mean(values, clusters, seed, bounds=(0.0, 1.0)))
+        found[f"pass@{k}"] = as_json(mean_interval(values, clusters, UNIT_RANGE), UNIT_RANGE)
     return found
 
 
-def _of_probabilities(rows: Sequence[Record], seed: int) -> dict[str, Interval]:
+def _of_probabilities(rows: Sequence[Record]) -> dict[str, Interval]:
     """The PROBABILITY_METRICS of the rows whose answer is a probability of the label 1; EMPTY ones have n = 0."""
     chosen = [r for r in rows if r["outcome"].get("label") in (0.0, 1.0) and "confidence" in r["outcome"]]
     clusters, labels = clusters_of(chosen), [float(r["outcome"]["label"]) for r in chosen]
@@ -180,25 +190,22 @@ def _of_probabilities(rows: Sequence[Record], seed: int) -> dict[str, Interval]:
         scores.append(failed if confidence is None else float(confidence))
         probabilities.append(1.0 - label if confidence is None else float(confidence))
     return {
-        "auc": bootstrap_auc(labels, scores, clusters, seed),
-        "ece": bootstrap_ece(labels, probabilities, clusters, seed),
-        **_of_counts(labels, probabilities, clusters, seed),
+        "auc": auc_interval(labels, scores, clusters),
+        "ece": ece_interval(labels, probabilities, clusters),
+        **_of_counts(labels, probabilities, clusters),
     }
 
 
-def _of_counts(
-    labels: Sequence[float], probabilities: Sequence[float], clusters: Clusters, seed: int
-) -> dict[str, Interval]:
+def _of_counts(labels: Sequence[float], probabilities: Sequence[float], clusters: Clusters) -> dict[str, Interval]:
     """Precision, recall and F1 of the answer "the same"; a probability of 0.5 is wrong, whatever the label."""
     cells = [(y, (p > 0.5) if y else (p >= 0.5)) for y, p in zip(labels, probabilities, strict=True)]
     hit = [float(y == 1 and said) for y, said in cells]
     said_same = [float(said) for _, said in cells]
     both = [y + float(said) for y, said in cells]  # 2 TP + FP + FN = positives + answers "the same"
-    options: dict[str, Any] = {"clusters": clusters, "seed": seed, "bounds": (0.0, 1.0)}
     return {
-        "precision": bootstrap_ratio(hit, said_same, **options),
-        "recall": bootstrap_ratio(hit, labels, **options),
-        "f1": bootstrap_ratio([2 * h for h in hit], both, **options),
+        "precision": ratio_interval(hit, said_same, clusters),
+        "recall": ratio_interval(hit, labels, clusters),
+        "f1": ratio_interval([2 * h for h in hit], both, clusters),
     }
 
 
@@ -219,20 +226,48 @@ def _distances(rows: Sequence[Record]) -> list[int]:
     return sorted(found) if len(found) > 1 else []
 
 
-def paired_differences(rows: Sequence[Record], others: Sequence[Record], *, seed: int = 0) -> dict[str, dict[str, Any]]:
-    """Mean of (rows - others) for every number that both have, on the rows they share (same prompt id and sample).
+def paired_differences(
+    rows: Sequence[Record], others: Sequence[Record], ranges: Mapping[str, Range] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Mean of (rows - others) for every number that both have, on the rows they share.
 
-    Returns: metric name -> {"value", "low", "high", "n"}; names as in `summarise`. Empty when no row is shared.
+    Rows are the same when prompt id and sample are, and the truth: an answer to another question is no pair.
+    Args: ranges: as of `summarise`.
+    Returns: metric name -> {"value", "low", "high", "n", "clusters", "range" (of the metric), "a", "b": the means of
+        `others` and of `rows` on these rows}; names as in `summarise`. Empty when no row is shared.
     """
+    pairs, _ = shared_rows(rows, others)
+    found = {}
+    for name, pick in picks([r for r, _ in pairs]).items():
+        both = [(r, a, b) for r, o in pairs if (a := pick(r)) is not None and (b := pick(o)) is not None]
+        if not both:
+            continue
+        mine, theirs = [x for _, x, _ in both], [x for _, _, x in both]
+        declared = _holding(range_of_metric(name, ranges or {}), [*mine, *theirs])
+        difference = difference_interval(mine, theirs, clusters_of([r for r, _, _ in both]), declared)
+        means = {"a": math.fsum(theirs) / len(both), "b": math.fsum(mine) / len(both)}
+        found[name] = as_json(difference, declared) | means
+    return found
+
+
+def shared_rows(rows: Sequence[Record], others: Sequence[Record]) -> tuple[list[tuple[Record, Record]], int]:
+    """(pairs of a row and the other's row of the same prompt, sample and truth; how many have another truth)."""
     before = {(r["prompt_id"], r["sample"]): r for r in others}
     pairs = [(r, o) for r in rows if (o := before.get((r["prompt_id"], r["sample"]))) is not None]
-    found = {}
-    for name, pick in picks(rows).items():
-        both = [(r, a, b) for r, o in pairs if (a := pick(r)) is not None and (b := pick(o)) is not None]
-        if both:
-            a, b = [x for _, x, _ in both], [x for _, _, x in both]
-            found[name] = as_json(paired_bootstrap(a, b, clusters_of([r for r, _, _ in both]), seed))
-    return found
+    same = [(r, o) for r, o in pairs if r["truth"] == o["truth"]]
+    return same, len(pairs) - len(same)
+
+
+def declared_ranges(summary: Mapping[str, Any]) -> dict[str, Range]:
+    """The ranges that a summary's metrics were declared with. Those of older evaluations do not say."""
+    return {n: (float(r[0]), float(r[1])) for n, m in summary["metrics"].items() if (r := m.get("range"))}
+
+
+def joined_ranges(*summaries: Mapping[str, Any]) -> dict[str, Range]:
+    """Ranges that hold for the metrics of all of these summaries: the widest; of a metric that all declare."""
+    each = [declared_ranges(s) for s in summaries]
+    names = set.intersection(*(set(e) for e in each)) if each else set()
+    return {n: (min(e[n][0] for e in each), max(e[n][1] for e in each)) for n in names}
 
 
 def _finite(value: Any) -> float | None:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
+from vlmrl.store.evaluated import training_name
 from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_atomic, write_json
-from vlmrl.store.layout import EVAL_ROWS, EVAL_SUMMARY
+from vlmrl.store.layout import EVAL_ROWS, EVAL_SUMMARY, eval_dir
 from vlmrl.store.redact import hide_known, redact_text, redact_value
 
 SCHEMA = 1
@@ -81,6 +82,16 @@ def read_summary(folder: Path) -> dict[str, Any]:
         message = f"this evaluation has schema {summary.get('schema')!r}; this vlmrl reads {SCHEMA}"
         raise StoreError(message, where=str(path), hint="upgrade vlmrl")
     return summary
+
+
+def training_folder(run_dir: Path, split: str, source: str, step: int) -> Path:
+    """Where a validation during training is written. What a person's `vlmrl eval` put there is not replaced."""
+    folder = eval_dir(run_dir, training_name(split, source, step))
+    try:
+        taken = not read_summary(folder).get("meta", {}).get("during")
+    except StoreError:  # there is none, or a damaged one
+        return folder
+    return eval_dir(run_dir, f"training-{folder.name}") if taken else folder
 
 
 def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:

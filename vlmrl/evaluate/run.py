@@ -9,10 +9,11 @@ from typing import Any
 from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import DataError
+from vlmrl.evaluate.interval import Range
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
-from vlmrl.rewards.accuracy import accuracy_words, with_accuracy
-from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.accuracy import accuracy_part, accuracy_words, with_accuracy
+from vlmrl.rewards.base import RewardSpec, value_range
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
@@ -35,7 +36,7 @@ def evaluate(
 
     Args:
         params: temperature 0 = greedy.
-        seed: of sampling, and of the intervals.
+        seed: of sampling.
         max_rows: the first so many rows; None = all.
         samples: responses a prompt.
         strict: a bug in the reward stops with its row; else the row's score is None and it is counted.
@@ -55,11 +56,30 @@ def evaluate(
         )
         # A reward that fails on every row of the first chunk is a bug, not bad luck: strict shows the first row.
         scored = score_rollouts(rollouts, {source.name: scorer}, strict=strict)
-        if start == 0 and rows and all(s.score.error is not None for g in scored for s in g.samples):
+        if start == 0 and all(world.gather(all(s.score.error is not None for g in scored for s in g.samples))):
             score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)
         groups += world.interleave(scored)
     found = make_records(groups, source, scorer.spec)
-    return Evaluation(found, summarise(found, seed=seed) | _accuracy_of(found, source, scorer.spec))
+    summary = summarise(found, _ranges(found, source, scorer, params))
+    return Evaluation(found, summary | _accuracy_of(found, source, scorer.spec))
+
+
+def _ranges(
+    rows: Sequence[Mapping[str, Any]], source: Source, scorer: Scorer, params: SamplingParams
+) -> dict[str, Range]:
+    """Return metric -> declared range: of the reward, its parts, an accuracy that is one of them, and the length."""
+    spec = scorer.spec
+    finite = {f"part/{n}": ends for n, ends in spec.ranges.items() if all(map(math.isfinite, ends))}
+    found: dict[str, Range] = finite | {"response_tokens": (0.0, float(params.max_new_tokens))}
+    scored = [r["parts"] for r in rows if r["error"] is None]
+    whole = value_range(scored, scorer.weights, spec.ranges)
+    if whole is not None:
+        found["reward"] = whole
+    measured = "accuracy" in source.task.outcome(rows[0]["truth"], "") and not spec.accuracy_named
+    part = None if measured else accuracy_part(dict.fromkeys(name for parts in scored for name in parts), spec)
+    if part is not None and f"part/{part}" in finite:
+        found["accuracy"] = finite[f"part/{part}"]
+    return found
 
 
 def _accuracy_of(records: Sequence[Mapping[str, Any]], source: Source, spec: RewardSpec) -> dict[str, str]:

@@ -19,7 +19,6 @@ from typing import Any
 
 from vlmrl.dist.worker import STACK_SIGNAL
 from vlmrl.errors import format_error
-from vlmrl.store import layout
 from vlmrl.store.lock import process_start
 from vlmrl.store.log_pump import LogPump
 
@@ -126,7 +125,7 @@ class Watch(threading.Thread):
                 return self._lost(rank, code)
         # Of a rank that was interrupted in itself (its debugger was left) the others only see that it is gone.
         left = sorted((w["time"], rank) for rank, w in words.items() if w["code"] == 130 and w["reason"])
-        if left and (not failed or left[0] < failed[0]):
+        if left and not self.signals and (not failed or left[0] < failed[0]):
             return Ending(130, words[left[0][1]]["message"])
         if failed:
             first = failed[0][1]
@@ -243,9 +242,7 @@ class Watch(threading.Thread):
 
     def _log(self, rank: int) -> str | None:
         seen = self.ranks.get(rank)
-        if seen is None or seen.state["run"] is None:
-            return None
-        return str(layout.log_path(Path(seen.state["run"]), seen.state["attempt"], rank))
+        return None if seen is None else seen.state["log"]
 
     def _read(self, kind: str) -> dict[int, dict[str, Any]]:
         """Rank -> its `beat` or `end` file. One that is just being written is read the next time."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vlmrl.errors import CheckpointError, first_line
-from vlmrl.model.families import family_of, has_two_way_images, part_of
+from vlmrl.model.families import family_of, has_axes, has_two_way_images, part_of
+from vlmrl.model.gpus import missing_gpus
 from vlmrl.model.hub import require_source
 from vlmrl.model.quiet import quiet_transformers
 from vlmrl.model.units import sharded_units
@@ -74,6 +75,11 @@ class ModelFacts:
         return has_two_way_images(self.model_type, self.text.get("use_bidirectional_attention"))
 
     @property
+    def has_axes(self) -> bool:
+        """Whether positions have three axes; the vision towers of these families run all images as one sequence."""
+        return has_axes(self.model_type)
+
+    @property
     def experts_used(self) -> float:
         """Share of a mixture's experts that a token uses; 1 where there are none."""
         count = int(self.text.get("num_experts") or self.text.get("num_local_experts") or 0)
@@ -122,8 +128,8 @@ def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
     )  # fmt: skip
 
 
-def device_facts(wanted: str) -> tuple[dict[str, Any], list[str]]:
-    """The training device: kind, name, memory in bytes; and what is wrong with it."""
+def device_facts(wanted: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The training device: kind, name, memory in bytes; and what is wrong with it, with what to do."""
     if wanted != "cpu" and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         facts = {"kind": "cuda", "name": properties.name, "memory_bytes": properties.total_memory}
@@ -134,7 +140,10 @@ def device_facts(wanted: str) -> tuple[dict[str, Any], list[str]]:
         "memory_bytes": usable_memory(),
         "gpus": 0,
     }
-    return facts, ["model.device is cuda, but torch sees no CUDA device"] if wanted == "cuda" else []
+    if wanted != "cpu" and (missing := missing_gpus()):
+        return facts, [missing]
+    none = ("model.device is cuda, but torch sees no CUDA device", 'set model.device = "auto"')
+    return facts, [none] if wanted == "cuda" else []
 
 
 def usable_memory() -> int:

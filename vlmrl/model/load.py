@@ -12,6 +12,7 @@ import torch
 from vlmrl.errors import CheckpointError, first_line
 from vlmrl.model.families import PART_NAMES, family_of, part_of
 from vlmrl.model.fork import checkpoint_layer
+from vlmrl.model.gpus import require_gpus
 from vlmrl.model.heap import keep_freed_memory
 from vlmrl.model.hub import require_source
 from vlmrl.model.prefix_attention import NAME as SHARED_PREFIX
@@ -31,7 +32,13 @@ IMAGE_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vi
 
 
 def pick_device(wanted: str) -> torch.device:
-    """The device of a recipe's `model.device`. Raises: CheckpointError when cuda is asked for and not there."""
+    """The device of a recipe's `model.device`.
+
+    Raises: LaunchError when this process has GPUs that torch cannot use; CheckpointError when cuda is asked for and not
+        there.
+    """
+    if wanted != "cpu":
+        require_gpus()
     if wanted == "cuda" and not torch.cuda.is_available():
         raise CheckpointError("model.device is cuda, but torch sees no CUDA device", hint="--set model.device=cpu")
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")

@@ -37,9 +37,9 @@ class Rule:
 TABLE = (
     Rule("free", "how long the run goes on", ("train.steps", "train.max_seconds", "train.stop_above", "eval.patience")),
     Rule("free", "when something is looked at or kept", (
-        "eval.every_steps", "checkpoint.every_steps", "checkpoint.keep_last", "checkpoint.keep_best",
-        "checkpoint.asynchronous", "log.sample_every_steps", "log.keep_rollouts", "log.keep_rollouts_every",
-        "paper",
+        "eval.every_steps", "eval.enabled", "eval.at_start", "checkpoint.every_steps", "checkpoint.keep_last",
+        "checkpoint.keep_best", "checkpoint.asynchronous", "log.sample_every_steps", "log.keep_rollouts",
+        "log.keep_rollouts_every", "paper",
     )),
     Rule("free", "where the numbers are shown", ("log.sinks", "log.project", "log.entity", "log.group", "log.name")),
     Rule("free", "where and how fast the same numbers are computed", (

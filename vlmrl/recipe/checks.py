@@ -18,6 +18,7 @@ from typing import Any
 from vlmrl.errors import Problem
 from vlmrl.recipe.check_algo import ALGO_RULES
 from vlmrl.recipe.check_engine import check_engine
+from vlmrl.recipe.check_eval import EVAL_RULES
 from vlmrl.recipe.check_files import FILE_RULES, NOT_MADE_YET, is_file_reward
 from vlmrl.recipe.check_lora import LORA_RULES
 from vlmrl.recipe.lines import Key, dotted
@@ -27,9 +28,6 @@ from vlmrl.recipe.schema import Data
 
 COLUMN_ROLES = ("prompt", "images", "answer", "response")
 SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-TEST_SPLITS = ("test", "testing")
-FALLING_METRICS = ("brier", "ece", "repaired", "parse_failure", "parse_failures", "parse_failure_rate")
-RISING_METRICS = ("reward", "accuracy", "auc", "precision", "recall", "f1", "consistent")
 RL_ONLY = (
     "algo.", "rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.temperature", "rollout.top_p",
     "rollout.top_k", "rollout.engine", "rollout.kv_cache_gib", "rollout.tensor_parallel", "rollout.max_sync_gap",
@@ -182,37 +180,6 @@ def _stop_strings(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]
         yield Problem(message, loaded.where(("rollout", "stop")), "remove it")
 
 
-def _validation(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    settings = loaded.recipe.eval
-    where = loaded.where(("eval", "goal"), ("eval", "metric"))
-    if settings.metric in FALLING_METRICS and settings.goal == "max":
-        hint = 'set eval.goal = "min"'
-        yield Problem(f"`eval.metric` {settings.metric} is better when lower, but `eval.goal` is max", where, hint)
-    if settings.metric in RISING_METRICS and settings.goal == "min":
-        hint = 'set eval.goal = "max"'
-        yield Problem(f"`eval.metric` {settings.metric} is better when higher, but `eval.goal` is min", where, hint)
-    if settings.patience and not settings.every_steps:
-        message = f"`eval.patience` is {settings.patience}, but `eval.every_steps` is 0: there is nothing to wait for"
-        where = loaded.where(("eval", "patience"))
-        yield Problem(message, where, "set eval.every_steps, or leave eval.patience out")
-
-
-def _test_split(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    for i, data in enumerate(loaded.recipe.data):
-        if data.split in TEST_SPLITS and not loaded.recipe.eval.allow_test_split:
-            hint = "train on another split; eval.allow_test_split = true forces it and labels the run"
-            yield Problem(f"`data.{i}.split` trains on the test split", loaded.where(("data", i, "split")), hint)
-        if data.validation in TEST_SPLITS and not loaded.recipe.eval.allow_test_split:
-            hint = "validate on another split; eval.allow_test_split = true forces it and labels the run"
-            message = f"`data.{i}.validation` chooses checkpoints on the test split"
-            yield Problem(message, loaded.where(("data", i, "validation")), hint)
-        if data.validation == data.split:
-            message = f"`data.{i}` validates on the split it trains on (`{data.split}`)"
-            yield Problem(
-                message, loaded.where(("data", i, "validation")), "name another split or file, or leave it out"
-            )
-
-
 def _data_names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     """Names that are given twice; those a dataset brings itself are compared when it is opened (check/data.py)."""
     sources = [data.name or f"{data.path} ({data.split})" for data in loaded.recipe.data]
@@ -358,10 +325,12 @@ def _paper(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         yield Problem(message, loaded.where(("paper", "numbers")), 'source = "arXiv:..., Table 2"', "warning")
 
 
+PLAIN_RULES = (*EVAL_RULES, *LORA_RULES, check_engine, *FILE_RULES)
+"""Rules that need no catalog."""
 RULES: tuple[Rule, ...] = (
     _filtered_sampling, _clip_bounds, _pixels, _schedule, _group_size, _updates, _token_budgets, _stop_strings,
-    _validation, _test_split, _data_names, _shares, _columns, _weights, _reward_used, _variants, _names, _other_kind,
+    _data_names, _shares, _columns, _weights, _reward_used, _variants, _names, _other_kind,
     _odd_coefficients, _paper,
-    *(lambda loaded, catalogs, rule=rule: rule(loaded) for rule in (*LORA_RULES, check_engine, *FILE_RULES)),
+    *(lambda loaded, catalogs, rule=rule: rule(loaded) for rule in PLAIN_RULES),
     *(lambda loaded, catalogs, rule=rule: rule(loaded, catalogs.rows) for rule in ALGO_RULES),
 )  # fmt: skip

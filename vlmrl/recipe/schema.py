@@ -229,7 +229,7 @@ class Eval(Table):
     """Validation during training. Greedy."""
 
     every_steps: Count = 10
-    """Steps between validations; 0 = only at step 0 and at the end."""
+    """Steps between validations; 0 = only at the start and at the end."""
     max_rows: PositiveInt | None = None
     """Use the first rows of the validation split only."""
     metric: str = "reward"
@@ -242,6 +242,10 @@ class Eval(Table):
     """Token limit in validation; default: rollout.max_new_tokens."""
     allow_test_split: bool = False
     """Validate on a split called test. The run is then labelled so in its manifest and in every report."""
+    enabled: bool = True
+    """false = no validation, although there are rows for it: no best checkpoint, no early stop."""
+    at_start: bool = True
+    """Validate before the first step too; false = the first validation is that of `every_steps`, or the last one."""
 
 
 class Checkpoint(Table):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from markupsafe import Markup
 
 from vlmrl.check.health import TITLES as HEALTH_TITLES
+from vlmrl.evaluate.verdict import Verdict
 from vlmrl.report.plots import HEIGHT, WIDTH, Mark, Series, line_chart
+from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
 
 Line = Mapping[str, Any]
+Changes = Callable[[int, int], Mapping[str, tuple[Mapping[str, Any], Verdict]]]
 
 NOT_METRICS = frozenset({"step", "attempt", "kind", "time"})
 ENDS = ("_low", "_high")
@@ -95,17 +98,28 @@ class Chart:
 
 @dataclass(frozen=True)
 class Headline:
-    """One number of the top row: where it began and where it ended."""
+    """One number of the top row: where it began and where it ended.
+
+    Args:
+        interval: of the change, where its rows were compared one by one: [low, high] or [None, None].
+        verdict: what that says; "" where they were not compared.
+    """
 
     title: str
     start: Mapping[str, Any] | None
     end: Mapping[str, Any]
-    better: str = "up"
     notes: Sequence[str] = field(default_factory=tuple)
+    interval: Sequence[float | None] = (None, None)
+    verdict: Verdict | Literal[""] = ""
 
     @property
     def change(self) -> float | None:
         return None if self.start is None else self.end["value"] - self.start["value"]
+
+    @property
+    def colour(self) -> str:
+        """`up` (good) or `down` (bad) for a change that is clear; none for any other."""
+        return {"better": "up", "worse": "down"}.get(self.verdict, "")
 
 
 def read_curves(run: Run, label: str, colour: int) -> RunCurves:
@@ -181,8 +195,12 @@ def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     return [_train_chart(runs, n) for n in left]
 
 
-def headlines(run: RunCurves) -> list[Headline]:
-    """Validation reward and accuracy at the first and the last validation; then training reward, accuracy or loss."""
+def headlines(run: RunCurves, changes: Changes = lambda first, last: {}) -> list[Headline]:
+    """Return validation reward and accuracy at the first and the last validation; then training reward, accuracy or
+    loss.
+
+    Args: changes: (first step, last step) -> metric -> (paired difference of the validations, what it says).
+    """
     found = []
     lines = run.validation
     for metric in LEADING:
@@ -191,15 +209,17 @@ def headlines(run: RunCurves) -> list[Headline]:
         if measured:
             first, last = measured[0], measured[-1]
             start = _point(first, name) if len(measured) > 1 else None
-            found.append(Headline(f"Validation {metric}", start, _point(last, name)))
-    for name, title, better in (
-        ("reward/mean", "Training reward", "up"),
-        ("reward/accuracy", "Training accuracy", "up"),
-        ("loss/cross_entropy", "Training loss", "down"),
+            difference, told = changes(first["step"], last["step"]).get(metric, ({}, ""))
+            ends = (difference.get("low"), difference.get("high"))
+            found.append(Headline(f"Validation {metric}", start, _point(last, name), interval=ends, verdict=told))
+    for name, title in (
+        ("reward/mean", "Training reward"),
+        ("reward/accuracy", "Training accuracy"),
+        ("loss/cross_entropy", "Training loss"),
     ):
-        values = [(n["step"], n[name]) for n in run.train if _finite(n.get(name))]
+        values = [(counted(n["step"]), n[name]) for n in run.train if _finite(n.get(name))]
         if values:
-            found.append(_averaged(title, values, better))
+            found.append(_averaged(title, values))
     return found
 
 
@@ -214,7 +234,7 @@ def mean_value(lines: Sequence[Line], name: str) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _averaged(title: str, values: Sequence[tuple[int, float]], better: str) -> Headline:
+def _averaged(title: str, values: Sequence[tuple[int, float]]) -> Headline:
     """First and last tenth of a noisy series (at least one step, at most ten)."""
     size = min(10, max(1, len(values) // 10))
     first, last = values[:size], values[-size:]
@@ -224,7 +244,7 @@ def _averaged(title: str, values: Sequence[tuple[int, float]], better: str) -> H
         return {"value": value, "low": None, "high": None, "step": part[-1][0]}
 
     notes = (f"means of {size} steps",) if size > 1 else ()
-    return Headline(title, mean(first) if len(values) > 1 else None, mean(last), better, notes)
+    return Headline(title, mean(first) if len(values) > 1 else None, mean(last), notes)
 
 
 def _point(line: Line, name: str) -> dict[str, Any]:
@@ -264,14 +284,20 @@ def _train_chart(runs: Sequence[RunCurves], name: str, *, title: str = "", large
 def _series(
     run: RunCurves, lines: Sequence[Line], name: str, label: str, ends: tuple[str, str] | None = None
 ) -> Series | None:
-    chosen = [n for n in lines if _finite(n.get(name))]
+    chosen = [n for n in lines if _finite(n.get(name)) and not _no_rate(n, name)]
     if not chosen:
         return None
     low = high = ()
     if ends is not None and any(_finite(n.get(ends[0])) and _finite(n.get(ends[1])) for n in chosen):
         low, high = ([_number(n.get(end)) for n in chosen] for end in ends)
-    steps, values = [float(n["step"]) for n in chosen], [float(n[name]) for n in chosen]
-    return Series(label, steps, values, low, high, run.colour, smooth=lines is run.train)
+    trained = lines is run.train
+    steps = [float(counted(n["step"]) if trained else n["step"]) for n in chosen]
+    return Series(label, steps, [float(n[name]) for n in chosen], low, high, run.colour, smooth=trained)
+
+
+def _no_rate(line: Line, name: str) -> bool:
+    """Whether this is the 0 that older versions wrote as the learning rate of a step without an update."""
+    return name == "optim/lr" and line[name] == 0 and "optim/grad_norm" not in line
 
 
 def _marks(runs: Sequence[RunCurves]) -> list[Mark]:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.metrics import paired_differences
+from vlmrl.evaluate.interval import excludes_zero
+from vlmrl.evaluate.metrics import joined_ranges, paired_differences
 from vlmrl.evaluate.records import read_evaluation, read_summary
+from vlmrl.evaluate.verdict import Verdict, verdict
 from vlmrl.report.curves import Chart
 from vlmrl.report.plots import interval_bar, mirrored_histogram
 from vlmrl.store import layout
+from vlmrl.store.evaluated import ROLES, TRAINING_STEP, method_of, role_label, role_of, without_step
 from vlmrl.store.runs import Run
 
 DIFFERENCES = ("reward", "accuracy", "brier", "parse_failure")
 """Metrics whose paired difference is shown, with every `accuracy/<level>`."""
 MAX_CONFIDENCE_CHARTS = 4
-STEP = re.compile(r"-step-\d+$")
 
 
 @dataclass(frozen=True)
@@ -74,24 +75,39 @@ def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
         rows = [_eval_row(n, group, differences, numbers, baselines) for n in names]
         tables.append(
             {
-                "kind": kind, "columns": group, "rows": rows, "paper": paper if numbers else {},
+                "kind": kind, "notes": _notes(group), "columns": group, "rows": rows, "paper": paper if numbers else {},
                 "baselines": bool(baselines), "differences": bool(differences),
                 "against": f"{group[-1].label} - {group[0].label}" if differences else "",
                 "confidence": _confidence_charts(group) if not group[0].meta.get("during") else [],
             }
         )  # fmt: skip
-    return sorted(tables, key=lambda t: "validation" in t["kind"])
+    return sorted(tables, key=_rank)
+
+
+def _rank(table: Mapping[str, Any]) -> tuple[int, bool]:
+    """Rows that say most about new ones first; of the same rows, what `vlmrl eval` made before training's own."""
+    metas = [c.meta for c in table["columns"]]
+    return max(ROLES.index(role_of(m)) for m in metas), any(m.get("during") for m in metas)
+
+
+def _notes(group: Sequence[EvalColumn]) -> list[str]:
+    """What must be known of the rows of a table, and how its intervals were made."""
+    labels = {c.label: role_label(c.meta) for c in group}
+    told = [f"{name}: {label}." for name, label in labels.items() if label]
+    if len(set(labels.values())) == 1:
+        told = [f"These are {label}." for label in {*labels.values()} if label]
+    return [*told, *(f"Intervals: {m}." for m in dict.fromkeys(method_of(c.summary) for c in group))]
 
 
 def _kind_of(column: EvalColumn) -> str:
     """What evaluations of one table have in common. Validations during training go by the name of their folder."""
     meta, sampling = column.meta, column.meta.get("sampling") or {}
-    if not meta.get("split"):
-        return STEP.sub("", column.folder.name) + (", during training" if meta.get("during") else "")
+    if not meta.get("split") or meta.get("during"):
+        return without_step(column.folder.name) + (", during training" if meta.get("during") else "")
     words = [str(meta["split"]), str(meta.get("source") or "")]
     how = "greedy" if meta.get("greedy", True) else f"T={sampling.get('temperature')}, n={sampling.get('samples')}"
     rows = f"first {meta['max_rows']} rows" if meta.get("max_rows") else ""
-    return ", ".join(w for w in (*words, how, rows, "during training" if meta.get("during") else "") if w)
+    return ", ".join(w for w in (*words, how, rows) if w)
 
 
 def _confidence_charts(group: Sequence[EvalColumn]) -> list[Chart]:
@@ -120,12 +136,37 @@ def _differences(group: Sequence[EvalColumn]) -> dict[str, dict[str, Any]]:
     """Paired differences of the last evaluation to the first, when they are of two runs and share rows."""
     if len(group) < 2 or group[0].label == group[-1].label:
         return {}
+    found = _paired(group[0].folder, group[-1].folder)
+    return {n: d for n, d in found.items() if n in DIFFERENCES or n.startswith("accuracy/")}
+
+
+def _paired(first: Path, last: Path) -> dict[str, dict[str, Any]]:
+    """Differences of the last evaluation to the first, row by row; {} where one of them cannot be read."""
     try:
-        first, last = (read_evaluation(c.folder).rows for c in (group[0], group[-1]))
+        before, after = read_evaluation(first), read_evaluation(last)
     except StoreError:
         return {}
-    found = paired_differences(last, first)
-    return {n: d for n, d in found.items() if n in DIFFERENCES or n.startswith("accuracy/")}
+    return paired_differences(after.rows, before.rows, joined_ranges(before.summary, after.summary))
+
+
+def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[str, Any], Verdict]]:
+    """Metric -> (paired difference, what it says) of the validation at one step to that at another.
+
+    Only for a run with one validation source, and only while the rows of both are there: {} otherwise.
+    """
+    at: dict[int, list[Path]] = {}
+    for folder in layout.eval_dirs(run.dir):
+        try:
+            is_training = bool((read_summary(folder).get("meta") or {}).get("during"))
+        except StoreError:
+            continue
+        step = TRAINING_STEP.search(folder.name)
+        if is_training and step is not None:
+            at.setdefault(int(step[1]), []).append(folder)
+    if first == last or any(len(at.get(step, [])) != 1 for step in (first, last)):
+        return {}
+    found = _paired(at[first][0], at[last][0])
+    return {name: (difference, verdict(name, difference)) for name, difference in found.items()}
 
 
 def _eval_row(
@@ -142,7 +183,7 @@ def _eval_row(
         for c, m in found
     ]  # fmt: skip
     difference = differences.get(name)
-    sure = bool(difference and difference["low"] is not None and (difference["low"] > 0 or difference["high"] < 0))
+    sure = bool(difference and excludes_zero(difference["low"], difference["high"]))
     return {
         "name": name, "cells": cells, "difference": difference, "sure": sure, "paper": numbers.get(name),
         "baseline": baselines.get(name),

@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 from vlmrl.data.images import decode_image, image_hash
 from vlmrl.errors import DataError, StoreError
 from vlmrl.store.media import RunImages
+from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
 from vlmrl.types import Group, Media, hash64
 from vlmrl.visible import visible
@@ -136,9 +137,10 @@ class GroupView:
 
 @dataclass(frozen=True)
 class StepView:
-    """The examples of one step."""
+    """The examples of one step: its number as people count, and the name of its rollout file."""
 
-    step: int
+    number: int
+    file: str
     groups: Sequence[GroupView]
     problem: str = ""
 
@@ -148,7 +150,8 @@ def example_steps(run: Run, images: RunImages, album: Album, *, max_steps: int =
 
     A damaged rollout file is told in its step's place.
     """
-    steps = list(run.rollout_files())
+    files = run.rollout_files()
+    steps = list(files)
     if len(steps) > max_steps:
         steps = [steps[round(i * (len(steps) - 1) / (max_steps - 1))] for i in range(max_steps)]
     views = []
@@ -156,10 +159,10 @@ def example_steps(run: Run, images: RunImages, album: Album, *, max_steps: int =
         try:
             groups = run.read_rollouts(step)
         except StoreError as error:
-            views.append(StepView(step, (), error.message))
+            views.append(StepView(counted(step), files[step].name, (), error.message))
             continue
         chosen = [view_group(g, why, images, album) for why, g in choose_groups(groups, seed=step)]
-        views.append(StepView(step, chosen))
+        views.append(StepView(counted(step), files[step].name, chosen))
     return views
 
 

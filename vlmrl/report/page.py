@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.report import curves
 from vlmrl.report.damage import find_damage, shortened
-from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables
+from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables, validation_changes
 from vlmrl.report.examples import Album, GroupView, StepView, answer_views, example_steps
 from vlmrl.report.shell import number, render, write_page
 from vlmrl.store import layout
@@ -124,8 +125,9 @@ def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
     facts = _facts(about, lines)
     facts += [("model", str(value)) for key, value, _ in recipe if key == "model.path"]
     facts += [("parent", about["parent_text"])] if run.manifest.forked_at is not None else []
+    told = curves.headlines(lines, cache(partial(validation_changes, run)))
     return RunView(
-        label, colour, about, span(about["seconds"]), lines, curves.headlines(lines), facts, steps,
+        label, colour, about, span(about["seconds"]), lines, told, facts, steps,
         answers, answers_of, recipe, recipe_text, lines.events[-MAX_EVENTS:], _provenance(run), notes,
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,33 @@ class RewardSpec:
 
     def __call__(self, x: RewardInput) -> Parts:
         return split_note(self.fn(x))[0]
+
+
+def counting_weights(parts: Parts, weights: Mapping[str, float]) -> Mapping[str, float]:
+    """The weights that count for these parts: those given, else 1 for the part `reward`, else 1 for every part."""
+    return weights or ({"reward": 1.0} if "reward" in parts else dict.fromkeys(parts, 1.0))
+
+
+def value_range(
+    all_parts: Iterable[Parts], weights: Mapping[str, float], ranges: Mapping[str, tuple[float, float]]
+) -> tuple[float, float] | None:
+    """The least and the largest value that responses with such parts can have; None where a part has no declared range.
+
+    Args:
+        all_parts: parts of responses; only which of them apply matters: the weight of one that is None goes to others.
+        weights: as `combine` takes them.    ranges: part -> (low, high), see `RewardSpec.ranges`.
+    Example: weights {a: 0.5, b: 0.5}, ranges {a: (0, 1), b: (-1, 1)} -> (-0.5, 1); where only b applies (-1, 1).
+    """
+    ends: list[tuple[float, float]] = []
+    for applying in {frozenset((name, value is not None) for name, value in parts.items()) for parts in all_parts}:
+        shown = {name: 0.0 if applies else None for name, applies in applying}
+        given = counting_weights(shown, weights)
+        _, shares = combine({**dict.fromkeys(given), **shown}, given)
+        sides = [[share * end for end in ranges.get(name, EVERYTHING)] for name, share in shares.items() if share]
+        ends.append((math.fsum(map(min, sides)), math.fsum(map(max, sides))))
+    if not ends or not all(math.isfinite(low) and math.isfinite(high) for low, high in ends):
+        return None
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def combine(parts: Parts, weights: Mapping[str, float]) -> tuple[float, dict[str, float]]:

@@ -6,14 +6,21 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from vlmrl.errors import RewardError, VlmrlError
-from vlmrl.rewards.base import RewardSpec, check_parts, check_weight_sizes, combine, split_note
+from vlmrl.rewards.base import (
+    RewardSpec,
+    check_parts,
+    check_weight_sizes,
+    combine,
+    counting_weights,
+    split_note,
+)
 from vlmrl.rewards.frames import CONTRACT
 from vlmrl.rewards.pool import Failure, Outcome, Result, WorkerPool, as_error
 from vlmrl.types import INAPPLICABLE, RewardInput, Score
@@ -93,7 +100,7 @@ class Scorer:
         Raises: RewardError (strict); RewardError when the user's file cannot be loaded (always).
         """
         if self._pool is None:
-            scored: Any = enumerate(self._score_here(inputs))
+            scored: Iterable[tuple[int, Any]] = enumerate(self._score_here(inputs))
         else:
             outcomes = sorted(self._run_workers(self._pool, inputs, strict).items())
             scored = ((index, self._score_of(outcome)) for index, outcome in outcomes)
@@ -109,7 +116,7 @@ class Scorer:
         if strict and scores:
             if all(score.error is not None for score in scores):
                 told = Failure(CONTRACT, f"it returned None for all {len(scores)} responses of a call")
-                raise as_error(told, self.spec.name, str(rows[0]) if rows else "row 0")
+                raise as_error(told, self.spec.name, rows[0] if rows else "row 0")
             self.check_weights(scores)
         return scores
 
@@ -142,7 +149,7 @@ class Scorer:
         """The parts checked against their ranges and combined with the weights."""
         try:
             parts = check_parts(returned, self.spec.ranges)
-            weights = self.weights or ({"reward": 1.0} if "reward" in parts else dict.fromkeys(parts, 1.0))
+            weights = counting_weights(parts, self.weights)
             if not weights.keys() <= parts.keys():
                 self._check_some_weight(parts, weights)
                 return Score(combine({**dict.fromkeys(weights), **parts}, weights)[0], parts, note)

@@ -75,7 +75,7 @@ def installed_version() -> str:
 
 def main() -> None:
     """Import vLLM with its compiled part, and print what it knows."""
-    import vllm
+    import vllm  # pyright: ignore[reportMissingImports]
 
     if importlib.util.find_spec("vllm._C") is not None:
         importlib.import_module("vllm._C")

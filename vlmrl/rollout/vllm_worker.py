@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.model_executor.model_loader import BaseModelLoader, register_model_loader
+from vllm.model_executor.model_loader import BaseModelLoader, register_model_loader  # pyright: ignore[reportMissingImports]
 
 from vlmrl.rollout.handover import take_weights
 

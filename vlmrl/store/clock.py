@@ -26,19 +26,21 @@ def seconds_between(start: str | None, end: str | None = None) -> float | None:
 
 
 def span(seconds: float | None) -> str:
-    """`45 s`, `12 min`, `3 h 05 min`, `4 d 02 h`; `-` for None."""
+    """A duration for people: `45 s`, `3 min 20 s`, `2 h 05 min`, `4 d 02 h`; `-` for None."""
     if seconds is None:
         return "-"
-    whole = int(seconds)
+    whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
-        return f"{whole // 60} min"
+        return f"{whole // 60} min {whole % 60:02d} s"
     if whole < 86_400:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 86_400} d {whole % 86_400 // 3600:02d} h"
 
 
 def ago(text: str | None) -> str:
-    """How long ago that was: `12 min`."""
-    return span(seconds_between(text))
+    """How long ago that was, to the minute: `45 s`, `12 min`, `3 h 05 min`; `-` when it is not known."""
+    seconds = seconds_between(text)
+    told = span(seconds)
+    return told.rpartition(" min ")[0] + " min" if told.endswith(" s") and " min " in told else told

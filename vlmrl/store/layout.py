@@ -8,7 +8,7 @@
       sinks.json (what its loggers want kept); tensorboard/, wandb/ (files of loggers)
       eval/<name>/rows.parquet, summary.json
       checkpoints/step-000010/ meta.json ... COMPLETE (last)
-      logs/attempt-1/rank-0.log          media/*.arrow          report.html
+      logs/attempt-1/rank-0.log, logs/eval-<name>/rank-0.log          media/*.arrow          report.html
     <runs root>/queue-<group>/<run name>.log                  of `train --seeds`, `--grid`
 
 Names that begin with `.tmp-` are being written, names that begin with `.trash-` are being deleted: no reader sees them.
@@ -79,7 +79,12 @@ def kept_path(run_dir: Path, kind: str, sha256: str) -> Path:
 def rollout_path(run_dir: Path, step: int, attempt: int = 1) -> Path:
     """`rollouts/step-000010.parquet`; attempts after the first add `-a2`, so that nothing is ever overwritten."""
     suffix = "" if attempt == 1 else f"-a{attempt}"
-    return run_dir / ROLLOUTS / f"step-{step:06d}{suffix}.parquet"
+    return run_dir / ROLLOUTS / f"{step_name(step)}{suffix}.parquet"
+
+
+def step_name(step: int) -> str:
+    """How files call a policy version, and the steps that it sampled: `step-000010`."""
+    return f"step-{step:06d}"
 
 
 def parse_rollout_name(name: str) -> tuple[int, int] | None:
@@ -91,7 +96,7 @@ def parse_rollout_name(name: str) -> tuple[int, int] | None:
 
 
 def checkpoint_dir(run_dir: Path, step: int) -> Path:
-    return run_dir / CHECKPOINTS / f"step-{step:06d}"
+    return run_dir / CHECKPOINTS / step_name(step)
 
 
 def parse_checkpoint_name(name: str) -> int | None:
@@ -126,6 +131,11 @@ def merged_dirs(run_dir: Path) -> list[Path]:
 
 def log_path(run_dir: Path, attempt: int, rank: int = 0) -> Path:
     return run_dir / LOGS / f"attempt-{attempt}" / f"rank-{rank}.log"
+
+
+def eval_log_path(run_dir: Path, name: str, process: str) -> Path:
+    """`logs/eval-<name>/<process>.log`: of a process of `vlmrl eval --gpus`."""
+    return run_dir / LOGS / f"eval-{name}" / f"{process}.log"
 
 
 def queue_log(root: Path, group: str, name: str) -> Path:

@@ -43,6 +43,15 @@ def counts(step: int, attempt: int, starts: Mapping[int, int], kind: str = "trai
     return all(step < start + slack for number, start in starts.items() if number > attempt)
 
 
+def counted(step: int) -> int:
+    """The number by which people know the step of a train line or of a rollout file: they count steps from 1.
+
+    Files name the policy version that sampled, from 0: step 24 of 24 is `"step": 23` and `rollouts/step-000023`; it
+    made version 24, which is the step of its validation and its checkpoint.
+    """
+    return step + 1
+
+
 def newest(found: Iterable[tuple[int, int, Any]], starts: Mapping[int, int], kind: str = "train") -> dict[int, Any]:
     """Of (step, attempt, thing), the thing that counts for each step, in order of steps."""
     best: dict[int, tuple[int, Any]] = {}

@@ -10,6 +10,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -88,8 +89,8 @@ def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Che
 def _redacted(log: Path, scratch: Path) -> Path:
     """A copy of a log without secrets: one of an earlier version may hold what a process printed as it was."""
     copy = scratch / f"{len(list(scratch.iterdir()))}.log"
-    how = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
-    with open(log, **how) as lines, open(copy, "w", **how) as out:
+    opened = partial(open, encoding="utf-8", errors="surrogateescape", newline="")
+    with opened(log) as lines, opened(copy, "w") as out:
         while part := lines.readlines(LOG_PART):
             out.write(redact_text("".join(part)))
     return copy

@@ -119,7 +119,7 @@ def scanner_shapes() -> re.Pattern[str]:
         square_oauth.SquareOAuthDetector, stripe.StripeDetector, telegram_token.TelegramBotTokenDetector,
         twilio.TwilioKeyDetector,
     )  # fmt: skip
-    shapes = [shape for detector in detectors for shape in detector.denylist]
+    shapes: list[re.Pattern[str]] = [shape for detector in detectors for shape in detector().denylist]
     each = (f"(?i:{s.pattern})" if s.flags & re.IGNORECASE else f"(?:{s.pattern})" for s in shapes)
     return re.compile(rf"(?<![A-Za-z0-9+/])(?:{'|'.join(each)})", re.ASCII)
 

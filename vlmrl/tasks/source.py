@@ -125,13 +125,20 @@ def open_validation(data: Data, reward: Reward) -> Source | None:
     Raises: as `open_source`; also when the split or file that it names does not exist.
     """
     named = data.validation
-    if named is not None and Path(named).suffix in TABLE_SUFFIXES:
-        other = data.model_copy(update={"path": named, "split": "train", "max_rows": None, "name": data.name})
-        source = open_source(other, reward)
-        return replace(source, name=data.name or open_dataset(data).name, split="validation")
+    if named is not None and Path(named).suffix.lower() in TABLE_SUFFIXES:
+        return open_rows_file(data, reward, named, "validation")
     if named is None and "validation" not in open_dataset(data).splits:
         return None
     return open_source(data, reward, split=named or "validation")
+
+
+def open_rows_file(data: Data, reward: Reward, file: str, split: str) -> Source:
+    """Rows of another table file, asked and scored as those of an entry; `split`: how they are called.
+
+    Raises: as `open_source`.
+    """
+    other = data.model_copy(update={"path": file, "split": "train", "max_rows": None, "name": data.name})
+    return replace(open_source(other, reward), name=data.name or open_dataset(data).name, split=split)
 
 
 def _template(data: Data, task: Task) -> tuple[str, str]:

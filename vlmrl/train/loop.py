@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from vlmrl.dist import worker
 from vlmrl.evaluate.metrics import metric_value
-from vlmrl.evaluate.run import evaluate, write_evaluation
+from vlmrl.evaluate.records import training_folder, write_evaluation
+from vlmrl.evaluate.run import evaluate
 from vlmrl.rollout.engine import Generator
-from vlmrl.store.layout import eval_dir
+from vlmrl.tasks.source import Source
 from vlmrl.train.saving import finish_save, look_after_save, save
 from vlmrl.train.state import Session, greedy_params
 
@@ -88,10 +90,9 @@ def validate(session: Session, generator: Generator) -> None:
         flat |= {
             f"{prefix}/{name}_{end}": m[end] for name, m in found.summary["metrics"].items() for end in ("low", "high")
         }
-        name = f"{source.split}-{source.name}-step-{step:06d}"
-        meta = {"step": step, "greedy": True, "checkpoint": None, "during": "training"}
         if s.world.is_main:
-            write_evaluation(eval_dir(s.run.dir, name), found, meta)
+            folder = training_folder(s.run.dir, source.split, source.name, step)
+            write_evaluation(folder, found, _validation_meta(source, step, settings.max_rows))
     if all(math.isnan(v) for v in values):
         s.watcher.message(f"validation has no metric `{settings.metric}` (eval.metric): no step can be the best")
     value = sum(values) / len(values)
@@ -100,6 +101,20 @@ def validate(session: Session, generator: Generator) -> None:
         s.run.set_best(step, settings.metric, value)
     s.log(step, "validation", flat | {"eval/metric": value, "eval/is_best": best})
     s.watcher.validation(step, flat, best)
+
+
+def validate_at_start(session: Session, generator: Generator) -> None:
+    """Validate the model that a run begins with, unless it has been, or the recipe leaves that out."""
+    if session.progress.validated < 0 and session.recipe.eval.at_start:
+        validate(session, generator)
+
+
+def _validation_meta(source: Source, step: int, max_rows: int | None) -> dict[str, Any]:
+    return {
+        "step": step, "greedy": True, "checkpoint": None, "during": "training", "split": source.split,
+        "source": source.name, "role": "validation", "max_rows": max_rows,
+        "dataset": {"path": source.dataset.path, "fingerprint": source.dataset.fingerprint, "rows": len(source.rows)},
+    }  # fmt: skip
 
 
 def after_step(session: Session, generator: Generator) -> None:

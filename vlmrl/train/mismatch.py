@@ -54,7 +54,8 @@ class Mismatch:
     def of(cls, numbers: Mapping[str, float]) -> Mismatch:
         """What `tally_mismatch` gathered, once it is read."""
         found = {f.name: numbers.get(f"{PREFIX}{f.name}", 0.0) for f in fields(cls)}
-        return cls(**found | {"tokens": int(found["tokens"])})
+        tokens = int(found.pop("tokens"))
+        return cls(tokens, **found)
 
     @classmethod
     def joined(cls, parts: Sequence[Mismatch]) -> Mismatch:

@@ -22,6 +22,8 @@ class Records(TypedDict):
     prompts: list[dict[str, Any]]
 
 
+VALIDATION_SUFFIX = " (validation)"
+"""Ends the name of a dataset record whose rows are a validation file's."""
 ROWS = Rule("asked", "the rows themselves", ("data",), ("best",))
 REWARD = Rule("asked", "what earns a reward", ("reward",), ("best",))
 PROMPT = Rule("asked", "what the model is asked", ("prompt",), ("best",))
@@ -37,7 +39,7 @@ def records_of(sources: Sequence[Source], validation: Sequence[Source] = ()) -> 
     return {
         "datasets": [
             *(dataset_record(s) for s in sources),
-            *(dataset_record(s, f"{s.name} (validation)") for s in apart),
+            *(dataset_record(s, s.name + VALIDATION_SUFFIX) for s in apart),
         ],
         "rewards": [{"source": s.name, **reward_record(s.reward, s.weights)} for s in sources],
         "prompts": [{"source": s.name, "sha256": s.prompt_sha256} for s in sources],

@@ -15,8 +15,11 @@ from vlmrl.algo.shaping import next_kl_coef
 from vlmrl.data.batch import PromptTokens, TrainItem
 from vlmrl.dist import worker
 from vlmrl.errors import RewardError
-from vlmrl.evaluate.stats import bootstrap_mean
+from vlmrl.evaluate.interval import Interval
+from vlmrl.evaluate.stats import mean_interval
 from vlmrl.recipe.schema import Recipe
+from vlmrl.rewards.base import value_range
+from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.hosted_engine import HostedEngine
 from vlmrl.rollout.sample import encode_prompt, is_dead_group
 from vlmrl.tasks.source import Source
@@ -24,7 +27,7 @@ from vlmrl.train.accuracy import accuracy_metrics, accuracy_told
 from vlmrl.train.batches import split_updates
 from vlmrl.train.collect import Collected, batch_of, collect, look_ahead
 from vlmrl.train.generator import make_generator
-from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate
+from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate_at_start
 from vlmrl.train.memory import budget_metrics, in_rows, keep_batches
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.rehearsal import rehearse
@@ -63,8 +66,7 @@ def train_rl(session: Session) -> str:
     generator.load_weights(s.progress.step, changed=False)  # wakes it
     first_step, ahead = s.progress.step, None
     with catch_interrupt(s) as request:
-        if s.progress.validated < 0:
-            validate(s, generator)
+        validate_at_start(s, generator)
         while (reason := stop_reason(s, request)) is None:
             step, clock = s.progress.step, Clock()
             kl_coef = algorithm.kl_coef if s.progress.kl_coef is None else s.progress.kl_coef
@@ -93,7 +95,7 @@ def train_rl(session: Session) -> str:
                 generator.load_weights(s.progress.step, changed=changed)
                 sync = check_sync(s, generator, [prompt for _, prompt in made.sampled()]) if changed else {}
             metrics = (
-                group_metrics(made.groups)
+                group_metrics(made.groups, s.scorers)
                 | accuracy_metrics(made.groups, s.sources)
                 | s.health.measure(made.groups)
                 | made.metrics
@@ -168,8 +170,9 @@ def learn(session: Session, made: Collected, objective: PolicyGradient) -> dict[
     batch.seed = hash64(recipe.train.seed, s.progress.step, "tokens")
     batch.old_value = made.before.value
     s.proof_items = batch.items[:64] or batch_of(s, made, made.groups, keep_dead=True).items[:64]
-    if not batch.updates:
-        return {"optim/updates": s.optimizer.updates, "optim/lr": 0.0}
+    lr = learning_rate(recipe.optim, s.progress.step, recipe.train.steps)
+    if not batch.updates:  # the schedule goes on: a rate of 0 would read as a dip of it
+        return {"optim/updates": s.optimizer.updates, "optim/lr": lr}
     if objective.kl_coef > 0 and s.reference is not None:
         if algorithm.kl == "full":
             in_rows(s, partial(fill_reference, s.reference, batch))
@@ -182,8 +185,7 @@ def learn(session: Session, made: Collected, objective: PolicyGradient) -> dict[
         # Packed as `update` will pack them: the first update then has ratios of exactly 1, in bfloat16 too.
         for minibatch in minibatches:
             in_rows(s, partial(fill_logps, s.policy, minibatch, batch.old_logp))
-    rest = {"lr": learning_rate(recipe.optim, s.progress.step, recipe.train.steps),
-            "max_tokens": recipe.rollout.max_new_tokens}  # fmt: skip
+    rest = {"lr": lr, "max_tokens": recipe.rollout.max_new_tokens}
     updates = [in_rows(s, partial(update, s.policy, s.optimizer, m, objective, **rest)) for m in minibatches]
     stats = {name: fmean(m[name] for m in updates) for name in updates[0]}
     # Only the first update sees the weights that sampled.
@@ -216,9 +218,11 @@ def count_errors(session: Session, groups: Sequence[Group]) -> None:
         )
 
 
-def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
-    """Numbers of a step's rollouts: reward with its 95% interval over groups (of one there is none), parts, shares,
+def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None = None) -> dict[str, Any]:
+    """Numbers of a step's rollouts: reward with its 95% interval over prompts (of one there is none), parts, shares,
     lengths.
+
+    Args: scorers: by source name; they declare the range that the interval stays in.
     """
     samples = [x for g in groups for x in g.samples]
     scored = [x for x in samples if x.score.error is None]
@@ -236,8 +240,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         metrics["reward/inapplicable"] = left_out
     if not scored:
         return metrics
-    means = [fmean(v) for v in ([x.score.value for x in g.samples if x.score.error is None] for g in groups) if v]
-    interval = bootstrap_mean(means, None, seed=0)
+    interval = _reward_interval(groups, scorers or {})
     metrics["reward/mean"] = fmean(x.score.value for x in scored)
     if math.isfinite(interval.low):
         metrics |= {"reward/low": interval.low, "reward/high": interval.high}
@@ -254,6 +257,22 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
             if values:
                 metrics[f"reward/source/{source}"] = fmean(values)
     return metrics
+
+
+def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, Scorer]) -> Interval:
+    """The mean reward of all samples with its interval; samples of one prompt, or of prompts that share an image, are
+    dependent.
+    """
+    scored = [(g, x.score) for g in groups for x in g.samples if x.score.error is None]
+    clusters = [tuple(m.sha256 for m in g.row.media) or (g.row.source, g.row.prompt_id) for g, _ in scored]
+    ranges = [
+        value_range([score.parts for g, score in scored if g.row.source == name], scorer.weights, scorer.spec.ranges)
+        for name, scorer in scorers.items()
+        if any(g.row.source == name for g, _ in scored)
+    ]
+    known = [r for r in ranges if r is not None]
+    declared = (min(low for low, _ in known), max(high for _, high in known)) if known == ranges and known else None
+    return mean_interval([score.value for _, score in scored], clusters, declared)
 
 
 def rollout_speed(made: Collected) -> dict[str, float]:

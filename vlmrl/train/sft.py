@@ -11,7 +11,7 @@ from vlmrl.model.load import stop_ids_of
 from vlmrl.rollout.sample import encode_prompt
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.tasks.source import Source
-from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate
+from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate_at_start
 from vlmrl.train.memory import budget_metrics, in_rows, keep_batches
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.rehearsal import rehearse
@@ -31,8 +31,7 @@ def train_sft(session: Session) -> str:
     rehearse(s, CrossEntropy(), partial(_item, s), lambda source, row: target_text(source, row, random.Random(0)))
     generator.load_weights(s.progress.step)
     with catch_interrupt(s) as request:
-        if s.progress.validated < 0:
-            validate(s, generator)
+        validate_at_start(s, generator)
         while (reason := stop_reason(s, request)) is None:
             step, clock = s.progress.step, Clock()
             with clock("encode"):

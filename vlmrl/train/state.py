@@ -203,12 +203,13 @@ class Session:
 
 
 def open_sources(recipe: Recipe) -> tuple[list[Source], list[Source]]:
-    """(training sources, validation sources) of a recipe.
+    """(training sources, validation sources) of a recipe; of the latter none where it does not validate.
 
     Raises: DataError and others as `open_source`; DataError when validation is on the test split without permission.
     """
     sources = [open_source(d, recipe.reward) for d in recipe.data]
-    found = [v for v in (open_validation(d, recipe.reward) for d in recipe.data) if v is not None]
+    validates = recipe.data if recipe.eval.enabled else []
+    found = [v for v in (open_validation(d, recipe.reward) for d in validates) if v is not None]
     for v in found:
         if v.split == "test" and not recipe.eval.allow_test_split:
             raise DataError(

@@ -209,9 +209,10 @@ def summary(trial: Trial) -> dict[str, Any]:
     samples = [s for group in trial.groups for s in group.samples]
     values = [s.score.value for s in samples if s.score.error is None]
     tokens = [s.trajectory.num_trained_tokens for s in samples]
+    prompts = [len(group.samples[0].trajectory.prompt_ids) for group in trial.groups]
     parts = sorted({name for s in samples for name in s.score.parts})
     means = {p: [v for s in samples if (v := s.score.parts.get(p)) is not None] for p in parts}
-    spreads = [found for group in trial.groups if (found := spread(group)) is not None]
+    spreads = [numbers for group in trial.groups if (numbers := spread(group)) is not None]
     rates = [rate for rate in trial.solve_rates if rate is not None]
     found: dict[str, Any] = {
         "prompts": len(trial.groups),
@@ -223,6 +224,8 @@ def summary(trial: Trial) -> dict[str, Any]:
         **{f"reward/part/{part}": fmean(values) for part, values in means.items() if values},
         "rollout/dead_group_share": fmean(is_dead_group(group) for group in trial.groups),
         "rollout/truncated_share": fmean(s.trajectory.finish == "length" for s in samples),
+        "rollout/prompt_tokens_mean": fmean(prompts),
+        "rollout/prompt_tokens_max": max(prompts),
         "rollout/response_tokens_mean": fmean(tokens),
         "rollout/response_tokens_max": max(tokens),
         "rollout/tokens_per_second": sum(tokens) / max(trial.seconds, 1e-9),

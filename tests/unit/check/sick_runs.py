@@ -135,7 +135,7 @@ def _metrics(groups: Sequence[Group], step: int) -> dict[str, Any]:
         "policy/entropy": 0.8,
         "policy/sampler_gap_mean": 1e-6, "policy/sampler_gap_max": 5e-6, "policy/sampler_ess": 1.0,
         **{f"optim/grad_norm{part}": norm for part, norm in norms.items()},
-        "optim/lr": 1e-4 * learned, "optim/updates": (step + 1) * learned,
+        "optim/lr": 1e-4, "optim/updates": (step + 1) * learned,
     }  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def _write_validation(run_dir: Path, prompt_ids: Sequence[str]) -> None:
     pq.write_table(
         pa.table({"prompt_id": [f"held-{i}" for i in prompt_ids], "images": images}), folder / layout.EVAL_ROWS
     )
-    (folder / layout.EVAL_SUMMARY).write_text("{}")
+    (folder / layout.EVAL_SUMMARY).write_text('{"meta": {"during": "training"}}')
 
 
 def plan(**changes: Any) -> Plan:

@@ -311,7 +311,7 @@ def test_a_run_without_updates_says_so_and_not_that_the_rate_is_zero(tmp_path):
 
 
 def test_steps_without_an_update_do_not_count_for_the_learning_rate(tmp_path):
-    """Of 6 steps the first 3 are dead: their rate is logged as 0 and has nothing to do with the updates'."""
+    """Of 6 steps the first 3 are dead: older versions wrote 0 as their rate, which is none of the updates'."""
     only_dead = {"rollout/dead_group_share": 1.0, "optim/grad_norm": None, "optim/lr": 0.0, "optim/updates": 0}
     found = look(make_run(tmp_path, plan(metrics=lambda step: only_dead if step < 3 else {})))
     assert found.figures["lr"] == [1e-4, 1e-4] and found.healthy
@@ -397,7 +397,7 @@ def test_what_a_cause_explains_stands_behind_it(tmp_path):
     runs = f"--runs {tmp_path}/runs"  # not where runs are looked for from here
     assert first.command == f"vlmrl try r.toml {runs} --set rollout.max_new_tokens=160", first.command
     assert any("repeat themselves" in line for line in first.evidence)
-    assert first.rows[0]["where"].startswith("step 0, digits row digits-0-") and first.rows[0]["note"]
+    assert first.rows[0]["where"].startswith("step 1, digits row digits-0-") and first.rows[0]["note"]
 
 
 def test_the_next_command_is_the_runs_own_with_the_setting_changed(tmp_path, monkeypatch):
@@ -486,9 +486,9 @@ def test_a_hacked_reward_is_named_first_with_its_step_and_examples(tmp_path):
     told = re.search(r", from step (\d+) on$", first.what)
     assert told and 15 <= (step := int(told.group(1))) <= 18, first.what
     before = [r for r in first.rows if r["where"].startswith("before, step ")]
-    after = [r for r in first.rows if r["where"].startswith("after, step 39")]
+    after = [r for r in first.rows if r["where"].startswith("after, step 40")]
     assert len(before) == len(after) == 2 and len(first.rows) == 4
-    assert all(r["text"][0].isdigit() for r in after) and f"step {step - 2}," in before[0]["where"]
+    assert all(r["text"][0].isdigit() for r in after) and f"step {step - 1}," in before[0]["where"]
     digits = next(c for c in found.causes if c.name == "characters")
     assert re.match(r"digits grew from .*% to 100%", digits.what), digits.what
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 
 def row(
     prompt_id: str = "p0",
@@ -44,3 +46,8 @@ def row(
         "outcome": outcome,
     }
     return {**fields, **outcome, **changes}
+
+
+def random_pairs(rng: np.random.Generator, images: int, rows: int) -> list[tuple[int, int]]:
+    """Rows of two images each, of so many."""
+    return [tuple(int(i) for i in rng.choice(images, 2, replace=False)) for _ in range(rows)]  # type: ignore[misc]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Barrier
 from typing import Any
 
 import pytest
 
 from vlmrl.data.encode import EncodedPrompt
+from vlmrl.dist.world import World
 from vlmrl.errors import DataError, RewardError
 from vlmrl.evaluate import run as evaluating
-from vlmrl.evaluate.run import evaluate
+from vlmrl.evaluate.run import Evaluation, evaluate
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Request
@@ -139,6 +142,47 @@ def test_large_splits_are_encoded_in_chunks_and_come_out_whole(monkeypatch: pyte
     assert [len(batch) for batch in engine.asked] == [2, 2, 1]
     assert [r["prompt_id"] for r in found.rows] == [f"p{i}" for i in range(5)]
     assert sum(told) == 5
+
+
+class Meeting(World):
+    """One of several processes, as a thread: what each gives is exchanged at a barrier."""
+
+    def gather(self, mine: Any) -> list[Any]:
+        barrier, places = self.group
+        places[self.rank] = mine
+        barrier.wait(30)
+        found = list(places)
+        barrier.wait(30)
+        return found
+
+
+def shared(size: int, fn: Callable[[RewardInput], Any] = lambda x: len(x.response) / 9, **options) -> list[Evaluation]:
+    """What each of so many processes gets of one evaluation."""
+    meeting = (Barrier(size), [None] * size)
+    with ThreadPoolExecutor(size) as pool:
+        jobs = [
+            pool.submit(
+                run, ListSource(rows(7)), ScriptedEngine(), fn, world=Meeting(r, size, group=meeting), **options
+            )
+            for r in range(size)
+        ]
+        return [job.result() for job in jobs]
+
+
+@pytest.mark.parametrize("size", [2, 3, 9])
+@pytest.mark.parametrize("chunk", [3, 512])
+def test_several_processes_make_the_evaluation_of_one(monkeypatch: pytest.MonkeyPatch, size: int, chunk: int):
+    monkeypatch.setattr(evaluating, "CHUNK_PROMPTS", chunk)
+    alone = run(ListSource(rows(7)), ScriptedEngine(), lambda x: len(x.response) / 9, samples=2, seed=5)
+    for found in shared(size, samples=2, seed=5):
+        assert found.rows == alone.rows and found.summary == alone.summary
+
+
+def test_a_reward_that_fails_on_one_process_alone_is_counted_and_on_all_it_is_an_error():
+    broken = lambda x: 1 / 0 if "p1" in x.response else 1.0  # noqa: E731
+    assert {e.summary["reward_errors"] for e in shared(3, broken, max_rows=3)} == {1}
+    with pytest.raises(RewardError, match="ZeroDivisionError"):
+        shared(3, lambda x: 1 / 0)
 
 
 def test_a_reward_that_fails_on_one_row_leaves_it_without_a_score():

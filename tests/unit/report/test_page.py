@@ -301,7 +301,9 @@ def test_validations_of_training_count_once_at_the_best_step(tmp_path: Path):
     with run:
         run.set_best(10, "reward", 0.9)
     for step in (0, 10, 20):
-        evaluate_run(run.dir, f"validation-{step:06d}", [0.5], step=step, during="training", split="validation")
+        evaluate_run(
+            run.dir, f"validation-digits-step-{step:06d}", [0.5], step=step, during="training", split="validation"
+        )
     columns = eval_columns(run, "r", 0)[0]
     assert [c.meta["step"] for c in columns] == [10]
 

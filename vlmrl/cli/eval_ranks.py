@@ -1,0 +1,52 @@
+"""`vlmrl eval --gpus`: start one process a GPU, which run the same command without it, and wait for them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from vlmrl.cli.output import say
+from vlmrl.cli.ranks import without_launch_options
+
+if TYPE_CHECKING:
+    from vlmrl.recipe.schema import Recipe
+
+
+def evaluate_on(gpus: str, recipe: Recipe, files: str, run_dir: Path | None, root: Path) -> Path | None:
+    """Evaluate in several processes. Returns the run that the results are in; None when this process itself is to be
+    the one: `--gpus 1`.
+
+    Args:
+        files: where the model's configuration is.
+        run_dir: the run that is evaluated; None = the processes make one.
+    Raises: LaunchError for GPUs that are not there; typer.Exit with the code of the process that failed.
+    """
+    from vlmrl.launch.agent import Job, launch
+    from vlmrl.launch.cards import place
+    from vlmrl.launch.fetch import offline_environment
+    from vlmrl.store.manifest import settle
+    from vlmrl.train.choices import settle_for_answers
+
+    recipe, _ = settle_for_answers(recipe, files)
+    parts = recipe.rollout.tensor_parallel if recipe.rollout.engine == "vllm" else 1
+    placement = place(gpus, 0, parts)
+    env = {**placement.env, **offline_environment(recipe, root)}
+    if placement.ranks == 1:
+        os.environ.update(env)
+        return None
+    what = "CPU processes" if placement.devices is None else "GPUs"
+    say(f"{placement.ranks} {what}, {placement.threads} thread{'s' if placement.threads != 1 else ''} each")
+    command = ("-m", "vlmrl", *without_launch_options(sys.argv[1:]))
+    job = Job(command=command, ranks=placement.ranks, env=env, timeout_seconds=recipe.parallel.timeout_seconds)
+    ending, made = launch(job)
+    if not ending.code:
+        return run_dir or made
+    if run_dir is None and made is not None:
+        settle(made, "interrupted" if ending.code == 130 else "failed", ending.reason)
+    say(ending.message or "interrupted")
+    say("nothing of an unfinished evaluation was written")
+    raise typer.Exit(ending.code)

@@ -1,0 +1,66 @@
+"""How `vlmrl eval` shows an evaluation: a table of metrics, and below it what must be known of the rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vlmrl.cli.output import say, show_table
+
+
+def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
+    """The metrics of one evaluation. `other`: the evaluation that its differences are to."""
+    from vlmrl.store.evaluated import method_of, role_label
+
+    meta, sampling = result["meta"], result["meta"]["sampling"]
+    of = meta["model"] if meta["checkpoint"] is None else f"{meta['model']} {meta['checkpoint']}"
+    how = "greedy" if sampling["greedy"] else f"T={sampling['temperature']:g}, {sampling['samples']} samples a prompt"
+    numbers = (meta.get("paper") or {}).get("numbers") or {}
+    baselines, differences = result["baselines"], result.get("differences", {})
+    headers = ["metric", "value", "95% interval", "rows"]
+    headers += ["without looking"] * bool(baselines) + ["paper"] * bool(numbers) + ["difference"] * bool(other)
+    rows = []
+    for name, m in result["metrics"].items():
+        row = [name, number(m["value"]), interval(m), f"{m['n']:,}"]
+        row += [number(baselines.get(name, {}).get("value"))] if baselines else []
+        row += [str(numbers.get(name, ""))] if numbers else []
+        row += [difference(differences.get(name))] if other else []
+        rows.append(row)
+    images = f"{result['images']:,} images, " if result["images"] else ""
+    title = f"{of} on {meta['source']}/{meta['split']}: {result['prompts']:,} prompts, {images}{how}"
+    show_table(title, headers, rows)
+    say(f"intervals: {method_of(result)}; - = one cluster of rows has none")
+    if numbers:
+        say(f"paper: {meta['paper'].get('source', 'no source named')}")
+    if other:
+        say(f"difference: this minus {other}, on the rows both have; * = its interval excludes 0")
+    if "accuracy_of" in result:
+        say(f"accuracy is {result['accuracy_of']}")
+    if result["reward_errors"]:
+        say(f"the reward failed for {result['reward_errors']} of {result['rows']} answers: they are not in `reward`")
+    label = role_label(meta)
+    if label:
+        say(f"these are {label}")
+    say(f"kept in {result['folder']}")
+
+
+def number(value: float | None) -> str:
+    """Three decimals below 10, one above; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def interval(m: dict[str, Any]) -> str:
+    """`[0.676, 1.000]`; a dash where there is none."""
+    return "-" if m["low"] is None or m["high"] is None else f"[{number(m['low'])}, {number(m['high'])}]"
+
+
+def difference(m: dict[str, Any] | None) -> str:
+    """`+0.021 [+0.004, +0.037] *`; the star says that the interval excludes zero."""
+    from vlmrl.evaluate.interval import excludes_zero
+
+    if m is None:
+        return ""
+    ends = "" if m["low"] is None else f" [{m['low']:+.3f}, {m['high']:+.3f}]"
+    return f"{m['value']:+.3f}{ends}{' *' if excludes_zero(m['low'], m['high']) else ''}"

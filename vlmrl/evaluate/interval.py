@@ -1,0 +1,228 @@
+"""95% intervals of estimates over rows that share images: Wilson's score at the clusters' effective sample size.
+
+Rows of a pair task share images: two pairs with one scan in common are not two independent observations. What rows
+share are their clusters. An interval is made in three steps:
+
+1. The variance of the estimate, robust to any dependence of rows that share a cluster: the sum of e_p * e_q over all
+   rows p, q that share one, e = influence of a row (Aronow, Samii and Assenova 2015, eq. 4; for rows of one cluster
+   each this is the usual cluster-robust variance); never below that of independent rows.
+2. The effective sample size: how many independent draws of 0 and 1 with the same mean would have that variance,
+   lowered for few clusters by Student's t (Korn and Graubard 1998). Its degrees of freedom come from how few clusters
+   carry the variance (Satterthwaite's, from the fourth moment of the clusters' influences). It is never below the
+   number of independent clusters: nothing in [0, 1] varies more than a coin of the same mean.
+3. Wilson's score interval at that size (Wilson 1927), with the Poisson limit of Brown, Cai and DasGupta (2001, section
+   4.1.1) beside 0 and 1. Dean and Pagano (2015) and Franco et al. (2019) find Wilson's at the effective size the best
+   of the usual intervals for clustered shares.
+
+A quantity of another range is scaled to [0, 1] first, a paired difference of it to [-(b - a), b - a]; so no interval
+leaves the range. Of a quantity without a range, step 1 with Student's t remains. One cluster alone says nothing of
+others: there is no interval. `scripts/bench/coverage.py` measures how often the intervals hold the truth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+Clusters = Sequence[Sequence[Hashable]]
+"""For every row the ids of its images; the same id twice in a row counts once. A row without ids stands alone."""
+Range = tuple[float, float]
+
+METHOD = "Wilson's score interval at the effective sample size of rows that share images"
+"""The name of all intervals of quantities with a range, as shown to people."""
+Z_95 = 1.959963984540054
+NEAR_BOUND = 3.0
+"""With so many effective zeros (or ones) or fewer, Wilson's limit next to that bound gives way to Poisson's."""
+FEW_CARRY = 4.0
+"""With fewer degrees of freedom, one or two clusters carry all the variance: rows unlike all others may be unseen."""
+ROUNDING = 1e-9
+"""Share of its range by which a value may be outside."""
+NO_SPREAD = 1e-12
+"""Influences of a quantity in [0, 1] below this are rounding: all rows are alike."""
+UNIT_RANGE: Range = (0.0, 1.0)
+BLOCK_NUMBERS = 4_000_000
+"""Most pairs of rows that share a cluster held at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its 95% interval.
+
+    Args:
+        mean: the estimate; NaN when n = 0.
+        low, high: the interval; NaN where there is none (one cluster, or no spread and no range to judge by).
+        n: rows it is made of.      clusters: distinct clusters of these rows.
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int = 0
+    clusters: int = 0
+
+
+EMPTY = Interval(math.nan, math.nan, math.nan, 0)
+
+
+def excludes_zero(low: float | None, high: float | None) -> bool:
+    """Whether an interval (None or NaN = there is none) has zero outside. The one rule of every verdict."""
+    return low is not None and high is not None and (low > 0 or high < 0)
+
+
+def range_of(declared: Range | None, *values: ArrayLike) -> Range | None:
+    """The range of a quantity: the declared one if it is finite and holds all values, else [0, 1] while that does, else
+    None.
+
+    Example: no range declared, values 0.2 and 1.0 -> (0, 1); 0.2 and 1.4 -> None.
+    """
+    found = np.concatenate([np.asarray(v, dtype=np.float64).ravel() for v in values])
+    for low, high in (*([declared] if declared else []), UNIT_RANGE):
+        slack = ROUNDING * (high - low)
+        finite = math.isfinite(low) and math.isfinite(high) and low < high
+        if finite and bool(((found >= low - slack) & (found <= high + slack)).all()):
+            return low, high
+    return None
+
+
+def wilson(share: float, n: float) -> Range:
+    """Wilson's 95% score interval of a share, with Poisson's limit where fewer than NEAR_BOUND zeros or ones are seen.
+
+    Args: share in [0, 1]; n > 0 may be a fractional effective size.
+    Source: Wilson 1927; the limits next to the bounds: Brown, Cai and DasGupta 2001, section 4.1.1.
+    Example: 0 of 10 -> [0, 0.278]; 1 of 10 -> [0.005, 0.404], where Wilson's own lower limit is 0.018.
+    """
+    from scipy.special import gammaincinv
+
+    p, z2 = share, Z_95**2
+    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z_95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    low = 0.0 if p <= 0 else max(0.0, centre - half)
+    high = 1.0 if p >= 1 else min(1.0, centre + half)
+    ones, zeros = p * n, (1 - p) * n
+    if 0 < ones <= NEAR_BOUND:
+        low = min(low, float(gammaincinv(ones, 0.05)) / n)
+    if 0 < zeros <= NEAR_BOUND:
+        high = max(high, 1 - float(gammaincinv(zeros, 0.05)) / n)
+    return min(low, p), max(high, p)
+
+
+class Evidence(NamedTuple):
+    """Bounds on an effective sample size: at least the independent clusters, at most the rows of 0 and 1."""
+
+    least: float
+    most: float = math.inf
+
+
+class Units:
+    """What rows share: clusters, joined where they occur in exactly the same rows.
+
+    Attributes:
+        count: M, number of units.
+        independent: about how many rows' worth of independent information there is at least: M / (units a row), at
+            most N.
+        rows_in, unit_of: the row and the unit of every (row, unit) incidence; sorted by row.
+    """
+
+    def __init__(self, clusters: Clusters | None, num_rows: int) -> None:
+        if clusters is not None and len(clusters) != num_rows:
+            raise ValueError(f"{num_rows} rows but clusters for {len(clusters)}")
+        self.num_rows = num_rows
+        members: dict[Hashable, list[int]] = {}
+        for row, ids in enumerate(clusters or ()):
+            for key in dict.fromkeys(ids):
+                members.setdefault(key, []).append(row)
+        covered = {row for rows in members.values() for row in rows}
+        unique = dict.fromkeys([tuple(rows) for rows in members.values()])
+        unique.update(dict.fromkeys((row,) for row in range(num_rows) if row not in covered))
+        self.count = len(unique)
+        pairs = sorted((row, unit) for unit, rows in enumerate(unique) for row in rows)
+        self.rows_in = np.array([row for row, _ in pairs], dtype=np.int64)
+        self.unit_of = np.array([unit for _, unit in pairs], dtype=np.int64)
+        self.independent = min(num_rows, self.count * num_rows / max(1, len(pairs)))
+
+    def variance(self, influence_N: Floats) -> float:
+        """Variance of the mean of row influences when rows that share a unit are dependent in any way; never below that
+        of independent rows. Corrected for few units by M / (M - 1).
+        """
+        own = float(np.square(influence_N).sum())
+        return max(self._together(influence_N), own) / self.num_rows**2 * self.count / (self.count - 1)
+
+    def freedom(self, influence_N: Floats) -> float:
+        """Degrees of freedom of `variance`: 2 / (sum r^4 / (sum r^2)^2 - 1 / M), r = summed influence of a unit.
+        At most those of the independent units, at least 1.
+
+        Normal influences leave about M, one unit that carries everything about 2.    Source: Satterthwaite 1946.
+        """
+        square_M = np.square(np.bincount(self.unit_of, influence_N[self.rows_in], minlength=self.count))
+        most = max(1.0, self.independent - 1)
+        total = float(square_M.sum())
+        excess = float(np.square(square_M).sum()) / total**2 - 1 / self.count if total > 0 else 0.0
+        return most if excess <= 0 else min(most, max(1.0, 2 / excess))
+
+    def _together(self, influence_N: Floats) -> float:
+        """Sum of e_p * e_q over all rows p, q that share a unit; each pair of rows once, however much they share."""
+        if len(self.unit_of) == self.num_rows:  # one unit a row
+            return float(np.square(np.bincount(self.unit_of, influence_N, minlength=self.count)).sum())
+        from scipy.sparse import csr_array
+
+        shape = (self.num_rows, self.count)
+        incidence = csr_array((np.ones(len(self.unit_of)), (self.rows_in, self.unit_of)), shape=shape)
+        rows_of_unit = np.bincount(self.unit_of, minlength=self.count)
+        neighbours = np.bincount(self.rows_in, rows_of_unit[self.unit_of], minlength=self.num_rows)
+        block_of_row = (np.cumsum(neighbours) // BLOCK_NUMBERS).astype(np.int64)
+        total = 0.0
+        for start in np.flatnonzero(np.diff(block_of_row, prepend=-1)):
+            stop = int(np.searchsorted(block_of_row, block_of_row[start], "right"))
+            shared = incidence[start:stop] @ incidence.T
+            shared.data[:] = 1.0
+            total += float(influence_N[start:stop] @ (shared @ influence_N))
+        return total
+
+
+def interval_in_range(value: float, influence_N: Floats, units: Units, bounds: Range, evidence: Evidence) -> Interval:
+    """The interval of an estimate in `bounds`; see the head of this file.
+
+    Args:
+        influence_N: what each row adds to the estimate, its mean is 0: for a mean, value of the row - mean.
+        bounds: range of the estimate.
+    Returns: low and high are NaN for a single unit.
+    """
+    from scipy.special import stdtrit
+
+    n, (start, end) = units.num_rows, bounds
+    if units.count < 2:
+        return Interval(value, math.nan, math.nan, n, units.count)
+    width = end - start
+    share = min(1.0, max(0.0, (value - start) / width))
+    small_N = influence_N / width
+    least = max(evidence.least, 1.0)
+    # Rows unlike all that were seen may be so large a share of all rows: Wilson's limit for none among `least`.
+    unseen = Z_95**2 / (least + Z_95**2)
+    around = (share - unseen * share, share + unseen * (1 - share))
+    if float(np.abs(small_N).max()) < NO_SPREAD:
+        low, high = around
+    else:
+        freedom = units.freedom(small_N)
+        ratio = Z_95 / float(stdtrit(freedom, 0.975))
+        size = share * (1 - share) / units.variance(small_N) * ratio**2
+        low, high = wilson(share, min(max(size, least), evidence.most))
+        if freedom < FEW_CARRY and evidence.most == math.inf:
+            low, high = min(low, around[0]), max(high, around[1])
+    low, high = start + width * low, start + width * high
+    return Interval(value, max(start, min(low, value)), min(end, max(high, value)), n, units.count)
+
+
+def t_interval(value: float, influence_N: Floats, units: Units) -> Interval:
+    """Student's t interval from the robust variance, for a quantity of no known range; NaN where nothing varies."""
+    from scipy.special import stdtrit
+
+    if units.count < 2 or not np.any(influence_N):
+        return Interval(value, math.nan, math.nan, units.num_rows, units.count)
+    half = float(stdtrit(units.freedom(influence_N), 0.975)) * math.sqrt(units.variance(influence_N))
+    return Interval(value, value - half, value + half, units.num_rows, units.count)

@@ -1,0 +1,100 @@
+"""What a paired difference says, and the one sentence that answers whether B is better than A."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from vlmrl.evaluate.interval import excludes_zero
+from vlmrl.recipe.check_eval import FALLING_METRICS
+from vlmrl.store.evaluated import LABELS, ROLES
+
+Verdict = Literal["better", "worse", "differs", "not clear", "same"]
+Answer = Literal["better", "worse", "mixed", "not clear", "same", "not known"]
+
+NO_DIRECTION = ("response_tokens", "truncated", "repaired")
+"""Metrics of which more is neither better nor worse by itself."""
+
+
+def verdict(metric: str, difference: Mapping[str, Any]) -> Verdict:
+    """What a difference (B - A) of a metric says of B: better or worse where its 95% interval excludes 0.
+
+    Args: difference: {"value", "low", "high", "a", "b"}, as of `evaluate.metrics.paired_differences`.
+    """
+    name = metric.split("/")[0]
+    if not excludes_zero(difference["low"], difference["high"]):
+        return "same" if difference["value"] == 0 and difference["a"] == difference["b"] else "not clear"
+    if name in NO_DIRECTION:
+        return "differs"
+    return "better" if (difference["value"] > 0) != (name in FALLING_METRICS) else "worse"
+
+
+def conclude(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> dict[str, Any]:
+    """Is B better than A?
+
+    The evaluations on the rows that say most about new ones decide: test rows, else held-out ones, else those that
+    training validated on, else its own. Of each the reward counts, and the accuracy where there is one; where the two
+    were scored by different rewards, the accuracy alone.
+
+    Args:
+        evaluations: of `evaluate.compare`, each with its metrics, and whether both were scored alike.
+        titles: what A and B are called.
+    Returns: {"answer": an Answer, "text": one sentence, "evaluations": the names of those that it rests on}.
+    """
+    usable = [e for e in evaluations if _deciding(e)]
+    if usable and all(e["a"] == e["b"] for e in usable):
+        return {"answer": "same", "text": "A and B are the same run.", "evaluations": []}
+    if not usable:
+        return {"answer": "not known", "text": _why_unknown(evaluations, titles), "evaluations": []}
+    role = min((e["role"] for e in usable), key=ROLES.index)
+    usable = [e for e in usable if e["role"] == role]
+    verdicts = {m["verdict"] for e in usable for m in _deciding(e)}
+    answer = _answer(verdicts)
+    begin = {
+        "better": "B is better than A", "worse": "B is worse than A", "mixed": "B is better than A in part only",
+        "same": "A and B score the same", "not clear": "It is not clear whether B is better than A",
+    }[answer]  # fmt: skip
+    told = "; ".join(_told(e) for e in usable)
+    warning = f". These are {LABELS[role]}" if LABELS[role] else ""
+    return {"answer": answer, "text": f"{begin}: {told}{warning}.", "evaluations": [e["name"] for e in usable]}
+
+
+def _answer(verdicts: set[str]) -> Answer:
+    clear = verdicts & {"better", "worse"}
+    if len(clear) == 2:
+        return "mixed"
+    if clear:
+        return "better" if "better" in clear else "worse"
+    return "same" if verdicts == {"same"} else "not clear"
+
+
+def _deciding(evaluation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    names = ("reward", "accuracy") if evaluation["scored_alike"] else ("accuracy",)
+    return [m for m in evaluation["metrics"] if m["metric"] in names]
+
+
+def _told(evaluation: Mapping[str, Any]) -> str:
+    """`reward +0.110 [+0.081, +0.141] (0.765 -> 0.875), accuracy ..., paired on 1,200 rows of test-digits`."""
+    metrics = _deciding(evaluation)
+    parts = [f"{m['metric']} {_signed(m)} ({m['a']:.3f} -> {m['b']:.3f})" for m in metrics]
+    n, clusters = metrics[0]["n"], metrics[0]["clusters"]
+    rows = f"{n:,} row{'s' if n != 1 else ''} of {evaluation['name']}"
+    shared = f" ({clusters:,} clusters)" if clusters < n else ""
+    return f"{', '.join(parts)}, paired on {rows}{shared}"
+
+
+def _signed(m: Mapping[str, Any]) -> str:
+    ends = "no interval" if m["low"] is None else f"[{m['low']:+.3f}, {m['high']:+.3f}]"
+    return f"{m['difference']:+.3f} {ends}"
+
+
+def _why_unknown(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> str:
+    begin = "Nothing says whether B is better than A"
+    if not evaluations:
+        a, b = titles
+        return f"{begin}: they have no evaluation in common (make them: vlmrl eval {a}; vlmrl eval {b})."
+    if not any(e["rows_paired"] for e in evaluations):
+        return f"{begin}: their evaluations share no rows."
+    if not any(e["scored_alike"] for e in evaluations):
+        return f"{begin}: they were scored by different rewards, and there is no accuracy."
+    return f"{begin}: no row has a score in both."

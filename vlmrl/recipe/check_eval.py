@@ -1,0 +1,75 @@
+"""Rules about validation: which way its metric is better, what waits for it, and on which rows it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vlmrl.errors import Problem
+from vlmrl.recipe.load import LoadedRecipe
+
+TEST_SPLITS = ("test", "testing")
+FALLING_METRICS = ("brier", "ece", "repaired", "parse_failure", "parse_failures", "parse_failure_rate")
+RISING_METRICS = ("reward", "accuracy", "auc", "precision", "recall", "f1", "consistent")
+NEEDS_VALIDATION = ("train.stop_above", "eval.patience")
+"""Keys that end a run by a validation."""
+USELESS_WITHOUT_VALIDATION = (
+    "eval.every_steps", "eval.at_start", "eval.metric", "eval.goal", "eval.allow_test_split", "checkpoint.keep_best",
+)  # fmt: skip
+"""Keys that do nothing where there is no validation, if a recipe sets them."""
+
+
+def _validation(loaded: LoadedRecipe) -> Iterator[Problem]:
+    settings = loaded.recipe.eval
+    where = loaded.where(("eval", "goal"), ("eval", "metric"))
+    if settings.metric in FALLING_METRICS and settings.goal == "max":
+        hint = 'set eval.goal = "min"'
+        yield Problem(f"`eval.metric` {settings.metric} is better when lower, but `eval.goal` is max", where, hint)
+    if settings.metric in RISING_METRICS and settings.goal == "min":
+        hint = 'set eval.goal = "max"'
+        yield Problem(f"`eval.metric` {settings.metric} is better when higher, but `eval.goal` is min", where, hint)
+    if settings.patience and not settings.every_steps:
+        message = f"`eval.patience` is {settings.patience}, but `eval.every_steps` is 0: there is nothing to wait for"
+        where = loaded.where(("eval", "patience"))
+        yield Problem(message, where, "set eval.every_steps, or leave eval.patience out")
+
+
+def _validation_off(loaded: LoadedRecipe) -> Iterator[Problem]:
+    """What waits for validations where there are none, or none before the end."""
+    settings, train = loaded.recipe.eval, loaded.recipe.train
+    if not settings.enabled:
+        for name, value in zip(NEEDS_VALIDATION, (train.stop_above, settings.patience), strict=True):
+            if value is not None:
+                message = f"`{name}` is {value}, but `eval.enabled` is false: it would never be looked at"
+                yield Problem(message, loaded.where(tuple(name.split("."))), "leave one of the two out")
+        set_here = [
+            n for n in USELESS_WITHOUT_VALIDATION if loaded.origins.get(n, "default") not in ("default", "--set")
+        ]
+        # Turned off for one run by --set, a recipe is not wrong to say how it validates otherwise.
+        if set_here and loaded.origins.get("eval.enabled") != "--set":
+            keys, where = "`, `".join(set_here), loaded.where(tuple(set_here[0].split(".")))
+            verb = "does" if len(set_here) == 1 else "do"
+            yield Problem(
+                f"`{keys}` {verb} nothing: `eval.enabled` is false", where, "remove one or the other", "warning"
+            )
+    elif train.stop_above is not None and not settings.every_steps:
+        message = f"`train.stop_above` is {train.stop_above}, but `eval.every_steps` is 0: no step is looked at"
+        yield Problem(message, loaded.where(("train", "stop_above")), "set eval.every_steps", "warning")
+
+
+def _test_split(loaded: LoadedRecipe) -> Iterator[Problem]:
+    for i, data in enumerate(loaded.recipe.data):
+        if data.split in TEST_SPLITS and not loaded.recipe.eval.allow_test_split:
+            hint = "train on another split; eval.allow_test_split = true forces it and labels the run"
+            yield Problem(f"`data.{i}.split` trains on the test split", loaded.where(("data", i, "split")), hint)
+        if data.validation in TEST_SPLITS and not loaded.recipe.eval.allow_test_split:
+            hint = "validate on another split; eval.allow_test_split = true forces it and labels the run"
+            message = f"`data.{i}.validation` chooses checkpoints on the test split"
+            yield Problem(message, loaded.where(("data", i, "validation")), hint)
+        if data.validation == data.split:
+            message = f"`data.{i}` validates on the split it trains on (`{data.split}`)"
+            yield Problem(
+                message, loaded.where(("data", i, "validation")), "name another split or file, or leave it out"
+            )
+
+
+EVAL_RULES = (_validation, _validation_off, _test_split)

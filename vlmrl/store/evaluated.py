@@ -1,0 +1,74 @@
+"""Which rows an evaluation was made on, as its summary says: test rows, rows that training validated on, or its own.
+
+`vlmrl eval` chooses and labels them (train/eval_rows.py); compare, report and the model card show the label.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from vlmrl.store.layout import step_name
+
+Role = Literal["test", "validation", "training", "held out"]
+"""test: the split of that name. validation: training chose its checkpoint by these rows. training: the model was
+trained on them. held out: none of these, as far as the records say."""
+ROLES: tuple[Role, ...] = ("test", "held out", "validation", "training")
+"""Those whose rows say most about new ones first."""
+
+TRAINING_STEP = re.compile(r"-step-(\d{6,})(?=-|$)")
+"""The step in the name of an evaluation's folder."""
+LABELS: Mapping[Role, str] = {
+    "test": "",
+    "validation": "rows that training validated on: its checkpoint was chosen by them",
+    "training": "training rows: they do not say how well it does on new ones",
+    "held out": "",
+}
+"""What must stand beside the numbers; empty where nothing must."""
+
+
+def role_of(meta: Mapping[str, Any]) -> Role:
+    """The role of the rows of an evaluation, from the `meta` of its summary.
+
+    Evaluations of older versions name their split alone; `train` was what they took where a table had no other.
+    """
+    for role in ROLES:
+        if meta.get("role") == role:
+            return role
+    by_split: dict[str, Role] = {"test": "test", "validation": "validation", "train": "training"}
+    return "validation" if meta.get("during") else by_split.get(str(meta.get("split")), "held out")
+
+
+def role_label(meta: Mapping[str, Any]) -> str:
+    """What must stand beside the numbers of an evaluation; empty where nothing must."""
+    return LABELS[role_of(meta)]
+
+
+def method_of(summary: Mapping[str, Any]) -> str:
+    """How the intervals of a summary were made, in words; those of older versions were bootstrapped."""
+    return str(summary.get("intervals") or "bootstrap over images (of an older version)")
+
+
+def without_step(name: str) -> str:
+    """The name of an evaluation's folder without its step: what those of several checkpoints have in common."""
+    return TRAINING_STEP.sub("", name)
+
+
+def names_a_step(name: str) -> bool:
+    """Whether a name ends as training's own do: a later step of the run might take it."""
+    return re.search(r"-step-\d+$", name) is not None
+
+
+def training_name(split: str, source: str, step: int) -> str:
+    """The folder of a validation during training. `vlmrl eval` makes no such name of the same rows."""
+    return f"{split}-{source}-{step_name(step)}"
+
+
+def same_rows_key(meta: Mapping[str, Any]) -> str | None:
+    """What evaluations of the same rows, sampled alike, have in common; None where the summary does not say."""
+    if not meta.get("split") or not meta.get("source"):
+        return None
+    how = meta.get("sampling") or {}
+    sampled = "" if meta.get("greedy", True) else f"T{how.get('temperature')}-n{how.get('samples')}"
+    return "-".join(str(w) for w in (meta["split"], meta["source"], sampled, meta.get("max_rows")) if w)
