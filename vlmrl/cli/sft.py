@@ -198,7 +198,18 @@ def _closing(done: Run) -> str:
     verbs = {"eval": (*which, *rows), "merge": which, "report": ()}
     commands = [command_line((verb,), done.dir, done.manifest.name, *options) for verb, options in verbs.items()]
     missing = "\n      ROWS.jsonl: rows that training has not seen; the data has no test and no validation rows"
-    return f"done: {done.dir}{told}\nnext: {'   '.join(commands)}{missing if rows else ''}"
+    return f"done: {done.dir}{told}{_warnings(done)}\nnext: {'   '.join(commands)}{missing if rows else ''}"
+
+
+def _warnings(done: Run) -> str:
+    """Return what the metrics of the run warn of, for the line that says it is done; "" without any."""
+    from vlmrl.check.signs import find_signs, since
+    from vlmrl.store.refer import command_line
+
+    signs = find_signs(done.metrics("train"), done.metrics("validation"))
+    words = "; ".join(f"{sign.words}{since(sign)}" for sign in signs)
+    why = command_line(("runs", "diagnose"), done.dir, done.manifest.name)
+    return f"  ! {words}\nwhy: {why}" if signs else ""
 
 
 def load_checked(
@@ -268,11 +279,15 @@ def arithmetic(recipe) -> str:
 
 
 def _result(run: Run) -> dict:
+    from vlmrl.check.signs import find_signs
+
     best = run.manifest.best
     train = run.metrics("train")
+    signs = find_signs(train, run.metrics("validation"))
     return {
         "run": run.id, "dir": str(run.dir), "status": run.status, "steps": len(train),
         "best": {"step": best.step, "metric": best.metric, "value": best.value} if best else None,
         "checkpoints": [p.name for p in run.checkpoint_dirs()],
         "last": train[-1] if train else None,
+        "warnings": [{"name": s.name, "what": s.what, "step": s.step} for s in signs],
     }  # fmt: skip

@@ -154,6 +154,7 @@ def columns(line: Mapping[str, Any]) -> dict[str, str]:
         "memory": "" if memory is None else f"{memory / 2**30:.1f} GiB",
         "seconds": _number(line.get("time/step_seconds"), ".1f"),
         "of them": " ".join(f"{name} {seconds:.1f}" for name, seconds in phases),
+        "!": str(line.get("health/warning") or ""),
     }
 
 

@@ -97,9 +97,15 @@ def list_runs(
     return found[:limit] if limit else found
 
 
-def find(root: Path | str, ref: str) -> Path:
-    """The folder of the run that `ref` names: path, `last`, id, name, unique prefix of the id, or its last 4 letters.
+TRAINED = ("rl", "sft")
+"""Kinds of runs that train: not a `vlmrl try`."""
 
+
+def find(root: Path | str, ref: str, *, trained: bool = False) -> Path:
+    """Return the folder of the run that `ref` names: path, `last`, id, name, unique prefix of the id, or its last 4
+    letters.
+
+    Args: trained: `last` is the last run that trains, where there is one.
     Raises: StoreError with the candidates when it is ambiguous, with the newest runs when there is none.
     """
     root = Path(root)
@@ -119,7 +125,7 @@ def find(root: Path | str, ref: str) -> Path:
             hint="say where they are: --runs DIR",
         )
     if ref == "last":
-        return root / _latest(root, ids)
+        return root / _latest(root, ids, trained)
     if ref in ids:
         return root / ref
     matches = [run_id for run_id in ids if run_id.startswith(ref)] if ref else []
@@ -158,10 +164,14 @@ def _named(root: Path, ids: list[str], name: str) -> Iterator[str]:
             yield run_id
 
 
-def _latest(root: Path, ids: list[str]) -> str:
-    """The run that started last. Ids tell the second; manifests tell between runs of one second."""
-    second = ids[0][:15]
+def _latest(root: Path, ids: list[str], trained: bool) -> str:
+    """The run that started last; with `trained`, of those that train, where there are any. Ids tell the second;
+    manifests tell between runs of one second.
+    """
+    trains = lambda run_id: not trained or read_listed(root, run_id).raw.get("kind") in TRAINED  # noqa: E731
+    second = next(filter(trains, ids), ids[0])[:15]
     same = [run_id for run_id in ids if run_id[:15] == second]
+    same = list(filter(trains, same)) or same
     return max(same, key=lambda run_id: (read_listed(root, run_id).raw.get("start", ""), run_id))
 
 
