@@ -228,7 +228,7 @@ def _keep_one(
     raw: dict[str, Any], places: dict[Key, Place], written: Collection[Key], file: Path, problems: list[Problem]
 ) -> list[Key]:
     """Let a number of steps, or what it is counted from, replace the other. Returns the keys that were replaced."""
-    whole = {key for (table,) in [k for k in written if len(k) == 1] for key in written_in({table: raw.get(table)})}
+    whole = {key for (table,) in [k for k in written if len(k) == 1] for key in written_in({table: raw.get(str(table))})}
     where = lambda key: (_nearest_place(places, key) or Place(file, 1)).where  # noqa: E731
     replaced, found = keep_one(raw, {*written, *whole}, where)
     problems += found

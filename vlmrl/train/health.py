@@ -35,7 +35,7 @@ class Health:
             return {}
         if self._lines is None:
             self._lines = [_watched(line) for line in self._run.metrics("train")]
-            self._validation = self._run.metrics("validation") if self._lines else self._validation
+            self._validation = [*self._run.metrics("validation")] if self._lines else self._validation
         self._lines.append(_watched({"step": step, **metrics}))
         warning = warning_of(find_signs(self._lines, self._validation))
         return {WARNING: warning} if warning else {}
