@@ -8,7 +8,7 @@ from typing import Any
 from vlmrl.errors import Problem
 from vlmrl.recipe.lines import Key, dotted
 
-COUNTED: Mapping[Key, Key] = {
+COUNTED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("train", "steps"): ("train", "epochs"),
     ("optim", "warmup_steps"): ("optim", "warmup_ratio"),
 }
