@@ -228,9 +228,9 @@ def _keep_one(
     raw: dict[str, Any], places: dict[Key, Place], written: Collection[Key], file: Path, problems: list[Problem]
 ) -> list[Key]:
     """Let a number of steps, or what it is counted from, replace the other. Returns the keys that were replaced."""
-    whole = {key for (table,) in [k for k in written if len(k) == 1] for key in written_in({table: raw.get(str(table))})}
+    tables = {str(key[0]): raw.get(str(key[0])) for key in written if len(key) == 1}
     where = lambda key: (_nearest_place(places, key) or Place(file, 1)).where  # noqa: E731
-    replaced, found = keep_one(raw, {*written, *whole}, where)
+    replaced, found = keep_one(raw, {*written, *written_in(tables)}, where)
     problems += found
     for key in replaced:
         _forget(places, key)
