@@ -14,6 +14,7 @@ from typing import Any
 from vlmrl.check import diagnose_prompts as prompts
 from vlmrl.check import diagnose_scores as scores
 from vlmrl.check import diagnose_settings as settings
+from vlmrl.check import diagnose_signs as signs
 from vlmrl.check import diagnose_updates as updates
 from vlmrl.check.diagnose_facts import Facts, read_facts
 from vlmrl.check.diagnose_limits import LEVELS, Cause, counted
@@ -27,17 +28,22 @@ RULES: tuple[Rule, ...] = (
     settings.few_pixels, settings.entropy_term, settings.kl_term, settings.overlong, settings.weight_decay,
     settings.clipped_gradient, settings.clipped_ratio, updates.learning_rate, updates.gradients, updates.no_updates,
     updates.engine_gap, updates.entropy, scores.pays_wrong, scores.pays_length, scores.constant_part,
-    scores.no_contrast, prompts.few_answers, updates.validation,
+    scores.no_contrast, prompts.few_answers, updates.validation, signs.lasting_changes,
 )  # fmt: skip
-_NO_CONTRAST = ("all_wrong", "dead_groups", "constant_part", "no_updates", "zero_gradient", "pays_wrong")
+_NO_CONTRAST = ("all_wrong", "dead_groups", "constant_part", "no_updates", "zero_gradient", "pays_wrong", "no_signal")
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "failing_reward": ("failed", *_NO_CONTRAST),
+    "reward_without_accuracy": ("characters", "repetition", "one_response", "grown_length", "pays_length", "one_answer",
+                                "few_distinct", "entropy_collapse", "all_right", *_NO_CONTRAST),
+    "one_response": ("one_answer", "few_distinct", "entropy_collapse", "dead_groups", "no_signal", "no_updates"),
+    "repetition": ("few_distinct", "entropy_collapse", "dead_groups", "no_signal", "no_updates"),
+    "characters": ("few_distinct", "entropy_collapse", "dead_groups", "no_signal", "no_updates"),
     "chat_template": ("cut_off", "format_unmet", "one_answer", *_NO_CONTRAST),
     "prefilled_tag": ("format_unmet", "cut_off", *_NO_CONTRAST),
     "temperature_high": ("format_unmet", "cut_off", *_NO_CONTRAST),
     "constant_reward": ("all_wrong", "all_right", "zero_gradient", *_NO_CONTRAST),
     "stop_string": ("format_unmet", "one_answer", "few_distinct", *_NO_CONTRAST),
-    "cut_off": ("format_unmet", "one_answer", "few_distinct", *_NO_CONTRAST),
+    "cut_off": ("all_cut", "format_unmet", "one_answer", "few_distinct", *_NO_CONTRAST),
     "entropy_coef": ("collapse", "cut_off", "format_unmet", "entropy_collapse", "few_distinct", "lr_large",
                      *_NO_CONTRAST),
     "weight_decay": ("collapse", "cut_off", "format_unmet", "failed", *_NO_CONTRAST),
@@ -51,12 +57,12 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "lr_large": ("collapse", "cut_off", "format_unmet", "few_distinct", "entropy_collapse", "failed", "one_answer",
                  "engine_gap", *_NO_CONTRAST),
     "temperature_low": ("few_distinct", "dead_groups", "constant_part", "no_updates"),
-    "few_distinct": ("dead_groups", "no_updates"),
-    "entropy_collapse": ("few_distinct", "dead_groups"),
-    "all_wrong": ("dead_groups", "constant_part", "no_updates", "zero_gradient"),
-    "all_right": ("dead_groups", "constant_part", "no_updates", "zero_gradient"),
-    "constant_part": ("dead_groups", "no_updates"),
-    "dead_groups": ("no_updates", "zero_gradient"),
+    "few_distinct": ("dead_groups", "no_updates", "no_signal"),
+    "entropy_collapse": ("few_distinct", "dead_groups", "no_signal"),
+    "all_wrong": ("dead_groups", "constant_part", "no_updates", "zero_gradient", "no_signal"),
+    "all_right": ("dead_groups", "constant_part", "no_updates", "zero_gradient", "no_signal"),
+    "constant_part": ("dead_groups", "no_updates", "no_signal"),
+    "dead_groups": ("no_updates", "zero_gradient", "no_signal"),
 }  # fmt: skip
 """Cause -> what may be no more than its consequence."""
 

@@ -17,6 +17,8 @@ from vlmrl.recipe.schema import Recipe
 from vlmrl.store import layout
 from vlmrl.store.kept import newest_resolved, read_resolved
 from vlmrl.store.manifest import Manifest
+from vlmrl.store.metrics import counted
+from vlmrl.store.refer import reference
 from vlmrl.store.rollouts import read_table
 from vlmrl.store.runs import Run
 
@@ -63,7 +65,7 @@ class Response:
 
     @property
     def where(self) -> str:
-        return f"step {self.step}, {self.source} row {self.prompt_id} sample {self.sample}"
+        return f"step {counted(self.step)}, {self.source} row {self.prompt_id} sample {self.sample}"
 
 
 @dataclass
@@ -167,7 +169,7 @@ class Facts:
     def key(self) -> str:
         """What names the run in the commands to type next: its folder, where runs are not looked for by themselves."""
         at_home = layout.runs_root().resolve() == self.run.dir.parent.resolve()
-        return (self.manifest.name or self.manifest.id) if at_home else str(self.run.dir)
+        return reference(self.run.dir, self.manifest.name) if at_home else str(self.run.dir)
 
     @property
     def own_reward(self) -> bool:
@@ -184,9 +186,10 @@ def read_facts(run: Run) -> Facts:
     lines = [run.metrics(kind) for kind in ("train", "validation", "event")]
     facts = Facts(run, _recipe(run, notes), lines[0], lines[1], lines[2], notes=notes)
     files = run.rollout_files()
-    for step in _spread(sorted(files), MOST_STEPS):
+    for step in spread_steps(sorted(files), MOST_STEPS):
         try:
-            facts.responses += _responses(files[step], step, 1 + max((r.group for r in facts.responses), default=-1))
+            first = 1 + max((r.group for r in facts.responses), default=-1)
+            facts.responses += read_responses(files[step], step, first)
             facts.steps_read += 1
         except VlmrlError as error:
             notes.append(f"{files[step].name} was left out: {error.message}")
@@ -202,15 +205,19 @@ def _recipe(run: Run, notes: list[str]) -> Recipe | None:
         return None
 
 
-def _spread(steps: Sequence[int], most: int) -> list[int]:
-    """At most so many of the steps, the first and the last among them, evenly spread."""
+def spread_steps(steps: Sequence[int], most: int) -> list[int]:
+    """Return at most so many of the steps, the first and the last among them, evenly spread."""
     if len(steps) <= most:
         return list(steps)
     return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
 
 
-def _responses(path: Path, step: int, first_group: int) -> list[Response]:
-    table = read_table(path, COLUMNS).slice(0, MOST_SAMPLES_A_STEP)
+def read_responses(path: Path, step: int, first_group: int = 0, *, most: int = MOST_SAMPLES_A_STEP) -> list[Response]:
+    """Read the first responses of a step's rollouts; groups are numbered from `first_group`.
+
+    Raises: StoreError when the file cannot be read.
+    """
+    table = read_table(path, COLUMNS).slice(0, most)
     lengths = [n for chunk in table["token_ids"].chunks for n in chunk.value_lengths().to_pylist()]
     found = []
     for row, tokens in zip(table.drop_columns(["token_ids"]).to_pylist(), lengths, strict=True):

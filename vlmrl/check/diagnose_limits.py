@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from vlmrl.check.diagnose_facts import Facts, Response
 from vlmrl.store import layout
 from vlmrl.store.layout import RECIPE
+from vlmrl.store.metrics import counted as counted_step
 
 Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 MOST_ROWS = 3
+MIN_ONSET = 3
+"""Steps on each side of the step from which on something is wrong."""
 MOST_TEXT_CHARS = 300
 FLAGS = ("--quiet", "-q", "--json", "--accept-changes", "--dry-run")
 """Options of `train` and `sft` that take no value."""
@@ -32,7 +37,6 @@ LIMITS: dict[str, Limit] = {
     "cut_warning": Limit(0.15, "published runs with room to think are cut in 1 to 10% of their responses"),
     "stopped": Limit(0.5, "a stop string in the way ends most responses; one that belongs there ends good ones"),
     "shared_tags": Limit(0.5, "of the responses that break the format: tags that so many write are no accident"),
-    "loop_ratio": Limit(6.0, "zlib shrinks written reasoning 2 to 4 times, text that repeats itself far more"),
     "format_error": Limit(0.02, "below 1 in 50 a group of 8 has no well-formed response 85% of the time: no contrast"),
     "format_warning": Limit(0.1, "below 1 in 10 most groups of 8 have one such response at most"),
     "poor_score": Limit(0.5, "share of the most possible score below which a suspicious prompt is held to do harm"),
@@ -79,6 +83,30 @@ LIMITS: dict[str, Limit] = {
     "few_pixels": Limit(12_544, "112 x 112: sixteen image tokens of 28 x 28 pixels show no detail"),
     "shrunk": Limit(2, "times max_pixels from which an image loses half of what it shows"),
     "shared_rows": Limit(0.02, "share of validation rows among those trained on; a few duplicates are seen as such"),
+    "sign_steps": Limit(6, "steps since a change, and in its last part: fewer have no noise to measure it by"),
+    "sign_before": Limit(4, "steps before a change: rewards are hacked early; the noise is then that since the change"),
+    "sign_window": Limit(24, "steps before a change that it is compared with: what was learned earlier is no change"),
+    "sign_certainty": Limit(5, "standard errors: every step of a run is tried, in several series, with few steps each"),
+    "sign_formed": Limit(0.05, "of the responses well-formed: with fewer, the reward of these says nothing"),
+    "sign_format": Limit(0.05, "rise of the format part from which it is being learned"),
+    "reward_rise": Limit(0.15, "of the largest mean reward; smaller gains are also gains of form and luck"),
+    "accuracy_certainty": Limit(2, "standard errors: the 95% bound of the change of the accuracy"),
+    "accuracy_share": Limit(0.25, "of the reward's relative rise: an accuracy that rises by less did not come along"),
+    "accuracy_nothing": Limit(0.05, "of the reward's relative rise: a rise as small as this is none, however certain"),
+    "accuracy_fall": Limit(0.02, "less is called flat"),
+    "accuracy_learned": Limit(0.9, "nearly all responses are right: the reward may rise by what is left of the form"),
+    "alike_share": Limit(0.9, "of a step's responses; a balanced yes-or-no task has half of them alike"),
+    "same_truth": Limit(0.8, "of the prompts: with one right answer for nearly all of them, alike is right"),
+    "alike_rise": Limit(0.3, "of the responses: a task learned before, such as from traces, begins alike and stays so"),
+    "alike_rise_untold": Limit(0.5, "where nothing says what is right, the change must be plain"),
+    "alike_before": Limit(0.4, "of the responses: before it they must have been of many kinds"),
+    "long_text": Limit(64, "characters: a shorter response may be one number or one word because it was asked for"),
+    "repeating_share": Limit(0.5, "of the responses; base models loop in a few, and do so from the start"),
+    "repeating_rise": Limit(0.4, "of the responses: most of those that repeat themselves came to do so"),
+    "class_rise": Limit(0.3, "of the characters: tags, code and tables move a class by less"),
+    "class_share": Limit(0.9, "of the characters: no code, table or list of numbers is of one class of characters"),
+    "length_growth": Limit(2.0, "times the length before: thinking longer is common, and then the accuracy rises"),
+    "streak": Limit(10, "steps in a row: a step of few prompts may well be without a signal, ten are no chance"),
 }  # fmt: skip
 
 
@@ -128,6 +156,26 @@ def short(text: str, most: int = MOST_TEXT_CHARS) -> str:
 def counted(number: int, what: str) -> str:
     """`1 step`, `1,200 steps`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def onset(facts: Facts, metric: str, bad: Callable[[float], bool]) -> list[str]:
+    """Return from which step on a metric was bad, as a line of evidence; [] when it always was, or only of late.
+
+    Steps are numbered from 1, as screens do.
+    """
+    values = [(line["step"], line[metric]) for line in facts.train if _is_number(line.get(metric))]
+    good = len(values) - 1
+    while good >= 0 and bad(values[good][1]):
+        good -= 1
+    if good + 1 < MIN_ONSET or len(values) - good - 1 < MIN_ONSET:
+        return []
+    before = fmean(value for _, value in values[: good + 1])
+    after = fmean(value for _, value in values[good + 1 :])
+    return [f"from step {counted_step(values[good + 1][0])} on: {before:.3g} on average before, {after:.3g} since"]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def learned(facts: Facts) -> str:

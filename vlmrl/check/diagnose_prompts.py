@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
@@ -15,12 +14,14 @@ from vlmrl.check.diagnose_limits import (
     learned,
     limit,
     look_again,
+    onset,
     percent,
     reward_check,
     rows_of,
     sft_first,
     short,
 )
+from vlmrl.check.texts import answer_of, repeats_itself
 
 IMAGE_MARK = re.compile(r"<\|?(?:vision|image|video|img|box|quad|object)[a-z_]*\|?>", re.IGNORECASE)
 ROLE_MARK = re.compile(
@@ -32,8 +33,6 @@ OPEN_TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>\s*\Z")
 CLOSED_THINK = re.compile(r"</(think|thinking|reasoning)>\s*\Z")
 TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>")
 CLOSED = re.compile(r"</([A-Za-z][A-Za-z0-9_-]{0,30})>")
-ANSWER = re.compile(r"<answer>([^<]{1,400})</answer>|\\boxed\{([^{}]{1,200})\}")
-MOST_PLAIN_ANSWER_CHARS = 40
 MOST_NOTES = 3
 
 
@@ -124,7 +123,8 @@ def cut_off(facts: Facts) -> Iterator[Cause]:
     evidence = [f"mean score of {kind} responses {mean:.3f}" for kind, mean in means]
     if whole:
         evidence.append(f"whole responses have {median(whole):.0f} tokens (median), {max(whole)} at most")
-    loops = fmean(_loops(r.text) for r in cut)
+    evidence += onset(facts, "rollout/truncated_share", lambda share: share >= limit("cut_warning"))
+    loops = fmean(repeats_itself(r.text) for r in cut)
     if loops > 0.5:
         evidence.append(
             f"{percent(loops)} of the cut ones repeat themselves: the model does not stop, whatever the limit"
@@ -225,15 +225,6 @@ def _one_answer(facts: Facts) -> Iterator[Cause]:
     )  # fmt: skip
 
 
-def answer_of(text: str) -> str | None:
-    """The final answer in a response: in `<answer>` or a box, else a short text as a whole; None when there is none."""
-    found = ANSWER.findall(text)
-    if found:
-        return "".join(found[-1]).strip()
-    plain = text.strip()
-    return plain if 0 < len(plain) <= MOST_PLAIN_ANSWER_CHARS and "<" not in plain else None
-
-
 def _prompts(facts: Facts) -> list[str]:
     return list(dict.fromkeys(r.prompt for r in facts.responses if r.prompt))
 
@@ -267,11 +258,6 @@ def _well_formed(r: Response) -> bool:
     """Whether a response meets the format, or earns anything where the reward has no such part."""
     form = next((v for n, v in r.parts.items() if "format" in n.lower()), None)
     return r.error is None and (r.score > 0 if form is None else form > 0)
-
-
-def _loops(text: str) -> bool:
-    data = text.encode("utf-8", "replace")
-    return len(data) > 200 and len(data) / len(zlib.compress(data)) > limit("loop_ratio")
 
 
 def responses_of(groups: Sequence[Sequence[Response]]) -> list[Response]:

@@ -13,8 +13,20 @@ from typing import Any
 import numpy as np
 
 from vlmrl.check.diagnose_facts import ANSWER_PARTS, Facts, Response
-from vlmrl.check.diagnose_limits import Cause, again, learned, limit, look_again, percent, reward_check, rows_of, short
-from vlmrl.check.diagnose_prompts import answer_of, responses_of
+from vlmrl.check.diagnose_limits import (
+    Cause,
+    again,
+    learned,
+    limit,
+    look_again,
+    onset,
+    percent,
+    reward_check,
+    rows_of,
+    short,
+)
+from vlmrl.check.diagnose_prompts import responses_of
+from vlmrl.check.texts import answer_of
 from vlmrl.types import INAPPLICABLE
 
 FIELD = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>([^<>]{1,200})</\1>")
@@ -198,7 +210,8 @@ def no_contrast(facts: Facts) -> Iterator[Cause]:
             f"{percent(dead)} of the groups have equal scores throughout and teach nothing"
             + (f" any more: {rise}" if fresh and rise else ""),
             again(facts, "algo.filter=spread"), dead,
-            [over_all, f"all wrong {percent(len(wrong) / len(groups))}, right {percent(len(perfect) / len(groups))}; "
+            [over_all, *onset(facts, "rollout/dead_group_share", lambda share: share >= limit("dead_warning")),
+             f"all wrong {percent(len(wrong) / len(groups))}, right {percent(len(perfect) / len(groups))}; "
              "more samples a prompt or a higher temperature split such groups too"],
             rows_of(responses_of(facts.dead)),
         )  # fmt: skip

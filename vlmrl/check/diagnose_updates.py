@@ -14,6 +14,7 @@ from vlmrl.check.diagnose_limits import (
     counted,
     limit,
     look_again,
+    onset,
     percent,
     reward_check,
     rows_of,
@@ -133,6 +134,7 @@ def engine_gap(facts: Facts) -> Iterator[Cause]:
     most, effective = facts.series("policy/sampler_gap_max"), facts.series("policy/sampler_ess")
     evidence = [f"largest {max(most, default=gap):.3g} nats; up to {allowed:g} on average is usual in {dtype}"]
     evidence += [f"effective sample size {percent(median(effective))} of the tokens"] if effective else []
+    evidence += onset(facts, "policy/sampler_gap_mean", lambda nats: nats > allowed)
     command = check_again(facts)
     if rollout.top_p < 1 or rollout.top_k > 0:
         evidence.append(f"rollout.top_p = {rollout.top_p:g}, top_k = {rollout.top_k}: samples are not the policy's")
@@ -155,6 +157,7 @@ def entropy(facts: Facts) -> Iterator[Cause]:
     harm = dead is not None and dead[1] >= limit("dead_warning") and dead[1] > dead[0]
     what = f"entropy fell from {ends[0]:.3g} to {ends[1]:.3g} nats a token: the samples of a prompt become one"
     evidence = [f"dead groups {percent(dead[0])} at the start, {percent(dead[1])} at the end"] if dead else []
+    evidence += onset(facts, "policy/entropy", lambda nats: nats < limit("entropy_low"))
     command = again(facts, "algo.clip_high=0.28", "algo.entropy_coef=0.001")
     yield Cause("entropy_collapse", "warning" if harm else "note", what, command, 0.75, evidence)
 

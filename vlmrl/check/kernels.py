@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vlmrl.check.memory import HERE, Target, find_cluster
 from vlmrl.errors import Problem
@@ -13,6 +13,8 @@ from vlmrl.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:
     from vlmrl.model.facts import ModelFacts
+
+PLAIN_ATTENTION = "PyTorch's scaled_dot_product_attention"
 
 
 def check_kernels(loaded: LoadedRecipe, facts: ModelFacts, target: Target = HERE) -> list[Problem]:
@@ -34,12 +36,22 @@ def check_kernels(loaded: LoadedRecipe, facts: ModelFacts, target: Target = HERE
     return found
 
 
-def attention_kernel(loaded: LoadedRecipe, facts: ModelFacts) -> str:
-    """Return which attention kernel packed rows take on a GPU, in words."""
-    if facts.sharing != "packed":
-        return "PyTorch's own attention"
-    if loaded.recipe.model.dtype == "float32" or facts.two_way_images:
-        return "FlexAttention"
-    if importlib.util.find_spec("flash_attn") is not None:
-        return "flash-attn's variable-length kernel"
-    return f"PyTorch's variable-length kernel (flash-attn would be used where installed: {install_line('flash-attn')})"
+def attention_kernel(loaded: LoadedRecipe, facts: ModelFacts, target: Target = HERE) -> dict[str, Any] | None:
+    """Return which kernel computes attention in training on this machine's GPU; None where there is no GPU.
+
+    Returns: `text` and `images`, the kernels of the language model and of the vision tower in words; `missing`: how to
+        install flash-attn where it would be used if it were there, else None. Being without it is no warning: PyTorch
+        has a kernel of the same kind.
+    """
+    if target.is_elsewhere or find_cluster(loaded, target).gpu is None:
+        return None
+    if facts.sharing == "padded":
+        return {"text": PLAIN_ATTENTION, "images": PLAIN_ATTENTION, "missing": None}
+    here = importlib.util.find_spec("flash_attn") is not None
+    varlen = "flash-attn" if here else "PyTorch's variable-length kernel"
+    half = loaded.recipe.model.dtype != "float32"
+    rows = "FlexAttention" if not half or facts.two_way_images else varlen
+    text = rows if facts.sharing == "packed" else PLAIN_ATTENTION
+    images = varlen if half and facts.has_axes else PLAIN_ATTENTION
+    profits = varlen in (text, images) and not here
+    return {"text": text, "images": images, "missing": install_line("flash-attn") if profits else None}

@@ -90,7 +90,7 @@ def check_device(loaded: LoadedRecipe, target: Target) -> list[Problem]:
     device, problems = device_facts(loaded.recipe.model.device)
     if problems:
         where = loaded.where(("model", "device"), ("model", "path"))
-        return [Problem(p, where, 'set model.device = "auto"') for p in problems]
+        return [Problem(what, where, hint) for what, hint in problems]
     if device["kind"] == "cpu" and loaded.recipe.model.dtype == "bfloat16":
         where = loaded.where(("model", "dtype"), ("model", "device"))
         return [

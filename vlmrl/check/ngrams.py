@@ -1,22 +1,32 @@
-"""Words that came to be paid: n-grams that spread over a run and that go with the score. In bounded work."""
+"""Words that came to be paid: n-grams that spread over a run and that go with the score. In bounded work.
+
+Text without spaces between words (Chinese, Thai, a long run of digits) is taken character by character.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from vlmrl.check.facts import Facts
 from vlmrl.check.scores import Floats, Ints, Scores
+from vlmrl.check.texts import joins_words
 
 WORD = re.compile(r"[^\W_]+|</?[A-Za-z][^<>\s]{0,40}>")
 """A word, or a tag as one word."""
 MAX_WORDS = 400
-"""Of each response, its first words."""
+"""Of each response, its first words; a character of text without spaces counts as a word."""
 MAX_NGRAM = 3
+MAX_CHARACTERS = 8
+"""The longest n-gram of characters."""
+LONGEST_WORD = 24
+"""What is longer is no word: its characters are looked at."""
 MIN_TEXTS = 20
 """An n-gram in fewer of the texts says nothing."""
 MIN_PROMPTS = 8
@@ -29,15 +39,17 @@ n-grams of honest text, 4 in both at once are not expected."""
 
 @dataclass(frozen=True)
 class Holders:
-    """Which texts hold which n-gram: pairs (gram, text), each once; `names[gram]` spells it."""
+    """Which texts hold which n-gram: pairs (gram, text), each once. `words` gives the words of an n-gram."""
 
     gram_P: Ints
     text_P: Ints
-    names: Sequence[str]
+    number: int
+    words: Callable[[int], list[int]]
 
 
 def paid_ngrams(facts: Facts, scores: Scores, texts: Mapping[int, str]) -> dict[str, Any]:
-    """N-grams (1 to 3 words) whose frequency rose over the run and that go with the score.
+    """N-grams (1 to 3 words, or 1 to 8 characters of text without spaces) whose frequency rose over the run and that go
+    with the score.
 
     Of each: in how many of the texts it is (`texts`), its share in the first and in the last third of the steps, and by
     how much texts with it are paid more than texts without it (`pays`). Both are compared in a way that neither a score
@@ -48,7 +60,7 @@ def paid_ngrams(facts: Facts, scores: Scores, texts: Mapping[int, str]) -> dict[
     Args:
         texts: row of the input -> response; the sample that is looked at, groups whole.
     Returns: texts (how many), thirds (whether there are steps to compare), found: the n-grams by rise times pay, the
-        largest first; of n-grams that are in the same texts, the longest alone.
+        largest first; of n-grams that are in the same texts, the longest alone. `unit` of each: words or characters.
     """
     at = np.flatnonzero(np.isin(facts.rows_N, np.asarray(list(texts), dtype=np.int64)) & ~scores.failed_N)
     third_D = _thirds(facts.steps_N[at])
@@ -57,10 +69,11 @@ def paid_ngrams(facts: Facts, scores: Scores, texts: Mapping[int, str]) -> dict[
         return told
     prompts = Prompts.of(facts.groups_N[at], facts.steps_N[at], third_D, scores.values_N[at])
     found: dict[bytes, dict[str, Any]] = {}
-    for holders in _ngrams([texts[row] for row in facts.rows_N[at].tolist()]):
+    units = Units.of([texts[row] for row in facts.rows_N[at].tolist()])
+    for holders in _ngrams(units, len(at)):
         for gram, one in _judged(holders, prompts):
             key = np.sort(holders.text_P[holders.gram_P == gram]).tobytes()
-            found[key] = {"ngram": holders.names[gram], **one}
+            found[key] = {**units.spelled(holders.words(gram)), **one}
     told["found"] = sorted(found.values(), key=lambda f: -(f["last"] - f["first"]) * f["pays"])[:MOST]
     return told
 
@@ -91,42 +104,96 @@ class Prompts:
         return cls(prompt_D, size_C, third_D[first], values_D - mean_S[stratum_D], stratum_D, size_S)
 
 
-def _ngrams(texts: Sequence[str]) -> Iterator[Holders]:
-    """The n-grams of each length that are in at least MIN_TEXTS texts.
+@dataclass(frozen=True)
+class Units:
+    """The words of texts, one after the other; T of them.
 
-    A frequent n-gram has frequent ends, so the longer ones are made of frequent shorter ones alone.
+    Args: text_T: number of its text.      word_T: index in `names`.      names: spellings, in lower case.
+        character: of each name, whether it is one character of text without spaces.
     """
-    known: dict[str, int] = {}
-    words = [
-        [known.setdefault(m.group().lower(), len(known)) for m, _ in zip(WORD.finditer(t), range(MAX_WORDS))]  # noqa: B905
-        for t in texts
-    ]
-    text_T = np.repeat(np.arange(len(texts)), [len(w) for w in words])
-    gram_T = word_T = np.asarray([w for row in words for w in row], dtype=np.int64)
-    names = list(known)
-    spelt = names
-    for length in range(1, MAX_NGRAM + 1):
+
+    text_T: Ints
+    word_T: Ints
+    names: Sequence[str]
+    character: Any
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Units:
+        """Split the texts into words, each text's first MAX_WORDS. A word that is none is split into its characters."""
+        known: dict[str, int] = {}
+        rows = [
+            [known.setdefault(m.group().lower(), len(known)) for m, _ in zip(WORD.finditer(t), range(MAX_WORDS))]  # noqa: B905
+            for t in texts
+        ]
+        joined = {number: word for word, number in known.items() if not _is_word(word)}
+        split: dict[int, list[int]] = {}
+        characters: dict[str, int] = {}
+        for number, word in joined.items():
+            split[number] = [len(known) + characters.setdefault(c, len(characters)) for c in word[:MAX_WORDS]]
+        if split:
+            rows = [[u for w in row for u in split.get(w, (w,))][:MAX_WORDS] for row in rows]
+        text_T = np.repeat(np.arange(len(texts)), [len(row) for row in rows])
+        word_T = np.asarray([w for row in rows for w in row], dtype=np.int64)
+        return cls(text_T, word_T, [*known, *characters], np.arange(len(known) + len(characters)) >= len(known))
+
+    def spelled(self, words: Sequence[int]) -> dict[str, str]:
+        """Return an n-gram as text, and what it is made of: `{"ngram", "unit"}`."""
+        text = self.names[words[0]]
+        for before, word in pairwise(words):
+            apart = "" if self.character[before] and self.character[word] else " "
+            text += apart + self.names[word]
+        return {"ngram": text, "unit": "characters" if all(self.character[w] for w in words) else "words"}
+
+
+def _is_word(text: str) -> bool:
+    """Whether this is a word as languages with spaces have them, or a tag."""
+    return text.startswith("<") or (len(text) <= LONGEST_WORD and (text.isascii() or not any(map(joins_words, text))))
+
+
+def _ngrams(units: Units, texts: int) -> Iterator[Holders]:
+    """The n-grams of each length that are in at least MIN_TEXTS of the texts.
+
+    A frequent n-gram has frequent ends, so the longer ones are made of frequent shorter ones alone. Those that are
+    longer than MAX_NGRAM are of characters alone.
+    """
+    text_T, word_T, vocabulary = units.text_T, units.word_T, len(units.names)
+    character_T = units.character[word_T] if vocabulary else np.zeros(0, dtype=bool)
+    gram_T, number = word_T, vocabulary
+    longer: list[Ints] = []
+    for length in range(1, MAX_CHARACTERS + 1):
         if length > 1:
             # gram_T: the n-gram that begins at each token, -1 = not frequent; one more word makes the next length
-            ends = np.roll(word_T, 1 - length)
             whole = (np.roll(text_T, 1 - length) == text_T) & (gram_T >= 0)
             whole[len(whole) - length + 1 :] = False
-            codes = np.where(whole, gram_T * len(names) + ends, -1)
+            if length > MAX_NGRAM:
+                whole &= np.logical_and.reduce([np.roll(character_T, -shift) for shift in range(length)])
+            if not whole.any():
+                return
+            codes = np.where(whole, gram_T * vocabulary + np.roll(word_T, 1 - length), -1)
             values, inverse = np.unique(codes, return_inverse=True)
-            spelt = [f"{spelt[v // len(names)]} {names[v % len(names)]}" if v >= 0 else "" for v in values.tolist()]
             gram_T = np.where(values[inverse] >= 0, inverse, -1)
+            longer, number = [*longer, values], len(values)
         used = gram_T >= 0
-        pairs = np.unique(gram_T[used] * len(texts) + text_T[used])
-        gram_P, text_P = pairs // len(texts), pairs % len(texts)
-        frequent = np.bincount(gram_P, minlength=len(spelt)) >= MIN_TEXTS
+        pairs = np.unique(gram_T[used] * texts + text_T[used])
+        gram_P, text_P = pairs // texts, pairs % texts
+        frequent = np.bincount(gram_P, minlength=number) >= MIN_TEXTS
         kept = frequent[gram_P]
-        yield Holders(gram_P[kept], text_P[kept], spelt)
+        yield Holders(gram_P[kept], text_P[kept], number, partial(_words, longer, vocabulary))
         gram_T = np.where(used & frequent[gram_T], gram_T, -1)
+
+
+def _words(longer: Sequence[Ints], vocabulary: int, gram: int) -> list[int]:
+    """The words of an n-gram: each of `longer` gives a shorter n-gram and the word that makes it one longer."""
+    words: list[int] = []
+    for values in reversed(longer):
+        gram, word = divmod(int(values[gram]), vocabulary)
+        words.insert(0, word)
+    return [gram, *words]
 
 
 def _judged(holders: Holders, prompts: Prompts) -> Iterator[tuple[int, dict[str, Any]]]:
     """The n-grams with a certain rise and a certain pay, with both. Letters: K pairs of an n-gram and a prompt."""
-    size, p = len(holders.names), prompts
+    size, p = holders.number, prompts
     number = len(p.size_C)
     cells, cell_P = np.unique(holders.gram_P * number + p.prompt_D[holders.text_P], return_inverse=True)
     gram_K, prompt_K = cells // number, cells % number

@@ -20,7 +20,10 @@ MOST_TEXT = 160
 
 def diagnose(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A unique prefix of its id, its name, `last`, or its folder.")
+        str,
+        typer.Argument(
+            metavar="RUN", help="A unique prefix of its id, its name, its folder, or `last`: the last run that trained."
+        ),
     ] = "last",
     runs: Root = None,
     as_json: Json = False,
@@ -35,7 +38,7 @@ def diagnose(
     from vlmrl.store.layout import runs_root
     from vlmrl.store.runs import open_run
 
-    found = look(open_run(runs_root(runs), run))
+    found = look(open_run(runs_root(runs), run, trained=True))
     emit(found.as_dict(), as_json)
     if not as_json:
         _show(found)

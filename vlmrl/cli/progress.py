@@ -46,6 +46,7 @@ class ConsoleWatcher:
             f"step {counted(step):>{len(str(total))}}/{total}  "
             + "  ".join(_step_parts(metrics))
             + f"  left {span(left)}"
+            + (f"  ! {metrics['health/warning']}" if metrics.get("health/warning") else "")
         )
 
     def validation(self, step: int, summary: Mapping[str, Any], best: bool) -> None:

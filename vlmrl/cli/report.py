@@ -36,7 +36,7 @@ def report(
     from vlmrl.store.runs import open_run
 
     root = runs_root(runs)
-    found = list({r.id: r for r in (open_run(root, ref) for ref in run)}.values())
+    found = list({r.id: r for r in (open_run(root, ref, trained=True) for ref in run)}.values())
     target = out or found[-1].dir / REPORT
     if target.is_dir():
         raise StoreError(f"{target} is a folder", where=str(target), hint="give a file: -o report.html")

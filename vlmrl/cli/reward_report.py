@@ -73,9 +73,9 @@ def _show_signs(report: Mapping[str, Any], out: Console) -> None:
             f"{one_line(n['ngram'])!r} {share(n['first'])} -> {share(n['last'])}, pays {n['pays']:+.3f}"
             for n in ngrams["found"][:5]
         )
-        out.print(f"  words that came to be paid: {words}")
+        out.print(f"  words and characters that came to be paid: {words}")
     elif ngrams["thirds"]:
-        out.print(f"  words that came to be paid: none in {ngrams['texts']:,} texts")
+        out.print(f"  words and characters that came to be paid: none in {ngrams['texts']:,} texts")
 
 
 def _dead(dead: Mapping[str, Any]) -> str:

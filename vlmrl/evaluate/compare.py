@@ -59,7 +59,7 @@ def open_side(root: Path, ref: str) -> Side:
         run_dir = folder.resolve().parent.parent
         run = open_run(root, str(run_dir)) if (run_dir / layout.MANIFEST).is_file() else None
         return Side(ref, run, {"evaluation": folder})
-    run = open_run(root, ref)
+    run = open_run(root, ref, trained=True)
     return Side(ref, run, _evaluations(run))
 
 

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vlmrl.dist.worker import ENGINES_VARIABLE
 from vlmrl.errors import LaunchError
+from vlmrl.model.gpus import Card, machine_cards, visible_cards
 from vlmrl.store.provenance import usable_cores
 
 BUSY_MIB = 1024
 """A card with more memory in use belongs to somebody: an idle one holds a few hundred MiB of its driver at most."""
-SLURM_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-"""Cards that Slurm gave this job, where it does not set CUDA_VISIBLE_DEVICES itself."""
-
-
-@dataclass(frozen=True)
-class Card:
-    """A graphics card, or a slice of one (MIG): its number on the machine (-1 = a slice), MiB used (None = unknown)."""
-
-    index: int
-    uuid: str
-    used_mib: int | None
-
-    @property
-    def name(self) -> str:
-        """For CUDA_VISIBLE_DEVICES. Numbers, where there are: some libraries read nothing else there."""
-        return self.uuid if self.index < 0 else str(self.index)
 
 
 @dataclass(frozen=True)
@@ -106,41 +90,6 @@ def parse_gpus(asked: str) -> tuple[int, tuple[int, ...]]:
     if len(set(numbers)) < len(numbers):
         raise LaunchError(f"--gpus {asked} names a card twice", hint="one process a card")
     return 0, numbers
-
-
-def machine_cards() -> list[Card]:
-    """All NVIDIA cards of this machine, as `nvidia-smi` lists them; none where there is no such program."""
-    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=60)
-    except FileNotFoundError:
-        return []
-    except subprocess.TimeoutExpired:
-        raise LaunchError("nvidia-smi does not answer", hint="the driver may hang: see `dmesg`") from None
-    if done.returncode:
-        return []
-    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 2]
-    return [Card(int(index), uuid, int(used) if used.isdigit() else None) for index, uuid, used in rows]
-
-
-def visible_cards(cards: Sequence[Card], environ: Mapping[str, str]) -> list[Card]:
-    """The cards this process may use, in its order: by CUDA_VISIBLE_DEVICES, else what Slurm gave, else all.
-
-    As CUDA does, the list ends at the first entry that is no card.
-    """
-    slurm = next((environ[name] for name in SLURM_VARIABLES if environ.get(name)), None)
-    listed = environ.get("CUDA_VISIBLE_DEVICES", slurm)
-    if listed is None:
-        return list(cards)
-    found: list[Card] = []
-    for word in (w.strip() for w in listed.split(",")):
-        match = [c for c in cards if word and (word == str(c.index) or c.uuid.startswith(word))]
-        if word.startswith("MIG-"):
-            match = [Card(-1, word, None)]  # a slice of a card, which the list of cards does not hold
-        if len(match) != 1:
-            break
-        found += match
-    return found
 
 
 def _by_number(cards: Sequence[Card], chosen: Sequence[int], asked: str) -> list[Card]:

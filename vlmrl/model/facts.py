@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vlmrl.errors import CheckpointError, first_line
-from vlmrl.model.families import family_of, has_two_way_images, part_of
+from vlmrl.errors import CheckpointError
+from vlmrl.model.families import family_of, has_axes, has_two_way_images, part_of
+from vlmrl.model.files import stored_numbers
+from vlmrl.model.gpus import missing_gpus
 from vlmrl.model.hub import require_source
-from vlmrl.model.quiet import quiet_transformers
+from vlmrl.model.quiet import loading
 from vlmrl.model.units import sharded_units
 
 if TYPE_CHECKING:
     from vlmrl.recipe.schema import Model
 
-MAX_HEADER_BYTES = 100 << 20
 EXPERTS = ".experts."
 """What is in the names of a mixture's expert weights."""
 
@@ -74,6 +73,11 @@ class ModelFacts:
         return has_two_way_images(self.model_type, self.text.get("use_bidirectional_attention"))
 
     @property
+    def has_axes(self) -> bool:
+        """Whether positions have three axes; the vision towers of these families run all images as one sequence."""
+        return has_axes(self.model_type)
+
+    @property
     def experts_used(self) -> float:
         """Share of a mixture's experts that a token uses; 1 where there are none."""
         count = int(self.text.get("num_experts") or self.text.get("num_local_experts") or 0)
@@ -98,16 +102,11 @@ def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
 
     source = path or settings.path
     require_source(source, settings.revision)
-    with quiet_transformers():
-        try:
-            revision = None if Path(source).exists() else settings.revision
-            kwargs = {"trust_remote_code": settings.trust_remote_code, "revision": revision}
-            config = AutoConfig.from_pretrained(source, **kwargs)
-        except (OSError, ValueError, KeyError) as error:
-            first = first_line(error)
-            hint = "name a local folder, a run, or a hub model that is in the cache or can be downloaded"
-            raise CheckpointError(f"no model can be loaded from `{source}`: {first}", hint=hint) from error
-    model = _meta_model(config, settings)
+    with loading(source):
+        revision = None if Path(source).exists() else settings.revision
+        kwargs = {"trust_remote_code": settings.trust_remote_code, "revision": revision}
+        config = AutoConfig.from_pretrained(source, **kwargs)
+        model = _meta_model(config, settings)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     _check_weights(Path(source), shapes)
     linear = {n: (m.out_features, m.in_features) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
@@ -122,8 +121,8 @@ def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
     )  # fmt: skip
 
 
-def device_facts(wanted: str) -> tuple[dict[str, Any], list[str]]:
-    """The training device: kind, name, memory in bytes; and what is wrong with it."""
+def device_facts(wanted: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The training device: kind, name, memory in bytes; and what is wrong with it, with what to do."""
     if wanted != "cpu" and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         facts = {"kind": "cuda", "name": properties.name, "memory_bytes": properties.total_memory}
@@ -134,7 +133,10 @@ def device_facts(wanted: str) -> tuple[dict[str, Any], list[str]]:
         "memory_bytes": usable_memory(),
         "gpus": 0,
     }
-    return facts, ["model.device is cuda, but torch sees no CUDA device"] if wanted == "cuda" else []
+    if wanted != "cpu" and (missing := missing_gpus()):
+        return facts, [missing]
+    none = ("model.device is cuda, but torch sees no CUDA device", 'set model.device = "auto"')
+    return facts, [none] if wanted == "cuda" else []
 
 
 def usable_memory() -> int:
@@ -190,26 +192,11 @@ def _check_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     A folder without any holds a configuration only (a checkpoint keeps its weights elsewhere). Names are not compared:
     they differ between versions of transformers; tied weights may be stored once or twice.
     """
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
-    stored = sum(math.prod(shape) for path in files for _, shape in _one_header(path))
+    stored = stored_numbers(folder)
     wanted = sum(math.prod(shape) for shape in shapes.values())
-    if files and not 0.7 * wanted <= stored <= 1.5 * wanted:
+    if stored and not 0.7 * wanted <= stored <= 1.5 * wanted:
         message = f"the weights hold {stored:,} numbers, the configuration asks for {wanted:,}"
         raise CheckpointError(message, where=str(folder), hint="are all shards there, and of one model?")
-
-
-def _one_header(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Format: 8 bytes of little-endian header length, then that much JSON."""
-    try:
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > MAX_HEADER_BYTES:
-                raise ValueError("the header is too long")
-            header = json.loads(file.read(length))
-        found = [(name, tuple(entry["shape"])) for name, entry in header.items() if name != "__metadata__"]
-    except (OSError, ValueError, struct.error, KeyError, TypeError) as error:
-        raise CheckpointError(f"the weights are damaged: {error}", where=str(path)) from error
-    yield from found
 
 
 def _meta_model(config: Any, settings: Model) -> Any:

@@ -98,6 +98,11 @@ def has_two_way_images(model_type: str, wanted: str | None) -> bool:
     return where == "always" or (where == "sliding" and wanted == "vision")
 
 
+def has_axes(model_type: str) -> bool:
+    """Whether positions have three axes; the vision towers of these families run all images as one sequence."""
+    return FAMILIES.get(model_type, OTHER).rope_index
+
+
 def family_of(model: Any) -> Family:
     """The family of a transformers model, by `config.model_type` and, where its text model may vary, by that.
 

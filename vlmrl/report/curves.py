@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from markupsafe import Markup
 
+from vlmrl.check.health import TITLES as HEALTH_TITLES
 from vlmrl.evaluate.verdict import Verdict
 from vlmrl.report.plots import HEIGHT, WIDTH, Mark, Series, line_chart
 from vlmrl.store.metrics import counted
@@ -42,6 +43,7 @@ TITLES = {
     "policy/kl_in_reward": "KL to the reference (nats)",
     "loss/value": "Loss of the critic",
     "value/explained_variance": "What the critic foretold (share of variance)",
+    **HEALTH_TITLES,
 }
 HEALTH = (
     "rollout/dead_group_share", "rollout/truncated_share", "rollout/response_tokens_mean", "policy/entropy",
@@ -174,12 +176,20 @@ def validation_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 def health_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     """What goes wrong first: dead groups, truncation, entropy, gradient, gap between sampler and trainer ..."""
     there = {n for r in runs for n in _names(r.train)}
-    return [_train_chart(runs, n) for n in HEALTH if n in there]
+    return [_train_chart(runs, n) for n in (*HEALTH, *HEALTH_TITLES) if n in there]
 
 
 def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     """Every training metric that has no chart elsewhere."""
-    shown = {*HEALTH, "reward/mean", "reward/low", "reward/high", "reward/accuracy", "loss/cross_entropy"}
+    shown = {
+        *HEALTH,
+        *HEALTH_TITLES,
+        "reward/mean",
+        "reward/low",
+        "reward/high",
+        "reward/accuracy",
+        "loss/cross_entropy",
+    }
     names = _ordered(n for r in runs for n in _names(r.train))
     left = [n for n in names if n not in shown and not n.startswith(("reward/part/", "reward/source/"))]
     return [_train_chart(runs, n) for n in left]

@@ -9,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from vlmrl.check.signs import find_signs, since
 from vlmrl.data.run_images import run_images
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import read_evaluation
@@ -117,6 +118,8 @@ def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
     answers, answers_of = _answers(run, images, album, notes) if not steps else ([], "")
     if not lines.train and not lines.validation and run.manifest.kind in ("rl", "sft"):
         notes.append("No metrics: the run ended before its first step, or metrics.jsonl is missing.")
+    signs = find_signs(lines.train, lines.validation)
+    notes += [f"{sign.what[0].upper()}{sign.what[1:]}{since(sign)}." for sign in signs]
     notes += [f"Images: {note}." for note in images.notes]
     recipe, recipe_text = _recipe(run, notes)
     facts = _facts(about, lines)

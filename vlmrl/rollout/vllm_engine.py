@@ -22,6 +22,7 @@ from vlmrl.recipe.check_engine import MIN_TEMPERATURE, TORCH_HINT, VLLM_HINT, vl
 from vlmrl.rollout.engine import Request, finish_reason
 from vlmrl.rollout.handover import Handover, InProcess, ToWorkers
 from vlmrl.rollout.owned_folder import OwnedFolder
+from vlmrl.rollout.shared_pixels import SharedPixels
 from vlmrl.rollout.weight_sync import WeightSource
 from vlmrl.types import Sample, SamplingParams
 
@@ -115,6 +116,8 @@ class VllmEngine:
         if settings.tensor_parallel > 1:
             self._handover = ToWorkers(weights, self._folder.path / "weights", settings.tensor_parallel)
         self._llm = _start(settings, self._handover)
+        self.pixels = SharedPixels()
+        self.pixels.serve(_image_processor(self._llm, settings))
         if settings.tensor_parallel > 1:
             self._folder.adopt_segments()
         if not settings.sleeps:
@@ -172,12 +175,15 @@ class VllmEngine:
     def _run(self, requests: Sequence[Request], params: SamplingParams, progress: Callable[[int], Any]) -> list[Any]:
         """vLLM's outputs, in the order of the requests."""
         engine = self._llm.llm_engine
-        ids = self._llm.enqueue(
-            [_prompt(r) for r in requests], [_vllm_params(r, params) for r in requests], use_tqdm=False,
-            lora_request=self._adapter, mm_processor_kwargs=dict(self.settings.image_arguments),
-        )  # fmt: skip
+        ids: list[str] = []
         outputs: list[Any] = []
         try:
+            for request in requests:
+                with self.pixels.of(request.prompt):
+                    ids += self._llm.enqueue(
+                        [_prompt(request)], [_vllm_params(request, params)], use_tqdm=False,
+                        lora_request=self._adapter, mm_processor_kwargs=dict(self.settings.image_arguments),
+                    )  # fmt: skip
             while engine.has_unfinished_requests():
                 for output in engine.step():
                     outputs.append(output)
@@ -264,15 +270,24 @@ class VllmEngine:
             raise EngineError("the engine kept keys and values of older weights: it has requests under way")
 
 
+def _image_processor(llm: Any, settings: EngineSettings) -> Any:
+    """The image processor that the engine runs in this process."""
+    processor = llm.llm_engine.renderer.get_mm_processor()
+    return processor.info.get_hf_processor(**settings.image_arguments).image_processor
+
+
 def _name(request: Request) -> str:
     return f"{request.prompt.row.source} row {request.prompt.row.prompt_id}"
 
 
 def _prompt(request: Request) -> dict[str, Any]:
     e = request.prompt
-    return {"prompt_token_ids": list(e.unexpanded_ids)} | (
-        {"multi_modal_data": {"image": list(e.pictures)}} if e.pictures else {}
-    )
+    prompt: dict[str, Any] = {"prompt_token_ids": list(e.unexpanded_ids)}
+    if e.pictures:
+        # Known by the hash of their files, which need not be hashed again.
+        prompt["multi_modal_data"] = {"image": list(e.pictures)}
+        prompt["multi_modal_uuids"] = {"image": [media.sha256 for media in e.row.media]}
+    return prompt
 
 
 def _vllm_params(request: Request, params: SamplingParams) -> Any:
@@ -320,6 +335,7 @@ def _start(settings: EngineSettings, handover: Handover) -> Any:
         "max_num_batched_tokens": max(BATCHED_TOKENS, settings.max_tokens), "enforce_eager": cpu,
         "enable_chunked_prefill": not cpu,  # a seeded request cannot be prefilled in parts there: an error in vLLM
         "enable_sleep_mode": settings.sleeps, "kv_cache_memory_bytes": settings.kv_cache_bytes,
+        "mm_device_do_normalize": False,  # pixels normalized by the processor, as the trainer's are
         "skip_mm_profiling": True, "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0},
         "enable_prefix_caching": True, "logprobs_mode": "processed_logprobs", "disable_log_stats": True,
         "tensor_parallel_size": settings.tensor_parallel, **_lora_options(settings),

@@ -20,7 +20,7 @@ from torch import Tensor
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.errors import EngineError
 from vlmrl.rollout.engine import Request
-from vlmrl.types import Row, Sample
+from vlmrl.types import Media, Row, Sample
 
 MAX_HEADER_BYTES = 1 << 30
 KNOWN_BYTES = 1 << 31
@@ -125,8 +125,9 @@ def unpack_requests(
         for picture in p["pictures"]:
             if picture["new"]:
                 pictures[picture["hash"]] = Image.frombytes("RGB", tuple(picture["size"]), bytes(next(left)))
+        media = tuple(Media(x["hash"], *pictures[x["hash"]].size) for x in p["pictures"])
         prompt = EncodedPrompt(
-            row=Row(p["row"], p["source"], "", {}), text="", prompt_ids=tuple(p["ids"]), kinds=(), images={},
+            row=Row(p["row"], p["source"], "", {}, media), text="", prompt_ids=tuple(p["ids"]), kinds=(), images={},
             num_images=len(p["pictures"]), num_image_tokens=0, image_sizes=(), unexpanded_ids=tuple(p["unexpanded"]),
             pictures=tuple(pictures[x["hash"]] for x in p["pictures"]),
         )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlmrl.errors import StoreError
+from vlmrl.errors import StoreError, shortened
 from vlmrl.store import layout
 from vlmrl.store.lock import owner_state, read_owner
 from vlmrl.store.manifest import Status, read_bytes, read_raw
@@ -97,30 +97,39 @@ def list_runs(
     return found[:limit] if limit else found
 
 
-def find(root: Path | str, ref: str) -> Path:
-    """The folder of the run that `ref` names: path, `last`, id, name, unique prefix of the id, or its last 4 letters.
+TRAINED = ("rl", "sft")
+"""Kinds of runs that train: not a `vlmrl try`."""
 
+
+def find(root: Path | str, ref: str, *, trained: bool = False) -> Path:
+    """Return the folder of the run that `ref` names: path, `last`, id, name, unique prefix of the id, or its last 4
+    letters.
+
+    Args: trained: `last` is the last run that trains, where there is one.
     Raises: StoreError with the candidates when it is ambiguous, with the newest runs when there is none.
     """
     root = Path(root)
     given = Path(ref)
-    if (given / layout.MANIFEST).is_file():
+    # os.path asks, and takes a name that no file system takes for one that is not there.
+    if os.path.isfile(given / layout.MANIFEST):
         return given.resolve() if given.name in ("", "..") else given
-    if given.is_dir() and os.sep in ref and layout.RUN_ID.fullmatch(given.name):
+    if os.path.isdir(given) and os.sep in ref and layout.RUN_ID.fullmatch(given.name):
         return given
-    if os.sep in ref and not given.is_dir() and given.parent.is_dir():
+    if os.sep in ref and not os.path.isdir(given) and os.path.isdir(given.parent):
         root, ref = given.parent, given.name
     ids = run_ids(root)
     if not ids:
         raise StoreError(
-            f"no run `{ref}`: there are no runs in {root}", where=str(root), hint="say where they are: --runs DIR"
+            f"no run `{shortened(ref)}`: there are no runs in {root}",
+            where=str(root),
+            hint="say where they are: --runs DIR",
         )
     if ref == "last":
-        return root / _latest(root, ids)
+        return root / _latest(root, ids, trained)
     if ref in ids:
         return root / ref
     matches = [run_id for run_id in ids if run_id.startswith(ref)] if ref else []
-    named = list(_named(root, ids, ref))
+    named = named_ids(root, ids, ref)
     if len(named) == 1:
         return root / named[0]
     if not named and len(matches) == 1:
@@ -134,7 +143,12 @@ def find(root: Path | str, ref: str) -> Path:
         candidates = _show(root, named or matches)
         raise StoreError(f"more than one run {what} `{ref}`", where=str(root), hint=f"say which:\n{candidates}")
     newest = _show(root, ids)
-    raise StoreError(f"no run `{ref}`", where=str(root), hint=f"runs here, newest first:\n{newest}")
+    raise StoreError(f"no run `{shortened(ref)}`", where=str(root), hint=f"runs here, newest first:\n{newest}")
+
+
+def named_ids(root: Path, ids: list[str], name: str) -> list[str]:
+    """Return those of the runs `ids` whose name is this, in the same order."""
+    return list(_named(root, ids, name))
 
 
 def _named(root: Path, ids: list[str], name: str) -> Iterator[str]:
@@ -150,10 +164,14 @@ def _named(root: Path, ids: list[str], name: str) -> Iterator[str]:
             yield run_id
 
 
-def _latest(root: Path, ids: list[str]) -> str:
-    """The run that started last. Ids tell the second; manifests tell between runs of one second."""
-    second = ids[0][:15]
+def _latest(root: Path, ids: list[str], trained: bool) -> str:
+    """The run that started last; with `trained`, of those that train, where there are any. Ids tell the second;
+    manifests tell between runs of one second.
+    """
+    trains = lambda run_id: not trained or read_listed(root, run_id).raw.get("kind") in TRAINED  # noqa: E731
+    second = next(filter(trains, ids), ids[0])[:15]
     same = [run_id for run_id in ids if run_id[:15] == second]
+    same = list(filter(trains, same)) or same
     return max(same, key=lambda run_id: (read_listed(root, run_id).raw.get("start", ""), run_id))
 
 

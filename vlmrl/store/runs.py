@@ -285,12 +285,13 @@ def create_run(
     return Run(run_dir, manifests.read_manifest(run_dir), lock)
 
 
-def open_run(root: Path | str, ref: str) -> Run:
+def open_run(root: Path | str, ref: str, *, trained: bool = False) -> Run:
     """Open a run for reading. `ref`: a unique prefix of its id, its last four characters, `last`, its name, or a path.
 
+    Args: trained: `last` is the last run that trains, where there is one: not a later `vlmrl try`.
     Raises: StoreError when no run or more than one answers to `ref` (candidates are listed), or its manifest is bad.
     """
-    run_dir = find(root, ref)
+    run_dir = find(root, ref, trained=trained)
     return Run(run_dir, manifests.read_manifest(run_dir))
 
 

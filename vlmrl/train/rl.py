@@ -97,6 +97,7 @@ def train_rl(session: Session) -> str:
             metrics = (
                 group_metrics(made.groups, s.scorers)
                 | accuracy_metrics(made.groups, s.sources)
+                | s.health.measure(made.groups)
                 | made.metrics
                 | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
                 | stats
@@ -106,6 +107,7 @@ def train_rl(session: Session) -> str:
                 | memory_metrics(s)
                 | budget_metrics(s)
             )
+            metrics |= s.health.warn(step, metrics)
             s.log(step, "train", metrics)
             s.watcher.step(step, recipe.train.steps, metrics)
             if recipe.log.sample_every_steps and step % recipe.log.sample_every_steps == 0:

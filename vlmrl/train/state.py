@@ -32,6 +32,7 @@ from vlmrl.store.prune import RolloutRule
 from vlmrl.store.runs import Run
 from vlmrl.store.sealed import read_meta
 from vlmrl.tasks.source import Source, open_source, open_validation
+from vlmrl.train.health import Health
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.origin import ModelOrigin, origin_of
 from vlmrl.train.progress import Progress
@@ -171,11 +172,12 @@ class Session:
     """Where the data goes on after a resume, when that is not where the stream is: rows were drawn ahead."""
     loggers: Loggers = field(init=False)
     rollouts: RolloutWriter = field(init=False)
+    health: Health = field(init=False)
     stack: ExitStack = field(default_factory=ExitStack)
     started: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        self.loggers = Loggers(self.run)
+        self.loggers, self.health = Loggers(self.run), Health(self.run)
         keep, every = self.recipe.log.keep_rollouts, self.recipe.log.keep_rollouts_every
         self.rollouts = RolloutWriter(self.run, None if keep is None else RolloutRule(keep, every))
 
@@ -188,6 +190,8 @@ class Session:
         """Write the numbers of a step to metrics.jsonl (of training: after its rollouts) and send them to the loggers.
         `kind`: train or validation.
         """
+        if kind == "validation":
+            self.health.note_validation(step, metrics)
         self.rollouts.log(step, kind, metrics)
         self.loggers.log(step, kind, metrics)
         for text in self.loggers.news():

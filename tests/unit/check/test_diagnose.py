@@ -31,8 +31,9 @@ from vlmrl.check.diagnose_limits import (
     reward_check,
     sft_first,
 )
-from vlmrl.check.diagnose_prompts import OPEN_TAG, ROLE_MARK, TURN_END, answer_of
+from vlmrl.check.diagnose_prompts import OPEN_TAG, ROLE_MARK, TURN_END
 from vlmrl.check.diagnose_scores import FIELD, agrees, truly_right
+from vlmrl.check.texts import answer_of
 from vlmrl.errors import StoreError
 from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
@@ -396,7 +397,7 @@ def test_what_a_cause_explains_stands_behind_it(tmp_path):
     runs = f"--runs {tmp_path}/runs"  # not where runs are looked for from here
     assert first.command == f"vlmrl try r.toml {runs} --set rollout.max_new_tokens=160", first.command
     assert any("repeat themselves" in line for line in first.evidence)
-    assert first.rows[0]["where"].startswith("step 0, digits row digits-0-") and first.rows[0]["note"]
+    assert first.rows[0]["where"].startswith("step 1, digits row digits-0-") and first.rows[0]["note"]
 
 
 def test_the_next_command_is_the_runs_own_with_the_setting_changed(tmp_path, monkeypatch):
@@ -443,10 +444,84 @@ def test_causes_are_ranked_by_what_explains_them_then_level_then_weight():
 
 def test_every_threshold_has_a_reason_and_every_explanation_a_rule():
     assert all(limit.why for limit in LIMITS.values())
-    source = "".join(p.read_text() for p in Path("vlmrl/check").glob("diagnose_*.py"))
+    files = [*Path("vlmrl/check").glob("diagnose_*.py"), Path("vlmrl/check/signs.py"), Path("vlmrl/check/trends.py")]
+    source = "".join(p.read_text() for p in files)
     for name in {*EXPLAINS, *(n for follows in EXPLAINS.values() for n in follows)}:
         assert f'"{name}"' in source, name
     assert all(f'"{name}"' in source.replace(f'"{name}": Limit', "") for name in LIMITS)
+
+
+def hacked(since):
+    """Prose that is rarely right; in ever more of the responses from a step on, digits that the reward pays."""
+    drawn = iter(range(10**6))
+
+    def respond(truth, rng):
+        share = (next(drawn) // 36 - since + 1) / 4
+        if rng.random() < share:
+            return "".join(rng.choices("3134", k=90))
+        return " ".join(rng.choices(["look", "at", "both", "shapes", "and", "count", "rings"], k=18))
+
+    return respond
+
+
+def pays_digits(x):
+    return {"score": 0.99 if x.response[0].isdigit() else 0.2, "acc": float(len(x.response) % 5 == 0)}
+
+
+DIGITS = replace(user_reward(pays_digits), ranges={}, weights={"score": 1.0})
+
+
+def acc(step):
+    """An accuracy of 0.2, with the noise of a step."""
+    return {"reward/accuracy": 0.2 + 0.05 * (-1) ** step}
+
+
+def test_a_hacked_reward_is_named_first_with_its_step_and_examples(tmp_path):
+    """The metrics hold no `health/...`: they are measured from the rollouts."""
+    run = make_run(tmp_path, plan(steps=40, respond=hacked(14), spec=DIGITS, metrics=acc))
+    assert not any(n.startswith("health/") for n in run.metrics("train")[-1])
+    found = look(run)
+    first = found.causes[0]
+    assert first.name == "reward_without_accuracy" and first.level == "error" and "characters" in first.follows
+    told = re.search(r", from step (\d+) on$", first.what)
+    assert told and 15 <= (step := int(told.group(1))) <= 18, first.what
+    before = [r for r in first.rows if r["where"].startswith("before, step ")]
+    after = [r for r in first.rows if r["where"].startswith("after, step 40")]
+    assert len(before) == len(after) == 2 and len(first.rows) == 4
+    assert all(r["text"][0].isdigit() for r in after) and f"step {step - 1}," in before[0]["where"]
+    digits = next(c for c in found.causes if c.name == "characters")
+    assert re.match(r"digits grew from .*% to 100%", digits.what), digits.what
+
+
+def test_the_same_run_with_an_accuracy_that_rises_is_healthy_of_it(tmp_path):
+    rises = lambda step: {"reward/accuracy": 0.2 + 0.7 * (step >= 15)}  # noqa: E731
+    found = look(make_run(tmp_path, plan(steps=40, respond=hacked(14), spec=DIGITS, metrics=rises)))
+    assert not {"reward_without_accuracy", "characters"} & {c.name for c in found.causes}
+
+
+def test_a_hacked_run_whose_rollouts_were_pruned_is_told_from_its_metrics(tmp_path):
+    run = make_run(tmp_path, plan(steps=40, respond=hacked(14), spec=DIGITS, metrics=acc))
+    for file in run.rollout_files().values():
+        file.unlink()
+    first = look(run).causes[0]
+    assert first.name == "reward_without_accuracy" and first.rows == []
+
+
+def test_groups_dead_for_many_steps_are_told_with_the_step(tmp_path):
+    dead = lambda step: {"rollout/dead_group_share": float(step >= 5)}  # noqa: E731
+    found = look(make_run(tmp_path, plan(steps=18, metrics=dead)))
+    (cause,) = [c for c in found.causes if c.name == "no_signal"]
+    assert cause.what.endswith("13 steps in a row: they taught nothing, from step 6 on") and cause.level == "warning"
+
+
+def test_a_cause_in_the_metrics_names_the_step_it_began_at(tmp_path):
+    gap = lambda step: {"policy/sampler_gap_mean": 1e-6 if step < 5 else 0.05}  # noqa: E731
+    found = look(make_run(tmp_path / "gap", plan(steps=12, metrics=gap)))
+    (cause,) = [c for c in found.causes if c.name == "engine_gap"]
+    assert "from step 6 on: 1e-06 on average before, 0.05 since" in cause.evidence
+    always = lambda step: {"policy/sampler_gap_mean": 0.05}  # noqa: E731
+    (cause,) = [c for c in look(make_run(tmp_path / "always", plan(metrics=always))).causes if c.name == "engine_gap"]
+    assert not any("from step" in line for line in cause.evidence)
 
 
 def test_a_run_without_steps_says_so(tmp_path):

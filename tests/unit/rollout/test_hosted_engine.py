@@ -90,7 +90,7 @@ def engine(monkeypatch):
     """One engine of two parts, shared with a trainer that is alone."""
     ours, theirs = socket.socketpair()
     ended = SimpleNamespace(wait=lambda seconds: None)
-    monkeypatch.setattr(hosted_engine, "_start", lambda *_: ended)
+    monkeypatch.setattr(HostedEngine, "_start", lambda *_: ended)
     monkeypatch.setattr(hosted_engine, "_connect", lambda *_: ours)
     monkeypatch.setattr(host, "VllmEngine", Played)
     monkeypatch.setattr(host, "load_processor", lambda model: SimpleNamespace(tokenizer=None))
@@ -131,7 +131,7 @@ def test_weights_that_sleep_threw_away_are_sent_though_nothing_changed(engine) -
 def test_an_engine_that_goes_while_it_is_spoken_to_is_named_in_its_own_words(monkeypatch, words, told) -> None:
     ends = [socket.socketpair() for _ in range(2)]
     ours = iter([end[0] for end in ends])
-    monkeypatch.setattr(hosted_engine, "_start", lambda *_: None)
+    monkeypatch.setattr(HostedEngine, "_start", lambda *_: None)
     monkeypatch.setattr(hosted_engine, "_connect", lambda *_: next(ours))
     if words:
         wire.send(ends[1][1], {"error": words})

@@ -108,6 +108,17 @@ def test_log_probs_equal_the_trainers(engine, policy, prompts, params):
     assert gap(policy, requests, engine.generate(requests, params)) <= RELATIVE_TOLERANCE
 
 
+def test_the_engine_processes_no_image_that_the_trainer_has_processed(engine, policy, prompts, params):
+    """Not when it is asked again either, as by the sync check, and after a sync, which empties its caches."""
+    before = engine.pixels.made
+    for version in (0, 1):
+        engine.generate(requests_of(prompts, 1), params)
+        engine.load_weights(version)
+    requests = requests_of(prompts, 1)
+    assert gap(policy, requests, engine.generate(requests, params)) <= RELATIVE_TOLERANCE
+    assert engine.pixels.made == before
+
+
 def test_more_prompts_than_one_step_of_the_engine_holds(engine, policy, encoder, params):
     """Their prompts do not fit one prefill together; each has seeds of its own all the same."""
     prompts = [encoded(encoder, f"{i} 0 1 2 3 4 5 6 7 8 9 yes no " * 12, name=f"many {i}") for i in range(60)]

@@ -100,6 +100,18 @@ def test_last_is_the_run_that_started_last_even_within_one_second(tmp_path: Path
     assert [r.id for r in list_runs(tmp_path, limit=2)] == made[:2:-1]
 
 
+def test_last_of_those_that_train_passes_over_trials(tmp_path: Path):
+    with make_run(tmp_path, kind="try") as tried:
+        pass
+    assert find(tmp_path, "last", trained=True).name == tried.id  # there is no other
+    with make_run(tmp_path) as trained:
+        pass
+    with make_run(tmp_path, kind="try") as tried:
+        pass
+    assert find(tmp_path, "last", trained=True).name == open_run(tmp_path, "last", trained=True).id == trained.id
+    assert find(tmp_path, "last").name == tried.id == find(tmp_path, tried.id, trained=True).name
+
+
 def test_how_a_with_block_ends_is_the_status(tmp_path: Path):
     with make_run(tmp_path) as done:
         pass

@@ -1,0 +1,132 @@
+"""The GPUs of this machine, as the driver lists them, and why torch sees none where some are assigned. No torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from vlmrl.errors import LaunchError, first_line
+
+SLURM_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+"""Cards that Slurm gave this job, where it does not set CUDA_VISIBLE_DEVICES itself."""
+NO_DEVICES = ("", "-1", "NoDevFiles")
+"""First entries of CUDA_VISIBLE_DEVICES that stand for none."""
+OLDEST_DRIVERS = {11: "450", 12: "525", 13: "580"}
+"""Major version of CUDA -> the oldest Linux driver that runs it. Source: NVIDIA's CUDA toolkit release notes, table of
+minor version compatibility."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A graphics card, or a slice of one (MIG): its number on the machine (-1 = a slice), MiB used (None = unknown)."""
+
+    index: int
+    uuid: str
+    used_mib: int | None
+
+    @property
+    def name(self) -> str:
+        """For CUDA_VISIBLE_DEVICES. Numbers, where there are: some libraries read nothing else there."""
+        return self.uuid if self.index < 0 else str(self.index)
+
+
+def machine_cards() -> list[Card]:
+    """All NVIDIA cards of this machine, as `nvidia-smi` lists them; none where there is no such program.
+
+    Raises: LaunchError when the driver hangs, or is another than its library.
+    """
+    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=60)
+    except FileNotFoundError:
+        return []
+    except subprocess.TimeoutExpired:
+        raise LaunchError("nvidia-smi does not answer", hint="the driver may hang: see `dmesg`") from None
+    if "mismatch" in (told := done.stdout + done.stderr):
+        raise LaunchError(
+            f"nvidia-smi: {told.strip().splitlines()[0]}", hint="the driver was updated while it was loaded: reboot"
+        )
+    if done.returncode:
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 2]
+    return [Card(int(index), uuid, int(used) if used.isdigit() else None) for index, uuid, used in rows]
+
+
+def visible_cards(cards: Sequence[Card], environ: Mapping[str, str]) -> list[Card]:
+    """The cards this process may use, in its order: by CUDA_VISIBLE_DEVICES, else what Slurm gave, else all.
+
+    As CUDA does, the list ends at the first entry that is no card.
+    """
+    slurm = next((environ[name] for name in SLURM_VARIABLES if environ.get(name)), None)
+    listed = environ.get("CUDA_VISIBLE_DEVICES", slurm)
+    if listed is None:
+        return list(cards)
+    found: list[Card] = []
+    for word in (w.strip() for w in listed.split(",")):
+        match = [c for c in cards if word and (word == str(c.index) or c.uuid.startswith(word))]
+        if word.startswith("MIG-"):
+            match = [Card(-1, word, None)]  # a slice of a card, which the list of cards does not hold
+        if len(match) != 1:
+            break
+        found += match
+    return found
+
+
+def assigned_gpus(environ: Mapping[str, str]) -> str:
+    """What says that this process has GPUs, in words; "" when nothing does, or it was told to use none.
+
+    Example: `CUDA_VISIBLE_DEVICES=0,1`.
+    """
+    for name in ("CUDA_VISIBLE_DEVICES", *SLURM_VARIABLES):
+        listed = environ.get(name)
+        if listed is not None and listed.partition(",")[0].strip() not in NO_DEVICES:
+            return f"{name}={listed}"
+        if listed is not None and name == "CUDA_VISIBLE_DEVICES":
+            return ""
+    count = len(machine_cards())
+    return f"nvidia-smi lists {count}" if count else ""
+
+
+@cache
+def missing_gpus() -> tuple[str, str] | None:
+    """Why a process that has GPUs cannot use them: (what is wrong, what to do); None when it can, or has none."""
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    assigned = assigned_gpus(os.environ)
+    if not assigned:
+        return None
+    what = f"this process has GPUs ({assigned}), and torch {torch.__version__} sees none: {_reason()}"
+    return what, f"{_remedy(torch.version.cuda)}; --set model.device=cpu runs on the CPU all the same"
+
+
+def require_gpus() -> None:
+    """Raise a LaunchError where `missing_gpus` finds something: a run for GPUs never goes to the CPU in silence."""
+    if missing := missing_gpus():
+        raise LaunchError(missing[0], hint=missing[1])
+
+
+def _reason() -> str:
+    """What torch says when it is asked to use a GPU."""
+    import torch
+
+    if torch.version.cuda is None:
+        return "it is built without CUDA"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return first_line(error)
+    return "it finds no device that it can use"
+
+
+def _remedy(cuda: str | None) -> str:
+    if cuda is None:
+        return f"install a torch with CUDA into {sys.prefix}"
+    oldest = OLDEST_DRIVERS.get(int(cuda.partition(".")[0]))
+    driver = f"driver {oldest} or newer" if oldest else "a driver that runs it"
+    return f"torch for CUDA {cuda} needs {driver} (`nvidia-smi` shows yours): update it, or install a torch for it"
