@@ -261,8 +261,8 @@ def test_nothing_failed_nothing_said(session):
 def test_group_metrics_by_hand():
     scored = [
         group(sample(0, 1.0), sample(1, 0.0, "length")),
-        group(sample(0, 0.5), sample(1, 0.5)),
-        group(sample(0, math.nan, error="x"), sample(1, 0.2)),
+        group(sample(0, 0.5), sample(1, 0.5), name="q"),
+        group(sample(0, math.nan, error="x"), sample(1, 0.2), name="r"),
     ]
     metrics = rl.group_metrics(advantages(scored, row("group_mean", "keep")))
     assert metrics["reward/mean"] == pytest.approx((1 + 0 + 0.5 + 0.5 + 0.2) / 5)
