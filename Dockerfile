@@ -4,6 +4,7 @@
 #          vlmrl train recipes/fungi_im.toml --gpus 6
 # --ipc=host (or --shm-size=16g): ranks and engines hand tensors over in shared memory, of which a container has 64 MB.
 # The second mount is the hub's cache: models are downloaded once, not into the container.
+# Modules are compiled when they are installed: a container forgets at its end what Python compiles at the first import.
 # CUDA is that of the locked torch (requirements-vllm.lock: nvidia-cuda-runtime).
 FROM nvidia/cuda:13.0.2-runtime-ubuntu24.04 AS build
 RUN apt-get update \
@@ -13,10 +14,10 @@ WORKDIR /src
 COPY requirements-vllm.lock pyproject.toml README.md LICENSE ./
 RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir uv \
  && python3 -m venv /opt/vlmrl \
- && /opt/uv/bin/uv pip install --python /opt/vlmrl/bin/python --no-cache --no-deps -r requirements-vllm.lock
+ && /opt/uv/bin/uv pip install --python /opt/vlmrl/bin/python --no-cache --no-deps --compile-bytecode -r requirements-vllm.lock
 COPY vlmrl vlmrl
 COPY recipes recipes
-RUN /opt/uv/bin/uv pip install --python /opt/vlmrl/bin/python --no-cache --no-deps . \
+RUN /opt/uv/bin/uv pip install --python /opt/vlmrl/bin/python --no-cache --no-deps --compile-bytecode . \
  && /opt/vlmrl/bin/vlmrl --version
 
 FROM nvidia/cuda:13.0.2-runtime-ubuntu24.04

@@ -24,17 +24,20 @@ find_uv() {
 }
 
 # Installs a lock and vlmrl itself (editable) into an environment; does nothing when the lock has not changed.
+# Where PYTHONDONTWRITEBYTECODE is set, Python would compile every module anew at each start: here it is done once.
 #   install_lock ENVIRONMENT LOCK
 install_lock() {
-  local want
+  local want compile=
   want=$(cat "$2" pyproject.toml scripts/bootstrap.sh | cksum)
   if [ -x "$1/bin/vlmrl" ] && [ "$(cat "$1/.installed" 2>/dev/null)" = "$want" ]; then return; fi
   find_python
   find_uv
   echo "setting up: packages from $2 into $1 (about a minute, once)" >&2
   [ -x "$1/bin/python" ] || "$UV" venv --quiet --allow-existing --python "$PYTHON" "$1"
-  "$UV" pip install --quiet --python "$1/bin/python" --no-deps -r "$2"
+  [ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || compile=--compile-bytecode
+  "$UV" pip install --quiet --python "$1/bin/python" --no-deps $compile -r "$2"
   "$UV" pip install --quiet --python "$1/bin/python" --no-deps --editable .
+  [ -z "$compile" ] || "$1/bin/python" -m compileall -q vlmrl
   printf '%s' "$want" > "$1/.installed"
 }
 

@@ -13,14 +13,19 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vlmrl.errors import VlmrlError
+from vlmrl.errors import DataError, VlmrlError
+
+if TYPE_CHECKING:
+    from vlmrl.recipe.schema import Data
 
 TEXTS_FOR_TOKENIZER = 2000
+ANY_REWARD = "exact_match"
+"""A built-in reward, where rows are opened and nothing is scored."""
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 224 * 224
 SHOWN = ("reward", "accuracy", "brier", "auc", "parse_failure")
 """Metrics of the closing table, besides the accuracy of each level."""
@@ -59,23 +64,47 @@ class Paths:
 
 
 def make_model(data: Path, out: Path, *, seed: int, task: str = "table") -> int:
-    """A tiny Qwen2.5-VL for a prepared dataset: its tokenizer is trained on the dataset's own prompts and traces.
+    """Write a tiny Qwen2.5-VL to `out`, with a tokenizer trained on the prompts and answers of some rows.
 
-    Returns: the number of its parameters. Raises: DataError when the dataset cannot be read, CheckpointError when `out`
-    is not empty.
+    Args:
+        data: a dataset made by `vlmrl prep`, a table, or a recipe (.toml) with its own columns and prompts.
+        task: of a dataset that does not name its own.
+    Returns: the number of parameters. Raises: DataError when the rows cannot be read, RecipeError or ProblemsError when
+    the recipe cannot, CheckpointError when `out` is not empty.
     """
     from vlmrl.model.tiny import build_tiny
-    from vlmrl.recipe.schema import Data, Reward
-    from vlmrl.tasks.source import open_source
+    from vlmrl.recipe.load import load_recipe
+    from vlmrl.recipe.schema import Data
 
-    source = open_source(Data(path=str(data), task=task), Reward())
-    rows = [source.rows[i] for i in range(min(TEXTS_FOR_TOKENIZER, len(source.rows)))]
-    texts = [m.content for row in rows[:50] for m in source.messages(row)]
-    if source.task.trace is not None:
-        rng = random.Random(0)
-        texts += [source.task.trace(row, rng) for row in rows]
+    is_recipe = data.suffix == ".toml"
+    entries = load_recipe(data).recipe.data if is_recipe else [Data(path=str(data), task=task)]
+    try:
+        texts = [text for entry in entries for text in _texts_of(entry)]
+    except DataError as error:
+        if is_recipe:
+            raise
+        also = "a recipe can say what its columns are: --data RECIPE.toml"
+        raise DataError(error.message, where=error.where, hint="; ".join(filter(None, (error.hint, also)))) from error
     build_tiny(out, texts, seed=seed, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
     return sum(_tensor_sizes(out))
+
+
+def _texts_of(entry: Data) -> Iterator[str]:
+    """Yield prompts and answers of the first rows of a `[[data]]` entry. Its reward is neither needed nor opened."""
+    from vlmrl.data.dataset import INFO_FILE
+    from vlmrl.recipe.schema import Reward
+    from vlmrl.tasks.source import open_source
+
+    source = open_source(entry.model_copy(update={"reward": None}), Reward(name=ANY_REWARD))
+    rows = [source.rows[i] for i in range(min(TEXTS_FOR_TOKENIZER, len(source.rows)))]
+    is_prepared = (Path(entry.path) / INFO_FILE).is_file()  # then one template makes every prompt, and traces answers
+    for row in rows[:50] if is_prepared else rows:
+        yield from (message.content for message in source.messages(row))
+        if not is_prepared:
+            yield from (str(value) for value in row.truth.values())
+    if source.task.trace is not None:
+        rng = random.Random(0)
+        yield from (source.task.trace(row, rng) for row in rows)
 
 
 def _tensor_sizes(folder: Path) -> list[int]:

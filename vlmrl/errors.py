@@ -14,6 +14,19 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says when a disk, a quota or a file is full."""
 
 
+_SPACE = ("the disk refuses to take more", "free disk space: `vlmrl runs du` says what takes it")
+_PLACE = ("the place cannot be used", "choose another place, or ask who looks after this one")
+REFUSED = {
+    **dict.fromkeys(FULL, _SPACE),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP), _PLACE),
+    errno.ENAMETOOLONG: ("a name is too long", "a file's name takes 255 bytes, a path 4,096: give a shorter one"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), ("too many files are open", "raise the limit: ulimit -n 65536")),
+    **dict.fromkeys((errno.EIO, errno.ESTALE), ("the disk fails", "see `dmesg`, and copy the data")),
+}
+"""What the system says of the user's files and disks, no fault of ours -> in words, and what to do."""
+MOST_SHOWN = 160
+
+
 class VlmrlError(Exception):
     """A mistake of the user or of the world, told in words. Exit code 2, no traceback.
 
@@ -129,6 +142,20 @@ class Problem:
     level: Literal["error", "warning"] = "error"
 
 
+class Interruption(KeyboardInterrupt):
+    """An end by Ctrl-C or SIGTERM, with what a person wants to know then. Exit code 130.
+
+    Args: what: what was interrupted, such as "eval".    kept: what is there now.    again: the command to go on with.
+    """
+
+    def __init__(self, what: str, kept: str, again: str | None = None) -> None:
+        super().__init__(what, kept, again)
+        self.what, self.kept, self.again = what, kept, again
+
+    def __str__(self) -> str:
+        return f"{self.what} was interrupted: {self.kept}" + (f"; go on with: {self.again}" if self.again else "")
+
+
 class ProblemsError(VlmrlError):
     """Several problems at once: everything that is wrong, in one message."""
 
@@ -158,6 +185,12 @@ def first_line(error: BaseException, limit: int = 200) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:limit]
 
 
+def shortened(text: str, limit: int = MOST_SHOWN) -> str:
+    """The text, or its beginning and end when it is longer than that many characters."""
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
+
+
 def gib(size: int) -> str:
     """Bytes as people read them."""
     return f"{size / (1 << 30):,.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):,.0f} MiB"
@@ -175,16 +208,12 @@ def exit_of(error: BaseException) -> tuple[int, str]:
     if isinstance(error, VlmrlError):
         return 2, str(error)
     if isinstance(error, KeyboardInterrupt):
-        return 130, "interrupted"
+        return 130, str(error) if isinstance(error, Interruption) else "interrupted"
     if isinstance(error, bdb.BdbQuit):
         return 130, "the debugger was left"
-    if isinstance(error, OSError) and error.errno in FULL:
-        told = f"the disk refuses to take more: {error.strerror}"
-        return 2, format_error(told, error.filename, "free disk space: `vlmrl runs du` says what takes it")
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        name = str(error.filename or "")
-        shown = name if len(name) <= 100 else f"{name[:100]}... ({len(name):,} characters)"
-        return 2, format_error("a name is longer than the file system allows", shown or None, "give a shorter one")
+    if isinstance(error, OSError) and error.errno in REFUSED:
+        message, hint = REFUSED[error.errno]
+        return 2, format_error(f"{message}: {error.strerror}", shortened(str(error.filename or "")) or None, hint)
     hint = "this is a bug in vlmrl, not your mistake; please report it with the lines above"
     told = format_error(f"internal error: {type(error).__name__}: {error}", None, hint)
     return 1, "".join(traceback.format_exception(error)) + "\n" + told

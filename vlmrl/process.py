@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
+from typing import TextIO
 
 DEBUG_RANK = "VLMRL_DEBUG_RANK"
 """Environment variable of all processes of a run of which one has the terminal: its rank (`--debug-rank`)."""
@@ -42,6 +45,23 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process as Ctrl-C does: by a KeyboardInterrupt, so that what was begun is put away.
+
+    Left alone where somebody has decided already. A forked child ends as if there were no handler: pools end theirs so.
+    """
+    owner = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == owner:
+            raise KeyboardInterrupt
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end)
+
+
 def adopt_orphans() -> None:
     """Become the parent of every process below this one whose own parent ends, so that none can slip away.
 
@@ -73,3 +93,81 @@ def _children(pid: int) -> list[int]:
     except OSError:  # it has just ended
         pass
     return [int(word) for word in words]
+
+
+def keep_standard_streams() -> None:
+    """Make the standard streams fit to rely on; called once, before anything else is opened.
+
+    One that was closed when this process was started (`<&-`, `2>&-`) becomes /dev/null: its number would go to the next
+    file or pipe that is opened, and what is meant for people would end there. The work goes on when nobody reads
+    standard error any more; when nobody reads standard output, the command ends with exit code 141.
+    """
+    for fd, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, mode)  # the lowest free number: this one
+            os.set_inheritable(opened, True)
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    if sys.stdout is sys.__stdout__:  # not replaced by somebody who catches the output
+        sys.stdout = _stream(1, sys.stdout, _Output)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = lasting(2, sys.stderr)
+
+
+def lasting(fd: int, like: TextIO | None = None) -> TextIO:
+    """A text stream for people on a file descriptor; what it is given when its reader is gone is dropped.
+
+    Args: like: a stream whose encoding and buffering it has; default: UTF-8, line by line.
+    """
+    return _stream(fd, like, _Lasting)
+
+
+class _Stream(io.TextIOWrapper):
+    """Text stream on a file descriptor whose refusal is handled here, once, and not again at the interpreter's end.
+
+    Errors are caught above the buffer: a signal's exception in a raw file's own `write` would have it write twice.
+    """
+
+    def write(self, text: str, /) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self._refused(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self._refused(error)
+
+    def _refused(self, error: OSError) -> None:
+        """Send what is left, and what comes, nowhere."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+
+
+class _Lasting(_Stream):
+    """Stream that falls silent when it is a pipe or a terminal that nobody reads any more, or a full disk."""
+
+
+class _Output(_Stream):
+    """Stream that ends the command when it is a pipe that nobody reads any more, as SIGPIPE would."""
+
+    def _refused(self, error: OSError) -> None:
+        super()._refused(error)
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(128 + signal.SIGPIPE) from None
+        raise error
+
+
+def _stream(fd: int, like: TextIO | None, kind: type[_Stream]) -> TextIO:
+    buffer = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
+    if not isinstance(like, io.TextIOWrapper):
+        return kind(buffer, "utf-8", "backslashreplace", line_buffering=True)
+    return kind(
+        buffer, like.encoding, like.errors, line_buffering=like.line_buffering, write_through=like.write_through
+    )

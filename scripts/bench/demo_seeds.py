@@ -1,6 +1,6 @@
 """The demo's gain over several seeds, pooled: run `scripts/demo --seed N` for each seed first, then
 
-    python scripts/bench/demo_seeds.py --seeds 1 2 3 [--out demo]
+    python scripts/bench/demo_seeds.py --seeds 1 2 3 [--out demo] [--smoke]
 
 prints one line a seed and the pooled paired differences; rows that share a scan are dependent, over the seeds too.
 """
@@ -8,15 +8,17 @@ prints one line a seed and the pooled paired differences; rows that share a scan
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from vlmrl.evaluate.metrics import clusters_of, joined_ranges, range_of_metric
-from vlmrl.evaluate.records import read_evaluation
+from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
 from vlmrl.evaluate.stats import difference_interval, pooled_difference_interval
 from vlmrl.store.layout import eval_dir
 from vlmrl.store.listing import run_ids
 from vlmrl.store.manifest import read_manifest
+from vlmrl.store.runs import create_run
 
 COLUMNS = {"reward": "score", "accuracy": "accuracy"}
 
@@ -30,12 +32,42 @@ def newest(runs: Path, seed: int, kind: str) -> Path:
     raise SystemExit(f"error: no {kind} run of seed {seed} in {runs}\n\nhint: scripts/demo --seed {seed}")
 
 
+def make_runs(runs: Path, seed: int, rows: int = 6) -> None:
+    """Two runs of one seed with an evaluation each, all made up."""
+    for kind in ("sft", "rl"):
+        with create_run(runs, kind=kind, recipe_name="demo", tags=[f"seed{seed}"]) as run:
+            told = [_row(number, good=kind == "rl" or number % 2 == 0) for number in range(rows)]
+            write_evaluation(eval_dir(run.dir, "test"), Evaluation(told, {"metrics": {}}), {})
+
+
+def _row(number: int, good: bool) -> dict[str, Any]:
+    image = {"sha256": f"{number // 2:064x}", "width": 8, "height": 8, "kind": "table"}
+    text = dict.fromkeys(("text", "finish", "note", "error", "source", "task"), "")
+    return text | {
+        "prompt_id": str(number), "sample": 0, "seed": 0, "truth": {}, "num_tokens": 1, "score": float(good),
+        "parts": {}, "images": [image], "outcome": {"accuracy": float(good)},
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--out", type=Path, default=Path("demo"), help="the demo's folder; {seed} is replaced")
     parser.add_argument("--evaluation", default="test")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a toy size in seconds, to see that it runs; its figures mean nothing"
+    )
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.smoke:
+            options.out, options.seeds = Path(folder) / "{seed}", [1, 2]
+            for seed in options.seeds:
+                make_runs(Path(folder) / str(seed) / "runs", seed)
+        compare(options)
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Print each seed's gain, and the pooled one."""
     pooled: dict[str, list[tuple[list[float], list[float]]]] = {name: [] for name in COLUMNS}
     ranges: dict[str, Any] = {}
     clusters = []

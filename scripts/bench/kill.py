@@ -1,6 +1,6 @@
 """Kill prep, sft, train and merge at random moments, and see that what is on disk survives and that the work goes on.
 
-python scripts/bench/kill.py [--kills 30] [--seed 0] [--cold] [--keep DIR]
+python scripts/bench/kill.py [--kills 30] [--seed 0] [--cold] [--keep DIR] [--smoke]
 
 A kill is SIGKILL to the command's whole process group. After each one everything that has its final name must be whole
 (`vlmrl runs show` and `verify`, byte for byte comparisons), and the next command must finish the work. A run that was
@@ -40,6 +40,7 @@ for _name in ("VLMRL_RUNS", "VLMRL_CRASH_AT"):
 
 SHARES = {"prep": 6, "sft": 8, "train": 10, "merge": 6}
 """Of 30 kills, how many hit which command."""
+SMOKE_SHARES = {"prep": 1, "train": 1}
 KILLS_A_RUN = 3
 STEPS = 6
 START = "import sys; from vlmrl.cli.app import main; main()"
@@ -106,6 +107,7 @@ class Bench:
     folder: Path
     rng: random.Random
     cold: bool
+    smoke: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
     kills: Counter[str] = field(default_factory=Counter)
     found: dict[str, Counter[str]] = field(default_factory=dict)
@@ -124,7 +126,7 @@ class Bench:
         out, err = self.folder / "stdout", self.folder / "stderr"
         start = time.perf_counter()
         with open(out, "wb") as o, open(err, "wb") as e:
-            pid = (_spawn if (self.cold if cold is None else cold) else _fork)(
+            pid = (_spawn if (self.cold if cold is None or self.smoke else cold) else _fork)(
                 self.folder, words, o.fileno(), e.fileno()
             )
             code = _wait(pid, start, kill_after)
@@ -424,16 +426,19 @@ def prepare(bench: Bench) -> dict[str, dict[str, Any]]:
     bench.run("prep", "digits", *PREP, "--out", "data/other", "--seed", "1")
     bench.run("demo", "--model-only", "model", "--data", "data/digits")
     expected = {}
-    for command in ("sft", "train"):
+    for command in ("train",) if bench.smoke else ("sft", "train"):
         made = bench.run(command, f"{command}.toml", *SIZES[command], "--name", command, "--json", cold=True).json
         expected[command] = record(bench.folder / made["dir"])
         if not made["last"]["optim/updates"]:
             raise Broken(f"the uninterrupted {command} made no update: the comparison would show nothing")
-    bench.run("merge", "train", "--out", "merged/model", cold=True)
     timed: dict[str, list[str]] = {
         "prep": ["digits", *PREP, "--out", "timed/digits"], "merge": ["train", "--out", "timed/model"],
         **{c: [f"{c}.toml", *SIZES[c], "--runs", "timed/runs"] for c in SIZES},
     }  # fmt: skip
+    if bench.smoke:
+        timed = {command: timed[command] for command in SMOKE_SHARES}
+    else:
+        bench.run("merge", "train", "--out", "merged/model", cold=True)
     for command, words in timed.items():
         bench.seconds[command] = bench.run(command, *words).seconds
     return expected
@@ -455,12 +460,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cold", action="store_true", help="every command in an interpreter of its own")
     parser.add_argument("--keep", type=Path, help="work in this new folder and leave it there")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a toy size in seconds, to see that it runs; its figures mean nothing"
+    )
     options = parser.parse_args()
     start = time.perf_counter()
     with contextlib.ExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vlmrl-kill-")))
         folder.mkdir(parents=True, exist_ok=True)
-        bench = Bench(folder.resolve(), random.Random(options.seed), options.cold)
+        bench = Bench(folder.resolve(), random.Random(options.seed), options.cold, options.smoke)
         problem = _work(bench, options.kills)
     for command, found in bench.found.items():
         print(
@@ -490,7 +498,7 @@ def _work(bench: Bench, kills: int) -> Broken | None:
         print(
             f"undisturbed: {', '.join(f'{c} {s:.1f} s' for c, s in bench.seconds.items())}", file=sys.stderr, flush=True
         )
-        counts = spread(kills)
+        counts = SMOKE_SHARES if bench.smoke else spread(kills)
         steps: dict[str, Callable[[int], None]] = {
             "prep": lambda n: kill_prep(bench, n),
             "sft": lambda n: kill_training(bench, "sft", n, expected["sft"]),

@@ -1,6 +1,6 @@
 """Kill runs of several processes at random moments, in every way we know, and see that no run is lost.
 
-python scripts/bench/kill_ranks.py [--moments 60] [--gpus 2] [--seed 0] [--kinds KIND,KIND] [--engine torch]
+python scripts/bench/kill_ranks.py [--moments 60] [--gpus 2] [--seed 0] [--kinds KIND,KIND] [--engine torch] [--smoke]
 
 The command is `vlmrl train RECIPE --gpus 2` on a tiny model, as CPU processes over gloo. At each moment one thing
 happens to it (KINDS). Then: no process of it is left after 30 seconds, by process id; `vlmrl runs verify` reads the
@@ -279,7 +279,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no moment after so long")
     parser.add_argument("--keep", type=Path, help="work in this new folder and leave it there")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a toy size in seconds, to see that it runs; its figures mean nothing"
+    )
     options = parser.parse_args()
+    if options.smoke:
+        options.moments, options.gpus, options.kinds, options.engine = 1, 2, "kill one rank", "torch"
     kinds, start = options.kinds.split(","), time.perf_counter()
     if unknown := [k for k in kinds if k not in KINDS]:
         parser.error(f"no such kind: {', '.join(unknown)}; there are: {', '.join(KINDS)}")
@@ -292,7 +297,7 @@ def main() -> int:
         if "disk full" in kinds and not can_mount(folder):
             print("disk full is left out: no file system can be mounted here", file=sys.stderr)
             kinds.remove("disk full")
-        bench = Bench(folder.resolve(), random.Random(options.seed), cold=False)
+        bench = Bench(folder.resolve(), random.Random(options.seed), cold=False, smoke=options.smoke)
         bench.prepare(options.gpus, options.engine)
         print(f"undisturbed: {bench.seconds['undisturbed']:.1f} s", file=sys.stderr, flush=True)
         problem = work(bench, kinds, options.moments, start + 60 * options.minutes)

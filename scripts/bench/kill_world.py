@@ -113,14 +113,14 @@ class Bench(kill.Bench):
         self.run("demo", "--model-only", "model", "--data", "data/digits")
         self.last_tick, whole = 0, Run(self.folder / "whole")
         whole.root.mkdir()
-        going = self.go(whole, self.size)
+        going = self.go(whole, 1 if self.smoke else self.size)
         while not going.ended():
             if (beat := going.beats().get(0)) and beat["phase"] != "start" and "start" not in self.seconds:
                 self.seconds["start"] = time.perf_counter() - going.began
             self.last_tick = beat["ticks"] if beat else self.last_tick
             time.sleep(0.01)
         self.seconds["undisturbed"] = time.perf_counter() - going.began
-        if going.code or whole.dir is None or (self.size > 1 and not self.last_tick):
+        if going.code or whole.dir is None or (self.size > 1 and not self.smoke and not self.last_tick):
             raise Broken(f"the undisturbed run ended with {going.code}:\n{going.err.read_text()[-2000:]}")
         self.whole_dir = whole.dir
         self.whole = kill.record(whole.dir)
@@ -145,6 +145,8 @@ class Bench(kill.Bench):
     def wait_for_moment(self, going: Going, run: Run, needs_ranks: bool) -> bool:
         """Sleep until a random moment of the command. Returns False when it ended before."""
         share, steps = self.rng.random(), saved_step(run) / kill.STEPS
+        if self.smoke:
+            return wait_for_step(going)
         if self.size == 1 or self.rng.random() < START_SHARE:
             # One process says nothing of itself; while several start there is nothing to say.
             length = self.seconds["undisturbed" if self.size == 1 else "start"]
@@ -181,7 +183,7 @@ class Bench(kill.Bench):
 
     def finish(self, run: Run) -> None:
         """Go on with a run until it is done, and compare it with the one that nobody touched."""
-        size = 1 if self.rng.random() < OTHER_SIZE and self.engine != "parts" else self.size
+        size = 1 if self.smoke or (self.rng.random() < OTHER_SIZE and self.engine != "parts") else self.size
         going = self.go(run, size)
         self.wait_for_end(going, set(), 300.0)
         if going.code or run.dir is None:
@@ -215,6 +217,15 @@ class Bench(kill.Bench):
         if wrong := [p for p in checked["problems"] if p["level"] not in allowed]:
             raise Broken(f"verify: {wrong}")
         return checked["problems"]
+
+
+def wait_for_step(going: Going) -> bool:
+    """Wait until rank 0 is in its fourth step, with a checkpoint behind it. Returns False when the command ended."""
+    while not going.ended():
+        if going.beats().get(0, {"step": 0})["step"] >= 3:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def tree(pid: int) -> set[int]:

@@ -1,6 +1,6 @@
 """How much faster a training pass is with the prompt computed once, over prompt length, group and response length:
 
-    python scripts/bench/prefix_sweep.py [--json] [--svg .github/prefix_sweep.svg] [--out /tmp/prefix_sweep]
+    python scripts/bench/prefix_sweep.py [--json] [--svg .github/prefix_sweep.svg] [--out /tmp/prefix_sweep] [--smoke]
 
 Forward and backward of one group of the 43 M-parameter model (fp32, CPU), two images in every prompt. The baseline
 packs the responses too, without padding, each behind a prompt of its own. Beside the measured ratio: that of the
@@ -19,6 +19,7 @@ from typing import Any
 POINTS = [  # words of text, samples, response tokens
     (108, 4, 96), (108, 8, 96), (108, 16, 96), (20, 16, 96), (600, 8, 96), (108, 16, 24),
 ]  # fmt: skip
+SMOKE_POINTS = [(4, 2, 4)]
 
 
 def measure(folder: Path, words: int, samples: int, response: int) -> dict[str, Any]:
@@ -41,8 +42,9 @@ def measure(folder: Path, words: int, samples: int, response: int) -> dict[str, 
     )
     e = Encoder(processor).encode(row, [Message("user", line["problem"])], images)
     prompt, rng = PromptTokens(e.prompt_ids, e.kinds, e.images, e.num_images), random.Random(0)
+    top = min(8000, len(processor.tokenizer))
     items = [
-        TrainItem(prompt, 0, (Segment("assistant", tuple(rng.randrange(300, 8000) for _ in range(response)), True),), k)
+        TrainItem(prompt, 0, (Segment("assistant", tuple(rng.randrange(300, top) for _ in range(response)), True),), k)
         for k in range(samples)
     ]
     found = compare_paths(model, processor, items)
@@ -85,13 +87,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--svg", type=Path, help="where to draw the plot")
     parser.add_argument("--out", type=Path, default=Path("/tmp/prefix_sweep"))
+    parser.add_argument(
+        "--smoke", action="store_true", help="a toy size in seconds, to see that it runs; its figures mean nothing"
+    )
     options = parser.parse_args()
-    from speed_world import make_model
+    from speed_world import SMOKE_MODEL, make_model
 
     if not (options.out / "model" / "config.json").is_file():
-        make_model(options.out / "model")
+        make_model(options.out / "model", **(SMOKE_MODEL if options.smoke else {}))
     points = []
-    for point in POINTS:
+    for point in SMOKE_POINTS if options.smoke else POINTS:
         points.append(p := measure(options.out, *point))
         told = f"measured {p['ratio']:5.1f}   FLOPs {p['flops_ratio']:5.1f}   tokens {p['token_ratio']:5.1f}   "
         print(f"P {p['prompt']:5}  G {p['samples']:3}  R {p['response']:4}   {told}reached {p['reached']:.0%}   "

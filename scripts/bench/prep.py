@@ -1,6 +1,6 @@
 """How fast and in how much memory `vlmrl prep` takes a table of pairs of 800-pixel photographs.
 
-python scripts/bench/prep.py --pairs 10000 --workers 2
+python scripts/bench/prep.py --pairs 10000 --workers 2 [--smoke]
 
 Makes a Parquet table in the published form (row groups of 100) whose images are 2,000 photographs, each again and again
 with different last bytes: every one is a content of its own that has to be decoded, hashed and stored, and has near
@@ -26,16 +26,17 @@ from typing import Any
 
 SIZES = ((800, 600), (600, 800), (800, 800), (800, 533))
 PHOTOGRAPHS = 2_000
+SMOKE_PHOTOGRAPHS = 4
 GROUP = 100
 
 
-def photographs() -> list[bytes]:
-    """JPEGs of all sizes, as many bytes as photographs have (80 to 120 kB)."""
+def photographs(amount: int) -> list[bytes]:
+    """Return JPEGs of all sizes, with as many bytes as photographs have (80 to 120 kB)."""
     import numpy as np
     from PIL import Image
 
     files = []
-    for number in range(PHOTOGRAPHS):
+    for number in range(amount):
         width, height = SIZES[number % len(SIZES)]
         rng = np.random.default_rng(number)
         coarse = Image.fromarray(rng.integers(0, 256, (height // 40, width // 40, 3), dtype=np.uint8))
@@ -47,11 +48,11 @@ def photographs() -> list[bytes]:
     return files
 
 
-def write_table(path: Path, num_pairs: int, num_images: int | None) -> None:
+def write_table(path: Path, num_pairs: int, num_images: int | None, num_photographs: int = PHOTOGRAPHS) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    bases, rng, numbers = photographs(), random.Random(0), count()
+    bases, rng, numbers = photographs(num_photographs), random.Random(0), count()
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     schema = pa.schema([("problem", pa.string()), ("images", pa.list_(image)), ("answer", pa.string())])
 
@@ -113,10 +114,15 @@ def main() -> None:
     parser.add_argument("--images", type=int, help="pairs are drawn from so many; default: all images differ")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--folder", type=Path, help="where to work; default: the system's temporary folder")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a toy size in seconds, to see that it runs; its figures mean nothing"
+    )
     args = parser.parse_args()
+    if args.smoke:
+        args.pairs, args.workers = 4, 1
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         table, out = Path(name) / "train.parquet", Path(name) / "out"
-        write_table(table, args.pairs, args.images)
+        write_table(table, args.pairs, args.images, SMOKE_PHOTOGRAPHS if args.smoke else PHOTOGRAPHS)
         command = [sys.executable, "-m", "vlmrl", "prep", "whale", str(table), "--out", str(out)]
         command += ["--workers", str(args.workers), "--validation-pairs", "0"]
         found = measure(command)

@@ -1,6 +1,6 @@
 """How long `vlmrl reward-check` takes over many saved responses: fungi, the default reward, all statistics, --out.
 
-    python scripts/bench/reward_check.py --rows 1000000 [--jobs 2] [--keep FOLDER]
+    python scripts/bench/reward_check.py --rows 1000000 [--jobs 2] [--keep FOLDER] [--smoke]
 
 Writes a Parquet file of made-up responses of about 1,000 characters (groups of 16, each with a truth of its own), runs
 the command on it as a user would, and prints seconds, rows a second and the largest resident set of all processes
@@ -146,7 +146,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="use and keep the file in this folder")
     parser.add_argument("--floor", action="store_true", help="also with a reward that does nothing")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a toy size in seconds, to see that it runs; its figures mean nothing"
+    )
     asked = parser.parse_args()
+    if asked.smoke:
+        asked.rows, asked.jobs = 32, 1
     with tempfile.TemporaryDirectory() as made:
         folder = asked.keep or Path(made)
         folder.mkdir(parents=True, exist_ok=True)

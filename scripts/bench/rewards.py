@@ -1,6 +1,6 @@
 """Rewards a second on one core: from an input row to parts, value and note, by the path that training uses.
 
-    python scripts/bench/rewards.py [--rows 20000] [--repeats 7]
+    python scripts/bench/rewards.py [--rows 20000] [--repeats 7] [--smoke]
 
 A row is a response of 1,000 characters to a fungi pair, and its typed truth. Printed: the median over the repeats, by
 the CPU clock of this process, for the default reward and for the published one (profile `taxonrl`): with the names of
@@ -71,7 +71,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument(
+        "--smoke", action="store_true", help="a toy size in seconds, to see that it runs; its figures mean nothing"
+    )
     args = parser.parse_args()
+    if args.smoke:
+        args.rows, args.repeats = 20, 1
     kinds = {
         "six genera": make_rows(args.rows, distinct=False),
         "distinct names": make_rows(args.rows, distinct=True),

@@ -1,6 +1,6 @@
 """How long a checkpoint holds the training up: written at once, and from copies while training goes on.
 
-python scripts/bench/save.py [--hidden 1024] [--layers 12] [--saves 4] [--folder FOLDER]
+python scripts/bench/save.py [--hidden 1024] [--layers 12] [--saves 4] [--folder FOLDER] [--smoke]
 
 A model of random weights with its moments, about 2 GB, on the CPU. Prints a JSON object for each kind (see `measure`).
 """
@@ -66,7 +66,12 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--saves", type=int, default=4, help="of each kind, at least 2")
     parser.add_argument("--folder", type=Path, help="on the disk to measure; default: a temporary one")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a toy size in seconds, to see that it runs; its figures mean nothing"
+    )
     asked = parser.parse_args()
+    if asked.smoke:
+        asked.hidden, asked.layers, asked.saves = 64, 1, 2
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         for row in measure(Path(name), hidden=asked.hidden, layers=asked.layers, saves=asked.saves):
             print(json.dumps({key: round(x, 2) if isinstance(x, float) else x for key, x in row.items()}))

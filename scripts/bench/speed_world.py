@@ -24,6 +24,10 @@ def score(x):
 """
 
 
+SMOKE_MODEL = {"hidden": 128, "layers": 1, "vision_hidden": 32, "vision_layers": 1, "texts": 200}
+"""Arguments of `make_model` for a model that is made and trained in seconds."""
+
+
 def make_words(count: int = 7000) -> list[str]:
     """Different words of two to four syllables."""
     rng = random.Random(0)
@@ -35,7 +39,13 @@ def make_words(count: int = 7000) -> list[str]:
 
 
 def make_model(
-    folder: Path, *, hidden: int = 512, layers: int = 8, vision_hidden: int = 256, vision_layers: int = 6
+    folder: Path,
+    *,
+    hidden: int = 512,
+    layers: int = 8,
+    vision_hidden: int = 256,
+    vision_layers: int = 6,
+    texts: int = 3000,
 ) -> Path:
     """Model and processor as an ordinary Hugging Face folder."""
     import torch
@@ -45,9 +55,9 @@ def make_model(
 
     words = make_words()
     rng = random.Random(1)
-    texts = (" ".join(rng.choices(words, k=30)) for _ in range(3000))
+    sentences = (" ".join(rng.choices(words, k=30)) for _ in range(texts))
     pixels = (14 * GRID) ** 2
-    build_tiny(folder, texts, vocabulary=8192, min_pixels=pixels, max_pixels=pixels)
+    build_tiny(folder, sentences, vocabulary=8192, min_pixels=pixels, max_pixels=pixels)
     config = json.loads((folder / "config.json").read_text())
     text, vision = config["text_config"], config["vision_config"]
     text |= {

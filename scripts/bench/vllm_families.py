@@ -1,11 +1,11 @@
 """Which families the installed vLLM can generate for, on a CPU: prints the table, one engine start a line.
 
-    python scripts/bench/vllm_families.py [FAMILY ...] [--lora] [--dtype bfloat16]
+    python scripts/bench/vllm_families.py [FAMILY ...] [--lora] [--dtype bfloat16] [--smoke]
 
 Each line is a process of its own: a tiny random model of the family's own class, three full weight syncs (or of the
 adapter alone), text and image prompts. `gap`: largest difference of the trainer's and the engine's log-probs after a
 sync, nats; `ids`: greedy ids equal to the built-in engine's. Known refusals (vlmrl/recipe/check_engine.py) are tried
-all the same.
+all the same. `--smoke` is one family that is refused before an engine starts.
 """
 
 from __future__ import annotations
@@ -37,6 +37,22 @@ def line(family: str, lora: bool, dtype: str) -> str:
     return f"{'yes' if good else 'NO':4}gap {max(found.gap):.1e}  stale {min(found.stale):.1e}  ids {all(found.same)}"
 
 
+def refuse_one() -> None:
+    """Show the refusal of a family that vLLM cannot generate for on a CPU."""
+    sys.path.insert(0, str(HERE.parents[2] / "tests"))
+    from vllm_family import measure
+
+    from vlmrl.errors import EngineError
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            measure("gemma3", Path(folder))
+        except EngineError as error:
+            print(f"{'gemma3':16} NO  {error}")
+        else:
+            raise SystemExit("gemma3 is no longer refused: try another family here")
+
+
 def main() -> None:
     """Parse the arguments; start a process a family, or be one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -44,7 +60,13 @@ def main() -> None:
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--dtype", default="float32", choices=list(BOUND))
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--smoke", action="store_true", help="a toy size in seconds, to see that it runs; its figures mean nothing"
+    )
     asked = parser.parse_args()
+    if asked.smoke:
+        refuse_one()
+        return
     if asked.here:
         print(line(asked.family[0], asked.lora, asked.dtype))
         return

@@ -1,6 +1,6 @@
 """One GRPO step of vlmrl and of TRL's GRPOTrainer on the same model, prompts, sampling and loss, each in a process:
 
-    python scripts/bench/vs_trl.py [--json] [--steps 6] [--batches 4 8 16] [--out /tmp/vs_trl]
+    python scripts/bench/vs_trl.py [--json] [--steps 6] [--batches 4 8 16] [--out /tmp/vs_trl] [--smoke]
 
 Needs TRL (the `dev` extra). 43 M parameters, about 516 prompt tokens with two images, 16 samples of 96 tokens, fp32 on
 the CPU. TRL runs at each per-device batch with as much accumulation as 16 samples need; its fastest counts. Medians
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 SAMPLES, RESPONSE = 16, 96
+SMOKE = {"samples": 2, "response": 4, "steps": 2, "batches": [2], "words": 4}
 RECIPE = """
 [model]
 path = "{out}/model"
@@ -49,10 +50,10 @@ every_steps = 0
 """
 
 
-def run_vlmrl(out: Path, steps: int) -> dict[str, Any]:
+def run_vlmrl(out: Path, steps: int, samples: int, response: int) -> dict[str, Any]:
     """`vlmrl train` as a person would run it; times from its metrics."""
     recipe = out / "recipe.toml"
-    recipe.write_text(RECIPE.format(out=out, samples=SAMPLES, response=RESPONSE, steps=steps))
+    recipe.write_text(RECIPE.format(out=out, samples=samples, response=response, steps=steps))
     sys.argv = ["vlmrl", "train", str(recipe), "--runs", str(out / "runs"), "--name", f"speed-{time.time_ns()}"]
     from vlmrl.cli.app import main
 
@@ -72,7 +73,7 @@ def run_vlmrl(out: Path, steps: int) -> dict[str, Any]:
     }
 
 
-def run_trl(out: Path, steps: int, batch: int) -> dict[str, Any]:
+def run_trl(out: Path, steps: int, samples: int, response: int, batch: int) -> dict[str, Any]:
     """TRL's GRPOTrainer with the same settings."""
     import torch
     from datasets import Dataset
@@ -97,8 +98,8 @@ def run_trl(out: Path, steps: int, batch: int) -> dict[str, Any]:
         ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
     )
     settings = GRPOConfig(
-        output_dir=str(out / "trl"), per_device_train_batch_size=batch, gradient_accumulation_steps=SAMPLES // batch,
-        num_generations=SAMPLES, max_completion_length=RESPONSE, max_steps=steps, temperature=1.0, beta=0.0,
+        output_dir=str(out / "trl"), per_device_train_batch_size=batch, gradient_accumulation_steps=samples // batch,
+        num_generations=samples, max_completion_length=response, max_steps=steps, temperature=1.0, beta=0.0,
         epsilon=0.2, epsilon_high=0.28, loss_type="dapo", learning_rate=1e-6, lr_scheduler_type="constant",
         use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], save_strategy="no", logging_steps=1,
         shuffle_dataset=False, generation_kwargs={"suppress_tokens": special}, disable_tqdm=True,
@@ -150,13 +151,12 @@ def parity(out: Path, run: Path) -> dict[str, Any]:
     """The shared-prefix update of one saved group against the same packed without sharing; see `compare_paths`."""
     from speed_world import compare_paths
 
-    from vlmrl.data.batch import TrainItem
+    from vlmrl.data.batch import PromptTokens, TrainItem
     from vlmrl.model.load import load_model, load_processor
     from vlmrl.recipe.load import load_recipe
     from vlmrl.rollout.sample import encode_prompt
     from vlmrl.store.runs import open_run
     from vlmrl.tasks.source import open_source
-    from vlmrl.train.sft import prompt_tokens
     from vlmrl.train.state import make_encoder
 
     recipe = load_recipe(out / "recipe.toml").recipe
@@ -164,13 +164,26 @@ def parity(out: Path, run: Path) -> dict[str, Any]:
     processor, model = load_processor(recipe.model), load_model(recipe.model)
     source = open_source(recipe.data[0], recipe.reward)
     prompt = encode_prompt(source, group.row, 0, make_encoder(recipe.model, processor), 1024)
-    tokens = prompt_tokens(prompt)
+    tokens = PromptTokens.of(prompt.encoded)
     items = [TrainItem(tokens, 0, s.trajectory.segments, k) for k, s in enumerate(group.samples)]
     return compare_paths(model, processor, items)
 
 
+def run_side(options: argparse.Namespace) -> dict[str, Any]:
+    """One side in this process."""
+    size = options.steps, options.samples, options.response
+    found = {
+        "vlmrl": lambda: run_vlmrl(options.out, *size),
+        "trl": lambda: run_trl(options.out, *size, options.batch),
+        "parity": lambda: parity(options.out, Path(options.run)),
+    }[options.side]()
+    return found | {"peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
 def measure(options: argparse.Namespace, side: str, **more: Any) -> dict[str, Any]:
-    """One side in a process of its own: its figures, and its peak memory."""
+    """One side in a process of its own (not with --smoke): its figures, and its peak memory."""
+    if options.smoke:
+        return run_side(argparse.Namespace(**{**vars(options), "side": side, **more}))
     command = [sys.executable, __file__, "--side", side, "--out", str(options.out), "--steps", str(options.steps)]
     command += [word for key, value in more.items() for word in (f"--{key}", str(value))]
     print(f"{side} {more or ''}", file=sys.stderr)
@@ -190,21 +203,22 @@ def main() -> None:
     parser.add_argument("--side", choices=["vlmrl", "trl", "parity"], help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, default=SAMPLES, help=argparse.SUPPRESS)
     parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--smoke", action="store_true", help="a toy size in seconds, to see that it runs; its figures mean nothing"
+    )
+    parser.set_defaults(samples=SAMPLES, response=RESPONSE, words=None)
     options = parser.parse_args()
+    if options.smoke:
+        vars(options).update(SMOKE)
     if options.side:
-        made = {
-            "vlmrl": lambda: run_vlmrl(options.out, options.steps),
-            "trl": lambda: run_trl(options.out, options.steps, options.batch),
-            "parity": lambda: parity(options.out, options.run),
-        }[options.side]()
-        print(json.dumps(made | {"peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+        print(json.dumps(run_side(options)))
         return
-    from speed_world import make_model, make_rows
+    from speed_world import SMOKE_MODEL, TEXT_WORDS, make_model, make_rows
 
     options.out.mkdir(parents=True, exist_ok=True)
     if not (options.out / "model" / "config.json").is_file():
-        make_model(options.out / "model")
-    make_rows(options.out, options.steps)
+        make_model(options.out / "model", **(SMOKE_MODEL if options.smoke else {}))
+    make_rows(options.out, options.steps, words=options.words or TEXT_WORDS)
     ours = measure(options, "vlmrl")
     run = ours.pop("run")
     theirs = [measure(options, "trl", batch=b) for b in options.batches]

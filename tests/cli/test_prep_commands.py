@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -70,19 +71,22 @@ def test_an_interrupted_prep_ends_in_order_and_goes_on(tmp_path: Path, number: s
     run.send_signal(number)
     out, err = run.communicate(timeout=60)
     assert (run.returncode, out) == (130, "") and not (tmp_path / "out").exists()
-    assert err == "interrupted; the same command goes on with the parts that are done\n"
+    again = shlex.join(["vlmrl", *map(str, words)])
+    assert err == f"prep was interrupted: the parts that are done are kept; go on with: {again}\n"
     again = this_process(*words, cwd=tmp_path)
     assert again.code == 0 and "found: an interrupted run had made" in again.err
 
 
-@pytest.mark.parametrize(("source", "then"), [(["rows.parquet"], "goes on with"), (["--synthetic", 40], "begins anew")])
+@pytest.mark.parametrize(
+    ("source", "then"), [(["rows.parquet"], "the parts that are"), (["--synthetic", 40], "nothing was")]
+)
 def test_who_interrupts_prep_is_told_whether_anything_is_kept(tmp_path: Path, monkeypatch, source, then) -> None:
     def interrupted(*given: object, **named: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("vlmrl.tasks.prepare.prepare_domain", interrupted)
     done = this_process("prep", "whale", *source, cwd=tmp_path)
-    assert done.code == 130 and done.err.startswith(f"interrupted; the same command {then}")
+    assert done.code == 130 and done.err.startswith(f"prep was interrupted: {then}")
 
 
 def test_names_of_files_cannot_steer_the_terminal_or_the_printer(tmp_path: Path) -> None:

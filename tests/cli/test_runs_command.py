@@ -121,7 +121,7 @@ def test_show_says_how_to_go_on(root: Path):
         "interrupted",
         "3: reward/mean 0.2",
         "accuracy 0.5 -> 0.8",
-        f"vlmrl train --resume {run.id}",
+        "vlmrl train --resume night",
         str(run.dir),
     ):
         assert text in done.err, done.err

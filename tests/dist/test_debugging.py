@@ -118,6 +118,7 @@ class Terminal:
 def place(tmp_path_factory, tiny_folder) -> Path:
     place = make_place(tmp_path_factory.mktemp("debugging"), tiny_folder, RECIPE, reward=REWARD, pairs=20)
     (place / "stops").mkdir()
+    (place / "tmp").mkdir()
     (place / "stops" / "sitecustomize.py").write_text(STOPS)
     return place
 
@@ -131,6 +132,7 @@ def at_terminal(place: Path) -> Iterator:
         ours, theirs = pty.openpty()
         env = os.environ | environment | {
             "PYTHONPATH": str(place / "stops"), "CUDA_VISIBLE_DEVICES": "", "TERM": "dumb", "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(place / "tmp"),
         }  # fmt: skip
         process = subprocess.Popen(words, cwd=place, stdin=theirs, stdout=theirs, stderr=theirs, env=env,
                                    start_new_session=True)  # fmt: skip

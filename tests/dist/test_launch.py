@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import END_SECONDS, TESTS, assert_all_gone, awaited, free_endpoint, lives
@@ -24,6 +25,7 @@ print(f"code {ending.code} run {run}")
 print(ending.message, file=sys.stderr)
 sys.exit(ending.code)
 """
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
 @dataclass
@@ -54,14 +56,15 @@ def start(tmp_path: Path):
     """Start a launcher over stub ranks: `start(steps, fault, ranks=2, **job)`. What is left is killed at the end."""
     started: list[Launched] = []
 
-    def go(steps: int, fault: str = "none:0:0", *, ranks: int = 2, folder: str = "run", **job) -> Launched:
+    def go(
+        steps: int, fault: str = "none:0:0", *, ranks: int = 2, folder: str = "run", pipes: Any = PIPES, **job
+    ) -> Launched:
         run = tmp_path / folder
         run.mkdir(exist_ok=True)
         command = [str(TESTS / "stub_rank.py"), str(run), str(steps), fault]
         words = json.dumps({"command": command, "ranks": ranks, "env": {"OMP_NUM_THREADS": "1"}} | job)
         process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            start_new_session=True,
+            [sys.executable, "-c", LAUNCH, words], **pipes, text=True, start_new_session=True
         )  # fmt: skip
         started.append(Launched(process, run))
         return started[-1]
@@ -85,6 +88,24 @@ def test_ranks_that_end_well_end_the_launcher_well_and_rank_0_alone_talks_and_no
         log = f"early word of rank {rank}\nHF_TOKEN=<redacted> of rank {rank}\na library's progress on rank {rank}\n"
         log += f"rank {rank} is up\n"
         assert launched.log(rank) == log
+
+
+def test_ranks_start_where_the_output_goes_to_a_file(start, tmp_path) -> None:
+    with open(tmp_path / "out", "w") as out, open(tmp_path / "err", "w") as err:
+        launched = start(1, ranks=1, pipes={"stdout": out, "stderr": err})
+        assert launched.process.wait(400) == 0, (tmp_path / "err").read_text()
+    assert (tmp_path / "out").read_text() == f"early word of rank 0\ncode 0 run {launched.folder}\n"
+    assert "a library's progress on rank 0" in launched.log(0)
+
+
+def test_the_last_line_of_a_rank_that_dies_before_its_run_is_known_is_shown(start) -> None:
+    # It lives long enough for the launcher to open its pipe.
+    dies = "print('no space \x1b left\\n'); time.sleep(2); os._exit(3)"
+    dies = f"import os, time; from vlmrl.dist import worker; worker.begin(); {dies}"
+    code, _, err = start(1, ranks=1, command=["-c", dies]).end()
+    assert code == 2
+    assert "rank 0 ended with exit code 3 and no word" in err
+    assert "    no space \\u001b left\n" in err
 
 
 def test_the_first_failing_ranks_error_is_the_one_shown(start) -> None:

@@ -27,7 +27,7 @@ BASE = "qwen2_5_vl_7b_taxonrl.toml"
 RECIPES = sorted(p.stem for p in shipped_folder().glob("*.toml") if BASE in p.read_text())
 STARTS = ("bird_sft", "gorilla_sft")
 PUBLISHED = ("reward.profile=taxonrl", "algo.name=easyr1", "rollout.max_prompt_tokens=2048")
-"""What the base recipe's comment names as the published setting."""
+"""What the base recipe's comment names as the published setting, besides `train.epochs`."""
 SMALL = (
     "model.dtype=float32", "model.device=cpu", "model.min_pixels=784", "model.max_pixels=3136",
     "model.gradient_checkpointing=false", "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2",

@@ -49,3 +49,18 @@ def test_a_shipped_recipe_is_found_by_its_bare_name():
 
 def test_every_shipped_recipe_fits_on_a_screen():
     assert all(len(path.read_text().splitlines()) <= 60 for path in RECIPES)
+
+
+def test_the_published_line_of_the_taxonrl_recipes_sets_each_ones_published_epochs():
+    base = shipped_folder() / "base" / "qwen2_5_vl_7b_taxonrl.toml"
+    (line,) = [text for text in base.read_text().splitlines() if text.startswith("#   --set")]
+    published = [text.rstrip() for text in line.split("--set ")[1:]]
+    assert published[-1] == "train.epochs=60"
+    of_taxonrl = [load_recipe(p) for p in RECIPES if f'extends = "base/{base.name}"' in p.read_text()]
+    told = [loaded for loaded in of_taxonrl if "epochs" in loaded.recipe.paper]
+    assert len(told) > 15 and {loaded.recipe.paper["epochs"] for loaded in told} == {15, 60}
+    for loaded in told:
+        epochs = loaded.recipe.paper["epochs"]
+        chosen = load_recipe(loaded.path, overrides=[*published[:-1], f"train.epochs={epochs}"])
+        assert (loaded.recipe.train.steps, chosen.recipe.train.epochs) == (300, epochs)
+        assert chosen.recipe.train.steps == 0  # counted from the rows when a run begins

@@ -18,6 +18,7 @@ from vlmrl.store import layout
 from vlmrl.store.kept import newest_resolved, read_resolved
 from vlmrl.store.manifest import Manifest
 from vlmrl.store.metrics import counted
+from vlmrl.store.refer import reference
 from vlmrl.store.rollouts import read_table
 from vlmrl.store.runs import Run
 
@@ -168,7 +169,7 @@ class Facts:
     def key(self) -> str:
         """What names the run in the commands to type next: its folder, where runs are not looked for by themselves."""
         at_home = layout.runs_root().resolve() == self.run.dir.parent.resolve()
-        return (self.manifest.name or self.manifest.id) if at_home else str(self.run.dir)
+        return reference(self.run.dir, self.manifest.name) if at_home else str(self.run.dir)
 
     @property
     def own_reward(self) -> bool:

@@ -16,6 +16,7 @@ from vlmrl.check import data as rows
 from vlmrl.check import machine, tokens
 from vlmrl.check.catalogs import catalogs
 from vlmrl.check.kernels import attention_kernel, check_kernels
+from vlmrl.check.location import check_location
 from vlmrl.check.loggers import check_loggers
 from vlmrl.check.memory import HERE, Target, check_device, check_memory, plan_memory
 from vlmrl.check.plan_sizes import Prompts
@@ -91,10 +92,12 @@ def check_model(
         model_files: as there.    runs_folder: a run is to follow: also whether it fits on its disk.
         target: where it is to run.    prompts: how long they are: also whether it fits into memory; None = not known.
     """
+    recipe = loaded.recipe
+    problems = check_location(loaded, model_files)
+    if problems:
+        return problems
     from vlmrl.model.facts import model_facts
 
-    recipe = loaded.recipe
-    problems: list[Problem] = []
     try:
         vllm = recipe.rollout.engine == "vllm"
         if recipe.lora is not None or recipe.model.freeze or vllm or runs_folder is not None:
@@ -106,35 +109,45 @@ def check_model(
                 if prompts is not None:
                     problems += check_memory(loaded, plan_memory(loaded, facts, target, prompts))
                 problems += check_kernels(loaded, facts)
-        if any(loaded.is_set(("model", key)) for key in tokens.PIXEL_KEYS):
-            problems += tokens.check_pixels(loaded, tokens.make_encoder(loaded, model_files))
+        problems += tokens.check_pixels(loaded, tokens.make_encoder(loaded, model_files))
     except VlmrlError as error:
         problems += rows.problems_in(error, loaded.where(("model", "path")))
     return problems
 
 
 def preflight(
-    loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | None = None, target: Target = HERE
-) -> Preflight:
+    loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | None = None, target: Target = HERE,
+    missing: Sequence[Problem] = (),
+) -> Preflight:  # fmt: skip
     """Check everything. Takes from seconds to minutes: every row is read once, and the model's processor is loaded.
 
     Args:
         model_files: where the model's configuration and processor are, when `model.path` names a run or checkpoint.
         target: where the run is to run.
+        missing: why there is no such model (`check_location`, or the run store): then nothing is asked of it.
     """
+    at_model = loaded.where(("model", "path"))
     installed = [] if target.is_elsewhere else machine.check_installed(loaded) + check_loggers(loaded)
     found = Preflight(check_recipe(loaded, catalogs()) + installed + _check_world(loaded, target))
+    if missing:  # what the run store says of a run without a checkpoint is better than that there is no such folder
+        found.problems = [p for p in found.problems if p.where != at_model]
+    elif not any(p.level == "error" and p.where == at_model for p in found.problems):
+        missing = check_location(loaded, model_files)
+    there = not missing and not any(p.level == "error" and p.where == at_model for p in found.problems)
+    found.problems = [*missing, *found.problems]
     opened = rows.open_sources(loaded)
     found.problems += [p for p in opened.problems if not _told(p, found.problems)]
     found.problems += rows.check_validation(loaded, opened)
-    encoder = _open_encoder(found, loaded, model_files)
+    encoder = _open_encoder(found, loaded, model_files) if there else None
     askable = [entry for entry in opened.entries if _check_entry(found, loaded, entry, encoder)]
     longest = None if encoder is None else _check_tokens(found, loaded, askable, encoder)
     sources = [(e.train.name, e.train.share, len(e.train.rows)) for e in opened.entries]
     validation = [len(e.validation.rows) for e in opened.entries if e.validation]
     limit = loaded.recipe.eval.max_rows
-    found.plan["run"] = machine.arithmetic(loaded, sources, sum(min(n, limit or n) for n in validation))
-    _check_machine(found, loaded, runs_folder, model_files, longest, target)
+    if loaded.recipe.train.steps:  # else they are still to be counted
+        found.plan["run"] = machine.arithmetic(loaded, sources, sum(min(n, limit or n) for n in validation))
+    if there:
+        _check_machine(found, loaded, runs_folder, model_files, longest, target)
     return found
 
 
@@ -142,7 +155,6 @@ def _open_encoder(found: Preflight, loaded: LoadedRecipe, model_files: str | Non
     """The model's processor, and what it has no use for; None with the reason among the problems."""
     try:
         encoder = tokens.make_encoder(loaded, model_files)
-        encoder.control  # noqa: B018 (renders the chat template once)
     except VlmrlError as error:
         where = loaded.where(("model", "path"))
         found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]

@@ -49,13 +49,19 @@ class TokenFacts:
 
 
 def make_encoder(loaded: LoadedRecipe, model_files: str | None) -> Encoder:
-    """The encoder of the recipe's model, or of the files given. Raises: CheckpointError when there is none to load."""
+    """The encoder of the recipe's model, or of the files given, its chat template tried once.
+
+    Raises: CheckpointError or DataError when there is none to load, or no chat template that can be used.
+    """
     from vlmrl.data.encode import Encoder
     from vlmrl.model.load import load_processor
 
     model = loaded.recipe.model
     processor = load_processor(model, path=model_files)
-    return Encoder(processor, min_pixels=model.min_pixels, max_pixels=model.max_pixels, thinking=model.thinking)
+    pixels = {"min_pixels": model.min_pixels, "max_pixels": model.max_pixels}
+    encoder = Encoder(processor, **pixels, thinking=model.thinking)
+    encoder.require_template()
+    return encoder
 
 
 def check_pixels(loaded: LoadedRecipe, encoder: Encoder) -> list[Problem]:

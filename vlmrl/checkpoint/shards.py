@@ -22,11 +22,10 @@ import torch
 from torch import Tensor
 
 from vlmrl.errors import CheckpointError
+from vlmrl.model.files import WEIGHTS_INDEX, read_header
 
 BLOCK_BYTES = 1 << 25
 """Rows are read until they fill this; a single row may be larger."""
-MAX_HEADER_BYTES = 100 << 20
-INDEX = "model.safetensors.index.json"
 SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 DTYPE_NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -122,27 +121,19 @@ def _overlap(a: Piece, b: Piece) -> bool:
 
 
 def _header(path: Path) -> list[tuple[str, torch.dtype, Piece]]:
+    header, data = read_header(path)
     try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > min(MAX_HEADER_BYTES, size):
-                raise ValueError("its header is longer than it")
-            header: dict[str, Any] = json.loads(file.read(length))
         sharding = json.loads(header.pop("__metadata__", {}).get(SHARDING, "{}"))
-        found, end = [], 0
+        found = []
         for name, entry in header.items():
             shape, (first, last) = tuple(entry["shape"]), entry["data_offsets"]
-            dtype, end = _DTYPES[entry["dtype"]], max(end, last)
+            dtype = _DTYPES[entry["dtype"]]
             if last - first != math.prod(shape) * dtype.itemsize:
                 raise ValueError(f"{name} has {last - first} bytes, which is not its shape")
             offsets = tuple(sharding[name][OFFSETS]) if sharding else (0,) * len(shape)
-            found.append((name, dtype, Piece(path, 8 + length + first, offsets, shape)))
-    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
+            found.append((name, dtype, Piece(path, data + first, offsets, shape)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path)) from error
-    if size < 8 + length + end:
-        message = f"{path.name} is cut short: {size:,} bytes of {8 + length + end:,}"
-        raise CheckpointError(message, where=str(path), hint="copy it again, or use another checkpoint of the run")
     return found
 
 
@@ -202,7 +193,7 @@ def write_shards(
         weight_map |= dict.fromkeys((spec.name for spec in shard), name)
     total = {"total_parameters": sum(math.prod(s.shape) for s in specs), "total_size": sum(s.bytes for s in specs)}
     index = {"metadata": total, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
+    (folder / WEIGHTS_INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
     return weight_map
 
 
@@ -233,7 +224,7 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises: CheckpointError naming one that is not there.
     """
-    index = folder / INDEX
+    index = folder / WEIGHTS_INDEX
     if not index.is_file():
         names = ["model.safetensors"]
     else:
@@ -241,7 +232,7 @@ def weight_files(folder: Path) -> list[Path]:
             weight_map: Mapping[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
             names = sorted(set(weight_map.values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{INDEX} cannot be read: {error}", where=str(folder)) from error
+            raise CheckpointError(f"{WEIGHTS_INDEX} cannot be read: {error}", where=str(folder)) from error
     for name in names:
         if not (folder / name).is_file():
             raise CheckpointError(f"{name} is missing", where=str(folder), hint="copy it again, or download it again")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from vlmrl import __version__
+from vlmrl.cli.interruption import describe_interruption
+from vlmrl.cli.output import say
 from vlmrl.errors import exit_of
+from vlmrl.process import end_on_sigterm, keep_standard_streams
 from vlmrl.visible import visible
 
 COMMANDS = (
@@ -26,6 +30,18 @@ class InLifeOrder(TyperGroup):
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         order = [name.rstrip("_").replace("_", "-") for name in COMMANDS]
         return sorted(super().list_commands(ctx), key=order.index)  # pyright: ignore[reportArgumentType]
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Run the command. One that is interrupted ends in one line and exit code 130; Typer would end it silently."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            from vlmrl.dist.worker import launched
+
+            if launched():  # the launcher says it
+                raise
+            say(describe_interruption(error, ctx.invoked_subcommand or "vlmrl"))
+            raise typer.Exit(130) from None
 
 
 app = typer.Typer(
@@ -51,21 +67,26 @@ for _name in COMMANDS:
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 2 the user's mistake, 1 our bug, 130 interrupted."""
+    """Run the command line.
+
+    Exit codes: 0 done, 2 the user's mistake, 1 our bug, 130 interrupted (Ctrl-C, SIGTERM), 141 nobody reads stdout.
+    """
     # Idle OpenMP threads spin for some 50 us only (GNU's default: milliseconds). On a machine that runs anything else,
     # the spinning threads of small operators wait for each other's time slices: measured 20 times slower on 2 busy
     # cores. Never spinning costs a fifth of the speed on an idle machine. Read when torch is loaded.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    keep_standard_streams()
+    end_on_sigterm()
     if "VLMRL_LAUNCH_DIR" in os.environ:
         from vlmrl.dist import worker
 
         worker.run(app)
     try:
-        app(standalone_mode=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        try:
+            app(standalone_mode=True)
+        finally:
+            sys.stdout.flush()  # what it refuses is told here, not at the interpreter's end
     except (Exception, KeyboardInterrupt) as error:
         code, text = exit_of(error)
         print(visible(text), file=sys.stderr)

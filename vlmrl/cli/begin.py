@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmrl.cli.output import say
+from vlmrl.cli.output import say, say_origin, warn_of_namesakes
 from vlmrl.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def begin(
     if isinstance(ready, LoadedRecipe):
         run, recipe, checkpoint = start_run(ready, root, argv, labels), ready.recipe, None
         say(f"run {run.id}\n{arithmetic(recipe)}")
+        say_origin(recipe.model.path, run.manifest.parent)
     elif asked.fork is not None:
         run, recipe, checkpoint = fork_run(root, ready, argv, labels)
         say(f"run {run.id}\n{run.manifest.parent_text}, up to step {recipe.train.steps}")
@@ -117,4 +118,6 @@ def begin(
         run, recipe, checkpoint = reopen_run(root, ready, argv)
         at = f"checkpoint {checkpoint.name}" if checkpoint else "the start: it had no complete checkpoint"
         say(f"resuming {run.id} (attempt {run.attempt}) from {at}")
+    if name is not None:
+        warn_of_namesakes(run.dir, name)
     return run, recipe, checkpoint

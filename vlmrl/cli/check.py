@@ -52,26 +52,29 @@ def check(
     model's own forward of each response alone; rows that disagree are named. Exit code 2 when any does. Whether the
     largest row fits in memory, `train` and `sft` find out before their first step.
     """
-    from vlmrl.check.preflight import preflight
+    from vlmrl.check.location import check_location
     from vlmrl.recipe.load import load_recipe
     from vlmrl.store.layout import runs_root
-    from vlmrl.train.choices import choices_of, settle_for_run
 
     problems: list[Problem] = []
+    missing: list[Problem] = []
     plan: Mapping[str, Any] = {}
     parity: Mapping[str, Any] | None = None
     root = runs_root(runs)
     try:
+        loaded, warnings = load_recipe(recipe, overrides=overrides or []), []
+        model_files, missing = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
+        missing = missing or check_location(loaded, model_files)
+        if missing and not as_json:  # at once: to look at the rest may take minutes
+            _show_each(missing)
+        from vlmrl.check.preflight import preflight
+        from vlmrl.train.choices import choices_of, settle_for_run
+
         target = parse_target(gpus, gpu_memory)
-        loaded, warnings = settle_for_run(load_recipe(recipe, overrides=overrides or []), root, target)
-        model_files, problem = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
-        found = preflight(loaded, runs_folder=root, model_files=model_files, target=target)
-        # What the run store says of a run without a checkpoint is better than that the hub has no such model.
-        problems = (
-            found.problems if problem is None else [problem, *(p for p in found.problems if p.where != problem.where)]
-        )
-        problems = [*warnings, *problems]
-        plan = found.plan | {"chosen": choices_of(loaded)}
+        if not missing:  # else nothing can be chosen for it
+            loaded, warnings = settle_for_run(loaded, root, target)
+        found = preflight(loaded, runs_folder=root, model_files=model_files, target=target, missing=missing)
+        problems, plan = [*warnings, *found.problems], found.plan | {"chosen": choices_of(loaded)}
         if deep and not any(p.level == "error" for p in problems):
             parity = _compare(loaded, root, deep_prompts)
             problems = [*problems, *_disagreements(parity, loaded.where(("model", "path")))]
@@ -87,7 +90,7 @@ def check(
         _show_plan(plan)
         if parity is not None:
             _show_parity(parity)
-        _show_problems(problems)
+        _show_problems(problems, shown=missing)
     if errors:
         raise typer.Exit(2)
 
@@ -102,14 +105,14 @@ def parse_target(gpus: str | None, gpu_memory: str | None = None) -> Target:
     return Target(len(chosen) or count, None if gpu_memory is None else parse_gpu(gpu_memory))
 
 
-def find_model_files(path: str, root: Path, where: str) -> tuple[str | None, Problem | None]:
+def find_model_files(path: str, root: Path, where: str) -> tuple[str | None, list[Problem]]:
     """Where the configuration and processor of the recipe's model are, or what is wrong."""
     from vlmrl.train.origin import find_model
 
     try:
-        return find_model(path, root).files, None
+        return find_model(path, root).files, []
     except VlmrlError as error:
-        return None, Problem(error.message, where, error.hint)
+        return None, [Problem(error.message, where, error.hint)]
 
 
 def _compare(loaded: Any, root: Path, prompts: int) -> Mapping[str, Any]:
@@ -259,7 +262,16 @@ def _attention_lines(attention: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "", f"flash-attn is not installed and would be used instead: {attention['missing']}"
 
 
-def _show_problems(problems: Sequence[Problem]) -> None:
+def _show_problems(problems: Sequence[Problem], shown: Sequence[Problem] = ()) -> None:
+    """Show what was found, errors first, and count it. Args: shown: what the screen has already."""
+    from rich.text import Text
+
+    _show_each([p for p in problems if p not in shown])
+    counts = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in _counts(problems)) or "nothing is wrong"
+    console().print(Text(f"\n{counts}"))
+
+
+def _show_each(problems: Sequence[Problem]) -> None:
     from rich.text import Text
 
     from vlmrl.errors import format_error
@@ -269,8 +281,6 @@ def _show_problems(problems: Sequence[Problem]) -> None:
         text = Text("\n" + visible(format_error(p.message, p.where, p.hint, p.level)))
         text.stylize("bold red" if p.level == "error" else "bold yellow", 1, 2 + len(p.level))
         out.print(text)
-    counts = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in _counts(problems)) or "nothing is wrong"
-    out.print(Text(f"\n{counts}"))
 
 
 def _counts(problems: Sequence[Problem]) -> list[tuple[int, str]]:

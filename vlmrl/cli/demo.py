@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -18,7 +19,9 @@ def demo(
     model_only: Path | None = typer.Option(
         None, "--model-only", help="Only make the tiny model in this folder, for --data.", show_default=False
     ),
-    data: Path = typer.Option(Path("data/digits"), "--data", help="With --model-only: a dataset made by `vlmrl prep`."),
+    data: Path = typer.Option(
+        Path("data/digits"), "--data", help="With --model-only: a dataset made by `vlmrl prep`, a table, or a recipe."
+    ),
     json: bool = typer.Option(False, "--json", help=JSON_HELP),
 ) -> None:
     """The whole chain on this machine in minutes: no download, no GPU.
@@ -28,8 +31,10 @@ def demo(
     A tiny vision-language model with random weights learns to compare real handwritten digits: supervised start,
     reinforcement, evaluation on held-out scans, merge, reward check and report.
 
-    With --model-only it makes just such a model for your own prepared data:
-    vlmrl demo --model-only demo/model --data data/digits
+    With --model-only it makes just such a model for data of your own, so that check, try, train and eval run on this
+    machine before a GPU is paid for. A table's columns and prompt are in its recipe; name that where they are not
+    recognised:
+    vlmrl demo --model-only demo/model --data my_task/recipe.toml
     """
     from vlmrl.demo import make_model, run_demo
     from vlmrl.recipe.files import shipped_folder
@@ -39,6 +44,8 @@ def demo(
         parameters = make_model(data, model_only, seed=seed)
         emit({"model": str(model_only), "parameters": parameters}, json)
         say(f"{model_only}: a tiny Qwen2.5-VL of {parameters:,} parameters, random weights")
+        recipe = str(data) if data.suffix == ".toml" else "RECIPE.toml"
+        say(f"next: vlmrl check {shlex.quote(recipe)} --set {shlex.quote(f'model.path={model_only}')}")
         return
     found = run_demo(out, seed, shipped_folder(), say)
     _table(found)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vlmrl.cli.eval_table import show_evaluation
-from vlmrl.cli.output import JSON_HELP, emit, say
-from vlmrl.errors import RecipeError, StoreError
+from vlmrl.cli.output import JSON_HELP, emit, say, say_origin
+from vlmrl.errors import RecipeError
 
 if TYPE_CHECKING:
     from vlmrl.evaluate.records import Evaluation
@@ -73,37 +73,42 @@ def eval_(
     Intervals are Wilson's score interval at the effective sample size of rows that share images: never outside the
     range of a metric. A metric without a range has Student's t interval of the same clusters. One row has none.
     """
+    from vlmrl.cli.sft import warn
     from vlmrl.dist.worker import launched
-    from vlmrl.store.layout import eval_dir, runs_root
+    from vlmrl.store.layout import check_eval_name, eval_dir, runs_root
     from vlmrl.train import evaluation as work
+    from vlmrl.train.choices import settle_for_answers
     from vlmrl.train.eval_recipe import choose_recipe, find_evaluation
     from vlmrl.train.eval_rows import rows_to_evaluate
     from vlmrl.train.origin import find_model
 
     if n > 1 and not sample:
         raise RecipeError(f"--n {n} needs --sample: greedy gives the same answer {n} times", hint="--sample 1.0")
-    if name is not None and (name.startswith(".") or "/" in name or "\\" in name or not name.strip()):
-        raise StoreError(f"`{name}` cannot be the name of an evaluation", hint="a plain name without slashes")
+    check_eval_name(name)
     root, argv = runs_root(runs), ["vlmrl", *sys.argv[1:]]
     origin = find_model(model, root, int(checkpoint) if checkpoint.isdigit() else checkpoint)
     settings = work.EvalSettings(sample or None, n, name, seed, force)
     chosen = choose_recipe(origin, root, recipe=recipe, data=data, overrides=overrides)
-    rows = rows_to_evaluate(chosen.recipe, chosen.seen, split, max_rows, source)
-    others = [find_evaluation(compare, root, r.source.split, r.source.name) for r in rows] if compare else None
-    planned = work.plan(chosen.recipe, origin, rows, chosen.run_dir, settings, argv)
+    settled, warnings = settle_for_answers(chosen.recipe, origin.files)
     if not launched():
+        warn(warnings)
+    rows = rows_to_evaluate(settled, chosen.seen, split, max_rows, source)
+    others = [find_evaluation(compare, root, r.source.split, r.source.name) for r in rows] if compare else None
+    planned = work.plan(settled, origin, rows, chosen.run_dir, settings, argv)
+    if not launched():
+        say_origin(model, origin.parent)
         _announce(planned)
         if gpus is not None:
             from vlmrl.cli.eval_ranks import evaluate_on
 
-            run_dir = evaluate_on(gpus, chosen.recipe, origin.files, chosen.run_dir, root)
+            run_dir = evaluate_on(gpus, settled, chosen.run_dir, root)
             if run_dir is not None:
                 from vlmrl.evaluate.records import read_evaluation
 
                 folders = [eval_dir(run_dir, p.name) for p in planned]
                 _tell(folders, [read_evaluation(f) for f in folders], others, as_json)
                 return
-    found = _evaluate(chosen.recipe, origin, planned, chosen.run_dir, root, settings, argv)
+    found = _evaluate(settled, origin, planned, chosen.run_dir, root, settings, argv)
     if not launched():
         _tell([f.folder for f in found], [f.evaluation for f in found], others, as_json)
 

@@ -11,17 +11,18 @@ import typer
 
 from vlmrl.cli.output import say
 from vlmrl.cli.ranks import without_launch_options
+from vlmrl.errors import Interruption
 
 if TYPE_CHECKING:
     from vlmrl.recipe.schema import Recipe
 
 
-def evaluate_on(gpus: str, recipe: Recipe, files: str, run_dir: Path | None, root: Path) -> Path | None:
+def evaluate_on(gpus: str, recipe: Recipe, run_dir: Path | None, root: Path) -> Path | None:
     """Evaluate in several processes. Returns the run that the results are in; None when this process itself is to be
     the one: `--gpus 1`.
 
     Args:
-        files: where the model's configuration is.
+        recipe: with nothing left open (train/choices.py).
         run_dir: the run that is evaluated; None = the processes make one.
     Raises: LaunchError for GPUs that are not there; typer.Exit with the code of the process that failed.
     """
@@ -29,9 +30,7 @@ def evaluate_on(gpus: str, recipe: Recipe, files: str, run_dir: Path | None, roo
     from vlmrl.launch.cards import place
     from vlmrl.launch.fetch import offline_environment
     from vlmrl.store.manifest import settle
-    from vlmrl.train.choices import settle_for_answers
 
-    recipe, _ = settle_for_answers(recipe, files)
     parts = recipe.rollout.tensor_parallel if recipe.rollout.engine == "vllm" else 1
     placement = place(gpus, 0, parts)
     env = {**placement.env, **offline_environment(recipe, root)}
@@ -47,6 +46,8 @@ def evaluate_on(gpus: str, recipe: Recipe, files: str, run_dir: Path | None, roo
         return run_dir or made
     if run_dir is None and made is not None:
         settle(made, "interrupted" if ending.code == 130 else "failed", ending.reason)
-    say(ending.message or "interrupted")
+    if ending.code == 130:
+        raise Interruption("eval", "nothing of an unfinished evaluation was written")
+    say(ending.message)
     say("nothing of an unfinished evaluation was written")
     raise typer.Exit(ending.code)

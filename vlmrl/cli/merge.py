@@ -51,6 +51,7 @@ def merge(
     from vlmrl.checkpoint.merge import merge as merge_checkpoint
     from vlmrl.errors import CheckpointError
     from vlmrl.model.load import DTYPES
+    from vlmrl.store.choice import choose_checkpoint
     from vlmrl.store.layout import COMPLETE, runs_root
     from vlmrl.store.runs import open_run
 
@@ -60,7 +61,9 @@ def merge(
         folder = Path(run)
     else:
         which = int(checkpoint) if checkpoint.isdigit() else checkpoint
-        folder = open_run(runs_root(runs), run).checkpoint(which)
+        opened = open_run(runs_root(runs), run)
+        folder, why = choose_checkpoint(opened.dir, opened.manifest, which)
+        say(f"{run} is {folder.name} of run {opened.id}: {why}")
     if push_to_hub is not None:
         check_access(push_to_hub)
     target = out or folder.parent.parent / f"{'adapter' if adapter else 'merged'}-{folder.name}"

@@ -9,12 +9,14 @@ import json
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.visible import one_line, visible, visible_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
 DEBUG_HELP = "Give a reward of your own the terminal: breakpoint() works in it, and it has no clock."
@@ -69,6 +71,22 @@ def say(text: str, *, bold: bool = False) -> None:
 
     text = visible(text)
     print(f"\033[1m{text}\033[0m" if bold else text, file=stderr(), flush=True)
+
+
+def say_origin(path: str, parent: Mapping[str, Any] | None) -> None:
+    """Say which checkpoint `path` stands for where it names a run (as `ModelOrigin.parent` has it)."""
+    from vlmrl.train.origin import describe_origin
+
+    if text := describe_origin(path, parent):
+        say(text)
+
+
+def warn_of_namesakes(run_dir: Path, name: str) -> None:
+    """Say when the name that a run was given belongs to another run too."""
+    from vlmrl.store.refer import namesake_warning
+
+    if warning := namesake_warning(run_dir, name):
+        say(warning)
 
 
 def _width(text: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vlmrl.cli.output import JSON_HELP, console, emit, say
+from vlmrl.errors import Interruption
 from vlmrl.visible import visible
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def pairs(
     from vlmrl.tasks.pairs.collect import parse_shares, prepare_folder
 
     counts = {"train": num_pairs, "validation": validation_pairs, "test": test_pairs}
-    with _ends_in_order():
+    with _tells_what_is_kept():
         made = prepare_folder(
             source, [level.strip() for level in levels.split(",")], name=name, out=out, num_pairs=counts, seed=seed,
             unseen_classes=unseen_classes, distance_shares=parse_shares(distance_shares), force=force,
@@ -141,7 +141,7 @@ def _domain_command(domain: str) -> Callable[..., None]:
             max_bad=max_bad,
             images_root=images_root,
         )
-        with _ends_in_order(keeps=synthetic is None):
+        with _tells_what_is_kept(keeps=synthetic is None):
             made = prepare_domain(request, _limits(max_prompt_tokens, on_overlong, workers), force=force)
         _show(made, as_json)
 
@@ -149,17 +149,13 @@ def _domain_command(domain: str) -> Callable[..., None]:
 
 
 @contextmanager
-def _ends_in_order(*, keeps: bool = True) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the work and its processes, and the person is told how to go on. `keeps`: parts stay."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _tells_what_is_kept(*, keeps: bool = True) -> Iterator[None]:
+    """Say in an interruption what is left of the work. `keeps`: the parts that are done."""
     try:
         yield
     except KeyboardInterrupt:
-        then = "goes on with the parts that are done" if keeps else "begins anew: nothing was written"
-        say(f"interrupted; the same command {then}")
-        raise typer.Exit(130) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        kept = "the parts that are done are kept" if keeps else "nothing was written"
+        raise Interruption("prep", kept) from None
 
 
 def _limits(max_prompt_tokens: int | None, on_overlong: str, workers: int | None) -> Limits:

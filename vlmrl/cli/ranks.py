@@ -50,9 +50,8 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     rollout = settings.rollout
     engines, parts = (rollout.engine_gpus, rollout.tensor_parallel) if asked.kind == "rl" else (0, 1)
     if engines and machines.nnodes > 1:
-        raise LaunchError(
-            f"rollout.engine_gpus = {engines} is for one machine", hint="leave it out: each card does both"
-        )
+        message = f"rollout.engine_gpus = {engines} is for one machine"
+        raise LaunchError(message, hint="leave it out: each card does both")
     placement = place(machines.gpus or "1", engines, parts)
     env = {**placement.env, **offline_environment(settings, root)}
     if chosen := choices_of(ready if isinstance(ready, LoadedRecipe) else ready.loaded):
@@ -94,7 +93,7 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
     if ending.code == 1 and job.nnodes > 1:
         say("another machine may have failed first, and this is what came of it here: see its terminal")
     if ending.code and run_dir is not None:
-        say(f"go on from the last checkpoint with: {resume_command(asked.kind, run_dir.name, runs, machines)}")
+        say(f"go on from the last checkpoint with: {resume_command(asked.kind, run_dir, machines)}")
     raise typer.Exit(ending.code)
 
 

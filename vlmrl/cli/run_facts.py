@@ -49,7 +49,7 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("checkpoints", ", ".join(about["checkpoints"]) or "none"),
         ("rollouts", _rollouts(about["rollout_steps"])),
         ("evaluations", _evaluations(about["evaluations"])),
-        ("report", about["report"] or f"none yet: vlmrl report {about['name'] or about['id']}"),
+        ("report", about["report"] or f"none yet: {about['report_command']}"),
         ("go on", about["resume"] or ""),
         ("folder", about["path"]),
     ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, emit, say, show_table
+from vlmrl.cli.output import JSON_HELP, emit, say, show_table, warn_of_namesakes
 from vlmrl.errors import ProblemsError, StoreError
 
 if TYPE_CHECKING:
@@ -189,6 +189,8 @@ def note(
     if not as_json:
         named = f" ({manifest.name})" if manifest.name else ""
         say(f"{manifest.id}{named}: {manifest.note or 'no note'}")
+    if name:
+        warn_of_namesakes(run_dir, name)
 
 
 @group.command()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import typer
 
 from vlmrl.cli.begin import Beginning, begin, prepare, recipe_of
 from vlmrl.cli.output import JSON_HELP, emit, say
-from vlmrl.errors import LaunchError
+from vlmrl.errors import Interruption, LaunchError
 
 if TYPE_CHECKING:
     from vlmrl.errors import Problem
@@ -95,10 +94,13 @@ class Machines:
         return [*gpus, *place, "--rdzv-endpoint", str(self.endpoint)]
 
 
-def resume_command(kind: str, run_id: str, runs: Path | None, machines: Machines) -> str:
-    """What goes on with a run that was started with these options."""
-    where = [] if runs is None else ["--runs", str(runs)]
-    return shlex.join(["vlmrl", "train" if kind == "rl" else "sft", "--resume", run_id, *where, *machines.words])
+def resume_command(kind: str, run_dir: Path, machines: Machines) -> str:
+    """Return the command that goes on with a run on these machines."""
+    from vlmrl.store.manifest import read_manifest
+    from vlmrl.store.refer import command_line
+
+    command = "train" if kind == "rl" else "sft"
+    return command_line((command, "--resume"), run_dir, read_manifest(run_dir).name, *machines.words)
 
 
 def register(app: typer.Typer) -> None:
@@ -136,7 +138,7 @@ def train_command(asked: Beginning, runs: Path | None, quiet: bool, as_json: boo
 
     asked.check()
     machines.check_debugging(as_json)
-    kind, root = asked.kind, runs_root(runs)
+    kind, command, root = asked.kind, asked.command, runs_root(runs)
     if machines.asked:
         from vlmrl.cli.ranks import run_ranks
 
@@ -154,11 +156,13 @@ def train_command(asked: Beginning, runs: Path | None, quiet: bool, as_json: boo
         try:
             status = run_session(run, settings, root, watcher, checkpoint, world)
         except KeyboardInterrupt:
-            if not launched():
-                say(f"interrupted; go on from the last checkpoint with: {resume_command(kind, run.id, runs, machines)}")
-            raise
+            if launched():
+                raise
+            saved = [path.name for path in run.checkpoint_dirs()]
+            kept = f"its last checkpoint is {saved[-1]}" if saved else "it has no checkpoint yet"
+            raise Interruption(f"{command} of run {run.id}", kept, resume_command(kind, run.dir, machines)) from None
     if talks:
-        _say_how_it_ended(open_run(root, run.id), status, resume_command(kind, run.id, runs, machines), as_json)
+        _say_how_it_ended(open_run(root, run.id), status, resume_command(kind, run.dir, machines), as_json)
     if status == "interrupted":
         raise typer.Exit(130)
 
@@ -180,28 +184,32 @@ def _closing(done: Run) -> str:
     best.
     """
     from vlmrl.store.layout import checkpoint_dir
+    from vlmrl.store.refer import command_line
     from vlmrl.train.eval_rows import only_training_rows
 
-    best, told, which = done.manifest.best, "", ""
+    best, told, which = done.manifest.best, "", ()
     if best:
         told = f"; best {best.metric} {best.value:.4f} at step {best.step}"
         if checkpoint_dir(done.dir, best.step) not in done.checkpoint_dirs():
             told += ", the model it started from: no later validation was better" if best.step == 0 else " (not kept)"
-            which = " --checkpoint last"
+            which = ("--checkpoint", "last")
     # Without test and validation rows, eval would score what was trained on.
-    rows = " --split ROWS.jsonl" if only_training_rows(done.dir) else ""
-    commands = f"vlmrl eval {done.id}{which}{rows}   vlmrl merge {done.id}{which}   vlmrl report {done.id}"
+    rows = ("--split", "ROWS.jsonl") if only_training_rows(done.dir) else ()
+    verbs = {"eval": (*which, *rows), "merge": which, "report": ()}
+    commands = [command_line((verb,), done.dir, done.manifest.name, *options) for verb, options in verbs.items()]
     missing = "\n      ROWS.jsonl: rows that training has not seen; the data has no test and no validation rows"
-    return f"done: {done.dir}{told}{_warnings(done)}\nnext: {commands}{missing if rows else ''}"
+    return f"done: {done.dir}{told}{_warnings(done)}\nnext: {'   '.join(commands)}{missing if rows else ''}"
 
 
 def _warnings(done: Run) -> str:
-    """What the metrics of the run warn of, for the line that says it is done; "" without any."""
+    """Return what the metrics of the run warn of, for the line that says it is done; "" without any."""
     from vlmrl.check.signs import find_signs, since
+    from vlmrl.store.refer import command_line
 
     signs = find_signs(done.metrics("train"), done.metrics("validation"))
     words = "; ".join(f"{sign.words}{since(sign)}" for sign in signs)
-    return f"  ! {words}\nwhy: vlmrl runs diagnose {done.id}" if signs else ""
+    why = command_line(("runs", "diagnose"), done.dir, done.manifest.name)
+    return f"  ! {words}\nwhy: {why}" if signs else ""
 
 
 def load_checked(
@@ -232,19 +240,18 @@ def check_loaded(
 
     if launched():
         return settle_for_run(loaded, root)[0]
-    (problems, prompts), problem = quick_look(loaded), None
+    (problems, prompts), missing = quick_look(loaded), []
     if not any(p.level == "error" for p in problems):
         if files is None:
-            files, problem = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
-        if problem is None:
+            files, missing = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
+        if not missing:
             loaded, warnings = settle_for_run(loaded, root)
             target = parse_target(gpus)
             problems += [
                 *warnings,
                 *check_model(loaded, files, root if trains else None, target=target, prompts=prompts),
             ]
-        else:
-            problems.append(problem)
+        problems += missing
     errors = [p for p in problems if p.level == "error"]
     if errors:
         raise ProblemsError(errors)

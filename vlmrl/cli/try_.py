@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit, say
+from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit, say, say_origin
 from vlmrl.errors import RecipeError
 from vlmrl.visible import one_line, visible
 
@@ -74,6 +74,7 @@ def try_(
     from vlmrl.cli.sft import load_checked
     from vlmrl.process import give_terminal
     from vlmrl.store.layout import runs_root
+    from vlmrl.store.refer import command_line
     from vlmrl.train.solved import parse_solved
     from vlmrl.train.trial import run_trial, trial_run
 
@@ -86,8 +87,8 @@ def try_(
     keep = _keep(loaded.recipe, bounds, out)
     number = prompts if prompts is not None or keep else 20
     n = samples or loaded.recipe.rollout.samples_per_prompt
-    behind = "\n" if sys.stderr.isatty() else ""  # the counter
-    with trial_run(loaded, root, ["vlmrl", *sys.argv[1:]], lambda text: say(behind + text)) as run:
+    with trial_run(loaded, root, ["vlmrl", *sys.argv[1:]]) as run:
+        say_origin(loaded.recipe.model.path, run.manifest.parent)
         trial = run_trial(
             loaded.recipe, run, root, prompts=number, samples=n, keep=keep, solved=condition, progress=_progress()
         )
@@ -97,7 +98,7 @@ def try_(
         return
     _show(trial, result, show)
     _show_kept(result)
-    say(f"rollouts: {run.dir}   report: vlmrl report {run.id}")
+    say(f"rollouts: {run.dir}   report: {command_line(('report',), run.dir, None)}")
 
 
 def _bounds(filter_: str | None, out: Path | None) -> tuple[float, float] | None:

@@ -36,6 +36,7 @@ def watch(
     from vlmrl.store.follow import Followed
     from vlmrl.store.layout import runs_root
     from vlmrl.store.listing import find
+    from vlmrl.store.summary import resume_command
 
     followed = Followed(find(runs_root(runs), run))
     if as_json:
@@ -51,7 +52,8 @@ def watch(
     )  # fmt: skip
     if not as_json:
         ended = followed.run.status
-        again = "" if ended == "done" else f"; go on with: --resume {followed.run.id}"
+        resume = resume_command(followed.run, ended)
+        again = f"; go on with: {resume}" if resume else ""
         say(f"{followed.run.id}: {ended} after {len(train)} step(s){again}")
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vlmrl.data.control_tokens import ControlTokens
 
 IMAGE_SLOT = "<image>"
-_TEMPLATE_HINT = "use the chat template that came with the model (chat_template.jinja in its folder)"
+TEMPLATE_HINT = "use the chat template that came with the model (chat_template.jinja in its folder)"
 
 
 def render_chat(
@@ -35,11 +35,11 @@ def render_chat(
         return processor.apply_chat_template(turns, add_generation_prompt=generation_prompt, tokenize=False, **settings)
     except TemplateSyntaxError as error:
         message = f"the model's chat template is not valid Jinja: {error.message}"
-        raise CheckpointError(message, where=f"chat template, line {error.lineno}", hint=_TEMPLATE_HINT) from error
+        raise CheckpointError(message, where=f"chat template, line {error.lineno}", hint=TEMPLATE_HINT) from error
     except (TemplateError, RecursionError, MemoryError, ArithmeticError, TypeError, ValueError, LookupError,
             AttributeError) as error:  # fmt: skip
         raise DataError(
-            f"the model's chat template refuses the prompt: {first_line(error)}", hint=_TEMPLATE_HINT
+            f"the model's chat template refuses the prompt: {first_line(error)}", hint=TEMPLATE_HINT
         ) from error
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vlmrl.data.cache import BoundedCache
-from vlmrl.data.chat import IMAGE_SLOT, guard_message, render_chat
+from vlmrl.data.chat import IMAGE_SLOT, TEMPLATE_HINT, guard_message, render_chat
 from vlmrl.data.control_tokens import ControlTokens
 from vlmrl.data.images import MAX_PIXELS
 from vlmrl.errors import DataError, first_line
@@ -24,6 +24,8 @@ NOT_MODEL_INPUTS = (
     "num_soft_tokens_per_image", "grids", "num_patches_per_image",
 )  # fmt: skip
 """What processors return besides the tensors of images: the text, and how it was made."""
+PROBE = "probe"
+"""A word that every chat template writes where a user says it."""
 SIZE_HINT = "cut the image into pieces or take the row out; `vlmrl check` lists all such rows"
 CACHED_BYTES = 2**29
 """Processed images kept in memory, by content, the least recently used going first: pairs repeat images. 512 MiB are
@@ -97,6 +99,14 @@ class Encoder:
         if self._control is None:
             self._control = ControlTokens(self.processor, lambda text: self._render([Message("user", text)], False))
         return self._control
+
+    def require_template(self) -> None:
+        """Raise a CheckpointError or DataError when the model has no chat template, or one that cannot be used."""
+        row = Row("", "a prompt of one image", "", {})
+        text = self._render([Message("user", f"{IMAGE_SLOT}{PROBE}")], True)
+        self._require_placeholders(text, 1, row)
+        if PROBE not in text:
+            raise DataError("the model's chat template does not write the user's text", hint=TEMPLATE_HINT)
 
     def _render(self, messages: Sequence[Message], generation_prompt: bool) -> str:
         return render_chat(self.processor, messages, generation_prompt=generation_prompt, settings=self._template)
@@ -189,7 +199,7 @@ class Encoder:
         if written != num_images:
             raise DataError(
                 f"the model's chat template wrote {written} placeholders {token} for {num_images} images",
-                where=row.place, hint="use the chat template that came with the model",
+                where=row.place, hint=TEMPLATE_HINT,
             )  # fmt: skip
 
     def _expand(self, marked: str, joined: Mapping[str, Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from vlmrl.errors import LaunchError, OutOfMemoryError, exit_of, reason_of
-from vlmrl.process import DEBUG_RANK, die_with_parent, has_terminal
+from vlmrl.process import DEBUG_RANK, die_with_parent, has_terminal, lasting
 from vlmrl.store import layout
 from vlmrl.visible import visible
 
@@ -100,16 +100,17 @@ class Rank:
         """
         if self.debugged:
             return
+        sys.stdout.flush()
+        sys.stderr.flush()
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
         outside = [os.dup(1), os.dup(2)]
         self._send_to_pipe()
-        for name, fd in zip(("stdout", "stderr"), outside, strict=True):
-            log = getattr(sys, name)
-            log.reconfigure(line_buffering=True, errors="backslashreplace")
+        sys.stdout, sys.stderr = lasting(1), lasting(2)  # made anew: a stream on a file cannot tell where a pipe is
+        for name, log, fd in zip(("stdout", "stderr"), (sys.stdout, sys.stderr), outside, strict=True):
             if self.terminal:
-                self.voices[name] = cast(TextIO, _Both(open(fd, "w", buffering=1, errors="backslashreplace"), log))  # noqa: SIM115
+                self.voices[name] = cast(TextIO, _Both(lasting(fd), log))
             else:
                 os.close(fd)
 

@@ -79,7 +79,7 @@ def _told(evaluation: Mapping[str, Any]) -> str:
     parts = [f"{m['metric']} {_signed(m)} ({m['a']:.3f} -> {m['b']:.3f})" for m in metrics]
     n, clusters = metrics[0]["n"], metrics[0]["clusters"]
     rows = f"{n:,} row{'s' if n != 1 else ''} of {evaluation['name']}"
-    shared = f" ({clusters:,} clusters)" if clusters < n else ""
+    shared = f" ({clusters:,} cluster{'s' if clusters != 1 else ''})" if clusters < n else ""
     return f"{', '.join(parts)}, paired on {rows}{shared}"
 
 

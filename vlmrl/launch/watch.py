@@ -21,8 +21,10 @@ from vlmrl.dist.worker import STACK_SIGNAL
 from vlmrl.errors import format_error
 from vlmrl.store.lock import process_start
 from vlmrl.store.log_pump import LogPump
+from vlmrl.visible import visible
 
 POLL_SECONDS = 0.2
+LAST_LINES = 20
 GRACE_SECONDS = 10.0
 """How long the other ranks may take to end by themselves, and to leave word, when one has died."""
 STACK_SECONDS = 1.0
@@ -123,9 +125,10 @@ class Watch(threading.Thread):
         for rank, code in sorted(exit_codes.items()):
             if -code in SYSTEM_SIGNALS and rank not in self.killed and rank not in words:
                 return self._lost(rank, code)
-        # Of a rank that was interrupted in itself (its debugger was left) the others only see that it is gone.
+        # A rank whose debugger was left ends with a reason; the others then only see that it is gone.
         left = sorted((w["time"], rank) for rank, w in words.items() if w["code"] == 130 and w["reason"])
-        if left and not self.signals and (not failed or left[0] < failed[0]):
+        came_first = bool(left) and not self.signals and (not failed or left[0] < failed[0])
+        if came_first and not any(words[rank]["code"] == 2 for _, rank in failed):
             return Ending(130, words[left[0][1]]["message"])
         if failed:
             first = failed[0][1]
@@ -225,10 +228,17 @@ class Watch(threading.Thread):
     def _killed_by(self, rank: int, number: int) -> str:
         name = signal.Signals(number).name
         hint = "the system may have run out of memory: see `dmesg`" if number == signal.SIGKILL else "see its log"
-        return format_error(f"rank {rank} was killed by {name} in {self._doing(rank)}", self._log(rank), hint)
+        message = f"rank {rank} was killed by {name} in {self._doing(rank)}{self._printed(rank)}"
+        return format_error(message, self._log(rank), hint if self._log(rank) or number == signal.SIGKILL else None)
 
     def _left(self, rank: int, code: int) -> str:
-        return format_error(f"rank {rank} ended with exit code {code} and no word", self._log(rank))
+        message = f"rank {rank} ended with exit code {code} and no word{self._printed(rank)}"
+        return format_error(message, self._log(rank))
+
+    def _printed(self, rank: int) -> str:
+        """Return the last lines of a rank that never knew its run, and so has no log."""
+        lines = self._logs.held(f"rank-{rank}.out").splitlines() if self._log(rank) is None else []
+        return "".join(f"\n    {visible(line)}" for line in lines[-LAST_LINES:])
 
     def _doing(self, rank: int) -> str:
         if rank not in self.ranks:

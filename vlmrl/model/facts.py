@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vlmrl.errors import CheckpointError, first_line
+from vlmrl.errors import CheckpointError
 from vlmrl.model.families import family_of, has_axes, has_two_way_images, part_of
+from vlmrl.model.files import stored_numbers
 from vlmrl.model.gpus import missing_gpus
 from vlmrl.model.hub import require_source
-from vlmrl.model.quiet import quiet_transformers
+from vlmrl.model.quiet import loading
 from vlmrl.model.units import sharded_units
 
 if TYPE_CHECKING:
     from vlmrl.recipe.schema import Model
 
-MAX_HEADER_BYTES = 100 << 20
 EXPERTS = ".experts."
 """What is in the names of a mixture's expert weights."""
 
@@ -104,16 +102,11 @@ def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
 
     source = path or settings.path
     require_source(source, settings.revision)
-    with quiet_transformers():
-        try:
-            revision = None if Path(source).exists() else settings.revision
-            kwargs = {"trust_remote_code": settings.trust_remote_code, "revision": revision}
-            config = AutoConfig.from_pretrained(source, **kwargs)
-        except (OSError, ValueError, KeyError) as error:
-            first = first_line(error)
-            hint = "name a local folder, a run, or a hub model that is in the cache or can be downloaded"
-            raise CheckpointError(f"no model can be loaded from `{source}`: {first}", hint=hint) from error
-    model = _meta_model(config, settings)
+    with loading(source):
+        revision = None if Path(source).exists() else settings.revision
+        kwargs = {"trust_remote_code": settings.trust_remote_code, "revision": revision}
+        config = AutoConfig.from_pretrained(source, **kwargs)
+        model = _meta_model(config, settings)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     _check_weights(Path(source), shapes)
     linear = {n: (m.out_features, m.in_features) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
@@ -199,26 +192,11 @@ def _check_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     A folder without any holds a configuration only (a checkpoint keeps its weights elsewhere). Names are not compared:
     they differ between versions of transformers; tied weights may be stored once or twice.
     """
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
-    stored = sum(math.prod(shape) for path in files for _, shape in _one_header(path))
+    stored = stored_numbers(folder)
     wanted = sum(math.prod(shape) for shape in shapes.values())
-    if files and not 0.7 * wanted <= stored <= 1.5 * wanted:
+    if stored and not 0.7 * wanted <= stored <= 1.5 * wanted:
         message = f"the weights hold {stored:,} numbers, the configuration asks for {wanted:,}"
         raise CheckpointError(message, where=str(folder), hint="are all shards there, and of one model?")
-
-
-def _one_header(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Format: 8 bytes of little-endian header length, then that much JSON."""
-    try:
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > MAX_HEADER_BYTES:
-                raise ValueError("the header is too long")
-            header = json.loads(file.read(length))
-        found = [(name, tuple(entry["shape"])) for name, entry in header.items() if name != "__metadata__"]
-    except (OSError, ValueError, struct.error, KeyError, TypeError) as error:
-        raise CheckpointError(f"the weights are damaged: {error}", where=str(path)) from error
-    yield from found
 
 
 def _meta_model(config: Any, settings: Model) -> Any:

@@ -17,10 +17,12 @@ def require_source(path: str, revision: str | None = None) -> None:
     """
     if Path(path).exists():
         return
+    hint = "name a local folder, a run, or a hub model (org/name) that is in the cache or can be downloaded"
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:  # plain to see, and the client takes a while to import
+        raise CheckpointError(f"`{path}` is no folder here and no hub name", hint=hint)
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
-    hint = "name a local folder, a run, or a hub model (org/name) that is in the cache or can be downloaded"
     try:
         if isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str):
             return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vlmrl.errors import CheckpointError, first_line
+from vlmrl.errors import CheckpointError
 from vlmrl.model.families import PART_NAMES, family_of, part_of
 from vlmrl.model.fork import checkpoint_layer
 from vlmrl.model.gpus import require_gpus
@@ -17,7 +17,7 @@ from vlmrl.model.heap import keep_freed_memory
 from vlmrl.model.hub import require_source
 from vlmrl.model.prefix_attention import NAME as SHARED_PREFIX
 from vlmrl.model.prefix_attention import VISION_NAME as VISION
-from vlmrl.model.quiet import quiet_transformers
+from vlmrl.model.quiet import loading
 from vlmrl.recipe.extras import install_line
 
 if TYPE_CHECKING:  # the models load with torch and transformers alone
@@ -57,20 +57,17 @@ def load_model(settings: Model, *, path: str | None = None, weights_from: Callab
 
 def read_model(settings: Model, path: str | None = None) -> Any:
     """The model of a folder or hub name as transformers loads it, before `prepare_model`. Raises: CheckpointError."""
-    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     require_source(path or settings.path, settings.revision)
-    with quiet_transformers():
-        source, kwargs = path or settings.path, _hub_arguments(settings, path)
-        try:
-            config = AutoConfig.from_pretrained(source, **kwargs)
-            _no_dropout(config)
-            return AutoModelForImageTextToText.from_pretrained(
-                source, config=config, dtype=DTYPES[settings.dtype], **quantized_arguments(settings, config), **kwargs
-            )
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise _not_loadable(source, error) from error
+    source, kwargs = path or settings.path, _hub_arguments(settings, path)
+    with loading(source):
+        config = AutoConfig.from_pretrained(source, **kwargs)
+        _no_dropout(config)
+        return AutoModelForImageTextToText.from_pretrained(
+            source, config=config, dtype=DTYPES[settings.dtype], use_safetensors=True,
+            **quantized_arguments(settings, config), **kwargs,
+        )  # fmt: skip
 
 
 def quantized_arguments(settings: Model, config: Any) -> dict[str, Any]:
@@ -167,11 +164,8 @@ def load_processor(settings: Model, *, path: str | None = None) -> Any:
 
     source = path or settings.path
     require_source(source, settings.revision)
-    with quiet_transformers():
-        try:
-            processor = AutoProcessor.from_pretrained(source, **_hub_arguments(settings, path))
-        except (OSError, ValueError, KeyError, ImportError) as error:  # ImportError: a package its processor needs
-            raise _not_loadable(source, error) from error
+    with loading(source):
+        processor = AutoProcessor.from_pretrained(source, **_hub_arguments(settings, path))
     if not hasattr(processor, "image_processor"):
         raise CheckpointError(f"{source} has no image processor: it is not a vision-language model")
     return processor
@@ -200,14 +194,3 @@ def _no_dropout(config: Any) -> None:
         for name in DROPOUT_RATES:
             if part is not None and hasattr(part, name):
                 setattr(part, name, 0.0)
-
-
-def _not_loadable(source: str, error: Exception) -> CheckpointError:
-    first = first_line(error)
-    exists = Path(source).exists()
-    hint = (
-        "the folder must hold config.json, *.safetensors and the processor files, as `save_pretrained` writes them"
-        if exists
-        else "name a local folder, or a hub model that is in the cache or can be downloaded"
-    )
-    return CheckpointError(f"no model can be loaded from `{source}`: {first}", hint=hint)

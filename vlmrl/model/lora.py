@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from vlmrl.errors import CheckpointError
 from vlmrl.model.families import part_of
+from vlmrl.model.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 if TYPE_CHECKING:  # the models load with torch and transformers alone
     from vlmrl.recipe.schema import Lora
 
 ALL_LINEAR = "all-linear"
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
 """What PEFT's files put before the model's own names."""
 
@@ -168,9 +168,9 @@ def write_adapter(
                "task_type": None}  # fmt: skip
     tidy = {k: sorted(v) if isinstance(v, set) else getattr(v, "value", v) for k, v in sorted(config.items())}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG_FILE).write_text(json.dumps(tidy, indent=2) + "\n", "utf-8")
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(tidy, indent=2) + "\n", "utf-8")
     given = adapter_tensors(model).items() if tensors is None else tensors
-    save_file({k: v.cpu().contiguous() for k, v in given}, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    save_file({k: v.cpu().contiguous() for k, v in given}, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
 
 def read_adapter(folder: Path) -> dict[str, Tensor]:
@@ -179,7 +179,7 @@ def read_adapter(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        return load_file(folder / WEIGHTS_FILE)
+        return load_file(folder / ADAPTER_WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"the adapter cannot be read: {error}", where=str(folder)) from error
 

@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vlmrl.recipe.table import Count, PositiveInt, Table
+from vlmrl.recipe.table import (
+    AboveOne,
+    Count,
+    Fraction,
+    NotNegative,
+    Number,
+    Positive,
+    PositiveFraction,
+    PositiveInt,
+    Table,
+)
 
 
 class Algo(Table):
@@ -21,36 +31,36 @@ class Algo(Table):
     scale: str | None = None
     """What the advantage is divided by: none, group or batch (a standard deviation), alive (share of live samples),
     samples or tokens (centred and divided over the batch), tokens_keep_mean. Default: the row's."""
-    gamma: Annotated[float, Field(gt=0, le=1)] | None = None
+    gamma: PositiveFraction | None = None
     """Discount of the token returns, for the baselines none, greedy and gae; 1 = every token has the whole score."""
-    gae_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
+    gae_lambda: Fraction | None = None
     """How far gae trusts what came of a response over what the critic said: 0 = one token, 1 = to its end. Default
     0.95."""
-    value_coef: Annotated[float, Field(ge=0)] | None = None
+    value_coef: NotNegative | None = None
     """Weight of the critic's loss (gae); default 0.1."""
-    value_clip: Annotated[float, Field(gt=0)] | None = None
+    value_clip: Positive | None = None
     """How far a value may go from that before the updates and still learn (gae); default 0.2, large = no limit."""
     ratio: str | None = None
     """Level of the probability ratio: token, sequence, or sequence_token. Default: the row's."""
     surrogate: str | None = None
     """Form of the policy loss: clip, reinforce, cispo, gmpo, sapo, clip_cov or kl_cov. Default: the row's."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] | None = None
+    clip_low: Annotated[float, Field(ge=1e-9, lt=1)] | None = None
     """Lower clip of the probability ratio: the ratio counts down to 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0)] | None = None
+    clip_high: Positive | None = None
     """Upper clip of the probability ratio: the ratio counts up to 1 + clip_high."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    dual_clip: AboveOne | None = None
     """With a negative advantage the loss is at most this times its size; 3 is usual. Default: the row's."""
-    tau_positive: Annotated[float, Field(gt=0)] | None = None
+    tau_positive: Positive | None = None
     """Temperature of the surrogate sapo for positive advantages; larger = narrower gate."""
-    tau_negative: Annotated[float, Field(gt=0)] | None = None
+    tau_negative: Positive | None = None
     """Temperature of the surrogate sapo for negative advantages."""
-    cov_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    cov_share: PositiveFraction | None = None
     """Share of an update's tokens that clip_cov or kl_cov picks (at least one token)."""
-    cov_low: float | None = None
+    cov_low: Number | None = None
     """Smallest covariance of log-prob and advantage from which clip_cov picks."""
-    cov_high: float | None = None
+    cov_high: Number | None = None
     """Largest covariance from which clip_cov picks."""
-    cov_kl_coef: Annotated[float, Field(ge=0)] | None = None
+    cov_kl_coef: NotNegative | None = None
     """Weight of the penalty on the tokens that kl_cov picked."""
     aggregation: str | None = None
     """How token losses become one number: token_mean (all tokens count the same), sequence_mean (all responses do), or
@@ -61,17 +71,17 @@ class Algo(Table):
     the vocabulary; keeps the reference's hidden states of a step in main memory). Default: the row's."""
     kl_in: Literal["loss", "reward"] | None = None
     """Where the KL goes: a term of the loss, or taken off the reward token by token. Default: the row's."""
-    kl_coef: Annotated[float, Field(ge=0)] | None = None
+    kl_coef: NotNegative | None = None
     """Weight of the KL; 0 = off, and no reference model is loaded. Default: the row's (0 but for easyr1 and maye)."""
-    kl_target: Annotated[float, Field(gt=0)] | None = None
+    kl_target: Positive | None = None
     """Mean KL per token that kl_coef is steered to from step to step; left out = kl_coef is fixed."""
-    kl_horizon: Annotated[float, Field(gt=0)] | None = None
+    kl_horizon: Positive | None = None
     """How slowly kl_coef is steered, in responses; default 10000."""
-    entropy_coef: float = 0.0
+    entropy_coef: Number = 0.0
     """Weight of the entropy bonus; 0 = off."""
     filter: Literal["none", "spread"] | None = None
     """spread: prompts whose scores differ by no more than `min_spread` are replaced by newly drawn ones (DAPO)."""
-    min_spread: Annotated[float, Field(ge=0)] | None = None
+    min_spread: NotNegative | None = None
     """Largest minus smallest score that a prompt must exceed to pass the filter; default 0."""
     filter_tries: PositiveInt | None = None
     """Most draws of prompts in one step under the filter; the step then takes what passed. Default 10."""
@@ -83,14 +93,14 @@ class Algo(Table):
     ratio of whole responses."""
     importance_level: Literal["token", "sequence"] | None = None
     """Whether the correction is by token or by the product over a response; default token."""
-    importance_cap: Annotated[float, Field(gt=1)] | None = None
+    importance_cap: AboveOne | None = None
     """Limit of the correction: truncate at this weight, mask outside [1 / cap, cap]. Default 2."""
     overlong_tokens: Count | None = None
     """Length before the token limit in which a response loses score, linearly up to `overlong_penalty` (DAPO);
     0 = off."""
-    overlong_penalty: Annotated[float, Field(ge=0)] | None = None
+    overlong_penalty: NotNegative | None = None
     """What a response at the token limit loses under `overlong_tokens`; default 1."""
-    truncated_score: float | None = None
+    truncated_score: Number | None = None
     """Score of a response cut by the token limit, in place of the reward's; default: the row's (only maye has one)."""
     count_dead: bool | None = None
     """Whether the responses of groups of equal scores count in the denominator of the loss. They add nothing to it and

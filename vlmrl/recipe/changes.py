@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlmrl.recipe.lines import Key, dotted
-from vlmrl.recipe.load import PATH_KEYS, LoadedRecipe, leaves
+from vlmrl.recipe.load import LoadedRecipe, leaves
+from vlmrl.recipe.paths import PATH_KEYS
 
 Kind = Literal["free", "asked", "refused"]
 Restart = Literal["best", "kl"]
@@ -35,7 +36,9 @@ class Rule:
 
 
 TABLE = (
-    Rule("free", "how long the run goes on", ("train.steps", "train.max_seconds", "train.stop_above", "eval.patience")),
+    Rule("free", "how long the run goes on", (
+        "train.steps", "train.epochs", "train.max_seconds", "train.stop_above", "eval.patience",
+    )),
     Rule("free", "when something is looked at or kept", (
         "eval.every_steps", "eval.enabled", "eval.at_start", "checkpoint.every_steps", "checkpoint.keep_last",
         "checkpoint.keep_best", "checkpoint.asynchronous", "log.sample_every_steps", "log.keep_rollouts",
@@ -87,8 +90,8 @@ TABLE = (
     ), ("best",)),
     Rule("asked", "the update", (
         "train.rows_per_step", "train.updates_per_step", "lora.dropout", "optim.lr", "optim.schedule",
-        "optim.warmup_steps", "optim.min_lr_ratio", "optim.weight_decay", "optim.beta1", "optim.beta2",
-        "optim.max_grad_norm",
+        "optim.warmup_steps", "optim.warmup_ratio", "optim.min_lr_ratio", "optim.weight_decay", "optim.beta1",
+        "optim.beta2", "optim.max_grad_norm",
     )),
     Rule("refused", "sft and rl are different runs: start a new one from the weights, --set model.path=RUN", ("kind",)),
     Rule("refused", "the weights are the checkpoint's: start a new run from the other model", (

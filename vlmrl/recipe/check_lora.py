@@ -76,7 +76,7 @@ def _quantized(loaded: LoadedRecipe) -> Iterator[Problem]:
 def _optimizer(loaded: LoadedRecipe) -> Iterator[Problem]:
     optim, model = loaded.recipe.optim, loaded.recipe.model
     where = loaded.where(("optim", "name"))
-    if optim.name == "adamw_bf16_kahan" and model.dtype != "bfloat16":
+    if optim.name == "adamw_bf16_kahan" and model.dtype == "float32":
         message = f"`optim.name` is {optim.name}, which holds bfloat16 weights, but `model.dtype` is {model.dtype}"
         yield Problem(message, where, 'set model.dtype = "bfloat16", or optim.name = "adamw"')
 

@@ -21,6 +21,7 @@ from vlmrl.recipe.check_engine import check_engine
 from vlmrl.recipe.check_eval import EVAL_RULES
 from vlmrl.recipe.check_files import FILE_RULES, NOT_MADE_YET, is_file_reward
 from vlmrl.recipe.check_lora import LORA_RULES
+from vlmrl.recipe.check_numbers import NUMBER_RULES
 from vlmrl.recipe.lines import Key, dotted
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
@@ -72,7 +73,7 @@ Rule = Callable[[LoadedRecipe, Catalogs], Iterator[Problem]]
 
 def check_recipe(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
     """Every rule's findings, in the order of the rules."""
-    return [problem for rule in RULES for problem in rule(loaded, catalogs)]
+    return [*loaded.warnings, *(problem for rule in RULES for problem in rule(loaded, catalogs))]
 
 
 def check_made(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
@@ -116,7 +117,7 @@ def _pixels(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 def _schedule(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     optim, steps = loaded.recipe.optim, loaded.recipe.train.steps
-    if optim.warmup_steps >= steps:
+    if optim.warmup_steps >= steps > 0:
         message = (
             f"`optim.warmup_steps` ({optim.warmup_steps}) leaves no step of `train.steps` ({steps}) at the full rate"
         )
@@ -325,7 +326,7 @@ def _paper(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         yield Problem(message, loaded.where(("paper", "numbers")), 'source = "arXiv:..., Table 2"', "warning")
 
 
-PLAIN_RULES = (*EVAL_RULES, *LORA_RULES, check_engine, *FILE_RULES)
+PLAIN_RULES = (*NUMBER_RULES, *EVAL_RULES, *LORA_RULES, check_engine, *FILE_RULES)
 """Rules that need no catalog."""
 RULES: tuple[Rule, ...] = (
     _filtered_sampling, _clip_bounds, _pixels, _schedule, _group_size, _updates, _token_budgets, _stop_strings,

@@ -19,7 +19,7 @@ from vlmrl.errors import RecipeError
 from vlmrl.recipe.files import read_layer, shipped_folder
 from vlmrl.recipe.lines import Key, dotted, parse_dotted
 from vlmrl.recipe.load import LoadedRecipe, leaves
-from vlmrl.recipe.messages import FOREIGN_KEYS, literal_choices, nearest, table_class
+from vlmrl.recipe.messages import FOREIGN_KEYS, literal_choices, nearest, shown_bound, table_class
 from vlmrl.recipe.schema import Recipe
 from vlmrl.visible import visible
 
@@ -247,7 +247,7 @@ def _bounds(field: FieldInfo) -> Iterator[str]:
         for attribute, words in BOUND_WORDS:
             bound = getattr(item, attribute, None)
             if bound is not None:
-                yield words.format(f"{bound:g}")
+                yield words.format(shown_bound(bound))
 
 
 def _metadata(annotation: Any) -> Iterable[Any]:

@@ -251,8 +251,12 @@ def dropped_rows(draft: Draft, longest: str, dropped: str) -> None:
               why=why + ("there they are dropped without a word" if quietly else "there they are cut"))  # fmt: skip
 
 
+COUNTED_LATER = "the steps are counted when a run begins; the last rows of an epoch are trained on too"
+"""Comment on epochs that are imported as epochs."""
+
+
 def steps_of(draft: Draft, rows: int | None, most: str, epochs: str) -> None:
-    """train.steps: as written, or from epochs where the number of rows is known."""
+    """Put train.steps as written, or counted where the number of rows is known; else train.epochs."""
     steps, prompts = number(int, draft.get(most), 1), draft.taken.get("rollout.prompts_per_step")
     passes = draft.get(epochs)
     if steps:
@@ -261,11 +265,8 @@ def steps_of(draft: Draft, rows: int | None, most: str, epochs: str) -> None:
     elif rows and prompts and prompts.value and isinstance(passes, (int, float)):
         why = f"{passes:g} passes over {rows} rows at {prompts.value} prompts a step"
         draft.put("train.steps", max(1, math.floor(rows / prompts.value) * int(passes)), epochs, why=why)
-    elif passes:
-        draft.left[epochs] = "a run is as long as train.steps says"
-        draft.todo.append(
-            f"set train.steps: {passes:g} passes are {passes:g} x rows / prompts_per_step (--rows N works it out)"
-        )
+    elif isinstance(passes, (int, float)) and passes > 0:
+        draft.put("train.epochs", float(passes), epochs, why=COUNTED_LATER)
 
 
 def schedule_keys(draft: Draft, kind: str, warmup: str, ratio: str, lowest: str) -> None:
@@ -285,8 +286,10 @@ def schedule_keys(draft: Draft, kind: str, warmup: str, ratio: str, lowest: str)
         draft.put("optim.warmup_steps", steps, warmup, why=later)
     elif isinstance(share, (int, float)) and share > 0:
         if total is None:
-            draft.left[ratio] = "a warm-up is given in steps (optim.warmup_steps)"
-            draft.todo.append(f"set optim.warmup_steps to {share:g} of train.steps")
+            if share < 1:
+                draft.put("optim.warmup_ratio", float(share), ratio, why=later)
+            else:
+                draft.left[ratio] = f"{share:g}: a warm-up cannot be the whole run"
         else:
             draft.put(
                 "optim.warmup_steps", math.ceil(share * total.value), ratio, why=f"{share:g} of train.steps; {later}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from vlmrl.recipe.import_draft import Draft, number
-from vlmrl.recipe.import_shared import loggers_of, schedule_keys
+from vlmrl.recipe.import_shared import COUNTED_LATER, loggers_of, schedule_keys
 
 DEFAULTS: dict[str, Any] = {
     "learning_rate": 5e-5, "weight_decay": 0.0, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1,
@@ -53,7 +53,7 @@ LEFT = {
     "CUDA_VISIBLE_DEVICES": "on the command line: --gpus 0,2 names cards",
     "tokenizer_name_or_path": _PUT_TOGETHER,
     "master_port": "the launcher picks a port",
-    "bf16": "model.dtype is bfloat16 by default",
+    "bf16": "model.dtype is bfloat16 on a GPU by default",
     "fp16": "arithmetic is in bfloat16 or float32 (model.dtype)",
     "tf32": "float32 is what the recipe's arithmetic is in, or bfloat16",
     "per_device_eval_batch_size": "validation is batched by rollout.batch_tokens",
@@ -74,7 +74,6 @@ LEFT = {
     "double_quant": "see model.quantize",
     "mm_projector_lr": "one learning rate for all that is trained",
     "vision_tower_lr": "one learning rate for all that is trained",
-    "num_train_epochs": "a run is as long as train.steps says",
 }
 
 
@@ -136,9 +135,7 @@ def _length(draft: Draft, rows: int | None) -> None:
         why = f"{epochs:g} passes over {rows} rows at {size} rows a step"
         draft.put("train.steps", max(1, int(rows * epochs // size)), "num_train_epochs", why=why)
     else:
-        draft.todo.append(
-            f"set train.steps: {epochs:g} passes are {epochs:g} x rows / rows_per_step (--rows N works it out)"
-        )
+        draft.put("train.epochs", epochs, "num_train_epochs", why=COUNTED_LATER)
     schedule_keys(draft, "lr_scheduler_type", "warmup_steps", "warmup_ratio", "")
     if saves := number(int, draft.get("save_steps"), 1):
         draft.put("checkpoint.every_steps", saves, "save_steps")

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.recipe.import_draft import Draft, number
-from vlmrl.recipe.import_shared import arithmetic, filtered_sampling, located, loggers_of, schedule_keys, thinking
+from vlmrl.recipe.import_shared import (
+    COUNTED_LATER,
+    arithmetic,
+    filtered_sampling,
+    located,
+    loggers_of,
+    schedule_keys,
+    thinking,
+)
 
 DEFAULTS: dict[str, Any] = {
     "learning_rate": 1e-6, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8,
@@ -84,7 +92,7 @@ LEFT = {
     "overwrite_output_dir": "every run has a folder of its own",
     "do_eval": "see eval.every_steps",
     "dataset_num_proc": "rows are read from memory-mapped files",
-    "bf16": "model.dtype is bfloat16 by default",
+    "bf16": "model.dtype is bfloat16 on a GPU by default",
     "top_entropy_quantile": "no counterpart: see algo.surrogate for losses that pick tokens",
     "num_generations_eval": "validation is greedy, one answer a prompt",
     "attn_implementation": "the best kernel for shared prompts is chosen",
@@ -304,10 +312,7 @@ def _steps(draft: Draft, updates: int, rows: int | None) -> None:
         why = f"{epochs:g} passes over {rows} rows at {prompts} {size} a step"
         draft.put("train.steps", max(1, int(rows * epochs // prompts)), "num_train_epochs", why=why)
     else:
-        draft.left["num_train_epochs"] = "a run is as long as train.steps says"
-        draft.todo.append(
-            f"set train.steps: {epochs:g} passes are {epochs:g} x rows / {size}_per_step (--rows N works it out)"
-        )
+        draft.put("train.epochs", epochs, "num_train_epochs", why=COUNTED_LATER)
     schedule_keys(draft, "lr_scheduler_type", "warmup_steps", "warmup_ratio", "lr_scheduler_kwargs.min_lr_rate")
     every = draft.get("eval_steps")
     if draft.get("eval_strategy") == "steps" and isinstance(every, int):

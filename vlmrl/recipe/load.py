@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import datetime
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from vlmrl.errors import Problem, ProblemsError, RecipeError
+from vlmrl.recipe.counted import keep_one, written_in
 from vlmrl.recipe.files import Layer, find_recipe, parent_layer, read_layer
 from vlmrl.recipe.lines import Key, dotted
 from vlmrl.recipe.messages import problems_of, table_class
 from vlmrl.recipe.overrides import apply_override, parse_override
+from vlmrl.recipe.paths import candidates, file_part, is_path_key, locate, names_file
 from vlmrl.recipe.schema import Recipe
 
 MAX_TABLE_DEPTH = 2
@@ -32,17 +33,6 @@ LORA_LR, LORA_LR_ORIGIN = 1e-5, "default with [lora]"
 """Learning rate of a recipe that has a `[lora]` table and names none."""
 AUTO_ORIGIN = "auto: "
 """How the origin of a value begins that the recipe left open (recipe/settle.py); the reason follows."""
-PATH_KEYS = (
-    "model.path",
-    "data.path",
-    "data.prompt",
-    "data.images_root",
-    "data.validation",
-    "data.reward",
-    "reward.name",
-    "log.sinks",
-)
-"""Keys whose value, or whose list of values, may name a file or folder; list positions left out."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +64,7 @@ class LoadedRecipe:
         resolved: what `resolved.json` holds: {"schema", "recipe": every value, "origins"}.
         parent: the file named by `extends`, or None.
         places: place -> where it was written; keys that were not written are absent.
+        warnings: what was decided while it was read and may not be what was meant.
     """
 
     recipe: Recipe
@@ -83,6 +74,7 @@ class LoadedRecipe:
     resolved: Mapping[str, Any]
     parent: Path | None = None
     places: Mapping[Key, Place] = field(default_factory=dict, repr=False)
+    warnings: tuple[Problem, ...] = ()
 
     def is_set(self, key: Key) -> bool:
         """Whether somebody wrote this key (file, parent or `--set`)."""
@@ -96,8 +88,8 @@ class LoadedRecipe:
         return found.where if found else str(self.path)
 
     def paths_tried(self, key: Key, value: str) -> list[Path]:
-        """Where a relative path of the recipe is looked for: the current directory, then its recipe file's folder."""
-        return _candidates(value, self.places.get(key), self.path.parent)
+        """Where a relative path of the recipe is looked for: its recipe file's folder, then the current directory."""
+        return _tried(value, self.places.get(key), self.path.parent)
 
 
 def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | None = None) -> LoadedRecipe:
@@ -118,9 +110,10 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | 
     for layer in layers:
         _merge(raw, places, layer, ())
         places.update({key: Place(layer.file, line) for key, line in layer.lines.items()})
-    for text in overrides:
-        _override(raw, places, text, problems)
-    recipe, derived = _finish(raw, places, file, problems, kind), {}
+        _keep_one(raw, places, written_in(layer.raw), file, problems)
+    applied = [_override(raw, places, text, problems) for text in overrides]
+    _keep_one(raw, places, {key for key in applied if key is not None}, file, problems)
+    (recipe, warnings), derived = _finish(raw, places, file, problems, kind), {}
     if recipe.lora is not None and ("optim", "lr") not in places:
         recipe = recipe.model_copy(update={"optim": recipe.optim.model_copy(update={"lr": LORA_LR})})
         derived["optim.lr"] = LORA_LR_ORIGIN
@@ -128,12 +121,13 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | 
     origins = {dotted(key): _origin(key, raw, places) for key, _ in leaves(dump)} | derived
     resolved = {"schema": RESOLVED_SCHEMA, "recipe": dump, "origins": origins}
     parent = layers[0].file if len(layers) > 1 else None
-    return LoadedRecipe(recipe, own.text, file, origins, resolved, parent, places)
+    return LoadedRecipe(recipe, own.text, file, origins, resolved, parent, places, tuple(warnings))
 
 
 def reload_recipe(
-    resolved: Mapping[str, Any], file: Path, text: str = "", *, overrides: Sequence[str] = (), kind: str | None = None
-) -> LoadedRecipe:
+    resolved: Mapping[str, Any], file: Path, text: str = "", *, overrides: Sequence[str] = (), kind: str | None = None,
+    cwd: Path | None = None,
+) -> LoadedRecipe:  # fmt: skip
     """The recipe of a `resolved.json` once more, with `--set` on top.
 
     Every other value, and where it was written, stays; no default is filled in anew: a run keeps those it began with.
@@ -141,6 +135,7 @@ def reload_recipe(
     Args:
         file: the resolved.json, for errors.    text: the recipe as it was given.
         overrides, kind: as in `load_recipe`.
+        cwd: where the run was started; its relative paths are looked for there first.
     Raises: RecipeError or ProblemsError as `recipe_from_resolved` and `load_recipe`.
     """
     recipe_from_resolved(resolved, where=str(file))
@@ -149,7 +144,8 @@ def reload_recipe(
     _drop_none(raw)
     problems: list[Problem] = []
     changed = [key for text_ in overrides if (key := _override(raw, places, text_, problems)) is not None]
-    recipe = _finish(raw, places, file, problems, kind)
+    changed += _keep_one(raw, places, changed, file, problems)
+    recipe, _ = _finish(raw, places, file, problems, kind, cwd or Path())
     dump = recipe.model_dump(mode="json")
     origins = {
         dotted(key): "--set" if any(key[: len(c)] == c for c in changed) else str(told.get(dotted(key), "default"))
@@ -160,17 +156,18 @@ def reload_recipe(
 
 
 def _finish(
-    raw: dict[str, Any], places: dict[Key, Place], file: Path, problems: list[Problem], kind: str | None
-) -> Recipe:
-    """The recipe of merged values. Raises: ProblemsError with all problems."""
+    raw: dict[str, Any], places: dict[Key, Place], file: Path, problems: list[Problem], kind: str | None,
+    first: Path | None = None,
+) -> tuple[Recipe, list[Problem]]:  # fmt: skip
+    """Return the recipe of merged values, and warnings. Raises: ProblemsError with all problems."""
     problems += _odd_values(raw, places, file)
-    _find_paths(raw, places, file.parent)
+    warnings = _find_paths(raw, places, file.parent, first)
     recipe = _validated(raw, places, file, problems)
     if recipe and kind and recipe.kind != kind:
         problems.append(_wrong_kind(recipe.kind, kind, places, file))
     if problems or recipe is None:
         raise ProblemsError(sorted(problems, key=_line_order))
-    return recipe
+    return recipe, warnings
 
 
 def recipe_from_resolved(resolved: Mapping[str, Any], *, where: str) -> Recipe:
@@ -225,6 +222,19 @@ def _override(raw: dict[str, Any], places: dict[Key, Place], text: str, problems
     places.update({applied[:n]: Place(None, 0, text) for n in range(1, len(applied)) if applied[:n] not in places})
     places[applied] = Place(None, 0, text)
     return applied
+
+
+def _keep_one(
+    raw: dict[str, Any], places: dict[Key, Place], written: Collection[Key], file: Path, problems: list[Problem]
+) -> list[Key]:
+    """Let a number of steps, or what it is counted from, replace the other. Returns the keys that were replaced."""
+    whole = {key for (table,) in [k for k in written if len(k) == 1] for key in written_in({table: raw.get(table)})}
+    where = lambda key: (_nearest_place(places, key) or Place(file, 1)).where  # noqa: E731
+    replaced, found = keep_one(raw, {*written, *whole}, where)
+    problems += found
+    for key in replaced:
+        _forget(places, key)
+    return replaced
 
 
 def _forget(places: dict[Key, Place], key: Key) -> None:
@@ -283,50 +293,54 @@ def _odd_values(value: Any, places: Mapping[Key, Place], file: Path, key: Key = 
         return [Problem(f"`{dotted(key)}` is a date; recipes hold no dates", where, f'write it as a string: "{value}"')]
     if isinstance(value, float) and not math.isfinite(value):
         return [Problem(f"`{dotted(key)}` is {value}; it must be a finite number", where)]
-    if isinstance(value, str) and _is_path_key(key) and not value.startswith("hub:"):
-        longest = max((len(part.encode("utf-8", "replace")) for part in value.split("/")), default=0)
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return [Problem(f"`{dotted(key)}` is {str(value)[:24]}..., which does not fit in 64 bits", where)]
+    if isinstance(value, str) and is_path_key(key) and not value.startswith("hub:"):
+        path = value.rpartition(":")[0] if ".py:" in value else value
+        longest = max(len(part.encode("utf-8", "replace")) for part in path.split("/"))
         if longest > MAX_NAME_BYTES:
             return [
                 Problem(
                     f"`{dotted(key)}` holds a name of {longest} bytes; a file's has {MAX_NAME_BYTES} at most", where
                 )
             ]
-    if isinstance(value, int) and abs(value) >= 1 << 63:
-        return [Problem(f"`{dotted(key)}` is {str(value)[:24]}..., which does not fit in 64 bits", where)]
+        if "\0" in path:
+            return [Problem(f"`{dotted(key)}` holds a zero character, which no path can", where)]
     return []
 
 
-def _find_paths(raw: dict[str, Any], places: Mapping[Key, Place], folder: Path) -> None:
-    """Relative paths that do not exist here but do beside their recipe become paths that do."""
+def _find_paths(raw: dict[str, Any], places: Mapping[Key, Place], folder: Path, first: Path | None) -> list[Problem]:
+    """Make relative paths lead to where the files are (recipe/paths.py).
+
+    Args: first: a folder to look in before all others.
+    Returns: a warning for each path that leads to two files.
+    """
+    warnings: list[Problem] = []
+
+    def found(key: Key, value: Any) -> Any:
+        if not isinstance(value, str) or not names_file(key, value):
+            return value
+        taken, others = locate(value, _tried(value, places.get(key), folder, first))
+        if others:
+            message = f"`{dotted(key)}` is {value}, which is in two places: {taken} is taken, not {others[0]}"
+            hint = "a path is relative to the recipe that it is written in, one of --set to the current directory"
+            where = (_nearest_place(places, key) or Place(folder)).where
+            warnings.append(Problem(message, where, hint, "warning"))
+        return taken
+
     for key, value in list(leaves(raw)):
-        if not _is_path_key(key):
-            continue
-        if isinstance(value, str):
-            _at(raw, key[:-1])[str(key[-1])] = _located(value, places.get(key), folder)
-        elif isinstance(value, list):  # of names, some of which are `file.py:Class`
-            is_file = [isinstance(v, str) and ".py:" in v for v in value]
-            located = [_located(v, places.get(key), folder) if f else v for v, f in zip(value, is_file, strict=True)]
-            _at(raw, key[:-1])[str(key[-1])] = located
+        if is_path_key(key):
+            is_list = isinstance(value, list)
+            _at(raw, key[:-1])[str(key[-1])] = [found(key, v) for v in value] if is_list else found(key, value)
+    return warnings
 
 
-def _located(value: str, place: Place | None, folder: Path) -> str:
-    """The path where it is: as written when that exists or nothing does, else beside its recipe."""
-    name, colon, function = value.rpartition(":") if ".py:" in value else (value, "", "")
-    here, *others = _candidates(name, place, folder)
-    found = next((p for p in others if os.path.exists(p)), None)
-    return f"{found}{colon}{function}" if found and not os.path.exists(here) else value
-
-
-def _is_path_key(key: Key) -> bool:
-    return dotted(tuple(part for part in key if isinstance(part, str))) in PATH_KEYS
-
-
-def _candidates(value: str, place: Place | None, folder: Path) -> list[Path]:
-    path = Path(value).expanduser()
-    if path.is_absolute():
-        return [path]
-    beside = (place.file.parent if place and place.file else folder) / path
-    return [path] if beside == path else [path, beside]
+def _tried(value: str, place: Place | None, folder: Path, first: Path | None = None) -> list[Path]:
+    """Where the file of a value is looked for, in order: for a `--set` the recipe's folder comes last."""
+    file = file_part(value)
+    if place is not None and place.file is None:
+        return list(dict.fromkeys([*candidates(file, None), *candidates(file, folder)]))
+    return candidates(file, place.file.parent if place and place.file else folder, first)
 
 
 def _validated(raw: dict[str, Any], places: Mapping[Key, Place], file: Path, problems: list[Problem]) -> Recipe | None:

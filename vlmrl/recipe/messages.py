@@ -24,8 +24,11 @@ FOREIGN_KEYS = {
     "num_samples": "rollout.samples_per_prompt",
     "max_steps": "train.steps",
     "num_steps": "train.steps",
-    "epochs": "train.steps",
-    "num_train_epochs": "train.steps",
+    "total_epochs": "train.epochs",
+    "num_epochs": "train.epochs",
+    "num_train_epochs": "train.epochs",
+    "lr_warmup_steps": "optim.warmup_steps",
+    "lr_warmup_ratio": "optim.warmup_ratio",
     "beta": "algo.kl_coef",
     "kl": "algo.kl_coef",
     "kl_loss_coef": "algo.kl_coef",
@@ -135,7 +138,8 @@ def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple
         return f"`{name}` is {show(value)}; it must be one of {finding['ctx']['expected']}", hint
     if kind in _LIMITS:
         bound, words = _LIMITS[kind]
-        return f"`{name}` is {show(value)}; it must be {words} {finding['ctx'][bound]:g}", _help_hint(root, key)
+        limit = f"{words} {shown_bound(finding['ctx'][bound])}"
+        return f"`{name}` is {show(value)}; it must be {limit}", _help_hint(root, key)
     if kind in ("string_too_short", "too_short"):
         return f"`{name}` is empty", _help_hint(root, key)
     if kind in _WANTED:
@@ -190,6 +194,11 @@ def _wrong_type(kind: str, value: Any, key: Key, root: type[BaseModel]) -> tuple
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
         hint = f"write a table: [{name}] on a line of its own, its keys below"
     return f"`{name}` is {show(value)}; it must be {wanted}", hint
+
+
+def shown_bound(value: float) -> str:
+    """Return a bound as text: `1,000,000`, `0.001`, `1e+09`."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def show(value: Any) -> str:

@@ -11,7 +11,21 @@ from pydantic import Field
 
 from vlmrl.recipe.algo_table import Algo
 from vlmrl.recipe.log_table import Log
-from vlmrl.recipe.table import Count, Fraction, PositiveInt, Share, Table
+from vlmrl.recipe.table import (
+    MOST,
+    Count,
+    Fraction,
+    NotNegative,
+    Number,
+    Pixels,
+    Positive,
+    PositiveFraction,
+    PositiveInt,
+    Seconds,
+    Share,
+    Table,
+    Tokens,
+)
 
 
 class Model(Table):
@@ -22,14 +36,15 @@ class Model(Table):
     checkpoint."""
     revision: str | None = None
     """Hub revision (branch, tag or commit) when `path` is a hub name."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Type of the forward and backward arithmetic; master weights and optimizer state are always float32."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the forward and backward arithmetic; master weights and optimizer state are always float32. auto =
+    bfloat16 on a GPU, float32 on a CPU; chosen when a run begins, and kept when it goes on."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run; auto = a GPU when there is one."""
-    min_pixels: PositiveInt = 3136
+    min_pixels: Pixels = 3136
     """Smallest image area after resizing, in pixels; smaller images are enlarged. Never silent: `check` counts them.
     Processors without a grid of patches (Gemma, InternVL, Idefics, MiniCPM-V) have no such bounds: `check` says so."""
-    max_pixels: PositiveInt = 1_003_520
+    max_pixels: Pixels = 1_003_520
     """Largest image area after resizing, in pixels (about one megapixel); larger ones are shrunk and counted
     by `check`. As `min_pixels`, for processors with a grid of patches."""
     freeze: list[Literal["vision", "connector", "language", "embeddings"]] = []
@@ -52,7 +67,7 @@ class Model(Table):
 class Lora(Table):
     """Train a low-rank adapter (LoRA) and nothing else. Without this table the weights themselves are trained."""
 
-    rank: PositiveInt
+    rank: Annotated[int, Field(gt=0, le=65_536)]
     """Rank of the adapter's two factors; 16 to 64 is usual. Memory and file size grow with it."""
     alpha: PositiveInt = 32
     """The adapter's output is scaled by alpha / rank (with `rslora`: alpha / sqrt(rank))."""
@@ -120,16 +135,16 @@ class Reward(Table):
     args: dict[str, Any] = {}
     """Keyword arguments bound to the reward once, so that a misspelt one fails at load. They go over those that the
     task binds to its own reward; a table, such as `aliases = {Silverbeck = "Silverback"}`, adds to the task's."""
-    weights: dict[str, float] = {}
+    weights: dict[str, Number] = {}
     """Weight of each part, used as given (not normalised); default: the reward's own."""
     accuracy: str | None = None
     """Which part says whether a response is right: the metric `accuracy`. It needs no weight. Default: the task's own
     measure, else the part `accuracy`, `acc` or `correct`."""
-    timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    timeout_seconds: Annotated[float, Field(ge=1e-3, le=3600)] = 10.0
     """Wall clock for one call of a user's reward; it runs in a worker process that is ended when the time is over."""
-    memory_mb: Annotated[int, Field(ge=128)] = 4096
+    memory_mb: Annotated[int, Field(ge=128, le=MOST)] = 4096
     """Address-space limit of one reward worker, in MiB."""
-    workers: PositiveInt = 1
+    workers: Annotated[int, Field(gt=0, le=4096)] = 1
     """Worker processes for a user's reward."""
 
 
@@ -140,7 +155,7 @@ class Rollout(Table):
     """Which engine generates in `train` and `eval`: torch, the built-in one, or vllm, with weights of its own, synced
     every step. auto = vllm on a GPU where it is installed and knows the model, else torch; chosen when a run begins,
     and kept when it goes on. All else (`sft`, `try`, `check --deep`) uses the built-in one."""
-    kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
+    kv_cache_gib: Annotated[float, Field(ge=1e-3, le=1e6)] | None = None
     """Memory of vLLM's key-value cache on each GPU that it is on, in GiB. Left out = what the responses of a step need
     at once, as far as memory is free; `check` shows it."""
     engine_gpus: Count = 0
@@ -153,27 +168,27 @@ class Rollout(Table):
     overlap: bool = False
     """With `engine_gpus`: the next step's rollouts are made while this step's update runs, so by weights that are one
     step older. `algo.importance` makes up for it; as auto it takes the engine's log-probs for the old ones."""
-    max_sync_gap: Annotated[float, Field(gt=0)] = 0.1
+    max_sync_gap: Positive = 0.1
     """After each weight sync the trainer re-scores a few responses of every vLLM engine. The run stops when the median
     difference of the tokens' log-probs (nats) is above this, over all engines or of one that has 8 tokens or more. A
     single token may differ by more. In float32 the median is below 1e-5, in bfloat16 about 0.01."""
-    prompts_per_step: PositiveInt = 32
+    prompts_per_step: Annotated[int, Field(gt=0, le=1_000_000)] = 32
     """Different prompts in one step."""
-    samples_per_prompt: PositiveInt = 8
+    samples_per_prompt: Annotated[int, Field(gt=0, le=1_000_000)] = 8
     """Responses per prompt (the group size n)."""
-    max_new_tokens: PositiveInt = 512
+    max_new_tokens: Tokens = 512
     """Token limit of one response, end token included."""
-    max_prompt_tokens: PositiveInt = 4096
+    max_prompt_tokens: Tokens = 4096
     """Rows whose prompt is longer (image tokens counted) are an error in `check`; nothing is cut."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
     """Sampling temperature; it is part of the policy: log-probs are those of softmax(logits / temperature)."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: PositiveFraction = 1.0
     """Nucleus sampling; below 1 the importance correction does not hold, so `allow_filtered_sampling` must be set."""
     top_k: Count = 0
     """Sample among the k most likely tokens; 0 = off; see `top_p`."""
     allow_filtered_sampling: bool = False
     """Allow training with top_p < 1 or top_k > 0."""
-    batch_tokens: PositiveInt = 65_536
+    batch_tokens: Tokens = 65_536
     """Most tokens (prompt and response) the built-in engine holds in its key-value cache at once."""
     stop: list[str] = []
     """Strings that end a response when they appear; kept in the text."""
@@ -182,23 +197,29 @@ class Rollout(Table):
 class Train(Table):
     """The length and the batching of a run."""
 
-    steps: PositiveInt = 100
-    """Training steps; one step = one new policy version."""
-    seed: Count = 0
+    steps: Count = 100
+    """Training steps; one step = one new policy version. `epochs` may say it instead (then 0 stands here until a run
+    begins)."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of everything random: data order, sampling, initialisation."""
-    rows_per_step: PositiveInt = 32
+    rows_per_step: Annotated[int, Field(gt=0, le=1_000_000)] = 32
     """Rows in one step of `vlmrl sft`."""
     updates_per_step: PositiveInt = 1
     """Optimizer updates made from one batch of rollouts."""
-    tokens_per_row: PositiveInt = 4096
+    tokens_per_row: Tokens = 4096
     """Token budget of one packed row of a microbatch; memory grows with it, results do not depend on it."""
     rehearsal: bool = True
     """Before the first step, run the largest row that the data can make forward and backward, and change nothing: a run
     that does not fit in memory ends then, with the key to change. false = find out in the middle of the run."""
-    stop_above: float | None = None
+    stop_above: Number | None = None
     """Stop early when the validation metric (`eval.metric`) reaches this value."""
     max_seconds: PositiveInt | None = None
     """Stop after this many seconds of training (a last checkpoint is saved)."""
+    epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Passes over the data, in place of `steps`: a run has as many steps as it takes to draw that many times as many
+    rows as all sources have together. Counted when a run begins, and kept when it goes on. With one source every row is
+    drawn that often; `share` can make a pass over one source longer than over another. Prompts that a filter replaces
+    do not count."""
 
 
 class Optim(Table):
@@ -207,7 +228,7 @@ class Optim(Table):
     name: Literal["adamw", "adamw_8bit", "adamw_bf16_kahan"] = "adamw"
     """adamw: float32 masters, fused; adamw_8bit: its moments in 8 bits (bitsandbytes); adamw_bf16_kahan:
     bfloat16 weights without masters, what rounding loses carried to the next update (Kahan)."""
-    lr: Annotated[float, Field(gt=0)] = 1e-6
+    lr: Annotated[float, Field(ge=1e-12, le=1e3)] = 1e-6
     """Peak learning rate; where the recipe has a `[lora]` table and gives none, 1e-5."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after the warm-up; linear and cosine fall to `min_lr_ratio` at the last step."""
@@ -215,14 +236,17 @@ class Optim(Table):
     """Steps of linear warm-up; the first step already has lr / warmup_steps, never 0."""
     min_lr_ratio: Fraction = 0.0
     """Final learning rate as a share of `lr`."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: NotNegative = 0.0
     """Decoupled weight decay, on matrices only."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """AdamW beta1."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """AdamW beta2."""
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    max_grad_norm: Annotated[float, Field(ge=1e-9, le=1e12)] = 1.0
     """Gradients are scaled down to this norm."""
+    warmup_ratio: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the steps that is warm-up, in place of `warmup_steps`, rounded up to whole steps. Counted when a run
+    begins, and kept when it goes on."""
 
 
 class Eval(Table):
@@ -238,7 +262,7 @@ class Eval(Table):
     """Whether the metric should rise or fall."""
     patience: PositiveInt | None = None
     """Stop when the metric has not improved for this many validations."""
-    max_new_tokens: PositiveInt | None = None
+    max_new_tokens: Tokens | None = None
     """Token limit in validation; default: rollout.max_new_tokens."""
     allow_test_split: bool = False
     """Validate on a split called test. The run is then labelled so in its manifest and in every report."""
@@ -265,7 +289,7 @@ class Checkpoint(Table):
 class Parallel(Table):
     """Several processes, started with `--gpus`."""
 
-    timeout_seconds: Annotated[float, Field(gt=0)] = 1800.0
+    timeout_seconds: Seconds = 1800.0
     """Longest time that a process may be in one phase of a step (sampling, updating, saving ...). After it the run is
     ended, with the process and the phase named and the stacks of all in their logs."""
     shard_size: PositiveInt | None = None

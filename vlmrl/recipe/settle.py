@@ -12,10 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmrl.errors import Problem, RecipeError
+from vlmrl.recipe.counted import COUNTED
 from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
 from vlmrl.recipe.schema import Recipe
 
 OPEN: Mapping[str, Callable[[Recipe], bool]] = {
+    "train.steps": lambda recipe: recipe.train.epochs is not None and recipe.train.steps == 0,
+    "optim.warmup_steps": lambda recipe: recipe.optim.warmup_ratio is not None and recipe.optim.warmup_steps == 0,
+    "model.dtype": lambda recipe: recipe.model.dtype == "auto",
     "rollout.engine": lambda recipe: recipe.rollout.engine == "auto",
 }
 """Key -> whether a recipe leaves it open. They are chosen in this order: a later choice may depend on an earlier one.
@@ -82,6 +86,9 @@ def keep_settled(loaded: LoadedRecipe, before: Mapping[str, Any]) -> LoadedRecip
     for key in open_keys(loaded.recipe):
         table, _, name = key.partition(".")
         asked = loaded.origins.get(key) == "--set"
+        source = COUNTED.get((table, name))
+        if source is not None:  # another number of epochs is counted anew
+            asked = getattr(getattr(loaded.recipe, table), source[1]) != (values.get(table) or {}).get(source[1])
         if not asked and name in (values.get(table) or {}):
             choice = Choice(key, values[table][name], "")
             if not OPEN[key](with_values(loaded.recipe, [choice])):

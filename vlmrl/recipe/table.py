@@ -1,4 +1,9 @@
-"""The base of every recipe table, and the kinds of values that their keys hold."""
+"""The base of every recipe table, and the kinds of values that their keys hold.
+
+Every number has a smallest and a largest value. The limits are far wider than any sensible run needs. They refuse what
+can only overflow: 4e12 prompts per step, a temperature of 1e-300, a weight of 1e308. `check_numbers.py` has the rules
+about several numbers together.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,23 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Share = Annotated[float, Field(gt=0)]
-PositiveInt = Annotated[int, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
+MOST = 1_000_000_000
+"""Largest whole number of a key that says nothing else."""
+MAX_PIXELS = 100_000_000
+"""Area of the largest image that is decoded (data/images.py)."""
+
+PositiveInt = Annotated[int, Field(gt=0, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Tokens = Annotated[int, Field(gt=0, le=2**31 - 1)]
+Pixels = Annotated[int, Field(gt=0, le=MAX_PIXELS)]
+Number = Annotated[float, Field(ge=-1e9, le=1e9)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9)]
+Positive = Annotated[float, Field(ge=1e-9, le=1e9)]
+AboveOne = Annotated[float, Field(gt=1, le=1e9)]
+Seconds = Annotated[float, Field(ge=1e-3, le=1e9)]
+Share = Annotated[float, Field(ge=1e-6, le=1e6)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveFraction = Annotated[float, Field(ge=1e-9, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 
 

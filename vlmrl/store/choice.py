@@ -8,6 +8,9 @@ from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.manifest import Manifest
 
+AS_ASKED = "as asked for"
+"""Why it is that checkpoint, where a person named the step or the folder."""
+
 
 def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "best") -> tuple[Path, str]:
     """Return (checkpoint, why it is that one, in words).
@@ -20,7 +23,7 @@ def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "bes
     wanted = best.step if which == "best" and best else which
     exact = layout.checkpoint_dir(run_dir, wanted) if isinstance(wanted, int) else None
     if exact in found:
-        why = f"the best by {best.metric} ({best.value:.4g})" if which == "best" and best else "as asked for"
+        why = f"the best by {best.metric} ({best.value:.4g})" if which == "best" and best else AS_ASKED
         return exact, why
     if which == "best" and best and found:
         raise StoreError(

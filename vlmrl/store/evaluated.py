@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from vlmrl.store.layout import step_name
+from vlmrl.store.layout import eval_name, step_name
 
 Role = Literal["test", "validation", "training", "held out"]
 """test: the split of that name. validation: training chose its checkpoint by these rows. training: the model was
@@ -62,7 +62,7 @@ def names_a_step(name: str) -> bool:
 
 def training_name(split: str, source: str, step: int) -> str:
     """The folder of a validation during training. `vlmrl eval` makes no such name of the same rows."""
-    return f"{split}-{source}-{step_name(step)}"
+    return eval_name(split, source, step_name(step))
 
 
 def same_rows_key(meta: Mapping[str, Any]) -> str | None:

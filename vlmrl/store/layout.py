@@ -20,7 +20,10 @@ import os
 import re
 import secrets
 from datetime import datetime, timezone
+from hashlib import sha256
 from pathlib import Path
+
+from vlmrl.errors import StoreError, shortened
 
 MANIFEST = "manifest.json"
 RECIPE = "recipe.toml"
@@ -42,6 +45,12 @@ MEDIA = "media"
 PACKED = "packed.json"
 PRUNED = "pruned.json"
 SINKS = "sinks.json"
+
+MOST_NAME_BYTES = 180
+"""Of names that people give: a file system takes 255, and a name gets company (a source, `.tmp-`, a process id)."""
+
+MOST_WORD_BYTES = 64
+"""Of one of the words that a name is made of."""
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[A-Za-z0-9._-]+-[0-9a-f]{4}")
 RUNS_VARIABLE = "VLMRL_RUNS"
@@ -145,6 +154,29 @@ def queue_log(root: Path, group: str, name: str) -> Path:
 
 def eval_dir(run_dir: Path, name: str) -> Path:
     return run_dir / EVAL / name
+
+
+def eval_name(*words: str) -> str:
+    """The folder name of an evaluation: words joined by `-`, and `-` for what does not belong into a folder's name."""
+    return "-".join(_short("".join(c if c.isalnum() or c in "._-" else "-" for c in word)) for word in words)
+
+
+def _short(word: str) -> str:
+    """A word of a name, cut with a hash of all of it where it is too long for one of several."""
+    encoded = word.encode()
+    if len(encoded) <= MOST_WORD_BYTES:
+        return word
+    return f"{encoded[: MOST_WORD_BYTES - 14].decode(errors='ignore')}-{sha256(encoded).hexdigest()[:12]}"
+
+
+def check_eval_name(name: str | None) -> None:
+    """Raise a StoreError when a name that a person gave cannot be that of an evaluation; None: none was given."""
+    if name is None:
+        return
+    if name.startswith(".") or any(c in name for c in "/\\\0") or not name.strip():
+        raise StoreError(f"`{name}` cannot be the name of an evaluation", hint="a plain name without slashes")
+    if len(name.encode("utf-8", "replace")) > MOST_NAME_BYTES:
+        raise StoreError(f"the name of an evaluation takes {MOST_NAME_BYTES} bytes; `{shortened(name)}` has more")
 
 
 def eval_dirs(run_dir: Path) -> list[Path]:

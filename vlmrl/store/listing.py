@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlmrl.errors import StoreError
+from vlmrl.errors import StoreError, shortened
 from vlmrl.store import layout
 from vlmrl.store.lock import owner_state, read_owner
 from vlmrl.store.manifest import Status, read_bytes, read_raw
@@ -110,23 +110,26 @@ def find(root: Path | str, ref: str, *, trained: bool = False) -> Path:
     """
     root = Path(root)
     given = Path(ref)
-    if (given / layout.MANIFEST).is_file():
+    # os.path asks, and takes a name that no file system takes for one that is not there.
+    if os.path.isfile(given / layout.MANIFEST):
         return given.resolve() if given.name in ("", "..") else given
-    if given.is_dir() and os.sep in ref and layout.RUN_ID.fullmatch(given.name):
+    if os.path.isdir(given) and os.sep in ref and layout.RUN_ID.fullmatch(given.name):
         return given
-    if os.sep in ref and not given.is_dir() and given.parent.is_dir():
+    if os.sep in ref and not os.path.isdir(given) and os.path.isdir(given.parent):
         root, ref = given.parent, given.name
     ids = run_ids(root)
     if not ids:
         raise StoreError(
-            f"no run `{ref}`: there are no runs in {root}", where=str(root), hint="say where they are: --runs DIR"
+            f"no run `{shortened(ref)}`: there are no runs in {root}",
+            where=str(root),
+            hint="say where they are: --runs DIR",
         )
     if ref == "last":
         return root / _latest(root, ids, trained)
     if ref in ids:
         return root / ref
     matches = [run_id for run_id in ids if run_id.startswith(ref)] if ref else []
-    named = list(_named(root, ids, ref))
+    named = named_ids(root, ids, ref)
     if len(named) == 1:
         return root / named[0]
     if not named and len(matches) == 1:
@@ -140,7 +143,12 @@ def find(root: Path | str, ref: str, *, trained: bool = False) -> Path:
         candidates = _show(root, named or matches)
         raise StoreError(f"more than one run {what} `{ref}`", where=str(root), hint=f"say which:\n{candidates}")
     newest = _show(root, ids)
-    raise StoreError(f"no run `{ref}`", where=str(root), hint=f"runs here, newest first:\n{newest}")
+    raise StoreError(f"no run `{shortened(ref)}`", where=str(root), hint=f"runs here, newest first:\n{newest}")
+
+
+def named_ids(root: Path, ids: list[str], name: str) -> list[str]:
+    """Return those of the runs `ids` whose name is this, in the same order."""
+    return list(_named(root, ids, name))
 
 
 def _named(root: Path, ids: list[str], name: str) -> Iterator[str]:

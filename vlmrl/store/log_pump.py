@@ -111,6 +111,12 @@ class LogPump:
             with self._lock:
                 stream.write_to(path)
 
+    def held(self, name: str) -> str:
+        """Return what came out of a pipe whose log has no name yet."""
+        stream = self._streams.get(name)
+        with self._lock:
+            return b"".join(stream.held).decode("utf-8", "replace") if stream is not None else ""
+
     def wait(self, name: str, seconds: float) -> None:
         """Wait until all who write into a pipe are gone and what they wrote is in its log, but no longer than that."""
         self._streams[name].ended.wait(seconds)

@@ -9,6 +9,7 @@ from typing import Any
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.clock import seconds_between
+from vlmrl.store.refer import command_line
 from vlmrl.store.runs import Run
 
 COMMANDS = {"rl": "train", "sft": "sft"}
@@ -74,7 +75,8 @@ def describe(run: Run) -> dict[str, Any]:
         "rollout_steps": list(rollouts),
         "evaluations": [path.name for path in layout.eval_dirs(run.dir)],
         "report": str(report) if report.is_file() else None,
-        "resume": _resume_command(run, status),
+        "report_command": command_line(("report",), run.dir, m.name),
+        "resume": resume_command(run, status),
         "problems": problems,
     }
 
@@ -102,12 +104,12 @@ def tree_bytes(folder: Path) -> int:
     return total
 
 
-def _resume_command(run: Run, status: str) -> str | None:
+def resume_command(run: Run, status: str) -> str | None:
     """The command that goes on with the run; None when it is done, running, or of a kind that is simply run again."""
     command = COMMANDS.get(run.manifest.kind)
     if command is None or status in ("done", "running"):
         return None
-    return f"vlmrl {command} --resume {run.id}"
+    return command_line((command, "--resume"), run.dir, run.manifest.name)
 
 
 def _last_sign(run: Run, attempt: int) -> str | None:

@@ -151,7 +151,8 @@ def _template(data: Data, task: Task) -> tuple[str, str]:
     else:
         where = data.prompt
         template = read_template(Path(data.prompt))
-    compile_template(template, where)
+    if template:
+        compile_template(template, where)
     return template, where
 
 

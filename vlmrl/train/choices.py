@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from vlmrl.check.gpus import Gpu, known_gpu
 from vlmrl.check.memory import HERE, Target
 from vlmrl.dist import worker
-from vlmrl.errors import Problem
+from vlmrl.errors import Problem, VlmrlError, first_line
 from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
-from vlmrl.recipe.schema import Model, Recipe
+from vlmrl.recipe.schema import Model, Recipe, Train
 from vlmrl.recipe.settle import OPEN, Choice, Chooser, choose, open_keys, settle, with_values
+from vlmrl.recipe.table import MOST
 
 
 def choosers(settings: Model, files: Callable[[], str], where: str, target: Target = HERE) -> Mapping[str, Chooser]:
@@ -36,7 +39,46 @@ def choosers(settings: Model, files: Callable[[], str], where: str, target: Targ
     def model() -> ModelFacts:
         return model_facts(settings, path=files())
 
-    return {"rollout.engine": engine}
+    def dtype(recipe: Recipe) -> Choice:
+        if recipe.optim.name == "adamw_bf16_kahan":
+            return Choice("model.dtype", "bfloat16", f"optim.name = {recipe.optim.name} holds bfloat16 weights")
+        wanted = recipe.model.device
+        if target.gpu is not None or (wanted != "cpu" and device_facts(wanted)[0]["kind"] == "cuda"):
+            return Choice("model.dtype", "bfloat16", "a GPU is used")
+        return Choice("model.dtype", "float32", "no GPU is used")
+
+    return {"train.steps": count_steps, "optim.warmup_steps": count_warmup, "model.dtype": dtype,
+            "rollout.engine": engine}  # fmt: skip
+
+
+def count_steps(recipe: Recipe) -> Choice:
+    """Count `train.steps` from `train.epochs`: so many that all rows could be drawn that often."""
+    from vlmrl.data.dataset import open_dataset, require_split
+
+    is_rl, rows = recipe.kind == "rl", 0
+    per_step = recipe.rollout.prompts_per_step if is_rl else recipe.train.rows_per_step
+    try:
+        for data in recipe.data:
+            dataset = open_dataset(data)
+            require_split(dataset, data.split)
+            rows += min(dataset.splits[data.split], data.max_rows or MOST)
+    except VlmrlError as error:  # the check of the data says the same as an error
+        return Choice("train.steps", Train().steps, f"the rows cannot be counted: {first_line(error)}")
+    epochs = Fraction(str(recipe.train.epochs))
+    steps = min(max(1, math.ceil(epochs * rows / per_step)), MOST)
+    passes = "1 epoch" if epochs == 1 else f"{float(epochs):g} epochs"
+    return Choice("train.steps", steps, f"{passes} of {rows:,} rows, {per_step:,} per step")
+
+
+def count_warmup(recipe: Recipe) -> Choice:
+    """Count `optim.warmup_steps` from `optim.warmup_ratio`, rounded up."""
+    ratio, steps = recipe.optim.warmup_ratio or 0.0, recipe.train.steps
+    return Choice("optim.warmup_steps", math.ceil(Fraction(str(ratio)) * steps), f"{ratio:g} of {steps:,} steps")
+
+
+def _one_step(key: str) -> Chooser:
+    """Return a chooser for a number of steps of which none will be made."""
+    return lambda recipe: Choice(key, 1, "nothing is trained")
 
 
 def settle_for_run(loaded: LoadedRecipe, root: Path, target: Target = HERE) -> tuple[LoadedRecipe, list[Problem]]:
@@ -67,7 +109,8 @@ def settle_for_answers(recipe: Recipe, files: str) -> tuple[Recipe, list[Problem
 
     Args: files: where the model's configuration is.
     """
-    choices = choose(recipe, choosers(recipe.model, lambda: files, "rollout.engine"))
+    untrained = {key: _one_step(key) for key in ("train.steps", "optim.warmup_steps")}
+    choices = choose(recipe, {**choosers(recipe.model, lambda: files, "rollout.engine"), **untrained})
     return with_values(recipe, choices), [c.problem for c in choices if c.problem is not None]
 
 

@@ -15,10 +15,11 @@ from vlmrl import __version__
 from vlmrl.data.encode import Encoder
 from vlmrl.dist import worker
 from vlmrl.dist.world import ALONE, World
-from vlmrl.errors import StoreError, format_error
+from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import Evaluation, read_summary, write_evaluation
 from vlmrl.evaluate.run import evaluate
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards import reward_record
 from vlmrl.rollout.engine import Generator
 from vlmrl.store import layout
@@ -27,7 +28,6 @@ from vlmrl.store.evaluated import names_a_step
 from vlmrl.store.metrics import encode
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run
-from vlmrl.train.choices import settle_for_answers
 from vlmrl.train.eval_rows import EvalRows
 from vlmrl.train.generator import make_generator
 from vlmrl.train.origin import ModelOrigin
@@ -126,13 +126,14 @@ def load_answerer(
 ) -> Answerer:  # fmt: skip
     """Load the model into the engine that the recipe names; close that after use.
 
-    Args: world: processes that do the same, each with a whole model.    log: name of an engine's process -> its log.
+    Args:
+        recipe: with nothing left open (train/choices.py).
+        world: processes that do the same, each with a whole model.
+        log: name of an engine's process -> its log.
     Raises: CheckpointError when nothing loadable is there; EngineError when the engine does not start.
     """
     worker.phase("load", origin.step or 0)
-    recipe, warnings = settle_for_answers(recipe, origin.files)
-    for problem in warnings:
-        say(format_error(problem.message, problem.where, problem.hint, problem.level))
+    require_settled(recipe)
     model, processor = load_origin(recipe.model, origin)
     policy = make_policy(recipe.model, model, processor, settings.temperature or 1.0)
     encoder = make_encoder(recipe.model, processor)
@@ -188,7 +189,7 @@ def _params(recipe: Recipe, greedy: SamplingParams, settings: EvalSettings) -> S
 def _name(settings: EvalSettings, origin: ModelOrigin, rows: EvalRows, num_sources: int) -> str:
     source = rows.source
     if settings.name is not None:
-        return settings.name if num_sources == 1 else f"{settings.name}-{source.name}"
+        return settings.name if num_sources == 1 else layout.eval_name(settings.name, source.name)
     # Training calls its own evaluations by split, source and step: those of the same rows are told from them.
     words = [*(["eval"] if rows.role == "validation" or source.split == "validation" else []), source.split]
     words.append(source.name)
@@ -198,7 +199,7 @@ def _name(settings: EvalSettings, origin: ModelOrigin, rows: EvalRows, num_sourc
         words.append(f"T{settings.temperature:g}-n{settings.samples}")
     if rows.count < len(source.rows):
         words.append(f"first-{rows.count}")
-    return "-".join("".join(c if c.isalnum() or c in "._-" else "-" for c in word) for word in words)
+    return layout.eval_name(*words)
 
 
 def _meta(

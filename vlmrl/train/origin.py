@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any
 
 from vlmrl.checkpoint.format import HF
 from vlmrl.errors import CheckpointError, StoreError
-from vlmrl.model.lora import CONFIG_FILE
-from vlmrl.store.choice import choose_checkpoint
+from vlmrl.model.files import ADAPTER_CONFIG
+from vlmrl.store.choice import AS_ASKED, choose_checkpoint
 from vlmrl.store.layout import CHECKPOINTS, COMPLETE, MANIFEST, complete_checkpoints
 from vlmrl.store.listing import run_ids
 from vlmrl.store.runs import Run, open_run
@@ -47,6 +48,17 @@ class ModelOrigin:
         return None if self.checkpoint is None else read_meta(self.checkpoint)["step"]
 
 
+def describe_origin(path: str, parent: Mapping[str, Any] | None) -> str:
+    """Return which checkpoint of which run `path` stands for, and why it is that one; "" where it is no run's.
+
+    Args: parent: as `ModelOrigin.parent`.
+    """
+    if parent is None or not parent.get("why"):
+        return ""
+    taken = f"{parent['checkpoint']} of run {parent['run']}"
+    return f"model: {taken}" if parent["why"] == AS_ASKED else f"model: {path} is {taken}: {parent['why']}"
+
+
 def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOrigin:
     """What `model.path` names: a local folder, a checkpoint folder, a run (one of its checkpoints), else a hub name.
 
@@ -55,24 +67,24 @@ def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOr
         folder is not what was saved (names alone are looked at; files are compared when they are loaded).
     """
     folder = Path(path)
-    if (folder / "config.json").is_file():
+    if os.path.isfile(folder / "config.json"):  # a name that is too long for a path is no path
         return ModelOrigin(path)
-    if (folder / COMPLETE).is_file():
+    if os.path.isfile(folder / COMPLETE):
         read_meta(folder)
         folder = folder.absolute()
         alone = ModelOrigin(path, folder)
         if alone.run_dir is None:
             return alone
-        return replace(alone, parent={"checkpoint": folder.name, "run": alone.run_dir.name, "why": "as asked for"})
+        return replace(alone, parent={"checkpoint": folder.name, "run": alone.run_dir.name, "why": AS_ASKED})
     run = _last_trained(runs_root) if path == "last" else _run_named(path, runs_root)
     if run is not None:
         checkpoint, why = choose_checkpoint(run.dir, run.manifest, which)
         read_meta(checkpoint)
         return ModelOrigin(path, checkpoint, {"run": run.id, "checkpoint": checkpoint.name, "why": why})
-    if (folder / CONFIG_FILE).is_file():
+    if os.path.isfile(folder / ADAPTER_CONFIG):
         raise CheckpointError(f"{path} holds an adapter without its base model", where=path,
                               hint="name the run that made it, or fold it in: vlmrl merge RUN")  # fmt: skip
-    if folder.is_dir():
+    if os.path.isdir(folder):
         raise CheckpointError(f"{path} holds no model: there is no config.json, and it is no run", where=path)
     return ModelOrigin(path)
 
@@ -90,7 +102,7 @@ def _run_named(path: str, runs_root: Path) -> Run | None:
     try:
         return open_run(runs_root, path)
     except StoreError as error:
-        if (Path(path) / MANIFEST).exists() or "more than one" in error.message:
+        if os.path.exists(Path(path) / MANIFEST) or "more than one" in error.message:
             raise
         return None
 

@@ -26,7 +26,7 @@ from vlmrl.train.choices import settle_for_run
 from vlmrl.train.records import Records, content_changes, records_of, texts_of
 
 COMMANDS = {"rl": "train", "sft": "sft"}
-LENGTH_KEYS = {"train.steps", "train.stop_above", "train.max_seconds", "eval.patience"}
+LENGTH_KEYS = {"train.steps", "train.epochs", "train.stop_above", "train.max_seconds", "eval.patience"}
 """Keys that can make a run go on that was done."""
 
 
@@ -194,7 +194,8 @@ def _plan(run: Run, checkpoint: Path | None, asked: Request) -> Plan:
         loaded = load_recipe(asked.recipe, overrides=asked.overrides)
     else:
         text = newest_recipe(run.dir).read_text("utf-8", "replace") if newest_recipe(run.dir).is_file() else ""
-        loaded = reload_recipe(before, newest_resolved(run.dir), text, overrides=asked.overrides)
+        cwd = Path(run.manifest.cwd) if run.manifest.cwd else None
+        loaded = reload_recipe(before, newest_resolved(run.dir), text, overrides=asked.overrides, cwd=cwd)
     refuse_hidden(loaded.resolved["recipe"], str(loaded.path))
     loaded, warnings = settle_for_run(keep_settled(loaded, before), run.dir.parent)
     sources, validation = open_sources(loaded.recipe)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,7 +18,7 @@ from vlmrl.algo.inputs import untrained_values
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import encode_png
 from vlmrl.data.sampler import PromptStream
-from vlmrl.errors import DataError, RewardError
+from vlmrl.errors import DataError, Interruption, RewardError
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.sample import (
@@ -88,26 +87,22 @@ class Trial:
 
 
 @contextmanager
-def trial_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], say: Callable[[str], None]) -> Iterator[Run]:
+def trial_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str]) -> Iterator[Run]:
     """Make a run for a trial. One that fails leaves no run; one that is interrupted leaves what it has scored."""
     run = start_run(loaded, root, argv, Labels(), kind="try")
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # Slurm's way to interrupt
     try:
         with run:
             yield run
     except KeyboardInterrupt:
         done = sum(count_rows(path) for path in run.rollout_files().values())
-        if done:
-            say(f"interrupted: {done:,} scored responses are kept in {run.dir}   report: vlmrl report {run.id}")
-        else:
+        kept = f"{done:,} scored responses are kept in {run.dir}"
+        if not done:
             remove_tree(run.dir)
-            say("interrupted before the first responses were scored: nothing is kept")
-        raise
+            kept = "no response had been scored, nothing is kept"
+        raise Interruption("try", kept) from None
     except BaseException:
         remove_tree(run.dir)
         raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def choose_rows(sources: Sequence[Source], seed: int, prompts: int | None) -> list[tuple[Source, int]]:

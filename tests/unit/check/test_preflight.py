@@ -401,7 +401,7 @@ def test_damaged_weights_are_an_error(world, tmp_path, tiny_folder):
     shutil.copytree(tiny_folder, tmp_path / "model")
     weights = next((tmp_path / "model").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:100])
-    assert any("the weights are damaged" in m for m in errors(world("model.path=model")))
+    assert any("model.safetensors is damaged" in m for m in errors(world("model.path=model")))
 
 
 def test_the_quick_part_finds_rows_and_prompts_without_torch(world, tmp_path):
@@ -416,6 +416,34 @@ def test_the_quick_part_finds_rows_and_prompts_without_torch(world, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("path", ["./gone", "models/sub/gone", "rows.jsonl", "empty"])
+def test_a_model_that_is_not_there_is_found_without_torch(world, tmp_path, path):
+    """Importing torch and transformers takes longer than all else that a wrong path needs."""
+    (tmp_path / "empty").mkdir()
+    code = (
+        "import sys; from pathlib import Path; from vlmrl.recipe.load import load_recipe\n"
+        "from vlmrl.cli.check import find_model_files; from vlmrl.check.location import check_location\n"
+        "from vlmrl.check.preflight import preflight\n"
+        f"loaded = load_recipe('recipe.toml', overrides=['model.path={path}'])\n"
+        "found = find_model_files(loaded.recipe.model.path, Path('runs'), loaded.where(('model', 'path')))\n"
+        "missing = found[1] or check_location(loaded, found[0])\n"
+        "problems = preflight(loaded, runs_folder=Path('runs'), model_files=found[0], missing=missing).errors\n"
+        "assert [p.where for p in problems] == ['--set model.path=' + sys.argv[1]], problems\n"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_model_folder_that_is_not_whole_is_found_by_both_parts(world, tmp_path, tiny_folder):
+    from shutil import copytree
+
+    copytree(tiny_folder, tmp_path / "other")
+    (tmp_path / "other" / "model.safetensors").rename(tmp_path / "other" / "pytorch_model.bin")
+    problem = the(errors_of(world("model.path=other")), "are in pytorch_model.bin, a format that is not read")
+    assert problem == the(check_model(load_recipe("recipe.toml", overrides=["model.path=other"])), "pytorch_model.bin")
+
+
 def test_with_a_broken_recipe_the_quick_part_opens_nothing(world, monkeypatch):
     from vlmrl.check import data
 
@@ -425,12 +453,12 @@ def test_with_a_broken_recipe_the_quick_part_opens_nothing(world, monkeypatch):
 
 @pytest.fixture(scope="module")
 def fixed_size_folder(tmp_path_factory):
-    """A model whose processor makes every image 32 x 32, without weights: whatever reads one fails."""
+    """A model whose processor makes every image 32 x 32."""
     from tinyfamilies import build
     from tinyprocessors import PROCESSORS
 
     folder = tmp_path_factory.mktemp("gemma3")
-    build("gemma3").model.config.save_pretrained(folder)
+    build("gemma3").model.save_pretrained(folder)
     PROCESSORS["gemma3"]().save_pretrained(folder)
     return folder
 
@@ -467,3 +495,21 @@ def test_names_of_layers_are_checked_before_weights_are_read(world, fixed_size_f
     for problems in (check_model(loaded), preflight(loaded, runs_folder=fixed_size_folder / "runs").problems):
         problem = the(problems, told)
         assert (problem.level, problem.where) == ("error", f"--set {words[-1]}") and hint in str(problem.hint)
+
+
+def test_a_wrong_model_path_is_on_the_screen_before_anything_large_is_imported(world):
+    """`vlmrl check` says it first, and then goes on to the data."""
+    code = (
+        "import sys; from vlmrl.cli import check\n"
+        "show = check._show_each\n"
+        "def first(problems):\n"
+        "    heavy = {'torch', 'numpy', 'pyarrow', 'transformers', 'huggingface_hub'} & set(sys.modules)\n"
+        "    print('shown', [p.where for p in problems], list(heavy), flush=True); show(problems)\n"
+        "check._show_each = first\n"
+        "sys.argv = ['vlmrl', 'check', 'recipe.toml', '--set', 'model.path=./gone']\n"
+        "from vlmrl.cli.app import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    shown = [line for line in done.stdout.splitlines() if line.startswith("shown")]
+    assert done.returncode == 2 and shown[0] == "shown ['--set model.path=./gone'] []", done.stderr + done.stdout
+    assert done.stderr.count("--> --set model.path=./gone") == 1 and "passes over the data" in done.stderr

@@ -230,7 +230,7 @@ def test_files_are_what_safetensors_reads_with_every_tensor_at_a_multiple_of_its
     stored = read_tensors([path])
     assert all(s.pieces[0].position % s.dtype.itemsize == 0 for s in stored.values())
     assert all(torch.equal(stored[k].whole(), v) for k, v in tensors.items())
-    index = json.loads((tmp_path / shards.INDEX).read_text())
+    index = json.loads((tmp_path / shards.WEIGHTS_INDEX).read_text())
     assert index["metadata"] == {"total_size": sum(s.bytes for s in specs), "total_parameters": 3 + 1 + 6 + 3}
 
 

@@ -152,7 +152,7 @@ BROKEN = [
     (
         "a negative count",
         "[train]\nsteps = -1\n",
-        "`train.steps` is -1; it must be greater than 0",
+        "`train.steps` is -1; it must be at least 0",
         10,
         "one new policy version",
     ),

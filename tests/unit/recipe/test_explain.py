@@ -10,7 +10,7 @@ from vlmrl.recipe.load import load_recipe
 
 def test_a_key_is_explained_with_type_default_and_range():
     found = explain("rollout.temperature")
-    assert (found.type, found.default, found.range, found.required) == ("number", 1.0, "> 0", False)
+    assert (found.type, found.default, found.range, found.required) == ("number", 1.0, ">= 0.001 and <= 1000", False)
     assert found.help.startswith("Sampling temperature")
 
 
@@ -22,9 +22,9 @@ def test_every_key_has_help_and_a_type(key):
 
 
 def test_ranges_are_found_inside_optional_types():
-    assert explain("algo.clip_low").range == "> 0 and < 1"
-    assert explain("train.max_seconds").range == "> 0"
-    assert explain("reward.timeout_seconds").range == "> 0 and <= 3600"
+    assert explain("algo.clip_low").range == ">= 1e-09 and < 1"
+    assert explain("train.max_seconds").range == "> 0 and <= 1,000,000,000"
+    assert explain("reward.timeout_seconds").range == ">= 0.001 and <= 3,600"
 
 
 def test_a_word_or_a_list_is_told_as_both():
@@ -34,7 +34,7 @@ def test_a_word_or_a_list_is_told_as_both():
 
 
 def test_choices_are_listed():
-    assert explain("model.dtype").choices == ("float32", "bfloat16")
+    assert explain("model.dtype").choices == ("auto", "float32", "bfloat16")
     assert explain("model.freeze").choices == ("vision", "connector", "language", "embeddings")
 
 

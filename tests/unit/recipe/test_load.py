@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.errors import ProblemsError, RecipeError
+from vlmrl.recipe.changes import compare_recipes
 from vlmrl.recipe.lines import dotted
-from vlmrl.recipe.load import leaves, load_recipe, recipe_from_resolved
+from vlmrl.recipe.load import leaves, load_recipe, recipe_from_resolved, reload_recipe
 from vlmrl.recipe.overrides import Override, parse_override
 
 PARENT = """\
@@ -142,7 +143,38 @@ def test_paths_beside_the_recipe_are_found_from_anywhere(child, monkeypatch, tmp
     assert recipe.data[0].path == str(child.parent / "d")
     assert recipe.model.path == str(child.parent / "base" / "base-model")  # beside the file that names it
     (elsewhere / "d").mkdir()
-    assert load_recipe(child).recipe.data[0].path == "d"  # what is here comes first
+    loaded = load_recipe(child)  # what is beside the recipe comes first, and it is said that there is another
+    assert loaded.recipe.data[0].path == str(child.parent / "d")
+    (warning,) = loaded.warnings
+    assert f"in two places: {child.parent / 'd'} is taken, not d" in warning.message and warning.level == "warning"
+    assert warning.where == f"{child}:4"
+    by_hand = load_recipe(child, overrides=["data.0.path=d"])  # a --set is relative to the current directory
+    assert by_hand.recipe.data[0].path == "d" and len(by_hand.warnings) == 1
+    (child.parent / "d").rmdir()
+    assert (load_recipe(child).recipe.data[0].path, load_recipe(child).warnings) == ("d", ())
+
+
+def test_a_plain_name_of_a_split_or_a_reward_is_no_folder_of_that_name(child, monkeypatch, tmp_path_factory):
+    for name in ("validation", "exact"):
+        (child.parent / name).mkdir()
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    recipe = load_recipe(child, overrides=["data.0.validation=validation", "reward.name=exact"]).recipe
+    assert (recipe.data[0].validation, recipe.reward.name) == ("validation", "exact")
+
+
+def test_a_run_that_goes_on_elsewhere_finds_the_files_of_where_it_was_started(child, monkeypatch, tmp_path_factory):
+    start, elsewhere = tmp_path_factory.mktemp("start"), tmp_path_factory.mktemp("elsewhere")
+    for folder in (start, elsewhere):
+        (folder / "d").mkdir()
+    monkeypatch.chdir(start)
+    before = load_recipe(child).resolved
+    assert before["recipe"]["data"][0]["path"] == "d"
+    monkeypatch.chdir(elsewhere)
+    again = reload_recipe(before, child, cwd=start)
+    assert again.recipe.data[0].path == str(start / "d")
+    assert compare_recipes(before["recipe"], again, start) == []
+    asked = reload_recipe(before, child, overrides=["data.0.path=d"], cwd=start)
+    assert asked.recipe.data[0].path == "d"
 
 
 def test_a_reward_beside_the_recipe_keeps_its_function(child, monkeypatch, tmp_path_factory):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from vlmrl.check.gpus import Gpu
+from vlmrl.check.memory import HERE, Target
 from vlmrl.dist import worker
 from vlmrl.errors import Problem, RecipeError
 from vlmrl.recipe import settle as settling
@@ -118,3 +120,23 @@ def test_a_launcher_chooses_for_all_its_processes(file, monkeypatch, tmp_path):
     rank, warnings = settle_for_run(load_recipe(file), tmp_path)
     assert (rank.recipe.train.max_seconds, rank.recipe.eval.patience, warnings) == (999, 4, [])
     assert rank.origins == loaded.origins
+
+
+@pytest.mark.parametrize(
+    ("gpu", "overrides", "dtype", "reason"),
+    [
+        (True, [], "bfloat16", "a GPU is used"),
+        (False, [], "float32", "no GPU is used"),
+        (False, ["optim.name=adamw_bf16_kahan"], "bfloat16", "optim.name = adamw_bf16_kahan holds bfloat16 weights"),
+    ],
+)
+def test_the_type_of_arithmetic_follows_the_device_and_a_run_keeps_it(tmp_path, gpu, overrides, dtype, reason):
+    (tmp_path / "r.toml").write_text(RECIPE)
+    elsewhere = Target(1, Gpu("H100", 80 << 30))
+    fixed = ["model.device=cpu", "rollout.engine=torch", *overrides]
+    loaded, _ = settle_for_run(load_recipe(tmp_path / "r.toml", overrides=fixed), tmp_path, elsewhere if gpu else HERE)
+    assert (loaded.recipe.model.dtype, loaded.origins["model.dtype"]) == (dtype, f"auto: {reason}")
+    again = keep_settled(load_recipe(tmp_path / "r.toml", overrides=fixed), json.loads(json.dumps(loaded.resolved)))
+    assert again.recipe.model.dtype == dtype
+    written = load_recipe(tmp_path / "r.toml", overrides=[*fixed, "model.dtype=bfloat16"])
+    assert settle_for_run(written, tmp_path)[0].recipe.model.dtype == "bfloat16"

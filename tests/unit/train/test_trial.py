@@ -15,7 +15,7 @@ from tinyworld import encoded, image
 
 from vlmrl.data.build import building
 from vlmrl.data.images import store_form
-from vlmrl.errors import DataError, RewardError
+from vlmrl.errors import DataError, Interruption, RewardError
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards.base import RewardSpec, UserReward
 from vlmrl.rollout.sample import is_dead_group
@@ -75,7 +75,7 @@ def tried(
 ):  # fmt: skip
     root = Path("runs")
     loaded, _ = settle_for_run(load_recipe("recipe.toml", overrides=overrides), root)
-    with trial_run(loaded, root, ["vlmrl", "try"], print) as run:
+    with trial_run(loaded, root, ["vlmrl", "try"]) as run:
         trial = run_trial(
             loaded.recipe, run, root, prompts=prompts, samples=samples, keep=keep,
             solved=parse_solved(solved) if solved else None,
@@ -351,7 +351,7 @@ def test_a_trial_that_fails_leaves_no_run(world):
 
 
 @pytest.mark.parametrize(("batches", "kept"), [(0, False), (1, True)])
-def test_an_interrupted_trial_leaves_what_it_has_scored(world, monkeypatch, capsys, batches, kept):
+def test_an_interrupted_trial_leaves_what_it_has_scored(world, monkeypatch, batches, kept):
     from vlmrl.train import trial as module
 
     calls, score = [], module.score_rollouts
@@ -363,9 +363,9 @@ def test_an_interrupted_trial_leaves_what_it_has_scored(world, monkeypatch, caps
         return score(*args, **kwargs)
 
     monkeypatch.setattr(module, "score_rollouts", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interruption) as caught:
         tried(prompts=None)
-    told = capsys.readouterr().out
+    told = str(caught.value)
     if not kept:
         assert list(Path("runs").iterdir()) == [] and "nothing is kept" in told
         return

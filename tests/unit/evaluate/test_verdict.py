@@ -1,0 +1,77 @@
+"""What a paired difference says, and the sentence that answers whether B is better than A."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vlmrl.evaluate.verdict import conclude, verdict
+
+TITLES = ("before", "after")
+
+
+def difference(value: float, low: float | None, high: float | None) -> dict[str, Any]:
+    return {"value": value, "low": low, "high": high, "a": 0.5, "b": 0.5 + value}
+
+
+@pytest.mark.parametrize(
+    ("metric", "found", "expected"),
+    [
+        ("reward", difference(0.1, 0.05, 0.2), "better"),
+        ("reward", difference(-0.1, -0.2, -0.05), "worse"),
+        ("brier", difference(-0.1, -0.2, -0.05), "better"),
+        ("parse_failure", difference(0.1, 0.05, 0.2), "worse"),
+        ("accuracy/easy", difference(0.1, 0.05, 0.2), "better"),
+        ("response_tokens", difference(9.0, 5.0, 12.0), "differs"),
+        ("reward", difference(-0.1, -0.2, 0.01), "not clear"),
+        ("reward", difference(0.1, None, None), "not clear"),
+        ("reward", difference(0.0, -0.1, 0.1), "same"),
+    ],
+)
+def test_a_difference_is_better_or_worse_only_where_its_interval_excludes_zero(metric, found, expected):
+    assert verdict(metric, found) == expected
+
+
+def evaluation(name: str, role: str = "test", *, scored_alike: bool = True, **metrics: tuple[float, str]):
+    rows = [
+        {
+            "metric": metric, "a": 0.5, "b": 0.5 + value, "difference": value, "low": value - 0.1, "high": value + 0.1,
+            "verdict": told, "n": 8, "clusters": 4,
+        }
+        for metric, (value, told) in metrics.items()
+    ]  # fmt: skip
+    return {"name": name, "a": "x", "b": "y", "role": role, "scored_alike": scored_alike, "rows_paired": 8,
+            "metrics": rows}  # fmt: skip
+
+
+def test_the_sentence_has_the_answer_the_interval_and_the_rows():
+    found = conclude([evaluation("test-digits", reward=(0.25, "better"))], TITLES)
+    assert found["answer"] == "better" and found["evaluations"] == ["test-digits"]
+    assert found["text"] == (
+        "B is better than A: reward +0.250 [+0.150, +0.350] (0.500 -> 0.750), paired on 8 rows of test-digits "
+        "(4 clusters)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "answer"),
+    [
+        ([evaluation("t", reward=(0.2, "better"), accuracy=(0.0, "not clear"))], "better"),
+        ([evaluation("t", reward=(0.2, "better"), accuracy=(-0.2, "worse"))], "mixed"),
+        ([evaluation("t", reward=(0.05, "not clear"), brier=(-0.2, "better"))], "not clear"),
+        ([evaluation("t", reward=(0.0, "same"), accuracy=(0.0, "same"))], "same"),
+        ([evaluation("t", reward=(0.2, "better"), scored_alike=False)], "not known"),
+        ([evaluation("t", reward=(0.2, "better"), accuracy=(-0.2, "worse"), scored_alike=False)], "worse"),
+        ([evaluation("v", "validation", reward=(0.2, "better")), evaluation("t", reward=(-0.2, "worse"))], "worse"),
+        ([], "not known"),
+    ],
+)
+def test_the_rows_that_say_most_about_new_ones_decide_and_a_different_reward_decides_nothing(evaluations, answer):
+    assert conclude(evaluations, TITLES)["answer"] == answer
+
+
+def test_rows_that_chose_the_checkpoint_are_labelled_and_missing_ones_named_with_the_command():
+    text = conclude([evaluation("v", "validation", reward=(0.2, "better"))], TITLES)["text"]
+    assert text.endswith("These are rows that training validated on: its checkpoint was chosen by them.")
+    assert "vlmrl eval before; vlmrl eval after" in conclude([], TITLES)["text"]

@@ -1,0 +1,30 @@
+"""What a command that Ctrl-C or SIGTERM ends leaves behind, in one line, with the command to go on."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+from vlmrl.errors import Interruption
+
+KEPT = {
+    "fetch": "what has arrived is kept",
+    "eval": "evaluations that were finished are kept",
+    "demo": "the commands that were finished leave their files",
+    "runs": "what it has already done stays done",
+}
+"""Command -> what an interruption leaves. Of the others nothing is left: what they write appears when it is whole."""
+
+
+def describe_interruption(error: KeyboardInterrupt, command: str) -> str:
+    """Return the line for people: what was interrupted, what is kept, and how to go on.
+
+    Args: command: the subcommand that ran; used where the error itself says nothing.
+    """
+    from vlmrl.store.redact import redact_argv
+
+    if not isinstance(error, Interruption):
+        error = Interruption(command, KEPT.get(command, "nothing half written is left"))
+    if error.again is None:
+        error = Interruption(error.what, error.kept, shlex.join(["vlmrl", *redact_argv(sys.argv[1:])]))
+    return str(error)

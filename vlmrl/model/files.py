@@ -1,0 +1,175 @@
+"""A model folder as its files say it: is all there that loading needs, and whole? No torch, no transformers.
+
+Weights are safetensors; pickled weights are never opened, whatever else could read them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import CheckpointError, Problem
+
+CONFIG = "config.json"
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PROCESSOR = ("processor_config.json", "preprocessor_config.json")
+TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
+             "sentencepiece.bpe.model")  # fmt: skip
+"""Files of which one holds the tokenizer, by the library that wrote it."""
+JSON_FILES = (
+    CONFIG, "generation_config.json", *PROCESSOR, "video_preprocessor_config.json", "tokenizer_config.json",
+    "tokenizer.json", "special_tokens_map.json", WEIGHTS_INDEX,
+)  # fmt: skip
+MAX_HEADER_BYTES = 100 << 20
+MAX_JSON_BYTES = 256 << 20
+MAX_LAYERS = 1000
+"""Layers of a tower that are believed; a model of a million would be built for hours only to count its parameters."""
+LAYER_KEYS = ("num_hidden_layers", "depth", "num_layers", "n_layers")
+_WHOLE = "copy or download the folder again; `save_pretrained` of model and processor writes all that is needed"
+
+
+def folder_problems(folder: Path, *, has_weights: bool = True, own_code: bool = False) -> list[Problem]:
+    """What is missing or broken in a model folder, from the names and headers of its files.
+
+    Args:
+        has_weights: whether the weights must be there; a checkpoint keeps them elsewhere.
+        own_code: the repository brings code of its own (`model.trust_remote_code`), which may read other files.
+    """
+    names = {path.name for path in folder.iterdir()}
+    found = [problem for name in JSON_FILES if name in names and (problem := _json_problem(folder / name))]
+    if CONFIG not in names:
+        hint = f"a model folder holds {CONFIG}, weights in .safetensors and the processor's files"
+        found.append(Problem(f"{folder} holds no model: there is no {CONFIG}", str(folder), hint))
+    elif not found:
+        found += _config_problems(folder / CONFIG)
+    if has_weights:
+        found += _weight_problems(folder, names)
+    if own_code:
+        return found
+    if not names & set(TOKENIZER):
+        message = f"{folder} holds no tokenizer (none of {', '.join(TOKENIZER[:3])} ...)"
+        found.append(Problem(message, str(folder), _WHOLE))
+    if not names & set(PROCESSOR):
+        message = f"{folder} holds no image processor (neither {' nor '.join(PROCESSOR)})"
+        found.append(Problem(message, str(folder), f"a model of text alone cannot be used; else: {_WHOLE}"))
+    return found
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file (name -> dtype, shape, data_offsets) and where its data begins.
+
+    Format: 8 bytes of little-endian header length, then that much JSON, then the data.
+    Raises: CheckpointError when the header is damaged or the file ends before its data does.
+    """
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > min(MAX_HEADER_BYTES, size):
+                raise ValueError("its header is longer than it")
+            header: dict[str, Any] = json.loads(file.read(length))
+        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+        missing = 8 + length + end - size
+    except (OSError, ValueError, struct.error, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path)) from error
+    if missing > 0:
+        message = f"{path.name} is cut short: {size:,} bytes of {size + missing:,}"
+        raise CheckpointError(message, where=str(path), hint="copy it again, or use another checkpoint of the run")
+    return header, 8 + length
+
+
+def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the tensors in a safetensors file. Raises: CheckpointError as `read_header`."""
+    header = read_header(path)[0]
+    try:
+        return {name: tuple(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__"}
+    except (LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path)) from error
+
+
+def stored_numbers(folder: Path) -> int:
+    """How many numbers the safetensors files of a folder hold; 0 where there are none. Raises: as `stored_shapes`."""
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    return sum(math.prod(shape) for path in files for shape in stored_shapes(path).values())
+
+
+def _json_problem(path: Path) -> Problem | None:
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            return Problem(f"{path.name} has more than {MAX_JSON_BYTES:,} bytes", str(path))
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        return Problem(f"{path.name} of the model is not JSON: {error}", str(path), _WHOLE)
+    return None if isinstance(value, dict) else Problem(f"{path.name} of the model holds no object", str(path), _WHOLE)
+
+
+def _config_problems(path: Path) -> Iterator[Problem]:
+    config: dict[str, Any] = json.loads(path.read_bytes())
+    if not isinstance(config.get("model_type"), str):
+        yield Problem(f"{path.name} of the model says no `model_type`", str(path), _WHOLE)
+    for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
+        for key in LAYER_KEYS:
+            count = part.get(key)
+            if isinstance(count, int) and not 0 <= count <= MAX_LAYERS:
+                message = f"{path.name} of the model says {key} = {count:,}; 0 to {MAX_LAYERS:,} are believed"
+                yield Problem(message, str(path))
+
+
+def _weight_problems(folder: Path, names: set[str]) -> Iterator[Problem]:
+    if WEIGHTS_INDEX in names:
+        yield from _index_problems(folder)
+        return
+    if WEIGHTS not in names:
+        yield _no_weights(folder, names)
+        return
+    try:
+        stored_shapes(folder / WEIGHTS)
+    except CheckpointError as error:
+        yield Problem(error.message, error.where, _WHOLE)
+
+
+def _no_weights(folder: Path, names: set[str]) -> Problem:
+    others = sorted(name for name in names if name.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf")))
+    if not others:
+        return Problem(f"{folder} holds no weights: there is no {WEIGHTS}", str(folder), _WHOLE)
+    if others[0].endswith(".safetensors"):
+        hint = f"one file is called {WEIGHTS}; several are listed in {WEIGHTS_INDEX}"
+        return Problem(f"{folder} holds weights, but not under a name that is loaded: {others[0]}", str(folder), hint)
+    message = f"the weights of {folder} are in {others[0]}, a format that is not read"
+    hint = "convert them where you trust them: load the model with transformers and `save_pretrained` it as safetensors"
+    return Problem(message, str(folder), hint)
+
+
+def _index_problems(folder: Path) -> Iterator[Problem]:
+    index = folder / WEIGHTS_INDEX
+    try:
+        listed: dict[str, str] = dict(json.loads(index.read_bytes())["weight_map"])
+        by_file: dict[str, list[str]] = {}
+        for tensor, file in listed.items():
+            by_file.setdefault(file, []).append(tensor)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        yield Problem(f"{WEIGHTS_INDEX} has no `weight_map` that can be read: {error}", str(index), _WHOLE)
+        return
+    outside = [name for name in by_file if not isinstance(name, str) or Path(name).name != name]
+    if outside:
+        yield Problem(f"{WEIGHTS_INDEX} names {outside[0]!r}, which is no file of the folder", str(index), _WHOLE)
+        return
+    missing = sorted(name for name in by_file if not (folder / name).is_file())
+    if missing:
+        listing = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+        message = f"{len(missing)} of {len(by_file)} weight files that {WEIGHTS_INDEX} names are missing: {listing}"
+        yield Problem(message, str(folder), _WHOLE)
+    for name in sorted(by_file.keys() - set(missing)):
+        try:
+            lost = set(by_file[name]) - stored_shapes(folder / name).keys()
+        except CheckpointError as error:
+            yield Problem(error.message, error.where, _WHOLE)
+            continue
+        if lost:
+            message = f"{name} lacks {len(lost)} tensors that {WEIGHTS_INDEX} says it holds, such as {min(lost)}"
+            yield Problem(message, str(folder), _WHOLE)
