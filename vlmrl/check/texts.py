@@ -169,7 +169,7 @@ def _alike(texts: Sequence[str]) -> Floats:
     """[U, U] 1 where two different texts are alike, else 0. Jaccard's coefficient is estimated by MinHash."""
     signature_UK = _signatures(texts)
     ending_U = np.unique([answer_of(t) or t[-ENDING_CHARS:] for t in texts], return_inverse=True)[1]
-    alike_UU = np.zeros((len(texts), len(texts)), dtype=np.float32)
+    alike_UU = np.zeros((len(texts), len(texts)))
     for number in range(len(texts)):
         alike_UU[number] = (np.mean(signature_UK == signature_UK[number], axis=1) >= ALIKE) & (
             ending_U == ending_U[number]
