@@ -79,7 +79,7 @@ def test_an_attempt_that_goes_on_knows_the_steps_before_it(hacked, tmp_path):
 def test_watch_the_last_line_its_json_the_report_and_diagnose_say_it(hacked, tmp_path):
     run, _ = hacked
     assert f"  ! {WORDS}, from step {BEGINS + 1} on" in _closing(run).splitlines()[0]
-    assert f"why: vlmrl runs diagnose {run.id}" in _closing(run)
+    assert "\nwhy: vlmrl runs diagnose hacked" in _closing(run)
     warnings = {w["name"]: w for w in _result(run)["warnings"]}
     assert warnings["reward_without_accuracy"]["step"] == BEGINS
     root = ("--runs", run.dir.parent)

@@ -98,7 +98,7 @@ LIMITS: dict[str, Limit] = {
     "alike_share": Limit(0.9, "of a step's responses; a balanced yes-or-no task has half of them alike"),
     "same_truth": Limit(0.8, "of the prompts: with one right answer for nearly all of them, alike is right"),
     "alike_rise": Limit(0.3, "of the responses: a task learned before, such as from traces, begins alike and stays so"),
-    "alike_rise_untold": Limit(0.5, "where nothing says what is right, the change must be plain"),
+    "alike_rise_no_truth": Limit(0.5, "where nothing says what is right, the change must be plain"),
     "alike_before": Limit(0.4, "of the responses: before it they must have been of many kinds"),
     "long_text": Limit(64, "characters: a shorter response may be one number or one word because it was asked for"),
     "repeating_share": Limit(0.5, "of the responses; base models loop in a few, and do so from the start"),

@@ -61,15 +61,15 @@ def _lines(facts: Facts) -> Sequence[Mapping[str, Any]]:
     lines = {line["step"]: line for line in facts.train if line["step"] in files}
     if len(lines) < 2 * limit("sign_steps"):
         return facts.train
-    found = []
+    measured = []
     for step in spread_steps(sorted(lines), MOST_STEPS):
         try:
             responses = read_responses(files[step], step, most=MAX_RESPONSES)
         except VlmrlError as error:
             facts.notes.append(f"{files[step].name} was left out: {error.message}")
             continue
-        found.append({**lines[step], **measure_health([_sampled(r) for r in responses])})
-    return found
+        measured.append({**lines[step], **measure_health([_sampled(r) for r in responses])})
+    return measured
 
 
 def _sampled(r: Response) -> Sampled:
@@ -93,6 +93,6 @@ def _examples(facts: Facts, sign: Sign) -> list[dict[str, Any]]:
             ranked = sorted((r for r in responses if r.error is None), key=lambda r: -r.score)
             prompts = {r.prompt_id: r for r in reversed(ranked)}
             best = sorted(prompts.values(), key=lambda r: -r.score)[:EXAMPLES]
-            told = rows_of(best)
-            rows += [{**row, "where": f"{when}, {row['where']}"} for row in told] if before else told
+            shown = rows_of(best)
+            rows += [{**row, "where": f"{when}, {row['where']}"} for row in shown] if before else shown
     return rows

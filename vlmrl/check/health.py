@@ -66,22 +66,22 @@ def measure_health(samples: Sequence[Sampled]) -> dict[str, float]:
     if not samples:
         return {}
     m = measure_texts([s.text for s in samples], [s.group for s in samples])
-    found = {
+    metrics = {
         "alike_in_group_share": m.alike_in_group_share, "same_prefix_share": m.same_prefix_share,
         "repeating_share": m.repeating_share, "top_character_share": m.top_character_share,
         "characters_mean": m.characters_mean,
     }  # fmt: skip
-    found |= {f"{name}_share": share for name, share in m.class_shares.items() if f"{name}_share" in CHARACTERS}
+    metrics |= {f"{name}_share": share for name, share in m.class_shares.items() if f"{name}_share" in CHARACTERS}
     truths = {s.prompt_id: s.truth for s in samples}
     if len(truths) >= LEAST_PROMPTS:
-        found["alike_share"] = m.alike_share
+        metrics["alike_share"] = m.alike_share
         if any(truths.values()):
-            found["same_truth_share"] = Counter(truths.values()).most_common(1)[0][1] / len(truths)
+            metrics["same_truth_share"] = Counter(truths.values()).most_common(1)[0][1] / len(truths)
     whole = [s for s in samples if s.score is not None and s.formed and not s.cut]
     correlation = length_score_correlation([(s.group, s.tokens, s.score or 0.0) for s in whole])
     if correlation is not None:
-        found["length_score_correlation"] = correlation
-    return {f"{PREFIX}{name}": value for name, value in found.items()}
+        metrics["length_score_correlation"] = correlation
+    return {f"{PREFIX}{name}": value for name, value in metrics.items()}
 
 
 def length_score_correlation(responses: Sequence[tuple[int, float, float]]) -> float | None:

@@ -118,7 +118,7 @@ def _one_response(h: History) -> Iterator[Sign]:
         return
     truth, chars = h.recent(f"{PREFIX}same_truth_share"), h.recent(f"{PREFIX}characters_mean")
     if math.isnan(truth):  # nothing says what is right: short responses may well be one
-        risen = alike.lasting(limit("alike_rise_untold")) & (alike.before < limit("alike_before"))
+        risen = alike.lasting(limit("alike_rise_no_truth")) & (alike.before < limit("alike_before"))
         if chars < limit("long_text"):
             return
     elif truth > limit("same_truth"):
@@ -156,11 +156,11 @@ def _repetition(h: History) -> Iterator[Sign]:
 
 
 def _characters(h: History) -> Iterator[Sign]:
-    """One class of characters took over as the reward rose. The class that grew most is told."""
+    """One class of characters took over as the reward rose. The class that grew most is short."""
     paid, chars = h.paid, h.contrast(h.series(f"{PREFIX}characters_mean"))
     if paid is None or chars is None or not chars.last >= limit("long_text"):
         return
-    found: list[tuple[float, Sign]] = []
+    grown: list[tuple[float, Sign]] = []
     for name, words in CHARACTERS.items():
         share = h.contrast(h.series(f"{PREFIX}{name}"))
         if share is None:
@@ -173,10 +173,10 @@ def _characters(h: History) -> Iterator[Sign]:
         place = h.step_at(where, share)
         if place is not None:
             a = float(share.before[place])
-            told = f"{words} {a:.0%} -> {share.last:.0%}"
+            short = f"{words} {a:.0%} -> {share.last:.0%}"
             what = f"{words} grew from {percent(a)} to {percent(share.last)} of the characters as the reward rose"
-            found.append((share.last - a, Sign("characters", told, what, h.number(place), a, share.last)))
-    yield from (sign for _, sign in sorted(found, key=lambda one: -one[0])[:1])
+            grown.append((share.last - a, Sign("characters", short, what, h.number(place), a, share.last)))
+    yield from (sign for _, sign in sorted(grown, key=lambda one: -one[0])[:1])
 
 
 def _length(h: History) -> Iterator[Sign]:

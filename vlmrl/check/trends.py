@@ -63,9 +63,9 @@ class History:
         self.lines = lines
 
     def series(self, name: str) -> Floats:
-        found = (line.get(name) for line in self.lines)
+        values = (line.get(name) for line in self.lines)
         return np.asarray(
-            [float(v) if isinstance(v, (int, float)) and math.isfinite(v) else math.nan for v in found], dtype=float
+            [float(v) if isinstance(v, (int, float)) and math.isfinite(v) else math.nan for v in values], dtype=float
         )
 
     @cached_property

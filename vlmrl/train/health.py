@@ -19,7 +19,7 @@ class Health:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._lines: list[dict[str, Any]] | None = None
-        self._validation: list[Mapping[str, Any]] = []
+        self._validation: list[dict[str, Any]] = []
 
     def measure(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return the `health/...` metrics of a step."""

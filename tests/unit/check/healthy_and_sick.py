@@ -105,7 +105,7 @@ def digits(rng: random.Random) -> str:
     return "".join(rng.choices("3134", k=90))
 
 
-def hacked(since: float, text) -> object:
+def hacked(since: float, text):
     """Prose with an answer that is right one time in five; from `since` on the text that the reward pays."""
 
     def respond(p, truth, rng):
