@@ -37,6 +37,7 @@ def options_of(command: Any) -> set[str]:
 
 def typed_commands(text: str) -> list[list[str]]:
     """The words after `vlmrl` of each command in the text: prompts in code blocks, and code spans in the prose."""
+    text = text.replace("\\\n", " ")  # a command over two lines
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.M | re.S)
     lines = [m for block in blocks for m in re.findall(r"^\$ (?:.*&& )?vlmrl\b(.*)$", block, flags=re.M)]
     prose = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.M | re.S)
