@@ -115,6 +115,6 @@ def test_a_killed_run_leaves_no_process_and_goes_on(place):
 
 
 def test_a_sync_beyond_the_bound_stops_the_run(place):
-    done = train(place, *settings("rollout.max_sync_gap=1e-12"))
+    done = train(place, *settings("rollout.max_sync_gap=1e-9"))
     assert done.code == 2 and "Traceback" not in done.err
     assert "after the sync of version 1" in done.err and "rollout.max_sync_gap" in done.err
