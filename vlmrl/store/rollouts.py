@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
 from vlmrl.store.files import write_atomic
 from vlmrl.store.layout import parse_rollout_name
 from vlmrl.store.redact import hide_known, redact_text
@@ -126,9 +127,13 @@ def read_batches(
         yield from file.iter_batches(batch_size=rows, columns=list(columns), use_threads=False)
 
 
-def count_rows(path: Path) -> int:
-    """How many samples a rollout file holds. Raises: StoreError as `read_rollouts`."""
-    with _opened(path, ()) as file:
+def count_rows(path: Path, columns: Sequence[str] | None = ()) -> int:
+    """Return how many samples a rollout file holds.
+
+    Args: columns: those that it must have; None = all that `write_rollouts` writes.
+    Raises: StoreError as `read_rollouts`.
+    """
+    with _opened(path, columns) as file:
         return file.metadata.num_rows
 
 
@@ -220,7 +225,7 @@ def _sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
 
 def _row(row: dict[str, Any]) -> Row:
     media = tuple(Media(**m) for m in row["images"][: row["num_row_images"]])
-    truth, columns = json.loads(row["truth"]), json.loads(row["columns"])
+    truth, columns = parse_json(row["truth"]), parse_json(row["columns"])
     return Row(row["prompt_id"], row["source"], row["task"], truth, media, columns)
 
 
@@ -244,7 +249,7 @@ def _sample(row: dict[str, Any]) -> ScoredSample:
         media=tuple(Media(**m) for m in row["images"]),
         finish=row["finish"],
     )
-    score = Score(row["score"], json.loads(row["parts"]), row["note"], row["error"])
+    score = Score(row["score"], parse_json(row["parts"]), row["note"], row["error"])
     return ScoredSample(
         trajectory, row["text"], score, row["advantage"], row["masked"], row["generate_seconds"], row["reward_seconds"]
     )
