@@ -34,7 +34,7 @@ def _openings(text: str | bytes) -> int:
 
 def _is_deep(value: Any) -> bool:
     level = [value]
-    for _ in range(MOST_LEVELS + 1):
+    for _ in range(MOST_LEVELS):
         level = [
             child
             for parent in level

@@ -19,6 +19,7 @@ from vlmrl.store.evaluated import SCHEMA, read_summary, training_name
 from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import EVAL_ROWS, EVAL_SUMMARY, eval_dir
 from vlmrl.store.redact import hide_known, redact_text, redact_value
+from vlmrl.visible import encodable
 
 JSON_COLUMNS = ("truth", "parts")
 REMARKS = ("note", "error")
@@ -106,7 +107,7 @@ def _cell(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     hide = redact_text if name in REMARKS else hide_known
-    return hide(value).encode("utf-8", "backslashreplace").decode()
+    return encodable(hide(value))
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from vlmrl.store.files import write_atomic
 from vlmrl.store.layout import parse_rollout_name
 from vlmrl.store.redact import hide_known, redact_text
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
+from vlmrl.visible import encodable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -267,19 +268,10 @@ def _json(value: Any) -> str:
 
 def _text(text: str) -> str:
     """A text that scores are computed from, as it is but for secrets of this process (see store/redact.py)."""
-    return hide_known(_encodable(text))
+    return hide_known(encodable(text))
 
 
 @lru_cache(maxsize=256)
 def _remark(text: str) -> str:
     """What a reward says of a response; no score is computed from it. Rewards say few different things."""
-    return _encodable(redact_text(text))
-
-
-def _encodable(text: str) -> str:
-    """UTF-8 cannot hold half a surrogate pair; such a character (in a reward's note, say) is written as its escape."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = text.encode("utf-8", "backslashreplace").decode()
-    return text
+    return encodable(redact_text(text))
