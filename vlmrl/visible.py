@@ -27,6 +27,11 @@ def visible(text: str) -> str:
     return text if text.isascii() and text.isprintable() else _escaped(text, _code)
 
 
+def encodable(text: str) -> str:
+    """Return `text` as UTF-8 can hold it: half surrogate pairs as escapes such as `\\ud800`."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 def one_line(text: str) -> str:
     """Return `visible` of `text` on one line: runs of white space become one blank."""
     return visible(" ".join(text.split()))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from vlmrl.data.columns import plain
+from vlmrl.json_text import parse_json
 
 
 class Cells(Protocol):
@@ -92,8 +92,8 @@ _LONG = ("response", "completion", "output")
 def json_row(line: bytes) -> dict[str, Any] | str:
     """A line of JSONL as a row, or why it is none."""
     try:
-        row = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
-    except (ValueError, RecursionError) as error:
+        row = parse_json(line.removeprefix(b"\xef\xbb\xbf"))
+    except ValueError as error:
         return f"not JSON: {error}"
     return row if isinstance(row, dict) else f"a row is {show(row)}, not an object"
 

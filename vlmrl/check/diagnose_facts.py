@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +11,11 @@ from statistics import fmean
 from typing import Any
 
 from vlmrl.errors import VlmrlError
+from vlmrl.json_text import parse_json
 from vlmrl.recipe.load import recipe_from_resolved
 from vlmrl.recipe.schema import Recipe
 from vlmrl.store import layout
+from vlmrl.store.damage import damage_of, shortened
 from vlmrl.store.kept import newest_resolved, read_resolved
 from vlmrl.store.manifest import Manifest
 from vlmrl.store.metrics import counted
@@ -178,11 +179,11 @@ class Facts:
 
 
 def read_facts(run: Run) -> Facts:
-    """Everything the rules need. What is missing or damaged is left out and said in `notes`.
+    """Return everything the rules need. What is missing or damaged is left out or doubtful, and said in `notes`.
 
     Raises: StoreError when the run has neither metrics nor rollouts that can be read.
     """
-    notes: list[str] = []
+    notes = shortened(damage_of(run.dir), run.id)
     lines = [run.metrics(kind) for kind in ("train", "validation", "event")]
     facts = Facts(run, _recipe(run, notes), lines[0], lines[1], lines[2], notes=notes)
     files = run.rollout_files()
@@ -224,8 +225,8 @@ def read_responses(path: Path, step: int, first_group: int = 0, *, most: int = M
         found.append(
             Response(
                 step, first_group + row["group"], row["source"], row["prompt_id"], row["sample"],
-                json.loads(row["truth"]), row["prompt_text"], row["text"], tokens, row["finish"] == "length",
-                json.loads(row["parts"]), row["score"], row["note"], row["error"],
+                parse_json(row["truth"]), row["prompt_text"], row["text"], tokens, row["finish"] == "length",
+                parse_json(row["parts"]), row["score"], row["note"], row["error"],
                 tuple(image["sha256"] for image in row["images"]),
                 tuple(image["width"] * image["height"] for image in row["images"]),
             )
@@ -256,7 +257,7 @@ def _validated(run_dir: Path, notes: list[str]) -> set[tuple[Any, ...]]:
 def _is_validation(folder: Path) -> bool:
     """Whether training made an evaluation; `vlmrl eval` may have been given any rows, training's own too."""
     try:
-        return bool(json.loads((folder / layout.EVAL_SUMMARY).read_bytes())["meta"].get("during"))
+        return bool(parse_json((folder / layout.EVAL_SUMMARY).read_bytes())["meta"].get("during"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 

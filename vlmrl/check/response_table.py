@@ -7,7 +7,6 @@ by line and Parquet batch by batch, so memory does not grow with the file.
 from __future__ import annotations
 
 import csv
-import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from vlmrl.check.facts import Broken, Chunk, Decoded, Facts
 from vlmrl.check.scores import Coded, Ints, Scores
 from vlmrl.check.truths import Found, TruthRule
 from vlmrl.errors import DataError
+from vlmrl.json_text import parse_json
 from vlmrl.types import RewardInput, hash64
 
 SUFFIXES = (".jsonl", ".csv", ".json", ".parquet")
@@ -222,8 +222,8 @@ def _ids(cell: Any) -> tuple[int, ...] | None:
     """A cell as token ids: a list of numbers, in CSV as JSON; None for anything else."""
     if isinstance(cell, str):
         try:
-            cell = json.loads(cell)
-        except (ValueError, RecursionError):
+            cell = parse_json(cell)
+        except ValueError:
             return None
     is_list = isinstance(cell, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in cell)
     return tuple(cell) if is_list else None
@@ -320,8 +320,8 @@ def read_csv(path: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
 def read_json(path: str) -> list[dict[str, Any] | str]:
     """The rows of a JSON file: a list of objects, or an object with such a list as `data`."""
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+        value = parse_json(Path(path).read_text(encoding="utf-8-sig"))
+    except ValueError as error:
         raise DataError(f"not JSON: {error}", where=path, hint="one object a line is JSONL: use that ending") from error
     if isinstance(value, dict) and isinstance(value.get("data"), list):
         value = value["data"]

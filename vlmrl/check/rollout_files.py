@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from vlmrl.check.facts import Chunk, Decoded, Facts, Head
 from vlmrl.check.scores import Coded, Ints, Scores
 from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
 from vlmrl.store.rollouts import count_rows, read_batches
 from vlmrl.types import Media, RewardInput, Score
 
@@ -101,7 +101,7 @@ class RolloutDecoder:
             ) from error
 
     def _decode(self, batch: Any, chunk: Chunk, at: Any, media: bool, ids: bool) -> Decoded:
-        truths, columns = (_repeated(batch.column(name), json.loads) for name in ("truth", "columns"))
+        truths, columns = (_repeated(batch.column(name), parse_json) for name in ("truth", "columns"))
         finishes, prompts = (_repeated(batch.column(name)) for name in ("finish", "prompt_text"))
         texts = batch.column("text").to_pylist()
         tokens_N = batch.column("token_ids").value_lengths().to_numpy(zero_copy_only=False)
@@ -129,7 +129,7 @@ class RolloutDecoder:
             advantages_N=_numbers(batch, "advantage", np.float64),
         )
         values = batch.column("score").to_pylist()
-        parts = [json.loads(text) for text in batch.column("parts").to_pylist()]
+        parts = [parse_json(text) for text in batch.column("parts").to_pylist()]
         notes, errors = (_repeated(batch.column(name)) for name in ("note", "error"))
         stored = Scores.of([Score(*row) for row in zip(values, parts, notes, errors, strict=True)])
         images = _media(batch) if media else ()
@@ -142,7 +142,7 @@ class RolloutDecoder:
 
 def _loads(truth: str, columns: str, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     try:
-        return json.loads(truth), json.loads(columns)
+        return parse_json(truth), parse_json(columns)
     except ValueError as error:
         raise StoreError(f"rollouts have a value of the wrong kind: {error}", where=path) from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,9 @@ from vlmrl.check.facts import Head, Reader
 from vlmrl.check.rollout_files import RolloutReader
 from vlmrl.check.scan import TaskRef
 from vlmrl.errors import StoreError, VlmrlError
+from vlmrl.json_text import parse_json
 from vlmrl.store import layout
+from vlmrl.store.damage import damage_of, shortened
 from vlmrl.store.kept import newest_resolved
 from vlmrl.store.metrics import newest
 from vlmrl.store.runs import Run, open_run
@@ -144,7 +145,17 @@ def open_saved(ref: str, root: Path, *, steps: tuple[int, int] | None = None, so
         within = f" in steps {steps[0]} to {steps[1]}" if steps else ""
         of = f" of source `{source}`" if source else ""
         raise StoreError(f"there are no saved rollouts{of}{within}", where=str(path))
+    if run is not None:
+        notes += _damage(run, path)
     return Saved(path, reader, heads, run, _recipe_of(run, notes), _records_of(run), notes=notes)
+
+
+def _damage(run: Run, path: Path) -> list[str]:
+    """What of a run is damaged; where one rollout file of it is looked at, what is wrong with that one."""
+    lines = damage_of(run.dir)
+    if path.suffix == ".parquet" and path.is_file():
+        lines = [line for line in lines if line.startswith(f"{layout.ROLLOUTS}/{path.name}: ")]
+    return shortened(lines, run.id)
 
 
 def _run(root: Path, ref: str) -> Run:
@@ -187,7 +198,7 @@ def _recipe_of(run: Run | None, notes: list[str]) -> Recipe | None:
         return None
     path = newest_resolved(run.dir)
     try:
-        return recipe_from_resolved(json.loads(path.read_text("utf-8")), where=str(path))
+        return recipe_from_resolved(parse_json(path.read_text("utf-8")), where=str(path))
     except OSError as error:
         notes.append(f"the run's resolved.json cannot be read: {error.strerror}")
     except ValueError as error:

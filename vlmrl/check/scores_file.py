@@ -15,6 +15,7 @@ from vlmrl.check.facts import Facts
 from vlmrl.check.scores import Scores
 from vlmrl.errors import StoreError
 from vlmrl.store.files import write_atomic
+from vlmrl.visible import encodable
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")
 TAKEN = ("row", "score", "note")
@@ -43,12 +44,12 @@ def write_scores(path: Path, facts: Facts, scores: Scores) -> None:
 def _table(facts: Facts, scores: Scores) -> Any:
     import pyarrow as pa
 
-    words = [*scores.notes.words, *(f"failed: {error}" for error in scores.errors.words)]
+    words = [encodable(w) for w in (*scores.notes.words, *(f"failed: {error}" for error in scores.errors.words))]
     codes = np.where(scores.failed_N, scores.errors.codes_N + len(scores.notes.words), scores.notes.codes_N)
     notes = pa.DictionaryArray.from_arrays(pa.array(np.maximum(codes, 0)), pa.array(words or [""], pa.string()))
     columns: dict[str, Any] = {"row": pa.array(facts.rows_N), "score": pa.array(scores.values_N, from_pandas=True)}
     for name, column in scores.parts.items():
-        columns[f"part_{name}" if name in TAKEN else name] = pa.array(column, from_pandas=True)
+        columns[encodable(f"part_{name}" if name in TAKEN else name)] = pa.array(column, from_pandas=True)
     return pa.table({**columns, "note": notes})
 
 

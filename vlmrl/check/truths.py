@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,6 +9,7 @@ from typing import Any
 
 from vlmrl.data.columns import plain
 from vlmrl.errors import RewardError
+from vlmrl.json_text import parse_json
 from vlmrl.rewards.layouts import CONTRADICTS, LAYOUTS
 
 Found = tuple[Mapping[str, Any], str, str]
@@ -43,8 +43,8 @@ class TruthRule:
         """The truth of a row from its ground-truth cell and, under a task, from columns named as truth fields."""
         if isinstance(cell, str) and cell.lstrip()[:1] == "{":
             try:
-                cell = json.loads(cell)
-            except (ValueError, RecursionError) as error:
+                cell = parse_json(cell)
+            except ValueError as error:
                 if self.task:  # without one it may be any text: {1, 2} is a set
                     return {}, f"the ground truth looks like JSON and is not: {error}", ""
         if isinstance(cell, Mapping):
@@ -115,7 +115,7 @@ def _typed(cell: Any) -> Any:
         return text.lower() in ("true", "1", "1.0")
     if text.startswith("["):
         try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
+            return parse_json(text)
+        except ValueError:
             return text
     return [name.strip() or None for name in text.split(";")] if ";" in text else text

@@ -4,7 +4,6 @@ good they are. Nothing is claimed that the record does not hold; no path of this
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from vlmrl import __version__
 from vlmrl.checkpoint.proof import Proof
 from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
 from vlmrl.store import layout
 from vlmrl.store.evaluated import method_of, role_label
 from vlmrl.store.kept import newest_resolved
@@ -50,7 +50,7 @@ def model_card(checkpoint: Path, proof: Proof, *, adapter: bool, name: str) -> s
 
 def _recipe(run_dir: Path) -> Mapping[str, Any]:
     try:
-        return json.loads(newest_resolved(run_dir).read_bytes()).get("recipe") or {}
+        return parse_json(newest_resolved(run_dir).read_bytes()).get("recipe") or {}
     except (OSError, ValueError, AttributeError):
         return {}
 
@@ -125,7 +125,7 @@ def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> s
     methods: dict[str, None] = {}
     for folder in layout.eval_dirs(run_dir):
         try:
-            summary = json.loads((folder / layout.EVAL_SUMMARY).read_bytes())
+            summary = parse_json((folder / layout.EVAL_SUMMARY).read_bytes())
             meta, metrics = summary.get("meta") or {}, dict(summary["metrics"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             rows.append((folder.name, "", "its summary is damaged", "", "", ""))

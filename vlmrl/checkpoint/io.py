@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +27,7 @@ from vlmrl.checkpoint.shards import TensorSpec, read_tensors, split_shards
 from vlmrl.dist.fsdp import HostCopies, own_part, own_rows, sharded_as, whole
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, StoreError
+from vlmrl.json_text import parse_json
 from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
 from vlmrl.store.faults import crash_point
 from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_atomic, write_json
@@ -296,7 +296,7 @@ def load_data(folder: Path) -> dict[str, Any]:
     """data.json: data position and training state."""
     check_files(folder, DATA)
     try:
-        return json.loads((folder / DATA).read_text("utf-8"))
+        return parse_json((folder / DATA).read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{DATA} cannot be read: {error}", where=str(folder)) from error
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from vlmrl.errors import CheckpointError
+from vlmrl.json_text import parse_json
 from vlmrl.model.files import WEIGHTS_INDEX, read_header
 
 BLOCK_BYTES = 1 << 25
@@ -123,7 +124,7 @@ def _overlap(a: Piece, b: Piece) -> bool:
 def _header(path: Path) -> list[tuple[str, torch.dtype, Piece]]:
     header, data = read_header(path)
     try:
-        sharding = json.loads(header.pop("__metadata__", {}).get(SHARDING, "{}"))
+        sharding = parse_json(header.pop("__metadata__", {}).get(SHARDING, "{}"))
         found = []
         for name, entry in header.items():
             shape, (first, last) = tuple(entry["shape"]), entry["data_offsets"]
@@ -229,7 +230,7 @@ def weight_files(folder: Path) -> list[Path]:
         names = ["model.safetensors"]
     else:
         try:
-            weight_map: Mapping[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
+            weight_map: Mapping[str, str] = parse_json(index.read_text("utf-8"))["weight_map"]
             names = sorted(set(weight_map.values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{WEIGHTS_INDEX} cannot be read: {error}", where=str(folder)) from error

@@ -116,7 +116,7 @@ def draw_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], 
         number = (right == 99 and index > 0) or (right < 99 and index < right)
         table.add_column(head, justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(visible(cell)) for cell in row))
+        table.add_row(*(Text(one_line(cell)) for cell in row))
     out.print(table)
 
 

@@ -30,8 +30,8 @@ def report(
     Example: vlmrl report last   or   vlmrl report digits-sft digits-im -o compare.html
     """
     from vlmrl.errors import StoreError
-    from vlmrl.report.damage import shortened
     from vlmrl.report.page import write_report
+    from vlmrl.store.damage import shortened
     from vlmrl.store.layout import REPORT, runs_root
     from vlmrl.store.runs import open_run
 

@@ -22,6 +22,7 @@ from vlmrl.data.dataset import INFO_FILE, SCHEMA
 from vlmrl.data.images import ShardWriter
 from vlmrl.data.parts import LostWorkerError
 from vlmrl.errors import FULL, DataError
+from vlmrl.json_text import parse_json
 from vlmrl.store.files import write_atomic
 from vlmrl.types import Media
 
@@ -123,7 +124,7 @@ class Build:
             os.rename(self.folder, target)
             _sync(target.parent)
             return "created"
-        if damage_of(target) is None and _facts(target) == _facts_of(json.loads(text)):
+        if damage_of(target) is None and _facts(target) == _facts_of(parse_json(text)):
             return "up to date"
         if not force:
             raise _other_dataset(target, _difference(target, text))
@@ -230,7 +231,7 @@ def old_folder(target: Path) -> Path:
 def damage_of(target: Path) -> str | None:
     """None when the folder has every file that its dataset.json names, byte for byte, else what is wrong with it."""
     try:
-        files = json.loads((target / INFO_FILE).read_text(encoding="utf-8"))["files"]
+        files = parse_json((target / INFO_FILE).read_text(encoding="utf-8"))["files"]
         for name, fields in files.items():
             if file_fields(target / name) != fields:
                 return f"{name} has other bytes than dataset.json says"
@@ -241,7 +242,7 @@ def damage_of(target: Path) -> str | None:
 
 def _facts(target: Path) -> tuple[Any, ...] | None:
     try:
-        return _facts_of(json.loads((target / INFO_FILE).read_text(encoding="utf-8")))
+        return _facts_of(parse_json((target / INFO_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -275,7 +276,7 @@ _OTHER_ARGUMENTS = "a dataset made with other arguments"
 def _difference(target: Path, text: str) -> str:
     """Which arguments or what content differ, for the message."""
     try:
-        stored, new = json.loads((target / INFO_FILE).read_text(encoding="utf-8")), json.loads(text)
+        stored, new = parse_json((target / INFO_FILE).read_text(encoding="utf-8")), parse_json(text)
         old_args, new_args = dict(stored["args"]), dict(new["args"])
     except (OSError, ValueError, KeyError, TypeError):
         return "no readable dataset.json in it"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 from vlmrl.data.images import MAX_FILE_BYTES
 from vlmrl.errors import DataError
+from vlmrl.json_text import parse_json
 from vlmrl.types import Message
 
 KEYS = ("prompt", "images", "answer", "response")
@@ -110,8 +110,8 @@ def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | No
     Raises: DataError for anything else.
     """
     if isinstance(value, str) and value.lstrip().startswith("[{"):
-        with suppress(ValueError, RecursionError):  # a text that only begins like JSON stays a text
-            value = json.loads(value)
+        with suppress(ValueError):  # a text that only begins like JSON stays a text
+            value = parse_json(value)
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     if not isinstance(value, (list, tuple)) or not value:
@@ -165,8 +165,8 @@ def split_images(value: Any) -> list[Any]:
         return []
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
-            parsed = json.loads(value)
-        except (ValueError, RecursionError):
+            parsed = parse_json(value)
+        except ValueError:
             return [value]
         return [item for item in parsed if item is not None] if isinstance(parsed, list) else [value]
     if isinstance(value, (list, tuple)):

@@ -4,7 +4,6 @@ for.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, overload
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 from vlmrl.data.cache import BoundedCache
 from vlmrl.data.images import ImageStore, decode_image
 from vlmrl.errors import DataError
+from vlmrl.json_text import parse_json
 from vlmrl.recipe.schema import Data
 from vlmrl.types import Media, Row
 
@@ -203,7 +203,7 @@ def read_info(path: Path) -> dict[str, Any]:
     """dataset.json of a prepared folder, checked for what readers rely on."""
     file = path / INFO_FILE
     try:
-        info = json.loads(file.read_text(encoding="utf-8"))
+        info = parse_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(
             f"{path} is no prepared dataset: {error.strerror or error}", where=str(file), hint="vlmrl prep --help"

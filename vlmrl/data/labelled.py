@@ -23,6 +23,7 @@ from vlmrl.data.parts import Progress
 from vlmrl.data.scan import scan_files
 from vlmrl.data.splits import LabelledImage
 from vlmrl.errors import DataError
+from vlmrl.visible import encodable
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_TOTAL_BYTES = 1 << 40
@@ -88,15 +89,15 @@ def read_labelled(
         try:
             labels[path] = _labels(PurePosixPath(path), levels)
         except DataError as error:
-            dropped.append({"origin": printable(path), "reason": error.message})
+            dropped.append({"origin": encodable(path), "reason": error.message})
     images: list[LabelledImage] = []
     digest = hashlib.sha256()
     for path, seen in scan_files(collection, list(labels), work, workers=workers, progress=progress):
         if isinstance(seen, str):
-            dropped.append({"origin": printable(path), "reason": seen})
+            dropped.append({"origin": encodable(path), "reason": seen})
             continue
-        images.append(LabelledImage(seen.media, labels[path], printable(path), seen, path=path))
-        name = printable(PurePosixPath(path).name)
+        images.append(LabelledImage(seen.media, labels[path], encodable(path), seen, path=path))
+        name = encodable(PurePosixPath(path).name)
         digest.update(f"{'/'.join(labels[path])}/{name}\0{seen.media.sha256}\n".encode())
     refuse_twins(images, levels)
     dropped.sort(key=lambda drop: drop["origin"])
@@ -126,7 +127,7 @@ def image_paths(collection: Collection, dropped: list[dict[str, Any]]) -> tuple[
     for path, problem in collection.paths():
         place = PurePosixPath(path)
         if problem is not None:
-            dropped.append({"origin": printable(path), "reason": problem})
+            dropped.append({"origin": encodable(path), "reason": problem})
         elif any(part.startswith(".") or part == "__MACOSX" for part in place.parts):
             ignored["hidden"] += 1
         elif place.suffix.lower() not in IMAGE_SUFFIXES:
@@ -176,11 +177,6 @@ def refuse_twins(images: Sequence[LabelledImage], levels: Sequence[str]) -> None
                     where="/".join(labels[: depth + 1]),
                     hint="rename one of the folders, or join them",
                 )
-
-
-def printable(text: str) -> str:
-    """Names that are not UTF-8 on disk, made writable."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class _Folder:

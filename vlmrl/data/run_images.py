@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import VlmrlError
+from vlmrl.json_text import parse_json
 from vlmrl.store.kept import resolved_files
 from vlmrl.store.manifest import read_manifest
 from vlmrl.store.media import RunImages
@@ -34,7 +34,7 @@ def _data_entries(run_dir: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for path in reversed(resolved_files(run_dir)):
         try:
-            data = json.loads(path.read_bytes())["recipe"]["data"]
+            data = parse_json(path.read_bytes())["recipe"]["data"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
         entries = data if isinstance(data, list) else []

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from vlmrl.errors import DataError
+from vlmrl.json_text import parse_json
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 IN_MEMORY_BYTES = 1 << 30
@@ -190,8 +191,8 @@ def _read_jsonl(path: Path) -> RawTable:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = parse_json(line)
+        except ValueError as error:
             raise DataError(
                 f"not JSON: {error}", where=f"{path}:{number}", hint="JSONL has one JSON object a line"
             ) from error
@@ -204,8 +205,8 @@ def _read_jsonl(path: Path) -> RawTable:
 
 def _read_json(path: Path) -> RawTable:
     try:
-        value = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
+        value = parse_json(_read_text(path))
+    except ValueError as error:
         hint = "one object a line is JSONL: give the file that ending"
         raise DataError(f"not JSON: {error}", where=str(path), hint=hint) from error
     if isinstance(value, dict) and isinstance(value.get("data"), list):

@@ -16,12 +16,22 @@ from typing import Any
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.interval import METHOD, excludes_zero
 from vlmrl.evaluate.metrics import joined_ranges, paired_differences, shared_rows
-from vlmrl.evaluate.records import read_evaluation, read_summary
+from vlmrl.evaluate.records import read_evaluation
 from vlmrl.evaluate.verdict import conclude, verdict
+from vlmrl.json_text import parse_json
 from vlmrl.recipe.lines import dotted
 from vlmrl.recipe.load import leaves
 from vlmrl.store import layout
-from vlmrl.store.evaluated import ROLES, TRAINING_STEP, role_label, role_of, same_rows_key, without_step
+from vlmrl.store.damage import damage_of, shortened
+from vlmrl.store.evaluated import (
+    ROLES,
+    TRAINING_STEP,
+    read_summary,
+    role_label,
+    role_of,
+    same_rows_key,
+    without_step,
+)
 from vlmrl.store.kept import newest_resolved
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run, open_run
@@ -70,7 +80,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     """
     runs = [s.run for s in (a, b)]
     both = a.run is not None and b.run is not None
-    notes: list[str] = []
+    notes = [f"{s.title}: {line}" for s in (a, b) if s.run for line in shortened(damage_of(s.run.dir), s.run.id)]
     trained_alike = not (a.run and b.run) or _rewards(a.run) == _rewards(b.run)
     evaluations = []
     for name, one, other in _in_common(a, b, notes):
@@ -158,7 +168,7 @@ def _recipe_differences(a: Side, b: Side, notes: list[str]) -> list[dict[str, An
         assert side.run is not None
         path = newest_resolved(side.run.dir)
         try:
-            values.append({dotted(key): value for key, value in leaves(json.loads(path.read_bytes())["recipe"])})
+            values.append({dotted(key): value for key, value in leaves(parse_json(path.read_bytes())["recipe"])})
         except FileNotFoundError:
             notes.append(f"{side.title} has no resolved recipe: recipes are not compared")
             return []

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.store.evaluated import training_name
+from vlmrl.json_text import parse_json
+from vlmrl.store.evaluated import SCHEMA, read_summary, training_name
 from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import EVAL_ROWS, EVAL_SUMMARY, eval_dir
 from vlmrl.store.redact import hide_known, redact_text, redact_value
+from vlmrl.visible import encodable
 
-SCHEMA = 1
 JSON_COLUMNS = ("truth", "parts")
 REMARKS = ("note", "error")
 """Columns that no score is computed from."""
@@ -67,23 +68,6 @@ def read_evaluation(folder: Path) -> Evaluation:
     return Evaluation(_read_rows(folder / EVAL_ROWS), read_summary(folder))
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """summary.json of an evaluation. Raises: StoreError as `read_evaluation`."""
-    path = folder / EVAL_SUMMARY
-    try:
-        summary = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise StoreError("there is no finished evaluation", where=str(folder)) from None
-    except (OSError, ValueError) as error:
-        raise StoreError(f"the evaluation's summary is damaged: {error}", where=str(path)) from error
-    if not isinstance(summary, dict) or not isinstance(summary.get("metrics"), dict):
-        raise StoreError("this file is no summary of an evaluation", where=str(path))
-    if summary.get("schema") != SCHEMA:
-        message = f"this evaluation has schema {summary.get('schema')!r}; this vlmrl reads {SCHEMA}"
-        raise StoreError(message, where=str(path), hint="upgrade vlmrl")
-    return summary
-
-
 def training_folder(run_dir: Path, split: str, source: str, step: int) -> Path:
     """Where a validation during training is written. What a person's `vlmrl eval` put there is not replaced."""
     folder = eval_dir(run_dir, training_name(split, source, step))
@@ -123,7 +107,7 @@ def _cell(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     hide = redact_text if name in REMARKS else hide_known
-    return hide(value).encode("utf-8", "backslashreplace").decode()
+    return encodable(hide(value))
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
@@ -136,7 +120,7 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
         for row in raw:
             outcome = {k.removeprefix(OUTCOME): v for k, v in row.items() if k.startswith(OUTCOME)}
             plain = {k: v for k, v in row.items() if not k.startswith(OUTCOME)}
-            plain |= {k: json.loads(plain[k]) for k in JSON_COLUMNS}
+            plain |= {k: parse_json(plain[k]) for k in JSON_COLUMNS}
             rows.append(plain | {"outcome": outcome} | outcome)
     except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -6,7 +6,6 @@ The agent starts the ranks and waits; this thread reads what they write (dist/wo
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 
 from vlmrl.dist.worker import STACK_SIGNAL
 from vlmrl.errors import format_error
+from vlmrl.json_text import parse_json
 from vlmrl.store.lock import process_start
 from vlmrl.store.log_pump import LogPump
 from vlmrl.visible import visible
@@ -259,7 +259,7 @@ class Watch(threading.Thread):
         found: dict[int, dict[str, Any]] = {}
         for path in self.folder.glob(f"rank-*.{kind}"):
             with contextlib.suppress(ValueError, FileNotFoundError):
-                found[int(path.stem.removeprefix("rank-"))] = json.loads(path.read_bytes())
+                found[int(path.stem.removeprefix("rank-"))] = parse_json(path.read_bytes())
         return found
 
 

@@ -5,7 +5,6 @@ Weights are safetensors; pickled weights are never opened, whatever else could r
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import CheckpointError, Problem
+from vlmrl.json_text import parse_json
 
 CONFIG = "config.json"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -72,10 +72,10 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(MAX_HEADER_BYTES, size):
                 raise ValueError("its header is longer than it")
-            header: dict[str, Any] = json.loads(file.read(length))
+            header: dict[str, Any] = parse_json(file.read(length))
         end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
         missing = 8 + length + end - size
-    except (OSError, ValueError, struct.error, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, struct.error, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path)) from error
     if missing > 0:
         message = f"{path.name} is cut short: {size:,} bytes of {size + missing:,}"
@@ -102,14 +102,14 @@ def _json_problem(path: Path) -> Problem | None:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             return Problem(f"{path.name} has more than {MAX_JSON_BYTES:,} bytes", str(path))
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        value = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         return Problem(f"{path.name} of the model is not JSON: {error}", str(path), _WHOLE)
     return None if isinstance(value, dict) else Problem(f"{path.name} of the model holds no object", str(path), _WHOLE)
 
 
 def _config_problems(path: Path) -> Iterator[Problem]:
-    config: dict[str, Any] = json.loads(path.read_bytes())
+    config: dict[str, Any] = parse_json(path.read_bytes())
     if not isinstance(config.get("model_type"), str):
         yield Problem(f"{path.name} of the model says no `model_type`", str(path), _WHOLE)
     for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
@@ -148,11 +148,11 @@ def _no_weights(folder: Path, names: set[str]) -> Problem:
 def _index_problems(folder: Path) -> Iterator[Problem]:
     index = folder / WEIGHTS_INDEX
     try:
-        listed: dict[str, str] = dict(json.loads(index.read_bytes())["weight_map"])
+        listed: dict[str, str] = dict(parse_json(index.read_bytes())["weight_map"])
         by_file: dict[str, list[str]] = {}
         for tensor, file in listed.items():
             by_file.setdefault(file, []).append(tensor)
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         yield Problem(f"{WEIGHTS_INDEX} has no `weight_map` that can be read: {error}", str(index), _WHOLE)
         return
     outside = [name for name in by_file if not isinstance(name, str) or Path(name).name != name]

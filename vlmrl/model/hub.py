@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from vlmrl.errors import CheckpointError, first_line
+from vlmrl.json_text import parse_json
 
 ANSWER_SECONDS = 10.0
 
@@ -60,7 +60,7 @@ def is_cached(path: str, revision: str | None = None) -> bool:
     index = local("model.safetensors.index.json")
     if index is None:
         return local("model.safetensors") is not None
-    return all(local(shard) is not None for shard in set(json.loads(index.read_text())["weight_map"].values()))
+    return all(local(shard) is not None for shard in set(parse_json(index.read_text())["weight_map"].values()))
 
 
 def download(path: str, revision: str | None = None) -> Path:

@@ -7,7 +7,6 @@ are in check/preflight.py.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import Problem
+from vlmrl.json_text import parse_json
 from vlmrl.recipe.check_algo import ALGO_RULES
 from vlmrl.recipe.check_engine import check_engine
 from vlmrl.recipe.check_eval import EVAL_RULES
@@ -265,7 +265,7 @@ def _task_of(data: Data) -> str:
     if data.task != "table" or not file.is_file():
         return data.task
     try:
-        return str(json.loads(file.read_text(encoding="utf-8"))["task"])
+        return str(parse_json(file.read_text(encoding="utf-8"))["task"])
     except (OSError, ValueError, KeyError, TypeError):
         return data.task  # opening the dataset says what is wrong with it
 

@@ -10,12 +10,12 @@ from typing import Any
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.interval import excludes_zero
 from vlmrl.evaluate.metrics import joined_ranges, paired_differences
-from vlmrl.evaluate.records import read_evaluation, read_summary
+from vlmrl.evaluate.records import read_evaluation
 from vlmrl.evaluate.verdict import Verdict, verdict
 from vlmrl.report.curves import Chart
 from vlmrl.report.plots import interval_bar, mirrored_histogram
 from vlmrl.store import layout
-from vlmrl.store.evaluated import ROLES, TRAINING_STEP, method_of, role_label, role_of, without_step
+from vlmrl.store.evaluated import ROLES, TRAINING_STEP, method_of, read_summary, role_label, role_of, without_step
 from vlmrl.store.runs import Run
 
 DIFFERENCES = ("reward", "accuracy", "brier", "parse_failure")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -13,13 +12,14 @@ from vlmrl.check.signs import find_signs, since
 from vlmrl.data.run_images import run_images
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import read_evaluation
+from vlmrl.json_text import parse_json
 from vlmrl.report import curves
-from vlmrl.report.damage import find_damage, shortened
 from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables, validation_changes
 from vlmrl.report.examples import Album, GroupView, StepView, answer_views, example_steps
 from vlmrl.report.shell import number, render, write_page
 from vlmrl.store import layout
 from vlmrl.store.clock import span
+from vlmrl.store.damage import damage_of, shortened
 from vlmrl.store.kept import newest_recipe, newest_resolved
 from vlmrl.store.media import RunImages
 from vlmrl.store.redact import redact_text, redact_value
@@ -54,20 +54,24 @@ class RunView:
 def write_report(runs: Sequence[Run], out: Path) -> dict[str, list[str]]:
     """Write the page, atomically. The folder of `out` is made.
 
-    Returns: run id -> what of it could not be read, of runs with damage (`find_damage`).
+    Returns: run id -> what of it could not be read, of runs with damage.
     Raises: StoreError when the page cannot be written.
     """
-    damage = find_damage(runs)
+    damage = _damage(runs)
     write_page(out, render_report(runs, damage))
     return damage
+
+
+def _damage(runs: Sequence[Run]) -> dict[str, list[str]]:
+    return {run.id: lines for run in runs if (lines := damage_of(run.dir))}
 
 
 def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = None) -> str:
     """Return the page as text. What is missing or damaged in a run is told above all else of it.
 
-    Args: damage: as `find_damage` gives it; default: it is looked for.
+    Args: damage: run id -> sentences of `damage_of`; default: it is looked for.
     """
-    damage = find_damage(runs) if damage is None else damage
+    damage = _damage(runs) if damage is None else damage
     album, labels = Album(), run_labels(runs)
     views = [view_run(run, label, colour, album) for colour, (run, label) in enumerate(zip(runs, labels, strict=True))]
     lines = [v.curves for v in views]
@@ -185,7 +189,7 @@ def _recipe(run: Run, notes: list[str]) -> tuple[list[tuple[str, Any, str]], str
     except OSError:
         text = ""
     try:
-        resolved = redact_value(json.loads(newest_resolved(run.dir).read_bytes()))
+        resolved = redact_value(parse_json(newest_resolved(run.dir).read_bytes()))
         origins = resolved.get("origins") or {}
         rows = [(dotted(k), v, str(origins.get(dotted(k), ""))) for k, v in leaves(resolved["recipe"])]
     except FileNotFoundError:

@@ -16,18 +16,18 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
-import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.accuracy import FUNCTION
-from vlmrl.rewards.base import RewardSpec, UserReward
+from vlmrl.rewards.base import RewardSpec, UserReward, part_name
 from vlmrl.rewards.conventions import call_easyr1, call_trl, call_verl, check_args, is_open
 from vlmrl.types import RewardInput, Score
 
@@ -128,8 +128,8 @@ def bind_user_reward(module: ModuleType, user: UserReward, guard: AbstractContex
     return BoundReward(
         call, style, batched, needs_images and style in ("vlmrl", "trl"),
         ids or (style == "vlmrl" and "token_ids" in words),
-        {str(k): float(v) for k, v in getattr(module, "WEIGHTS", default).items()},
-        {str(k): _range(k, v) for k, v in getattr(module, "RANGES", {}).items()},
+        {part_name(k): float(v) for k, v in getattr(module, "WEIGHTS", default).items()},
+        {part_name(k): _range(k, v) for k, v in getattr(module, "RANGES", {}).items()},
         VALUE_PART[style] if is_accuracy else None,
     )  # fmt: skip
 
@@ -168,7 +168,7 @@ def _range(part: Any, ends: Any) -> tuple[float, float]:
     try:
         low, high = map(float, ends)
     except (TypeError, ValueError):
-        low = high = math.nan
+        low = high = nan
     if not low <= high:
         raise RewardError(f"RANGES gives the part `{part}` {ends!r:.60}, not two numbers, the smaller first")
     return low, high
@@ -209,7 +209,7 @@ def _words(user: UserReward, function: Callable[..., Any]) -> set[str]:
     """Attribute names and text constants of the user's file, and of the function where it is imported from another:
     what it reads from its inputs.
     """
-    sources, target = [user.source], function if inspect.isroutine(function) else type(function)
+    sources, target = [user.code], function if inspect.isroutine(function) else type(function)
     with suppress(OSError, TypeError):
         if inspect.getsourcefile(inspect.unwrap(target)) != user.file:
             sources.append(textwrap.dedent(inspect.getsource(inspect.unwrap(target))))

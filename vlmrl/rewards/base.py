@@ -1,11 +1,17 @@
-"""What a reward is, and the one function that turns its parts into the value the advantage sees."""
+"""What a reward is, and the one function that turns its parts into the value the advantage sees.
+
+The worker of a user's reward runs this beside code that may replace functions of any module: names are imported from
+modules here, so that they are bound before that code runs.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from math import fsum, inf, isfinite, nan
 from typing import Any
+from unicodedata import category
 
 from vlmrl.errors import RewardError
 from vlmrl.types import RewardInput
@@ -14,7 +20,10 @@ Parts = Mapping[str, float | None]
 LARGEST = 1e9
 """Largest size of a part, of a weight and of their sum. Rewards are of the order of 1; what is beyond this is a mistake
 (1e308 would overflow a mean, and a float32 gradient long before)."""
-EVERYTHING = (-math.inf, math.inf)
+EVERYTHING = (-inf, inf)
+BREAKING = ("Cc", "Cs", "Zl", "Zp")
+"""Unicode categories that no name of a part may hold: controls (a newline among them), half surrogate pairs, line and
+paragraph separators. No file can hold the second, and no table the others."""
 STYLES = ("vlmrl", "trl", "verl", "easyr1")
 """Calling conventions of users' rewards; see rewards/adapters.py."""
 RewardFn = Callable[..., "Parts | float"]
@@ -37,6 +46,11 @@ class UserReward:
     style: str
     args: Mapping[str, Any]
     batched: bool = False
+
+    @property
+    def code(self) -> str:
+        """The source as Python compiles it: without a byte order mark, which editors put before UTF-8."""
+        return self.source.removeprefix("\ufeff")
 
 
 @dataclass(frozen=True)
@@ -96,8 +110,8 @@ def value_range(
         given = counting_weights(shown, weights)
         _, shares = combine({**dict.fromkeys(given), **shown}, given)
         sides = [[share * end for end in ranges.get(name, EVERYTHING)] for name, share in shares.items() if share]
-        ends.append((math.fsum(map(min, sides)), math.fsum(map(max, sides))))
-    if not ends or not all(math.isfinite(low) and math.isfinite(high) for low, high in ends):
+        ends.append((fsum(map(min, sides)), fsum(map(max, sides))))
+    if not ends or not all(isfinite(low) and isfinite(high) for low, high in ends):
         return None
     return min(low for low, _ in ends), max(high for _, high in ends)
 
@@ -127,9 +141,9 @@ def combine(parts: Parts, weights: Mapping[str, float]) -> tuple[float, dict[str
         shares = _spread(shares, parts, weights)
         terms = [share * float(parts[name] or 0.0) for name, share in shares.items()]
     try:
-        value = math.fsum(terms)
+        value = fsum(terms)
     except (OverflowError, ValueError):  # infinities of both signs
-        value = math.nan
+        value = nan
     if not -LARGEST <= value <= LARGEST:
         told = " + ".join(f"{share:g} x {parts[name]:g}" for name, share in shares.items())
         raise RewardError(f"the score {told} is beyond {LARGEST:g}", hint="lower the parts, or [reward.weights]")
@@ -163,8 +177,8 @@ def check_weight_sizes(weights: Mapping[str, float], whose: str) -> None:
 
 def _spread(shares: Mapping[str, float], parts: Parts, weights: Mapping[str, float]) -> dict[str, float]:
     """The shares of the parts that apply, grown so that they add up to the weights of all parts that there are."""
-    total = math.fsum(weight for name, weight in weights.items() if name in parts)
-    remaining = math.fsum(shares.values())
+    total = fsum(weight for name, weight in weights.items() if name in parts)
+    remaining = fsum(shares.values())
     if not shares or (remaining == 0 and total != 0):
         raise RewardError(
             f"no part of the reward applies: {', '.join(sorted(parts)) or 'it returned no part'}",
@@ -184,6 +198,27 @@ def split_note(result: Any) -> tuple[dict[str, Any], str]:
     return (parts, parts.pop("note")) if isinstance(parts.get("note"), str) else (parts, "")
 
 
+def part_name(key: Any) -> str:
+    """Return the name of a part. Raises: RewardError for what is no text, or does not stand on one line."""
+    if not isinstance(key, str):
+        raise RewardError(
+            f"a part of the reward is named by {key!r:.80}, a {type(key).__name__}",
+            hint="names of parts are texts: write it in quotes",
+        )
+    name = key if type(key) is str else str(key)
+    if _breaks(name):
+        raise RewardError(
+            f"the name of a part holds a character that cannot be shown in a line: {name!a:.80}",
+            hint="name parts with plain words, such as `format`",
+        )
+    return name
+
+
+@lru_cache(maxsize=1024)
+def _breaks(name: str) -> bool:
+    return not (name.isascii() and name.isprintable()) and any(category(c) in BREAKING for c in name)
+
+
 def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
     """The parts (without a note, see `split_note`) as a dict of floats.
 
@@ -191,15 +226,17 @@ def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, floa
     one element. Texts ("0.5"), lists, complex numbers (also with an imaginary part of 0) and dates are none.
 
     Raises: RewardError that names the part which is not a number, not finite, beyond LARGEST or outside its declared
-        range.
+        range; for a name that is none (`part_name`) or that two parts have.
     """
     checked: dict[str, float | None] = {}
     for key, value in parts.items():
-        name = key if type(key) is str else str(key)
+        name = part_name(key)
+        if name in checked:
+            raise RewardError(f"two parts of the reward are called `{name}`", hint="give each a name of its own")
         number = value if value is None or type(value) is float else _number(value)
         low, high = ranges.get(name, EVERYTHING)
         if number is not None and not (low <= number <= high and -LARGEST <= number <= LARGEST):
-            if not math.isfinite(number):
+            if not isfinite(number):
                 raise RewardError(
                     f"reward part `{name}` is {value!r:.80}, not a finite number",
                     hint="return a float, a mapping of floats, or None for a part that does not apply",
@@ -218,8 +255,8 @@ def _number(value: Any) -> float:
     """A part as a float; NaN for what is no real number, or is too large to be one."""
     kind = getattr(getattr(value, "dtype", None), "kind", "f")  # of NumPy: float() takes complex numbers and dates too
     if isinstance(value, (str, bytes, bytearray, memoryview)) or kind not in "biuf":
-        return math.nan
+        return nan
     try:
         return float(value.item() if getattr(value, "shape", ()) or hasattr(value, "is_complex") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        return math.nan
+        return nan

@@ -214,7 +214,7 @@ def scored(result: Any, part: str, name: str) -> Any:
         return {part: result}
     if part not in result:
         raise RewardError(f"reward `{name}` returned a dict without `{part}`: {sorted(map(str, result))}")
-    return {str(k): v for k, v in result.items() if k == part or not isinstance(v, NO_PARTS)}
+    return {k: v for k, v in result.items() if k == part or not isinstance(v, NO_PARTS)}
 
 
 def expected(x: RewardInput) -> Any:

@@ -24,6 +24,7 @@ from vlmrl.rewards.base import (
 from vlmrl.rewards.frames import CONTRACT
 from vlmrl.rewards.pool import Failure, Outcome, Result, WorkerPool, as_error
 from vlmrl.types import INAPPLICABLE, RewardInput, Score
+from vlmrl.visible import encodable
 
 CHUNK = 32
 """Most inputs in one request to a worker."""
@@ -110,7 +111,7 @@ class Scorer:
                 if strict:
                     raise as_error(score, self.spec.name, rows[index] if rows else f"row {index}")
                 self.failures += 1
-                score = Score(math.nan, {}, error=str(score))
+                score = Score(math.nan, {}, error=encodable(str(score)))
             scores.append(score)
             self.seconds.append(seconds)
         if strict and scores:
@@ -142,11 +143,12 @@ class Scorer:
         if isinstance(outcome, Failure):
             return outcome, 0.0
         if self.spec.user and self.spec.user.style == "trl" and outcome.parts.get("reward") is None:
-            return Score(math.nan, {}, outcome.note, INAPPLICABLE), outcome.seconds
+            return Score(math.nan, {}, encodable(outcome.note), INAPPLICABLE), outcome.seconds
         return self._valued(outcome.parts, outcome.note), outcome.seconds
 
     def _valued(self, returned: Mapping[str, Any], note: str) -> Score | Failure:
         """The parts checked against their ranges and combined with the weights."""
+        note = encodable(note)
         try:
             parts = check_parts(returned, self.spec.ranges)
             weights = counting_weights(parts, self.weights)

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import bdb
 import builtins
-import contextlib
 import linecache
 import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
@@ -143,7 +143,7 @@ class Guard:
     def flush(self) -> None:
         """Send what was printed; a stream that was closed has nothing."""
         for stream in self._streams:
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 stream.flush()
 
 
@@ -176,7 +176,7 @@ def main(request_fd: int, response_fd: int) -> None:
         serve(channel, guard)
     except BaseException as error:  # only where the user's code left Python unfit: said without its help
         channel.stay_alone()
-        with contextlib.suppress(BaseException):
+        with suppress(BaseException):
             _write(2, f"{type(error).__name__}: {error}"[:500].encode(errors="backslashreplace"))
         _exit(BROKEN)
 
@@ -199,7 +199,7 @@ def limit_memory(memory_mb: int) -> None:
     """Cap the address space; an allocation beyond it raises MemoryError. No core files."""
     import resource
 
-    with contextlib.suppress(ValueError, OSError):  # a lower hard limit of the system stays as it is
+    with suppress(ValueError, OSError):  # a lower hard limit of the system stays as it is
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -210,8 +210,8 @@ def import_source(user: UserReward) -> ModuleType:
     module.__file__ = user.file
     sys.modules[MODULE] = module
     sys.path.append(str(Path(user.file).parent))
-    linecache.cache[user.file] = (len(user.source), None, user.source.splitlines(keepends=True), user.file)
-    exec(compile(user.source, user.file, "exec", dont_inherit=True), module.__dict__)
+    linecache.cache[user.file] = (len(user.code), None, user.code.splitlines(keepends=True), user.file)
+    exec(compile(user.code, user.file, "exec", dont_inherit=True), module.__dict__)
     return module
 
 
@@ -290,10 +290,10 @@ def describe_error(error: BaseException, file: str) -> dict[str, Any]:
     if isinstance(error, VlmrlError):
         return {"kind": CONTRACT, "message": error.message, "hint": error.hint, "lines": []}
     lines = []
-    with contextlib.suppress(Exception):  # the traceback is made by modules that the user's code may have changed
+    with suppress(Exception):  # the traceback is made by modules that the user's code may have changed
         if isinstance(error, SyntaxError) and error.filename == file:
             lines = [f"{Path(file).name}:{error.lineno}: {(error.text or '').strip()[:300]}"]
-        for frame in traceback.extract_tb(error.__traceback__):
+        for frame in extract_tb(error.__traceback__):
             if frame.filename == file:
                 lines.append(f"{Path(file).name}:{frame.lineno} in {frame.name}: {(frame.line or '')[:300]}")
     hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), None)

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
-from vlmrl.store.layout import eval_name, step_name
+from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
+from vlmrl.store.layout import EVAL_SUMMARY, eval_name, step_name
 
+SCHEMA = 1
+"""Of the files of an evaluation."""
 Role = Literal["test", "validation", "training", "held out"]
 """test: the split of that name. validation: training chose its checkpoint by these rows. training: the model was
 trained on them. held out: none of these, as far as the records say."""
@@ -26,6 +31,23 @@ LABELS: Mapping[Role, str] = {
     "held out": "",
 }
 """What must stand beside the numbers; empty where nothing must."""
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return summary.json of an evaluation. Raises: StoreError when it is missing, damaged or of a newer schema."""
+    path = folder / EVAL_SUMMARY
+    try:
+        summary = parse_json(path.read_bytes())
+    except FileNotFoundError:
+        raise StoreError("there is no finished evaluation", where=str(folder)) from None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"the evaluation's summary is damaged: {error}", where=str(path)) from error
+    if not isinstance(summary, dict) or not isinstance(summary.get("metrics"), dict):
+        raise StoreError("this file is no summary of an evaluation", where=str(path))
+    if summary.get("schema") != SCHEMA:
+        message = f"this evaluation has schema {summary.get('schema')!r}; this vlmrl reads {SCHEMA}"
+        raise StoreError(message, where=str(path), hint="upgrade vlmrl")
+    return summary
 
 
 def role_of(meta: Mapping[str, Any]) -> Role:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from vlmrl.json_text import parse_json
 from vlmrl.store import layout
 from vlmrl.store.clock import seconds_between
 from vlmrl.store.kept import newest_resolved
@@ -80,7 +80,7 @@ def phase_seconds(lines: list[dict[str, Any]]) -> dict[str, float]:
 
 def _steps(run_dir: Path) -> int | None:
     try:
-        steps = json.loads(newest_resolved(run_dir).read_bytes())["recipe"]["train"]["steps"]
+        steps = parse_json(newest_resolved(run_dir).read_bytes())["recipe"]["train"]["steps"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return steps if isinstance(steps, int) else None

@@ -7,13 +7,13 @@ nothing. Reward files and prompt templates are kept by the hash that the manifes
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
 from vlmrl.store import layout
 from vlmrl.store.files import write_atomic, write_json
 from vlmrl.store.manifest import read_raw
@@ -83,12 +83,23 @@ def read_resolved(run_dir: Path) -> dict[str, Any]:
     """
     path = newest_resolved(run_dir)
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(path.read_bytes())
         if not isinstance(value, dict):
             raise ValueError("it does not hold a JSON object")
         return value
     except (OSError, ValueError) as error:
         raise StoreError(f"the run's recipe cannot be read: {error}", where=str(path)) from error
+
+
+def planned_steps(run_dir: Path) -> int | None:
+    """Return how many steps the run was to have: the most that any of its recipes says. None where none says it."""
+    found = []
+    for path in resolved_files(run_dir):
+        try:
+            found.append(parse_json(path.read_bytes())["recipe"]["train"]["steps"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return max((steps for steps in found if type(steps) is int and steps > 0), default=None)
 
 
 def refuse_hidden(recipe: Mapping[str, Any], where: str) -> None:

@@ -45,6 +45,7 @@ MEDIA = "media"
 PACKED = "packed.json"
 PRUNED = "pruned.json"
 SINKS = "sinks.json"
+STEP_PREFIX = "step-"
 
 MOST_NAME_BYTES = 180
 """Of names that people give: a file system takes 255, and a name gets company (a source, `.tmp-`, a process id)."""
@@ -93,7 +94,7 @@ def rollout_path(run_dir: Path, step: int, attempt: int = 1) -> Path:
 
 def step_name(step: int) -> str:
     """How files call a policy version, and the steps that it sampled: `step-000010`."""
-    return f"step-{step:06d}"
+    return f"{STEP_PREFIX}{step:06d}"
 
 
 def parse_rollout_name(name: str) -> tuple[int, int] | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
 from vlmrl.store import layout
 from vlmrl.store.clock import ago, now
 
@@ -68,7 +69,7 @@ def owner_state(owner: Owner) -> State:
 def read_owner(run_dir: Path) -> Owner | None:
     """The owner named in the run's lock; None when there is no lock, or it was torn by a kill while being made."""
     try:
-        value = json.loads((run_dir / layout.LOCK).read_bytes())
+        value = parse_json((run_dir / layout.LOCK).read_bytes())
         return Owner(**{field.name: value[field.name] for field in fields(Owner)})
     except (OSError, ValueError, KeyError, TypeError):
         return None

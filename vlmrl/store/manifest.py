@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
 from vlmrl.store import layout
 from vlmrl.store.clock import now
 from vlmrl.store.files import folder_guard, write_json
@@ -211,7 +211,7 @@ def read_raw(run_dir: Path | str) -> dict[str, Any]:
     except OSError as error:
         raise StoreError(f"cannot read the manifest: {error.strerror}", where=path) from error
     try:
-        value = json.loads(content)
+        value = parse_json(content)
     except ValueError:
         what = "is empty" if not content.strip() else f"is cut off or damaged ({len(content)} bytes)"
         hint = "metrics, rollouts and checkpoints beside it are still readable; restore manifest.json from a copy"

@@ -7,12 +7,12 @@ made by `vlmrl prep` hold their images in the same form. Other sources (a table 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
 from vlmrl.store import layout
 from vlmrl.store.files import write_atomic
 from vlmrl.types import Media
@@ -130,7 +130,7 @@ class RunImages:
                 self.notes.append(f"dataset {given} is not there")
             return None
         try:
-            info = json.loads((folder / "dataset.json").read_bytes())
+            info = parse_json((folder / "dataset.json").read_bytes())
             fingerprint = info.get("fingerprint")
         except (OSError, ValueError, AttributeError):
             self.notes.append(f"dataset {given} is damaged")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
 from vlmrl.store import layout
 
 KINDS = ("train", "validation", "event")
@@ -196,7 +197,7 @@ def is_beginning(raw: bytes) -> bool:
 
 def parse_line(raw: bytes) -> dict[str, Any] | None:
     try:
-        line = json.loads(raw)
+        line = parse_json(raw)
     except ValueError:
         return None
     if not isinstance(line, dict) or not isinstance(line.get("kind"), str):

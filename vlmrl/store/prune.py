@@ -6,12 +6,12 @@ rollouts were deleted is written to rollouts/pruned.json first, so that `verify`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
 from vlmrl.store import layout
 from vlmrl.store.files import remove_tree, sweep, write_json
 from vlmrl.store.listing import list_runs
@@ -97,19 +97,23 @@ def delete_rollouts(run_dir: Path, files: Sequence[Path]) -> None:
     steps = {parsed[0] for path in files if (parsed := layout.parse_rollout_name(path.name)) is not None}
     if not steps:
         return
-    told = {"schema": 1, "steps": _ranges(steps | pruned_steps(run_dir))}
+    ranges = [range(step, step + 1) for step in steps] + pruned_ranges(run_dir)
+    told = {"schema": 1, "steps": [[r.start, r.stop - 1] for r in _joined(ranges)]}
     write_json(run_dir / layout.ROLLOUTS / layout.PRUNED, told)
     for path in files:
         path.unlink(missing_ok=True)
 
 
-def pruned_steps(run_dir: Path) -> set[int]:
-    """Steps whose rollouts were deleted on purpose. Raises: StoreError when the note is damaged."""
+def pruned_ranges(run_dir: Path) -> list[range]:
+    """Return the steps whose rollouts were deleted on purpose, as ranges: a damaged note may name any number.
+
+    Raises: StoreError when the note is damaged.
+    """
     path = run_dir / layout.ROLLOUTS / layout.PRUNED
     if not path.is_file():
-        return set()
+        return []
     try:
-        return {step for first, last in json.loads(path.read_bytes())["steps"] for step in range(first, last + 1)}
+        return [range(first, last + 1) for first, last in parse_json(path.read_bytes())["steps"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"the note of deleted rollouts is damaged: {error}", where=str(path)) from error
 
@@ -126,15 +130,15 @@ def children(run_dir: Path) -> dict[int, str]:
     return found
 
 
-def _ranges(steps: Iterable[int]) -> list[list[int]]:
-    """Sorted [first, last] of runs of neighbours. Example: {1, 2, 3, 7} -> [[1, 3], [7, 7]]."""
-    found: list[list[int]] = []
-    for step in sorted(steps):
-        if found and found[-1][1] == step - 1:
-            found[-1][1] = step
+def _joined(ranges: Iterable[range]) -> list[range]:
+    """Return the same steps as sorted ranges, neighbours joined. Example: 1-2, 3-3, 7-7 -> 1-3, 7-7."""
+    joined: list[range] = []
+    for each in sorted(ranges, key=lambda r: (r.start, r.stop)):
+        if joined and each.start <= joined[-1].stop:
+            joined[-1] = range(joined[-1].start, max(joined[-1].stop, each.stop))
         else:
-            found.append([step, step])
-    return found
+            joined.append(each)
+    return joined
 
 
 def _unnamed_shards(run_dir: Path, rollouts: Sequence[Path]) -> list[Path]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
 from vlmrl.store import layout
 from vlmrl.store.files import write_json
 from vlmrl.store.metrics import encode
@@ -23,7 +23,7 @@ def read_remote(run_dir: Path) -> dict[str, dict[str, Any]]:
     """
     path = run_dir / layout.SINKS
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

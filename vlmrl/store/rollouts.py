@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
 from vlmrl.store.files import write_atomic
 from vlmrl.store.layout import parse_rollout_name
 from vlmrl.store.redact import hide_known, redact_text
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
+from vlmrl.visible import encodable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,9 +128,13 @@ def read_batches(
         yield from file.iter_batches(batch_size=rows, columns=list(columns), use_threads=False)
 
 
-def count_rows(path: Path) -> int:
-    """How many samples a rollout file holds. Raises: StoreError as `read_rollouts`."""
-    with _opened(path, ()) as file:
+def count_rows(path: Path, columns: Sequence[str] | None = ()) -> int:
+    """Return how many samples a rollout file holds.
+
+    Args: columns: those that it must have; None = all that `write_rollouts` writes.
+    Raises: StoreError as `read_rollouts`.
+    """
+    with _opened(path, columns) as file:
         return file.metadata.num_rows
 
 
@@ -220,7 +226,7 @@ def _sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
 
 def _row(row: dict[str, Any]) -> Row:
     media = tuple(Media(**m) for m in row["images"][: row["num_row_images"]])
-    truth, columns = json.loads(row["truth"]), json.loads(row["columns"])
+    truth, columns = parse_json(row["truth"]), parse_json(row["columns"])
     return Row(row["prompt_id"], row["source"], row["task"], truth, media, columns)
 
 
@@ -244,7 +250,7 @@ def _sample(row: dict[str, Any]) -> ScoredSample:
         media=tuple(Media(**m) for m in row["images"]),
         finish=row["finish"],
     )
-    score = Score(row["score"], json.loads(row["parts"]), row["note"], row["error"])
+    score = Score(row["score"], parse_json(row["parts"]), row["note"], row["error"])
     return ScoredSample(
         trajectory, row["text"], score, row["advantage"], row["masked"], row["generate_seconds"], row["reward_seconds"]
     )
@@ -262,19 +268,10 @@ def _json(value: Any) -> str:
 
 def _text(text: str) -> str:
     """A text that scores are computed from, as it is but for secrets of this process (see store/redact.py)."""
-    return hide_known(_encodable(text))
+    return hide_known(encodable(text))
 
 
 @lru_cache(maxsize=256)
 def _remark(text: str) -> str:
     """What a reward says of a response; no score is computed from it. Rewards say few different things."""
-    return _encodable(redact_text(text))
-
-
-def _encodable(text: str) -> str:
-    """UTF-8 cannot hold half a surrogate pair; such a character (in a reward's note, say) is written as its escape."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = text.encode("utf-8", "backslashreplace").decode()
-    return text
+    return encodable(redact_text(text))

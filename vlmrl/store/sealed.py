@@ -8,13 +8,13 @@ all shards of a folder would load it. So no reader takes such a folder, nor one 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vlmrl.errors import CheckpointError
+from vlmrl.json_text import parse_json
 from vlmrl.store.layout import COMPLETE, META, parse_checkpoint_name
 
 SCHEMA = 1
@@ -109,8 +109,8 @@ def _read_json(folder: Path) -> dict[str, Any]:
         text, said = (folder / META).read_bytes(), (folder / COMPLETE).read_text("utf-8").strip()
         if said and said != hashlib.sha256(text).hexdigest():
             raise ValueError("it was changed since it was saved")
-        meta = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+        meta = parse_json(text)
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{META} cannot be read: {error}", where=str(folder), hint=ANOTHER) from error
     if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
         found = meta.get("schema") if isinstance(meta, dict) else None

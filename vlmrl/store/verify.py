@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
 from vlmrl.store import layout
+from vlmrl.store.evaluated import read_summary
 from vlmrl.store.files import leftovers
 from vlmrl.store.kept import resolved_files
 from vlmrl.store.listing import status_of
@@ -37,6 +39,7 @@ def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = 
         manifest = None
     if manifest is not None:
         _check_texts(run_dir, manifest, verdict)
+    _check_places(run_dir, verdict)
     alive = manifest is not None and status_of(run_dir, manifest.status) == "running"
     rollouts = _check_rollouts(run_dir, verdict, quick)
     check_metrics(run_dir, manifest, alive, rollouts, verdict)
@@ -54,6 +57,34 @@ def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = 
         for path in leftovers(run_dir):
             verdict.warn("half written by a process that was cut short; ignored, removed at the next resume", path)
     return verdict
+
+
+FOLDERS = (layout.ROLLOUTS, layout.EVAL, layout.CHECKPOINTS, layout.LOGS, layout.MEDIA, layout.KEPT)
+"""Folders of a run; each is made when it is needed."""
+
+
+def _check_places(run_dir: Path, verdict: Verdict) -> None:
+    """Check for files where folders should be, and for names like that of a step which are none: readers skip them."""
+    paths = [run_dir / name for name in FOLDERS]
+    paths += _named(run_dir / layout.EVAL)
+    for folder, parse in (
+        (run_dir / layout.CHECKPOINTS, layout.parse_checkpoint_name),
+        (run_dir / layout.ROLLOUTS, layout.parse_rollout_name),
+    ):
+        for path in _named(folder):
+            if parse(path.name) is not None:
+                paths += [path] if folder.name == layout.CHECKPOINTS else []
+            elif path.name.startswith(layout.STEP_PREFIX):
+                hint = "it was renamed or copied: give it its name back, or move it out of the run"
+                verdict.error("no step is called like this, so nothing reads it", path, hint)
+    for path in paths:
+        if path.exists() and not path.is_dir():
+            verdict.error("this is a file, and should be a folder", path)
+
+
+def _named(folder: Path) -> list[Path]:
+    """Return what a folder holds, without hidden names and what is half written; nothing of a missing one."""
+    return sorted(p for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
 
 
 def _check_texts(run_dir: Path, manifest: Manifest, verdict: Verdict) -> None:
@@ -105,14 +136,16 @@ def _check_rollouts(run_dir: Path, verdict: Verdict, quick: bool) -> dict[Path, 
             continue
         try:
             if quick:
-                sound[path] = Held(*parsed, count_rows(path))
+                sound[path] = Held(*parsed, count_rows(path, None))
                 continue
             groups = read_rollouts(path)
         except StoreError as error:
             verdict.error(error.message, path)
             continue
-        versions = frozenset(t.version for g in groups for t in g.trajectories)
-        sound[path] = Held(*parsed, sum(len(g.samples) for g in groups), versions)
+        samples = [sample for group in groups for sample in group.samples]
+        scores = [sample.score.value for sample in samples if sample.score.error is None]
+        versions = frozenset(sample.trajectory.version for sample in samples)
+        sound[path] = Held(*parsed, len(samples), versions, fmean(scores) if scores else None)
     verdict.counts["rollout files"] = len(sound)
     verdict.counts["samples"] = sum(held.samples for held in sound.values())
     return sound
@@ -144,14 +177,18 @@ def _check_evaluations(run_dir: Path, verdict: Verdict, quick: bool) -> None:
         if not (folder / layout.EVAL_SUMMARY).is_file():
             verdict.error("this evaluation has no summary.json: nothing shows it", folder)
             continue
-        summary = _read_json(folder / layout.EVAL_SUMMARY, verdict)
+        try:
+            summary = read_summary(folder)
+        except StoreError as error:
+            verdict.error(error.message, error.where or folder, error.hint)
+            summary = {}
         path = folder / layout.EVAL_ROWS
         try:
             rows = pq.read_metadata(path).num_rows if quick else pq.read_table(path).num_rows
         except (OSError, pa.ArrowException) as error:
             verdict.error(f"the rows of this evaluation cannot be read: {str(error).splitlines()[0]}", path)
             continue
-        told = (summary or {}).get("rows")
+        told = summary.get("rows")
         if isinstance(told, int) and told != rows:
             verdict.error(f"the summary is of {told} rows, and there are {rows}", path)
 
@@ -175,7 +212,7 @@ def _check_images(run_dir: Path, rollouts: Mapping[Path, Any], images: RunImages
 
 def _read_json(path: Path, verdict: Verdict) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(path.read_bytes())
     except OSError as error:
         verdict.error(f"cannot be read: {error.strerror}", path)
         return None

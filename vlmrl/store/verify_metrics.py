@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import Problem, StoreError
 from vlmrl.store import layout, metrics
+from vlmrl.store.kept import planned_steps
 from vlmrl.store.manifest import Manifest
-from vlmrl.store.prune import pruned_steps
+from vlmrl.store.prune import pruned_ranges
 from vlmrl.store.runs import rollout_files
 
 TRAINED = ("rl", "sft")
 """Kinds of runs that write a `train` line every step."""
 MOST_STEPS = 5
+SAME_MEAN = 1e-9
+"""Relative. The mean score of a step is stored as a double; other versions may have added up in another order."""
 
 
 @dataclass
@@ -42,12 +47,18 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Held:
-    """What a rollout file holds. `versions`: of the policies that sampled; empty when they were not read."""
+    """What a rollout file holds.
+
+    Args:
+        versions: of the policies that sampled; empty when they were not read.
+        mean_score: of the samples whose reward did not fail; None when there are none, or they were not read.
+    """
 
     step: int
     attempt: int
     samples: int
     versions: frozenset[int] = frozenset()
+    mean_score: float | None = None
 
 
 def check_metrics(
@@ -61,7 +72,7 @@ def check_metrics(
     path = run_dir / layout.METRICS
     try:
         content = metrics.read_file(run_dir)
-        pruned = pruned_steps(run_dir)
+        pruned = pruned_ranges(run_dir)
     except StoreError as error:
         verdict.error(error.message, error.where or path)
         return
@@ -69,13 +80,19 @@ def check_metrics(
     _check_lines(content, starts, path, verdict)
     train = {line["step"]: line for line in metrics.current(content.lines, starts, "train")}
     files = rollout_files(run_dir, starts)
-    lost = sorted(step for step, line in train.items() if "rollout/samples" in line and step not in {*files, *pruned})
+    sampled = sorted(step for step, line in train.items() if "rollout/samples" in line and step not in files)
+    lost = [step for step in sampled if not any(step in each for each in pruned)]
     if lost:
-        verdict.error(f"{len(lost)} step(s) have metrics but no rollouts: {_shown(lost)}", run_dir / layout.ROLLOUTS)
+        told = f"{len(lost)} step(s) have metrics but no rollouts: {_shown(lost, len(lost))}"
+        verdict.error(told, run_dir / layout.ROLLOUTS)
     for step in sorted(train.keys() & files.keys()):
         _check_step(train[step], files[step], rollouts.get(files[step]), verdict)
     if manifest is not None and manifest.kind in TRAINED:
-        _check_no_step_is_missing(run_dir, manifest, content, sorted(train), sorted(files), alive, verdict)
+        planned = planned_steps(run_dir)
+        if planned is not None:
+            _check_no_step_is_beyond(run_dir, planned, content, files, verdict)
+        within = [step for step in train if planned is None or step < planned]
+        _check_no_step_is_missing(run_dir, manifest, content, sorted(within), sorted(files), planned, alive, verdict)
 
 
 def _check_lines(content: metrics.MetricsFile, starts: Mapping[int, int], path: Path, verdict: Verdict) -> None:
@@ -88,39 +105,97 @@ def _check_lines(content: metrics.MetricsFile, starts: Mapping[int, int], path: 
             verdict.error("a line of metrics is damaged", f"{path}:{number}")
         else:
             verdict.warn("a line of metrics was cut by a kill; readers skip it", f"{path}:{number}")
+    _check_order(content, path, verdict)
     unknown = sorted(set(attempts.values()) - set(starts)) if starts else []
     if unknown:
         verdict.error(f"metrics of attempt {unknown[0]}, which the manifest does not know", path)
 
 
+def _check_order(content: metrics.MetricsFile, path: Path, verdict: Verdict) -> None:
+    """Check that the lines stand as they were appended: attempt after attempt, in each one line a trained step."""
+    attempt, last, wrong = 0, -1, []
+    for number, line in zip(content.numbers, content.lines, strict=True):
+        if line["attempt"] > attempt:
+            attempt, last = line["attempt"], -1
+        trained = line["kind"] == "train"
+        if line["attempt"] < attempt or (trained and line["step"] <= last):
+            wrong.append((number, line))
+        elif trained:
+            last = line["step"]
+    if wrong:
+        number, line = wrong[0]
+        told = f"{len(wrong)} line(s) of metrics are there twice or out of order, the first of step {line['step']}"
+        verdict.error(told, f"{path}:{number}", "the file was edited: a run only appends to it")
+
+
 def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict: Verdict) -> None:
-    """A step's line against its rollouts; None = they cannot be read, which was told."""
+    """Check a step's line against its rollouts; None = they cannot be read, which was said already."""
     if held is None:
         return
     step, told, lag = line["step"], line.get("rollout/samples"), line.get("rollout/version_lag", 0)
     if isinstance(told, int) and told != held.samples:
         verdict.error(f"step {step}: metrics say {told} samples, the rollouts hold {held.samples}", path)
+    mean = line.get("reward/mean")
+    known = held.mean_score is not None and isinstance(mean, (int, float))
+    if known and not math.isclose(mean, held.mean_score, rel_tol=SAME_MEAN, abs_tol=SAME_MEAN):
+        scores = f"the scores of the rollouts have the mean {held.mean_score:.6g}"
+        verdict.error(f"step {step}: metrics say a mean reward of {mean:.6g}, {scores}", path)
     stale = held.versions - {step - lag}
     if stale:
         verdict.error(f"samples of policy version {min(stale)} in the rollouts of step {step}", path)
 
 
+def _check_no_step_is_beyond(
+    run_dir: Path, planned: int, content: metrics.MetricsFile, files: Mapping[int, Path], verdict: Verdict
+) -> None:
+    """Check that no line, rollout file or checkpoint is of a step that the run does not have.
+
+    Args: planned: steps of the run. The last one samples version `planned - 1` and makes version `planned`.
+    """
+    ends = {"train": planned - 1}
+    placed = [
+        (step, f"{run_dir / layout.METRICS}:{number}")
+        for number, line in zip(content.numbers, content.lines, strict=True)
+        if not 0 <= (step := line["step"]) <= ends.get(line["kind"], planned)
+    ]
+    placed += [(step, str(path)) for step, path in files.items() if step >= planned]
+    saved = [(layout.parse_checkpoint_name(path.name) or 0, path) for path in layout.complete_checkpoints(run_dir)]
+    placed += [(step, str(path)) for step, path in saved if step > planned]
+    for step, where in placed[:MOST_STEPS]:
+        side = "below 0" if step < 0 else f"beyond the run, which has {planned} steps"
+        verdict.error(f"step {step} is {side}", where)
+    if len(placed) > MOST_STEPS:
+        verdict.error(f"{len(placed) - MOST_STEPS} more lines and files are of steps beyond the run", run_dir)
+
+
 def _check_no_step_is_missing(
     run_dir: Path, manifest: Manifest, content: metrics.MetricsFile, steps: Sequence[int], sampled: Sequence[int],
-    alive: bool, verdict: Verdict,
+    planned: int | None, alive: bool, verdict: Verdict,
 ) -> None:  # fmt: skip
-    """Steps have a line each, from the first on, as far as rollouts, checkpoints and the end of the run say it went."""
+    """Check that steps have a line each, from the first on, as far as rollouts, checkpoints and the end of the run say
+    it went. No step number is trusted: what is beyond the run says nothing, and only gaps are looked at.
+    """
     path, first = run_dir / layout.METRICS, manifest.forked_at or 0
     ended = [line["step"] for line in content.lines if line.get("event") == "ended"] if not alive else []
     last_start = manifest.attempts[-1].from_step if manifest.attempts else 0
     saved = [layout.parse_checkpoint_name(p.name) or 0 for p in layout.complete_checkpoints(run_dir)]
     # Of a run that went back to an older checkpoint, newer ones say nothing about the lines that count.
     saved = saved if len(manifest.attempts) == 1 else [step for step in saved if step <= last_start]
-    reached = max([*sampled[-1:], *saved, *ended[-1:], *(step + 1 for step in steps[-1:])], default=first)
-    missing = sorted(set(range(first, reached)) - set(steps))
-    if missing:
-        verdict.error(f"{len(missing)} step(s) have no line of metrics: {_shown(missing)}", path)
+    marks = [*sampled, *saved, *ended[-1:], *(step + 1 for step in steps[-1:])]
+    reached = max((mark for mark in marks if planned is None or mark <= planned), default=first)
+    gaps = list(_gaps(first, reached, steps))
+    if gaps:
+        number = sum(gap.stop - gap.start for gap in gaps)
+        verdict.error(f"{number} step(s) have no line of metrics: {_shown(chain(*gaps), number)}", path)
 
 
-def _shown(steps: Sequence[int]) -> str:
-    return ", ".join(map(str, steps[:MOST_STEPS])) + (" ..." if len(steps) > MOST_STEPS else "")
+def _gaps(first: int, end: int, steps: Iterable[int]) -> Iterator[range]:
+    """Yield what lies between `first` and `end` (not included) and is none of these sorted steps."""
+    for step in (*(step for step in steps if first <= step < end), end):
+        if step > first:
+            yield range(first, step)
+        first = step + 1
+
+
+def _shown(steps: Iterable[int], number: int) -> str:
+    return ", ".join(map(str, islice(steps, MOST_STEPS))) + (" ..." if number > MOST_STEPS else "")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.data.columns import read_image
-from vlmrl.data.labelled import IMAGE_SUFFIXES, check_name, printable, read_labelled, refuse_twins
+from vlmrl.data.labelled import IMAGE_SUFFIXES, check_name, read_labelled, refuse_twins
 from vlmrl.data.pairs import Pair
 from vlmrl.data.row_files import RowFiles, read_piece
 from vlmrl.data.scan import Files, scan_files
@@ -24,6 +24,7 @@ from vlmrl.tasks.assemble import Limits, is_few, leave_out
 from vlmrl.tasks.domain import INDIVIDUAL, Domain, classes_of
 from vlmrl.tasks.domain_rows import complete_truth
 from vlmrl.tasks.domains import DOMAINS
+from vlmrl.visible import encodable
 
 SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "image": ("image", "imagepath", "path", "filepath", "file", "filename"),
@@ -192,7 +193,7 @@ def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits:
                 raise DataError(seen)
             images.append(specimen(domain, LabelledImage(seen.media, (), path, seen), rows[path]))
         except DataError as error:
-            dropped.append({"origin": printable(path), "reason": error.message})
+            dropped.append({"origin": encodable(path), "reason": error.message})
     refuse_twins(images, classes_of(domain))
     images = keep_one_parent(domain, images, dropped)
     told = {"name": Path(table.label).name, "images": len(images), "columns": sorted(columns.values())}

@@ -12,11 +12,12 @@ from typing import Any
 from vlmrl.checkpoint.merge import RECORD
 from vlmrl.data.dataset import INFO_FILE
 from vlmrl.errors import Problem, ProblemsError, RecipeError, StoreError
-from vlmrl.evaluate.records import read_summary
+from vlmrl.json_text import parse_json
 from vlmrl.recipe.files import find_recipe
 from vlmrl.recipe.load import AUTO_ORIGIN, load_recipe, recipe_from_resolved
 from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.schema import Recipe
+from vlmrl.store.evaluated import read_summary
 from vlmrl.store.kept import newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
 from vlmrl.store.runs import open_run
@@ -128,7 +129,7 @@ def _named_recipe(name: str, origin: ModelOrigin, root: Path) -> dict[str, Any]:
 def _merged_from(path: str, root: Path) -> Path | None:
     """The run that a merged model was made of, as its merge.json says; None when that is gone or no run of ours."""
     try:
-        name = json.loads((Path(path) / RECORD).read_bytes())["run"]
+        name = parse_json((Path(path) / RECORD).read_bytes())["run"]
         return open_run(root, name).dir if isinstance(name, str) and Path(name).name == name else None
     except (OSError, ValueError, KeyError, TypeError, StoreError):
         return None

@@ -6,7 +6,6 @@ rows that training draws from. `--split` names a split or a file instead.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from vlmrl.data.dataset import open_dataset
 from vlmrl.errors import DataError, StoreError, VlmrlError
+from vlmrl.json_text import parse_json
 from vlmrl.recipe.load import recipe_from_resolved
 from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.store.evaluated import LABELS, Role
@@ -205,7 +205,7 @@ def _entries(run_dir: Path) -> Iterator[tuple[dict[str, Any], bool]]:
     """(`[[data]]` entry, whether training validates) of every recipe that a run has had; damaged ones are left out."""
     for path in resolved_files(run_dir):
         try:
-            recipe = json.loads(path.read_bytes())["recipe"]
+            recipe = parse_json(path.read_bytes())["recipe"]
             entries: Sequence[Any] = recipe["data"]
             validates = recipe.get("eval", {}).get("enabled", True)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -16,7 +16,7 @@ from vlmrl.data.encode import Encoder
 from vlmrl.dist import worker
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.records import Evaluation, read_summary, write_evaluation
+from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.evaluate.run import evaluate
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import require_settled
@@ -24,7 +24,7 @@ from vlmrl.rewards import reward_record
 from vlmrl.rollout.engine import Generator
 from vlmrl.store import layout
 from vlmrl.store.clock import now
-from vlmrl.store.evaluated import names_a_step
+from vlmrl.store.evaluated import names_a_step, read_summary
 from vlmrl.store.metrics import encode
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run

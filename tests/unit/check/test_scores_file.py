@@ -55,3 +55,12 @@ def test_a_place_that_cannot_be_written_is_told_first(tmp_path):
         check_out(tmp_path / "scores.xlsx")
     with pytest.raises(StoreError, match="there is no folder"):
         check_out(tmp_path / "none" / "scores.csv")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
+def test_half_characters_in_stored_scores_are_written_as_escapes(kind, tmp_path):
+    path = tmp_path / f"scores.{kind}"
+    scores = [Score(0.5, {"part \ud800": 0.5}, "note \ud800"), Score(float("nan"), {}, error="error \ud800")]
+    write_scores(path, facts([0, 1]), Scores.of(scores))
+    text = str(pq.read_table(path).to_pydict()) if kind == "parquet" else path.read_text("utf-8")
+    assert text.count("ud800") == (4 if kind == "jsonl" else 3)

@@ -10,7 +10,8 @@ from evaluation_builders import row
 
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.metrics import summarise
-from vlmrl.evaluate.records import Evaluation, read_evaluation, read_summary, write_evaluation
+from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
+from vlmrl.store.evaluated import read_summary
 
 ROWS = [
     row("p0"),

@@ -13,10 +13,10 @@ from report_builders import HOSTILE, evaluate_run, evaluation_row, group, make_r
 
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, write_evaluation
-from vlmrl.report.damage import shortened
 from vlmrl.report.evaluations import eval_columns, eval_tables
 from vlmrl.report.page import render_report, run_labels, write_report
 from vlmrl.store import layout
+from vlmrl.store.damage import shortened
 from vlmrl.store.runs import Run, create_run, open_run, resume_run
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}

@@ -110,3 +110,111 @@ def test_the_bounds_hold_where_a_reward_runs(scorer):
 def test_a_range_that_is_none_is_said_when_the_file_is_loaded(reward_file, ranges):
     with pytest.raises(RewardError, match=r"RANGES gives the part `a` .*, not two numbers, the smaller first"):
         reward_file(f"RANGES = {ranges}\ndef reward(x): return {{'a': 0}}")
+
+
+@pytest.mark.parametrize("key", [1, 1.5, None, True, ("a",), b"a"])
+def test_the_name_of_a_part_is_a_text(key, scorer):
+    with pytest.raises(RewardError, match=f"named by .*{type(key).__name__}"):
+        check_parts({key: 0.2, "1": 0.7}, {})
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "a\rb", "\x1b[2J", "half \ud800", "a\u2028b", "\x00"])
+def test_a_name_that_no_table_or_file_can_hold_is_refused(name):
+    with pytest.raises(RewardError, match="a character that cannot be shown in a line") as error:
+        check_parts({name: 0.2}, {})
+    assert str(error.value).isascii() and str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["format", "две части", "a b", "\u200bzero", "", "note"])
+def test_other_texts_are_names(name):
+    assert check_parts({name: 0.25}, {}) == {name: 0.25}
+
+
+def test_two_parts_of_one_name_are_refused():
+    class Level(str):
+        def __str__(self) -> str:
+            return "level"
+
+    with pytest.raises(RewardError, match="two parts of the reward are called `level`"):
+        check_parts({Level("a"): 0.2, "level": 0.7}, {})
+
+
+NAMES = """
+NAMES = {'number': {1: 0.2, '1': 0.7}, 'newline': {'a\\nb': 1.0}, 'half': {'\\ud800': 1.0}, 'plain': {'1': 0.7}}
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def reward(x): return NAMES[x.response]",
+        "def reward(solution_str, ground_truth): return {**NAMES[solution_str], 'score': 0.7}",
+        "def reward(reward_inputs): return [{**NAMES[r['response']], 'overall': 0.7} for r in reward_inputs]",
+    ],
+)
+def test_names_are_held_to_that_in_every_calling_convention(body, scorer):
+    rows = [RewardInput(text, truth={"answer": "a"}) for text in ("number", "newline", "half", "plain")]
+    with scorer(NAMES + body) as s:
+        *wrong, plain = s.score(rows)
+    assert [score.error is not None for score in wrong] == [True] * 3 and plain.value == 0.7
+    assert "named by 1, a int" in wrong[0].error and all("cannot be shown" in w.error for w in wrong[1:])
+
+
+@pytest.mark.parametrize("table", ["WEIGHTS = {1: 0.5, '1': 0.5}", "RANGES = {1: (0, 1), '1': (0, 2)}"])
+def test_a_declaration_names_parts_by_texts(reward_file, table):
+    with pytest.raises(RewardError, match="named by 1, a int"):
+        reward_file(f"{table}\ndef reward(x): return {{'1': 0.5}}")
+
+
+def test_half_characters_of_a_note_or_an_error_are_escaped_where_they_come_in(scorer):
+    source = """
+        def reward(x):
+            if x.response == "error":
+                raise ValueError("half \\ud800")
+            return {"reward": 1.0, "note": "half \\ud800"}
+    """
+    with scorer(source) as s:
+        noted, failed = s.score([RewardInput("note"), RewardInput("error")])
+    assert noted.note == "half \\ud800" and "half \\ud800" in failed.error
+    for text in (noted.note, failed.error):
+        text.encode()
+
+
+def test_a_byte_order_mark_is_no_part_of_the_program(tmp_path):
+    source = "def reward(x): return {'format': 1.0 if x.response else 0.0}\n"
+    (tmp_path / "marked.py").write_bytes(b"\xef\xbb\xbf" + source.encode())
+    (tmp_path / "plain.py").write_text(source)
+    marked, plain = (load_reward(f"{n}.py:reward", args={}, base_dir=tmp_path) for n in ("marked", "plain"))
+    assert marked.source_sha256 != plain.source_sha256 and marked.user.source.encode().startswith(b"\xef\xbb\xbf")
+    with Scorer(marked) as s:
+        assert [x.value for x in s.score([RewardInput("a"), RewardInput("")])] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("math.isfinite = lambda x: True", "`reward` is nan, not a finite number"),
+        ("math.nan = 0.5", "`reward` is 'text', not a finite number"),
+        ("import traceback; traceback.extract_tb = lambda t: []", "mine.py:"),
+        ("import contextlib; contextlib.suppress = None", "mine.py:"),
+        ("import unicodedata; unicodedata.category = lambda c: 'Lu'", "cannot be shown in a line"),
+    ],
+)
+def test_a_worker_holds_on_to_what_it_checks_with(scorer, change, told):
+    source = f"""
+        import math
+        def reward(x):
+            {change}
+            if x.response == "raise":
+                raise ValueError("mine")
+            return {{"nan": float("nan"), "text": "text", "name": {{"\\u2028": 1.0}}}}[x.response]
+    """
+    rows = {"nan": "nan", "text": "text", "raise": "raise", "name": "name"}
+    row = next(
+        r
+        for r, sign in (("nan", "is nan"), ("text", "'text'"), ("raise", "mine.py"), ("name", "shown"))
+        if sign in told
+    )
+    with scorer(source) as s:
+        first, second = s.score([RewardInput(rows[row])] * 2)
+    assert told in first.error and told in second.error

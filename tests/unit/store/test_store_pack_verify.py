@@ -6,11 +6,15 @@ import hashlib
 import json
 import shutil
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from report_builders import evaluate_run
 from store_builders import make_checkpoint, make_group, make_run
 
@@ -20,6 +24,7 @@ from vlmrl.store.media import RunImages, ShardFolder, write_shard
 from vlmrl.store.pack import pack_run
 from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
+from vlmrl.store.verify_metrics import _gaps
 from vlmrl.types import Media
 
 REWARD = "def score(x):\n    return 1\n"
@@ -37,12 +42,12 @@ def finished_run(root: Path, dataset: Path) -> Run:
     datasets = [{"name": "digits", "path": str(dataset), "fingerprint": "f" * 64}]
     sha256 = hashlib.sha256(REWARD.encode()).hexdigest()
     run = make_run(
-        root, datasets=datasets, recipe_text="x = 1\n", resolved={"recipe": {}}, texts={("reward", sha256): REWARD},
+        root, datasets=datasets, recipe_text="x = 1\n", resolved={"recipe": {"train": {"steps": 2}}}, texts={("reward", sha256): REWARD},
         rewards=[{"source": "digits", "name": "reward.py:score", "sha256": sha256}],
     )  # fmt: skip
     for step in range(2):
         run.write_rollouts(step, [make_group(step, media=(MEDIA[step],))])
-        run.log(step, "train", {"rollout/samples": 2})
+        run.log(step, "train", {"rollout/samples": 2, "reward/mean": 0.05})
     make_checkpoint(run.dir, 2)
     evaluate_run(run.dir, "test", [0.1, 0.2, 0.9])
     run.finish()
@@ -106,12 +111,40 @@ def describe_outside(run: Run) -> None:
     (checkpoint(run) / layout.META).write_text(json.dumps({"schema": 1, "step": 2, "files": files}))
 
 
+def copy_checkpoint(run: Run, name: str) -> None:
+    shutil.copytree(checkpoint(run), checkpoint(run).with_name(name))
+
+
+def replace_with_file(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.write_text("a file")
+
+
+def change_rollouts(run: Run, change: Callable[[Any], Any]) -> None:
+    path = run.dir / "rollouts/step-000001.parquet"
+    pq.write_table(change(pq.read_table(path)), path)
+
+
+def summary(run: Run) -> Path:
+    return layout.eval_dir(run.dir, "test") / layout.EVAL_SUMMARY
+
+
+def line_of(step: int, kind: str = "train") -> dict:
+    return {"step": step, "attempt": 1, "kind": kind, "time": "2026-01-01T00:00:00Z"}
+
+
 def cut_rows(run: Run) -> None:
     """The same evaluation with one row less."""
     path = layout.eval_dir(run.dir, "test") / layout.EVAL_ROWS
     pq.write_table(pq.read_table(path).slice(1), path)
 
 
+FAR = 900_000_000_000
+BEYOND = f"step {FAR} is beyond the run, which has 2 steps"
+NO_FOLDER = "this is a file, and should be a folder"
+NO_STEP = "no step is called like this, so nothing reads it"
+DEEP_JSON = "[" * 200_000
 DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     "manifest cut off": ("manifest.json is cut off", lambda r: (r.dir / "manifest.json").write_text('{"schema": 1, ')),
     "recipe changed": ("this file was changed", lambda r: (r.dir / "recipe.toml").write_text("x = 2\n")),
@@ -171,11 +204,51 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
         lambda r: (layout.eval_dir(r.dir, "test") / layout.EVAL_ROWS).unlink(),
     ),
     "fewer evaluated rows": ("the summary is of 3 rows, and there are 2", cut_rows),
+    "summary of nothing": (
+        "this file is no summary of an evaluation", lambda r: summary(r).write_text('{"metrics": [], "step": "x"}'),
+    ),
+    "summary deep": ("the evaluation's summary is damaged", lambda r: summary(r).write_text(DEEP_JSON)),
+    "checkpoint beyond the run": (BEYOND, lambda r: copy_checkpoint(r, f"step-{FAR}")),
+    "trained line beyond the run": (BEYOND, lambda r: append(r, line_of(FAR))),
+    "event beyond the run": (BEYOND, lambda r: append(r, line_of(FAR, "event"))),
+    "the last step trained twice": ("step 2 is beyond the run, which has 2 steps", lambda r: append(r, line_of(2))),
+    "line below 0": ("step -1 is below 0", lambda r: append(r, line_of(-1, "validation"))),
+    "rollouts beyond the run": (
+        BEYOND, lambda r: shutil.copy(r.dir / "rollouts/step-000000.parquet", layout.rollout_path(r.dir, FAR)),
+    ),
+    "metrics deep": ("a line of metrics is damaged", lambda r: rewrite(metrics(r), lambda n: [DEEP_JSON + "\n", *n])),
+    "metrics deep within": (
+        "a line of metrics is damaged",
+        lambda r: rewrite(metrics(r), lambda n: [n[0].replace("{", '{"x": ' + "[" * 500 + "]" * 500 + ", ", 1), n[1]]),
+    ),
+    "manifest deep": ("manifest.json is cut off or damaged", lambda r: (r.dir / "manifest.json").write_text(DEEP_JSON)),
+    "resolved deep": ("is not whole JSON", lambda r: (r.dir / "resolved.json").write_text(DEEP_JSON)),
+    "metrics doubled": ("2 line(s) of metrics are there twice or out of order, the first of step 0",
+                        lambda r: rewrite(metrics(r), lambda lines: lines * 2)),
+    "metrics reversed": ("1 line(s) of metrics are there twice or out of order, the first of step 0",
+                         lambda r: rewrite(metrics(r), lambda lines: lines[::-1])),
+    "another mean": ("step 0: metrics say a mean reward of 0.999, the scores of the rollouts have the mean 0.05",
+                     lambda r: rewrite(metrics(r), lambda lines: [n.replace("0.05", "0.999") for n in lines])),
+    "checkpoint is a file": (NO_FOLDER, lambda r: replace_with_file(checkpoint(r))),
+    "checkpoints is a file": (NO_FOLDER, lambda r: replace_with_file(r.dir / "checkpoints")),
+    "logs is a file": (NO_FOLDER, lambda r: replace_with_file(r.dir / "logs")),
+    "an evaluation is a file": (NO_FOLDER, lambda r: replace_with_file(layout.eval_dir(r.dir, "test"))),
+    "checkpoint of a short name": (NO_STEP, lambda r: copy_checkpoint(r, "step-5")),
+    "copy of a checkpoint": (NO_STEP, lambda r: copy_checkpoint(r, "step-000002 (copy)")),
+    "copy of rollouts": (NO_STEP, lambda r: (r.dir / "rollouts/step-000001 (copy).parquet").write_bytes(b"")),
+    "rollouts of fewer rows": (
+        "metrics say 2 samples, the rollouts hold 1", lambda r: change_rollouts(r, lambda table: table.slice(0, 1)),
+    ),
+    "rollouts without columns": (
+        "the rollouts lack the column(s) text, score",
+        lambda r: change_rollouts(r, lambda table: table.drop_columns(["text", "score"])),
+    ),
 }  # fmt: skip
 """What was done to a run -> what `verify` says of it."""
 DEEP = {
     "shard changed": "a byte of a weight file",
     "stale samples": "a column of every rollout",
+    "another mean": "a column of every rollout",
 }
 """Damage that only a reading of every byte can see."""
 IMAGES_GONE = "images of the rollouts cannot be found"
@@ -201,6 +274,34 @@ def test_what_is_missing_cut_or_out_of_place_is_seen_without_reading_it_all(run:
     assert verify_run(run.dir, quick=True).problems == []
     damage(run)
     assert any(message in e.message for e in verify_run(run.dir, quick=True).errors)
+
+
+@pytest.mark.parametrize("where", ["checkpoint", "pruned"])
+def test_a_large_step_number_costs_no_memory_where_no_recipe_says_how_long_the_run_is(tmp_path: Path, where: str):
+    run, steps = make_run(tmp_path, resolved={"recipe": {}}), 3_000_000
+    run.log(0, "train", {"rollout/samples": 2})
+    run.finish()
+    (run.dir / layout.ROLLOUTS).mkdir(exist_ok=True)
+    if where == "checkpoint":
+        make_checkpoint(run.dir, steps)
+    else:
+        (run.dir / layout.ROLLOUTS / layout.PRUNED).write_text(json.dumps({"schema": 1, "steps": [[1, steps]]}))
+    tracemalloc.start()
+    try:
+        messages = [e.message for e in verify_run(run.dir).errors]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 << 20, "a number for each step was made"
+    gap = f"{steps - 1} step(s) have no line of metrics: 1, 2, 3, 4, 5 ..."
+    assert messages == ["1 step(s) have metrics but no rollouts: 0", *([gap] if where == "checkpoint" else [])]
+
+
+@given(st.integers(0, 6), st.integers(0, 20), st.lists(st.integers(-3, 25), unique=True).map(sorted))
+def test_gaps_are_the_steps_that_have_no_line(first: int, end: int, steps: list[int]):
+    gaps = list(_gaps(first, end, steps))
+    assert [step for gap in gaps for step in gap] == sorted(set(range(first, end)) - set(steps))
+    assert all(gap.start < gap.stop for gap in gaps)
 
 
 def test_images_that_are_gone_are_counted(run: Run):

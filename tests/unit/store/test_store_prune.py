@@ -14,7 +14,7 @@ from store_builders import make_checkpoint, make_group, make_run
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.media import write_shard
-from vlmrl.store.prune import RolloutRule, Rules, children, plan_prune, prune_run, pruned_steps
+from vlmrl.store.prune import RolloutRule, Rules, children, plan_prune, prune_run, pruned_ranges
 from vlmrl.store.runs import Run
 from vlmrl.store.verify import verify_run
 from vlmrl.types import Media
@@ -46,7 +46,7 @@ def test_rollouts_pruned_as_the_run_goes_are_not_lost_ones(tmp_path):
         run.log(step, "train", {"rollout/samples": 2})
         run.prune_rollouts(RolloutRule(2, every=3))
     run.finish()
-    assert kept_steps(run.dir) == [0, 3, 5, 6] and pruned_steps(run.dir) == {1, 2, 4}
+    assert kept_steps(run.dir) == [0, 3, 5, 6] and pruned_ranges(run.dir) == [range(1, 3), range(4, 5)]
     assert verify_run(run.dir).errors == []
     (run.dir / "rollouts" / "step-000003.parquet").unlink()
     (error,) = verify_run(run.dir).errors

@@ -11,10 +11,10 @@ import pytest
 
 from vlmrl.errors import DataError, RecipeError, StoreError
 from vlmrl.evaluate.metrics import summarise
-from vlmrl.evaluate.records import Evaluation, read_summary, training_folder, write_evaluation
+from vlmrl.evaluate.records import Evaluation, training_folder, write_evaluation
 from vlmrl.recipe.load import load_recipe
 from vlmrl.store import layout
-from vlmrl.store.evaluated import role_label, role_of, training_name
+from vlmrl.store.evaluated import read_summary, role_label, role_of, training_name
 from vlmrl.store.manifest import update_manifest
 from vlmrl.store.runs import Run
 from vlmrl.store.sealed import file_facts

@@ -13,7 +13,7 @@ import pytest
 
 from vlmrl.errors import StoreError
 from vlmrl.store.faults import EXIT_CODE, VARIABLE
-from vlmrl.store.prune import RolloutRule, pruned_steps
+from vlmrl.store.prune import RolloutRule, pruned_ranges
 from vlmrl.store.runs import Run, create_run, open_run, resume_run
 from vlmrl.store.verify import verify_run
 from vlmrl.train.rollout_writer import MOST_UNDER_WAY, RolloutWriter
@@ -141,7 +141,7 @@ def test_old_rollouts_go_in_order(run):
         writer.write(step, [group(step)])
         writer.log(step, "train", {})
     writer.close()
-    assert list(run.rollout_files()) == [0, 3, 5, 6] and pruned_steps(run.dir) == {1, 2, 4}
+    assert list(run.rollout_files()) == [0, 3, 5, 6] and pruned_ranges(run.dir) == [range(1, 3), range(4, 5)]
     assert lines(run) == list(range(7))
 
 

@@ -1,0 +1,96 @@
+"""JSON that a crash or a person may have damaged: one function reads it, and never ends in a traceback."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vlmrl
+from vlmrl.data.dataset import read_info
+from vlmrl.errors import VlmrlError
+from vlmrl.json_text import MOST_LEVELS, parse_json
+from vlmrl.store.evaluated import read_summary
+from vlmrl.store.kept import planned_steps, read_resolved
+from vlmrl.store.lock import read_owner
+from vlmrl.store.manifest import read_raw
+from vlmrl.store.metrics import parse_line
+from vlmrl.store.prune import pruned_ranges
+from vlmrl.store.remote import read_remote
+from vlmrl.store.sealed import read_meta
+
+OWN_MESSAGES = {
+    "data/control_tokens.py", "demo.py", "dist/worker.py", "checkpoint/proof.py", "rewards/__init__.py", "rollout/vllm_probe.py",
+    "rollout/wire.py", "tasks/template_worker.py",
+}  # fmt: skip
+"""Files that read what a process of this program has just written to another one."""
+SCRATCH = {"data/row_files.py", "data/scan.py", "tasks/domain_prep.py", "tasks/domain_rows.py"}
+"""Files that read what the same command wrote into a folder for its own use."""
+CAUGHT = {"recipe/import_read.py"}
+"""Reads foreign recipes with a parser of its own hooks, and catches what it raises."""
+
+
+def nested(levels: int, pair: str = "[]") -> str:
+    return "[" * levels + "]" * levels if pair == "[]" else '{"a": ' * (levels - 1) + "{}" + "}" * (levels - 1)
+
+
+@pytest.mark.parametrize("pair", ["[]", "{}"])
+@pytest.mark.parametrize("kind", [str, str.encode])
+def test_levels_are_counted_and_the_most_are_named(pair: str, kind: Callable[[str], Any]):
+    assert parse_json(kind(nested(MOST_LEVELS, pair))) == json.loads(nested(MOST_LEVELS, pair))
+    for levels in (MOST_LEVELS + 1, 900, 200_000):
+        with pytest.raises(ValueError, match=f"nests more than {MOST_LEVELS} levels"):
+            parse_json(kind(nested(levels, pair)))
+    with pytest.raises(ValueError):
+        parse_json(kind("[" * 200_000))
+
+
+def test_brackets_side_by_side_or_in_texts_are_no_levels():
+    value = [{"a": []}] * 500 + ["[" * 1000, {"{" * 1000: 1}]
+    assert parse_json(json.dumps(value)) == value
+
+
+READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "manifest": ("manifest.json", read_raw),
+    "resolved": ("resolved.json", read_resolved),
+    "summary": ("summary.json", read_summary),
+    "logger": ("sinks.json", read_remote),
+    "pruned": ("rollouts/pruned.json", pruned_ranges),
+    "meta": ("meta.json", read_meta),
+    "dataset": ("dataset.json", read_info),
+}
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, nested(900), "[]", '"x"', "{", "\ud800"])
+@pytest.mark.parametrize("name", READERS)
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, name: str, text: str):
+    file, read = READERS[name]
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_bytes(text.encode("utf-8", "surrogatepass"))
+    (tmp_path / "COMPLETE").write_text("")
+    if (name, text) == ("resolved", '"x"'):
+        assert "does not hold" in str(pytest.raises(VlmrlError, read, tmp_path).value)
+    error = pytest.raises(VlmrlError, read, tmp_path).value
+    assert error.where and str(tmp_path) in error.where
+
+
+@pytest.mark.parametrize("text", [b"[" * 200_000, nested(900).encode()])
+def test_a_damaged_file_that_may_be_missing_counts_as_missing(tmp_path: Path, text: bytes):
+    for name in ("run.lock", "resolved.json"):
+        (tmp_path / name).write_bytes(text)
+    assert (parse_line(text), read_owner(tmp_path), planned_steps(tmp_path)) == (None, None, None)
+
+
+def test_files_are_read_by_the_one_function():
+    root = Path(vlmrl.__file__).parent
+    own = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if _calls_json(path)}
+    assert own == {"json_text.py"} | OWN_MESSAGES | SCRATCH | CAUGHT
+
+
+def _calls_json(path: Path) -> bool:
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    return any(isinstance(n, ast.Attribute) and ast.unparse(n) in ("json.loads", "json.load") for n in nodes)

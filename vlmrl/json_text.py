@@ -1,0 +1,45 @@
+"""JSON of files that a crash, a disk or a person may have damaged: every file is parsed by the one function here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MOST_LEVELS = 200
+"""Arrays and objects inside each other. No file of vlmrl comes near; readers that walk a value call themselves once a
+level, and Python stops them at about 1000."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises: ValueError when it is no JSON, no UTF-8, or nested deeper than MOST_LEVELS.
+    """
+    too_deep = ValueError(f"it nests more than {MOST_LEVELS} levels of JSON")
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise too_deep from None
+    if _openings(text) > MOST_LEVELS and _is_deep(value):
+        raise too_deep
+    return value
+
+
+def _openings(text: str | bytes) -> int:
+    """Return how many brackets a text opens, those within strings too: at least as many as it has levels."""
+    if isinstance(text, str):
+        return text.count("[") + text.count("{")
+    return text.count(b"[") + text.count(b"{")
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, (dict, list))
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, (dict, list))
+        ]
+    return bool(level)
