@@ -43,7 +43,7 @@ SERVICES = (
     r"\$argon2(?:id?|d)\$v=\d+\$[\w=,]+\$[\w+/]{8,}\$[\w+/]{16,}",
     r"LS0tLS1CRUdJTiB(?:QUklWQVRFI|SU0EgUFJJV|FQyBQUklWQ|PUEVOU1NII|FTkNSWVBUR)[\w+/=]{24,}",
 )  # fmt: skip
-PLAIN = (r"AIza[\w-]{30,}", r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}")
+PLAIN = (r"AIza[\w-]{30,}", r"A(?:KIA|SIA|BIA|CCA)[A-Z0-9]{16}")
 """Tokens that begin like a word: they must not be a part of base64 either."""
 HOOKS = (
     r"(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/+-]{8,}",
@@ -52,12 +52,14 @@ HOOKS = (
     r"(?<=api\.telegram\.org/bot)\d+:[\w-]{8,}", r"(?<=api\.telegram\.org/file/bot)\d+:[\w-]{8,}",
     r"(?<=hooks\.zapier\.com/hooks/catch/)[\w/-]{8,}", r"(?<=/open-apis/bot/v2/hook/)[\w-]{8,}",
 )  # fmt: skip
-_OURS = re.compile(
-    rf"(?<![\w-])(?=[\w.+/=$,-]{{15}})(?P<service>{'|'.join(SERVICES)})"
-    rf"|(?<![\w+/-])(?=A)(?:{'|'.join(PLAIN)})|(?<=[/t])(?:{'|'.join(HOOKS)})",
-    re.ASCII,
-)
+_RUN = re.compile(r"[\w.+/=$,-]{15,}", re.ASCII)
+"""Tokens are long: a word of prose is not looked at twice."""
+_SERVICE = re.compile(rf"(?<![\w-])(?:{'|'.join(SERVICES)})", re.ASCII)
+_PLAIN = re.compile(rf"A(?<![\w+/-]A)(?:{'|'.join(shape.replace('A', '', 1) for shape in PLAIN)})", re.ASCII)
+_HOOK = re.compile("|".join(HOOKS), re.ASCII)
+_HOSTS = ("hooks.", "discord", "webhook", "/with/key/", "api.telegram.org", "/v2/hook/")
 _PLAIN_WORD = re.compile(r"[A-Z]?[a-z]*\d{0,2}|[A-Z]*\d{0,2}|\d{1,4}[A-Za-z]?")
+_CAMEL_WORD = re.compile(r"[A-Z]?[a-z]{3,}")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _TIME = re.compile(r"\d{4}-?\d\d-?\d\d[T _-]?\d\d:?\d\d(?::?\d\d)?(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?")
 _PLACEHOLDER = re.compile(
@@ -71,9 +73,17 @@ def service_tokens(text: str) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of every token that a service gives out, by its beginning. Words are none, however they begin:
     `sk-learn-contrib-package`.
     """
-    for m in _OURS.finditer(text):
-        if m["service"] is None or not all(map(_PLAIN_WORD.fullmatch, re.split(r"[^A-Za-z0-9]+", m[0]))):
-            yield m.span()
+    for run in _RUN.finditer(text):
+        for m in _SERVICE.finditer(text, *run.span()):
+            if not all(map(_PLAIN_WORD.fullmatch, re.split(r"[^A-Za-z0-9]+", m[0]))):
+                yield m.span()
+    for shape in (_PLAIN, *([_HOOK] if any(host in text for host in _HOSTS) else [])):
+        yield from (m.span() for m in shape.finditer(text))
+
+
+def lowered(text: str) -> str:
+    """Return the text in lower case, every character at its place: the one whose lower case is two becomes one."""
+    return text.replace("\u0130", "I").lower()
 
 
 @lru_cache(maxsize=1)
@@ -150,13 +160,21 @@ def has_random_part(value: str) -> bool:
 
 
 def _is_random_part(part: str) -> bool:
-    if len(part) < 8 or part.isalpha() or part.isdigit():
+    if len(part) < 8 or part.isdigit():
         return False
+    if part.isalpha():  # drawn letters of both cases are no words in a row, such as `MyClassName`
+        words = sum(map(len, _CAMEL_WORD.findall(part)))
+        return len(part) >= 16 and words < len(part) / 2 and _changes(part) >= 6
     if len(part) >= 16 and re.fullmatch("[0-9a-f]+|[0-9A-F]+", part):
         return True
     # A word may begin with a capital and end in a number: that is two changes of kind at most.
+    return _changes(part) >= 3
+
+
+def _changes(part: str) -> int:
+    """How often the kind of character changes: digit, capital, small letter."""
     kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" for c in part]
-    return sum(a != b for a, b in pairwise(kinds)) >= 3
+    return sum(a != b for a, b in pairwise(kinds))
 
 
 def is_basic_auth(value: str) -> bool:

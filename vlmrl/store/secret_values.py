@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vlmrl.store.secret_names import holds_words, is_short_password, kind_of_name
-from vlmrl.store.secret_shapes import HIDDEN, is_mixed, is_number, is_placeholder, looks_random
+from vlmrl.store.secret_shapes import HIDDEN, is_mixed, is_number, is_placeholder, looks_random, lowered
 
 Span = tuple[int, int]
 
@@ -21,14 +21,15 @@ MOST_NAME_CHARS = 80
 MOST_LIST_CHARS = 4000
 _WORD = re.compile(
     r"key|token|secret|passw|passphrase|passcode|pwd|pass|pw|cred|auth|login|bearer|pat|jwt|sig|cookie|session|dsn"
-    r"|webhook|sas",
-    re.IGNORECASE,
+    r"|webhook|sas|mnemonic"
 )
+"""Words in names of secrets, in a text in lower case."""
 _LEFT = re.compile(r"[\w.-]*\Z", re.ASCII)
 _RIGHT = re.compile(r"[\w-]*", re.ASCII)
 _BEHIND = re.compile(
     r"(?P<close>\\*[\"'`])?(?:[ \t]*\])*(?P<space>[ \t]*(?(close)(?:\n[ \t]*(?=:))?|))"
-    r"(?P<type>:[ \t]*(?:\"[^\"\n]{0,60}\"|'[^'\n]{0,60}'|[A-Za-z_][\w.\[\], |]{0,60}?)(?=[ \t]*=(?!=)))?(?P<before>[ \t]*)"
+    r"(?P<type>:[ \t]*(?:\"[^\"\n]{0,60}\"|'[^'\n]{0,60}'|[A-Za-z_][\w.\[\], |]{0,60}?)(?=[ \t]*=(?!=)))?"
+    r"(?P<before>[ \t]*)"
     r"(?P<mark>:=|==|!=|=>|=|:|,|>|\()?(?P<after>[ \t]*)"
 )
 _LITERAL = re.compile(
@@ -42,13 +43,11 @@ _NEXT_LINE = re.compile(r"[ \t]*(?:\\|#[^\n]*)?\n[ \t]*(?=[rbfuRBFU]{0,2}[\"'])"
 _ATOM = re.compile(r"[A-Za-z_](?:[\w.]*\w)?|[\d.]+")
 _ATTRIBUTE = re.compile(r"\s{0,80}\.([A-Za-z_]\w*)")
 _OPERATOR = re.compile(r"(?:[ \t]|\\?\n)*(?P<sign>(?:or|and|if|else)\b|==|!=|[+%])(?:[ \t]|\\?\n)*")
-_TEMPLATE = re.compile(
-    r"[ ]?(?:%[sr]|\{[\w!:]{0,20}\})[^\"'\n]{0,80}[\"']\s{0,80}(?:,|%\s{0,9}\(?|\.format\()\s{0,80}"
-)
+_TEMPLATE = re.compile(r"[ ]?(?:%[sr]|\{[\w!:]{0,20}\})[^\"'\n]{0,80}[\"']\s{0,80}(?:,|%\s{0,9}\(?|\.format\()\s{0,80}")
 _TAIL = re.compile(r"(?:[,;][^\s\"'`,;=&)\]}>(\[{<|\\]+)+(?=\s|\Z)")
-WRAPPERS = frozenset(
-    "str bytes bytearray b64decode urlsafe_b64decode standard_b64decode b32decode b16decode a85decode b85decode fromhex"
-    " unhexlify encode decode format join strip lstrip rstrip quote unquote SecretStr SecretBytes".split()
+WRAPPERS = re.compile(
+    r"str|bytes|bytearray|\w*b(?:64|32|16)decode|[ab]85decode|fromhex|unhexlify|encode|decode|format|join|[lr]?strip"
+    r"|(?:un)?quote|SecretStr|SecretBytes"
 )
 """Functions that give back what they are given, in another form."""
 LOOKUPS = frozenset(("get", "getenv", "pop", "setdefault", "getattr"))
@@ -110,7 +109,7 @@ class _Place:
 def assigned(text: str) -> Iterator[Span]:
     """Yield the span of every value that is a secret because of its name."""
     done = 0
-    for word in _WORD.finditer(text):
+    for word in _WORD.finditer(lowered(text)):
         if word.start() < done:
             continue
         left = _LEFT.search(text, max(0, word.start() - MOST_NAME_CHARS), word.start())
@@ -314,7 +313,7 @@ def _operands(place: _Place, at: int) -> Iterator[Span]:
                 callee, at = attribute[1], attribute.end()
             elif text[at] in "([":
                 enclosed = _enclosed(text, at, last - at)
-                first = 0 if callee in WRAPPERS else 1 if callee in LOOKUPS else len(text)
+                first = 0 if WRAPPERS.fullmatch(callee) else 1 if callee in LOOKUPS else len(text)
                 if text[at] == "(":
                     yield from (span for span, value, n, _ in enclosed.literals if n >= first and _fits(place, value))
                 at, callee = enclosed.end, ""
