@@ -16,43 +16,32 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from vlmrl.store.secret_names import is_short_password, kind_of_name
+from vlmrl.store.secret_places import addresses, headers, pairs
 from vlmrl.store.secret_shapes import (
     HIDDEN,
-    OURS,
-    is_basic_auth,
     is_mixed,
     is_number,
     is_placeholder,
-    kind_of_name,
     looks_random,
     scanner_shapes,
+    service_tokens,
 )
 from vlmrl.store.secret_values import Span, assigned
 
 MOST_KNOWN = 1000
 """Secrets that `learn` remembers at most."""
+SAID_BY_CODE = ("note", "error", "output")
+"""Keys of results under which stands what a reward returned, raised or printed."""
 
-_USERINFO = re.compile(r"(?<=://)([^/\s:@\"'<>]*):([^/\s\"'<>]+)(?=@)|(?<=://)([^/\s:@\"'<>]{12,})(?=@)")
-_PARAMETER = re.compile(r"[?&;#]([\w.-]{1,64})=([^&\s\"'`<>#)\]}\\,;]+)")
-_IN_ADDRESS = ("token", "sig", "signature", "auth", "jwt", "sas", "session", "hmac")
-_HEADER = re.compile(
-    r"\bauthorization\\?[\"']?\s*[:=,]\s*\\?[frb]?[\"']?(?:[A-Za-z][\w-]{2,20}[ ]+)([^\s\"',;\\]{6,})", re.IGNORECASE
-)
-_BEARER = re.compile(r"\b(?:bearer|token)[ ]+([\w.~+/=-]{16,})", re.IGNORECASE)
-_BASIC = re.compile(r"\bbasic[ ]+([A-Za-z0-9+/]{8,}={0,2})", re.IGNORECASE)
-_USER = re.compile(r"(?<!\S)(?:-u|--user|--proxy-user)[ =][\"']?[^\s:\"'{}$<]+:([^\s\"'{}$<]+)")
-_COMMAND = re.compile(r"\bsshpass\s+-p\s*(\S+)|\bmachine\s+\S+\s+(?:(?:login|account)\s+\S+\s+)*password\s+(\S+)")
-_CALL = re.compile(
-    r"\blogin\s*\(\s*[\"']([^\"'\s]+)[\"']|\b(?:wandb|huggingface-cli|hf|docker|npm)\s+login\s+([\w.+/=~-]+)"
-    r"|^[\s#/*+-]*password[ \t]+([^\s\"',;]+)[ \t,;]*$",
-    re.MULTILINE,
-)
 _PEM = re.compile(r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d")
 _PEM_END = re.compile(r"-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|Private-MAC: \w+")
 _PEM_LINE = re.compile(r"[+\- #*>\"'\\nrt]*[A-Za-z0-9+/=]{16,}[\\nrt\"',+ ]*")
 MOST_PEM_CHARS = 20_000
 _REST = re.compile(r"[\w-]*", re.ASCII)
 _learned: frozenset[str] = frozenset()
+_learned_passwords: frozenset[str] = frozenset()
+"""Passwords of addresses that are words: hidden in addresses, `:word@`, alone."""
 
 
 def redact_text(text: str) -> str:
@@ -92,8 +81,27 @@ def redact_value(value: Any, name: str = "") -> Any:
 
 def hide_known(text: str) -> str:
     """Return the text with the secrets of this process hidden, and nothing else changed."""
-    pattern = _known_pattern(_secrets())
+    pattern = _known_pattern(*_known())
     return text if pattern is None else pattern.sub(HIDDEN, text)
+
+
+def redact_said(text: str) -> str:
+    """Return what user code or a model said with the secrets of this process hidden, and what is a secret by its look:
+    tokens of services, private keys, passwords in addresses, headers and commands. Names of secrets count for nothing,
+    so that a riddle about a password stays as it is. It is for the terminal, and takes microseconds.
+    """
+    return _replaced(text, _merged(_by_look(text), text)) if text else text
+
+
+def redact_result(value: Any, name: str = "") -> Any:
+    """Return a JSON value for the terminal: notes and errors of scores as `redact_text`, all else as `redact_said`."""
+    if isinstance(value, Mapping):
+        return {redact_said(k) if isinstance(k, str) else k: redact_result(v, str(k)) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact_result(v, name) for v in value]
+    if isinstance(value, str):
+        return redact_text(value) if name in SAID_BY_CODE else redact_said(value)
+    return value
 
 
 def learn(texts: Iterable[str]) -> None:
@@ -101,7 +109,8 @@ def learn(texts: Iterable[str]) -> None:
     for text in texts:
         found = [text[start:end] for start, end in secret_spans(text)]
         # In an address the user's name is hidden with the password, which is the secret.
-        _remember([*found, *(value.partition(":")[2] for value in found if f"://{value}@" in text)])
+        passwords = [value.partition(":")[2] for value in found if f"://{value}@" in text]
+        _remember([*found, *passwords], passwords)
 
 
 def learn_argv(argv: Sequence[str]) -> None:
@@ -111,10 +120,12 @@ def learn_argv(argv: Sequence[str]) -> None:
     learn(word for word, shown in words if word != shown and not shown.endswith(HIDDEN))
 
 
-def _remember(values: Iterable[str]) -> None:
-    global _learned
+def _remember(values: Iterable[str], passwords: Iterable[str] = ()) -> None:
+    global _learned, _learned_passwords
     found = sorted({value for value in values if _is_distinct(value)} - _learned)
     _learned |= frozenset(found[: MOST_KNOWN - len(_learned)])
+    words = sorted(set(filter(_is_address_password, passwords)) - _learned - _learned_passwords)
+    _learned_passwords |= frozenset(words[: MOST_KNOWN - len(_learned_passwords)])
 
 
 def hidden_keys(value: Any, key: str = "") -> list[str]:
@@ -128,13 +139,17 @@ def hidden_keys(value: Any, key: str = "") -> list[str]:
 
 def secret_spans(text: str) -> list[Span]:
     """Return where the secrets of a text are, as (start, end), in order, without overlaps."""
-    found: list[Span] = [m.span() for m in OURS.finditer(text)]
-    known = _known_pattern(_secrets())
-    found += [m.span() for m in known.finditer(text)] if known is not None else []
+    found = [*_by_look(text), *pairs(text), *assigned(text)]
     if len(text) >= 20:
         found += [(m.start(), _token_end(text, m.end())) for m in scanner_shapes().finditer(text)]
-    found += [*_private_keys(text), *_addresses(text), *_headers(text), *assigned(text)]
     return _merged(found, text)
+
+
+def _by_look(text: str) -> list[Span]:
+    """Where secrets are that need no name: known ones, and those with a shape or a place of their own."""
+    known = _known_pattern(*_known())
+    found: list[Span] = [m.span() for m in known.finditer(text)] if known is not None else []
+    return [*found, *service_tokens(text), *_private_keys(text), *addresses(text), *headers(text)]
 
 
 def _token_end(text: str, end: int) -> int:
@@ -148,7 +163,8 @@ def _is_secret(name: str, value: str) -> bool:
     kind = kind_of_name(name)
     if kind == "none" or not value or is_number(value) or is_placeholder(value) or value == HIDDEN:
         return False
-    return kind == "sure" or looks_random(value)
+    short = is_short_password(name) and is_mixed(value) and not {"/", "\\"} & set(value)
+    return kind == "sure" or short or looks_random(value)
 
 
 def _private_keys(text: str) -> Iterator[Span]:
@@ -172,38 +188,6 @@ def _private_keys(text: str) -> Iterator[Span]:
         position = stop or position
 
 
-def _addresses(text: str) -> Iterator[Span]:
-    if "://" in text:
-        for m in _USERINFO.finditer(text):
-            password, alone = m[2], m[3]
-            if (alone is not None and looks_random(alone)) or (
-                password is not None and not is_placeholder(password, names=False)
-            ):
-                yield m.span()
-    if "=" in text:
-        for m in _PARAMETER.finditer(text):
-            kind = kind_of_name(m[1])
-            if kind == "none" or is_number(m[2]) or is_placeholder(m[2]):
-                continue
-            named = kind == "sure" or m[1].lower().rpartition("-")[2].rpartition("_")[2] in _IN_ADDRESS
-            if named or is_mixed(m[2]):
-                yield m.span(2)
-
-
-def _headers(text: str) -> Iterator[Span]:
-    for shape, fits in (
-        (_HEADER, lambda value: not is_placeholder(value) and "{" not in value),
-        (_BEARER, looks_random),
-        (_BASIC, is_basic_auth),
-        (_USER, lambda value: is_mixed(value) and not is_placeholder(value)),
-        (_COMMAND, lambda value: not is_placeholder(value)),
-        (_CALL, looks_random),
-    ):
-        for m in shape.finditer(text):
-            if fits(m[m.lastindex or 0]):
-                yield m.span(m.lastindex or 0)
-
-
 def _merged(spans: Iterable[Span], text: str) -> list[Span]:
     """Spans in order, those that overlap as one; a part that is hidden already is left alone."""
     result: list[Span] = []
@@ -223,21 +207,30 @@ def _replaced(text: str, spans: Sequence[Span]) -> str:
     return "".join([*parts, text[position:]]) if spans else text
 
 
-def _secrets() -> frozenset[str]:
-    """The secrets that this process has: of its environment, and what was learned."""
+def _known() -> tuple[frozenset[str], frozenset[str]]:
+    """The secrets that this process has, of its environment and what was learned; and its passwords of addresses that
+    are words.
+    """
     named = tuple(sorted((n, v) for n, v in os.environ.items() if kind_of_name(n) != "none" or "://" in v))
-    return _of_environment(named) | _learned
+    secrets, passwords = _of_environment(named)
+    return secrets | _learned, passwords | _learned_passwords
 
 
 @lru_cache(maxsize=8)
-def _of_environment(named: tuple[tuple[str, str], ...]) -> frozenset[str]:
+def _of_environment(named: tuple[tuple[str, str], ...]) -> tuple[frozenset[str], frozenset[str]]:
     found: set[str] = set()
+    passwords: set[str] = set()
     for name, value in named:
         if _is_secret(name, value):
             found.add(value)
         if "://" in value:
-            found |= {value[start:end].rpartition(":")[2] for start, end in _addresses(value)}
-    return frozenset(value for value in found if _is_distinct(value) and not os.path.exists(value))
+            passwords |= {value[start:end].rpartition(":")[2] for start, end in addresses(value)}
+    secrets = frozenset(value for value in found | passwords if _is_distinct(value) and not os.path.exists(value))
+    return secrets, frozenset(filter(_is_address_password, passwords)) - secrets
+
+
+def _is_address_password(value: str) -> bool:
+    return len(value) >= 4 and HIDDEN not in value and not is_number(value)
 
 
 def _is_distinct(value: str) -> bool:
@@ -246,9 +239,10 @@ def _is_distinct(value: str) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _known_pattern(secrets: frozenset[str]) -> re.Pattern[str] | None:
+def _known_pattern(secrets: frozenset[str], passwords: frozenset[str]) -> re.Pattern[str] | None:
     """A pattern of all these, as they are and as JSON writes them; the longest first."""
     spellings = {s for secret in secrets for s in (secret, json.dumps(secret)[1:-1])}
-    if not spellings:
+    if not spellings and not passwords:
         return None
-    return re.compile("|".join(re.escape(s) for s in sorted(spellings, key=lambda s: (-len(s), s))))
+    longest = [re.escape(s) for s in sorted(spellings, key=lambda s: (-len(s), s))]
+    return re.compile("|".join([*longest, *(f"(?<=:){re.escape(word)}(?=@)" for word in sorted(passwords))]))

@@ -9,15 +9,14 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal
+
+from vlmrl.store.secret_names import kind_of_name
 
 HIDDEN = "<redacted>"
 """What stands in the place of a secret."""
-
-Sure = Literal["sure", "maybe", "none"]
-"""How surely a name is that of a secret: whatever it holds, only what looks random, or nothing."""
 
 SERVICES = (
     r"hf_[A-Za-z0-9]{16,}", r"api_org_[A-Za-z0-9]{16,}", r"sk-[A-Za-z0-9_-]{16,}", r"csk-[a-z0-9]{20,}",
@@ -33,52 +32,34 @@ SERVICES = (
     r"NRAK-[A-Z0-9]{20,}", r"sntry[su]_[\w+/=.-]{20,}", r"(?:sk|rk)_(?:live|test)_[A-Za-z0-9]{16,}",
     r"whsec_[\w+/=-]{20,}", r"SG\.[\w-]{16,}\.[\w-]{16,}", r"AGE-SECRET-KEY-1[A-Z0-9]{40,}",
     r"eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*", r"pul-[a-f0-9]{40}", r"PRIVATE-AGE-[\w-]{20,}",
+    r"pat[A-Za-z0-9]{14}\.[a-f0-9]{60,}", r"tskey-[a-z]+-[\w-]{16,}", r"pscale_(?:tkn|oauth|pw)_[\w.=-]{24,}",
+    r"rubygems_[a-f0-9]{40,}", r"secret_[A-Za-z0-9]{40,}", r"key-[a-f0-9]{32}", r"vc[pikar]_[A-Za-z0-9]{24,}",
+    r"tvly-[\w-]{20,}", r"e2b_[a-f0-9]{32,}", r"HRKU-[\w-]{30,}", r"apify_api_[A-Za-z0-9]{24,}",
+    r"(?:ops|glc)_eyJ[\w+/=-]{32,}", r"sgp_(?:[a-f0-9]{16}_|local_)?[a-f0-9]{40}", r"CCI[A-Z]{3}_\w{40,}",
+    r"[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{48,}", r"sk_[a-f0-9]{40,}", r"fc-[a-f0-9]{32}", r"pa-[A-Za-z0-9_-]{40,}",
+    r"fm[12]_[\w+/=]{60,}", r"cf[ua]t_[A-Za-z0-9_-]{32,}", r"bkua_[a-f0-9]{40}", r"EAACEdEose0cBA\w{8,}",
+    r"amzn\.mws\.[\w-]{30,}", r"oauth2v1_\w{40,}",
+    r"\$[56]\$(?:rounds=\d+\$)?[\w./]{1,16}\$[\w./]{43,86}", r"\$2[abxy]\$\d\d\$[\w./]{53}",
+    r"\$argon2(?:id?|d)\$v=\d+\$[\w=,]+\$[\w+/]{8,}\$[\w+/]{16,}",
+    r"LS0tLS1CRUdJTiB(?:QUklWQVRFI|SU0EgUFJJV|FQyBQUklWQ|PUEVOU1NII|FTkNSWVBUR)[\w+/=]{24,}",
 )  # fmt: skip
-PLAIN = (r"AIza[\w-]{30,}", r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}")
+PLAIN = (r"AIza[\w-]{30,}", r"A(?:KIA|SIA|BIA|CCA)[A-Z0-9]{16}")
 """Tokens that begin like a word: they must not be a part of base64 either."""
 HOOKS = (
     r"(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/+-]{8,}",
     r"(?<=discord\.com/api/webhooks/)[\d]+/[\w-]{8,}", r"(?<=discordapp\.com/api/webhooks/)[\d]+/[\w-]{8,}",
     r"(?<=webhook\.office\.com/)[\w@/-]{16,}", r"(?<=/with/key/)[\w-]{8,}",
+    r"(?<=api\.telegram\.org/bot)\d+:[\w-]{8,}", r"(?<=api\.telegram\.org/file/bot)\d+:[\w-]{8,}",
+    r"(?<=hooks\.zapier\.com/hooks/catch/)[\w/-]{8,}", r"(?<=/open-apis/bot/v2/hook/)[\w-]{8,}",
 )  # fmt: skip
-OURS = re.compile(rf"(?<![\w-])(?:{'|'.join(SERVICES)})|(?<![\w+/-])(?:{'|'.join(PLAIN)})|{'|'.join(HOOKS)}", re.ASCII)
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-SURE_WORDS = _words(
-    "password passwd passphrase passcode secret apikey secretkey privatekey accesskey credential credentials"
-)
-SURE_PAIRS = frozenset((first, "key") for first in _words("api access private secret signing encryption master auth"))
-SURE_PAIRS |= {(first, "token") for first in _words("auth access api bearer refresh")} | {("account", "key")}
-MAYBE_WORDS = _words(
-    "key token auth login bearer pass pw pwd pat jwt sig signature cookie session dsn webhook authorization cred creds"
-    " sas"
-)
-OTHER_KINDS = {
-    "token": _words(
-        "stop eos bos pad image images special think mask sep unk cls start end vision video new max min num prompt"
-        " completion first last next prev per newline begin boi eoi sampled response extra answer tool tokens"
-    ),
-    "key": _words(
-        "cache row sort primary foreign group dict hash public partition column lookup json state metric sample prompt"
-        " dedupe content object param config weight data first last left right arrow answer label image next prev"
-        " idempotency candidate source map index join merge cluster"
-    ),
-}
-"""Last word -> words before it that make it a thing that is no secret: a stop token, a cache key."""
-ABOUT_IT = _words(
-    "name path file dir folder url uri env var variable field column header prefix suffix regex pattern hint help label"
-    " type kind len length size count id ids index limit hash sha sha1 sha256 md5 digest fingerprint checksum policy"
-    " prompt question riddle word words message error required enabled valid expiry expires ttl age format placeholder"
-    " manager provider store vault usage cost budget rate ratio embedding embeddings per and or is of"
-)
-"""Last words of names that tell something about a secret, and do not hold it."""
-SUFFIXES = _words("prod dev test staging primary secondary value val str string b64 base64 raw default")
-"""Last words that change nothing about a name."""
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_RUN = re.compile(r"[\w.+/=$,-]{15,}", re.ASCII)
+"""Tokens are long: a word of prose is not looked at twice."""
+_SERVICE = re.compile(rf"(?<![\w-])(?:{'|'.join(SERVICES)})", re.ASCII)
+_PLAIN = re.compile(rf"A(?<![\w+/-]A)(?:{'|'.join(shape.replace('A', '', 1) for shape in PLAIN)})", re.ASCII)
+_HOOK = re.compile("|".join(HOOKS), re.ASCII)
+_HOSTS = ("hooks.", "discord", "webhook", "/with/key/", "api.telegram.org", "/v2/hook/")
+_PLAIN_WORD = re.compile(r"[A-Z]?[a-z]*\d{0,2}|[A-Z]*\d{0,2}|\d{1,4}[A-Za-z]?")
+_CAMEL_WORD = re.compile(r"[A-Z]?[a-z]{3,}")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _TIME = re.compile(r"\d{4}-?\d\d-?\d\d[T _-]?\d\d:?\d\d(?::?\d\d)?(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?")
 _PLACEHOLDER = re.compile(
@@ -86,6 +67,23 @@ _PLACEHOLDER = re.compile(
     r"|(?:your|insert|enter|replace|put|example|dummy|fake|todo)(?:[\W_][^\d]*|)",
     re.IGNORECASE | re.DOTALL,
 )
+
+
+def service_tokens(text: str) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of every token that a service gives out, by its beginning. Words are none, however they begin:
+    `sk-learn-contrib-package`.
+    """
+    for run in _RUN.finditer(text):
+        for m in _SERVICE.finditer(text, *run.span()):
+            if not all(map(_PLAIN_WORD.fullmatch, re.split(r"[^A-Za-z0-9]+", m[0]))):
+                yield m.span()
+    for shape in (_PLAIN, *([_HOOK] if any(host in text for host in _HOSTS) else [])):
+        yield from (m.span() for m in shape.finditer(text))
+
+
+def lowered(text: str) -> str:
+    """Return the text in lower case, every character at its place: the one whose lower case is two becomes one."""
+    return text.replace("\u0130", "I").lower()
 
 
 @lru_cache(maxsize=1)
@@ -124,41 +122,6 @@ def scanner_shapes() -> re.Pattern[str]:
     return re.compile(rf"(?<![A-Za-z0-9+/])(?:{'|'.join(each)})", re.ASCII)
 
 
-def words_of(name: str) -> tuple[str, ...]:
-    """The words of a name in lower case: `OPENAI_API_KEY`, `openaiApiKey`, `x-api-key2` hold api and key."""
-    return tuple(word.lower() for word in _WORD.findall(name))
-
-
-@lru_cache(maxsize=4096)
-def kind_of_name(name: str) -> Sure:
-    """Return how surely a value under this name is a secret."""
-    words = list(words_of(name.rpartition(".")[2] or name))
-    while len(words) > 1 and (words[-1].isdigit() or words[-1] in SUFFIXES):
-        words.pop()
-    if not words:
-        return "none"
-    words[-1] = _singular(words[-1])
-    last, before = words[-1], words[:-1]
-    if last in SURE_WORDS or tuple(words[-2:]) in SURE_PAIRS:
-        return "sure"
-    if last in MAYBE_WORDS:
-        return "none" if before and before[-1] in OTHER_KINDS.get(last, ()) else "maybe"
-    if last in ABOUT_IT:
-        return "none"
-    pairs = pairwise(words)
-    return "maybe" if SURE_WORDS.intersection(words) or SURE_PAIRS.intersection(pairs) else "none"
-
-
-def is_plural(name: str) -> bool:
-    """Return whether a name is that of several: `api_keys`."""
-    words = words_of(name)
-    return bool(words) and words[-1] != _singular(words[-1])
-
-
-def _singular(word: str) -> str:
-    return word[:-1] if word.endswith("s") and word[:-1] in SURE_WORDS | MAYBE_WORDS else word
-
-
 def is_placeholder(value: str, *, names: bool = True) -> bool:
     """Return whether a value only says where one belongs: `<token>`, `${TOKEN}`, `...`, or names one: `HF_TOKEN`.
 
@@ -188,17 +151,30 @@ def looks_random(value: str) -> bool:
         return False
     if _UUID.fullmatch(value):
         return True
+    return has_random_part(value)
+
+
+def has_random_part(value: str) -> bool:
+    """Return whether a run of letters and digits in a value looks drawn, however short the value is."""
     return any(_is_random_part(part) for part in re.split(r"[^A-Za-z0-9]+", value))
 
 
 def _is_random_part(part: str) -> bool:
-    if len(part) < 8 or part.isalpha() or part.isdigit():
+    if len(part) < 8 or part.isdigit():
         return False
+    if part.isalpha():  # drawn letters of both cases are no words in a row, such as `MyClassName`
+        words = sum(map(len, _CAMEL_WORD.findall(part)))
+        return len(part) >= 16 and words < len(part) / 2 and _changes(part) >= 6
     if len(part) >= 16 and re.fullmatch("[0-9a-f]+|[0-9A-F]+", part):
         return True
     # A word may begin with a capital and end in a number: that is two changes of kind at most.
+    return _changes(part) >= 3
+
+
+def _changes(part: str) -> int:
+    """How often the kind of character changes: digit, capital, small letter."""
     kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" for c in part]
-    return sum(a != b for a, b in pairwise(kinds)) >= 3
+    return sum(a != b for a, b in pairwise(kinds))
 
 
 def is_basic_auth(value: str) -> bool:

@@ -2,7 +2,8 @@
 `os.environ["X_API_KEY"] = "..."`, `PASSWORD=...`, `--token ...`, `<password>...</password>`, lists of keys.
 
 A name is found by a word in it, then what stands behind it is read: a separator, and string literals, a list of them,
-or a bare word. Code stays as it is: `password = getpass()`, `key=lambda x: x`, `api_key: str`, `token = tokens[i]`.
+or a bare word. Of an expression of Python the literals that can become the value are read: `"" or "..."`, `str("...")`,
+`x + "..."`. Code stays as it is: `password = getpass()`, `key=lambda x: x`, `api_key: str`, `token = tokens[i]`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vlmrl.store.secret_shapes import HIDDEN, is_mixed, is_number, is_placeholder, kind_of_name, looks_random
+from vlmrl.store.secret_names import holds_words, is_short_password, kind_of_name
+from vlmrl.store.secret_shapes import HIDDEN, is_mixed, is_number, is_placeholder, looks_random, lowered
 
 Span = tuple[int, int]
 
@@ -19,14 +21,15 @@ MOST_NAME_CHARS = 80
 MOST_LIST_CHARS = 4000
 _WORD = re.compile(
     r"key|token|secret|passw|passphrase|passcode|pwd|pass|pw|cred|auth|login|bearer|pat|jwt|sig|cookie|session|dsn"
-    r"|webhook|sas",
-    re.IGNORECASE,
+    r"|webhook|sas|mnemonic"
 )
+"""Words in names of secrets, in a text in lower case."""
 _LEFT = re.compile(r"[\w.-]*\Z", re.ASCII)
 _RIGHT = re.compile(r"[\w-]*", re.ASCII)
 _BEHIND = re.compile(
-    r"(?P<close>\\*[\"'`])?(?:[ \t]*\])*(?P<space>[ \t]*)"
-    r"(?P<type>:[ \t]*[A-Za-z_][\w.\[\], |]{0,60}?(?=[ \t]*=(?!=)))?(?P<before>[ \t]*)"
+    r"(?P<close>\\*[\"'`])?(?:[ \t]*\])*(?P<space>[ \t]*(?(close)(?:\n[ \t]*(?=:))?|))"
+    r"(?P<type>:[ \t]*(?:\"[^\"\n]{0,60}\"|'[^'\n]{0,60}'|[A-Za-z_][\w.\[\], |]{0,60}?)(?=[ \t]*=(?!=)))?"
+    r"(?P<before>[ \t]*)"
     r"(?P<mark>:=|==|!=|=>|=|:|,|>|\()?(?P<after>[ \t]*)"
 )
 _LITERAL = re.compile(
@@ -36,6 +39,22 @@ _LITERAL = re.compile(
     r"|\"(?P<e>(?:[^\"\\\n]|\\.)*)\"|'(?P<f>(?:[^'\\\n]|\\.)*)'|`(?P<g>[^`\n]*)`)",
     re.DOTALL,
 )
+_NEXT_LINE = re.compile(r"[ \t]*(?:\\|#[^\n]*)?\n[ \t]*(?=[rbfuRBFU]{0,2}[\"'])")
+_ATOM = re.compile(r"[A-Za-z_](?:[\w.]*\w)?|[\d.]+")
+_ATTRIBUTE = re.compile(r"\s{0,80}\.([A-Za-z_]\w*)")
+_OPERATOR = re.compile(r"(?:[ \t]|\\?\n)*(?P<sign>(?:or|and|if|else)\b|==|!=|[+%])(?:[ \t]|\\?\n)*")
+_TEMPLATE = re.compile(r"[ ]?(?:%[sr]|\{[\w!:]{0,20}\})[^\"'\n]{0,80}[\"']\s{0,80}(?:,|%\s{0,9}\(?|\.format\()\s{0,80}")
+_TAIL = re.compile(r"(?:[,;][^\s\"'`,;=&)\]}>(\[{<|\\]+)+(?=\s|\Z)")
+WRAPPERS = re.compile(
+    r"str|bytes|bytearray|\w*b(?:64|32|16)decode|[ab]85decode|fromhex|unhexlify|encode|decode|format|join|[lr]?strip"
+    r"|(?:un)?quote|SecretStr|SecretBytes"
+)
+"""Functions that give back what they are given, in another form."""
+LOOKUPS = frozenset(("get", "getenv", "pop", "setdefault", "getattr"))
+"""Functions whose second argument is the value where there is none."""
+LOGINS = re.compile(r"(?:login|auth|password|passwd)\Z", re.IGNORECASE)
+MOST_EXPRESSION_CHARS = 1000
+MOST_OPERANDS = 12
 _JOINED = re.compile(r"(?:\s|\+|\\\n)+")
 _BARE = re.compile(r"[^\s\"'`,;&)\]}>(\[{<|\\]+")
 _KEY_END = re.compile(r"\s*:")
@@ -51,6 +70,7 @@ _OPENING, _CLOSING = tuple("[({"), tuple("])}")
 MOST_DEPTH = 6
 MOST_WORDS = 4
 """A quoted value of more words than this is prose about a password, not one."""
+MOST_PHRASE_WORDS = 24
 
 
 @dataclass(frozen=True)
@@ -89,7 +109,7 @@ class _Place:
 def assigned(text: str) -> Iterator[Span]:
     """Yield the span of every value that is a secret because of its name."""
     done = 0
-    for word in _WORD.finditer(text):
+    for word in _WORD.finditer(lowered(text)):
         if word.start() < done:
             continue
         left = _LEFT.search(text, max(0, word.start() - MOST_NAME_CHARS), word.start())
@@ -120,18 +140,27 @@ def _values(text: str, start: int, end: int, sure: bool) -> Iterator[Span]:
     mark, at = behind["mark"] or "", behind.end()
     if behind["close"] and not closed:  # the name ends a longer text
         return
+    following = _NEXT_LINE.match(text, at) if mark in ("=", ":=", ",") or (mark == ":" and closed) else None
+    at = following.end() if following else at
+    sure = sure and not (mark == "," and following)  # lists of names have a line for each
     spaced = bool(behind["space"] or behind["before"] or behind["after"])
     place = _Place(text, start, end, sure, closed, mark, not spaced, bool(behind["type"]))
     flag = place.is_flag and spaced and not closed
     if mark == ">" or (mark == "" and not flag) or (mark == "," and not closed):
         return
+    if mark == "(":
+        yield from _arguments(place, behind.start("mark"))
     literal = _LITERAL.match(text, at)
     if literal and not (quote and not closed and literal[0].startswith(quote)):
         yield from _literals(place, literal)
     elif at < len(text) and text[at] in _OPENING and mark in ("=", ":", ":=", "=>"):
         yield from _listed(place, at)
+    elif template := _TEMPLATE.match(text, behind.end("mark")) if mark in ("=", ":") and not closed else None:
+        yield from _inserted(place, template.end())
     elif (mark in ("=", ":", ":=", "==") or (mark == "" and place.is_flag)) and (bare := _BARE.match(text, at)):
         yield from _bare(place, bare)
+    if mark in ("=", ":=") or (mark == ":" and closed):
+        yield from _operands(place, at)
 
 
 def _literals(place: _Place, literal: re.Match[str]) -> Iterator[Span]:
@@ -167,45 +196,140 @@ def _is_quoted_secret(place: _Place, value: str, kind: str) -> bool:
     if not value or HIDDEN in value or is_number(value) or is_placeholder(value):
         return False
     if place.mark == "(" or not place.sure:
-        return looks_random(value)
+        return looks_random(value) or (place.mark in ("=", ":", ":=") and _is_short(place, value))
     if place.mark == ",":  # names stand in lists too
         return is_mixed(value) and len(value) >= 8 and kind_of_name(value) == "none"
-    if len(value.split()) > MOST_WORDS:
+    if len(value.split()) > (MOST_PHRASE_WORDS if holds_words(place.name) else MOST_WORDS):
         return False
     return is_mixed(value) if place.mark == ":" and not place.begins_line else True
 
 
-def _listed(place: _Place, at: int) -> Iterator[Span]:
-    """The literals in brackets behind the mark, but the keys of a mapping."""
-    text, depth, first, several = place.text, 0, at, False
-    found: list[tuple[Span, str]] = []
-    while at < min(len(text), first + MOST_LIST_CHARS) and depth <= MOST_DEPTH:
+def _is_short(place: _Place, value: str) -> bool:
+    """Whether a value of `pwd` is a password: no word, no path."""
+    return is_short_password(place.name) and is_mixed(value) and not {"/", "\\"} & set(value)
+
+
+def _fits(place: _Place, value: str) -> bool:
+    """Whether a literal that is not assigned directly is the secret: words never are."""
+    if is_placeholder(value) or is_number(value) or HIDDEN in value:
+        return False
+    return is_mixed(value) if place.sure else looks_random(value)
+
+
+@dataclass(frozen=True)
+class _Enclosed:
+    """Literals in brackets: (span, text, number of the argument, whether it is the whole argument, by position)."""
+
+    literals: list[tuple[Span, str, int, bool]]
+    several: bool
+    end: int
+
+
+def _enclosed(text: str, at: int, most: int = MOST_LIST_CHARS) -> _Enclosed:
+    """Read what the bracket at this place encloses, but the keys of a mapping."""
+    depth, first, commas = 0, at, 0
+    several, begins = False, False
+    found: list[tuple[Span, str, int, bool]] = []
+    while at < min(len(text), first + most) and depth <= MOST_DEPTH:
         plain = _PLAIN.match(text, at)
+        begins = begins and not (plain and plain[0].strip())
         at = plain.end() if plain else at
         literal = _LITERAL.match(text, at)
         if literal:
-            is_key = _KEY_END.match(text, literal.end())
-            found += [] if is_key else [_content(literal)]
-            at = literal.end()
+            span, content = _content(literal)
+            found += [] if _KEY_END.match(text, literal.end()) else [(span, content, commas, begins and depth == 1)]
+            at, begins = literal.end(), False
             continue
         mark, at = text[at : at + 1], at + 1
         depth += (mark in _OPENING) - (mark in _CLOSING)
         several |= mark == ","
+        commas += mark == "," and depth == 1
+        begins = (mark == "," or mark in _OPENING) and depth == 1
         if depth == 0:
             break
+    return _Enclosed(found, several, at)
+
+
+def _listed(place: _Place, at: int) -> Iterator[Span]:
+    """The literals in brackets behind the mark, but the keys of a mapping."""
+    enclosed = _enclosed(place.text, at)
+    found = enclosed.literals
     fits = is_mixed if place.sure else looks_random
-    if text[first] == "(" and not several:  # one text in several literals
-        whole = "".join(content for _, content in found)
+    if place.text[at] == "(" and not enclosed.several:  # one text in several literals
+        whole = "".join(content for _, content, _, _ in found)
         found = found if _is_quoted_secret(place, whole, "") else []
         fits = bool
-    for span, content in found:
+    for span, content, _, _ in found:
         if fits(content) and not is_placeholder(content) and not is_number(content):
             yield span
+
+
+def _arguments(place: _Place, at: int) -> Iterator[Span]:
+    """The literals in a call of `login`, `set_password` and the like: those that look drawn, and a last password."""
+    found = [item for item in _enclosed(place.text, at, MOST_EXPRESSION_CHARS).literals if item[3]]
+    for span, content, number, _ in found:
+        last = number > 0 and span == found[-1][0] and LOGINS.search(place.name) is not None
+        if not is_placeholder(content) and (looks_random(content) or (last and is_mixed(content))):
+            yield span
+
+
+def _inserted(place: _Place, at: int) -> Iterator[Span]:
+    """The literals that a template is filled with: `"token=%s", "..."`."""
+    for _ in range(MOST_WORDS):
+        literal = _LITERAL.match(place.text, at)
+        if not literal:
+            return
+        span, content = _content(literal)
+        if _fits(place, content):
+            yield span
+        comma = _COMMA.match(place.text, literal.end())
+        if not comma:
+            return
+        at = comma.end()
+
+
+def _operands(place: _Place, at: int) -> Iterator[Span]:
+    """The literals of an expression of Python that can become the value: operands of or, else, + and %, and arguments
+    of functions that keep what they get.
+    """
+    if not place.begins_line:
+        return
+    text, last, sign = place.text, min(len(place.text), at + MOST_EXPRESSION_CHARS), "="
+    for _ in range(MOST_OPERANDS):
+        if literal := _LITERAL.match(text, at):
+            span, content = _content(literal)
+            words = sign in ("or", "else") and _is_quoted_secret(place, content, literal["kind"])
+            if words or (sign in ("or", "else", "and", "+", "%") and _fits(place, content)):
+                yield span
+            callee, at = "", literal.end()
+        elif atom := _ATOM.match(text, at):
+            callee, at = atom[0].rpartition(".")[2], atom.end()
+        elif text[at : at + 1] == "(" and sign != "=":
+            callee = "str"
+        else:
+            return
+        while at < last:
+            if attribute := _ATTRIBUTE.match(text, at):
+                callee, at = attribute[1], attribute.end()
+            elif text[at] in "([":
+                enclosed = _enclosed(text, at, last - at)
+                first = 0 if WRAPPERS.fullmatch(callee) else 1 if callee in LOOKUPS else len(text)
+                if text[at] == "(":
+                    yield from (span for span, value, n, _ in enclosed.literals if n >= first and _fits(place, value))
+                at, callee = enclosed.end, ""
+            else:
+                break
+        operator = _OPERATOR.match(text, at)
+        if not operator or at >= last:
+            return
+        at, sign = operator.end(), operator["sign"]
 
 
 def _bare(place: _Place, bare: re.Match[str]) -> Iterator[Span]:
     """A word without quotes, as environment files, shells, YAML and logs have it."""
     text, value = place.text, bare[0].rstrip(".:")
+    if place.sure and place.tight and place.mark == "=" and (tail := _TAIL.match(text, bare.end())):
+        value = text[bare.start() : tail.end()].rstrip(".:")
     following = text[bare.end() : bare.end() + 1]
     if following in (*_OPENING, "<") or len(value) < 3 or value[0] in "$%{*@" or HIDDEN in value:
         return
@@ -216,7 +340,7 @@ def _bare(place: _Place, bare: re.Match[str]) -> Iterator[Span]:
         shell = place.tight and place.mark == "=" and place.name.isupper() and before in ("", " ", "\n", "\t", "'", '"')
         fits = shell and place.sure and following in ("", " ", "\n", "\t", "'", '"', ";")
     else:
-        fits = is_mixed(value) if place.sure else looks_random(value)
+        fits = is_mixed(value) if place.sure else looks_random(value) or _is_short(place, value)
     if fits:
         yield bare.start(), bare.start() + len(value)
 

@@ -26,7 +26,8 @@ from vlmrl.store.redact import (
     redact_value,
 )
 from vlmrl.store.runs import open_run
-from vlmrl.store.secret_shapes import kind_of_name, looks_random
+from vlmrl.store.secret_names import kind_of_name
+from vlmrl.store.secret_shapes import looks_random
 
 REPOSITORY = Path(__file__).parents[3]
 
