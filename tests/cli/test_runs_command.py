@@ -43,7 +43,7 @@ def make(root: Path, steps: int = 3, **settings: Any) -> Run:
         t = Trajectory(
             "pairs", "p", 0, 0, step, 1, (1,), (Segment("assistant", (2,), True, (-0.5,)),), (MEDIA,), "stop"
         )
-        run.write_rollouts(step, [Group(row, "prompt", (ScoredSample(t, "yes", Score(1.0, {"answer": 1.0})),))])
+        run.write_rollouts(step, [Group(row, "prompt", (ScoredSample(t, "yes", Score(step / 10, {"answer": 1.0})),))])
         run.log(step, "train", {"reward/mean": step / 10, "time/step_seconds": 1.5})
     for step in (0, steps):
         run.log(step, "validation", {"eval/accuracy": 0.5 + step / 10})
