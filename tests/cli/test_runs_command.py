@@ -43,8 +43,8 @@ def make(root: Path, steps: int = 3, **settings: Any) -> Run:
         t = Trajectory(
             "pairs", "p", 0, 0, step, 1, (1,), (Segment("assistant", (2,), True, (-0.5,)),), (MEDIA,), "stop"
         )
-        run.write_rollouts(step, [Group(row, "prompt", (ScoredSample(t, "yes", Score(1.0, {"answer": 1.0})),))])
-        run.log(step, "train", {"reward/mean": step / 10, "time/step_seconds": 1.5, "rollout/samples": 1})
+        run.write_rollouts(step, [Group(row, "prompt", (ScoredSample(t, "yes", Score(step / 10, {"answer": 1.0})),))])
+        run.log(step, "train", {"reward/mean": step / 10, "rollout/samples": 1, "time/step_seconds": 1.5})
     for step in (0, steps):
         run.log(step, "validation", {"eval/accuracy": 0.5 + step / 10})
     run.set_best(steps, "accuracy", 0.5 + steps / 10)
@@ -149,9 +149,7 @@ def test_verify_ends_with_2_and_names_every_problem(root: Path, tmp_path: Path):
     done = vlmrl("runs", "verify", "last", runs=root)
     assert done.code == 2 and "have metrics but no rollouts: 1" in done.err and "not whole JSON" in done.err
     result = as_json("runs", "verify", "last", runs=root, code=2)
-    assert (
-        result["ok"] is False and len(result["problems"]) == 3
-    )  # the broken file is also not the one that was written
+    assert result["ok"] is False and len(result["problems"]) == 3
 
 
 def test_pack_makes_a_file_that_opens_elsewhere(root: Path, tmp_path: Path):

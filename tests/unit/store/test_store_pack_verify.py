@@ -42,7 +42,8 @@ def finished_run(root: Path, dataset: Path) -> Run:
     datasets = [{"name": "digits", "path": str(dataset), "fingerprint": "f" * 64}]
     sha256 = hashlib.sha256(REWARD.encode()).hexdigest()
     run = make_run(
-        root, datasets=datasets, recipe_text="x = 1\n", resolved={"recipe": {"train": {"steps": 2}}}, texts={("reward", sha256): REWARD},
+        root, datasets=datasets, recipe_text="x = 1\n", resolved={"recipe": {"train": {"steps": 2}}},
+        texts={("reward", sha256): REWARD},
         rewards=[{"source": "digits", "name": "reward.py:score", "sha256": sha256}],
     )  # fmt: skip
     for step in range(2):
