@@ -12,7 +12,8 @@ PASSWORD = "hunter2"
 KEY_LINES = ("MIIEpAIBAAKCAQEA7bq0Zm9v", "YmFyYmF6cXV4cXV1eGNvcmdl")
 PEM = "-----BEGIN RSA PRIVATE KEY-----\n{}\n{}\n-----END RSA PRIVATE KEY-----".format(*KEY_LINES)
 BASIC = base64.b64encode(b"user:" + PASSWORD.encode()).decode()
-PARTS = (VALUE, HEX, PASSWORD, BASIC, *KEY_LINES, "XyZ1w0rd", "B00000000", "c0rrect horse")
+PARTS = (VALUE, HEX, PASSWORD, BASIC, *KEY_LINES, "XyZ1w0rd", "B00000000", "c0rrect horse", "p@ss", "w;rd",
+         "correct-horse", "abandon ability")  # fmt: skip
 """What must not be left of any of them."""
 
 SERVICES = [
@@ -57,7 +58,51 @@ ASSIGNMENTS = [
     '"private_key": "-----BEGIN PRIVATE KEY-----\\n{}\\n{}\\n-----END PRIVATE KEY-----\\n"'.format(*KEY_LINES),
 ]  # fmt: skip
 
-SECRETS = [*SERVICES, *ADDRESSES, *HEADERS, *ASSIGNMENTS]
+MORE_SERVICES = [
+    f"patAbCdEfGhIjKlMn.{HEX}{HEX[:24]}", f"tskey-auth-{VALUE}-{LONG}", f"pscale_tkn_{LONG}", f"rubygems_{HEX}00000000",
+    f"secret_{LONG}{VALUE[:7]}", f"key-{HEX[:32]}", f"vcp_{LONG}", f"tvly-{LONG}", f"e2b_{HEX}", f"HRKU-{LONG}",
+    f"apify_api_{LONG}", f"ops_eyJ{LONG}", f"glc_eyJ{LONG}", f"sgp_{HEX}", f"CCIPAT_{VALUE}abcd_{HEX}",
+    f"abcdefGH1234xy.atlasv1.{LONG}{VALUE}", f"$6$rounds=5000${VALUE[:16]}${LONG}{LONG}abcdefghij1234"[:121],
+    f"$2b$12${LONG}{VALUE[:17]}", f"https://api.telegram.org/bot1234567890:AAF-{VALUE}{VALUE[:13]}/getMe",
+    f"https://hooks.zapier.com/hooks/catch/1234/{VALUE}/", f"https://open.feishu.cn/open-apis/bot/v2/hook/{VALUE}",
+]  # fmt: skip
+
+PLACES = [
+    f"https://h/x?code={VALUE}", f"JSESSIONID={VALUE}", f"PHPSESSID={VALUE};", f"Set-Cookie: sid={VALUE}; Path=/",
+    f"csrftoken={VALUE}", f"mysql -u root -p{PASSWORD} db", f"docker login -u bob -p {PASSWORD} r.io",
+    f"az login -u b -p {PASSWORD}", f"vault login {VALUE}", f"aws configure set aws_secret_access_key {VALUE}",
+    f"zip -P {PASSWORD} a.zip", f"openssl enc -k {PASSWORD}", f"htpasswd -b f bob {PASSWORD}",
+    f"echo {VALUE} | docker login -u bob --password-stdin r.io", f"Incorrect API key provided: {VALUE}.",
+    f"ValueError: invalid api key {VALUE}", f"The password is {VALUE}.", f"old password was: {VALUE}",
+    f"api_key {VALUE} rejected", f"ENV API_TOKEN {VALUE}", f"setx API_KEY {VALUE}", f"client-key-data: {LONG}==",
+    f'<add key="ApiKey" value="{VALUE}" />', f'{{"name": "DB_PASSWORD", "value": "{PASSWORD}"}}',
+    f"- name: API_TOKEN\n  value: {VALUE}", "machine h\n  login me\n  password c0rrect horse",
+]  # fmt: skip
+
+NAMES = [
+    f"PGPASSWORD={VALUE} psql", f"MYSQL_PWD={VALUE}", f"export RABBITMQ_PASS={VALUE}", f'DBPASSWORD = "{PASSWORD}"',
+    f'dbpass="{PASSWORD}"', f"userpass: {VALUE}", f'mypassword = "{PASSWORD}"', f'authtoken = "{PASSWORD}"',
+    f'accesstoken="{VALUE}"', f"APITOKEN={VALUE}", f'wandbkey="{VALUE}"', f'masterkey="{PASSWORD}"',
+    f'clientsecret="{PASSWORD}"', f"SMTP_PASSWD={PASSWORD}", f'pwd = "{PASSWORD}"', f"Uid=bob;Pwd={PASSWORD};",
+    "password=p@ss,w;rd", 'DB_PASS = "correct-horse-battery"', 'mnemonic = "abandon ability able about above absent"',
+    'passphrase = "abandon ability able about above absent"',
+]  # fmt: skip
+
+EXPRESSIONS = [
+    f'api_key = \\\n    "{PASSWORD}"', f'conn(user="bob",\n     password=\n       "{PASSWORD}")',
+    f'signing_key: "str" = "{PASSWORD}"', f'password = "" or "{PASSWORD}"', f'key = os.getenv("X_KEY") or "{VALUE}"',
+    f'token = x if y else "{VALUE}"', f'token = prefix + "{VALUE}"', f'token = str("{VALUE}")',
+    f'API_KEY = "%s" % "{PASSWORD}"', f'API_KEY = "{{}}".format("{PASSWORD}")', f"SECRET = ''.join(['{PASSWORD}'])",
+    f'token = base64.b64decode(b"{VALUE}==")', f'token = bytes.fromhex("{HEX}")',
+    f'logging.info("token=%s", "{VALUE}")', f'print("user=%s password=%s" % ("bob", "{PASSWORD}"))',
+    f'HTTPBasicAuth("bob", "{PASSWORD}")', f'HTTPBasicAuth(user, "{PASSWORD}")', f'login("bob", "{PASSWORD}")',
+    f'keyring.set_password("svc", "bob", "{PASSWORD}")', f'{{\n "api_key"\n : "{PASSWORD}"}}',
+    f'password = config.get("pw", "{PASSWORD}")',
+]  # fmt: skip
+
+SECRETS = [
+    *SERVICES, *ADDRESSES, *HEADERS, *ASSIGNMENTS, *MORE_SERVICES, *PLACES, *NAMES, *EXPRESSIONS,
+]  # fmt: skip
 
 _BYTES = hashlib.sha512(b"pixels").digest() * 300
 INNOCENT = [
@@ -90,5 +135,15 @@ INNOCENT = [
     "docker run -u 1000:1000 x", "npm_config_registry=https://r", 'model.path = "Qwen/Qwen2.5-VL-3B-Instruct"',
     'sk-learn", "task-oriented-dialogue-systems"', 'public_key = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAABAQ"',
     "for key, value in items.items():", "optim.lr = 1e-5", "session: training\nstep: 12",
-    "@dataclass\nclass Token: x: int",
+    "@dataclass\nclass Token: x: int", "sk-learn-contrib-package-name-longer", "fw_abcdefghijklmnopqrstu",
+    "machine learning password manager", "glove-word-embedding-vectors-300d", "compass: north-west-1", "bypass=True-1",
+    'monkey = "Macaca_fuscata_123"', 'turkey = "a1b2c3d4e5f6g7"', 'hotkey = "ctrl+shift+p1"', "OLDPWD=/home/x1",
+    "num_tokens = 12", "pass_at_k = 0.5", 'tokenizer = "Qwen/Qwen2.5-VL-3B-Instruct"', 'eostoken = "a1b2c3d4e5f6g7"',
+    'keyboard = "qwerty-2000-layout"', "pwd = os.getcwd()", 'pwd = "/home/me/x1"', 'test_pass = "linear"',
+    "password = a if b == 'mode-1' else c", 'key = config.get("cache-dir-1", "x")', "docker run -p 8080:80 image",
+    'token = re.sub(r"[^a-z0-9]+", "", text)', 'password = input("Password (8+ characters): ")', "mysql --print x",
+    "https://h/x?code=404", "the key is to see that 3x + 12y = 24", "The token was the 12th of 40",
+    'token = names["3f786850e387550f"]', 'print("key=%s", "question")', 'login("first page", "second page")',
+    "- name: steps\n  value: 12345", '{"name": "cache_key", "value": "a1b2c3d4e5f6g7"}', "set key A4 opens door",
+    "sid=short", "cookie: chocolate chip", 'hint = "secret" if x else "no secret 12"',
 ]  # fmt: skip

@@ -12,10 +12,9 @@ from typer.core import TyperGroup
 
 from vlmrl import __version__
 from vlmrl.cli.interruption import describe_interruption
-from vlmrl.cli.output import say
+from vlmrl.cli.output import print_error, say
 from vlmrl.errors import exit_of
 from vlmrl.process import end_on_sigterm, keep_standard_streams
-from vlmrl.visible import visible
 
 COMMANDS = (
     "prep", "check", "fetch", "try_", "sft", "train", "merge", "eval", "compare", "reward_check", "report",
@@ -89,5 +88,5 @@ def main() -> None:
             sys.stdout.flush()  # what it refuses is told here, not at the interpreter's end
     except (Exception, KeyboardInterrupt) as error:
         code, text = exit_of(error)
-        print(visible(text), file=sys.stderr)
+        print_error(text)
         sys.exit(code)

@@ -1,6 +1,7 @@
 """How commands speak: tables and bars on stderr for people, one JSON object on stdout for programs.
 
-Whatever is printed here passes `vlmrl.visible`: part names, notes, responses and error texts come from others.
+Whatever is printed here passes `vlmrl.visible`: part names, notes, responses and error texts come from others. They may
+quote secrets too, so it passes the redaction (`store/redact.py`) as well.
 """
 
 from __future__ import annotations
@@ -25,17 +26,24 @@ JSON_HELP = "Print one JSON object on stdout and nothing else there."
 
 def console(*, stderr: bool = True) -> Console:
     """Return a Rich console on stderr (else stdout); plain text when that is no terminal. Rich is imported here, not at
-    start.
+    start. Secrets are hidden before a text is wrapped, so that none stands on two lines.
 
     It reads no markup and no emoji names, so that `[red]` and `:x:` of a model stay what they are.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
+    from rich.text import Text
+
+    from vlmrl.store.redact import redact_said
 
     class SafeConsole(Console):
         """A console on which every piece of text is made visible when it is drawn; styles are drawn around it."""
 
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            if isinstance(renderable, str):
+                renderable = redact_said(renderable)
+            elif isinstance(renderable, Text) and (shown := redact_said(renderable.plain)) != renderable.plain:
+                renderable = Text(shown, renderable.style, justify=renderable.justify, overflow=renderable.overflow)
             for text, style, control in super().render(renderable, options):
                 yield Segment(text if control else visible(text), style, control)
 
@@ -48,7 +56,9 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
     Drawn without Rich, whose import takes longer than most commands that end in a table.
     """
-    cells = [[one_line(str(cell)) for cell in row] for row in (columns, *rows)]
+    from vlmrl.store.redact import redact_said
+
+    cells = [[one_line(redact_said(str(cell))) for cell in row] for row in (columns, *rows)]
     if not sys.stdout.isatty():
         for row in cells:
             print("\t".join(row))
@@ -68,9 +78,24 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 def say(text: str, *, bold: bool = False) -> None:
     """Print a line for people, on stderr."""
     from vlmrl.dist.worker import stderr
+    from vlmrl.store.redact import redact_said
 
-    text = visible(text)
+    text = visible(redact_said(text))
     print(f"\033[1m{text}\033[0m" if bold else text, file=stderr(), flush=True)
+
+
+def line_of_code(text: str) -> str:
+    """Return what a user's code returned as a note, raised or printed, on one line and without secrets."""
+    from vlmrl.store.redact import redact_text
+
+    return one_line(redact_text(text))
+
+
+def print_error(text: str) -> None:
+    """Print how a command failed, on stderr. It may quote what a user's code raised or printed."""
+    from vlmrl.store.redact import redact_text
+
+    print(visible(redact_text(text)), file=sys.stderr)
 
 
 def say_origin(path: str, parent: Mapping[str, Any] | None) -> None:
@@ -97,9 +122,10 @@ def _width(text: str) -> int:
 def emit(result: Any, as_json: bool) -> None:
     """With `--json`: the result as one JSON object on stdout. Without: nothing (the command has shown its table)."""
     from vlmrl.dist.worker import stdout
+    from vlmrl.store.redact import redact_result
 
     if as_json:
-        text = json.dumps(result, ensure_ascii=False, default=str, allow_nan=False)
+        text = json.dumps(redact_result(result), ensure_ascii=False, default=str, allow_nan=False)
         print(visible_json(text), file=stdout(), flush=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.cli.output import draw_quote, number, share
+from vlmrl.cli.output import draw_quote, line_of_code, number, share
 from vlmrl.visible import one_line
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _earned(p: Mapping[str, Any]) -> str:
     if p["kind"] == "belief":
         return p["verdict"]
     if p["errors"] and p["kind"] != "truth":
-        return f"fails on {p['errors']} rows: {one_line(p['error'])}"
+        return f"fails on {p['errors']} rows: {line_of_code(p['error'])}"
     of = f", on {share(p['paid'])} of rows" if p["paid"] is not None and p["paid"] < 1 else ""
     return f"earns {number(p['mean'])}{of}"
 

@@ -59,16 +59,24 @@ class ConsoleWatcher:
         self._line(f"validation at step {step}: " + "  ".join(parts) + ("  (best so far)" if best else ""))
 
     def sample(self, step: int, group: Group) -> None:
+        from vlmrl.store.redact import redact_said, redact_text
+
         best = max(group.samples, key=lambda s: s.score.value if s.score.error is None else float("-inf"))
-        text = best.text if len(best.text) <= MAX_TEXT else best.text[:MAX_TEXT] + " ..."
+        text = redact_said(best.text)
+        text = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."
         parts = "  ".join(f"{n} {'-' if v is None else f'{v:.2f}'}" for n, v in best.score.parts.items())
         self._line(f"  sample of {group.row.prompt_id}: {one_line(text)}")
-        self._line(f"  scored {best.score.value:.3f}: {parts}" + (f"  ({best.score.note})" if best.score.note else ""))
+        self._line(
+            f"  scored {best.score.value:.3f}: {parts}"
+            + (f"  ({redact_text(best.score.note)})" if best.score.note else "")
+        )
 
     def _line(self, text: str) -> None:
+        from vlmrl.store.redact import redact_said
+
         clear = "\r" + " " * len(self._counter) + "\r" if self.live and self._counter else ""
         self._counter = ""
-        self.stream.write(f"{clear}{visible(text)}\n")
+        self.stream.write(f"{clear}{visible(redact_said(text))}\n")
         self.stream.flush()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.cli.output import draw_quote, draw_table, number, share
+from vlmrl.cli.output import draw_quote, draw_table, line_of_code, number, share
 from vlmrl.cli.probe_report import show_probes
 from vlmrl.visible import one_line
 
@@ -113,7 +113,7 @@ def _show_parts(parts: Mapping[str, Mapping[str, Any]], out: Console) -> None:
 
 def _show_reasons(reasons: Sequence[Mapping[str, Any]], out: Console) -> None:
     if reasons:
-        rows = [(f"{r['count']:,}", share(r["share"]), one_line(r["example"])) for r in reasons]
+        rows = [(f"{r['count']:,}", share(r["share"]), line_of_code(r["example"])) for r in reasons]
         draw_table("notes and failures", ("rows", "share", "reason (an example)"), rows, out, right=2)
 
 
@@ -192,7 +192,7 @@ def _show_rows(
             before, after = row["advantage"]
             value = f"{number(row['old']['value'])} -> {value}, advantage {before:+.3f} -> {after:+.3f}"
         parts = ", ".join(f"{one_line(k)} {number(v)}" for k, v in row["new"]["parts"].items())
-        note = f"; {one_line(row['new']['note'])}" if row["new"]["note"] else ""
-        told = one_line(row["new"]["error"]) if row["new"]["error"] else parts + note
+        note = f"; {line_of_code(row['new']['note'])}" if row["new"]["note"] else ""
+        told = line_of_code(row["new"]["error"]) if row["new"]["error"] else parts + note
         out.print(f"  {one_line(row['where'])}: {value}  ({told})")
         draw_quote(one_line(row["text"])[:TEXT_CHARS], out, 6)

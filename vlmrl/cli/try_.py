@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit, say, say_origin
+from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit, line_of_code, say, say_origin
 from vlmrl.errors import RecipeError
 from vlmrl.visible import one_line, visible
 
@@ -227,7 +227,7 @@ def _sample_line(sample: Mapping[str, Any]) -> str:
     text = visible(sample["text"].replace("\n", "\\n"))
     score = " " * 5 + "-" if sample["error"] else f"{sample['score']:6.3f}"
     cut = " (cut)" if sample["finish"] == "length" else ""
-    told = one_line(sample["error"] or sample["note"])
+    told = line_of_code(sample["error"] or sample["note"])
     note = f"  [{told}]" if told else ""
     return f"  {score}  {one_line(parts)}{cut}{note}\n          {text[:MAX_TEXT]}"
 

@@ -28,6 +28,7 @@ from typing import Any, NoReturn, TextIO, cast
 from vlmrl.errors import LaunchError, OutOfMemoryError, exit_of, reason_of
 from vlmrl.process import DEBUG_RANK, die_with_parent, has_terminal, lasting
 from vlmrl.store import layout
+from vlmrl.store.redact import redact_text
 from vlmrl.visible import visible
 
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
@@ -224,8 +225,11 @@ def run(program: Callable[[], object]) -> NoReturn:
             hint = f"--debug-rank {rank.rank} gives it the terminal"
             error = LaunchError(f"breakpoint() on rank {rank.rank}, which has no terminal", hint=hint)
         code, message = exit_of(error)
+        message = redact_text(message)  # it may quote what a user's code raised or printed
         # Said before it is printed: the order of these files tells who failed first.
-        rank.end(code, message, reason_of(error), error.halved if isinstance(error, OutOfMemoryError) else None)
+        rank.end(
+            code, message, redact_text(reason_of(error)), error.halved if isinstance(error, OutOfMemoryError) else None
+        )
         print(visible(message), file=sys.stderr, flush=True)
         sys.exit(code)
     rank.end(code, message)

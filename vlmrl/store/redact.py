@@ -4,7 +4,12 @@ Two rules. Texts that people and programs write (code, recipes, command lines, l
 `redact_text`, which knows what a secret looks like. Texts that scores are computed from (prompts, responses, truths in
 rollouts and evaluations) go through `hide_known`, which hides only secrets that this process has: values of its
 environment, and what `learn` found in the run's own recipe, prompts, reward files and command line. So a riddle about a
-password stays as it is, and is scored again to the digit. Token ids stay what they are in any case.
+password stays as it is, and is scored again to the digit. Token ids stay what they are in any case. What user code says
+on the terminal goes through `redact_said`, which knows values and shapes and no names; errors go through `redact_text`.
+
+It is a net, not a promise. Left alone, as innocent text looks the same: words and plain numbers as secrets (a PIN) away
+from the place where they are assigned, passwords of five words and more, drawn characters without a name or a known
+beginning, arguments of calls whose name says nothing (`connect("host", "me", "...")`), and what code puts together.
 """
 
 from __future__ import annotations

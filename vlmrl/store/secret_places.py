@@ -44,7 +44,8 @@ _SESSION = re.compile(
 )
 _USER = re.compile(r"(?<!\S)(?:-u|--user|--proxy-user)[ =][\"']?[^\s:\"'{}$<]+:([^\s\"'{}$<]+)")
 _NETRC = re.compile(
-    r"\b(?:machine\s+\S+|default)\s+(?:(?:login|account)\s+\S+\s+)+password\s+(\S+)|\bmachine\s+\S+\.\S+\s+password\s+(\S+)"
+    r"\b(?:machine\s+\S+|default)[\s#*+>-]+(?:(?:login|account)\s+\S+[\s#*+>-]+)+password\s+(\S+)"
+    r"|\bmachine\s+\S+\.\S+\s+password\s+(\S+)"
 )
 _WORD = r"[\"']?([^\s\"'|;&<>]{3,})"
 _COMMANDS = re.compile(
@@ -78,12 +79,12 @@ _SAID = re.compile(
     r"([\w.+/=~!@#$%^&*-]{8,})"
 )
 _SETTING = re.compile(
-    r"(?:^|[\n;&])[ \t]*(?:ENV|ARG|setx|set|aws configure set)[ \t]+(?:/\w[ \t]+)?"
+    r"(?:^|[\n;&])[ \t#*+>-]*(?:ENV|ARG|setx|set|aws configure set)[ \t]+(?:/\w[ \t]+)?"
     r"([\w.-]{2,80})[ \t]+[\"']?([^\s\"']{4,})"
 )
 _PAIR = re.compile(
     rf"{_begin('name', 'key', 'variable')}\\?[\"']?[ ]{{0,8}}[:=][ ]{{0,8}}\\?[\"']?([\w.-]{{2,80}})\\?[\"']?"
-    r"[ ]{0,8},?\s{1,80}\\?[\"']?value\\?[\"']?[ ]{0,8}[:=][ ]{0,8}"
+    r"[ ]{0,8},?[\s#/*+>-]{1,80}\\?[\"']?value\\?[\"']?[ ]{0,8}[:=][ ]{0,8}"
     r"(?:\\?\"([^\"\\\n]{1,2000})\\?\"|'([^'\n]{1,2000})'|([^\s\"'{}\[\],]{3,2000}))"
 )
 

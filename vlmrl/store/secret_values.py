@@ -27,7 +27,7 @@ _WORD = re.compile(
 _LEFT = re.compile(r"[\w.-]*\Z", re.ASCII)
 _RIGHT = re.compile(r"[\w-]*", re.ASCII)
 _BEHIND = re.compile(
-    r"(?P<close>\\*[\"'`])?(?:[ \t]*\])*(?P<space>[ \t]*(?(close)(?:\n[ \t]*(?=:))?|))"
+    r"(?P<close>\\*[\"'`])?(?:[ \t]*\])*(?P<space>[ \t]*(?(close)(?:\n[ \t#/*+>-]*(?=:))?|))"
     r"(?P<type>:[ \t]*(?:\"[^\"\n]{0,60}\"|'[^'\n]{0,60}'|[A-Za-z_][\w.\[\], |]{0,60}?)(?=[ \t]*=(?!=)))?"
     r"(?P<before>[ \t]*)"
     r"(?P<mark>:=|==|!=|=>|=|:|,|>|\()?(?P<after>[ \t]*)"
@@ -39,12 +39,12 @@ _LITERAL = re.compile(
     r"|\"(?P<e>(?:[^\"\\\n]|\\.)*)\"|'(?P<f>(?:[^'\\\n]|\\.)*)'|`(?P<g>[^`\n]*)`)",
     re.DOTALL,
 )
-_NEXT_LINE = re.compile(r"[ \t]*(?:\\|#[^\n]*)?\n[ \t]*(?=[rbfuRBFU]{0,2}[\"'])")
+_NEXT_LINE = re.compile(r"[ \t]*(?:\\|#[^\n]*)?\n[ \t#/*+>-]*(?=[rbfuRBFU]{0,2}[\"'])")
 _ATOM = re.compile(r"[A-Za-z_](?:[\w.]*\w)?|[\d.]+")
 _ATTRIBUTE = re.compile(r"\s{0,80}\.([A-Za-z_]\w*)")
 _OPERATOR = re.compile(r"(?:[ \t]|\\?\n)*(?P<sign>(?:or|and|if|else)\b|==|!=|[+%])(?:[ \t]|\\?\n)*")
 _TEMPLATE = re.compile(r"[ ]?(?:%[sr]|\{[\w!:]{0,20}\})[^\"'\n]{0,80}[\"']\s{0,80}(?:,|%\s{0,9}\(?|\.format\()\s{0,80}")
-_TAIL = re.compile(r"(?:[,;][^\s\"'`,;=&)\]}>(\[{<|\\]+)+(?=\s|\Z)")
+_TAIL = re.compile(r"(?:[,;][^\s\"'`,;=&)\]}>(\[{<|\\]+)+(?=[,;]?(?:\s|\Z))")
 WRAPPERS = re.compile(
     r"str|bytes|bytearray|\w*b(?:64|32|16)decode|[ab]85decode|fromhex|unhexlify|encode|decode|format|join|[lr]?strip"
     r"|(?:un)?quote|SecretStr|SecretBytes"
@@ -71,6 +71,8 @@ MOST_DEPTH = 6
 MOST_WORDS = 4
 """A quoted value of more words than this is prose about a password, not one."""
 MOST_PHRASE_WORDS = 24
+MOST_LOOKED_AT = 300
+"""Of a bare word so many characters say whether it is a secret."""
 
 
 @dataclass(frozen=True)
@@ -333,14 +335,15 @@ def _bare(place: _Place, bare: re.Match[str]) -> Iterator[Span]:
     following = text[bare.end() : bare.end() + 1]
     if following in (*_OPENING, "<") or len(value) < 3 or value[0] in "$%{*@" or HIDDEN in value:
         return
-    if is_number(value) or is_placeholder(value) or (kind_of_name(value) != "none" and not looks_random(value)):
+    start = value[:MOST_LOOKED_AT]
+    if is_number(start) or is_placeholder(start) or (kind_of_name(start) != "none" and not looks_random(start)):
         return
     if _NAME.fullmatch(value):  # an expression, but for `NAME=value` of a shell
         before = text[place.start - 1 : place.start]
         shell = place.tight and place.mark == "=" and place.name.isupper() and before in ("", " ", "\n", "\t", "'", '"')
         fits = shell and place.sure and following in ("", " ", "\n", "\t", "'", '"', ";")
     else:
-        fits = is_mixed(value) if place.sure else looks_random(value) or _is_short(place, value)
+        fits = is_mixed(start) if place.sure else looks_random(start) or _is_short(place, start)
     if fits:
         yield bare.start(), bare.start() + len(value)
 

@@ -22,12 +22,14 @@ from vlmrl.store.redact import (
     hide_known,
     learn,
     learn_argv,
+    redact_result,
+    redact_said,
     redact_text,
     redact_value,
 )
 from vlmrl.store.runs import open_run
 from vlmrl.store.secret_names import kind_of_name
-from vlmrl.store.secret_shapes import looks_random
+from vlmrl.store.secret_shapes import looks_random, lowered
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -35,6 +37,7 @@ REPOSITORY = Path(__file__).parents[3]
 @pytest.fixture(autouse=True)
 def nothing_learned(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(redact, "_learned", frozenset())
+    monkeypatch.setattr(redact, "_learned_passwords", frozenset())
 
 
 def left_of(text: str) -> list[str]:
@@ -60,7 +63,7 @@ def test_what_only_looks_like_a_secret_stays(text: str):
 @pytest.mark.parametrize("text", SECRETS)
 @pytest.mark.parametrize(("before", "after"), [("# ", ""), ("x = 1\n    ", "\ny = 2\n"), ("- ", ",")])
 def test_a_secret_is_hidden_among_other_lines(text: str, before: str, after: str):
-    whole = before + text.replace("\n", f"\n{before}") + after
+    whole = before + text.replace("\n", "\n" + before.rpartition("\n")[2]) + after
     assert left_of(redact_text(whole)) == []
 
 
@@ -93,7 +96,11 @@ def test_our_own_code_stays_as_it_is():
     "text",
     ["a" * 100_000 + " key" * 5_000 + "eyJ" * 20_000, "key=[" * 12_000, 'api_key = "' * 5_000, "://a:" * 12_000,
      "-----BEGIN PRIVATE KEY-----" * 3_000, "password: " * 5_000, "key=('" * 6_000, "token='''" * 5_000,
-     "AKIA" * 20_000, "<password>" * 5_000, "&token=" * 9_000, "sk-" * 20_000, "authorization: x " * 4_000],
+     "AKIA" * 20_000, "<password>" * 5_000, "&token=" * 9_000, "sk-" * 20_000, "authorization: x " * 4_000,
+     "mysql -" * 9_000, "password = x or " * 5_000, "key=a+" * 3_000, "login(" * 9_000, "name: x\n" * 9_000 + "value",
+     "token=%s " * 9_000, "\n" * 60_000 + "password ", "cookie: a=" * 9_000, "password=a," * 9_000,
+     "a/" * 20_000 + "@//",
+     "docker login" * 6_000, "7z " * 20_000, "password " * 9_000, "x=" * 40_000, "key \\\n" * 9_000],
 )  # fmt: skip
 def test_the_time_is_linear_in_long_texts(text: str):
     """A quadratic search would take minutes, not a part of a second."""
@@ -107,6 +114,10 @@ def test_the_time_is_linear_in_long_texts(text: str):
         ("db_password2", "sure"), ("PASSWORD_PROD", "sure"), ("api_keys", "sure"), ("reward.args.api_key", "sure"),
         ("key", "maybe"), ("HF_TOKEN", "maybe"), ("login", "maybe"), ("API_KEY_OPENAI", "maybe"), ("auth", "maybe"),
         ("monkey", "none"), ("author", "none"), ("stop_token", "none"), ("cache_key", "none"), ("key_id", "none"),
+        ("PGPASSWORD", "sure"), ("dbpass", "sure"), ("DB_PASS", "sure"), ("SMTP_PASSWD", "sure"), ("authtoken", "sure"),
+        ("APITOKEN", "sure"), ("clientsecret", "sure"), ("masterkey", "sure"), ("client-key-data", "maybe"),
+        ("githubtoken", "maybe"), ("sshkey", "maybe"), ("compass", "none"), ("bypass", "none"), ("padtoken", "none"),
+        ("turkey", "none"), ("pass_at_k", "none"), ("tokenizer", "none"), ("dbpassword_hash", "none"),
         ("secret_name", "none"), ("max_new_tokens", "none"), ("tokens_per_row", "none"), ("keyboard", "none"),
     ],
 )  # fmt: skip
@@ -152,6 +163,28 @@ def test_what_the_run_itself_holds_is_known_from_then_on():
     learn_argv(["vlmrl", *words])
     assert hide_known(text) == f"{HIDDEN} " * 4 + "u"
     assert hide_known(RIDDLE) == RIDDLE, "a word of a language is never hidden everywhere"
+
+
+def test_a_word_that_is_a_password_of_an_address_is_hidden_in_addresses_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DB_URL", "postgres://me:otherword@h/x")
+    text = "redis://:letters@cache/1 postgres://me:otherword@h/x letters and otherword: mail me@h"
+    learn(["cache = redis://:letters@cache/0"])
+    assert hide_known(text) == f"redis://:{HIDDEN}@cache/1 postgres://me:{HIDDEN}@h/x letters and otherword: mail me@h"
+
+
+def test_what_is_said_on_the_terminal_loses_secrets_and_keeps_riddles(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SMTP_PASSWD", "Qq7-Zz9-Xx5")
+    said = f"{RIDDLE} password = swordfish1 {SERVICES[0]} Qq7-Zz9-Xx5 https://u:{PASSWORD}@h"
+    assert redact_said(said) == f"{RIDDLE} password = swordfish1 {HIDDEN} {HIDDEN} https://{HIDDEN}@h"
+    result = {"text": "password = swordfish1", "note": "password = swordfish1", "n": [1.5, None, ("Qq7-Zz9-Xx5",)]}
+    assert redact_result(result) == {
+        "text": "password = swordfish1", "note": f"password = {HIDDEN}", "n": [1.5, None, [HIDDEN]],
+    }  # fmt: skip
+
+
+@given(st.text(max_size=40))
+def test_lower_case_keeps_every_character_at_its_place(text: str):
+    assert len(lowered(text + "\u0130")) == len(text) + 1
 
 
 def test_rollouts_keep_their_texts_and_ids_and_lose_what_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
