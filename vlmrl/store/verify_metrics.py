@@ -128,6 +128,10 @@ def _check_order(content: metrics.MetricsFile, path: Path, verdict: Verdict) -> 
         verdict.error(told, f"{path}:{number}", "the file was edited: a run only appends to it")
 
 
+def _same_mean(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=SAME_MEAN, abs_tol=SAME_MEAN)
+
+
 def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict: Verdict) -> None:
     """Check a step's line against its rollouts; None = they cannot be read, which was said already."""
     if held is None:
@@ -136,10 +140,11 @@ def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict:
     if isinstance(told, int) and told != held.samples:
         verdict.error(f"step {step}: metrics say {told} samples, the rollouts hold {held.samples}", path)
     mean = line.get("reward/mean")
-    known = held.mean_score is not None and isinstance(mean, (int, float))
-    if known and not math.isclose(mean, held.mean_score, rel_tol=SAME_MEAN, abs_tol=SAME_MEAN):
-        scores = f"the scores of the rollouts have the mean {held.mean_score:.6g}"
-        verdict.error(f"step {step}: metrics say a mean reward of {mean:.6g}, {scores}", path)
+    stored = held.mean_score
+    told_mean = mean if isinstance(mean, (int, float)) else stored
+    if stored is not None and told_mean is not None and not _same_mean(told_mean, stored):
+        scores = f"the scores of the rollouts have the mean {stored:.6g}"
+        verdict.error(f"step {step}: metrics say a mean reward of {told_mean:.6g}, {scores}", path)
     stale = held.versions - {step - lag}
     if stale:
         verdict.error(f"samples of policy version {min(stale)} in the rollouts of step {step}", path)
