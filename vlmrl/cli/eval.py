@@ -71,7 +71,8 @@ def eval_(
     folder eval/; for a model that is no run, in a new run of kind eval.
 
     Intervals are Wilson's score interval at the effective sample size of rows that share images: never outside the
-    range of a metric. A metric without a range has Student's t interval of the same clusters. One row has none.
+    range of a metric. A metric without a declared range counts as one from 0 to 1 while all its values are, and else
+    has Student's t interval of the same clusters. One row has none.
     """
     from vlmrl.cli.sft import warn
     from vlmrl.dist.worker import launched

@@ -264,7 +264,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "a": str(a),
         "b": str(b),
         "role": role_of(worst),
-        "label": role_label(worst) if len(set(roles)) == 1 else f"of A {roles[0]} rows, of B {roles[1]} rows",
+        "label": role_label(worst) if len(set(roles)) == 1 else f"{roles[0]} rows for A and {roles[1]} rows for B",
         "scored_alike": alike,
         "rows_a": len(left.rows),
         "rows_b": len(right.rows),
@@ -274,7 +274,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
             {
                 "metric": metric, "a": m["a"], "b": m["b"], "difference": m["value"], "low": m["low"],
                 "high": m["high"], "n": m["n"], "clusters": m["clusters"], "range": m["range"],
-                "verdict": verdict(metric, m),
+                "verdict": verdict(metric, m, alike),
                 "excludes_zero": excludes_zero(m["low"], m["high"]),
             }
             for metric, m in found.items()

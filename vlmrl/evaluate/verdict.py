@@ -7,21 +7,27 @@ from typing import Any, Literal
 
 from vlmrl.evaluate.interval import excludes_zero
 from vlmrl.recipe.check_eval import FALLING_METRICS
-from vlmrl.store.evaluated import LABELS, ROLES
+from vlmrl.store.evaluated import ROLES
 
-Verdict = Literal["better", "worse", "differs", "not clear", "same"]
+Verdict = Literal["better", "worse", "differs", "not clear", "same", "other reward"]
 Answer = Literal["better", "worse", "mixed", "not clear", "same", "not known"]
 
 NO_DIRECTION = ("response_tokens", "truncated", "repaired")
 """Metrics of which more is neither better nor worse by itself."""
+OF_THE_REWARD = ("reward", "part")
+"""Metrics that the reward makes: the score and its parts."""
 
 
-def verdict(metric: str, difference: Mapping[str, Any]) -> Verdict:
-    """What a difference (B - A) of a metric says of B: better or worse where its 95% interval excludes 0.
+def verdict(metric: str, difference: Mapping[str, Any], scored_alike: bool = True) -> Verdict:
+    """Return what a difference (B - A) of a metric says of B: better or worse where its 95% interval excludes 0.
 
-    Args: difference: {"value", "low", "high", "a", "b"}, as of `evaluate.metrics.paired_differences`.
+    Args:
+        difference: {"value", "low", "high", "a", "b"}, as of `evaluate.metrics.paired_differences`.
+        scored_alike: whether one reward scored both; if not, the score and its parts cannot be compared.
     """
     name = metric.split("/")[0]
+    if name in OF_THE_REWARD and not scored_alike:
+        return "other reward"
     if not excludes_zero(difference["low"], difference["high"]):
         return "same" if difference["value"] == 0 and difference["a"] == difference["b"] else "not clear"
     if name in NO_DIRECTION:
@@ -55,7 +61,8 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]) ->
         "same": "A and B score the same", "not clear": "It is not clear whether B is better than A",
     }[answer]  # fmt: skip
     told = "; ".join(_told(e) for e in usable)
-    warning = f". These are {LABELS[role]}" if LABELS[role] else ""
+    labels = sorted({e["label"] for e in usable if e["label"]})
+    warning = f". These are {'; '.join(labels)}" if labels else ""
     return {"answer": answer, "text": f"{begin}: {told}{warning}.", "evaluations": [e["name"] for e in usable]}
 
 

@@ -189,7 +189,6 @@ LEFT = {
     "reward.": "rewards run in worker processes (reward.workers, reward.timeout_seconds)",
     "trainer.nnodes": "see `vlmrl launch slurm`",
     "trainer.max_try_make_batch": "no filter is on, so nothing is drawn anew",
-    "trainer.val_before_train": "validation at step 0 is always made",
     "trainer.val_only": "use `vlmrl eval`",
     "trainer.val_generations_to_log": "every validated response is kept",
     "trainer.save_model_only": "checkpoints are always whole",

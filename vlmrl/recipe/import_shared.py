@@ -211,6 +211,10 @@ def trainer_of(draft: Draft, validation: str, keep: str) -> None:
         every = number(int, draft.get(source), 1)
         why = "" if every else "off there; here 0: at the end, and validation at step 0"
         draft.put(key, every or 0, source, why=why)
+    if draft.get("trainer.val_before_train") is False:
+        draft.put("eval.at_start", False, "trainer.val_before_train")
+    elif draft.written("trainer.val_before_train"):
+        draft.left["trainer.val_before_train"] = "validation before the first step is the default (eval.at_start)"
     if (newest := number(int, draft.get(keep), 1)) is not None:
         draft.put("checkpoint.keep_last", newest, keep, why="the best one is kept besides")
     for key, flag in (("trainer.n_gpus_per_node", "--gpus"), ("trainer.experiment_name", "--name")):

@@ -318,7 +318,10 @@ def _steps(draft: Draft, updates: int, rows: int | None) -> None:
     if draft.get("eval_strategy") == "steps" and isinstance(every, int):
         draft.put("eval.every_steps", max(1, every // updates), "eval_steps")
     elif draft.get("eval_strategy") == "no":
-        draft.put("eval.every_steps", 0, "eval_strategy", why="off there; here at the start and the end")
+        if draft.written("eval_strategy"):
+            draft.put("eval.enabled", False, "eval_strategy")
+        else:
+            draft.put("eval.every_steps", 0, "eval_strategy", why="off there; here at the start and the end")
     saves = number(int, draft.get("save_steps"), 1)
     if saves:
         draft.put("checkpoint.every_steps", max(1, saves // updates), "save_steps")

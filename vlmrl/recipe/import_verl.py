@@ -160,7 +160,6 @@ LEFT = {
     "trainer.nnodes": "see `vlmrl launch slurm`",
     "trainer.balance_batch": "rows are always packed by their tokens",
     "trainer.critic_warmup": "the critic learns from the first step on",
-    "trainer.val_before_train": "validation at step 0 is always made",
     "trainer.log_val_generations": "every validated response is kept",
     "trainer.val_only": "use `vlmrl eval`",
     "trainer.resume_mode": "a run goes on with --resume RUN, never by itself",

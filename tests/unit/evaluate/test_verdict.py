@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from vlmrl.evaluate.verdict import conclude, verdict
+from vlmrl.store.evaluated import LABELS
 
 TITLES = ("before", "after")
 
@@ -33,6 +34,12 @@ def test_a_difference_is_better_or_worse_only_where_its_interval_excludes_zero(m
     assert verdict(metric, found) == expected
 
 
+@pytest.mark.parametrize("metric", ["reward", "part/format"])
+def test_scores_of_different_rewards_are_never_better_or_worse(metric: str):
+    assert verdict(metric, difference(1.9, 1.8, 2.0), scored_alike=False) == "other reward"
+    assert verdict("accuracy", difference(0.1, 0.05, 0.2), scored_alike=False) == "better"
+
+
 def evaluation(name: str, role: str = "test", *, scored_alike: bool = True, **metrics: tuple[float, str]):
     rows = [
         {
@@ -41,8 +48,8 @@ def evaluation(name: str, role: str = "test", *, scored_alike: bool = True, **me
         }
         for metric, (value, told) in metrics.items()
     ]  # fmt: skip
-    return {"name": name, "a": "x", "b": "y", "role": role, "scored_alike": scored_alike, "rows_paired": 8,
-            "metrics": rows}  # fmt: skip
+    return {"name": name, "a": "x", "b": "y", "role": role, "label": LABELS[role], "scored_alike": scored_alike,
+            "rows_paired": 8, "metrics": rows}  # fmt: skip
 
 
 def test_the_sentence_has_the_answer_the_interval_and_the_rows():
@@ -69,6 +76,14 @@ def test_the_sentence_has_the_answer_the_interval_and_the_rows():
 )
 def test_the_rows_that_say_most_about_new_ones_decide_and_a_different_reward_decides_nothing(evaluations, answer):
     assert conclude(evaluations, TITLES)["answer"] == answer
+
+
+def test_rows_of_two_roles_are_labelled_as_what_they_are_for_each():
+    mixed = evaluation("v", "validation", reward=(0.2, "better")) | {
+        "label": "validation rows for A and training rows for B"
+    }
+    text = conclude([mixed], TITLES)["text"]
+    assert text.endswith("These are validation rows for A and training rows for B.")
 
 
 def test_rows_that_chose_the_checkpoint_are_labelled_and_missing_ones_named_with_the_command():

@@ -42,7 +42,7 @@ worker:
     optim: {lr: 1e-6, weight_decay: 1.0e-2, strategy: adamw_bf16}
   rollout: {n: 5, temperature: 1.0, top_p: 1.0, tensor_parallel_size: 2, val_override_config: {temperature: 0.6}}
   reward: {reward_type: batch, reward_function: "reward.py:compute_score"}
-trainer: {total_epochs: 15, val_freq: 5, save_freq: -1, save_limit: 3, n_gpus_per_node: 8, experiment_name: first}
+trainer: {total_epochs: 15, val_before_train: false, val_freq: 5, save_freq: -1, save_limit: 3, n_gpus_per_node: 8, experiment_name: first}
 """
 LAUNCH = """#!/bin/bash
 set -x
@@ -128,6 +128,7 @@ def test_an_easyr1_configuration(tmp_path):
     assert (r.optim.lr, r.optim.weight_decay, r.optim.name) == (1e-6, 0.01, "adamw_bf16_kahan")
     assert r.train.steps == 15 * (5120 // 512)
     assert (r.eval.every_steps, r.checkpoint.every_steps, r.checkpoint.keep_last) == (5, 0, 3)
+    assert not r.eval.at_start  # val_before_train
     assert (r.reward.name, r.reward.style) == ("reward.py:compute_score", "easyr1")
     assert r.data[0].validation is None and "data.val_files" in keys(report["left_out"])  # it was the train split
     assert {"train.updates_per_step", "rollout.max_prompt_tokens", "data.path"} <= keys(report["changed"])

@@ -28,7 +28,11 @@ from vlmrl.train.resume import Request, plan_resume
 from vlmrl.train.start import Labels, reopen_run, start_run
 
 REWARD = "def score(x):\n    return 1.0\n"
-SETTINGS = 'model.path = "nobody/nothing"\nmodel.dtype = "float32"\nrollout.engine = "torch"\nreward.name = "reward.py:score"\n'
+SETTINGS = """
+model = {path = "nobody/nothing", dtype = "float32"}
+rollout.engine = "torch"
+reward.name = "reward.py:score"
+"""
 
 
 @pytest.fixture
