@@ -42,7 +42,8 @@ worker:
     optim: {lr: 1e-6, weight_decay: 1.0e-2, strategy: adamw_bf16}
   rollout: {n: 5, temperature: 1.0, top_p: 1.0, tensor_parallel_size: 2, val_override_config: {temperature: 0.6}}
   reward: {reward_type: batch, reward_function: "reward.py:compute_score"}
-trainer: {total_epochs: 15, val_before_train: false, val_freq: 5, save_freq: -1, save_limit: 3, n_gpus_per_node: 8, experiment_name: first}
+trainer: {total_epochs: 15, val_before_train: false, val_freq: 5, save_freq: -1, save_limit: 3, n_gpus_per_node: 8,
+          experiment_name: first}
 """
 LAUNCH = """#!/bin/bash
 set -x
