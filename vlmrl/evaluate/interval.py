@@ -34,7 +34,10 @@ Clusters = Sequence[Sequence[Hashable]]
 """For every row the ids of its images; the same id twice in a row counts once. A row without ids stands alone."""
 Range = tuple[float, float]
 
-METHOD = "Wilson's score interval at the effective sample size of rows that share images; Student's t where no range is known"
+METHOD = (
+    "Wilson's score interval at the effective sample size of rows that share images; "
+    "Student's t where no range is known"
+)
 """The name of all intervals of quantities with a range, as shown to people."""
 Z_95 = 1.959963984540054
 NEAR_BOUND = 3.0
