@@ -17,6 +17,7 @@ from vlmrl.errors import CheckpointError, VlmrlError
 from vlmrl.model.load import DTYPES, prepare_model, read_model
 from vlmrl.model.lora import attach_adapter, load_adapter_tensors, read_adapter
 from vlmrl.model.quiet import quiet_transformers
+from vlmrl.model.weights import refuse_non_finite
 from vlmrl.recipe.schema import Lora
 from vlmrl.store.layout import COMPLETE, checkpoint_dir
 from vlmrl.store.runs import open_run
@@ -46,6 +47,7 @@ def load_checkpoint_model(checkpoint: Path, settings: Model) -> Any:
             model.generation_config = GenerationConfig.from_pretrained(hf)
     load_weights(checkpoint, model)
     model.tie_weights()
+    refuse_non_finite(model, str(checkpoint))
     return model
 
 

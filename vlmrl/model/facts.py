@@ -18,6 +18,7 @@ from vlmrl.model.gpus import missing_gpus
 from vlmrl.model.hub import require_source
 from vlmrl.model.quiet import loading
 from vlmrl.model.units import sharded_units
+from vlmrl.model.weights import compare_stored
 
 if TYPE_CHECKING:
     from vlmrl.recipe.schema import Model
@@ -107,6 +108,7 @@ def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
         kwargs = {"trust_remote_code": settings.trust_remote_code, "revision": revision}
         config = AutoConfig.from_pretrained(source, **kwargs)
         model = _meta_model(config, settings)
+        compare_stored(Path(source), model)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     _check_weights(Path(source), shapes)
     linear = {n: (m.out_features, m.in_features) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
@@ -189,8 +191,8 @@ def _by_part(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
 def _check_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise unless the safetensors of a local folder hold as many numbers as its configuration asks for.
 
-    A folder without any holds a configuration only (a checkpoint keeps its weights elsewhere). Names are not compared:
-    they differ between versions of transformers; tied weights may be stored once or twice.
+    A folder without any holds a configuration only (a checkpoint keeps its weights elsewhere). `compare_stored` looks
+    at the names; this finds what it allows, such as a second model in the folder. Tied weights may be stored twice.
     """
     stored = stored_numbers(folder)
     wanted = sum(math.prod(shape) for shape in shapes.values())

@@ -18,6 +18,7 @@ from vlmrl.model.hub import require_source
 from vlmrl.model.prefix_attention import NAME as SHARED_PREFIX
 from vlmrl.model.prefix_attention import VISION_NAME as VISION
 from vlmrl.model.quiet import loading
+from vlmrl.model.weights import refuse_incomplete, refuse_non_finite
 from vlmrl.recipe.extras import install_line
 
 if TYPE_CHECKING:  # the models load with torch and transformers alone
@@ -56,7 +57,10 @@ def load_model(settings: Model, *, path: str | None = None, weights_from: Callab
 
 
 def read_model(settings: Model, path: str | None = None) -> Any:
-    """The model of a folder or hub name as transformers loads it, before `prepare_model`. Raises: CheckpointError."""
+    """Return the model of a folder or hub name as transformers loads it, before `prepare_model`.
+
+    Raises: CheckpointError when it cannot be read, or a weight is missing, of another shape, or not finite.
+    """
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     require_source(path or settings.path, settings.revision)
@@ -64,10 +68,13 @@ def read_model(settings: Model, path: str | None = None) -> Any:
     with loading(source):
         config = AutoConfig.from_pretrained(source, **kwargs)
         _no_dropout(config)
-        return AutoModelForImageTextToText.from_pretrained(
-            source, config=config, dtype=DTYPES[settings.dtype], use_safetensors=True,
-            **quantized_arguments(settings, config), **kwargs,
+        model, report = AutoModelForImageTextToText.from_pretrained(
+            source, config=config, dtype=DTYPES[settings.dtype], use_safetensors=True, output_loading_info=True,
+            ignore_mismatched_sizes=True, **quantized_arguments(settings, config), **kwargs,
         )  # fmt: skip
+        refuse_incomplete(report, source)
+        refuse_non_finite(model, source)
+        return model
 
 
 def quantized_arguments(settings: Model, config: Any) -> dict[str, Any]:
