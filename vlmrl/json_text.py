@@ -10,18 +10,29 @@ MOST_LEVELS = 200
 level, and Python stops them at about 1000."""
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
     """Return the value of a JSON text.
 
-    Raises: ValueError when it is no JSON, no UTF-8, or nested deeper than MOST_LEVELS.
+    Args: unique_keys: refuse an object that has a key twice; Python keeps the last value without a word.
+    Raises: ValueError when it is no JSON, no UTF-8, has a repeated key where it must not, or is
+        nested deeper than MOST_LEVELS.
     """
     too_deep = ValueError(f"it nests more than {MOST_LEVELS} levels of JSON")
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_unique if unique_keys else None)
     except RecursionError:
         raise too_deep from None
     if _openings(text) > MOST_LEVELS and _is_deep(value):
         raise too_deep
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key `{twice[:100]}` is there more than once")
     return value
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from vlmrl.data.columns import plain
+from vlmrl.data.unreadable import unreadable_cell
 from vlmrl.json_text import parse_json
 
 
@@ -45,9 +46,13 @@ class ArrowCells:
         self.bad: dict[int, str] = {}
 
     def column(self, name: str) -> list[Any]:
+        """Return the cells. Raises: DataError with column and row for a value that Python cannot hold."""
         column = self._batch.column(name)
         if str(column.type) not in ("string", "large_string"):
-            return column.to_pylist()
+            try:
+                return column.to_pylist()
+            except (ValueError, OverflowError, KeyError) as error:
+                raise unreadable_cell(self._batch.select([name]), [f"row {n}" for n in self.places]) from error
         # A text that repeats, such as the truth of a group, is made a Python object once.
         coded = column.dictionary_encode() if name not in _LONG else column
         if not hasattr(coded, "dictionary") or len(coded.dictionary) * 2 > len(column):
@@ -92,7 +97,7 @@ _LONG = ("response", "completion", "output")
 def json_row(line: bytes) -> dict[str, Any] | str:
     """A line of JSONL as a row, or why it is none."""
     try:
-        row = parse_json(line.removeprefix(b"\xef\xbb\xbf"))
+        row = parse_json(line.removeprefix(b"\xef\xbb\xbf"), unique_keys=True)
     except ValueError as error:
         return f"not JSON: {error}"
     return row if isinstance(row, dict) else f"a row is {show(row)}, not an object"

@@ -12,6 +12,9 @@ MAX_GIB = 1024
 TYPICAL_BANDWIDTH = 2.0e12
 """Bytes a second of a GPU that the table does not know."""
 
+_ONE_NAME = re.compile(r"(?!.*\dg\.)[A-Za-z0-9 ()_.-]+", re.IGNORECASE)
+"""One GPU by name: no list of them, no MIG slice."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -38,8 +41,8 @@ KNOWN: tuple[tuple[str, float, float], ...] = (
     ("3090", 23.6, 0.94e12), ("4080", 15.6, 0.72e12), ("3080", 9.6, 0.76e12),
 )  # fmt: skip
 """Name, GiB that CUDA gives out (less than is on the box), bytes a second: from data sheets and `nvidia-smi`."""
-MIG = re.compile(r"(?:\dG\.)(\d+)GB(?:\+.*)?", re.IGNORECASE)
-"""A slice of a GPU as NVIDIA names it: 3g.40gb."""
+MIG = re.compile(r"([1-7])G\.(\d+)GB(?:\+[A-Z0-9.]+)?", re.IGNORECASE | re.ASCII)
+"""A slice of a GPU as NVIDIA names it: 3g.40gb is three of its seven parts, with 40 GB."""
 
 
 def parse_gpu(text: str) -> Gpu:
@@ -52,14 +55,15 @@ def parse_gpu(text: str) -> Gpu:
         found = known_gpu(word)
         assert found is not None
         return found
-    if number := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gib|gb|g)?", word, re.IGNORECASE):
+    if number := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gib|gb|g)?", word, re.IGNORECASE | re.ASCII):
         size = float(number[1])
         if 0 < size <= MAX_GIB:
             return Gpu(f"{size:g} GiB GPU", int(size * GIB))
     if slice_ := MIG.fullmatch(word.rpartition("-")[2].removeprefix("MIG ")):
-        size = int(slice_[1])
-        return Gpu(f"MIG slice {word}", int(size * GIB * 0.98))
-    if found := known_gpu(word):
+        size = int(slice_[2])
+        if 0 < size <= MAX_GIB:
+            return Gpu(f"MIG slice {word}", int(size * GIB * 0.98))
+    if found := _ONE_NAME.fullmatch(word) and known_gpu(word):
         return found
     names = ", ".join(name for name, _, _ in KNOWN)
     raise RecipeError(f"--gpu-memory cannot be `{text}`", hint=f"GiB (80), a MIG slice (3g.40gb), or one of {names}")

@@ -21,6 +21,7 @@ from vlmrl.check.cells import ArrowCells, Cells, RowCells, json_row, number_of, 
 from vlmrl.check.facts import Broken, Chunk, Decoded, Facts
 from vlmrl.check.scores import Coded, Ints, Scores
 from vlmrl.check.truths import Found, TruthRule
+from vlmrl.data.unreadable import unreadable_cell
 from vlmrl.errors import DataError
 from vlmrl.json_text import parse_json
 from vlmrl.types import RewardInput, hash64
@@ -364,7 +365,10 @@ def first_row(path: str, kind: str) -> tuple[list[str], dict[str, Any]]:
             raise DataError(f"not a readable Parquet file: {error}", where=path) from error
         if batch is None or not batch.num_rows:
             raise DataError("the table has no rows", where=path)
-        return list(names), batch.to_pylist()[0]
+        try:
+            return list(names), batch.to_pylist()[0]
+        except (ValueError, OverflowError, KeyError) as error:
+            raise unreadable_cell(batch, [f"{path} row 0"]) from error
     rows: Iterator[Any]
     if kind == ".jsonl":
         rows = (json_row(line) for line in _lines(path))

@@ -87,6 +87,12 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
     rows = sample_rows(source, TOKEN_ROWS)
     for row in rows:
         try:
+            encoder.require_sizes(row)
+            seen = encoder.count_image_tokens(row)
+            if seen is not None and seen > loaded.recipe.rollout.max_prompt_tokens:  # too long whatever the text
+                facts.prompt_tokens.append(encoder.count_prompt_tokens(row, source.messages(row)))
+                facts.image_tokens.append(seen)
+                continue
             images = [source.dataset.image(media) for media in row.media]
             prompt = encoder.encode(row, source.messages(row), images)
             trace = source.task.trace(row, random.Random(0)) if source.task.trace else None

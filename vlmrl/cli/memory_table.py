@@ -23,7 +23,7 @@ def show_memory(plan: Mapping[str, Any]) -> None:
     for phase in plan["phases"]:
         where = " (engine GPUs)" if phase["on"] == "engine" else ""
         full = phase["bytes"] > plan["bytes_each"]
-        share = Text(f"{phase['bytes'] / plan['bytes_each']:.0%}", style="bold red" if full else "")
+        share = Text(f"{phase['bytes'] / max(1, plan['bytes_each']):.0%}", style="bold red" if full else "")
         table.add_row(Text(phase["phase"] + where), Text(gib(phase["bytes"])), share, Text(_parts(phase["parts"])))
     out.print(table)
     if plan["device"] != "this machine":

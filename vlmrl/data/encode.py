@@ -138,6 +138,32 @@ class Encoder:
             return f"{shape} the shorter, which the model's image processor would enlarge to over {MAX_PIXELS:,} pixels"
         return None
 
+    def count_image_tokens(self, row: Row) -> int | None:
+        """Return the number of image tokens of a row from the sizes of its images alone; None where only the processor
+        knows it.
+        """
+        image_processor = self.processor.image_processor
+        if not hasattr(image_processor, "merge_size"):
+            return None
+        count = image_processor.get_number_of_image_patches
+        patches = [count(media.height, media.width, dict(self.image_arguments)) for media in row.media]
+        return sum(number // image_processor.merge_size**2 for number in patches)
+
+    def count_prompt_tokens(self, row: Row, messages: Sequence[Message]) -> int:
+        """Return the number of prompt tokens, where `count_image_tokens` knows it, without reading an image."""
+        marked = self._render([guard_message(self.control, m) for m in messages], True)
+        return len(self.control.encode(marked)) - len(row.media) + (self.count_image_tokens(row) or 0)
+
+    def require_fit(self, row: Row, max_prompt_tokens: int) -> None:
+        """Raise a DataError, before any image is enlarged, for images with more tokens than a prompt may have."""
+        self.require_sizes(row)
+        tokens = self.count_image_tokens(row)
+        if tokens is not None and tokens > max_prompt_tokens:
+            raise DataError(
+                f"the images alone have {tokens} tokens, more than rollout.max_prompt_tokens = {max_prompt_tokens}",
+                where=row.place, hint="raise rollout.max_prompt_tokens, or lower model.min_pixels and model.max_pixels",
+            )  # fmt: skip
+
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Token ids of a text of the data alone, such as a response to learn: control tokens in it are letters."""
         return tuple(self.control.encode(self.control.guard(text)))

@@ -14,7 +14,18 @@ from typing import Any, Literal
 from vlmrl.data.columns import plain
 from vlmrl.data.dataset import INFO_FILE
 from vlmrl.data.parts import write_lines
-from vlmrl.data.tables import RawTable, in_order, is_saved, load_hub, load_saved, open_files, splits_of, table_files
+from vlmrl.data.tables import (
+    RawTable,
+    in_order,
+    is_saved,
+    load_hub,
+    load_saved,
+    open_files,
+    require_file,
+    splits_of,
+    table_files,
+)
+from vlmrl.data.unreadable import unreadable_cell
 from vlmrl.errors import DataError
 
 PIECE_ROWS = 128
@@ -86,8 +97,15 @@ def read_piece(piece: Piece, columns: Sequence[str]) -> Iterator[dict[str, Any]]
                     yield {name: row[name] for name in columns if name in row}
         else:
             batches = _parquet_batches if piece.kind == "parquet" else _arrow_batches
+            first = piece.first
             for batch in batches(piece, columns):
-                yield from batch.to_pylist()
+                try:
+                    rows = batch.to_pylist()
+                except (ValueError, OverflowError, KeyError) as error:  # ArrowInvalid is a ValueError
+                    places = [f"{piece.split} row {first + i}" for i in range(batch.num_rows)]
+                    raise unreadable_cell(batch, places) from error
+                yield from rows
+                first += batch.num_rows
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"the table cannot be read: {error}", where=piece.path) from error
 
@@ -151,6 +169,7 @@ class Located:
         table = next(iter(self.tables.values()))
         if not isinstance(table, list):
             return list(table.column_names)
+        require_file(table[0])
         if table[0].suffix.lower() != ".parquet":
             return list(open_files(table[:1]).columns)
         try:
@@ -237,6 +256,7 @@ def _parquet_pieces(split: str, files: Sequence[Path]) -> tuple[list[Piece], lis
     columns: list[str] = []
     first = 0
     for file in files:
+        require_file(file)
         try:
             with pq.ParquetFile(file) as opened:
                 groups = [opened.metadata.row_group(i).num_rows for i in range(opened.metadata.num_row_groups)]

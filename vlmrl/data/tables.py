@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from vlmrl.data.unreadable import unreadable_cell
 from vlmrl.errors import DataError
 from vlmrl.json_text import parse_json
+from vlmrl.regular_file import file_problem
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 IN_MEMORY_BYTES = 1 << 30
@@ -79,7 +81,12 @@ class ArrowTable:
         return self._table.num_rows
 
     def row(self, index: int) -> dict[str, Any]:
-        return self._table.slice(index, 1).to_pylist()[0]
+        """Return the row's values. Raises: DataError with column and row for a value that Python cannot hold."""
+        few = self._table.slice(index, 1)
+        try:
+            return few.to_pylist()[0]
+        except (ValueError, OverflowError, KeyError) as error:  # a date beyond year 9999, an unknown time zone
+            raise unreadable_cell(few, [self.where(index)]) from error
 
     def where(self, index: int) -> str:
         return f"{self._label} row {index}"
@@ -103,7 +110,7 @@ def open_tables(path: str) -> dict[str, RawTable]:
         raise DataError(
             f"no dataset at {path}", hint=_near_files(place) or "make one with `vlmrl prep`, or name a table file"
         )
-    if place.is_file():
+    if not place.is_dir():
         return {"train": open_files([place])}
     if is_saved(place):
         return in_order(_arrow_splits(load_saved(place), str(place)))
@@ -155,6 +162,8 @@ def _split_of(file: Path, root: Path) -> str:
 
 def open_files(files: Sequence[Path]) -> RawTable:
     """The files of one split as one table. Raises: DataError when they are of several kinds, or cannot be read."""
+    for file in files:
+        require_file(file)
     kinds = {file.suffix.lower() for file in files}
     if len(kinds) > 1:
         raise DataError(
@@ -174,6 +183,16 @@ def open_files(files: Sequence[Path]) -> RawTable:
     return readers[kind](files[0])
 
 
+def require_file(path: Path) -> None:
+    """Raise a DataError when a table is no regular file, or a pointer of Git LFS in place of one."""
+    try:
+        problem = file_problem(path)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror or error}", where=str(path)) from error
+    if problem:
+        raise DataError(f"the table {problem}", where=str(path))
+
+
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -191,7 +210,7 @@ def _read_jsonl(path: Path) -> RawTable:
         if not line.strip():
             continue
         try:
-            row = parse_json(line)
+            row = parse_json(line, unique_keys=True)
         except ValueError as error:
             raise DataError(
                 f"not JSON: {error}", where=f"{path}:{number}", hint="JSONL has one JSON object a line"
@@ -205,7 +224,7 @@ def _read_jsonl(path: Path) -> RawTable:
 
 def _read_json(path: Path) -> RawTable:
     try:
-        value = parse_json(_read_text(path))
+        value = parse_json(_read_text(path), unique_keys=True)
     except ValueError as error:
         hint = "one object a line is JSONL: give the file that ending"
         raise DataError(f"not JSON: {error}", where=str(path), hint=hint) from error
@@ -372,6 +391,10 @@ def _near_files(place: Path) -> str | None:
 
     if not place.parent.is_dir():
         return None
-    names = [path.name for path in place.parent.iterdir() if path.is_dir() or path.suffix.lower() in SUFFIXES]
+    names = [
+        path.name
+        for path in place.parent.iterdir()
+        if path.is_dir() or (path.is_file() and path.suffix.lower() in SUFFIXES)
+    ]
     close = get_close_matches(place.name, names, 1)
     return f"did you mean {place.parent / close[0]}?" if close else None

@@ -11,6 +11,8 @@ from vlmrl.errors import LaunchError
 from vlmrl.model.gpus import Card, machine_cards, visible_cards
 from vlmrl.store.provenance import usable_cores
 
+MOST_GPUS = 65_536
+"""More than any machine or plan has."""
 BUSY_MIB = 1024
 """A card with more memory in use belongs to somebody: an idle one holds a few hundred MiB of its driver at most."""
 
@@ -82,7 +84,9 @@ def parse_gpus(asked: str) -> tuple[int, tuple[int, ...]]:
     words = [w.strip() for w in asked.split(",") if w.strip()]
     if not words or not all(w.isascii() and w.isdigit() for w in words):
         raise LaunchError(f"--gpus cannot be `{asked}`", hint="a number of cards (4), or their numbers (0,2,5)")
-    numbers = tuple(int(w) for w in words)
+    numbers = tuple(int(w[:20]) for w in words)
+    if max(numbers) > MOST_GPUS:
+        raise LaunchError(f"--gpus {asked[:40]}: at most {MOST_GPUS:,}", hint="a number of cards (4), or which (0,2,5)")
     if "," not in asked:
         if numbers[0] == 0:
             raise LaunchError("--gpus 0 leaves nothing to run on", hint="card 0 alone is `--gpus 0,`")

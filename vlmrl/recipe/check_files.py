@@ -205,7 +205,7 @@ def _model(loaded: LoadedRecipe) -> Iterator[Problem]:
 def _missing(loaded: LoadedRecipe, key: Key, value: str, hint: str | None = None, what: str = "") -> Problem:
     """A path that does not exist: where it was looked for, and what is there that is like it."""
     tried = loaded.paths_tried(key, value)
-    beside = [str(p) for path in tried if path.parent.is_dir() for p in _listing(path.parent)]
+    beside = [str(p) for path in tried if path.parent.is_dir() for p in _listing(path.parent) if p.exists()]
     near = nearest(str(tried[0]), beside, cutoff=0.75)
     message = f"`{dotted(key)}` names a {what or 'path'} that does not exist: {' and '.join(str(p) for p in tried)}"
     return Problem(message, loaded.where(key), f"did you mean {near}?" if near else hint)

@@ -13,6 +13,9 @@ from vlmrl.recipe.lines import Key, dotted, parse_dotted
 LISTS_OF_TABLES = ("data",)
 """Top-level names that are lists: `data.0.path` reaches into the first element."""
 
+MOST_PARTS = 20
+"""Parts of a key. Readers of a recipe call themselves once a part, and Python stops them at about 1000."""
+
 
 @dataclass(frozen=True)
 class Override:
@@ -34,6 +37,11 @@ def parse_override(text: str) -> Override | Problem:
     if not equals:
         return Problem("`--set` needs a key and a value", where, "write --set algo.clip_high=0.3")
     parts = parse_dotted(name.strip())
+    if parts and len(parts) > MOST_PARTS:
+        return Problem(
+            f"the key has {len(parts):,} parts; no key of a recipe has over {MOST_PARTS}",
+            f"--set {dotted(parts[:3])}...", "write --set table.key=value, such as algo.clip_high=0.3",
+        )  # fmt: skip
     if not parts:
         return Problem(
             f"`{name.strip()}` is not a key", where, "write --set table.key=value, such as algo.clip_high=0.3"

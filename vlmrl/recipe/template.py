@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmrl.errors import RecipeError
+from vlmrl.regular_file import file_problem
 
 if TYPE_CHECKING:
     from jinja2 import Environment, nodes
@@ -52,6 +53,8 @@ def read_template(path: Path) -> str:
     """The text of a prompt template. Raises: RecipeError when it is unreadable, empty, too large or no valid Jinja."""
     where = str(path)
     try:
+        if problem := file_problem(path):
+            raise RecipeError(f"the prompt template {problem}", where=where, hint="check `prompt` in `[[data]]`")
         size = path.stat().st_size
         text = path.read_text(encoding="utf-8") if size <= MAX_TEMPLATE_BYTES else ""
     except (OSError, UnicodeDecodeError) as error:

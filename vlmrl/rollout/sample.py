@@ -75,6 +75,7 @@ class Rollout:
 
 def encode_prompt(source: PromptSource, row: Row, occurrence: int, encoder: Encoder, max_prompt_tokens: int) -> Prompt:
     """Render and encode one row. Raises: DataError when it has more tokens than allowed; nothing is ever cut."""
+    encoder.require_fit(row, max_prompt_tokens)
     images = [source.dataset.image(media) for media in row.media]
     encoded = encoder.encode(row, source.messages(row), images)
     if len(encoded.prompt_ids) > max_prompt_tokens:

@@ -28,6 +28,8 @@ MAX_CHARACTERS = 1 << 22
 """Longest text that a template may make of a row: about a million tokens."""
 CPU_SECONDS = 5
 """Most time that a template may compute on a row; an ordinary one takes a thousandth of a second."""
+AVERAGE_CPU_SECONDS = 0.05
+"""Most time that a template may compute on a row on average, once its rows took CPU_SECONDS together."""
 MEMORY_MB = 1024
 """Address space of the process."""
 ANSWER_SECONDS = 120.0
@@ -194,6 +196,7 @@ def serve(parent: int, cpu_seconds: int, memory_mb: int) -> None:
             resource.setrlimit(limit, (most, most))
     environment = make_environment()
     known: dict[str, Template] = {}
+    spent: dict[str, tuple[int, float]] = {}  # source -> (rows, CPU seconds)
     while True:
         try:
             request = _receive(0, None)
@@ -206,7 +209,13 @@ def serve(parent: int, cpu_seconds: int, memory_mb: int) -> None:
                 known.clear()
                 known[source] = compile_source(environment, source)
             if "names" in request:
+                rows, before = spent.get(source, (0, 0.0))
+                start = time.process_time()
                 answer["text"] = render_bounded(known[source], request["names"])
+                rows, seconds = rows + 1, before + time.process_time() - start
+                spent[source] = rows, seconds
+                if seconds > cpu_seconds + AVERAGE_CPU_SECONDS * rows:
+                    raise TemplateLimitError(f"took {seconds:.1f} seconds for {rows:,} rows")
         except TemplateInvalidError as error:
             answer |= {"invalid": error.message, "line": error.line}
         except TemplateLimitError as error:

@@ -239,6 +239,14 @@ def _meta(
     }
 
 
+def _words(value: Any) -> str:
+    """Return a value of `meta` for a message: a dataset by its path, the others as a line of `name value`."""
+    if isinstance(value, Mapping):
+        shown = value.get("path") or ", ".join(f"{name} {inner}" for name, inner in value.items())
+        return f"{shown:.200}"
+    return f"{value!s:.80}"
+
+
 def _check_free(folder: Path, meta: Mapping[str, Any], force: bool) -> None:
     """An evaluation of the same thing may be made again; another one is not lost for a name, training's own never."""
     if not (folder / layout.EVAL_SUMMARY).is_file():
@@ -249,7 +257,8 @@ def _check_free(folder: Path, meta: Mapping[str, Any], force: bool) -> None:
                          hint="choose another --name")  # fmt: skip
     other = [key for key in IDENTITY if before.get(key) != meta.get(key)]
     if other and not force:
+        earlier = _words(before.get(other[0]))
         raise StoreError(
-            f"the evaluation `{folder.name}` exists and was made with another {other[0]}: {before.get(other[0])!r:.80}",
+            f"the evaluation `{folder.name}` exists and was made with another {other[0]}: {earlier}",
             where=str(folder), hint="choose another --name, or replace it with --force",
         )  # fmt: skip

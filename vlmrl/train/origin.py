@@ -66,6 +66,8 @@ def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOr
     Raises: StoreError or CheckpointError when it names a run that has no complete checkpoint, or a checkpoint whose
         folder is not what was saved (names alone are looked at; files are compared when they are loaded).
     """
+    if not path.strip():
+        raise CheckpointError("the model's name is empty", hint="name a run, a model folder or a hub name")
     folder = Path(path)
     if os.path.isfile(folder / "config.json"):  # a name that is too long for a path is no path
         return ModelOrigin(path)

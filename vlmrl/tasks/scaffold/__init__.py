@@ -42,12 +42,22 @@ def write_task(folder: Path, *, style: str = "vlmrl", model: str = MODEL) -> lis
         style: calling convention of the reward: vlmrl, trl, verl or easyr1.
         model: for the recipe.
     Returns: the files, sorted.
-    Raises: DataError when something is there already, or the style is unknown.
+    Raises: DataError when something is there already, the style is unknown, or the folder cannot be written.
     """
     if style not in STYLES:
         raise DataError(f"unknown style {style!r}", hint=f"styles: {', '.join(STYLES)}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{folder} exists and is not empty; nothing was written", hint="give another name")
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise DataError(f"{folder} exists and is not empty; nothing was written", hint="give another name")
+        _write_whole(folder, style, model)
+        return sorted(path for path in folder.rglob("*") if path.is_file())
+    except OSError as error:
+        raise DataError(
+            f"{folder} cannot be made: {error.strerror or error}", hint="give a folder in a place that you may write to"
+        ) from error
+
+
+def _write_whole(folder: Path, style: str, model: str) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = folder.absolute().parent / f".{folder.name}.{os.getpid()}"
     try:
@@ -59,7 +69,6 @@ def write_task(folder: Path, *, style: str = "vlmrl", model: str = MODEL) -> lis
         os.rename(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _write_texts(part: Path, folder: Path, style: str, model: str) -> None:
