@@ -118,13 +118,13 @@ def begin(
         run, recipe, checkpoint = reopen_run(root, ready, argv)
         at = f"checkpoint {checkpoint.name}" if checkpoint else "the start: it had no complete checkpoint"
         say(f"resuming {run.id} (attempt {run.attempt}) from {at}")
-        _say_other_processes(run)
+        say_other_processes(run)
     if name is not None:
         warn_of_namesakes(run.dir, name)
     return run, recipe, checkpoint
 
 
-def _say_other_processes(run: Run) -> None:
+def say_other_processes(run: Run) -> None:
     """Say when a resumed run has another number of processes than its attempt before. That is allowed."""
     if len(run.manifest.attempts) < 2:
         return
