@@ -62,7 +62,7 @@ class Row:
     @property
     def place(self) -> str:
         """Where the row is, as an error says it."""
-        return f"{self.origin} ({self.prompt_id})" if self.origin else f"{self.source} row {self.prompt_id}"
+        return f"{self.origin} ({self.prompt_id})" if self.origin else name_row(self.source, self.prompt_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +292,11 @@ class RowReference:
 
     hidden_KD: Tensor
     head: Callable[[Tensor], Tensor]
+
+
+def name_row(source: str, prompt_id: str) -> str:
+    """Return a row's name for people: `shapes row 12`. An id that begins with the source's name says it already."""
+    return f"row {prompt_id}" if prompt_id.startswith(f"{source}-") else f"{source} row {prompt_id}"
 
 
 def hash64(*parts: object) -> int:

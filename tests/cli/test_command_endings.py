@@ -42,6 +42,24 @@ def test_an_interrupted_command_says_what_is_kept_and_how_to_go_on(tmp_path, mon
     assert done.err.endswith(f"; go on with: {shlex.join(['vlmrl', *words])}\n") and done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("where", "words", "line"),
+    [("vlmrl.store.follow.Followed", ("runs", "watch", "one"), "stopped watching\n"),
+     ("vlmrl.evaluate.compare.compare", ("compare", "one", "one"), "")],
+)  # fmt: skip
+def test_a_command_that_only_reads_has_nothing_to_say_of_what_is_kept(
+    tmp_path, monkeypatch, where, words, line
+) -> None:
+    create_run(tmp_path / "runs", kind="rl", recipe_name="r", name="one").finish("done")
+
+    def interrupted(*given: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, interrupted)
+    done = this_process(*words, cwd=tmp_path)
+    assert (done.code, done.out, done.err) == (130, "", line)
+
+
 def test_what_an_interrupted_command_knows_itself_is_said_instead(tmp_path, monkeypatch) -> None:
     def interrupted(*given: object, **named: object) -> None:
         raise Interruption("train of run x", "its last checkpoint is step-000004", "vlmrl train --resume x")

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from command_line import own_process, settings, this_process
 
-from vlmrl.cli.ranks import without_launch_options
+from vlmrl.cli.begin import say_other_processes
+from vlmrl.cli.ranks import launch_options, without_launch_options
+from vlmrl.store.runs import create_run, resume_run
 from vlmrl.tasks.digits.task import prepare_digits
 
 SHORT = settings(
@@ -74,6 +76,26 @@ def test_mistakes_are_told_before_anything_starts(place: Path, words: list[str],
 def test_every_rank_runs_the_command_without_the_launchers_options() -> None:
     typed = "train r.toml --gpus 2 --set a=1 --nnodes=2 --node-rank 1 --rdzv-endpoint h:1 --dry-run --name x --gpus=3"
     assert without_launch_options(typed.split()) == ["train", "r.toml", "--set", "a=1", "--name", "x"]
+    given = launch_options(typed.split())
+    assert given and sorted([*without_launch_options(typed.split()), *given]) == sorted(typed.split())
+
+
+@pytest.mark.parametrize(("before", "now", "told"), [(2, 1, "1 process, the one before had 2; --gpus 2"), (1, 1, "")])
+def test_a_resume_with_another_number_of_processes_says_so(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    before: int,
+    now: int,
+    told: str,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(before))
+    create_run(tmp_path, kind="rl", recipe_name="r", name="one").finish("interrupted")
+    monkeypatch.setenv("WORLD_SIZE", str(now))
+    with resume_run(tmp_path, "one") as run:
+        say_other_processes(run)
+    said = capsys.readouterr().err
+    assert told in said and bool(said) == bool(told)
 
 
 @pytest.mark.slow

@@ -44,6 +44,8 @@ def test_a_run_is_scored_again_and_equal_and_people_get_tables(run_folder, vlmrl
     assert set(found["parts"]) == {"value", "format", "answer", "loop", "digit"}
     shown = vlmrl("im", "--rows", "60")
     assert shown.code == 0 and shown.out == ""
+    first, last = (step + 1 for step in found["steps"])  # files count from 0, people from 1
+    assert f"steps {first} to {last}\n" in shown.err and report("last", "--steps", "1")["steps"] == [0, 0]
     assert "equal to the stored ones, to the digit" in shown.err and "no </think>" in shown.err
     assert "no wrong answer is paid: all 25 earn the least there is" in shown.err
     assert "right, yet paid least (15 of 23 right ones earn less than the most)" in shown.err
@@ -162,7 +164,8 @@ def test_a_bad_reward_is_told_with_its_row_and_without_our_traceback(run_folder,
         (["last", "--steps", "a"], "not a step"),
         (["last", "--fail-on", ""], "is not a condition"),  # of an unset variable, it must not pass
         (["answers.txt", "--task", "digits"], "a table of responses (.jsonl, .json, .csv or .parquet)"),
-        (["last", "--steps", "90"], "no saved rollouts"),
+        (["last", "--steps", "90"], "no saved rollouts in steps 90 to 90"),
+        (["last", "--steps", "0"], "steps are counted from 1"),
         (["last", "--source", "birds"], "no saved rollouts of source `birds`"),
         (["last", "--reward", "taxonomy", "--style", "swift"], "unknown reward style"),
     ],

@@ -121,6 +121,7 @@ def test_show_says_how_to_go_on(root: Path):
         "interrupted",
         "3: reward/mean 0.2",
         "accuracy 0.5 -> 0.8",
+        "3 steps, 1 to 3 (files step-000000 to step-000002)",
         "vlmrl train --resume night",
         str(run.dir),
     ):
@@ -243,6 +244,8 @@ def test_compare_shows_what_differs_and_a_paired_difference(root: Path):
     assert all(m["difference"] == 0 and not m["excludes_zero"] for m in same["evaluations"][0]["metrics"])
     text = vlmrl("compare", "a", "b", runs=root)
     assert text.code == 0 and "train.steps\t3\t5" in text.out and "better" in text.out
+    for title in ("Evaluation test, paired on 50 rows", "Recipe", "Training, last step"):
+        assert f"\n{title}\n" in f"\n{text.out}"
 
 
 def test_compare_pairs_evaluations_of_other_steps_and_keeps_suffixes_apart(root: Path):

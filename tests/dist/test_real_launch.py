@@ -167,6 +167,8 @@ def test_the_resume_line_of_a_killed_run_works_and_prints_one_object(place, kill
         assert noise not in err + killed.err
     attempts = run_in(place, "killed").manifest.attempts
     assert len(attempts) == 2 and attempts[1].from_step >= 2
+    for attempt in attempts:  # the ranks run without the launch options; the record has them
+        assert "--gpus 2" in " ".join(attempt.argv)
 
 
 def test_every_command_reads_a_run_of_two_ranks(place, finished) -> None:

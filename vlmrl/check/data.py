@@ -285,7 +285,8 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFact
         return facts
     if facts.correct is not None and facts.empty is not None and facts.correct <= facts.empty:
         message = (
-            f"on `{source.name}` a correct response scores {facts.correct:.3g}, an empty one {facts.empty:.3g}: "
+            f"on `{source.name}` a correct response scores {facts.correct:.3g}, "
+            f"an empty response earns {facts.empty:.3g}: "
             "this reward does not ask for the right answer"
         )
         facts.problems.append(Problem(message, where, "look at the parts: `vlmrl try RECIPE`", "warning"))

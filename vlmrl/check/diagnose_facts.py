@@ -22,6 +22,7 @@ from vlmrl.store.metrics import counted
 from vlmrl.store.refer import reference
 from vlmrl.store.rollouts import read_table
 from vlmrl.store.runs import Run
+from vlmrl.types import name_row
 
 COLUMNS = (
     "group", "source", "task", "prompt_id", "sample", "truth", "prompt_text", "text", "token_ids", "finish", "parts",
@@ -66,7 +67,7 @@ class Response:
 
     @property
     def where(self) -> str:
-        return f"step {counted(self.step)}, {self.source} row {self.prompt_id} sample {self.sample}"
+        return f"step {counted(self.step)}, {name_row(self.source, self.prompt_id)} sample {self.sample}"
 
 
 @dataclass

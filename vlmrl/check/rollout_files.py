@@ -14,8 +14,9 @@ from vlmrl.check.facts import Chunk, Decoded, Facts, Head
 from vlmrl.check.scores import Coded, Ints, Scores
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
+from vlmrl.store.metrics import counted
 from vlmrl.store.rollouts import count_rows, read_batches
-from vlmrl.types import Media, RewardInput, Score
+from vlmrl.types import Media, RewardInput, Score, name_row
 
 COLUMNS = (
     "step", "group", "source", "task", "prompt_id", "sample", "truth", "columns", "prompt_text", "text", "token_ids",
@@ -137,7 +138,7 @@ class RolloutDecoder:
 
     def where(self, facts: Facts, index: int) -> str:
         step, sample = facts.steps_N[index], facts.samples_N[index]
-        return f"step {step}, {facts.sources[index]} row {facts.prompts[index]} sample {sample}"
+        return f"step {counted(int(step))}, {name_row(facts.sources[index], facts.prompts[index])} sample {sample}"
 
 
 def _loads(truth: str, columns: str, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

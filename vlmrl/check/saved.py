@@ -17,7 +17,7 @@ from vlmrl.json_text import parse_json
 from vlmrl.store import layout
 from vlmrl.store.damage import damage_of, shortened
 from vlmrl.store.kept import newest_resolved
-from vlmrl.store.metrics import newest
+from vlmrl.store.metrics import counted, newest
 from vlmrl.store.runs import Run, open_run
 from vlmrl.types import Media, RewardInput, Score
 
@@ -142,7 +142,7 @@ def open_saved(ref: str, root: Path, *, steps: tuple[int, int] | None = None, so
     reader = RolloutReader(tuple(str(file) for file in files.values()), source)
     heads = reader.heads()
     if not heads:
-        within = f" in steps {steps[0]} to {steps[1]}" if steps else ""
+        within = f" in steps {counted(steps[0])} to {counted(steps[1])}" if steps else ""
         of = f" of source `{source}`" if source else ""
         raise StoreError(f"there are no saved rollouts{of}{within}", where=str(path))
     if run is not None:

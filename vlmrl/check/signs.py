@@ -61,6 +61,11 @@ def warning_of(signs: Sequence[Sign]) -> str:
     return "; ".join(sign.words for sign in signs)
 
 
+def _fixed(value: float) -> str:
+    """Return a number with three digits after the point; what rounds to zero has no sign."""
+    return f"{round(float(value), 3) + 0.0:.3f}"
+
+
 def _reward_without_accuracy(h: History) -> Iterator[Sign]:
     """The reward rose and the accuracy did not."""
     paid, right = h.paid, h.contrast(h.accuracy)
@@ -72,8 +77,8 @@ def _reward_without_accuracy(h: History) -> Iterator[Sign]:
         return
     a, b = float(right.before[place]), float(right.after[place])
     fell = a - b > max(limit("accuracy_fall"), limit("sign_certainty") * float(right.error[place]))
-    rewards = f"the reward rose from {paid.before[place]:.3f} to {paid.after[place]:.3f}"
-    what = f"{rewards} while the accuracy {'fell' if fell else 'stayed'}: {a:.3f} before, {b:.3f} after"
+    rewards = f"the reward rose from {_fixed(paid.before[place])} to {_fixed(paid.after[place])}"
+    what = f"{rewards} while the accuracy {'fell' if fell else 'stayed'}: {_fixed(a)} before, {_fixed(b)} after"
     yield Sign(
         "reward_without_accuracy", f"reward up, accuracy {'down' if fell else 'flat'}", what, h.number(place),
         float(paid.before[place]), float(paid.after[place]),
@@ -97,7 +102,9 @@ def _validated_without_accuracy(lines: Sequence[Mapping[str, Any]]) -> Iterator[
     if not (rose and room and unmoved and right + uncertain < limit("accuracy_share") * share):
         return
     fell = -right > max(limit("accuracy_fall"), uncertain)
-    a, b = (f"{line['eval/reward']:.3f} with an accuracy of {line['eval/accuracy']:.3f}" for line in (first, last))
+    a, b = (
+        f"{_fixed(line['eval/reward'])} with an accuracy of {_fixed(line['eval/accuracy'])}" for line in (first, last)
+    )
     yield Sign(
         "reward_without_accuracy", f"validation: reward up, accuracy {'down' if fell else 'flat'}",
         f"the validation reward rose from {a} (step {first['step']}) to {b} (step {last['step']})", None,

@@ -39,7 +39,8 @@ class InLifeOrder(TyperGroup):
 
             if launched():  # the launcher says it
                 raise
-            say(describe_interruption(error, ctx.invoked_subcommand or "vlmrl"))
+            if line := describe_interruption(error, ctx.invoked_subcommand or "vlmrl"):
+                say(line)
             raise typer.Exit(130) from None
 
 

@@ -118,6 +118,17 @@ def begin(
         run, recipe, checkpoint = reopen_run(root, ready, argv)
         at = f"checkpoint {checkpoint.name}" if checkpoint else "the start: it had no complete checkpoint"
         say(f"resuming {run.id} (attempt {run.attempt}) from {at}")
+        say_other_processes(run)
     if name is not None:
         warn_of_namesakes(run.dir, name)
     return run, recipe, checkpoint
+
+
+def say_other_processes(run: Run) -> None:
+    """Say when a resumed run has another number of processes than its attempt before. That is allowed."""
+    if len(run.manifest.attempts) < 2:
+        return
+    before, now = (attempt.processes for attempt in run.manifest.attempts[-2:])
+    if before != now:
+        words = "1 process" if now == 1 else f"{now} processes"
+        say(f"note: this attempt has {words}, the one before had {before}; --gpus {before} keeps that number")

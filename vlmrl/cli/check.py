@@ -205,7 +205,7 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _machine_lines(plan)
 
 
-_ANSWERS = (("a correct answer scores", "correct_response"), ("an empty one", "empty_response"))
+_ANSWERS = (("a correct answer scores", "correct_response"), ("an empty response earns", "empty_response"))
 
 
 def _prompt_lines(name: str, prompts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -73,7 +73,7 @@ def _differences(title: str, rows: list[dict[str, Any]], none: str) -> None:
         say(f"\n{title}: {none}")
         return
     say("")
-    show_table(title, ("", "A", "B"), [(r["key"], _value(r["a"]), _value(r["b"])) for r in rows])
+    show_table(title, ("", "A", "B"), [(r["key"], _value(r["a"]), _value(r["b"])) for r in rows], titled=True)
 
 
 def _side_by_side(title: str, rows: list[dict[str, Any]]) -> None:
@@ -87,7 +87,7 @@ def _side_by_side(title: str, rows: list[dict[str, Any]]) -> None:
     else:
         columns = ("", "A", "B")
         cells = [(r["key"], _value(r["a"]), _value(r["b"])) for r in shown]
-    show_table(title, columns, cells)
+    show_table(title, columns, cells, titled=True)
 
 
 def _paired(evaluation: dict[str, Any]) -> None:
@@ -110,7 +110,7 @@ def _paired(evaluation: dict[str, Any]) -> None:
         for m in evaluation["metrics"]
     ]
     title = f"Evaluation {evaluation['name']}, paired on {n}{of} rows"
-    show_table(title, ("", "A", "B", "B - A", "95% interval", "verdict", "rows"), cells)
+    show_table(title, ("", "A", "B", "B - A", "95% interval", "verdict", "rows"), cells, titled=True)
     if evaluation["label"]:
         say(f"these are {evaluation['label']}")
     if evaluation["rows_with_other_truth"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -75,7 +74,7 @@ def eval_(
     has Student's t interval of the same clusters. One row has none.
     """
     from vlmrl.cli.sft import warn
-    from vlmrl.dist.worker import launched
+    from vlmrl.dist.worker import command_words, launched
     from vlmrl.store.layout import check_eval_name, eval_dir, runs_root
     from vlmrl.train import evaluation as work
     from vlmrl.train.choices import settle_for_answers
@@ -86,7 +85,7 @@ def eval_(
     if n > 1 and not sample:
         raise RecipeError(f"--n {n} needs --sample: greedy gives the same answer {n} times", hint="--sample 1.0")
     check_eval_name(name)
-    root, argv = runs_root(runs), ["vlmrl", *sys.argv[1:]]
+    root, argv = runs_root(runs), command_words()
     origin = find_model(model, root, int(checkpoint) if checkpoint.isdigit() else checkpoint)
     settings = work.EvalSettings(sample or None, n, name, seed, force)
     chosen = choose_recipe(origin, root, recipe=recipe, data=data, overrides=overrides)
@@ -115,10 +114,12 @@ def eval_(
 
 
 def _announce(planned: Sequence[Planned]) -> None:
-    """Which rows are evaluated, before any work; where they say nothing about new ones, what to do instead."""
+    """Say which rows are evaluated, before any work; where they say nothing about new ones, what to do instead. What
+    must be known of them is said once, beside the numbers.
+    """
     for one in planned:
         rows = one.rows
-        say(("warning: " if rows.role == "training" else "") + rows.said)
+        say(f"warning: {rows.described} (training rows)" if rows.role == "training" else rows.described)
         if rows.role == "training":
             there = f"; splits there: {', '.join(rows.others)}" if rows.others else ""
             say(f"hint: name other rows with --split, a split or a file such as rows.jsonl{there}")

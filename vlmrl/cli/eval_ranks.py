@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from vlmrl.cli.output import say
-from vlmrl.cli.ranks import without_launch_options
+from vlmrl.cli.ranks import launch_options, without_launch_options
 from vlmrl.errors import Interruption
 
 if TYPE_CHECKING:
@@ -40,7 +40,10 @@ def evaluate_on(gpus: str, recipe: Recipe, run_dir: Path | None, root: Path) -> 
     what = "CPU processes" if placement.devices is None else "GPUs"
     say(f"{placement.ranks} {what}, {placement.threads} thread{'s' if placement.threads != 1 else ''} each")
     command = ("-m", "vlmrl", *without_launch_options(sys.argv[1:]))
-    job = Job(command=command, ranks=placement.ranks, env=env, timeout_seconds=recipe.parallel.timeout_seconds)
+    job = Job(
+        command=command, launch_words=launch_options(sys.argv[1:]), ranks=placement.ranks, env=env,
+        timeout_seconds=recipe.parallel.timeout_seconds,
+    )  # fmt: skip
     ending, made = launch(job)
     if not ending.code:
         return run_dir or made

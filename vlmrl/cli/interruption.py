@@ -14,15 +14,23 @@ KEPT = {
     "runs": "what it has already done stays done",
 }
 """Command -> what an interruption leaves. Of the others nothing is left: what they write appears when it is whole."""
+READERS = {
+    ("compare",): "", ("runs", "list"): "", ("runs", "show"): "", ("runs", "diagnose"): "",
+    ("runs", "watch"): "stopped watching",
+}  # fmt: skip
+"""First words of commands that only read -> all that is said when they are interrupted."""
 
 
 def describe_interruption(error: KeyboardInterrupt, command: str) -> str:
-    """Return the line for people: what was interrupted, what is kept, and how to go on.
+    """Return the line for people: what was interrupted, what is kept, and how to go on. "" where nothing needs saying.
 
     Args: command: the subcommand that ran; used where the error itself says nothing.
     """
     from vlmrl.store.redact import redact_argv
 
+    for words, line in READERS.items():
+        if command == words[0] and tuple(sys.argv[1 : 1 + len(words)]) == words:
+            return line
     if not isinstance(error, Interruption):
         error = Interruption(command, KEPT.get(command, "nothing half written is left"))
     if error.again is None:

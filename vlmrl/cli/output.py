@@ -51,8 +51,10 @@ def console(*, stderr: bool = True) -> Console:
     return SafeConsole(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=not stream.isatty())
 
 
-def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table: aligned on stderr for people; as tab-separated lines on stdout when that is a pipe or a file.
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], titled: bool = False) -> None:
+    """Print a table: aligned on stderr for people; as tab-separated lines on stdout when that is a pipe or a file.
+
+    Args: titled: print the title on stdout too, for a command with several tables; else it goes to stderr.
 
     Drawn without Rich, whose import takes longer than most commands that end in a table.
     """
@@ -60,6 +62,10 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
     cells = [[one_line(redact_said(str(cell))) for cell in row] for row in (columns, *rows)]
     if not sys.stdout.isatty():
+        if title and titled:
+            print(one_line(redact_said(title)))
+        elif title:
+            say(title)
         for row in cells:
             print("\t".join(row))
         return

@@ -58,7 +58,8 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
         env[CHOICES_VARIABLE] = json.dumps(chosen)
     env |= _debugging(machines.debug_rank, placement.ranks)
     job = Job(
-        command=("-m", "vlmrl", *without_launch_options(sys.argv[1:])), ranks=placement.ranks, nnodes=machines.nnodes,
+        command=("-m", "vlmrl", *without_launch_options(sys.argv[1:])), launch_words=launch_options(sys.argv[1:]),
+        ranks=placement.ranks, nnodes=machines.nnodes,
         node_rank=machines.node_rank, endpoint=machines.endpoint, env=env,
         timeout_seconds=settings.parallel.timeout_seconds,
     )  # fmt: skip
@@ -110,14 +111,26 @@ def _debugging(rank: int | None, ranks: int) -> dict[str, str]:
 
 
 def without_launch_options(argv: Sequence[str]) -> list[str]:
-    """The words of a command line that every rank runs: all but the launcher's own options."""
+    """Return the words of a command line that every rank runs: all but the launcher's own options."""
+    return _split_launch_options(argv)[0]
+
+
+def launch_options(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the launcher's own options on a command line, each with its value: what the ranks do not get."""
+    return tuple(_split_launch_options(argv)[1])
+
+
+def _split_launch_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     kept: list[str] = []
-    skip = 0
+    launch: list[str] = []
+    values = 0
     for word in argv:
-        if skip:
-            skip -= 1
+        if values:
+            values -= 1
+            launch.append(word)
         elif word.split("=", 1)[0] in LAUNCH_OPTIONS:
-            skip = 0 if "=" in word else LAUNCH_OPTIONS[word]
+            values = 0 if "=" in word else LAUNCH_OPTIONS[word]
+            launch.append(word)
         else:
             kept.append(word)
-    return kept
+    return kept, launch

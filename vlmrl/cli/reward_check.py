@@ -51,7 +51,7 @@ def reward_check(
     fail_on: Annotated[
         str | None, typer.Option(help="Exit with 3 when any holds: probe,dead_groups>0.5,errors>0.")
     ] = None,
-    steps: Annotated[str | None, typer.Option(help="Only these steps: 10 or 10:20, both included.")] = None,
+    steps: Annotated[str | None, typer.Option(help="Only these steps, from 1: 10 or 10:20, both included.")] = None,
     source: Annotated[str | None, typer.Option(help="Only rollouts of this [[data]] entry.")] = None,
     rows: Annotated[int, typer.Option(min=0, help="How many rows of each kind to show.")] = 3,
     keep_going: Annotated[
@@ -184,12 +184,18 @@ def _argument(text: str) -> tuple[str, Any]:
 
 
 def _steps(text: str | None) -> tuple[int, int] | None:
+    """Return the first and the last policy version (from 0) of steps that are counted from 1, as on every screen."""
+    from vlmrl.store.metrics import counted
+
     if text is None:
         return None
     match = re.fullmatch(r"([0-9]+)(?::([0-9]+))?", text.strip())
     if match is None:
         raise RewardError(f"--steps {text!r} is not a step or first:last")
-    return int(match.group(1)), int(match.group(2) or match.group(1))
+    first, last = int(match.group(1)), int(match.group(2) or match.group(1))
+    if first < 1:
+        raise RewardError(f"--steps {text!r}: steps are counted from 1")
+    return first - counted(0), last - counted(0)
 
 
 def _columns(text: str | None) -> dict[str, str]:

@@ -73,12 +73,15 @@ def numbers(line: dict[str, Any] | None, lead: tuple[str, ...] = LEAD, *, train:
 
 
 def _rollouts(steps: list[int]) -> str:
-    """`24 steps, step-000000 to step-000023`: how many, and the names of their files."""
+    """Return `24 steps, 1 to 24 (files step-000000 to step-000023)`: how many, and the names of their files."""
     from vlmrl.store.layout import step_name
+    from vlmrl.store.metrics import counted
 
     if not steps:
         return ""
-    return f"{len(steps)} step{'s' if len(steps) > 1 else ''}, {step_name(min(steps))} to {step_name(max(steps))}"
+    first, last = min(steps), max(steps)
+    files = f"files {step_name(first)} to {step_name(last)}"
+    return f"{len(steps)} step{'s' if len(steps) > 1 else ''}, {counted(first)} to {counted(last)} ({files})"
 
 
 def _validation(first: dict[str, Any] | None, last: dict[str, Any] | None) -> str:

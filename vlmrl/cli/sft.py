@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +128,7 @@ def train_command(asked: Beginning, runs: Path | None, quiet: bool, as_json: boo
     With `--gpus` this process starts one process a card, which run the same command without it, and waits for them.
     """
     from vlmrl.cli.progress import ConsoleWatcher
-    from vlmrl.dist.worker import launched, stderr
+    from vlmrl.dist.worker import command_words, launched, stderr
     from vlmrl.dist.world import is_main_process, join_world
     from vlmrl.process import give_terminal, patience
     from vlmrl.store.layout import runs_root
@@ -149,8 +148,7 @@ def train_command(asked: Beginning, runs: Path | None, quiet: bool, as_json: boo
     if machines.debug_rank is not None:
         give_terminal(machines.debug_rank)
     with join_world(settings.model.device, patience(settings.parallel.timeout_seconds)) as world:
-        argv = ["vlmrl", *sys.argv[1:]]
-        run, settings, checkpoint = share_run(world, lambda: begin(asked, ready, root, argv))
+        run, settings, checkpoint = share_run(world, lambda: begin(asked, ready, root, command_words()))
         # In a rank of a launcher everything goes to the rank's own log, but what rank 0 says.
         watcher = ConsoleWatcher(stderr() if not quiet and (talks or launched()) else open(os.devnull, "w"))  # noqa: SIM115
         try:

@@ -50,7 +50,10 @@ def try_(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Where --filter writes: a folder, or a .parquet for a table.", show_default=False),
+        typer.Option(
+            help="Where --filter writes: a folder; rows of a table become a file (.parquet is added).",
+            show_default=False,
+        ),
     ] = None,
     show: Annotated[int, typer.Option(min=0, help="How many prompts to show with their responses.")] = 3,
     overrides: Annotated[

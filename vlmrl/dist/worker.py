@@ -37,6 +37,8 @@ ENGINES_VARIABLE = "VLMRL_ENGINE_CARDS"
 """Cards that the launcher set aside for engines in processes of their own: CUDA's numbers; on a CPU as many words."""
 HALVED_VARIABLE = "VLMRL_HALVED"
 CHOICES_VARIABLE = "VLMRL_CHOICES"
+LAUNCH_WORDS_VARIABLE = "VLMRL_LAUNCH_WORDS"
+"""JSON list: the launch options of the command line (`--gpus 2`), which the command of a rank lacks."""
 BEAT_BYTES = 4096
 PIPE_BYTES = 1 << 20
 """Of what a rank prints, so much waits while the launcher is stopped (a Ctrl-Z)."""
@@ -142,6 +144,7 @@ class Rank:
 
 
 _me: Rank | None = None
+_launch_words: list[str] = []
 _doing: tuple[str, int] = ("start", 0)
 
 
@@ -205,6 +208,11 @@ def choices() -> list[dict[str, Any]]:
     return json.loads(os.environ.get(CHOICES_VARIABLE, "[]")) if launched() else []
 
 
+def command_words() -> list[str]:
+    """Return the command line as the user gave it, for the record: on a rank with the launch options, at its end."""
+    return ["vlmrl", *sys.argv[1:], *_launch_words]
+
+
 def run(program: Callable[[], object]) -> NoReturn:
     """Run a rank's program and leave word of how it ended. The launcher prints errors; here they go to the log.
 
@@ -239,6 +247,7 @@ def run(program: Callable[[], object]) -> NoReturn:
 def begin() -> Rank:
     """Take this process for a rank of its launcher. Its children must not: the variable is taken away."""
     global _me
+    _launch_words[:] = json.loads(os.environ.pop(LAUNCH_WORDS_VARIABLE, "[]"))
     die_with_parent(int(os.environ[PARENT_VARIABLE]))
     _me = Rank(Path(os.environ.pop(FOLDER_VARIABLE)), int(os.environ["RANK"]))
     _me.take_output()

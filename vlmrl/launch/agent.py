@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vlmrl.dist.worker import FOLDER_VARIABLE, HALVED_VARIABLE, PARENT_VARIABLE
+from vlmrl.dist.worker import FOLDER_VARIABLE, HALVED_VARIABLE, LAUNCH_WORDS_VARIABLE, PARENT_VARIABLE
 from vlmrl.errors import LaunchError
 from vlmrl.launch.watch import Ending, Watch
 from vlmrl.process import patience
@@ -35,6 +35,7 @@ class Job:
         job_id: the same on all nodes of a job; nodes of other jobs do not meet.
         env: environment of the ranks, besides this process's.
         timeout_seconds: longest time a rank may be in one phase.
+        launch_words: launch options of the command line, for the record of the run; the ranks do not read them.
     """
 
     command: tuple[str, ...]
@@ -45,6 +46,7 @@ class Job:
     job_id: str = "vlmrl"
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_seconds: float = 1800.0
+    launch_words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.nnodes > 1 and not self.endpoint:
@@ -95,7 +97,8 @@ def launch(job: Job) -> tuple[Ending, Path | None]:
     # The agent's own account of a failure would come before ours, in other words.
     logging.disable(logging.ERROR)
     folder = Path(tempfile.mkdtemp(prefix="vlmrl-launch-"))
-    os.environ.update({**job.env, FOLDER_VARIABLE: str(folder), PARENT_VARIABLE: str(os.getpid())})
+    own = {FOLDER_VARIABLE: str(folder), PARENT_VARIABLE: str(os.getpid())}
+    os.environ.update({**job.env, **own, LAUNCH_WORDS_VARIABLE: json.dumps(job.launch_words)})
     watch = Watch(folder, patience(job.timeout_seconds))
     exit_codes: dict[int, int] = {}
     try:
@@ -113,7 +116,7 @@ def launch(job: Job) -> tuple[Ending, Path | None]:
         return watch.ending(exit_codes), watch.run_dir
     finally:
         logging.disable(logging.NOTSET)
-        for name in (FOLDER_VARIABLE, PARENT_VARIABLE, HALVED_VARIABLE):
+        for name in (FOLDER_VARIABLE, PARENT_VARIABLE, HALVED_VARIABLE, LAUNCH_WORDS_VARIABLE):
             os.environ.pop(name, None)
         shutil.rmtree(folder, ignore_errors=True)
 

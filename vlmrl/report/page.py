@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -206,7 +207,7 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
     git, gpus = m.git or {}, m.hardware.get("gpus") or ()
     code = f"{str(git.get('commit', ''))[:12]}{' with uncommitted changes (code.diff)' if git.get('dirty') else ''}"
     pairs = [
-        ("command", redact_text(" ".join(m.argv))),
+        ("command", redact_text(shlex.join(m.argv))),
         ("run folder", str(run.dir)),
         ("parent", m.parent_text),
         ("code", code),

@@ -58,12 +58,12 @@ def number(value: Any) -> str:
     size = abs(value)
     if size and size < 0.001:
         return f"{value:.1e}"
-    return f"{value:.3f}" if size < 10 else f"{value:.1f}" if size < 1000 else f"{value:,.0f}"
+    return f"{value + 0.0:.3f}" if size < 10 else f"{value:.1f}" if size < 1000 else f"{value:,.0f}"
 
 
 def signed(value: float) -> str:
     """`+0.021`, `-0.004` with a true minus sign."""
-    return f"{value:+.3f}".replace("-", "\u2212")
+    return f"{round(value, 3) + 0.0:+.3f}".replace("-", "\u2212")
 
 
 def _final(value: Any) -> Any:

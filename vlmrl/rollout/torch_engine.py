@@ -31,7 +31,7 @@ from vlmrl.model.policy import Policy
 from vlmrl.model.prefix_attention import NAME as SHARED_ATTENTION
 from vlmrl.model.prefix_attention import no_mask
 from vlmrl.rollout.engine import Request, finish_reason
-from vlmrl.types import Sample, SamplingParams
+from vlmrl.types import Sample, SamplingParams, name_row
 
 RETIRE_SHARE = 0.75
 """The batch is compacted when fewer than this share of its rows are still running."""
@@ -137,7 +137,7 @@ class TorchEngine:
             "rollout.batch_tokens", stored * max(len(p.prompt_ids) for p in prompts) + len(batch) * max_new_tokens,
             sum(p.num_image_tokens for p in prompts), len(batch),
             tuple(
-                load_name(f"{p.row.source} row {p.row.prompt_id}", n, p.image_sizes)
+                load_name(name_row(p.row.source, p.row.prompt_id), n, p.image_sizes)
                 for p, n in zip(prompts, samples.values(), strict=True)
             ),
         )  # fmt: skip

@@ -24,7 +24,7 @@ from vlmrl.rollout.handover import Handover, InProcess, ToWorkers
 from vlmrl.rollout.owned_folder import OwnedFolder
 from vlmrl.rollout.shared_pixels import SharedPixels
 from vlmrl.rollout.weight_sync import WeightSource
-from vlmrl.types import Sample, SamplingParams
+from vlmrl.types import Sample, SamplingParams, name_row
 
 SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: nothing is left over when the run is killed
@@ -277,7 +277,7 @@ def _image_processor(llm: Any, settings: EngineSettings) -> Any:
 
 
 def _name(request: Request) -> str:
-    return f"{request.prompt.row.source} row {request.prompt.row.prompt_id}"
+    return name_row(request.prompt.row.source, request.prompt.row.prompt_id)
 
 
 def _prompt(request: Request) -> dict[str, Any]:

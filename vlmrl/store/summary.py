@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def describe(run: Run) -> dict[str, Any]:
         "start": m.start,
         "end": m.end,
         "seconds": round(seconds, 1),
-        "command": " ".join(m.argv),
+        "command": shlex.join(m.argv),
         "parent": m.parent,
         "parent_text": m.parent_text,
         "datasets": [dict(d) for d in m.datasets],

@@ -11,7 +11,7 @@ from vlmrl.data.batch import PromptTokens, TrainItem
 from vlmrl.dist.world import ALONE, World
 from vlmrl.rollout.sample import is_dead_group
 from vlmrl.train.step import StepBatch
-from vlmrl.types import Group
+from vlmrl.types import Group, name_row
 
 
 def step_batch(
@@ -39,7 +39,7 @@ def step_batch(
             elif count_dead and not use and not sample.masked:
                 batch.dead_tokens.setdefault(index, []).append(sample.trajectory.num_trained_tokens)
             batch.advantage_S.append(sample.advantage)
-            batch.names_S.append(f"{group.row.source} row {group.row.prompt_id} sample {sample.trajectory.sample}")
+            batch.names_S.append(f"{name_row(group.row.source, group.row.prompt_id)} sample {sample.trajectory.sample}")
     order = list(costs)
     number = min(updates, len(order))
     batch.updates = [order[k::number] for k in range(number)]

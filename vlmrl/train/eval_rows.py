@@ -16,7 +16,7 @@ from vlmrl.errors import DataError, StoreError, VlmrlError
 from vlmrl.json_text import parse_json
 from vlmrl.recipe.load import recipe_from_resolved
 from vlmrl.recipe.schema import Data, Recipe
-from vlmrl.store.evaluated import LABELS, Role
+from vlmrl.store.evaluated import Role
 from vlmrl.store.kept import read_resolved, resolved_files
 from vlmrl.store.manifest import Manifest, read_manifest
 from vlmrl.tasks.source import TABLE_SUFFIXES, Source, open_rows_file, open_source, open_validation
@@ -52,12 +52,11 @@ class EvalRows:
         return min(len(self.source.rows), self.max_rows or len(self.source.rows))
 
     @property
-    def said(self) -> str:
-        """What is evaluated, in one line, with what must be known of it."""
-        label = LABELS[self.role]
+    def described(self) -> str:
+        """What is evaluated, in one line. What must be known of it stands in `LABELS`."""
         count = len(self.source.rows)
         of = f"{self.count:,} of {count:,} rows" if self.count < count else f"{count:,} rows"
-        return f"{self.source.name}: {of}, {self.origin}" + (f"; these are {label}" if label else "")
+        return f"{self.source.name}: {of}, {self.origin}"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.train.origin import find_model
 from vlmrl.train.state import load_origin, make_encoder, make_policy, open_sources, sampling_params
 from vlmrl.train.trial import choose_rows
-from vlmrl.types import Segment
+from vlmrl.types import Segment, name_row
 
 SAMPLES = 3
 MAX_RESPONSE_TOKENS = 48
@@ -136,7 +136,7 @@ def deep_check(recipe: Recipe, runs_root: Path, *, prompts: int) -> Parity:
             keep = max(1, len(sample.token_ids) * (SAMPLES - k) // SAMPLES)
             segment = Segment("assistant", sample.token_ids[:keep], True, sample.sampler_logp[:keep])
             items.append(TrainItem(PromptTokens.of(rollout.prompt.encoded), group, (segment,), len(items)))
-    names = [f"{p.source.name} row {p.row.prompt_id}" for p in drawn]
+    names = [name_row(p.source.name, p.row.prompt_id) for p in drawn]
     return compare(policy, items, names, tokens_per_row=recipe.train.tokens_per_row)
 
 

@@ -42,7 +42,7 @@ from vlmrl.train.update import (
     fill_reference,
     fill_stats,
 )
-from vlmrl.types import Row, Segment, TokenStats
+from vlmrl.types import Row, Segment, TokenStats, name_row
 
 SCAN_SECONDS = 10.0
 """How long rows are looked at."""
@@ -120,7 +120,7 @@ def rehearse(
         return
     chosen = [(s.sources[d.source], s.sources[d.source].rows[d.row], d.occurrence) for d in heaviest(scan)]
     items = [make_item(*place, 0) for place in chosen]
-    largest = _find_room(s, objective, items, [f"{source.name} row {row.prompt_id}" for source, row, _ in chosen])
+    largest = _find_room(s, objective, items, [name_row(source.name, row.prompt_id) for source, row, _ in chosen])
     peak, limit = memory_use(s.policy.device)
     seconds = time.perf_counter() - start
     s.watcher.message(

