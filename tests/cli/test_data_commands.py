@@ -166,4 +166,4 @@ def test_a_name_that_no_file_system_takes_is_an_error_in_words(tmp_path: Path, w
     name = "x" * 300
     command = [*most, last + name] if last.endswith("@") else [*most, last, name]
     done = this_process(*command, cwd=tmp_path)
-    assert done.code == 2 and "longer than the file system allows" in done.err and len(done.err) < 400
+    assert done.code == 2 and "a name is too long" in done.err and len(done.err) < 400

@@ -50,7 +50,7 @@ def measured(policy: Policy, items):
     advantages = [1.0, -0.5, 0.25, -1.0, 2.0, 0.5, -0.75, 1.5]
     row = make_row(items)
     stats = policy(row)
-    data = _token_data(row, items, StepBatch(items, advantages, [""] * len(items)), None)
+    data = _token_data(items, StepBatch(items, advantages, [""] * len(items)), {}, torch.device("cpu"))
     loss, _ = PolicyGradient(ALGORITHMS["grpo"]).loss(stats, data)
     (loss + 0.1 * stats.logp).mean().backward()
     trained = {n: p.grad for n, p in policy.model.named_parameters() if p.requires_grad}

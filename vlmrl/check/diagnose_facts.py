@@ -194,6 +194,7 @@ def read_facts(run: Run) -> Facts:
             facts.responses += read_responses(files[step], step, first)
             facts.steps_read += 1
         except VlmrlError as error:
+            notes[:] = [note for note in notes if files[step].name not in note]  # it is said here, with what follows
             notes.append(f"{files[step].name} was left out: {error.message}")
     facts.validated = _validated(run.dir, notes)
     return facts

@@ -54,7 +54,8 @@ def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: 
         raise LaunchError(message, hint="leave it out: each card does both")
     placement = place(machines.gpus or "1", engines, parts)
     env = {**placement.env, **offline_environment(settings, root)}
-    if chosen := choices_of(ready if isinstance(ready, LoadedRecipe) else ready.loaded):
+    chosen = choices_of(ready if isinstance(ready, LoadedRecipe) else ready.loaded)
+    if chosen and not machines.dry_run:  # torchrun's processes choose for themselves, on the same machine
         env[CHOICES_VARIABLE] = json.dumps(chosen)
     env |= _debugging(machines.debug_rank, placement.ranks)
     job = Job(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.cli.output import draw_quote, draw_table, line_of_code, number, share
 from vlmrl.cli.probe_report import show_probes
-from vlmrl.store.metrics import counted
 from vlmrl.visible import one_line
 
 if TYPE_CHECKING:
@@ -50,6 +49,8 @@ def show(report: Mapping[str, Any], out: Console, most: int) -> None:
 
 
 def _headline(report: Mapping[str, Any]) -> str:
+    from vlmrl.store.metrics import counted
+
     first, last = map(counted, report["steps"])
     groups = f" in {report['groups']:,} groups" if report["groups"] is not None else ""
     steps = f", steps {first} to {last}" if last > first or report["run"] else ""

@@ -96,9 +96,8 @@ def try_(
             loaded.recipe, run, root, prompts=number, samples=n, keep=keep, solved=condition, progress=_progress()
         )
     result = _result(run, trial)
-    emit(result, as_json)
     if as_json:
-        return
+        return emit(result, as_json)
     _show(trial, result, show)
     _show_kept(result)
     say(f"rollouts: {run.dir}   report: {command_line(('report',), run.dir, None)}")

@@ -397,7 +397,7 @@ def test_what_a_cause_explains_stands_behind_it(tmp_path):
     runs = f"--runs {tmp_path}/runs"  # not where runs are looked for from here
     assert first.command == f"vlmrl try r.toml {runs} --set rollout.max_new_tokens=160", first.command
     assert any("repeat themselves" in line for line in first.evidence)
-    assert first.rows[0]["where"].startswith("step 1, digits row digits-0-") and first.rows[0]["note"]
+    assert first.rows[0]["where"].startswith("step 1, row digits-0-") and first.rows[0]["note"]
 
 
 def test_the_next_command_is_the_runs_own_with_the_setting_changed(tmp_path, monkeypatch):

@@ -87,7 +87,7 @@ def test_every_path_says_the_same_and_counts_its_tokens(model, work, rank, budge
     expected = {"padded": padded_work, "packed": alone_work, "shared": shared_work}
     said = {}
     for path in ("padded", "packed", "shared"):
-        if path == "packed" and model == "Qwen3.5-9B":
+        if path == "packed" and model.startswith("Qwen3.5-9B"):
             continue
         world = World(case(path, model, work=work, rank=rank, tokens_per_row=budget), smoke=True)
         hybrid = world.policy.sharing == "forked" and path == "shared"

@@ -226,7 +226,7 @@ def test_freeze_of_a_part_the_model_lacks_is_an_error(tiny_folder, monkeypatch):
 def test_4bit_without_bitsandbytes_is_an_error_in_words(tiny_folder, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None)
     with pytest.raises(CheckpointError, match="needs bitsandbytes") as caught:
-        load_model(Model(path=str(tiny_folder), device="cpu", quantize="4bit"))
+        load_model(Model(path=str(tiny_folder), dtype="bfloat16", device="cpu", quantize="4bit"))
     assert "pip install" in str(caught.value.hint)
 
 
@@ -239,7 +239,7 @@ def test_what_4bit_asks_of_transformers(tiny_folder, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: object())
     monkeypatch.setattr("transformers.BitsAndBytesConfig.post_init", lambda self: None)
     plain = AutoConfig.from_pretrained(tiny_folder)
-    asked = quantized_arguments(Model(path=str(tiny_folder), device="cpu", quantize="4bit"), plain)
+    asked = quantized_arguments(Model(path=str(tiny_folder), dtype="bfloat16", device="cpu", quantize="4bit"), plain)
     config = asked["quantization_config"]
     assert (config.load_in_4bit, config.bnb_4bit_quant_type, config.bnb_4bit_use_double_quant) == (True, "nf4", True)
     assert config.bnb_4bit_compute_dtype == torch.bfloat16
@@ -254,7 +254,7 @@ def test_4bit_for_real_where_bitsandbytes_is(small_folder, row, monkeypatch):
     """The language model's layers are quantized, no others; an adapter on them trains; at full width it is the same."""
     bitsandbytes = pytest.importorskip("bitsandbytes")
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)  # packs weights for inference only
-    settings = Model(path=str(small_folder), device="cpu", quantize="4bit")
+    settings = Model(path=str(small_folder), dtype="bfloat16", device="cpu", quantize="4bit")
     model = load_model(settings)
     quantized = [n for n, m in model.named_modules() if isinstance(m, bitsandbytes.nn.Linear4bit)]
     assert quantized and all("language_model" in n for n in quantized)
