@@ -19,13 +19,11 @@ from vlmrl.model.prefix_attention import NAME as SHARED_PREFIX
 from vlmrl.model.prefix_attention import VISION_NAME as VISION
 from vlmrl.model.quiet import loading
 from vlmrl.model.weights import refuse_incomplete, refuse_non_finite
-from vlmrl.recipe.extras import install_line
 
 if TYPE_CHECKING:  # the models load with torch and transformers alone
     from vlmrl.recipe.schema import Model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-BITSANDBYTES_HINT = install_line("bitsandbytes")
 DROPOUT_RATES = ("attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 """What models call their dropout, in configs and on modules."""
 IMAGE_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "audio_token_id",
@@ -86,7 +84,10 @@ def quantized_arguments(settings: Model, config: Any) -> dict[str, Any]:
     if settings.quantize is None:
         return {}
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise CheckpointError(f'model.quantize = "{settings.quantize}" needs bitsandbytes', hint=BITSANDBYTES_HINT)
+        from vlmrl.recipe.extras import install_line
+
+        message = f'model.quantize = "{settings.quantize}" needs bitsandbytes'
+        raise CheckpointError(message, hint=install_line("bitsandbytes"))
     from transformers import AutoModelForImageTextToText, BitsAndBytesConfig
 
     with torch.device("meta"):

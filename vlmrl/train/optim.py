@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vlmrl.dist.fsdp import own_part, whole
 from vlmrl.errors import TrainError
 from vlmrl.model.families import part_of
-from vlmrl.model.load import BITSANDBYTES_HINT
+from vlmrl.recipe.extras import install_line
 from vlmrl.train.kahan import KahanAdamW
 
 if TYPE_CHECKING:  # weights are updated with torch alone
@@ -181,7 +181,9 @@ def _adamw(settings: Optim, groups: list[dict[str, Any]]) -> torch.optim.Optimiz
         try:
             from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
         except ImportError as error:
-            raise TrainError('optim.name = "adamw_8bit" needs bitsandbytes', hint=BITSANDBYTES_HINT) from error
+            raise TrainError(
+                'optim.name = "adamw_8bit" needs bitsandbytes', hint=install_line("bitsandbytes")
+            ) from error
         return AdamW8bit(groups, **options)
     return torch.optim.AdamW(groups, **options, fused=True)
 

@@ -151,7 +151,7 @@ def _write_validation(run_dir: Path, prompt_ids: Sequence[str]) -> None:
     pq.write_table(
         pa.table({"prompt_id": [f"held-{i}" for i in prompt_ids], "images": images}), folder / layout.EVAL_ROWS
     )
-    (folder / layout.EVAL_SUMMARY).write_text('{"meta": {"during": "training"}, "metrics": {}}')
+    (folder / layout.EVAL_SUMMARY).write_text('{"meta": {"during": "training"}, "metrics": {}, "schema": 1}')
 
 
 def plan(**changes: Any) -> Plan:

@@ -302,7 +302,7 @@ def test_a_text_that_breaks_the_reward_does_not_hide_that_rows_depend_on_each_ot
 
 
 def test_findings_are_ranked_unearned_pay_first_and_right_answers_in_odd_dress_last():
-    """No answer is paid, a right one in capitals is not: the second is no way to be paid."""
+    """No answer is paid, and a broken truth is scored: the second is no way to be paid. (What is unfair: below.)"""
 
     def careless(x: RewardInput) -> float:
         found = re.search(r"<answer>(.*?)</answer>", x.response)
@@ -316,7 +316,7 @@ def test_findings_are_ranked_unearned_pay_first_and_right_answers_in_odd_dress_l
     found = [v for v in verdicts if v]
     assert verdicts[: len(found)] == found, "what was not found stands behind"
     assert found == sorted(found, key=list(WORDS).index) and list(WORDS)[:2] == ["hole", "leak"]
-    assert found[0] in ("hole", "leak") and found[-1] == "unfair" == list(WORDS)[-1]
+    assert found[0] in ("hole", "leak") and found[-1] == "silent" and list(WORDS)[-2:] == ["silent", "unfair"]
 
 
 def test_of_one_kind_what_pays_most_comes_first():
