@@ -66,10 +66,11 @@ def read_model(settings: Model, path: str | None = None) -> Any:
     with loading(source):
         config = AutoConfig.from_pretrained(source, **kwargs)
         _no_dropout(config)
-        model, report = AutoModelForImageTextToText.from_pretrained(
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(
             source, config=config, dtype=DTYPES[settings.dtype], use_safetensors=True, output_loading_info=True,
             ignore_mismatched_sizes=True, **quantized_arguments(settings, config), **kwargs,
         )  # fmt: skip
+        model, report = loaded
         refuse_incomplete(report, source)
         refuse_non_finite(model, source)
         return model
