@@ -138,7 +138,8 @@ class RolloutDecoder:
 
     def where(self, facts: Facts, index: int) -> str:
         step, sample = facts.steps_N[index], facts.samples_N[index]
-        return f"step {counted(int(step))}, {name_row(facts.sources[index] or "", facts.prompts[index] or "")} sample {sample}"
+        row = name_row(facts.sources[index] or "", facts.prompts[index] or "")
+        return f"step {counted(int(step))}, {row} sample {sample}"
 
 
 def _loads(truth: str, columns: str, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
