@@ -135,7 +135,7 @@ INNOCENT = [
     "docker run -u 1000:1000 x", "npm_config_registry=https://r", 'model.path = "Qwen/Qwen2.5-VL-3B-Instruct"',
     'sk-learn", "task-oriented-dialogue-systems"', 'public_key = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAABAQ"',
     "for key, value in items.items():", "optim.lr = 1e-5", "session: training\nstep: 12",
-    "@dataclass\nclass Token: x: int", "sk-learn-contrib-package-name-longer", "fw_abcdefghijklmnopqrstu",
+    "@dataclass\nclass Token: x: int", "sk-learn-contrib-package-name-longer", "fw_configuration_of_networks",
     "machine learning password manager", "glove-word-embedding-vectors-300d", "compass: north-west-1", "bypass=True-1",
     'monkey = "Macaca_fuscata_123"', 'turkey = "a1b2c3d4e5f6g7"', 'hotkey = "ctrl+shift+p1"', "OLDPWD=/home/x1",
     "num_tokens = 12", "pass_at_k = 0.5", 'tokenizer = "Qwen/Qwen2.5-VL-3B-Instruct"', 'eostoken = "a1b2c3d4e5f6g7"',

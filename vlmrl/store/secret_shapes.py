@@ -59,6 +59,8 @@ _PLAIN = re.compile(rf"A(?<![\w+/-]A)(?:{'|'.join(shape.replace('A', '', 1) for 
 _HOOK = re.compile("|".join(HOOKS), re.ASCII)
 _HOSTS = ("hooks.", "discord", "webhook", "/with/key/", "api.telegram.org", "/v2/hook/")
 _PLAIN_WORD = re.compile(r"[A-Z]?[a-z]*\d{0,2}|[A-Z]*\d{0,2}|\d{1,4}[A-Za-z]?")
+_LONGEST_WORD = 15
+"""Letters. A longer run of letters behind a service's beginning is a token: no word in a name is so long."""
 _CAMEL_WORD = re.compile(r"[A-Z]?[a-z]{3,}")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _TIME = re.compile(r"\d{4}-?\d\d-?\d\d[T _-]?\d\d:?\d\d(?::?\d\d)?(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?")
@@ -75,7 +77,8 @@ def service_tokens(text: str) -> Iterator[tuple[int, int]]:
     """
     for run in _RUN.finditer(text):
         for m in _SERVICE.finditer(text, *run.span()):
-            if not all(map(_PLAIN_WORD.fullmatch, re.split(r"[^A-Za-z0-9]+", m[0]))):
+            words = re.split(r"[^A-Za-z0-9]+", m[0])
+            if not all(len(word) <= _LONGEST_WORD and _PLAIN_WORD.fullmatch(word) for word in words):
                 yield m.span()
     for shape in (_PLAIN, *([_HOOK] if any(host in text for host in _HOSTS) else [])):
         yield from (m.span() for m in shape.finditer(text))

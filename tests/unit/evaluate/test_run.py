@@ -55,6 +55,9 @@ class ScriptedEngine:
 
 
 class PlainEncoder:
+    def require_fit(self, row: Row, max_prompt_tokens: int) -> None:
+        pass
+
     def encode(self, row: Row, messages: Sequence[Message], images: Sequence[Any]) -> EncodedPrompt:
         return EncodedPrompt(row, messages[0].content, (1, 2), (0, 0), {}, len(images), 0, ())
 
