@@ -307,7 +307,7 @@ def test_memory_that_the_system_refuses_ends_the_run_with_a_value_that_fits(plac
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the address space")
 def test_memory_that_the_system_refuses_halves_the_budget_in_an_update(place, wide_folder, tmp_path):
-    code, said = limited_run(place, wide_folder, tmp_path, "update 0", 170, "train.rehearsal=false")
+    code, said = limited_run(place, wide_folder, tmp_path, "update 0", 230, "train.rehearsal=false")
     assert code == 0, said
     assert (
         "out of memory in phase `update` of step 0 on rank 0 with " in said
