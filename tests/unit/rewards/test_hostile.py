@@ -129,10 +129,10 @@ def test_every_attack_costs_its_own_row_at_most(scorer):
     for number, name in enumerate(ATTACKS):
         rows.append(RewardInput(name))
         rows += [RewardInput("honest", truth={"answer": number + k / 8}) for k in range(3)]
-    opened = time.monotonic()
+    opened, others = time.monotonic(), set(below(os.getpid()))
     with scorer(reward_file(), options={"timeout_seconds": 2.0}) as s:
         scores = s.score(rows)
-        left = below(os.getpid())
+        left = [pid for pid in below(os.getpid()) if pid not in others]
     for x, score in zip(rows, scores, strict=True):
         if x.response == "honest":
             assert (score.value, score.error) == (x.truth["answer"], None), "a row beside the attacks"

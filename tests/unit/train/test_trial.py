@@ -340,7 +340,7 @@ def test_a_reward_without_a_maximum_shows_its_spread_and_filters_nothing(world):
     assert trial.kept["rows"][1] == sum(sum(e) > 0 for e in evens)
     with pytest.raises(RewardError, match="no reward returns the part `odd` of --solved 'odd > 0'") as error:
         tried(prompts=1, solved="odd>0")
-    assert "parts: even, easy" in (error.value.hint or "")
+    assert "it may name: even, easy" in (error.value.hint or "")
 
 
 def test_a_trial_that_fails_leaves_no_run(world):
