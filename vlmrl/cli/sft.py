@@ -168,7 +168,8 @@ def train_command(asked: Beginning, runs: Path | None, quiet: bool, as_json: boo
 def _say_how_it_ended(done: Run, status: str, go_on: str, as_json: bool) -> None:
     from vlmrl.dist.worker import launched
 
-    emit(_result(done), as_json)
+    if as_json:  # its figures are read from the metrics, as the last line's are
+        emit(_result(done), as_json)
     if status != "interrupted":
         say(_closing(done))
         return

@@ -37,7 +37,6 @@ from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run, open_run
 
 _LEFT_OUT = ("step", "attempt")
-ABSENT = "-"
 
 
 @dataclass(frozen=True)

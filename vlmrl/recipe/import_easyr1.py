@@ -21,6 +21,7 @@ from vlmrl.recipe.import_shared import (
     engine_of,
     filtered_sampling,
     frozen_tower,
+    reward_of,
     schedule_keys,
     sharding,
     spread_filter,
@@ -143,7 +144,7 @@ def from_easyr1(draft: Draft, base: Path, rows: int | None, processes: int | Non
     _algorithm(draft)
     _engine(draft)
     _optimizer(draft, rows)
-    _reward(draft)
+    reward_of(draft, "worker.reward")
     _trainer(draft)
     _adapter(draft)
     draft.leave_all(LEFT)
@@ -197,17 +198,6 @@ def _optimizer(draft: Draft, rows: int | None) -> None:
     schedule_keys(draft, "worker.actor.optim.lr_scheduler_type", "worker.actor.optim.lr_warmup_steps",
                   "worker.actor.optim.lr_warmup_ratio", "worker.actor.optim.min_lr_ratio")  # fmt: skip
     draft.leave("worker.actor.optim.warmup_style", "not used there either")
-
-
-def _reward(draft: Draft) -> None:
-    function = draft.get("worker.reward.reward_function")
-    if function:
-        name = str(function) if ".py:" in str(function) else f"{function}:main"
-        draft.put("reward.name", name, "worker.reward.reward_function")
-        draft.put("reward.style", "easyr1", "worker.reward.reward_function")
-        draft.put_table("reward.args", "worker.reward.reward_function_kwargs")
-    else:
-        draft.todo.append("name a reward: [reward] name")
 
 
 def _trainer(draft: Draft) -> None:

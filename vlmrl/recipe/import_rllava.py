@@ -23,6 +23,7 @@ from vlmrl.recipe.import_shared import (
     engine_of,
     filtered_sampling,
     kl_of,
+    reward_of,
     schedule_keys,
     sharding,
     spread_filter,
@@ -324,13 +325,8 @@ def _reward(draft: Draft) -> None:
     if draft.get("reward.reward_type") == "env":
         draft.leave("reward.reward_type", "a reward is a function of the response here, never an environment's")
         draft.todo.append("name a reward: [reward] name (the configuration takes it from an environment)")
-    elif function := draft.get("reward.reward_function"):
-        name = str(function) if ".py:" in str(function) else f"{function}:main"
-        draft.put("reward.name", name, "reward.reward_function")
-        draft.put("reward.style", "easyr1", "reward.reward_function")
-        draft.put_table("reward.args", "reward.reward_function_kwargs")
     else:
-        draft.todo.append("name a reward: [reward] name")
+        reward_of(draft, "reward")
 
 
 def _processes(draft: Draft) -> None:

@@ -205,6 +205,18 @@ def thinking(draft: Draft, key: str) -> None:
         draft.put("model.thinking", "on" if on else "off", key)
 
 
+def reward_of(draft: Draft, table: str) -> None:
+    """Take over the reward function named in a table of EasyR1's kind; a file without `:function` means its `main`."""
+    source = f"{table}.reward_function"
+    function = draft.get(source)
+    if not function:
+        draft.todo.append("name a reward: [reward] name")
+        return
+    draft.put("reward.name", str(function) if ".py:" in str(function) else f"{function}:main", source)
+    draft.put("reward.style", "easyr1", source)
+    draft.put_table("reward.args", f"{table}.reward_function_kwargs")
+
+
 def trainer_of(draft: Draft, validation: str, keep: str) -> None:
     """The `trainer` table of EasyR1 and verl: cadence, checkpoints, names. `validation`, `keep`: what differs."""
     for source, key in ((validation, "eval.every_steps"), ("trainer.save_freq", "checkpoint.every_steps")):

@@ -223,11 +223,6 @@ def headlines(run: RunCurves, changes: Changes = lambda first, last: {}) -> list
     return found
 
 
-def last_value(lines: Sequence[Line], name: str) -> float | None:
-    """The last finite value of a metric."""
-    return next((n[name] for n in reversed(lines) if _finite(n.get(name))), None)
-
-
 def mean_value(lines: Sequence[Line], name: str) -> float | None:
     """Mean of a metric over all lines that have it."""
     values = [n[name] for n in lines if _finite(n.get(name))]

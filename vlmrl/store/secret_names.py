@@ -37,7 +37,6 @@ MAYBE_WORDS = _words(
     "key token auth login bearer pass pw pwd pat jwt sig signature cookie session dsn webhook authorization cred creds"
     " sas"
 )
-SHORT_WORDS = _words("pw pwd")
 """Names of passwords that name other things too (a folder, part weights): a short value counts if it is no word."""
 PHRASES = _words("passphrase mnemonic")
 """Names whose value is a row of words."""
