@@ -137,10 +137,13 @@ def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict:
         verdict.error(f"step {step}: metrics say {told} samples, the rollouts hold {held.samples}", path)
     mean = line.get("reward/mean")
     stored = held.mean_score
-    if isinstance(mean, int | float) and stored is not None:
-        if not math.isclose(mean, stored, rel_tol=SAME_MEAN, abs_tol=SAME_MEAN):
-            scores = f"the scores of the rollouts have the mean {stored:.6g}"
-            verdict.error(f"step {step}: metrics say a mean reward of {mean:.6g}, {scores}", path)
+    if (
+        isinstance(mean, int | float)
+        and stored is not None
+        and not math.isclose(mean, stored, rel_tol=SAME_MEAN, abs_tol=SAME_MEAN)
+    ):
+        scores = f"the scores of the rollouts have the mean {stored:.6g}"
+        verdict.error(f"step {step}: metrics say a mean reward of {mean:.6g}, {scores}", path)
     stale = held.versions - {step - lag}
     if stale:
         verdict.error(f"samples of policy version {min(stale)} in the rollouts of step {step}", path)
