@@ -25,7 +25,7 @@ from vlmrl.store.sealed import read_meta
 
 OWN_MESSAGES = {
     "checkpoint/proof.py", "data/control_tokens.py", "demo.py", "dist/worker.py", "rewards/__init__.py",
-    "rollout/vllm_probe.py", "rollout/wire.py", "tasks/template_worker.py",
+    "rollout/vllm_probe.py", "rollout/wire.py", "recipe/template_worker.py",
 }  # fmt: skip
 """Files that read what a process of this program has just written to another one."""
 SCRATCH = {"data/row_files.py", "data/scan.py", "tasks/domain_prep.py", "tasks/domain_rows.py"}

@@ -6,6 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import CheckpointError, DataError, first_line
+from vlmrl.recipe.template_worker import (
+    TemplateFailedError,
+    TemplateInvalidError,
+    TemplateLimitError,
+    TemplateWorker,
+)
 from vlmrl.types import Message
 
 if TYPE_CHECKING:
@@ -13,6 +19,8 @@ if TYPE_CHECKING:
 
 IMAGE_SLOT = "<image>"
 TEMPLATE_HINT = "use the chat template that came with the model (chat_template.jinja in its folder)"
+WORKER = TemplateWorker(chat=True)
+"""This process's for chat templates."""
 
 
 def render_chat(
@@ -21,8 +29,8 @@ def render_chat(
     """The text of a conversation: each `<image>` becomes one of the template's image entries.
 
     Args: settings: further variables of the template, such as `enable_thinking`.
-    Raises: CheckpointError when the model has no chat template, or one that is not valid; DataError when it refuses
-        this conversation.
+    Raises: CheckpointError when the model has no chat template, or one that is not valid, or one that takes more time,
+        memory or text than a prompt can; DataError when it refuses this conversation.
     """
     from jinja2 import TemplateError, TemplateSyntaxError
 
@@ -31,6 +39,7 @@ def render_chat(
         raise CheckpointError(
             "the model has no chat template", hint="use an instruction-tuned model, or add chat_template.jinja"
         )
+    _require_limits(processor, turns, {"add_generation_prompt": generation_prompt, **settings})
     try:
         return processor.apply_chat_template(turns, add_generation_prompt=generation_prompt, tokenize=False, **settings)
     except TemplateSyntaxError as error:
@@ -41,6 +50,26 @@ def render_chat(
         raise DataError(
             f"the model's chat template refuses the prompt: {first_line(error)}", hint=TEMPLATE_HINT
         ) from error
+
+
+def _require_limits(processor: Any, turns: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> None:
+    """Render a conversation in a process with limits first: a chat template is a program that came with a model.
+
+    Raises: CheckpointError when it goes over a limit. What else it does is left to the rendering that counts.
+    """
+    source = processor.chat_template
+    if isinstance(source, Mapping):  # several by name: transformers takes this one
+        source = source.get("default")
+    if not isinstance(source, str):
+        return
+    special = getattr(getattr(processor, "tokenizer", None), "special_tokens_map", {})
+    names = {**special, "messages": turns, "tools": None, "documents": None, **settings}
+    try:
+        WORKER.render(source, names)
+    except TemplateLimitError as error:
+        raise CheckpointError(f"the model's chat template {error}", hint=TEMPLATE_HINT) from error
+    except (TemplateFailedError, TemplateInvalidError):
+        return
 
 
 def guard_message(control: ControlTokens, message: Message) -> Message:

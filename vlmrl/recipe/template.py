@@ -2,7 +2,7 @@
 
 A template is a stranger's program. Most only put a row's values into a text: these are `is_plain`, and cannot take more
 time or memory than the row and the template are long. Any other could run for ever or fill the memory in one expression
-(`{{ 'a' * 10 ** 10 }}`), where Python can stop nothing, so it is rendered in a process with limits (tasks/render.py).
+(`{{ 'a' * 10 ** 10 }}`), where Python can stop nothing: template_worker.py renders it in a process with limits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from vlmrl.regular_file import file_problem
 
 if TYPE_CHECKING:
     from jinja2 import Environment, nodes
+    from jinja2.parser import Parser
 
 MAX_TEMPLATE_BYTES = 1 << 18
 _FILTERS = (
@@ -46,6 +47,42 @@ def make_environment() -> Environment:
 
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment
+
+
+def make_chat_environment() -> Environment:
+    """The sandbox that chat templates of models are written for, to see what rendering one costs.
+
+    Not the one that makes prompts: that is transformers' own. Unknown names are empty, `{% break %}`, `{% continue %}`
+    and `{% generation %}` are known, `raise_exception` and `strftime_now` are there.
+    """
+    from datetime import datetime
+
+    from jinja2 import TemplateError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """A block around what the model writes; what is in it is rendered as if the block were not there."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.template import is_plain, make_environment, parse_template
-from vlmrl.tasks.template_worker import (
+from vlmrl.recipe.template_worker import (
     TemplateFailedError,
     TemplateInvalidError,
     TemplateLimitError,

@@ -19,8 +19,8 @@ from vlmrl.errors import CheckpointError, DataError, LaunchError, RecipeError
 from vlmrl.launch.cards import parse_gpus
 from vlmrl.recipe.overrides import Problem, parse_override
 from vlmrl.recipe.template import read_template
+from vlmrl.recipe.template_worker import TemplateLimitError, TemplateWorker
 from vlmrl.tasks.scaffold import write_task
-from vlmrl.tasks.template_worker import TemplateLimitError, TemplateWorker
 from vlmrl.train.evaluation import _words
 from vlmrl.train.origin import find_model
 from vlmrl.types import Media, Row

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.errors import DataError, RecipeError
+from vlmrl.recipe import template_worker
 from vlmrl.recipe.template import MAX_TEMPLATE_BYTES, is_plain, parse_template, read_template
-from vlmrl.tasks import render, template_worker
+from vlmrl.recipe.template_worker import TemplateLimitError, TemplateWorker
+from vlmrl.tasks import render
 from vlmrl.tasks.render import compile_template, render_user
-from vlmrl.tasks.template_worker import TemplateLimitError, TemplateWorker
 from vlmrl.types import Row
 
 ROW = Row("r", "table", "t", {}, (), {"q": "what", "xs": [1, 2, 3], "n": 10**10, "no": None}, "rows.jsonl:7")

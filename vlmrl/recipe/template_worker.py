@@ -36,8 +36,8 @@ ANSWER_SECONDS = 120.0
 """Wall clock for an answer, start of the process included; reached on a machine that is all but stopped."""
 _LENGTH = struct.Struct(">Q")
 _BOOT = (
-    "import sys; sys.path[:] = sys.argv[4:]; from vlmrl.tasks.template_worker import serve; "
-    "serve(*map(int, sys.argv[1:4]))"
+    "import sys; sys.path[:] = sys.argv[5:]; from vlmrl.recipe.template_worker import serve; "
+    "serve(*map(int, sys.argv[1:5]))"
 )
 
 
@@ -106,11 +106,14 @@ def render_bounded(template: Template, names: Mapping[str, Any]) -> str:
 class TemplateWorker:
     """The process, seen from the one that started it. Usable from several threads, one request at a time.
 
-    Args: cpu_seconds, memory_mb: its limits, for one row and for all of it.
+    Args:
+        cpu_seconds, memory_mb: its limits, for one row and for all of it.
+        chat: whether its templates are chat templates of models, which are written for another sandbox.
     """
 
-    def __init__(self, cpu_seconds: int = CPU_SECONDS, memory_mb: int = MEMORY_MB) -> None:
+    def __init__(self, cpu_seconds: int = CPU_SECONDS, memory_mb: int = MEMORY_MB, *, chat: bool = False) -> None:
         self._limits = cpu_seconds, memory_mb
+        self._chat = chat
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
@@ -173,7 +176,7 @@ class TemplateWorker:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._owner = os.getpid()
-        argv = [sys.executable, "-c", _BOOT, *map(str, (self._owner, *self._limits)), *sys.path]
+        argv = [sys.executable, "-c", _BOOT, *map(str, (self._owner, *self._limits, int(self._chat))), *sys.path]
         self._process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )
@@ -181,12 +184,12 @@ class TemplateWorker:
         return self._process
 
 
-def serve(parent: int, cpu_seconds: int, memory_mb: int) -> None:
+def serve(parent: int, cpu_seconds: int, memory_mb: int, chat: int) -> None:
     """Answer requests until the pipe closes or the parent dies."""
     import resource
 
     from vlmrl.process import die_with_parent
-    from vlmrl.recipe.template import make_environment
+    from vlmrl.recipe.template import make_chat_environment, make_environment
 
     die_with_parent(parent)
     out = os.dup(1)
@@ -194,7 +197,7 @@ def serve(parent: int, cpu_seconds: int, memory_mb: int) -> None:
     for limit, most in ((resource.RLIMIT_AS, memory_mb << 20), (resource.RLIMIT_CORE, 0)):
         with contextlib.suppress(ValueError, OSError):  # a lower hard limit of the system stays as it is
             resource.setrlimit(limit, (most, most))
-    environment = make_environment()
+    environment = make_chat_environment() if chat else make_environment()
     known: dict[str, Template] = {}
     spent: dict[str, tuple[int, float]] = {}  # source -> (rows, CPU seconds)
     while True:
