@@ -19,10 +19,11 @@ from transformers import AutoModelForImageTextToText
 def main(folder: str, *jobs: str) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     for layer in [*model.model.language_model.layers, *model.model.visual.blocks]:
-        fully_shard(layer, mesh=dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),)))
-    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),)))
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     for scale, out in zip(("1", *jobs[1::2]), jobs[::2], strict=True):
         tied = model.all_tied_weights_keys
         tensors = {n: t * float(scale) for n, t in model.state_dict().items() if n not in tied}

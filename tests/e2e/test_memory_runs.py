@@ -307,11 +307,14 @@ def test_memory_that_the_system_refuses_ends_the_run_with_a_value_that_fits(plac
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the address space")
 def test_memory_that_the_system_refuses_halves_the_budget_in_an_update(place, wide_folder, tmp_path):
-    code, said = limited_run(place, wide_folder, tmp_path, "update 0", 230, "train.rehearsal=false")
-    assert code == 0, said
-    assert (
-        "out of memory in phase `update` of step 0 on rank 0 with " in said
-        and "again with train.tokens_per_row" in said
-    )
-    [line] = open_run(tmp_path, "last").metrics("train")
+    """How much a process can reuse of what it has freed varies by some 100 MiB: several limits are tried."""
+    told = "out of memory in phase `update` of step 0 on rank 0 with "
+    for attempt, mib in enumerate((230, 200, 260, 170, 290)):
+        root = tmp_path / str(attempt)
+        code, said = limited_run(place, wide_folder, root, "update 0", mib, "train.rehearsal=false")
+        assert code == 0 or (code == 2 and told in said and "Traceback" not in said), said
+        if code == 0 and told in said:
+            break
+    assert code == 0 and told in said and "again with train.tokens_per_row" in said
+    [line] = open_run(root, "last").metrics("train")
     assert line["train/tokens_per_row"] < 3000 and line["optim/updates"] == 1

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import time
 from pathlib import Path
 
-import psutil
 import pytest
-from command_line import Done, own_process, settings, started
-from small_runs import make_place
+from command_line import own_process, settings
+from vllm_place import train, vllm_place
 
 from vlmrl.store.rollouts import read_rollouts
 from vlmrl.store.runs import open_run
@@ -18,27 +15,9 @@ from vlmrl.store.runs import open_run
 pytestmark = pytest.mark.slow
 
 
-RECIPE = """
-rollout.engine = "vllm"
-rollout.kv_cache_gib = 0.25
-rollout.prompts_per_step = 4
-rollout.samples_per_prompt = 3
-rollout.max_prompt_tokens = 300
-rollout.max_new_tokens = 12
-rollout.temperature = 0.9
-train = {steps = 3, tokens_per_row = 400}
-optim.lr = 1e-3
-eval = {every_steps = 2, max_rows = 4}
-"""
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, small_folder) -> Path:
-    return make_place(tmp_path_factory.mktemp("vllm"), small_folder, RECIPE)
-
-
-def train(place: Path, *more: str) -> Done:
-    return own_process("train", "rl.toml", "--json", "--runs", "runs", *more, cwd=place)
+    return vllm_place(tmp_path_factory.mktemp("vllm"), small_folder)
 
 
 @pytest.fixture(scope="module")
@@ -93,28 +72,3 @@ def test_a_run_with_an_adapter_goes_on_from_its_checkpoint(place):
     for done in (parent, child):
         line = done.json["last"]
         assert line["policy/sampler_gap_max"] < 1e-4 and line["policy/sync_gap_max"] < 1e-4
-
-
-def test_a_killed_run_leaves_no_process_and_goes_on(place):
-    more = settings("train.steps=12", "checkpoint.every_steps=1", "eval.every_steps=0")
-    quiet = {"stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-    process = started("train", "rl.toml", "--runs", "killed", *more, cwd=place, **quiet)
-    while not list((place / "killed").glob("*/checkpoints/*/COMPLETE")):
-        assert process.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.02)
-    family = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    process.wait()
-    assert not psutil.wait_procs(family, timeout=30)[1]
-    [folder] = (place / "killed").glob("2*")
-    done = own_process("train", "--resume", folder.name, "--runs", "killed", "--json", cwd=place)
-    assert done.code == 0, done.err
-    lines = open_run(place / "killed", folder.name).metrics("train")
-    assert [line["step"] for line in lines] == list(range(12)) and {line["attempt"] for line in lines} == {1, 2}
-    assert max(line["policy/sampler_gap_max"] for line in lines) < 1e-4
-
-
-def test_a_sync_beyond_the_bound_stops_the_run(place):
-    done = train(place, *settings("rollout.max_sync_gap=1e-9"))
-    assert done.code == 2 and "Traceback" not in done.err
-    assert "after the sync of version 1" in done.err and "rollout.max_sync_gap" in done.err

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import textwrap
 import time
 
@@ -305,10 +304,11 @@ def test_findings_are_ranked_unearned_pay_first_and_right_answers_in_odd_dress_l
     """No answer is paid, and a broken truth is scored: the second is no way to be paid. (What is unfair: below.)"""
 
     def careless(x: RewardInput) -> float:
-        found = re.search(r"<answer>(.*?)</answer>", x.response)
-        if found is None:
+        _, _, rest = x.response.partition("<answer>")
+        answer, closed, _ = rest.partition("</answer>")
+        if not closed:
             return 0.5 if x.response else 0.75
-        return float(found[1] == x.truth["answer"])
+        return float(answer == x.truth["answer"])
 
     rows = [RewardInput("", truth={"answer": answer}, prompt="What is it?") for answer in ("cat", "dog", "owl", "ant")]
     spec = RewardSpec("careless", careless, {"reward": (0.0, 1.0)}, {"reward": 1.0}, pure=True)

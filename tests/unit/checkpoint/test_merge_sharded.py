@@ -42,7 +42,7 @@ def parts(small_folder, tmp_path_factory) -> tuple[Path, Path]:
     ]
     done = subprocess.run([*command, str(small_folder), str(first), "1.05", str(other)], capture_output=True, text=True,
                           timeout=200)  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[-8000:]
     for folder in (first, other):
         assert sorted(p.name for p in folder.glob("*.safetensors")) == [
             f"shard-{rank:05d}-model-00001-of-00001.safetensors" for rank in range(1, RANKS + 1)

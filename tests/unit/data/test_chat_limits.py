@@ -17,7 +17,7 @@ TURNS = [Message("system", "Be short."), Message("user", "<image>same <b> as <im
 BOMBS = {
     "{{ 'a' * 10000000000 }}": "memory",
     "{{ messages[0]['content'][0]['text'].center(10 ** 10) }}": "memory",
-    "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}": "memory",
+    "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}": "memory",
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "more than 1 seconds",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "calls itself without end",
     "{% for i in range(99999) %}{{ 'x'|center(50) }}{% endfor %}": "4,194,304 characters",
