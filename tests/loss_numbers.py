@@ -12,8 +12,8 @@ from torch import Tensor
 from vlmrl.algo.aggregate import Denominator, aggregate
 from vlmrl.algo.family import Algorithm
 from vlmrl.algo.losses import select_tokens
+from vlmrl.packed import TokenStats
 from vlmrl.train.update import PolicyGradient, TokenData
-from vlmrl.types import TokenStats
 
 MAX_TOKENS = 9
 

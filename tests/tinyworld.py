@@ -11,8 +11,9 @@ from PIL import Image
 
 from vlmrl.data.batch import PromptTokens, TrainItem, make_row
 from vlmrl.data.encode import EncodedPrompt, Encoder
+from vlmrl.packed import PackedRow
 from vlmrl.rollout.engine import Request
-from vlmrl.types import Media, Message, PackedRow, Row, Sample, Segment
+from vlmrl.types import Media, Message, Row, Sample, Segment
 
 RELATIVE_TOLERANCE = 1e-5
 

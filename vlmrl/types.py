@@ -8,15 +8,18 @@ what is trained on, a `Group` all trajectories of one prompt in one step.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from typing import Any, Literal
 
 Finish = Literal["stop", "length"]
 """Why a response ended: its end token (or a stop string), or the token limit."""
+Author = Literal["policy", "demonstration", "environment"]
+"""Who wrote a segment: the model that is trained, somebody whom it may learn from, or a tool that answered it."""
+Status = Literal["ok", "failed", "unavailable"]
+"""What became of a score: it is there, the reward has a bug, or a service that it needs is down."""
+Size = tuple[int, int]
+"""Width and height in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,27 @@ class Media:
     width: int
     height: int
     kind: Literal["image"] = "image"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool that the model called: its name and its arguments, a mapping of JSON values."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of an episode as rewards and people see it: special tokens removed, calls parsed.
+
+    Args: role: "assistant", "tool", ....    media: images that came with the turn.    calls: tools that it calls.
+    """
+
+    role: str
+    text: str
+    media: tuple[Media, ...] = ()
+    calls: tuple[Call, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +112,37 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of tokens after the prompt by one speaker.
+
+    Args:
+        role: of the chat turn.    trained: whether an update may learn these tokens.
+        sampler_logp: in nats, one a token; None where nobody sampled (a tool's answer, a demonstration).
+        author: who wrote it.
+        version: policy version that sampled it; None = that of the trajectory.
+        media: images within the segment, in the order of their tokens.
+        seen_sizes: (width, height) of each of `media` as the model saw it; () = not known.
+    """
+
+    role: str
+    ids: tuple[int, ...]
+    trained: bool
+    sampler_logp: tuple[float, ...] | None = None
+    author: Author = field(default="policy", kw_only=True)
+    version: int | None = field(default=None, kw_only=True)
+    media: tuple[Media, ...] = field(default=(), kw_only=True)
+    seen_sizes: tuple[Size, ...] = field(default=(), kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """One response as an engine made it. `sampler_logp` in nats, one per token of `token_ids`."""
+    """One response as an engine made it. `sampler_logp` in nats, one per token of `token_ids`.
+
+    Args:
+        segments: who wrote which part of `token_ids`, in order; () = the policy all of it.
+        turns: the same as people see it; () = one turn of the assistant.
+        files: sha256 -> image file, of the images of the segments.
+    """
 
     token_ids: tuple[int, ...]
     text: str
@@ -97,16 +150,14 @@ class Sample:
     finish: Finish
     version: int
     seed: int
+    segments: tuple[Segment, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A run of tokens after the prompt by one speaker. `sampler_logp` is None where nobody sampled (tool output)."""
-
-    role: str
-    ids: tuple[int, ...]
-    trained: bool
-    sampler_logp: tuple[float, ...] | None = None
+    @property
+    def parts(self) -> tuple[Segment, ...]:
+        """Its segments, also where it is of one."""
+        return self.segments or (Segment("assistant", self.token_ids, True, self.sampler_logp),)
 
 
 INAPPLICABLE = "the reward does not apply to this response"
@@ -121,18 +172,46 @@ class Score:
         value: the number the advantage sees: the weighted sum of the parts.
         parts: every part by name; None = not applicable to this row (its weight went to the others).
         note: one line for people, such as "no <answer> tag".
-        error: what went wrong when the reward failed; such a sample is masked out, it is never a 0.
+        error: what went wrong when there is no score; such a sample is masked out, it is never a 0.
+        status: "failed" is a bug in the reward, "unavailable" a service that is down: never counted as a bug.
+        detail: reward -> JSON value: what it read and found (a parsed answer, boxes, a judge's axes); None = nothing.
+        artifacts: name -> image that the reward made (a render, an overlay).
+        files: sha256 -> image file, of the artifacts; until they are stored.
     """
 
     value: float
     parts: Mapping[str, float | None]
     note: str = ""
     error: str | None = None
+    status: Status = field(default="ok", kw_only=True)
+    detail: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    artifacts: Mapping[str, Media] = field(default_factory=dict, kw_only=True)
+    files: Mapping[str, bytes] = field(default_factory=dict, kw_only=True, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.status == "ok" and self.error is not None and self.error != INAPPLICABLE:
+            object.__setattr__(self, "status", "failed")
 
     @property
     def failed(self) -> bool:
         """Whether the reward failed on this response, which is a bug in the reward."""
-        return self.error is not None and self.error != INAPPLICABLE
+        return self.status == "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardResult:
+    """What a reward may return besides a number or parts.
+
+    Args:
+        parts: part -> number, or None where it does not apply.    note: one line for people.
+        detail: a JSON value: what the reward read and found, kept with the rollout.
+        artifacts: name -> PIL image, kept with the rollout by content and shown in reports.
+    """
+
+    parts: Mapping[str, float | None]
+    note: str = ""
+    detail: Any = None
+    artifacts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +229,10 @@ class RewardInput:
         token_ids: the response's tokens, end token included; None where they are not known (a table of texts), or the
             reward does not ask for them (`needs_token_ids`).
         step: version of the policy that wrote the response, from 0.
+        prompt_id, sample: the name of the row and the index of the response within its group; "" where not known.
+        media: references to the prompt's images.
+        seen_sizes: (width, height) of each as the model saw it, which is what its coordinates are of; () = not known.
+        turns: all turns of an episode; () = the response is one turn.
     """
 
     response: str
@@ -161,6 +244,11 @@ class RewardInput:
     prompt: str = ""
     token_ids: Sequence[int] | None = None
     step: int = 0
+    prompt_id: str = ""
+    sample: int = 0
+    media: tuple[Media, ...] = ()
+    seen_sizes: tuple[Size, ...] = ()
+    turns: tuple[Turn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +261,8 @@ class Trajectory:
         seed: the seed it was sampled with: `sample_seed(run seed, step, prompt id, occurrence) + sample`.
         prompt_ids: token ids of the prompt with image tokens expanded.
         segments: what follows the prompt; one trained segment for a plain response.
-        media: images of the prompt, then those that tools added.
+        media: images of the prompt; those within the response are their segment's.
+        seen_sizes: (width, height) of each of `media` as the model saw it; () = not known.
     """
 
     task: str
@@ -186,14 +275,26 @@ class Trajectory:
     segments: tuple[Segment, ...]
     media: tuple[Media, ...]
     finish: Finish
+    seen_sizes: tuple[Size, ...] = ()
 
     @property
     def response_ids(self) -> tuple[int, ...]:
+        """All tokens after the prompt, whoever wrote them."""
         return tuple(i for s in self.segments for i in s.ids)
 
     @property
     def num_trained_tokens(self) -> int:
         return sum(len(s.ids) for s in self.segments if s.trained)
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens that the policy wrote: the length of a response, and what an engine's speed is counted in."""
+        return sum(len(s.ids) for s in self.segments if s.author == "policy")
+
+    @property
+    def all_media(self) -> tuple[Media, ...]:
+        """Images of the prompt, then those within the response, in order."""
+        return (*self.media, *(m for s in self.segments for m in s.media))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +303,9 @@ class ScoredSample:
 
     `token_advantages`: one a trained token where they differ (KL in the reward, gamma < 1), else None; `advantage` is
     then their mean. Rollout files keep the mean only. `value_targets`: what a critic should have said before each
-    trained token; None without a critic, and where the sample is not trained on.
+    trained token; None without a critic, and where the sample is not trained on. `turns`: the response as people see
+    it where it has several turns, else (). `files`: sha256 -> image file, of images within the response, until they are
+    stored.
     """
 
     trajectory: Trajectory
@@ -214,6 +317,8 @@ class ScoredSample:
     reward_seconds: float = 0.0
     token_advantages: tuple[float, ...] | None = None
     value_targets: tuple[float, ...] | None = None
+    turns: tuple[Turn, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,71 +332,6 @@ class Group:
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
         return tuple(s.trajectory for s in self.samples)
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Tokens [start, end) of a packed row. `response` is -1 for a group's prompt, else 0, 1, ... within the group."""
-
-    group: int
-    response: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class PackedRow:
-    """One row of a microbatch: whole groups `[prompt][response 1]...[response n]`, one after another.
-
-    Letters: N tokens of the row, K trained tokens.
-    Args:
-        input_ids_N: token ids, int64.      kinds_N: 0 text, 1 image, as the processor says, int64.
-        layout: the spans that make up the row, in order and without gaps.
-        num_images: images of each group's prompt, in order.
-        images: what the processor made of the row's images (`pixel_values`, `image_grid_thw`, ...), in token order.
-        span_images: the part of `images` that belongs to each span (views of the same memory); empty without images.
-        image_axes: for each of `images`, the axis along which images follow each other.
-        predict_at_K: index of the token whose hidden state predicts each trained token.   target_K: trained tokens.
-        span_K: index into `layout` of the response each trained token belongs to.
-        trajectories: for each span, which trajectory of the step it is; -1 for prompts.
-    """
-
-    input_ids_N: Tensor
-    kinds_N: Tensor
-    layout: tuple[Span, ...]
-    num_images: tuple[int, ...]
-    images: Mapping[str, Tensor]
-    span_images: tuple[Mapping[str, Tensor], ...]
-    image_axes: Mapping[str, int]
-    predict_at_K: Tensor
-    target_K: Tensor
-    span_K: Tensor
-    trajectories: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenStats:
-    """What a policy says of a row's trained tokens. [K] float32; all in nats but `value`.
-
-    Args:
-        logp: with gradient.      entropy: without, unless the policy was asked for it.
-        value: the score that the value head expects from here on, with gradient; None without a value head.
-        kl: KL(policy || reference) over the whole vocabulary, with gradient; None where no reference was given.
-    """
-
-    logp: Tensor
-    entropy: Tensor
-    value: Tensor | None = None
-    kl: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RowReference:
-    """What the full KL needs of the reference for a row: `hidden_KD`, the hidden states that predict its trained tokens
-    (no gradient), and `head`, hidden states -> logits [.., V]."""
-
-    hidden_KD: Tensor
-    head: Callable[[Tensor], Tensor]
 
 
 def name_row(source: str, prompt_id: str) -> str:

@@ -22,7 +22,7 @@ from vlmrl.model import flex_attention, varlen_attention
 from vlmrl.model.prefix_attention import choose_backend, prefix_attention
 from vlmrl.model.row_plan import plan_row
 from vlmrl.model.varlen_attention import vision_attention
-from vlmrl.types import Span
+from vlmrl.packed import Span
 
 ALLOWED_ERROR = 1.2
 """How much larger than the largest of SDPA's errors in bfloat16 an error may be."""

@@ -23,8 +23,9 @@ from vlmrl.model.logprobs import token_logprobs
 from vlmrl.model.lora import attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.model.prefix_attention import VISION_NAME
+from vlmrl.packed import PackedRow
 from vlmrl.train.optim import Optimizer
-from vlmrl.types import PackedRow, Segment
+from vlmrl.types import Segment
 
 _VISION_2_5 = {
     "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "patch_size": 14,

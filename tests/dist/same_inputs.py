@@ -22,7 +22,7 @@ from vlmrl.dist.world import World
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
 from vlmrl.model.units import units_of
-from vlmrl.types import PackedRow
+from vlmrl.packed import PackedRow
 
 Seen = dict[str, list[torch.Tensor]]
 

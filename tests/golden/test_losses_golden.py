@@ -13,10 +13,10 @@ from vlmrl.algo.aggregate import Denominator, aggregate, global_mean
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.algo.kl import k3
 from vlmrl.algo.losses import clipped_share, clipped_surrogate, cross_entropy, log_ratio
+from vlmrl.packed import TokenStats
 from vlmrl.recipe.schema import Optim
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.update import PolicyGradient, TokenData
-from vlmrl.types import TokenStats
 
 
 def logs(*ratios: float) -> Tensor:

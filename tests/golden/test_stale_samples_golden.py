@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from vlmrl.algo.family import resolve
+from vlmrl.packed import TokenStats
 from vlmrl.recipe.schema import Algo, Data, Model, Recipe, Rollout
 from vlmrl.train.rl import objective_of
 from vlmrl.train.update import PolicyGradient, TokenData
-from vlmrl.types import TokenStats
 
 NAN = math.nan
 

@@ -22,8 +22,8 @@ from vlmrl.algo.losses import (
     policy_loss,
     select_tokens,
 )
+from vlmrl.packed import TokenStats
 from vlmrl.train.update import PolicyGradient, TokenData
-from vlmrl.types import TokenStats
 
 NAN = math.nan
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from vlmrl.data.batch import PromptTokens, TrainItem, make_row, pack
 from vlmrl.model import row_plan
 from vlmrl.model.row_plan import plan_row
+from vlmrl.packed import Span
 from vlmrl.train.rehearsal import full_row
-from vlmrl.types import Segment, Span
+from vlmrl.types import Segment
 
 
 @st.composite

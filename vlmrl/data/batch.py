@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from vlmrl.errors import Load
-from vlmrl.types import PackedRow, Segment, Span
+from vlmrl.packed import PackedRow, Span
+from vlmrl.types import Segment
 
 if TYPE_CHECKING:
     from vlmrl.data.encode import EncodedPrompt

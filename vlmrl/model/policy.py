@@ -18,7 +18,7 @@ from vlmrl.model.fork import MIN_TOKENS, ContinuedCache, RecordedPrompt, batches
 from vlmrl.model.logprobs import full_kl, token_logprobs
 from vlmrl.model.prefix_attention import choose_backend, fork_plan, no_mask
 from vlmrl.model.row_plan import groups_of, plan_row
-from vlmrl.types import PackedRow, RowReference, Span, TokenStats
+from vlmrl.packed import PackedRow, RowReference, Span, TokenStats
 
 CACHED_POSITIONS = 256
 """Prompts whose position ids are kept: those of a step are needed by the engine and again by the update."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vlmrl.types import Span
+from vlmrl.packed import Span
 
 CHUNK_TOKENS = 1024
 """Response tokens that attend in one call: their mask is this many tokens times itself plus the prompt."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from vlmrl.dist.fsdp import own_part, regather
 from vlmrl.model.lora import adapter_off, adapter_parameters, by_parameter, has_adapted_head
 from vlmrl.model.policy import Policy
-from vlmrl.types import PackedRow, RowReference, TokenStats
+from vlmrl.packed import PackedRow, RowReference, TokenStats
 
 
 class ReferencePolicy:

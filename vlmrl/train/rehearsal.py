@@ -28,6 +28,7 @@ from vlmrl.data.measure import CHARACTERS_PER_TOKEN, estimate_image_tokens
 from vlmrl.dist import worker
 from vlmrl.errors import Load, OutOfMemoryError, gib
 from vlmrl.model.memory import give_back, memory_use
+from vlmrl.packed import TokenStats
 from vlmrl.recipe.schema import Recipe
 from vlmrl.tasks.source import Source
 from vlmrl.train.memory import ROWS, budget_of, halve, may_halve
@@ -42,7 +43,7 @@ from vlmrl.train.update import (
     fill_reference,
     fill_stats,
 )
-from vlmrl.types import Row, Segment, TokenStats, name_row
+from vlmrl.types import Row, Segment, name_row
 
 SCAN_SECONDS = 10.0
 """How long rows are looked at."""

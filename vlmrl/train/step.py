@@ -15,8 +15,8 @@ from vlmrl.data.batch import TrainItem, pack, row_load
 from vlmrl.dist.world import ALONE, World
 from vlmrl.model.memory import asking_for
 from vlmrl.model.policy import Policy
+from vlmrl.packed import RowReference
 from vlmrl.train.reference import ReferencePolicy
-from vlmrl.types import RowReference
 
 FILLER = -1
 """The `trajectory` of an item that counts for nothing."""

@@ -28,12 +28,12 @@ from vlmrl.data.batch import TrainItem, make_row
 from vlmrl.dist.world import World
 from vlmrl.errors import TrainError
 from vlmrl.model.policy import Policy
+from vlmrl.packed import TokenStats
 from vlmrl.train.mismatch import PREFIX, Mismatch, tally_mismatch
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.reference import ReferencePolicy
 from vlmrl.train.step import FILLER, StepBatch
 from vlmrl.train.tally import Tally, on_cpu
-from vlmrl.types import TokenStats
 
 NOT_FINITE = "loss/not_finite"
 """Tokens whose loss is no finite number, in a tally."""

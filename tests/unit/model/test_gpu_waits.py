@@ -15,7 +15,8 @@ from vlmrl.model import logprobs, varlen_attention
 from vlmrl.model.head_chunks import HeadChunks
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
-from vlmrl.types import PackedRow, Segment
+from vlmrl.packed import PackedRow
+from vlmrl.types import Segment
 
 
 def row_of(family: TinyFamily, responses: int) -> PackedRow:

@@ -21,7 +21,7 @@ from vlmrl.model.prefix_attention import choose_backend, prefix_attention
 from vlmrl.model.row_plan import RowPlan, plan_row
 from vlmrl.model.split_attention import split_row_attention
 from vlmrl.model.varlen_attention import varlen_index, vision_attention
-from vlmrl.types import Span
+from vlmrl.packed import Span
 
 CPU = torch.device("cpu")
 LAYOUT = [

@@ -11,10 +11,11 @@ from waits import Waits
 
 from vlmrl.algo.family import resolve
 from vlmrl.data.batch import PromptTokens, TrainItem
+from vlmrl.packed import PackedRow, TokenStats
 from vlmrl.train.step import StepBatch
 from vlmrl.train.tally import Tally, on_cpu
 from vlmrl.train.update import CrossEntropy, PolicyGradient, add_gradients, fill_logps
-from vlmrl.types import PackedRow, Segment, TokenStats
+from vlmrl.types import Segment
 
 TOKENS = 5
 PROMPT = PromptTokens((1, 2, 3), (0, 0, 0), {}, 0)
