@@ -159,6 +159,11 @@ class Sample:
         """Its segments, also where it is of one."""
         return self.segments or (Segment("assistant", self.token_ids, True, self.sampler_logp),)
 
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens that the policy wrote."""
+        return sum(len(s.ids) for s in self.parts if s.author == "policy")
+
 
 INAPPLICABLE = "the reward does not apply to this response"
 """`Score.error` of a response to which a reward in TRL's form gave None: left out like a failure, but no bug."""

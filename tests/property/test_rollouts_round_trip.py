@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmrl.store.rollouts import read_rollouts, write_rollouts
-from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
+from vlmrl.types import Call, Group, Media, Row, Score, ScoredSample, Segment, Trajectory, Turn
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 json_values = st.recursive(
@@ -34,7 +34,21 @@ int32 = st.integers(0, 2**31 - 1)
 def segments(draw) -> Segment:
     tokens = draw(ids)
     logp = st.lists(st.floats(width=32, allow_nan=False), min_size=len(tokens), max_size=len(tokens)).map(tuple)
-    return Segment(draw(texts), tokens, draw(st.booleans()), draw(st.none() | logp))
+    images = draw(medias)
+    return Segment(
+        draw(texts), tokens, draw(st.booleans()), draw(st.none() | logp),
+        author=draw(st.sampled_from(["policy", "demonstration", "environment"])), version=draw(st.none() | int32),
+        media=images, seen_sizes=draw(seen(images)),
+    )  # fmt: skip
+
+
+def seen(images: tuple[Media, ...]):
+    """The sizes that a model saw of them, or that they are not known."""
+    size = st.tuples(st.integers(1, 9999), st.integers(1, 9999))
+    return st.just(()) | st.lists(size, min_size=len(images), max_size=len(images)).map(tuple)
+
+
+turns = st.builds(Turn, texts, texts, medias, st.lists(st.builds(Call, texts, mappings), max_size=2).map(tuple))
 
 
 @st.composite
@@ -44,16 +58,18 @@ def groups(draw) -> Group:
     for _ in range(draw(st.integers(1, 3))):
         trajectory = Trajectory(
             row.task, row.prompt_id, draw(int32), draw(int32), draw(int32), draw(st.integers(0, 2**63 - 1)), draw(ids),
-            tuple(draw(st.lists(segments(), max_size=3))), row.media + draw(medias),
-            draw(st.sampled_from(["stop", "length"])),
+            tuple(draw(st.lists(segments(), max_size=3))), row.media, draw(st.sampled_from(["stop", "length"])),
+            draw(seen(row.media)),
         )  # fmt: skip
         parts = st.dictionaries(texts, st.none() | floats, max_size=3)
-        score = Score(draw(floats), draw(parts), draw(texts), draw(st.none() | texts))
-        samples.append(
-            ScoredSample(
-                trajectory, draw(texts), score, draw(floats), draw(st.booleans()), draw(seconds), draw(seconds)
-            )
-        )
+        score = Score(
+            draw(floats), draw(parts), draw(texts), draw(st.none() | texts),
+            status=draw(st.sampled_from(["ok", "failed", "unavailable"])), detail=draw(st.none() | mappings),
+            artifacts=draw(st.dictionaries(texts, media, max_size=2)),
+        )  # fmt: skip
+        numbers = draw(floats), draw(st.booleans()), draw(seconds), draw(seconds)
+        spoken = tuple(draw(st.lists(turns, max_size=2)))
+        samples.append(ScoredSample(trajectory, draw(texts), score, *numbers, turns=spoken))
     return Group(row, draw(texts), tuple(samples))
 
 

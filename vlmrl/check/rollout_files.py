@@ -15,14 +15,15 @@ from vlmrl.check.scores import Coded, Ints, Scores
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.store.metrics import counted
-from vlmrl.store.rollouts import count_rows, read_batches
-from vlmrl.types import Media, RewardInput, Score, name_row
+from vlmrl.store.rollouts import count_rows, media_of, read_batches, read_turns, seen_of
+from vlmrl.types import Media, RewardInput, Score, Size, name_row
 
 COLUMNS = (
     "step", "group", "source", "task", "prompt_id", "sample", "truth", "columns", "prompt_text", "text", "token_ids",
-    "finish", "parts", "score", "note", "error", "advantage", "images", "num_row_images",
+    "finish", "parts", "score", "note", "error", "advantage", "images", "num_row_images", "segments", "status",
+    "turns",
 )  # fmt: skip
-REPEATED = ("source", "task", "prompt_id", "truth", "columns", "prompt_text", "finish", "note", "error")
+REPEATED = ("source", "task", "prompt_id", "truth", "columns", "prompt_text", "finish", "note", "error", "status")
 """Columns with one value for many rows: each value is made a Python object once."""
 CHUNK_ROWS = 8192
 GROUPS_OF_A_FILE = 1 << 32
@@ -105,14 +106,16 @@ class RolloutDecoder:
         truths, columns = (_repeated(batch.column(name), parse_json) for name in ("truth", "columns"))
         finishes, prompts = (_repeated(batch.column(name)) for name in ("finish", "prompt_text"))
         texts = batch.column("text").to_pylist()
-        tokens_N = batch.column("token_ids").value_lengths().to_numpy(zero_copy_only=False)
+        tokens_N = _sampled_tokens(batch)
+        prompt_ids, samples = _repeated(batch.column("prompt_id")), batch.column("sample").to_pylist()
+        pictures, turns = _pictures(batch), [read_turns(text) for text in batch.column("turns").to_pylist()]
         token_ids = batch.column("token_ids").to_pylist() if ids else itertools.repeat(None, len(texts))
         steps_N = _numbers(batch, "step", np.int32)
         inputs = [
             RewardInput(*fields)
             for fields in zip(
                 texts, truths, columns, itertools.repeat((), len(texts)), finishes, tokens_N.tolist(), prompts,
-                token_ids, steps_N.tolist(), strict=True,
+                token_ids, steps_N.tolist(), prompt_ids, samples, *zip(*pictures, strict=True), turns, strict=True,
             )
         ]  # fmt: skip
         facts = Facts(
@@ -132,9 +135,14 @@ class RolloutDecoder:
         values = batch.column("score").to_pylist()
         parts = [parse_json(text) for text in batch.column("parts").to_pylist()]
         notes, errors = (_repeated(batch.column(name)) for name in ("note", "error"))
-        stored = Scores.of([Score(*row) for row in zip(values, parts, notes, errors, strict=True)])
-        images = _media(batch) if media else ()
-        return Decoded(inputs, facts, stored, media=images)
+        statuses = _repeated(batch.column("status"))
+        stored = Scores.of(
+            [
+                Score(*row, status=status)
+                for *row, status in zip(values, parts, notes, errors, statuses, strict=True)
+            ]
+        )  # fmt: skip
+        return Decoded(inputs, facts, stored, media=[x.media for x in inputs] if media else ())
 
     def where(self, facts: Facts, index: int) -> str:
         step, sample = facts.steps_N[index], facts.samples_N[index]
@@ -166,9 +174,29 @@ def _numbers(batch: Any, name: str, kind: Any) -> Any:
     return batch.column(name).to_numpy(zero_copy_only=False).astype(kind)
 
 
-def _media(batch: Any) -> list[tuple[Media, ...]]:
-    counts = batch.column("num_row_images").to_pylist()
-    return [
-        tuple(Media(**m) for m in images[:count])
-        for images, count in zip(batch.column("images").to_pylist(), counts, strict=True)
-    ]
+def _sampled_tokens(batch: Any) -> Any:
+    """The number of tokens that the policy wrote, of each row; int64 [rows]."""
+    import pyarrow.compute as pc
+
+    segments = batch.column("segments")
+    flat = segments.flatten()
+    lengths = (flat.field("end").to_numpy() - flat.field("start").to_numpy()).astype(np.int64)
+    if "author" in (field.name for field in flat.type):
+        own = pc.equal(flat.field("author"), "policy").to_numpy(zero_copy_only=False)
+    else:
+        own = flat.field("sampled").to_numpy(zero_copy_only=False)
+    row_of = np.repeat(np.arange(len(segments)), segments.value_lengths().to_numpy(zero_copy_only=False))
+    return np.bincount(row_of, lengths * own, minlength=len(segments)).astype(np.int64)
+
+
+def _pictures(batch: Any) -> list[tuple[tuple[Media, ...], tuple[Size, ...]]]:
+    """The prompt's images of each row and the sizes that the model saw: made once for the rows of a group."""
+    groups, counts = batch.column("group").to_pylist(), batch.column("num_row_images").to_pylist()
+    images, made = batch.column("images"), []
+    for row, (group, count) in enumerate(zip(groups, counts, strict=True)):
+        if row and groups[row - 1] == group:
+            made.append(made[-1])
+            continue
+        own = images[row].as_py()[:count]
+        made.append((tuple(map(media_of, own)), seen_of(own)))
+    return made

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmrl.types import Score
+from vlmrl.types import Score, Status
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -67,12 +67,14 @@ class Scores(Sequence[Score]):
         values_N: NaN where the reward failed.
         parts: name -> [N]; NaN where a part is None or is not there (a part is never NaN itself).
         notes: "" for none.    errors: None for none.
+        statuses: None = what the errors say: "failed" where there is one, else "ok".
     """
 
     values_N: Floats
     parts: dict[str, Floats]
     notes: Coded
     errors: Coded
+    statuses: Coded | None = None
     _names: list[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +87,8 @@ class Scores(Sequence[Score]):
         # None becomes NaN on the way into the array
         parts = {name: np.asarray([p.get(name) for p in all_parts], dtype=np.float64) for name in names}
         values = np.asarray([s.value for s in scores], dtype=np.float64)
-        return cls(values, parts, Coded.of(s.note for s in scores), Coded.of(s.error for s in scores))
+        notes, errors = Coded.of(s.note for s in scores), Coded.of(s.error for s in scores)
+        return cls(values, parts, notes, errors, Coded.of(s.status for s in scores))
 
     @classmethod
     def concat(cls, pieces: Sequence[Scores]) -> Scores:
@@ -97,13 +100,16 @@ class Scores(Sequence[Score]):
 
         values = np.concatenate([np.zeros(0), *(p.values_N for p in pieces)])
         notes, errors = (Coded.concat(c) for c in ([p.notes for p in pieces], [p.errors for p in pieces]))
-        return cls(values, {name: column(name) for name in names}, notes, errors)
+        given = [p.statuses for p in pieces if p.statuses is not None]
+        statuses = Coded.concat(given) if len(given) == len(pieces) else None
+        return cls(values, {name: column(name) for name in names}, notes, errors, statuses)
 
     def at(self, rows: Any) -> Scores:
         """These rows (indices or a mask), in that order."""
         pick = lambda coded: Coded(coded.codes_N[rows], coded.words)  # noqa: E731
         parts = {name: column[rows] for name, column in self.parts.items()}
-        return Scores(self.values_N[rows], parts, pick(self.notes), pick(self.errors))
+        statuses = None if self.statuses is None else pick(self.statuses)
+        return Scores(self.values_N[rows], parts, pick(self.notes), pick(self.errors), statuses)
 
     @property
     def failed_N(self) -> Flags:
@@ -117,7 +123,9 @@ class Scores(Sequence[Score]):
             return self.at(index)
         parts = {name: None if math.isnan(v := float(self.parts[name][index])) else v for name in self._names}
         error = self.errors[index]
-        return Score(float(self.values_N[index]), parts if error is None else {}, self.notes[index] or "", error)
+        status = "ok" if self.statuses is None else cast(Status, self.statuses[index])
+        value, note = float(self.values_N[index]), self.notes[index] or ""
+        return Score(value, parts if error is None else {}, note, error, status=status)
 
     def __iter__(self) -> Iterator[Score]:
         return (self[i] for i in range(len(self)))

@@ -11,7 +11,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,9 @@ def make_proof(items: Sequence[TrainItem], logps: Sequence[Tensor]) -> dict[str,
             f"{i}.num_images": torch.tensor(item.prompt.num_images), f"{i}.logp": logp.cpu(),
         }  # fmt: skip
         proof |= {f"{i}.image.{k}": v for k, v in item.prompt.images.items()}
+        if item.images:
+            proof |= {f"{i}.tail_kinds": torch.tensor(item.kinds)}
+            proof |= {f"{i}.tail_image.{k}": v for k, v in item.images.items()}
     return proof
 
 
@@ -182,19 +185,25 @@ def proof_gap(policy: Policy, proof: dict[str, Tensor]) -> float:
     worst = 0.0
     with torch.no_grad():
         for i in range(int(proof["count"])):
-            images = {k.split(".image.")[1]: v for k, v in proof.items() if k.startswith(f"{i}.image.")}
+            images, tail = _images(proof, f"{i}.image."), _images(proof, f"{i}.tail_image.")
+            kinds = tuple(proof[f"{i}.tail_kinds"].tolist()) if tail else ()
             prompt = PromptTokens(
                 tuple(proof[f"{i}.prompt_ids"].tolist()), tuple(proof[f"{i}.kinds"].tolist()), images,
                 int(proof[f"{i}.num_images"]),
             )  # fmt: skip
             pairs = zip(proof[f"{i}.response_ids"].tolist(), proof[f"{i}.trained"].tolist(), strict=True)
             segments = tuple(Segment("assistant", (token,), trained) for token, trained in pairs)
-            logp = policy(make_row([TrainItem(prompt, 0, segments, 0)], policy.device)).logp.cpu()
+            item = TrainItem(prompt, 0, segments, 0, kinds, tail)
+            logp = policy(make_row([item], policy.device)).logp.cpu()
             gap = float((logp - proof[f"{i}.logp"]).abs().max()) if len(logp) else 0.0
             if math.isnan(gap):  # max() would pass it over
                 return gap
             worst = max(worst, gap)
     return worst
+
+
+def _images(proof: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in proof.items() if name.startswith(prefix)}
 
 
 def main(argument: str) -> None:

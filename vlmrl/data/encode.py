@@ -195,6 +195,37 @@ class Encoder:
         sizes = tuple(self._model_size(f) for f in features)
         return EncodedPrompt(row, text, ids, kinds, joined, len(images), sum(kinds), sizes, short, tuple(images))
 
+    def encode_tail(
+        self, ids: Sequence[int], media: Sequence[Media], images: Sequence[Image], place: str
+    ) -> tuple[tuple[int, ...], dict[str, Tensor]]:
+        """Kinds and image tensors of tokens that follow a prompt: of a response that has images within it.
+
+        Args:
+            ids: the tokens, image placeholders expanded.    media, images: its images (RGB), in order.
+            place: where the response is, for errors.
+        Returns: (0 text, 1 image for each token; tensors of the images); both empty without images.
+        Raises: DataError when the processor refuses an image, or gives it another number of tokens.
+        """
+        if not images:
+            return (), {}
+        row = Row(place, "", "", {}, tuple(media), origin=place)
+        if hasattr(self.processor.image_processor, "merge_size"):
+            features = [self._image_features(row, m, image) for m, image in zip(media, images, strict=True)]
+            tensors = {k: torch.cat([f[k] for f in features]) for k in features[0]}
+            patches = sum(int(grid.prod()) for grid in tensors["image_grid_thw"])
+            expected = patches // self.processor.image_processor.merge_size**2
+        else:
+            marked = "\n".join([self.processor.image_token] * len(images))
+            whole = self._encode_whole(row, marked, (), images)
+            tensors, expected = dict(whole.images), whole.num_image_tokens
+        image_id = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
+        kinds = tuple(int(i == image_id) for i in ids)
+        if sum(kinds) != expected:
+            raise DataError(
+                f"the response has {sum(kinds)} image tokens, its {len(images)} images make {expected}", where=place
+            )
+        return kinds, tensors
+
     def _encode_whole(self, row: Row, marked: str, short: tuple[int, ...], images: Sequence[Image]) -> EncodedPrompt:
         """Families without a grid of patches: the processor makes ids and tensors of all images together, because how
         many tokens an image gets (tiles, crops, pooled patches) is known to it alone."""

@@ -110,7 +110,7 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> l
                 "truth": dict(group.row.truth),
                 "text": s.text,
                 "finish": s.trajectory.finish,
-                "num_tokens": len(s.trajectory.response_ids),
+                "num_tokens": s.trajectory.num_sampled_tokens,
                 "score": s.score.value if math.isfinite(s.score.value) else None,
                 "parts": dict(s.score.parts),
                 "note": s.score.note,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import math
 import random
 import re
@@ -18,7 +19,7 @@ from vlmrl.errors import DataError, StoreError
 from vlmrl.store.media import RunImages
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
-from vlmrl.types import Group, Media, hash64
+from vlmrl.types import Group, Media, ScoredSample, Turn, hash64
 from vlmrl.visible import visible
 
 MAX_STEPS = 4
@@ -118,6 +119,20 @@ class SampleView:
     note: str = ""
     error: str = ""
     masked: bool = False
+    unavailable: bool = False
+    turns: Sequence[TurnView] = ()
+    artifacts: Sequence[tuple[str, Picture]] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class TurnView:
+    """One turn of an episode: who speaks, what, with which images, and the tools that it calls."""
+
+    role: str
+    text: Markup
+    pictures: Sequence[Picture]
+    calls: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -193,20 +208,37 @@ def view_group(group: Group, why: str, images: RunImages, album: Album) -> Group
     """A group as the page shows it: its samples from the best to the worst."""
     ordered = sorted(group.samples, key=lambda s: -s.score.value if math.isfinite(s.score.value) else math.inf)
     kept = ordered if len(ordered) <= MAX_SAMPLES else [*ordered[: MAX_SAMPLES - 2], *ordered[-2:]]
-    samples = [
-        SampleView(
-            number=s.trajectory.sample, text=marked_text(s.text), score=s.score.value, advantage=s.advantage,
-            parts=s.score.parts, finish=s.trajectory.finish, tokens=len(s.trajectory.response_ids),
-            note=visible(s.score.note), error=visible(s.score.error or ""), masked=s.masked,
-        )
-        for s in kept
-    ]  # fmt: skip
-    media = dict.fromkeys(m for s in group.samples for m in s.trajectory.media)
+    samples = [_view_sample(s, images, album) for s in kept]
     return GroupView(
         why, _title(group.row.source, group.row.prompt_id), marked_text(group.prompt_text), group.row.truth,
-        [album.add(m, images) for m in (media or group.row.media)], samples,
+        [album.add(m, images) for m in dict.fromkeys(group.row.media)], samples,
         _mean(group) if _scores(group) else None, _spread(group) if _scores(group) else None, len(ordered) - len(kept),
     )  # fmt: skip
+
+
+def _view_sample(s: ScoredSample, images: RunImages, album: Album) -> SampleView:
+    score = s.score
+    turns = s.turns or _turns_of_images(s)
+    return SampleView(
+        number=s.trajectory.sample, text=marked_text(s.text), score=score.value, advantage=s.advantage,
+        parts=score.parts, finish=s.trajectory.finish, tokens=s.trajectory.num_sampled_tokens, note=visible(score.note),
+        error=visible(score.error or ""), masked=s.masked, unavailable=score.status == "unavailable",
+        turns=[
+            TurnView(
+                turn.role, marked_text(turn.text), [album.add(m, images) for m in turn.media],
+                [f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in turn.calls],
+            )
+            for turn in turns
+        ],
+        artifacts=[(name, album.add(m, images)) for name, m in score.artifacts.items()],
+        detail=marked_text(json.dumps(score.detail, ensure_ascii=False, indent=1)) if score.detail else "",
+    )  # fmt: skip
+
+
+def _turns_of_images(s: ScoredSample) -> list[Turn]:
+    """The segments of a response with images whose turns are not kept: the text, then who brought which images."""
+    pictured = [Turn(part.role, "", part.media) for part in s.trajectory.segments if part.media]
+    return [Turn("assistant", s.text), *pictured] if pictured else []
 
 
 def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Album, count: int = 4) -> list[GroupView]:

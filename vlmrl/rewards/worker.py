@@ -40,7 +40,7 @@ from vlmrl.rewards.frames import (
     GarbledError,
     pack_frame,
 )
-from vlmrl.types import RewardInput
+from vlmrl.types import Call, Media, RewardInput, Turn
 
 MODULE = "vlmrl_user_reward"
 MOST_PARTS = 256
@@ -226,8 +226,21 @@ def read_inputs(items: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> list
             from PIL import Image
 
             images = [Image.frombytes("RGB", tuple(size), next(left)) for size in sizes]
+        item["media"] = _media(item["media"])
+        item["seen_sizes"] = tuple((width, height) for width, height in item["seen_sizes"])
+        item["turns"] = tuple(
+            Turn(
+                turn["role"], turn["text"], _media(turn["media"]),
+                tuple(Call(call["name"], call["arguments"]) for call in turn["calls"]),
+            )
+            for turn in item["turns"]
+        )  # fmt: skip
         inputs.append(RewardInput(**item, images=images, token_ids=None if ids is None else tuple(ids)))
     return inputs
+
+
+def _media(references: Sequence[dict[str, Any]]) -> tuple[Media, ...]:
+    return tuple(Media(**reference) for reference in references)
 
 
 def _load(user: UserReward, memory_mb: int, guard: Guard) -> tuple[BoundReward | None, dict[str, Any]]:

@@ -24,7 +24,6 @@ from vlmrl.types import (
     Sample,
     SamplingParams,
     ScoredSample,
-    Segment,
     Trajectory,
     sample_seed,
 )
@@ -129,7 +128,7 @@ def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *
         by_source.setdefault(rollout.prompt.source.name, []).append(index)
     for name, indices in by_source.items():
         places = [(i, k) for i in indices for k in range(len(rollouts[i].samples))]
-        inputs = [_reward_input(rollouts[i], rollouts[i].samples[k]) for i, k in places]
+        inputs = [_reward_input(rollouts[i], k) for i, k in places]
         names = [f"{name} row {rollouts[i].prompt.row.prompt_id} sample {k}" for i, k in places]
         start = time.perf_counter()
         try:
@@ -146,7 +145,7 @@ def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *
                 ScoredSample(
                     _trajectory(rollout.prompt, k, sample), sample.text, scored[i, k][0],
                     masked=scored[i, k][0].error is not None, generate_seconds=rollout.seconds,
-                    reward_seconds=scored[i, k][1],
+                    reward_seconds=scored[i, k][1], turns=sample.turns, files=sample.files,
                 )
                 for k, sample in enumerate(rollout.samples)
             ),
@@ -237,15 +236,17 @@ def _with_targets(group: Group, scored: ScoredGroup, algorithm: Algorithm) -> Gr
 def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
     return Trajectory(
         task=prompt.source.task_name, prompt_id=prompt.row.prompt_id, occurrence=prompt.occurrence, sample=index,
-        version=sample.version, seed=sample.seed, prompt_ids=prompt.encoded.prompt_ids,
-        segments=(Segment("assistant", sample.token_ids, True, sample.sampler_logp),), media=prompt.row.media,
-        finish=sample.finish,
+        version=sample.version, seed=sample.seed, prompt_ids=prompt.encoded.prompt_ids, segments=sample.parts,
+        media=prompt.row.media, finish=sample.finish, seen_sizes=prompt.encoded.image_sizes,
     )  # fmt: skip
 
 
-def _reward_input(rollout: Rollout, sample: Sample) -> RewardInput:
-    prompt = rollout.prompt
+def _reward_input(rollout: Rollout, index: int) -> RewardInput:
+    prompt, sample = rollout.prompt, rollout.samples[index]
     made = prompt.source.reward_input(
-        prompt.row, sample.text, sample.finish, len(sample.token_ids), prompt.encoded.text
+        prompt.row, sample.text, sample.finish, sample.num_sampled_tokens, prompt.encoded.text
     )
-    return replace(made, token_ids=sample.token_ids, step=sample.version)
+    return replace(
+        made, token_ids=sample.token_ids, step=sample.version, prompt_id=prompt.row.prompt_id, sample=index,
+        media=prompt.row.media, seen_sizes=prompt.encoded.image_sizes, turns=sample.turns,
+    )  # fmt: skip

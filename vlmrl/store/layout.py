@@ -92,6 +92,11 @@ def rollout_path(run_dir: Path, step: int, attempt: int = 1) -> Path:
     return run_dir / ROLLOUTS / f"{step_name(step)}{suffix}.parquet"
 
 
+def media_path(run_dir: Path, step: int, attempt: int = 1) -> Path:
+    """`media/step-000010.arrow`: images that a step made, beside those of its prompts."""
+    return run_dir / MEDIA / rollout_path(run_dir, step, attempt).with_suffix(".arrow").name
+
+
 def step_name(step: int) -> str:
     """How files call a policy version, and the steps that it sampled: `step-000010`."""
     return f"{STEP_PREFIX}{step:06d}"

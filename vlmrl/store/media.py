@@ -178,14 +178,16 @@ def write_shard(path: Path, images: Iterable[tuple[str, bytes]]) -> int:
 
 
 def rollout_media(paths: Iterable[Path]) -> dict[str, Media]:
-    """Every image that rollout files name, by hash, in order of first appearance. Reads one column."""
-    from vlmrl.store.rollouts import read_table
+    """Every image that rollout files name, by hash, in order of first appearance: of prompts, responses, rewards."""
+    from vlmrl.store.rollouts import media_of, read_table
 
     found: dict[str, Media] = {}
     for path in paths:
-        for images in read_table(path, ["images"]).column("images").to_pylist():
-            for image in images:
-                found.setdefault(image["sha256"], Media(**image))
+        table = read_table(path, ["images", "artifacts"])
+        for name in table.column_names:
+            for images in table.column(name).to_pylist():
+                for image in images:
+                    found.setdefault(image["sha256"], media_of(image))
     return found
 
 

@@ -7,9 +7,14 @@ metadata holds `vlmrl.schema`, `vlmrl.step` and `vlmrl.attempt`. JSON columns (t
 are never changed: what a prompt holds, they hold.
 
 Columns beside the obvious: `group` is the index of the row's group in the step; `token_ids` are all tokens after the
-prompt; `segments` says who wrote which span of them (start and end index into `token_ids`), whether it is trained, and
-whether it was sampled; `sampler_logp` is NaN where nobody sampled; the first `num_row_images` of `images` are the
-prompt's, the rest came from tools.
+prompt; `segments` says who wrote which span of them (start and end index into `token_ids`), whether it is trained,
+whether it was sampled and by which version (null: that of the row), and how many images are in it; `sampler_logp` is
+NaN where nobody sampled; the first `num_row_images` of `images` are the prompt's, the others are those of the segments,
+in order, and `seen_width` and `seen_height` are the sizes that the model saw (null: not known); `artifacts` are images
+that the reward made; `turns` is JSON, null where the response is one turn of the assistant.
+
+Schema 1 has none of `status`, `detail`, `artifacts`, `turns`, of the authors, versions and images of segments, and of
+the seen sizes. Readers get their defaults: what was sampled is the policy's, the rest is the environment's.
 """
 
 from __future__ import annotations
@@ -20,21 +25,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.store.files import write_atomic
 from vlmrl.store.layout import parse_rollout_name
-from vlmrl.store.redact import hide_known, redact_text
-from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
+from vlmrl.store.redact import hide_known, redact_text, redact_value
+from vlmrl.types import Call, Group, Media, Row, Score, ScoredSample, Segment, Size, Status, Trajectory, Turn
 from vlmrl.visible import encodable
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-SCHEMA = 1
+SCHEMA = 2
+ADDED = {"status": "ok", "detail": None, "artifacts": (), "turns": None}
+"""Columns of schema 2 that schema 1 lacks, with what they are there."""
 
 
 def arrow_schema() -> pa.Schema:
@@ -48,9 +55,14 @@ def arrow_schema() -> pa.Schema:
             ("end", pa.int32()),
             ("trained", pa.bool_()),
             ("sampled", pa.bool_()),
+            ("author", pa.string()),
+            ("version", pa.int64()),
+            ("num_images", pa.int32()),
         ]
     )
-    image = pa.struct([("sha256", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("kind", pa.string())])
+    media = [("sha256", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("kind", pa.string())]
+    image = pa.struct([*media, ("seen_width", pa.int32()), ("seen_height", pa.int32())])
+    artifact = pa.struct([("name", pa.string()), *media])
     required = [
         ("step", pa.int32()), ("attempt", pa.int32()), ("group", pa.int32()), ("version", pa.int64()),
         ("source", pa.string()), ("task", pa.string()), ("prompt_id", pa.string()), ("occurrence", pa.int32()),
@@ -60,8 +72,10 @@ def arrow_schema() -> pa.Schema:
         ("finish", pa.string()), ("parts", pa.string()), ("score", pa.float64()), ("note", pa.string()),
         ("advantage", pa.float64()), ("masked", pa.bool_()), ("images", pa.list_(image)),
         ("num_row_images", pa.int32()), ("generate_seconds", pa.float64()), ("reward_seconds", pa.float64()),
+        ("status", pa.string()), ("artifacts", pa.list_(artifact)),
     ]  # fmt: skip
-    return pa.schema([*(pa.field(n, t, nullable=False) for n, t in required), pa.field("error", pa.string())])
+    optional = [(name, pa.string()) for name in ("error", "detail", "turns")]
+    return pa.schema([*(pa.field(n, t, nullable=False) for n, t in required), *(pa.field(n, t) for n, t in optional)])
 
 
 def write_rollouts(path: Path, groups: Sequence[Group], *, step: int, attempt: int = 1) -> None:
@@ -113,8 +127,12 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
     Raises: StoreError as `read_rollouts`.
     """
-    with _opened(path, columns) as file:
-        return file.read(columns=list(columns) if columns is not None else None)
+    with _opened(path, columns) as (file, lacking):
+        stored = None if columns is None else [name for name in columns if name not in lacking]
+        table = file.read(columns=stored)
+        for name in lacking:
+            table = table.append_column(name, _default(name, len(table)))
+        return table if columns is None else table.select(list(columns))
 
 
 def read_batches(
@@ -124,8 +142,13 @@ def read_batches(
 
     Raises: StoreError as `read_rollouts`.
     """
-    with _opened(path, columns, repeated) as file:
-        yield from file.iter_batches(batch_size=rows, columns=list(columns), use_threads=False)
+    with _opened(path, columns, repeated) as (file, lacking):
+        stored = [name for name in columns if name not in lacking]
+        for batch in file.iter_batches(batch_size=rows, columns=stored, use_threads=False):
+            for name in lacking:
+                values = _default(name, batch.num_rows)
+                batch = batch.append_column(name, values.dictionary_encode() if name in repeated else values)
+            yield batch
 
 
 def count_rows(path: Path, columns: Sequence[str] | None = ()) -> int:
@@ -134,13 +157,18 @@ def count_rows(path: Path, columns: Sequence[str] | None = ()) -> int:
     Args: columns: those that it must have; None = all that `write_rollouts` writes.
     Raises: StoreError as `read_rollouts`.
     """
-    with _opened(path, columns) as file:
+    with _opened(path, columns) as (file, _):
         return file.metadata.num_rows
 
 
 @contextmanager
-def _opened(path: Path, columns: Sequence[str] | None, repeated: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
-    """The file, checked to be one of ours and of the step in its name; what Arrow raises becomes a StoreError."""
+def _opened(
+    path: Path, columns: Sequence[str] | None, repeated: Sequence[str] = ()
+) -> Iterator[tuple[pq.ParquetFile, tuple[str, ...]]]:
+    """The file, checked to be one of ours and of the step in its name, and the columns that its schema has not yet.
+
+    What Arrow raises becomes a StoreError.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -154,19 +182,26 @@ def _opened(path: Path, columns: Sequence[str] | None, repeated: Sequence[str] =
                 message = f"these rollouts have schema {number}, this vlmrl reads {SCHEMA}"
                 raise StoreError(message, where=str(path), hint="upgrade vlmrl")
             wanted = arrow_schema().names if columns is None else columns
-            missing = [name for name in wanted if name not in schema.names]
+            lacking = tuple(name for name in wanted if int(number) < SCHEMA and name in ADDED)
+            missing = [name for name in wanted if name not in schema.names and name not in lacking]
             if missing:
                 raise StoreError(f"the rollouts lack the column(s) {', '.join(missing)}", where=str(path))
             named, held = parse_rollout_name(path.name), _made_at(schema.metadata)
             if named is not None and held is not None and held != named:
                 told = "the rollouts are of step {} (attempt {}), the file's name says step {} (attempt {})"
                 raise StoreError(told.format(*held, *named), where=str(path), hint="it was renamed or copied")
-            yield file
+            yield file, lacking
     except FileNotFoundError:
         raise StoreError("no such rollout file", where=str(path)) from None
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StoreError(f"the rollout file is damaged: {reason}", where=str(path)) from error
+
+
+def _default(name: str, rows: int) -> Any:
+    import pyarrow as pa
+
+    return pa.array([ADDED[name]] * rows, type=arrow_schema().field(name).type)
 
 
 def _made_at(metadata: Mapping[bytes, bytes]) -> tuple[int, int] | None:
@@ -190,7 +225,7 @@ def _group_columns(group: Group) -> dict[str, Any]:
 
 def _sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
     t = scored.trajectory
-    if (t.task, t.prompt_id) != (row.task, row.prompt_id) or t.media[: len(row.media)] != row.media:
+    if (t.task, t.prompt_id) != (row.task, row.prompt_id) or t.media != row.media:
         raise ValueError(f"the trajectory of {t.task}/{t.prompt_id} is in the group of {row.task}/{row.prompt_id}")
     segments, logp, start = [], [], 0
     for s in t.segments:
@@ -198,7 +233,10 @@ def _sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
         sampled = s.sampler_logp is not None
         if s.sampler_logp is not None and len(s.sampler_logp) != len(s.ids):
             raise ValueError(f"{len(s.ids)} tokens but {len(s.sampler_logp)} log-probs in a segment of {t.prompt_id}")
-        segments.append({"role": s.role, "start": start, "end": end, "trained": s.trained, "sampled": sampled})
+        segments.append(
+            {"role": s.role, "start": start, "end": end, "trained": s.trained, "sampled": sampled, "author": s.author,
+             "version": s.version, "num_images": len(s.media)}
+        )  # fmt: skip
         logp.extend([math.nan] * len(s.ids) if s.sampler_logp is None else s.sampler_logp)
         start = end
     return {
@@ -218,26 +256,93 @@ def _sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
         "error": None if scored.score.error is None else _remark(scored.score.error),
         "advantage": scored.advantage,
         "masked": scored.masked,
-        "images": [{"sha256": m.sha256, "width": m.width, "height": m.height, "kind": m.kind} for m in t.media],
+        "images": [*_images(t.media, t.seen_sizes), *(i for s in t.segments for i in _images(s.media, s.seen_sizes))],
         "generate_seconds": scored.generate_seconds,
         "reward_seconds": scored.reward_seconds,
+        "status": scored.score.status,
+        "detail": None if scored.score.detail is None else _json(redact_value(scored.score.detail)),
+        "artifacts": [{"name": name, **_fields(m)} for name, m in sorted(scored.score.artifacts.items())],
+        "turns": _turns_text(scored.turns) if scored.turns else None,
     }
 
 
+def _fields(media: Media) -> dict[str, Any]:
+    return {"sha256": media.sha256, "width": media.width, "height": media.height, "kind": media.kind}
+
+
+def _images(media: Sequence[Media], seen: Sequence[Size]) -> list[dict[str, Any]]:
+    """Images with the sizes that the model saw; `seen` may be empty."""
+    if seen and len(seen) != len(media):
+        raise ValueError(f"{len(media)} images but {len(seen)} sizes that the model saw")
+    sizes = seen or [(None, None)] * len(media)
+    return [
+        {**_fields(m), "seen_width": width, "seen_height": height}
+        for m, (width, height) in zip(media, sizes, strict=True)
+    ]
+
+
+def _turns_text(turns: Sequence[Turn]) -> str:
+    """Turns as JSON text."""
+    content = [
+        {
+            "role": turn.role, "text": _text(turn.text), "media": [_fields(m) for m in turn.media],
+            "calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in turn.calls],
+        }
+        for turn in turns
+    ]  # fmt: skip
+    return _json({"turns": content})
+
+
+def read_turns(text: str | None) -> tuple[Turn, ...]:
+    """The turns of a response, from the column `turns`; () for null. Raises: ValueError, KeyError or TypeError."""
+    if text is None:
+        return ()
+    return tuple(
+        Turn(
+            turn["role"], turn["text"], tuple(Media(**m) for m in turn["media"]),
+            tuple(Call(call["name"], call["arguments"]) for call in turn["calls"]),
+        )
+        for turn in parse_json(text)["turns"]
+    )  # fmt: skip
+
+
+def media_of(image: Mapping[str, Any]) -> Media:
+    """The reference to an image, from a value of the columns `images` or `artifacts`."""
+    return Media(image["sha256"], image["width"], image["height"], image["kind"])
+
+
+def seen_of(images: Sequence[Mapping[str, Any]]) -> tuple[Size, ...]:
+    """The sizes that the model saw, from values of the column `images`; () where one is not known."""
+    sizes = [(image.get("seen_width"), image.get("seen_height")) for image in images]
+    return () if any(None in size for size in sizes) else tuple(sizes)  # type: ignore[return-value]
+
+
 def _row(row: dict[str, Any]) -> Row:
-    media = tuple(Media(**m) for m in row["images"][: row["num_row_images"]])
+    media = tuple(map(media_of, row["images"][: row["num_row_images"]]))
     truth, columns = parse_json(row["truth"]), parse_json(row["columns"])
     return Row(row["prompt_id"], row["source"], row["task"], truth, media, columns)
 
 
-def _sample(row: dict[str, Any]) -> ScoredSample:
+def _segments(row: Mapping[str, Any]) -> tuple[Segment, ...]:
     ids, logp = tuple(row["token_ids"]), tuple(row["sampler_logp"])
-    segments = tuple(
-        Segment(
-            s["role"], ids[s["start"] : s["end"]], s["trained"], logp[s["start"] : s["end"]] if s["sampled"] else None
-        )
-        for s in row["segments"]
-    )
+    segments: list[Segment] = []
+    first = row["num_row_images"]
+    for s in row["segments"]:
+        images = row["images"][first : first + s.get("num_images", 0)]
+        first += len(images)
+        segments.append(
+            Segment(
+                s["role"], ids[s["start"] : s["end"]], s["trained"],
+                logp[s["start"] : s["end"]] if s["sampled"] else None,
+                author=s.get("author", "policy" if s["sampled"] else "environment"), version=s.get("version"),
+                media=tuple(map(media_of, images)), seen_sizes=seen_of(images),
+            )
+        )  # fmt: skip
+    return tuple(segments)
+
+
+def _sample(row: dict[str, Any]) -> ScoredSample:
+    images = row["images"][: row["num_row_images"]]
     trajectory = Trajectory(
         task=row["task"],
         prompt_id=row["prompt_id"],
@@ -246,14 +351,22 @@ def _sample(row: dict[str, Any]) -> ScoredSample:
         version=row["version"],
         seed=row["seed"],
         prompt_ids=tuple(row["prompt_ids"]),
-        segments=segments,
-        media=tuple(Media(**m) for m in row["images"]),
+        segments=_segments(row),
+        media=tuple(map(media_of, images)),
         finish=row["finish"],
+        seen_sizes=seen_of(images),
     )
-    score = Score(row["score"], parse_json(row["parts"]), row["note"], row["error"])
+    if row["status"] not in get_args(Status):
+        raise ValueError(f"`{row['status']}` is no status of a score")
+    score = Score(
+        row["score"], parse_json(row["parts"]), row["note"], row["error"], status=row["status"],
+        detail=None if row["detail"] is None else parse_json(row["detail"]),
+        artifacts={a["name"]: media_of(a) for a in row["artifacts"]},
+    )  # fmt: skip
     return ScoredSample(
-        trajectory, row["text"], score, row["advantage"], row["masked"], row["generate_seconds"], row["reward_seconds"]
-    )
+        trajectory, row["text"], score, row["advantage"], row["masked"], row["generate_seconds"], row["reward_seconds"],
+        turns=read_turns(row["turns"]),
+    )  # fmt: skip
 
 
 def _json(value: Any) -> str:

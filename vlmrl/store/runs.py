@@ -25,6 +25,7 @@ from vlmrl.store.files import TEMP_PREFIX, link_tree, remove_tree, sweep, sync_f
 from vlmrl.store.listing import find, status_of
 from vlmrl.store.lock import RunLock
 from vlmrl.store.manifest import MAX_ERROR_CHARS, Best, Manifest, Status
+from vlmrl.store.media import write_shard
 from vlmrl.store.prune import RolloutRule, delete_rollouts, prunable, rollout_steps
 from vlmrl.store.redact import learn, learn_argv, redact_argv, redact_text, redact_value
 from vlmrl.types import Group
@@ -87,8 +88,12 @@ class Run:
             file.write(f"{now()} {visible(redact_text(text))}\n")
 
     def write_rollouts(self, step: int, groups: Sequence[Group]) -> Path:
-        """Write all groups of a step, atomically. Returns the path."""
+        """Write all groups of a step, atomically, after the images that it made. Returns the path of the rollouts."""
         self._own()
+        samples = [sample for group in groups for sample in group.samples]
+        images = {sha: content for s in samples for sha, content in (*s.files.items(), *s.score.files.items())}
+        if images:
+            write_shard(layout.media_path(self.dir, step, self.attempt), sorted(images.items()))
         path = layout.rollout_path(self.dir, step, self.attempt)
         rollouts_.write_rollouts(path, groups, step=step, attempt=self.attempt)
         return path

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from vlmrl.data.batch import PromptTokens, TrainItem
 from vlmrl.dist.world import ALONE, World
 from vlmrl.rollout.sample import is_dead_group
 from vlmrl.train.step import StepBatch
-from vlmrl.types import Group, name_row
+from vlmrl.types import Group, ScoredSample, name_row
+
+Tail = tuple[tuple[int, ...], Mapping[str, Tensor]]
+"""`TrainItem.kinds` and `TrainItem.images` of a response."""
+
+
+def all_text(sample: ScoredSample) -> Tail:
+    """The tail of a response without images."""
+    return (), {}
 
 
 def step_batch(
     groups: Sequence[Group], prompt_of: Callable[[int], PromptTokens], *, keep_dead: bool, count_dead: bool = False,
-    updates: int = 1, owners: Sequence[int] = (), world: World = ALONE, filler: TrainItem | None = None,
+    tail_of: Callable[[ScoredSample], Tail] = all_text, updates: int = 1, owners: Sequence[int] = (),
+    world: World = ALONE, filler: TrainItem | None = None,
 ) -> StepBatch:  # fmt: skip
-    """What this process trains on: every sample that is not masked, of its groups that are not dead.
+    """What this process trains on: every sample that is not masked and has a token to train on, of its groups that
+    are not dead.
 
     Args:
         groups: of all processes.      prompt_of: index of a group -> its prompt; asked for this process's groups.
+        tail_of: the images within a response; asked for this process's samples.
         keep_dead: dead groups too.    count_dead: those that are left out count in the denominator.
         updates: into how many updates the groups are dealt at most; each is balanced over the processes by itself.
         owners: which process sampled each group; () = this one did.      world, filler: as in `StepBatch`.
@@ -33,7 +45,7 @@ def step_batch(
         starts.append(len(batch.names_S))
         use = keep_dead or not is_dead_group(group)
         for sample in group.samples:
-            if use and not sample.masked:
+            if use and _is_trained(sample):
                 costs.setdefault(index, len(sample.trajectory.prompt_ids))
                 costs[index] += len(sample.trajectory.response_ids)
             elif count_dead and not use and not sample.masked:
@@ -48,16 +60,23 @@ def step_batch(
         trained_by = balance([costs[i] for i in part], sampled_by, world.size)
         for index, rank in zip(part, trained_by, strict=True):
             if rank == world.rank:
-                _add(batch, groups[index], index, prompt_of(index), starts[index])
+                _add(batch, groups[index], index, prompt_of(index), starts[index], tail_of)
     batch.items.sort(key=lambda item: item.trajectory)
     return batch
 
 
-def _add(batch: StepBatch, group: Group, index: int, prompt: PromptTokens, start: int) -> None:
+def _is_trained(sample: ScoredSample) -> bool:
+    return not sample.masked and sample.trajectory.num_trained_tokens > 0
+
+
+def _add(
+    batch: StepBatch, group: Group, index: int, prompt: PromptTokens, start: int,
+    tail_of: Callable[[ScoredSample], Tail],
+) -> None:  # fmt: skip
     for trajectory, sample in enumerate(group.samples, start):
-        if sample.masked:
+        if not _is_trained(sample):
             continue
-        batch.items.append(TrainItem(prompt, index, sample.trajectory.segments, trajectory))
+        batch.items.append(TrainItem(prompt, index, sample.trajectory.segments, trajectory, *tail_of(sample)))
         if sample.token_advantages is not None:
             batch.token_advantages[trajectory] = torch.tensor(sample.token_advantages, dtype=torch.float32)
         if sample.value_targets is not None:

@@ -17,6 +17,8 @@ from vlmrl.algo.family import Algorithm
 from vlmrl.algo.kl import ESTIMATORS as KL_ESTIMATORS
 from vlmrl.algo.returns import explained_variance
 from vlmrl.data.batch import PromptTokens
+from vlmrl.data.encode import Encoder
+from vlmrl.data.images import decode_image
 from vlmrl.dist.world import World
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.hosted_engine import HostedEngine
@@ -33,14 +35,14 @@ from vlmrl.rollout.sample import (
     score_rollouts,
 )
 from vlmrl.tasks.source import Source
-from vlmrl.train.batches import split_updates, step_batch
+from vlmrl.train.batches import Tail, split_updates, step_batch
 from vlmrl.train.loop import Clock
 from vlmrl.train.memory import in_rows
 from vlmrl.train.state import Session, draw_rows, sampling_params
 from vlmrl.train.step import StepBatch
 from vlmrl.train.tally import on_cpu
 from vlmrl.train.update import fill_logps, fill_reference, fill_stats
-from vlmrl.types import Group, Row
+from vlmrl.types import Group, Row, ScoredSample
 
 Drawn = tuple[Source, Row, int]
 """A row of the stream: its source, itself, how often it was drawn before."""
@@ -199,9 +201,17 @@ def batch_of(
         return PromptTokens.of(found.encoded)
 
     return step_batch(
-        groups, prompt_of, keep_dead=keep_dead, count_dead=count_dead, updates=updates, owners=made.owners,
-        world=session.world, filler=session.filler,
+        groups, prompt_of, tail_of=partial(tail_of, session.encoder), keep_dead=keep_dead, count_dead=count_dead,
+        updates=updates, owners=made.owners, world=session.world, filler=session.filler,
     )  # fmt: skip
+
+
+def tail_of(encoder: Encoder, sample: ScoredSample) -> Tail:
+    """The images within a response, as the model takes them."""
+    media = [m for segment in sample.trajectory.segments for m in segment.media]
+    images = [decode_image(sample.files[m.sha256]) for m in media]
+    place = f"the response to {sample.trajectory.prompt_id}, sample {sample.trajectory.sample}"
+    return encoder.encode_tail(sample.trajectory.response_ids, media, images, place)
 
 
 def _draw(session: Session, count: int, clock: Clock) -> tuple[Sequence[Drawn], list[Prompt | None]]:

@@ -179,7 +179,7 @@ def full_row(item: TrainItem, *, responses: int, groups: int, tokens_per_row: in
     """A row of copies of this trajectory, as full as `pack` makes rows of its prompt.
 
     The last response is shorter where that fills the row: responses are of all lengths.
-    Args: item: of one segment, its prompt's longest. responses: of each prompt. groups: prompts of a step.
+    Args: item: its prompt's longest, of text. responses: of each prompt. groups: prompts of a step.
     """
     made: list[TrainItem] = []
     size = 0
@@ -189,8 +189,8 @@ def full_row(item: TrainItem, *, responses: int, groups: int, tokens_per_row: in
             room = item.num_tokens if not made else min(item.num_tokens, tokens_per_row - size)
             if room < 1:
                 return made
-            [segment] = item.segments
-            made.append(TrainItem(item.prompt, group, (Segment(segment.role, segment.ids[:room], True),), len(made)))
+            ids = tuple(i for segment in item.segments for i in segment.ids)[:room]
+            made.append(TrainItem(item.prompt, group, (Segment("assistant", ids, True),), len(made)))
             size += room
     return made
 

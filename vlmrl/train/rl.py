@@ -226,7 +226,7 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None 
     """
     samples = [x for g in groups for x in g.samples]
     scored = [x for x in samples if x.score.error is None]
-    lengths = [len(x.trajectory.response_ids) for x in samples]
+    lengths = [x.trajectory.num_sampled_tokens for x in samples]
     metrics: dict[str, Any] = {
         "reward/errors": sum(x.score.failed for x in samples),
         "rollout/dead_group_share": fmean(float(is_dead_group(g)) for g in groups),
@@ -277,5 +277,5 @@ def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, Scorer]) -> 
 
 def rollout_speed(made: Collected) -> dict[str, float]:
     """`rollout/tokens_per_second`: sampled tokens over the seconds of sampling."""
-    tokens = sum(len(x.trajectory.response_ids) for g in made.groups for x in g.samples)
+    tokens = sum(x.trajectory.num_sampled_tokens for g in made.groups for x in g.samples)
     return {"rollout/tokens_per_second": tokens / max(made.seconds, 1e-9)}

@@ -18,7 +18,7 @@ from vlmrl.train.memory import in_rows
 from vlmrl.train.state import Session, sampling_params
 from vlmrl.train.step import StepBatch
 from vlmrl.train.update import fill_logps
-from vlmrl.types import Segment, hash64, name_row
+from vlmrl.types import hash64, name_row
 
 SYNC_PROMPTS, SYNC_TOKENS = 4, 16
 """How much each process lets its engine answer after a sync: prompts, and tokens of each response at most."""
@@ -100,10 +100,9 @@ def _measure(session: Session, answers: Sequence[Rollout]) -> EngineGap:
     batch, said = StepBatch([], [], [], world=s.world, filler=s.filler), []
     for index, answer in enumerate(answers):
         [sample] = answer.samples
-        segment = Segment("assistant", sample.token_ids, True, sample.sampler_logp)
-        batch.items.append(TrainItem(PromptTokens.of(answer.prompt.encoded), index, (segment,), index))
+        batch.items.append(TrainItem(PromptTokens.of(answer.prompt.encoded), index, sample.parts, index))
         batch.names_S.append(name_row(answer.prompt.source.name, answer.prompt.row.prompt_id))
-        said.append(torch.tensor(sample.sampler_logp, dtype=torch.float64))
+        said.append(batch.sampler_logp_of(batch.items[-1]).double())
     ours: dict[int, torch.Tensor] = {}
     in_rows(s, partial(fill_logps, s.policy, batch, ours))
     gaps = [(ours[index].cpu() - theirs).abs() for index, theirs in enumerate(said)]
