@@ -214,12 +214,13 @@ class Encoder:
             tensors = {k: torch.cat([f[k] for f in features]) for k in features[0]}
             patches = sum(int(grid.prod()) for grid in tensors["image_grid_thw"])
             expected = patches // self.processor.image_processor.merge_size**2
+            image_ids = {self.tokenizer.convert_tokens_to_ids(self.processor.image_token)}
         else:
             marked = "\n".join([self.processor.image_token] * len(images))
             whole = self._encode_whole(row, marked, (), images)
             tensors, expected = dict(whole.images), whole.num_image_tokens
-        image_id = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
-        kinds = tuple(int(i == image_id) for i in ids)
+            image_ids = {i for i, kind in zip(whole.prompt_ids, whole.kinds, strict=True) if kind}
+        kinds = tuple(int(i in image_ids) for i in ids)
         if sum(kinds) != expected:
             raise DataError(
                 f"the response has {sum(kinds)} image tokens, its {len(images)} images make {expected}", where=place
