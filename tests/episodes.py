@@ -30,9 +30,9 @@ def drawn(seed: int, width: int = 56, height: int = 56) -> tuple[Media, bytes, I
 class Episodes:
     """A generator around another one.
 
-    The last sample of each prompt becomes a demonstration. Each other one becomes two turns of the policy, the first and
-    the second half of what was sampled, with a tool's answer between them: a text and an image. The log-probs are those
-    of the policy over the whole episode.
+    The last sample of each prompt becomes a demonstration. Each other one becomes two turns of the policy, the first
+    and the second half of what was sampled, with a tool's answer between them: a text and an image. The log-probs are
+    those of the policy over the whole episode.
     """
 
     def __init__(self, inner: Generator, policy: Policy, encoder: Encoder, demonstration: str = "") -> None:

@@ -93,10 +93,32 @@ def test_every_command_takes_it(run, place, tmp_path):
     done = vlmrl(run, "eval", run.id, "--split", "validation", "--max-rows", "3", "--json")
     assert done.code == 0, done.err
     checked = vlmrl(run, "reward-check", run.id, "--json").json
-    assert checked["differences"] == 0 if "differences" in checked else checked
-    for words in (("runs", "verify", run.id), ("runs", "diagnose", run.id), ("report", run.id, "-o", tmp_path / "r.html"),
-                  ("runs", "pack", run.id, "-o", tmp_path / "run.tar.gz"), ("runs", "show", run.id)):  # fmt: skip
+    assert checked["stored"]["equal"] and checked["samples"] == 27, checked["stored"]
+    page, packed = tmp_path / "r.html", tmp_path / "run.tar.gz"
+    commands = (
+        ("runs", "verify", run.id), ("runs", "diagnose", run.id), ("report", run.id, "-o", page),
+        ("runs", "pack", run.id, "-o", packed), ("runs", "show", run.id),
+    )  # fmt: skip
+    for words in commands:
         done = vlmrl(run, *map(str, words))
         assert done.code == 0, (words, done.err)
-    page = (tmp_path / "r.html").read_text()
-    assert "zoom(" in page and page.count('<div class="why">tool</div>') > 0
+    text = page.read_text()
+    assert "zoom(" in text and '<div class="why">tool</div>' in text
+
+
+def test_responses_are_shown_in_words(run):
+    table = vlmrl(run, "runs", "show", run.id, "--rollout", "2").out.splitlines()
+    assert table[0].split("\t")[:2] == ["prompt", "samples"] and len(table) == 4
+    prompt = table[1].split("\t")[0]
+    said = vlmrl(run, "runs", "show", run.id, "--rollout", f"2/{prompt}").out
+    assert "written by the policy (" in said and "the environment (" in said and "seen as 56 x 56" in said
+    assert "written by a demonstration (" in said and "not trained on" in said and "tool: see  with 1 image" in said
+    fields = vlmrl(run, "runs", "show", run.id, "--rollout", f"2/{prompt}/0", "--json").json["groups"][0]
+    [sample] = fields["samples"]
+    assert [s["author"] for s in sample["segments"]] == ["policy", "environment", "policy"]
+    assert sample["turns"][0]["calls"] == [{"name": "zoom", "arguments": {"box": [0, 0, 9, 9]}}]
+    assert all(image["seen"] == [56, 56] for image in fields["images"])
+    for place, words in (("9", "no rollouts of step 9"), ("x", "begin with a step"), ("2/zzz", "no prompt"),
+                         (f"2/{prompt}/7", "no sample 7"), ("0", "1 or more")):  # fmt: skip
+        done = vlmrl(run, "runs", "show", run.id, "--rollout", place)
+        assert done.code == 2 and words in done.err and not done.out

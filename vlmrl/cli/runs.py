@@ -73,17 +73,33 @@ def list_(
 
 
 @group.command()
-def show(run: Ref, runs: Root = None, as_json: Json = False) -> None:
+def show(
+    run: Ref,
+    rollout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STEP[/PROMPT[/SAMPLE]]", help="Show responses instead: of a step, of a prompt of it, or one.",
+            show_default=False,
+        ),
+    ] = None,
+    runs: Root = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
     """Show what happened in a run: how it ended, last numbers, checkpoints, how to go on.
 
-    Example: vlmrl runs show last
+    Example: vlmrl runs show last --rollout 12
     """
     from vlmrl.cli.run_facts import print_facts
     from vlmrl.store.layout import runs_root
     from vlmrl.store.runs import open_run
     from vlmrl.store.summary import describe
 
-    about = describe(open_run(runs_root(runs), run))
+    opened = open_run(runs_root(runs), run)
+    if rollout is not None:
+        from vlmrl.cli.rollout_facts import show_rollout
+
+        return show_rollout(opened, rollout, as_json)
+    about = describe(opened)
     emit(about, as_json)
     if not as_json:
         print_facts(about)

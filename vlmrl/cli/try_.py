@@ -137,6 +137,7 @@ def _progress() -> Any:
 
 def _result(run: Any, trial: Any) -> dict[str, Any]:
     from vlmrl.check.scores_file import finite
+    from vlmrl.report.rollout_text import sample_fields
     from vlmrl.train.solved import spread
     from vlmrl.train.trial import summary
 
@@ -148,12 +149,7 @@ def _result(run: Any, trial: Any) -> dict[str, Any]:
             "truth": dict(group.row.truth),
             "solve_rate": rate,
             "spread": spread(group),
-            "samples": [
-                {"text": s.text, "score": s.score.value, "parts": dict(s.score.parts), "note": s.score.note,
-                 "error": s.score.error, "finish": s.trajectory.finish, "tokens": s.trajectory.num_trained_tokens,
-                 "advantage": s.advantage}
-                for s in group.samples
-            ],
+            "samples": [sample_fields(s) for s in group.samples],
         }
         for group, rate in zip(trial.groups, trial.solve_rates, strict=True)
     ]  # fmt: skip
@@ -224,6 +220,7 @@ def _truth(truth: Mapping[str, Any]) -> str:
 
 def _sample_line(sample: Mapping[str, Any]) -> str:
     from vlmrl.cli.progress import MAX_TEXT
+    from vlmrl.report.rollout_text import sample_lines
 
     parts = " ".join(f"{name} {'-' if v is None else f'{v:.2f}'}" for name, v in sample["parts"].items())
     text = visible(sample["text"].replace("\n", "\\n"))
@@ -231,7 +228,8 @@ def _sample_line(sample: Mapping[str, Any]) -> str:
     cut = " (cut)" if sample["finish"] == "length" else ""
     told = line_of_code(sample["error"] or sample["note"])
     note = f"  [{told}]" if told else ""
-    return f"  {score}  {one_line(parts)}{cut}{note}\n          {text[:MAX_TEXT]}"
+    more = "".join(f"\n          {line}" for line in sample_lines(sample))
+    return f"  {score}  {one_line(parts)}{cut}{note}\n          {text[:MAX_TEXT]}{more}"
 
 
 def _show_summary(result: Mapping[str, Any]) -> None:

@@ -173,8 +173,9 @@ def _opened(
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path, read_dictionary=list(repeated), pre_buffer=False) as file:
-            schema = file.schema_arrow
+        schema = pq.read_schema(path)
+        coded = [name for name in repeated if name in schema.names]
+        with pq.ParquetFile(path, read_dictionary=coded, pre_buffer=False) as file:
             number = (schema.metadata or {}).get(b"vlmrl.schema", b"").decode()
             if not number.isdigit():
                 raise StoreError("this Parquet file does not hold rollouts of vlmrl", where=str(path))

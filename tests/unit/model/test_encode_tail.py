@@ -16,9 +16,8 @@ SIZES = [(56, 56), (112, 84)]
 
 
 def pictures(sizes: list[tuple[int, int]]) -> tuple[list[Media], list]:
-    return [Media(f"p-{i}", *size) for i, size in enumerate(sizes)], [
-        image(SEED * 100 + i, *size) for i, size in enumerate(sizes)
-    ]
+    media = [Media(f"p-{i}", *size) for i, size in enumerate(sizes)]
+    return media, [image(SEED * 100 + i, *size) for i, size in enumerate(sizes)]
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
