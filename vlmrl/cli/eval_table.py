@@ -34,6 +34,9 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
         say(f"paper: {meta['paper'].get('source', 'no source named')}")
     if other:
         say(f"difference: this minus {other}, on the rows both have; * = its interval excludes 0")
+        if not result.get("scored_alike", True):
+            ours = ", nor accuracy, which is a part of it" if "accuracy_of" in result else ""
+            say(f"the two were scored by different rewards: `reward` and `part/...` are not comparable{ours}")
     if "accuracy_of" in result:
         say(f"accuracy is {result['accuracy_of']}")
     if result["reward_errors"]:
