@@ -17,7 +17,7 @@ def show_memory(plan: Mapping[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    out = console()
+    out = console(stderr=False)
     out.print(Text(f"\nmemory  {_title(plan)}", style="bold"))
     table = Table("phase", "needs", "of", "most of it", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for phase in plan["phases"]:

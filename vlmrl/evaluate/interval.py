@@ -16,8 +16,9 @@ share are their clusters. An interval is made in three steps:
 
 A quantity of another range is scaled to [0, 1] first, a paired difference of it to [-(b - a), b - a]; so no interval
 leaves the range. Of a quantity without a range, step 1 with Student's t remains; also of a length, whose range is a
-limit far from most values: Wilson's interval would treat it as a coin of 0 and that limit. One cluster alone says nothing of
-others: there is no interval. `tests/unit/evaluate/test_interval.py` simulates how often the intervals hold the truth.
+limit far from most values: Wilson's interval would treat it as a coin of 0 and that limit. One cluster alone says
+nothing of others: there is no interval. `tests/unit/evaluate/test_interval.py` simulates how often the intervals hold
+the truth.
 """
 
 from __future__ import annotations

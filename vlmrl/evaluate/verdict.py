@@ -47,7 +47,7 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]) ->
 
     The evaluations on the rows that say most about new ones decide: test rows, else held-out ones, else those that
     training validated on, else its own. Of each the reward counts, and the accuracy where there is one; where the two
-    were scored by different rewards, only an accuracy that the task itself measures. The sentence then begins with that.
+    were scored by different rewards, only an accuracy that the task itself measures. The sentence then says so.
 
     Args:
         evaluations: of `evaluate.compare`, each with its metrics, and whether both were scored alike.
