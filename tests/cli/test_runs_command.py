@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from command_line import Done, this_process
 
+from vlmrl.errors import StoreError
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.store import layout
 from vlmrl.store.media import write_shard
@@ -122,6 +123,29 @@ def test_show_tells_later_evaluations_from_validations_during_training(root: Pat
     during.write_text(json.dumps(summary | {"meta": summary["meta"] | {"during": "training"}}))
     shown = vlmrl("runs", "show", "night", runs=root).out
     assert f"{own.name}, 1 during training\n" in shown
+
+
+@pytest.mark.parametrize("more", [(), ("--recipe", "digits_im")])
+def test_eval_of_a_name_that_is_no_run_says_so_and_leaves_no_run(root: Path, more: tuple[str, ...]):
+    make(root, name="night").finish()
+    done = vlmrl("eval", "nigth", *more, runs=root)
+    assert done.code == 2 and "there is no run and no model folder `nigth`" in done.err
+    assert "did you mean `night`?" in done.err and len(list(root.iterdir())) == 1
+
+
+def test_a_checkpoint_that_was_pruned_is_answered_with_those_that_are_there(root: Path):
+    run = make(root, name="night")
+    run.finish()
+    for step in (10, 12):
+        folder = layout.checkpoint_dir(run.dir, step)
+        folder.mkdir(parents=True)
+        (folder / layout.COMPLETE).write_text("")
+    with pytest.raises(StoreError) as caught:
+        run.checkpoint(8)
+    assert "step-000010, step-000012" in str(caught.value.hint) and "checkpoint.keep_last" in str(caught.value.hint)
+    with pytest.raises(StoreError) as caught:
+        run.checkpoint(14)
+    assert "keep_last" not in str(caught.value.hint), "it was never there"
 
 
 def test_show_says_how_to_go_on(root: Path):

@@ -128,7 +128,7 @@ def test_a_done_run_without_more_to_do_is_left_alone_and_the_command_that_gives_
     root, run = done
     before = files(run.dir)
     for overrides in ((), ("train.steps=3",), ("train.steps=4",), ("eval.every_steps=1",)):
-        with pytest.raises(StoreError, match="is done: all steps done") as caught:
+        with pytest.raises(StoreError, match="has done all its") as caught:
             plan_resume(root, Request(run.id, "rl", None, overrides))
         assert f"vlmrl train --resume {run.id} --set train.steps=" in (caught.value.hint or "")
     assert files(run.dir) == before

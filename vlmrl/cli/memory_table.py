@@ -47,7 +47,8 @@ def _title(plan: Mapping[str, Any]) -> str:
     if plan["device"] == "this machine":
         each = "" if count == 1 else f", shared by {count} processes"
         whole = plan["bytes_each"] * count
-        need = f"needs {gib(plan['peak'] * count)} of {gib(whole)} of main memory{each} (estimated)"
+        need = f"needs {gib(plan['peak'] * count)} of {gib(whole)} of main memory{each}"
+        need += " (estimated, beside Python and its libraries)"
         return f"{'fits' if plan['fits'] else 'does not fit'}: {need}"
     train = f"{plan['trainers']} train, {plan['engines']} generate" if plan["engines"] else "each trains and generates"
     fits = "does not fit" if not plan["fits"] else "fits, barely" if plan["tight"] else "fits"
