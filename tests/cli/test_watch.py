@@ -141,6 +141,6 @@ def test_a_reward_of_one_number_is_said_once():
 
     line = {"reward/mean": 0.481, "reward/part/reward": 0.481, "rollout/dead_group_share": 0.0,
             "rollout/truncated_share": 0.0, "rollout/response_tokens_mean": 4.0,
-            "rollout/tokens_per_second": 9.0, "time/step": 1.0, "memory/peak_bytes": 0}  # fmt: skip
+            "rollout/tokens_per_second": 9.0, "time/step_seconds": 1.0, "memory/peak_bytes": 0}  # fmt: skip
     assert " ".join(_step_parts(line)).count("reward") == 1
     assert "acc 0.25" in _step_parts(line | {"reward/part/acc": 0.25})
