@@ -43,7 +43,7 @@ def test_a_run_is_scored_again_and_equal_and_people_get_tables(run_folder, vlmrl
     assert found["rewards"]["digits"]["name"] == "taxonomy" and found["rewards"]["digits"]["changed"] == ""
     assert set(found["parts"]) == {"value", "format", "answer", "loop", "digit"}
     shown = vlmrl("im", "--rows", "60")
-    assert shown.code == 0 and shown.out == ""
+    assert shown.code == 0 and shown.err == ""
     first, last = (step + 1 for step in found["steps"])  # files count from 0, people from 1
     assert f"steps {first} to {last}\n" in shown.out and report("last", "--steps", "1")["steps"] == [0, 0]
     assert "equal to the stored ones, to the digit" in shown.out and "no </think>" in shown.out
