@@ -63,3 +63,8 @@ def _code(character: str) -> str:
 def _json_code(character: str) -> str:
     units = character.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
+
+
+def plural(number: int) -> str:
+    """Return the ending of a word for so many: nothing for 1, else `s`."""
+    return "" if number == 1 else "s"

@@ -32,10 +32,11 @@ def test_prep_and_the_doctor_tell_the_same_and_fit_the_screen(
     done = this_process("prep", "bird", source, "--out", out, "--workers", 1, "--json", cwd=tmp_path)
     made = json.loads(done.out)
     assert made["outcome"] == "created" and made["info"]["splits"]["validation"]["rows"] == 6
-    table = [line for line in done.err.splitlines() if line.startswith(("│", "┃", "┏", "└"))]
+    shown = this_process("prep", "bird", source, "--out", out, "--workers", 1, cwd=tmp_path)
+    table = [line for line in shown.out.splitlines() if line.startswith(("│", "┃", "┏", "└"))]
     assert len(table) > 12 and max(map(len, table)) <= columns
     for check in made["info"]["doctor"]["checks"]:
-        assert check["check"] in done.err
+        assert check["check"] in shown.out
     again = this_process("data", "doctor", out, "--workers", 1, "--json", cwd=tmp_path)
     report = json.loads(again.out)["doctor"]
     for key in ("image_tokens", "prompt_tokens", "labels", "exact_copies", "near_copies", "repeated_pairs", "remarks"):
@@ -103,16 +104,17 @@ def test_names_of_files_cannot_steer_the_terminal_or_the_printer(tmp_path: Path)
     done = this_process(*words, cwd=tmp_path)
     shown = this_process("data", "show", out, "--n", 1, cwd=tmp_path)
     assert (done.code, shown.code) == (0, 0), done.err + shown.err
-    assert "no sibling: class O[/b]" in done.err and r"a\u001b[2Jb\u0007.jpg" in done.err
-    assert str(out) in done.err and "left out when it was made: 1 (dropped.jsonl)" in shown.err
-    assert "\x1b" not in done.err + shown.err and "\x07" not in done.err + shown.err
+    assert "no sibling: class O[/b]" in done.err and r"a\u001b[2Jb\u0007.jpg" in done.err + done.out
+    assert str(out) in done.out and "left out when it was made: 1 (dropped.jsonl)" in shown.out
+    screens = done.out + done.err + shown.out + shown.err
+    assert "\x1b" not in screens and "\x07" not in screens
 
 
 def test_distances_are_shown_where_there_are_any(tmp_path: Path) -> None:
     for domain in ("whale", "bird"):
         source = write_parquet(tmp_path / f"{domain}.parquet", table_rows(domain, 20))
         done = this_process("prep", domain, source, "--out", tmp_path / domain, "--workers", 1, cwd=tmp_path)
-        assert done.code == 0 and ("by distance" in done.err.split("data doctor")[0]) == (domain == "bird")
+        assert done.code == 0 and ("by distance" in done.out.split("data doctor")[0]) == (domain == "bird")
     again = this_process("prep", "bird", tmp_path / "bird", "--out", tmp_path / "b", cwd=tmp_path)
     assert again.code == 2 and "bird is a dataset that `vlmrl prep` has made" in again.err
 

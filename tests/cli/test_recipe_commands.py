@@ -83,7 +83,7 @@ def test_recipe_check_takes_many_and_leaves_what_is_not_made_to_other_commands(t
     (tmp_path / "r.toml").write_text(SOUND + '[algo]\nname = "grpa"\n')
     result = run("recipe", "check", "fungi_im", "r.toml")
     assert result.exit_code == 2
-    assert "fungi_im: sound" in result.stderr and "r.toml: wrong" in result.stderr and "`grpo`" in result.stderr
+    assert "fungi_im: sound" in result.stdout and "r.toml: wrong" in result.stdout and "`grpo`" in result.stdout
 
 
 CHECKED = [
@@ -105,7 +105,7 @@ def test_recipe_check_says_task_variant_reward_and_profile(tmp_path, monkeypatch
     result = run("recipe", "check", recipe, *sets, "--json")
     (entry,) = json.loads(result.stdout)["recipes"][0]["data"]
     assert tuple(entry[key] for key in ("variant", "by_default", "reward", "profile")) == found
-    assert words in run("recipe", "check", recipe, *sets).stderr
+    assert words in run("recipe", "check", recipe, *sets).stdout
 
 
 @pytest.mark.parametrize("words", [("recipe", "check"), ("check",)])
@@ -169,8 +169,8 @@ def test_check_lists_everything_and_leaves_with_2(tmp_path, monkeypatch):
     assert [p["where"] for p in told["problems"]] == ["r.toml:8", "r.toml:10"]
     shown = run("check", "r.toml")
     assert shown.exit_code == 2
-    assert "error: unknown key `train.stepz`" in shown.stderr and "2 errors" in shown.stderr
-    assert shown.stdout == ""
+    assert "error: unknown key `train.stepz`" in shown.stdout and "2 errors" in shown.stdout
+    assert shown.stderr == ""
 
 
 def test_check_goes_on_to_the_machine_when_the_data_is_missing(tmp_path, monkeypatch):

@@ -43,22 +43,22 @@ def test_a_run_is_scored_again_and_equal_and_people_get_tables(run_folder, vlmrl
     assert found["rewards"]["digits"]["name"] == "taxonomy" and found["rewards"]["digits"]["changed"] == ""
     assert set(found["parts"]) == {"value", "format", "answer", "loop", "digit"}
     shown = vlmrl("im", "--rows", "60")
-    assert shown.code == 0 and shown.out == ""
+    assert shown.code == 0 and shown.err == ""
     first, last = (step + 1 for step in found["steps"])  # files count from 0, people from 1
-    assert f"steps {first} to {last}\n" in shown.err and report("last", "--steps", "1")["steps"] == [0, 0]
-    assert "equal to the stored ones, to the digit" in shown.err and "no </think>" in shown.err
-    assert "no wrong answer is paid: all 25 earn the least there is" in shown.err
-    assert "right, yet paid least (15 of 23 right ones earn less than the most)" in shown.err
+    assert f"steps {first} to {last}\n" in shown.out and report("last", "--steps", "1")["steps"] == [0, 0]
+    assert "equal to the stored ones, to the digit" in shown.out and "no </think>" in shown.out
+    assert "no wrong answer is paid: all 25 earn the least there is" in shown.out
+    assert "right, yet paid least (15 of 23 right ones earn less than the most)" in shown.out
 
 
 def test_what_a_response_or_a_failure_says_does_not_steer_the_terminal(run_folder, vlmrl):
     (run_folder / "all.py").write_text("def score(x): return 1.0\n")
-    paid = vlmrl("im", "--reward", "all.py:score", "--rows", "60").err
+    paid = vlmrl("im", "--reward", "all.py:score", "--rows", "60").out
     assert "wrong, yet paid most (25 of 25 wrong ones earn something)" in paid
     assert "every right answer is paid in full: all 23 earn the most there is" in paid
     assert "[bold]x[/bold]" in paid and "\x1b[31m" not in paid
     (run_folder / "loud.py").write_text("def score(x): raise ValueError(x.response[-30:])\n")
-    failed = vlmrl("im", "--reward", "loud.py:score", "--rows", "60", "--keep-going").err
+    failed = vlmrl("im", "--reward", "loud.py:score", "--rows", "60", "--keep-going").out
     assert "[31m" in failed and "\x1b[31m" not in failed
 
 
@@ -86,7 +86,7 @@ def test_a_diff_against_a_function_shows_groups_and_advantages(run_folder, vlmrl
     assert diff["parts"]["short"]["first"] is None and diff["parts"]["format"]["second"] is None
     assert diff["changed"] and diff["changed"][0]["text"]
     shown = vlmrl("last", "--diff", "mine.py:score")
-    assert "groups without a signal" in shown.err and "sign turns" in shown.err
+    assert "groups without a signal" in shown.out and "sign turns" in shown.out
 
 
 def test_weights_and_arguments_of_the_runs_own_reward(run_folder, vlmrl, report):
@@ -113,9 +113,9 @@ def test_the_probe_finds_nothing_in_the_builtin_and_holes_in_a_search(run_folder
     loud = {p["name"] for p in found["probes"]["digits"]["probes"] if p["flagged"]}
     assert {"very long", "hedge at length"} <= loud
     shown = vlmrl("last", "--reward", "mine.py:score", "--probe")
-    assert "very long (filler without an answer): earns 1" in shown.err
+    assert "very long (filler without an answer): earns 1" in shown.out
     shown = vlmrl("last", "--probe")
-    assert "no trick pays" in shown.err
+    assert "no trick pays" in shown.out
 
 
 def test_an_answer_of_the_table_cannot_steer_the_terminal_through_a_finding(run_folder, vlmrl):
@@ -123,8 +123,8 @@ def test_an_answer_of_the_table_cannot_steer_the_terminal_through_a_finding(run_
     (run_folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (run_folder / "mine.py").write_text("def score(x): return min(1.0, len(x.response) / 1000)\n")
     shown = vlmrl("rows.jsonl", "--reward", "mine.py:score", "--probe")
-    assert "the right answer (which must earn most" in shown.err and "[31mred" in shown.err
-    assert "\x1b" not in shown.err and "\u202e" not in shown.err
+    assert "the right answer (which must earn most" in shown.out and "[31mred" in shown.out
+    assert "\x1b" not in shown.out and "\u202e" not in shown.out
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_reward_that_is_not_deterministic_is_an_error_and_a_changed_one_a_warn
     assert done.code == 2 and "is not deterministic" in done.err and "Traceback" not in done.err
     file.write_text(EXACT)
     done = vlmrl("last")
-    assert done.code == 0 and "has changed since the run" in done.err and "differ from what was stored" in done.err
+    assert done.code == 0 and "has changed since the run" in done.out and "differ from what was stored" in done.out
 
 
 GRADED = """
@@ -211,7 +211,7 @@ def test_the_accuracy_of_a_users_reward_is_held_against_its_score(tmp_path, vlmr
     found = report("last")["disagreements"]
     assert (found["accuracy"], found["binary"], found["agreement"]) == (pytest.approx(1 / 3), True, 1.0)
     assert (found["right"], found["wrong"]["paid"]) == ({"number": 4, "mean": 0.8, "unpaid": 0}, 8)
-    shown = vlmrl("last").err
+    shown = vlmrl("last").out
     assert "weights its own, accuracy acc" in shown and "accuracy 33.3%; a right answer outscores" in shown
     assert "wrong, yet paid most (8 of 8 wrong ones earn something)" in shown
 
@@ -225,7 +225,7 @@ def test_an_accuracy_that_is_no_share_is_told_as_a_mean(tmp_path, vlmrl, accurac
     (tmp_path / "r.py").write_text(GRADED.replace("{accuracy}", accuracy))
     make_table_run(tmp_path / "runs", tmp_path / "r.py")
     done = vlmrl("last")
-    assert done.code == 0 and told in done.err
+    assert done.code == 0 and told in done.out
 
 
 def test_a_table_is_right_or_wrong_by_the_reward_that_scores_it(tmp_path, report):
@@ -259,4 +259,4 @@ def test_responses_that_a_reward_does_not_judge_are_no_failures(tmp_path, vlmrl,
     found = report("last")
     assert found["stored"]["equal"] and found["errors"]["number"] == 0
     assert vlmrl("last", "--fail-on", "errors").code == 0
-    assert "failed: the reward does not apply to this response" in vlmrl("last").err
+    assert "failed: the reward does not apply to this response" in vlmrl("last").out

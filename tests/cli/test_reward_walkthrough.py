@@ -21,9 +21,9 @@ def test_the_three_commands_find_the_planted_bug(tmp_path):
     make_pair_run(tmp_path / "runs")
     said = [this_process(*words, cwd=tmp_path) for words in commands]
     assert [done.code for done in said] == [0, 0, 3]
-    changed = said[0].err.split("changed most")[1]
+    changed = said[0].out.split("changed most")[1]
     assert re.search(r": 0 -> 0\.75, advantage", changed) and "oops" in changed
-    leaks = said[1].err.split("leak: pays for what should earn nothing")[1]
+    leaks = said[1].out.split("leak: pays for what should earn nothing")[1]
     for trick in ("nothing", "tags only", "refusal"):
         assert re.search(rf"{trick} \(.*\): earns 0\.75", leaks), trick
-    assert "failed: probe > 0" in said[2].err
+    assert "failed: probe > 0" in said[2].out

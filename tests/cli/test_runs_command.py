@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from command_line import Done, this_process
 
+from vlmrl.errors import StoreError
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.store import layout
 from vlmrl.store.media import write_shard
@@ -113,6 +114,40 @@ def test_list_shows_newest_first_filters_and_survives_a_damaged_manifest(root: P
     assert wrong.code == 2 and "one of: running" in wrong.err
 
 
+def test_show_tells_later_evaluations_from_validations_during_training(root: Path):
+    run = make(root, name="night")
+    run.finish()
+    own = add_evaluation(run, "test-digits-step-000003", [1, 0])
+    during = add_evaluation(run, "validation-digits-step-000003", [1, 0]) / layout.EVAL_SUMMARY
+    summary = json.loads(during.read_text())
+    during.write_text(json.dumps(summary | {"meta": summary["meta"] | {"during": "training"}}))
+    shown = vlmrl("runs", "show", "night", runs=root).out
+    assert f"{own.name}, 1 during training\n" in shown
+
+
+@pytest.mark.parametrize("more", [(), ("--recipe", "digits_im")])
+def test_eval_of_a_name_that_is_no_run_says_so_and_leaves_no_run(root: Path, more: tuple[str, ...]):
+    make(root, name="night").finish()
+    done = vlmrl("eval", "nigth", *more, runs=root)
+    assert done.code == 2 and "there is no run and no model folder `nigth`" in done.err
+    assert "did you mean `night`?" in done.err and len(list(root.iterdir())) == 1
+
+
+def test_a_checkpoint_that_was_pruned_is_answered_with_those_that_are_there(root: Path):
+    run = make(root, name="night")
+    run.finish()
+    for step in (10, 12):
+        folder = layout.checkpoint_dir(run.dir, step)
+        folder.mkdir(parents=True)
+        (folder / layout.COMPLETE).write_text("")
+    with pytest.raises(StoreError) as caught:
+        run.checkpoint(8)
+    assert "step-000010, step-000012" in str(caught.value.hint) and "checkpoint.keep_last" in str(caught.value.hint)
+    with pytest.raises(StoreError) as caught:
+        run.checkpoint(14)
+    assert "keep_last" not in str(caught.value.hint), "it was never there"
+
+
 def test_show_says_how_to_go_on(root: Path):
     run = make(root, name="night")
     run.finish("interrupted")
@@ -125,7 +160,7 @@ def test_show_says_how_to_go_on(root: Path):
         "vlmrl train --resume night",
         str(run.dir),
     ):
-        assert text in done.err, done.err
+        assert text in done.out, done.out
     about = as_json("runs", "show", "last", runs=root)
     assert about["last_train"]["reward/mean"] == 0.2 and about["rollout_steps"] == [0, 1, 2]
 
@@ -190,7 +225,7 @@ def test_prune_asks_first_and_keeps_the_best(root: Path):
     plan = as_json("runs", "prune", "last", "--keep-last", "1", runs=root)
     assert plan["would_delete"] == ["step-000001", "step-000002"] and len(run.checkpoint_dirs()) == 4
     told = vlmrl("runs", "prune", "last", "--keep-last", "1", "--yes", runs=root)
-    assert "kept: step-000003, step-000004" in told.err
+    assert "kept: step-000003, step-000004" in told.out
     assert [p.name for p in run.checkpoint_dirs()] == ["step-000003", "step-000004"]
 
 
@@ -206,9 +241,9 @@ def test_prune_of_rollouts_says_first_what_would_go(root: Path):
     assert gone and plan["would_delete"] == [f"rollouts/{n}" for n in gone] and plan["bytes"] > 0
     assert [p.name for p in sorted((run.dir / "rollouts").glob("*.parquet"))] == files
     told = vlmrl("runs", "prune", "last", *rules, "--yes", runs=root)
-    assert f"deleted {len(gone)} rollout files" in told.err
+    assert f"deleted {len(gone)} rollout files" in told.out
     assert [p.name for p in sorted((run.dir / "rollouts").glob("*.parquet"))] == [n for n in files if n not in gone]
-    assert "no rollouts" not in vlmrl("runs", "verify", "last", runs=root).err  # deleted, not lost
+    assert "no rollouts" not in vlmrl("runs", "verify", "last", runs=root).out  # deleted, not lost
 
 
 def test_du_adds_up(root: Path):

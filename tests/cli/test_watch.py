@@ -134,3 +134,13 @@ def test_the_time_left_is_that_of_the_steps_left_at_the_pace_of_the_lines(run: R
 def test_phases_are_the_longest_first_without_the_step_itself() -> None:
     lines = [train_line(0), {**train_line(1), "time/rollout_seconds": 6.0}]
     assert list(phase_seconds(lines).items()) == [("rollout", 4.0), ("update", 3.0), ("reward", 0.1)]
+
+
+def test_a_reward_of_one_number_is_said_once():
+    from vlmrl.cli.progress import _step_parts
+
+    line = {"reward/mean": 0.481, "reward/part/reward": 0.481, "rollout/dead_group_share": 0.0,
+            "rollout/truncated_share": 0.0, "rollout/response_tokens_mean": 4.0,
+            "rollout/tokens_per_second": 9.0, "time/step_seconds": 1.0, "memory/peak_bytes": 0}  # fmt: skip
+    assert " ".join(_step_parts(line)).count("reward") == 1
+    assert "acc 0.25" in _step_parts(line | {"reward/part/acc": 0.25})

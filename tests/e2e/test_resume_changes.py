@@ -128,7 +128,7 @@ def test_a_done_run_without_more_to_do_is_left_alone_and_the_command_that_gives_
     root, run = done
     before = files(run.dir)
     for overrides in ((), ("train.steps=3",), ("train.steps=4",), ("eval.every_steps=1",)):
-        with pytest.raises(StoreError, match="is done: all steps done") as caught:
+        with pytest.raises(StoreError, match="has done all its") as caught:
             plan_resume(root, Request(run.id, "rl", None, overrides))
         assert f"vlmrl train --resume {run.id} --set train.steps=" in (caught.value.hint or "")
     assert files(run.dir) == before
@@ -382,9 +382,9 @@ def test_the_commands_show_ask_and_go_on(done):
         assert wrong.code == 2 and wrong.err.startswith("error: ") and "Traceback" not in wrong.err
     listed = this_process("runs", "list", "--runs", root, cwd=root).out
     assert f"fork of {run.id}@3" in listed
-    shown = this_process("runs", "show", run.id, "--runs", root, cwd=root).err
+    shown = this_process("runs", "show", run.id, "--runs", root, cwd=root).out
     assert "at step 4: train.steps 4 -> 5; optim.lr 0.001 -> 0.002 (accepted)" in shown
-    assert f"forked from {run.id} at step 3" in this_process("runs", "show", "side", "--runs", root, cwd=root).err
+    assert f"forked from {run.id} at step 3" in this_process("runs", "show", "side", "--runs", root, cwd=root).out
     compared = this_process("compare", run.id, "side", "--runs", root, cwd=root).out
     assert "train.steps\t5\t4" in compared and f"forked from {run.id} at step 3" in compared
     this_process("report", "side", "--runs", root, cwd=root)

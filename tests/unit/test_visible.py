@@ -147,3 +147,16 @@ def test_the_log_of_a_run_is_safe(tmp_path):
         run.write_log(HOSTILE)
         run.event(0, "failed", error=HOSTILE)
     assert_safe(run.log_path().read_text())
+
+
+def test_what_a_command_is_asked_for_goes_to_stdout_and_what_is_beside_it_to_stderr(capsys, monkeypatch):
+    from vlmrl.cli.output import tell
+
+    tell("B is worse than A", bold=True)
+    say("next: vlmrl report last")
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("B is worse than A\n", "next: vlmrl report last\n")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    show_table("evaluation", ("name", "value"), [("accuracy", "0.5")])
+    shown = capsys.readouterr()
+    assert shown.err == "" and "accuracy  0.5" in shown.out and shown.out.startswith("evaluation\n")

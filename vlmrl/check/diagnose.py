@@ -126,6 +126,8 @@ def _read(facts: Facts) -> str:
     steps, updates = len(facts.train), len(facts.updates)
     with_update = "" if updates == steps else f" ({updates or 'none'} of them with an update)"
     rollouts = f"{counted(len(facts.responses), 'response')} of {counted(facts.steps_read, 'step')}"
+    if facts.steps_read < facts.steps_saved:
+        rollouts += f" (of {facts.steps_saved} that have rollouts: evenly spread, the first and the last among them)"
     return f"{counted(steps, 'step')} of metrics{with_update}, {rollouts}"
 
 

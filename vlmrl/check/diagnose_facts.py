@@ -76,7 +76,7 @@ class Facts:
 
     Args:
         train, validation, events: the metrics lines that count, by step.
-        responses: of the steps that were read, whose number is `steps_read`.
+        responses: of the steps that were read, whose number is `steps_read`; `steps_saved` have rollouts.
         validated: what tells a validation row from others, of every row that was validated during training.
         notes: what could not be read.
     """
@@ -88,6 +88,7 @@ class Facts:
     events: Sequence[Line]
     responses: list[Response] = field(default_factory=list)
     steps_read: int = 0
+    steps_saved: int = 0
     validated: set[tuple[Any, ...]] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
@@ -188,6 +189,7 @@ def read_facts(run: Run) -> Facts:
     lines = [run.metrics(kind) for kind in ("train", "validation", "event")]
     facts = Facts(run, _recipe(run, notes), lines[0], lines[1], lines[2], notes=notes)
     files = run.rollout_files()
+    facts.steps_saved = len(files)
     for step in spread_steps(sorted(files), MOST_STEPS):
         try:
             first = 1 + max((r.group for r in facts.responses), default=-1)

@@ -316,5 +316,5 @@ def _check_disk(loaded: LoadedRecipe, runs_folder: Path, facts: ModelFacts) -> t
 
 
 def _told(problem: Problem, already: list[Problem]) -> bool:
-    """Whether an error at the same place was reported before: the rules have already said what opening runs into."""
-    return any(p.level == "error" and p.where == problem.where for p in already)
+    """Return whether an error at the same place, or of the same words, was reported before: the rules have said it."""
+    return any(p.level == "error" and (p.where == problem.where or p.message == problem.message) for p in already)

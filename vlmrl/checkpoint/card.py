@@ -1,12 +1,15 @@
 """The model card of a merged folder (README.md), written from the run's record: where the weights come from, and how
-good they are. Nothing is claimed that the record does not hold; no path of this machine gets into it.
+good they are. Nothing is claimed that the record does not hold. The only paths in it are those of its commands, and
+none where it is uploaded.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from vlmrl import __version__
@@ -22,10 +25,13 @@ from vlmrl.store.sealed import read_meta
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def model_card(checkpoint: Path, proof: Proof, *, adapter: bool, name: str) -> str:
-    """The card, Markdown with the front matter of the hub.
+def model_card(checkpoint: Path, proof: Proof, *, adapter: bool, name: str, base_path: str | None = None) -> str:
+    """Return the card: Markdown with the front matter of the hub.
 
-    Args: adapter: the folder holds an adapter, not a model.    name: of the folder or repository, in the examples.
+    Args:
+        adapter: the folder holds an adapter, not a model.
+        name: path of the folder or name of the repository, as it is typed in the commands.
+        base_path: where the adapter's base model is, in the commands; None = not said: they have `BASE` in its place.
     """
     meta = read_meta(checkpoint)
     run_dir = checkpoint.absolute().parent.parent
@@ -35,7 +41,7 @@ def model_card(checkpoint: Path, proof: Proof, *, adapter: bool, name: str) -> s
         manifest = None
     recipe = _recipe(run_dir)
     base = _base_name(meta.get("base") or {})
-    title = (manifest.name or manifest.recipe) if manifest else name
+    title = (manifest.name or manifest.recipe) if manifest else Path(name).name
     parts = [
         _front_matter(base, recipe, adapter),
         f"# {title}, step {meta['step']}\n",
@@ -43,7 +49,7 @@ def model_card(checkpoint: Path, proof: Proof, *, adapter: bool, name: str) -> s
         "## Where it comes from\n\n" + _table(("", ""), _lineage(meta, manifest, recipe, base)),
         "## Evaluation\n\n" + _evaluation(run_dir, checkpoint, manifest),
         "## Proof\n\n" + _proof(proof),
-        "## Use\n\n" + _use(name, base, adapter),
+        "## Use\n\n" + _use(name, meta.get("base") or {}, base_path, adapter),
     ]
     return "\n".join(parts)
 
@@ -159,18 +165,28 @@ def _proof(proof: Proof) -> str:
     )
 
 
-def _use(name: str, base: str, adapter: bool) -> str:
+def _how_to_get(base: Mapping[str, Any]) -> str:
+    """Return what the base model is; of another run's checkpoint the command that writes it to `BASE`."""
+    if base.get("run"):
+        return f"`vlmrl merge {base['run']} --checkpoint {base.get('step')} --out BASE` writes it"
+    return _cell(_base_name(base)) or "it is not recorded"
+
+
+def _use(name: str, meta_base: Mapping[str, Any], base_path: str | None, adapter: bool) -> str:
     if adapter:
+        base = _base_name(meta_base)
+        where = base if HUB_NAME.fullmatch(base) else base_path or "BASE"
+        missing = "" if where != "BASE" else f"`BASE` is a folder with the base model: {_how_to_get(meta_base)}.\n\n"
         return (
-            "```python\nfrom peft import PeftModel\nfrom transformers import AutoModelForImageTextToText\n\n"
-            f'base = AutoModelForImageTextToText.from_pretrained("{base}", dtype="auto")\n'
-            f'model = PeftModel.from_pretrained(base, "{name}")\n```\n\n'
-            f"```\nvllm serve {base} --enable-lora --lora-modules trained={name}\n```\n"
+            f"{missing}```python\nfrom peft import PeftModel\nfrom transformers import AutoModelForImageTextToText\n\n"
+            f'base = AutoModelForImageTextToText.from_pretrained({json.dumps(where)}, dtype="auto")\n'
+            f"model = PeftModel.from_pretrained(base, {json.dumps(name)})\n```\n\n"
+            f"```\nvllm serve {quote(where)} --enable-lora --lora-modules {quote(f'trained={name}')}\n```\n"
         )
     return (
         "```python\nfrom transformers import AutoModelForImageTextToText, AutoProcessor\n\n"
-        f'model = AutoModelForImageTextToText.from_pretrained("{name}", dtype="auto")\n'
-        f'processor = AutoProcessor.from_pretrained("{name}")\n```\n\n```\nvllm serve {name}\n```\n'
+        f'model = AutoModelForImageTextToText.from_pretrained({json.dumps(name)}, dtype="auto")\n'
+        f"processor = AutoProcessor.from_pretrained({json.dumps(name)})\n```\n\n```\nvllm serve {quote(name)}\n```\n"
     )
 
 

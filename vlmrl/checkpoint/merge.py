@@ -18,7 +18,7 @@ from vlmrl import __version__
 from vlmrl.checkpoint.card import model_card
 from vlmrl.checkpoint.files import check_files
 from vlmrl.checkpoint.format import ADAPTER, HF, PROOF
-from vlmrl.checkpoint.load import load_checkpoint_model, put_adapter, saved_lora
+from vlmrl.checkpoint.load import find_base, load_checkpoint_model, put_adapter, saved_lora
 from vlmrl.checkpoint.plan import CannotStreamError
 from vlmrl.checkpoint.proof import Proof, Request, base_model, merge_settings, prove_elsewhere
 from vlmrl.checkpoint.shards import parse_size
@@ -75,7 +75,8 @@ def merge(
         dtype: of the written weights; default: the dtype they were trained in.      force: replace an existing folder.
         adapter: keep the adapter as it is.      base: where its base model is now, when it is not where it was.
         max_shard_size: of a weight file, as 5GB or 500MB; a larger tensor gets a file of its own.
-        skip_proof: do not load it again; the folder's merge.json says so.      name: in the model card (README.md).
+        skip_proof: do not load it again; the folder's merge.json says so.
+        name: repository that the folder is uploaded to.
     Raises: CheckpointError when the checkpoint is damaged, `out` exists, or the reloaded model differs.
     """
     shard_bytes = parse_size(max_shard_size)
@@ -100,7 +101,10 @@ def merge(
             request = Request(str(checkpoint), str(temp), dtype or meta["dtype"], adapter, base)
             proof = Proof(None, skipped="--skip-proof") if skip_proof else prove_elsewhere(request)
             write_json(temp / RECORD, _record(checkpoint, request, proof, whole))
-            (temp / CARD).write_text(model_card(checkpoint, proof, adapter=adapter, name=name or out.name), "utf-8")
+            # A card that is uploaded names no folder of this machine.
+            where = None if name is not None or not adapter else _base_folder(checkpoint, base)
+            card = model_card(checkpoint, proof, adapter=adapter, name=name or str(out), base_path=where)
+            (temp / CARD).write_text(card, "utf-8")
             _publish(temp, out)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
@@ -109,6 +113,12 @@ def merge(
         ) from error  # fmt: skip
     size = sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
     return Merged(out, meta["step"], parameters, size, proof, whole, tuple(found))
+
+
+def _base_folder(checkpoint: Path, base: str | None) -> str | None:
+    """Return where the base model of an adapter is, as Transformers loads it; None where it is a run's checkpoint."""
+    place = find_base(checkpoint, base)
+    return None if isinstance(place, Path) else place
 
 
 def _record(checkpoint: Path, request: Request, proof: Proof, whole: str | None) -> dict[str, Any]:

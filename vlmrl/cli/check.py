@@ -165,7 +165,7 @@ def _show_parity(parity: Mapping[str, Any]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for name, value in lines:
         table.add_row(Text(name, style="bold"), Text(value))
-    console().print(table)
+    console(stderr=False).print(table)
 
 
 def _show_plan(plan: Mapping[str, Any]) -> None:
@@ -176,7 +176,7 @@ def _show_plan(plan: Mapping[str, Any]) -> None:
     for name, value in _plan_lines(plan):
         table.add_row(Text(name, style="bold"), Text(value))
     if table.row_count:
-        console().print(table)
+        console(stderr=False).print(table)
     if "memory" in plan:
         show_memory(plan["memory"])
 
@@ -268,7 +268,7 @@ def _show_problems(problems: Sequence[Problem], shown: Sequence[Problem] = ()) -
 
     _show_each([p for p in problems if p not in shown])
     counts = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in _counts(problems)) or "nothing is wrong"
-    console().print(Text(f"\n{counts}"))
+    console(stderr=False).print(Text(f"\n{counts}"))
 
 
 def _show_each(problems: Sequence[Problem]) -> None:
@@ -276,7 +276,7 @@ def _show_each(problems: Sequence[Problem]) -> None:
 
     from vlmrl.errors import format_error
 
-    out = console()
+    out = console(stderr=False)
     for p in sorted(problems, key=lambda p: p.level != "error"):
         text = Text("\n" + visible(format_error(p.message, p.where, p.hint, p.level)))
         text.stylize("bold red" if p.level == "error" else "bold yellow", 1, 2 + len(p.level))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, emit, say, show_table
+from vlmrl.cli.output import JSON_HELP, emit, show_table, tell
 
 QUIET_GROUPS = ("time/", "memory/")
 """Metrics that are left out of the table (they are in --json)."""
@@ -44,20 +43,20 @@ def compare_(
     emit(result, as_json)
     if as_json:
         return
-    say(result["conclusion"]["text"], bold=sys.stderr.isatty())
-    say("")
+    tell(result["conclusion"]["text"], bold=True)
+    tell("")
     for letter, side in (("A", result["a"]), ("B", result["b"])):
-        say(f"{letter}  {_title(side)}")
+        tell(f"{letter}  {_title(side)}")
     for evaluation in result["evaluations"]:
         _paired(evaluation)
     if result["evaluations"]:
-        say(f"intervals: {result['intervals']}")
+        tell(f"intervals: {result['intervals']}")
     _differences("Recipe", result["recipe"], "the same recipe")
     _differences("Made with", result["made_with"], "the same code, packages, data and seeds")
     _side_by_side("Training, last step", result["train"])
     _side_by_side("Validation", result["validation"])
     for note in result["notes"]:
-        say(f"\n{note}")
+        tell(f"\n{note}")
 
 
 def _title(side: dict[str, Any]) -> str:
@@ -70,9 +69,9 @@ def _title(side: dict[str, Any]) -> str:
 
 def _differences(title: str, rows: list[dict[str, Any]], none: str) -> None:
     if not rows:
-        say(f"\n{title}: {none}")
+        tell(f"\n{title}: {none}")
         return
-    say("")
+    tell("")
     show_table(title, ("", "A", "B"), [(r["key"], _value(r["a"]), _value(r["b"])) for r in rows], titled=True)
 
 
@@ -80,7 +79,7 @@ def _side_by_side(title: str, rows: list[dict[str, Any]]) -> None:
     shown = [r for r in rows if not r["key"].startswith(QUIET_GROUPS) and not r["key"].endswith(("_low", "_high"))]
     if len(shown) < 2:
         return
-    say("")
+    tell("")
     if "a_best" in shown[0]:
         columns = ("", "A last", "B last", "A best", "B best")
         cells = [(r["key"], *(_value(r[k]) for k in ("a", "b", "a_best", "b_best"))) for r in shown]
@@ -92,9 +91,9 @@ def _side_by_side(title: str, rows: list[dict[str, Any]]) -> None:
 
 def _paired(evaluation: dict[str, Any]) -> None:
     n, a, b = evaluation["rows_paired"], evaluation["rows_a"], evaluation["rows_b"]
-    say("")
+    tell("")
     if not evaluation["metrics"]:
-        say(f"Evaluation {evaluation['name']}: no rows in common ({a} and {b} rows)")
+        tell(f"Evaluation {evaluation['name']}: no rows in common ({a} and {b} rows)")
         return
     of = "" if n == a == b else f" of {a} and {b}"
     cells = [
@@ -112,9 +111,9 @@ def _paired(evaluation: dict[str, Any]) -> None:
     title = f"Evaluation {evaluation['name']}, paired on {n}{of} rows"
     show_table(title, ("", "A", "B", "B - A", "95% interval", "verdict", "rows"), cells, titled=True)
     if evaluation["label"]:
-        say(f"these are {evaluation['label']}")
+        tell(f"these are {evaluation['label']}")
     if evaluation["rows_with_other_truth"]:
-        say(f"{evaluation['rows_with_other_truth']} rows left out: the same prompt has another truth")
+        tell(f"{evaluation['rows_with_other_truth']} rows left out: the same prompt has another truth")
 
 
 def _interval(metric: dict[str, Any]) -> str:

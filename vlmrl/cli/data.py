@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit, say
+from vlmrl.cli.output import JSON_HELP, console, emit, tell
 
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at a dataset, examine it, or export it.")
 DATASET_HELP = "A prepared folder, a table file, a folder of tables, or hub:name."
@@ -38,20 +38,26 @@ def show(
     rows = [_row_fields(opened, opened.rows(split)[index], save) for index in range(min(n, opened.splits[split]))]
     facts = {"name": opened.name, "path": opened.path, "task": opened.info.get("task"), "splits": dict(opened.splits)}
     facts |= {"fingerprint": opened.fingerprint, "notes": list(opened.notes)}
-    say(f"{opened.path}: task {facts['task']}, fingerprint {opened.fingerprint[:16]}")
-    say("splits: " + ", ".join(f"{name} {count}" for name, count in opened.splits.items()))
+    if not as_json:
+        _show_rows(opened, facts, rows)
+    emit({**facts, "split": split, "rows": rows}, as_json)
+
+
+def _show_rows(opened: Any, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Print what a dataset holds, and some of its rows."""
+    tell(f"{opened.path}: task {facts['task']}, fingerprint {opened.fingerprint[:16]}")
+    tell("splits: " + ", ".join(f"{name} {count}" for name, count in opened.splits.items()))
     if opened.info.get("description"):
-        say(str(opened.info["description"]))
+        tell(str(opened.info["description"]))
     for note in opened.notes:
-        say(note)
+        tell(note)
     dropped = opened.info.get("dropped") or ()
     if count := (opened.info.get("counts") or {}).get("dropped", len(dropped)):
-        say(f"left out when it was made: {count:,} (dropped.jsonl)")
+        tell(f"left out when it was made: {count:,} (dropped.jsonl)")
     for row in rows:
         sizes = ", ".join(f"{image['width']}x{image['height']} {image['sha256'][:8]}" for image in row["images"])
-        say(f"\n{row['prompt_id']}  images: {sizes or 'none'}\n  truth: {row['truth']}")
-        say(f"  prompt: {row['prompt']}")
-    emit({**facts, "split": split, "rows": rows}, as_json)
+        tell(f"\n{row['prompt_id']}  images: {sizes or 'none'}\n  truth: {row['truth']}")
+        tell(f"  prompt: {row['prompt']}")
 
 
 def _row_fields(opened: Any, row: Any, save: Path | None) -> dict[str, Any]:
@@ -100,7 +106,8 @@ def doctor(
     made = make_task(task or getattr(opened, "task", "table"), opened.info)
     tokens, texts, told = prompt_tokens(made), prompt_texts(made), PartCounter()
     report = visit(opened, tokens, texts=texts, max_prompt_tokens=max_prompt_tokens, workers=workers, progress=told)
-    show_doctor(report)
+    if not as_json:
+        show_doctor(report)
     emit({"path": opened.path, "fingerprint": opened.fingerprint, "doctor": report}, as_json)
 
 
@@ -128,6 +135,6 @@ def export(
     task = make_task(getattr(opened, "task", "table"), opened.info)
     with console().status(Text(f"writing {out}")):
         rows = export_dataset(opened, task, out, splits=split or None)
-    for name, count in rows.items():
-        say(f"{out / name}.parquet  {count} rows")
+    for name, count in rows.items() if not as_json else ():
+        tell(f"{out / name}.parquet  {count} rows")
     emit({"path": str(out), "rows": rows}, as_json)

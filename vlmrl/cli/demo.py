@@ -48,7 +48,8 @@ def demo(
         say(f"next: vlmrl check {shlex.quote(recipe)} --set {shlex.quote(f'model.path={model_only}')}")
         return
     found = run_demo(out, seed, shipped_folder(), say)
-    _table(found)
+    if not json:
+        _table(found)
     emit(found, json)
 
 
@@ -62,7 +63,7 @@ def _table(found: dict) -> None:
     for name, pair in found["metrics"].items():
         cells = [f"{m['value']:.3f} [{m['low']:.3f}, {m['high']:.3f}]" for m in (pair["sft"], pair["grpo"])]
         table.add_row(name, *cells)
-    out = console()
+    out = console(stderr=False)
     out.print(table)
     for name, d in found["difference"].items():
         low, high = d["ci95"]

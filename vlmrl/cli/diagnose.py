@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlmrl.cli.output import emit, say
+from vlmrl.cli.output import emit, say, tell
 from vlmrl.cli.runs import Json, Root
 from vlmrl.visible import visible_json
 
@@ -45,31 +45,31 @@ def diagnose(
 
 
 def _show(found: Diagnosis) -> None:
-    say(f"{found.run}: {found.status}; read: {found.read}")
+    tell(f"{found.run}: {found.status}; read: {found.read}")
     told = [f"{name} {a:.3g} -> {b:.3g}" for name, (a, b) in found.figures.items()]
     if told:
-        say(f"first third of the steps -> last third: {', '.join(told)}")
+        tell(f"first third of the steps -> last third: {', '.join(told)}")
     for note in found.notes:
         say(f"warning: {note}")
     explained = {name for cause in found.causes for name in cause.follows}
     for number, cause in enumerate(found.causes, 1):
         if cause.name in explained:
-            say(f"\n{number}. {cause.level}, explained by the above: {cause.what}")
+            tell(f"\n{number}. {cause.level}, explained by the above: {cause.what}")
         else:
             _show_cause(number, cause)
     if found.healthy:
-        say("\nno fault found" + ("; a note is none" if found.causes else ""))
+        tell("\nno fault found" + ("; a note is none" if found.causes else ""))
 
 
 def _show_cause(number: int, cause: Cause) -> None:
-    say(f"\n{number}. {cause.level}: {cause.what}")
+    tell(f"\n{number}. {cause.level}: {cause.what}")
     for line in cause.evidence:
-        say(f"   {line}")
+        tell(f"   {line}")
     for row in cause.rows:
         note = f" ({_quoted(row['note'])[1:-1]})" if row["note"] else ""
         score = "the reward failed" if row["score"] is None else f"{row['score']:.3f}"
-        say(f"   {row['where']}: {score}{note}\n     {_quoted(row['text'])}")
-    say(f"   next: {cause.command}")
+        tell(f"   {row['where']}: {score}{note}\n     {_quoted(row['text'])}")
+    tell(f"   next: {cause.command}")
 
 
 def _quoted(text: str) -> str:

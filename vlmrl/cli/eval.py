@@ -71,7 +71,7 @@ def eval_(
 
     Intervals are Wilson's score interval at the effective sample size of rows that share images: never outside the
     range of a metric. A metric without a declared range counts as one from 0 to 1 while all its values are, and else
-    has Student's t interval of the same clusters. One row has none.
+    has Student's t interval of the same clusters, as lengths always have. One row has none.
     """
     from vlmrl.cli.sft import warn
     from vlmrl.dist.worker import command_words, launched
@@ -182,6 +182,7 @@ def _tell(
 
 def _result(folder: Path, evaluation: Evaluation, other: Path | None) -> dict[str, Any]:
     """What --json prints of one evaluation: its summary, where it is, and the differences to another one."""
+    from vlmrl.evaluate.compare import scored_alike
     from vlmrl.evaluate.metrics import joined_ranges, paired_differences
     from vlmrl.evaluate.records import read_evaluation
 
@@ -189,5 +190,6 @@ def _result(folder: Path, evaluation: Evaluation, other: Path | None) -> dict[st
     if other is not None:
         before = read_evaluation(other)
         ranges = joined_ranges(evaluation.summary, before.summary)
+        result["scored_alike"] = scored_alike(before.summary, evaluation.summary)
         result["differences"] = paired_differences(evaluation.rows, before.rows, ranges)
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vlmrl.cli.output import say, show_table
+from vlmrl.cli.output import say, show_table, tell
 
 
 def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
@@ -29,18 +29,21 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
     images = f"{result['images']:,} images, " if result["images"] else ""
     title = f"{of} on {meta['source']}/{meta['split']}: {result['prompts']:,} prompts, {images}{how}"
     show_table(title, headers, rows)
-    say(f"intervals: {method_of(result)}; - = one cluster of rows has none")
+    tell(f"intervals: {method_of(result)}; - = one cluster of rows has none")
     if numbers:
-        say(f"paper: {meta['paper'].get('source', 'no source named')}")
+        tell(f"paper: {meta['paper'].get('source', 'no source named')}")
     if other:
-        say(f"difference: this minus {other}, on the rows both have; * = its interval excludes 0")
+        tell(f"difference: this minus {other}, on the rows both have; * = its interval excludes 0")
+        if not result.get("scored_alike", True):
+            ours = ", nor accuracy, which is a part of it" if "accuracy_of" in result else ""
+            tell(f"the two were scored by different rewards: `reward` and `part/...` are not comparable{ours}")
     if "accuracy_of" in result:
-        say(f"accuracy is {result['accuracy_of']}")
+        tell(f"accuracy is {result['accuracy_of']}")
     if result["reward_errors"]:
-        say(f"the reward failed for {result['reward_errors']} of {result['rows']} answers: they are not in `reward`")
+        tell(f"the reward failed for {result['reward_errors']} of {result['rows']} answers: they are not in `reward`")
     label = role_label(meta)
     if label:
-        say(f"these are {label}")
+        tell(f"these are {label}")
     say(f"kept in {result['folder']}")
 
 

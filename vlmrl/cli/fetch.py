@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, emit, say
+from vlmrl.cli.output import JSON_HELP, emit, say, tell
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +37,7 @@ def fetch(
             say(f"fetching {need.kind} {need.name} ...")
             need.fetch()
         state = "fetched" if not here else "in the cache" if need.on_hub else "local"
-        say(f"{need.kind} {need.name}: {state}")
+        (say if as_json else tell)(f"{need.kind} {need.name}: {state}")
         found.append({"kind": need.kind, "name": need.name, "state": state})
     emit({"needs": found}, as_json)
     if not as_json:

@@ -17,7 +17,7 @@ def show_memory(plan: Mapping[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    out = console()
+    out = console(stderr=False)
     out.print(Text(f"\nmemory  {_title(plan)}", style="bold"))
     table = Table("phase", "needs", "of", "most of it", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for phase in plan["phases"]:
@@ -47,7 +47,8 @@ def _title(plan: Mapping[str, Any]) -> str:
     if plan["device"] == "this machine":
         each = "" if count == 1 else f", shared by {count} processes"
         whole = plan["bytes_each"] * count
-        need = f"needs {gib(plan['peak'] * count)} of {gib(whole)} of main memory{each} (estimated)"
+        need = f"needs {gib(plan['peak'] * count)} of {gib(whole)} of main memory{each}"
+        need += " (estimated, beside Python and its libraries)"
         return f"{'fits' if plan['fits'] else 'does not fit'}: {need}"
     train = f"{plan['trainers']} train, {plan['engines']} generate" if plan["engines"] else "each trains and generates"
     fits = "does not fit" if not plan["fits"] else "fits, barely" if plan["tight"] else "fits"

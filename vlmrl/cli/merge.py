@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, emit, say
+from vlmrl.cli.output import JSON_HELP, emit, say, tell
 
 if TYPE_CHECKING:
     from vlmrl.checkpoint.merge import Merged
@@ -75,11 +75,12 @@ def merge(
     emit({"folder": str(done.folder), "checkpoint": str(folder), "step": done.step, "parameters": done.parameters,
           "bytes": done.bytes, "logp_gap": done.logp_gap, "proof_skipped": done.proof.skipped,
           "loaded_whole": done.whole, "uploaded": address, "found": list(done.found)}, json)  # fmt: skip
-    _tell(done, folder.name, address, adapter)
+    if not json:
+        _tell(done, folder.name, address, adapter)
 
 
 def _tell(done: Merged, checkpoint: str, address: str | None, adapter: bool) -> None:
-    """What was written, whether it was proven, and how it is used: for people, on stderr."""
+    """What was written, whether it was proven, and how it is used."""
     for line in done.found:
         say(f"found: {line}")
     if done.whole:
@@ -90,9 +91,9 @@ def _tell(done: Merged, checkpoint: str, address: str | None, adapter: bool) -> 
         else f"largest log-prob difference after reload {done.logp_gap:.1e} nats ({done.proof.tokens} tokens of "
         f"{done.proof.rollouts} rollouts, in a process of its own)"
     )
-    say(f"{checkpoint} -> {done.folder}: {done.parameters:,} parameters, {done.bytes / 2**20:.1f} MiB; {proof}")
+    tell(f"{checkpoint} -> {done.folder}: {done.parameters:,} parameters, {done.bytes / 2**20:.1f} MiB; {proof}")
     if address is not None:
-        say(f"uploaded: {address}")
+        tell(f"uploaded: {address}")
     if adapter:
         say(f"use it: PeftModel.from_pretrained(base, {str(done.folder)!r})   or   "
             f"vllm serve BASE --enable-lora --lora-modules trained={done.folder}")  # fmt: skip

@@ -1,4 +1,5 @@
-"""How commands speak: tables and bars on stderr for people, one JSON object on stdout for programs.
+"""How commands speak. What a command is asked for (a verdict, facts, findings, tables) goes to stdout: so it can be
+piped, searched and kept. Progress, warnings, hints and errors go to stderr. With `--json`, stdout has one JSON object.
 
 Whatever is printed here passes `vlmrl.visible`: part names, notes, responses and error texts come from others. They may
 quote secrets too, so it passes the redaction (`store/redact.py`) as well.
@@ -11,7 +12,7 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from vlmrl.visible import one_line, visible, visible_json
 
@@ -52,9 +53,9 @@ def console(*, stderr: bool = True) -> Console:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], titled: bool = False) -> None:
-    """Print a table: aligned on stderr for people; as tab-separated lines on stdout when that is a pipe or a file.
+    """Print a table on stdout: aligned on a terminal, as tab-separated lines into a pipe or a file.
 
-    Args: titled: print the title on stdout too, for a command with several tables; else it goes to stderr.
+    Args: titled: print the title into a pipe too, for a command with several tables; else it goes to stderr there.
 
     Drawn without Rich, whose import takes longer than most commands that end in a table.
     """
@@ -73,21 +74,33 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     left = sum(widths[:-1]) + 2 * (len(widths) - 1)
     room = max(16, shutil.get_terminal_size((120, 24)).columns - left)
     if title:
-        say(title)
+        tell(title)
     for number, row in enumerate(cells):
         last = row[-1] if _width(row[-1]) <= room else row[-1][: room - 3] + "..."
         start = "".join(cell + " " * (width - _width(cell) + 2) for cell, width in zip(row[:-1], widths, strict=False))
         line = (start + last).rstrip()
-        say(line, bold=number == 0 and sys.stderr.isatty())
+        tell(line, bold=number == 0)
 
 
-def say(text: str, *, bold: bool = False) -> None:
-    """Print a line for people, on stderr."""
+def tell(text: str, *, bold: bool = False) -> None:
+    """Print a line of what the command is asked for, on stdout. Not with `--json`, where stdout is one JSON object."""
+    from vlmrl.dist.worker import stdout
+
+    _print(text, stdout(), bold and sys.stdout.isatty())
+
+
+def say(text: str) -> None:
+    """Print a line beside the result, on stderr: progress, a warning, a hint."""
     from vlmrl.dist.worker import stderr
+
+    _print(text, stderr(), bold=False)
+
+
+def _print(text: str, stream: TextIO, bold: bool) -> None:
     from vlmrl.store.redact import redact_said
 
     text = visible(redact_said(text))
-    print(f"\033[1m{text}\033[0m" if bold else text, file=stderr(), flush=True)
+    print(f"\033[1m{text}\033[0m" if bold else text, file=stream, flush=True)
 
 
 def line_of_code(text: str) -> str:

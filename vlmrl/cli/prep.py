@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit, say
+from vlmrl.cli.output import JSON_HELP, console, emit, say, tell
 from vlmrl.errors import Interruption
 from vlmrl.visible import visible
 
@@ -166,12 +166,28 @@ def _limits(max_prompt_tokens: int | None, on_overlong: str, workers: int | None
 
 
 def _show(made: Prepared, as_json: bool) -> None:
+    info = made.info
+    for line in made.found:
+        say(f"found: {line}")
+    if not as_json:
+        _show_splits(made)
+        show_doctor(info["doctor"])
+    reports = [(split, report) for split, fields in info["splits"].items() for report in fields.get("reports", ())]
+    for split, report in reports[:5]:
+        details = ", ".join(f"{key} {value}" for key, value in report.items() if key != "reason")
+        say(f"note: {split}: {report['reason']}: {details}")
+    if len(reports) > 5:
+        say(f"note: {len(reports) - 5} more notes in dataset.json")
+    (say if as_json else tell)(f"{made.path}  fingerprint {info['fingerprint'][:16]}")
+    emit({"path": str(made.path), "outcome": made.outcome, "found": list(made.found), "info": dict(info)}, as_json)
+
+
+def _show_splits(made: Prepared) -> None:
+    """Print how many rows and images each split has."""
     from rich.table import Table
     from rich.text import Text
 
     info = made.info
-    for line in made.found:
-        say(f"found: {line}")
     table = Table(title=Text(visible(f"{made.path.name}: {made.outcome}")))
     columns = ["split", "rows", "same", "by distance", "images"]
     if not any(fields["by_distance"] for fields in info["splits"].values()):
@@ -182,16 +198,7 @@ def _show(made: Prepared, as_json: bool) -> None:
         cells = {key: f"{fields[key]:,}" for key in ("rows", "same", "images")}
         cells |= {"split": split, "by distance": "  ".join(f"{d}: {n:,}" for d, n in fields["by_distance"].items())}
         table.add_row(*(Text(visible(cells[column])) for column in columns))
-    console().print(table)
-    show_doctor(info["doctor"])
-    reports = [(split, report) for split, fields in info["splits"].items() for report in fields.get("reports", ())]
-    for split, report in reports[:5]:
-        details = ", ".join(f"{key} {value}" for key, value in report.items() if key != "reason")
-        say(f"note: {split}: {report['reason']}: {details}")
-    if len(reports) > 5:
-        say(f"note: {len(reports) - 5} more notes in dataset.json")
-    say(f"{made.path}  fingerprint {info['fingerprint'][:16]}")
-    emit({"path": str(made.path), "outcome": made.outcome, "found": list(made.found), "info": dict(info)}, as_json)
+    console(stderr=False).print(table)
 
 
 def show_doctor(report: Mapping[str, Any]) -> None:
@@ -205,4 +212,4 @@ def show_doctor(report: Mapping[str, Any]) -> None:
     table.add_column("finding", overflow="fold")
     for check in report["checks"]:
         table.add_row(*(Text(visible(check[column])) for column in ("check", "verdict", "finding")))
-    console().print(table)
+    console(stderr=False).print(table)

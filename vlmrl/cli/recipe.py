@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit, say, show_table
+from vlmrl.cli.output import JSON_HELP, console, emit, say, show_table, tell
 from vlmrl.errors import Problem
 
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
@@ -100,11 +100,11 @@ def check(
     emit({"ok": not wrong, "recipes": told}, as_json)
     if not as_json:
         for recipe, problems in results:
-            say(f"{recipe}: {'wrong' if recipe in wrong else 'sound'}")
+            tell(f"{recipe}: {'wrong' if recipe in wrong else 'sound'}")
             for entry in data[recipe]:
-                say(f"  {entry['path']}: {_task_words(entry)}")
+                tell(f"  {entry['path']}: {_task_words(entry)}")
             for p in problems:
-                say(format_error(p.message, p.where, p.hint, p.level))
+                tell(format_error(p.message, p.where, p.hint, p.level))
     if wrong:
         raise typer.Exit(2)
 
@@ -302,7 +302,7 @@ def _list_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
         for name, entries in chosen.items():
             _table(name, ("name", "about"), list(entries.items()))
     if not as_json and algos:
-        say("")
+        tell("")
         _table("where they differ on purpose from verl's and TRL's code", ("name", ""), list(known.differences.items()))
     if not as_json and tasks:
         _table(
@@ -325,4 +325,4 @@ def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) ->
     table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console().print(table)
+    console(stderr=False).print(table)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, emit, say
+from vlmrl.cli.output import JSON_HELP, emit, say, tell
 
 
 def register(app: typer.Typer) -> None:
@@ -47,4 +47,4 @@ def report(
         say(f"warning: files of run {run_id} are missing or damaged; what they held is not on the page:")
         for line in shortened(lines, run_id):
             say(f"  {line}")
-    say(f"{target}  ({size / 2**20:.1f} MiB; open it in a browser)")
+    (say if as_json else tell)(f"{target}  ({size / 2**20:.1f} MiB; open it in a browser)")

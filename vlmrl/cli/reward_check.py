@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit, say
+from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit, say, tell
 from vlmrl.errors import RewardError
 
 if TYPE_CHECKING:
@@ -147,9 +147,9 @@ def _tell(report: Mapping[str, Any], rows: int, as_json: bool) -> None:
 
     emit(finite(report), as_json)
     if not as_json:
-        show(report, console(), rows)
+        show(report, console(stderr=False), rows)
     for told in (report["fail_on"] or {}).get("failed", ()):
-        say(f"failed: {told}")
+        (say if as_json else tell)(f"failed: {told}")
     _stop_when_not_deterministic(report)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlmrl.cli.output import say
+from vlmrl.cli.output import tell
 
 LEAD = ("reward/mean", "policy/entropy", "rollout/dead_group_share", "rollout/truncated_share")
 """Numbers of a training line that are shown, besides every `loss/`, as far as it has them."""
@@ -14,10 +14,10 @@ MOST_NUMBERS = 6
 def print_facts(about: dict[str, Any]) -> None:
     """One fact a line, the important ones first; what is not known is left out."""
     name = f"  ({about['name']})" if about["name"] else ""
-    say(f"{about['id']}{name}")
+    tell(f"{about['id']}{name}")
     for label, text in facts(about):
         if text:
-            say(f"  {label:12} {text}")
+            tell(f"  {label:12} {text}")
 
 
 def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
@@ -48,7 +48,7 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("best", _best(about["best"], about["checkpoints"])),
         ("checkpoints", ", ".join(about["checkpoints"]) or "none"),
         ("rollouts", _rollouts(about["rollout_steps"])),
-        ("evaluations", _evaluations(about["evaluations"])),
+        ("evaluations", _evaluations(about["evaluations"], about["evaluations_during_training"])),
         ("report", about["report"] or f"none yet: {about['report_command']}"),
         ("go on", about["resume"] or ""),
         ("folder", about["path"]),
@@ -122,11 +122,10 @@ def _dataset(entry: dict[str, Any]) -> str:
     return f"{entry.get('path') or entry.get('name')}" + (f" [{mark}]" if mark else "")
 
 
-def _evaluations(names: list[str]) -> str:
-    """Names; the many validations during training as their number."""
-    own = [name for name in names if "-step-" not in name]
-    during = len(names) - len(own)
-    return ", ".join([*own, *([f"{during} during training"] if during else [])])
+def _evaluations(names: list[str], during: list[str]) -> str:
+    """Names of what `vlmrl eval` made; the many validations during training as their number."""
+    own = [name for name in names if name not in during]
+    return ", ".join([*own, *([f"{len(during)} during training"] if during else [])])
 
 
 def _short(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, emit, say, show_table, warn_of_namesakes
+from vlmrl.cli.output import JSON_HELP, emit, say, show_table, tell, warn_of_namesakes
 from vlmrl.errors import ProblemsError, StoreError
 
 if TYPE_CHECKING:
@@ -129,10 +129,10 @@ def verify(run: Ref, runs: Root = None, as_json: Json = False) -> None:
     emit(result, as_json)
     if not as_json:
         for problem in verdict.warnings:
-            say(format_error(problem.message, problem.where, problem.hint, "warning"))
+            tell(format_error(problem.message, problem.where, problem.hint, "warning"))
         checked = ", ".join(f"{what} {n}" for what, n in verdict.counts.items())
         state = "is whole" if not verdict.errors else f"has {len(verdict.errors)} problem(s)"
-        say(f"{run_dir.name} {state} (read: {checked})")
+        tell(f"{run_dir.name} {state} (read: {checked})")
     if verdict.errors:
         if as_json:
             raise typer.Exit(2)
@@ -174,7 +174,7 @@ def pack(
     emit(result, as_json)
     if as_json:
         return
-    say(f"{packed.path}: {packed.num_files} files, {packed.num_images} images, {_size(packed.bytes)}")
+    tell(f"{packed.path}: {packed.num_files} files, {packed.num_images} images, {_size(packed.bytes)}")
     if packed.left_out:
         say(f"left out: {', '.join(packed.left_out)} (--checkpoints last or all takes checkpoints along)")
     if packed.missing:
@@ -204,7 +204,7 @@ def note(
     emit({"run": manifest.id, "name": manifest.name, "note": manifest.note}, as_json)
     if not as_json:
         named = f" ({manifest.name})" if manifest.name else ""
-        say(f"{manifest.id}{named}: {manifest.note or 'no note'}")
+        tell(f"{manifest.id}{named}: {manifest.note or 'no note'}")
     if name:
         warn_of_namesakes(run_dir, name)
 
@@ -230,7 +230,7 @@ def tag(
     manifest = edit(run_dir, add=tags or (), drop=remove or ()) if change else read_manifest(run_dir)
     emit({"run": manifest.id, "tags": list(manifest.tags)}, as_json)
     if not as_json:
-        say(f"{manifest.id}: {', '.join(manifest.tags) or 'no tags'}")
+        tell(f"{manifest.id}: {', '.join(manifest.tags) or 'no tags'}")
 
 
 @group.command()
@@ -316,7 +316,7 @@ def _say_pruned(run_dir: Path, names: list[str], freed: int, really: bool) -> No
     found = {what: sum(n.startswith(prefix) for n in names) for what, prefix in counts.items()}
     told = checkpoints + [f"{n} {what}{'s' if n > 1 else ''}" for what, n in found.items() if n]
     verb = "deleted" if really else "would delete"
-    say(f"{verb} {', '.join(told)} ({_size(freed)}); kept: {kept}" if told else f"nothing to delete; kept: {kept}")
+    tell(f"{verb} {', '.join(told)} ({_size(freed)}); kept: {kept}" if told else f"nothing to delete; kept: {kept}")
     if told and not really:
         say("run it with --yes to do it")
 
@@ -336,7 +336,7 @@ def unlock(run: Ref, runs: Root = None, as_json: Json = False) -> None:
     emit({"run": run_dir.name, "owner": f"{owner.pid} on {owner.host}" if owner else None}, as_json)
     if not as_json:
         was = f"it was held by process {owner.pid} on {owner.host}" if owner else "it was not locked"
-        say(f"{run_dir.name} is free: {was}")
+        tell(f"{run_dir.name} is free: {was}")
 
 
 def _images(run_dir: Path) -> Any:

@@ -180,7 +180,7 @@ def _show(trial: Any, result: dict[str, Any], show: int) -> None:
     from rich.rule import Rule
     from rich.text import Text
 
-    out = console()
+    out = console(stderr=False)
     out.print(Rule("the first prompt, verbatim"))
     out.print(Text(visible(result["prompt"])))
     out.print(Rule())
@@ -235,7 +235,7 @@ def _sample_line(sample: Mapping[str, Any]) -> str:
 def _show_summary(result: Mapping[str, Any]) -> None:
     from rich.text import Text
 
-    out, summary = console(), result["summary"]
+    out, summary = console(stderr=False), result["summary"]
     if "solve_rate/mean" in summary:
         words = "; ".join(dict.fromkeys(words for words in result["solve_rate_is"].values() if words))
         counts = summary["solve_rate/histogram"]

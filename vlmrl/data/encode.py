@@ -15,6 +15,7 @@ from vlmrl.data.control_tokens import ControlTokens
 from vlmrl.data.images import MAX_PIXELS
 from vlmrl.errors import DataError, first_line
 from vlmrl.types import Media, Message, Row
+from vlmrl.visible import plural
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -177,7 +178,8 @@ class Encoder:
         slots = sum(m.content.count(IMAGE_SLOT) for m in messages)
         if slots != len(images):
             raise DataError(
-                f"the prompt has {slots} {IMAGE_SLOT} slots and the row {len(images)} images",
+                f"the prompt has {slots} {IMAGE_SLOT} slot{plural(slots)} and the row {len(images)} "
+                f"image{plural(len(images))}",
                 where=row.place,
                 hint=f"write {IMAGE_SLOT} once for each image, in order",
             )
@@ -256,7 +258,8 @@ class Encoder:
         written = marked.count(token) if token else num_images
         if written != num_images:
             raise DataError(
-                f"the model's chat template wrote {written} placeholders {token} for {num_images} images",
+                f"the model's chat template wrote {written} placeholder{plural(written)} {token} for {num_images} "
+                f"image{plural(num_images)}",
                 where=row.place, hint=TEMPLATE_HINT,
             )  # fmt: skip
 

@@ -17,7 +17,7 @@ from vlmrl.errors import StoreError
 from vlmrl.evaluate.interval import METHOD, excludes_zero
 from vlmrl.evaluate.metrics import joined_ranges, paired_differences, shared_rows
 from vlmrl.evaluate.records import read_evaluation
-from vlmrl.evaluate.verdict import conclude, verdict
+from vlmrl.evaluate.verdict import OTHER_REWARDS, conclude, verdict
 from vlmrl.json_text import parse_json
 from vlmrl.recipe.lines import dotted
 from vlmrl.recipe.load import leaves
@@ -90,8 +90,8 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     apart = [e["name"] for e in evaluations if not e["scored_alike"]]
     if apart or not (trained_alike or evaluations):
         where = f" in {', '.join(apart)}" if apart and len(apart) < len(evaluations) else ""
-        told = "A and B were scored by different rewards or weights"
-        notes.append(f"{told}{where}: `reward` and `part/...` are not comparable")
+        ours = ", nor `accuracy`, which is a part of the reward" if _accuracy_apart(evaluations) else ""
+        notes.append(f"{OTHER_REWARDS} or weights{where}: `reward` and `part/...` are not comparable{ours}")
     evaluations.sort(key=lambda e: ROLES.index(e["role"]))
     return {
         "conclusion": conclude(evaluations, [s.title for s in (a, b)]),
@@ -105,6 +105,11 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
         "intervals": METHOD,
         "notes": notes,
     }
+
+
+def _accuracy_apart(evaluations: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether some accuracy is a part of rewards that differ."""
+    return any(e["accuracy_of_reward"] and not e["scored_alike"] for e in evaluations)
 
 
 def _in_common(a: Side, b: Side, notes: list[str]) -> list[tuple[str, Path, Path]]:
@@ -254,9 +259,8 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
     metas = [e.summary.get("meta") or {} for e in (left, right)]
     roles = [role_of(meta) for meta in metas]
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
-    said = [{k: meta[k] for k in ("reward", "reward_args") if k in meta} for meta in metas]
-    known = set.intersection(*map(set, said))
-    alike = all(said[0][k] == said[1][k] for k in known) if known else trained_alike
+    alike = scored_alike(left.summary, right.summary, trained_alike)
+    of_reward = any("accuracy_of" in e.summary for e in (left, right))
     found = paired_differences(right.rows, left.rows, joined_ranges(left.summary, right.summary))
     return {
         "name": name,
@@ -265,6 +269,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "role": role_of(worst),
         "label": role_label(worst) if len(set(roles)) == 1 else f"{roles[0]} rows for A and {roles[1]} rows for B",
         "scored_alike": alike,
+        "accuracy_of_reward": of_reward,
         "rows_a": len(left.rows),
         "rows_b": len(right.rows),
         "rows_paired": len(pairs),
@@ -273,12 +278,19 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
             {
                 "metric": metric, "a": m["a"], "b": m["b"], "difference": m["value"], "low": m["low"],
                 "high": m["high"], "n": m["n"], "clusters": m["clusters"], "range": m["range"],
-                "verdict": verdict(metric, m, alike),
+                "verdict": verdict(metric, m, alike, of_reward),
                 "excludes_zero": excludes_zero(m["low"], m["high"]),
             }
             for metric, m in found.items()
         ],
     }  # fmt: skip
+
+
+def scored_alike(a: Mapping[str, Any], b: Mapping[str, Any], otherwise: bool = True) -> bool:
+    """Return whether one reward scored both evaluations, by their summaries; `otherwise` where these do not say."""
+    said = [{k: m[k] for k in ("reward", "reward_args") if k in m} for m in (s.get("meta") or {} for s in (a, b))]
+    known = set.intersection(*map(set, said))
+    return all(said[0][k] == said[1][k] for k in known) if known else otherwise
 
 
 def _number(value: Any) -> float | None:

@@ -15,8 +15,10 @@ share are their clusters. An interval is made in three steps:
    of the usual intervals for clustered shares.
 
 A quantity of another range is scaled to [0, 1] first, a paired difference of it to [-(b - a), b - a]; so no interval
-leaves the range. Of a quantity without a range, step 1 with Student's t remains. One cluster alone says nothing of
-others: there is no interval. `tests/unit/evaluate/test_interval.py` simulates how often the intervals hold the truth.
+leaves the range. Of a quantity without a range, step 1 with Student's t remains; also of a length, whose range is a
+limit far from most values: Wilson's interval would treat it as a coin of 0 and that limit. One cluster alone says
+nothing of others: there is no interval. `tests/unit/evaluate/test_interval.py` simulates how often the intervals hold
+the truth.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ Range = tuple[float, float]
 
 METHOD = (
     "Wilson's score interval at the effective sample size of rows that share images; "
-    "Student's t where no range is known"
+    "Student's t where no range is known, and of lengths"
 )
 """The name of all intervals of quantities with a range, as shown to people."""
 Z_95 = 1.959963984540054
@@ -221,11 +223,16 @@ def interval_in_range(value: float, influence_N: Floats, units: Units, bounds: R
     return Interval(value, max(start, min(low, value)), min(end, max(high, value)), n, units.count)
 
 
-def t_interval(value: float, influence_N: Floats, units: Units) -> Interval:
-    """Student's t interval from the robust variance, for a quantity of no known range; NaN where nothing varies."""
+def t_interval(value: float, influence_N: Floats, units: Units, bounds: Range | None = None) -> Interval:
+    """Return Student's t interval from the robust variance; NaN where nothing varies.
+
+    For a quantity of no known range, or of one that says little of its spread (a length): `bounds` only clips it.
+    """
     from scipy.special import stdtrit
 
     if units.count < 2 or not np.any(influence_N):
         return Interval(value, math.nan, math.nan, units.num_rows, units.count)
     half = float(stdtrit(units.freedom(influence_N), 0.975)) * math.sqrt(units.variance(influence_N))
-    return Interval(value, value - half, value + half, units.num_rows, units.count)
+    least, most = bounds or (-math.inf, math.inf)
+    low, high = min(max(value - half, least), value), max(min(value + half, most), value)
+    return Interval(value, low, high, units.num_rows, units.count)

@@ -29,6 +29,8 @@ PROBABILITY_METRICS = ("auc", "ece", "precision", "recall", "f1")
 """Metrics of tasks whose answer is a probability."""
 SHARES = ("accuracy", "label_accuracy", "parse_failure", "consistent", "repaired", "truncated", "brier")
 """Metrics that lie in [0, 1], with all their variants `<name>/...`."""
+LENGTHS = ("response_tokens",)
+"""Metrics that count tokens: Student's t, clipped at the declared range."""
 SIGNED_RANGE = (-1.0, 1.0)
 FAILED_POSITIVE, FAILED_NEGATIVE = -math.inf, math.inf
 """Score for AUC of a row without a confidence: ranked behind everything, so that a failure counts as wrong."""
@@ -54,7 +56,7 @@ def summarise(rows: Sequence[Record], ranges: Mapping[str, Range] | None = None)
         if chosen:
             clusters, values = clusters_of([r for r, _ in chosen]), [v for _, v in chosen]
             declared = _holding(range_of_metric(name, ranges or {}), values)
-            metrics[name] = as_json(mean_interval(values, clusters, declared), declared)
+            metrics[name] = as_json(mean_interval(values, clusters, declared, length=name in LENGTHS), declared)
     metrics |= _pass_at_k(rows)
     prompts = {r["prompt_id"] for r in rows}
     return {
@@ -244,7 +246,8 @@ def paired_differences(
             continue
         mine, theirs = [x for _, x, _ in both], [x for _, _, x in both]
         declared = _holding(range_of_metric(name, ranges or {}), [*mine, *theirs])
-        difference = difference_interval(mine, theirs, clusters_of([r for r, _, _ in both]), declared)
+        clusters = clusters_of([r for r, _, _ in both])
+        difference = difference_interval(mine, theirs, clusters, declared, length=name in LENGTHS)
         means = {"a": math.fsum(theirs) / len(both), "b": math.fsum(mine) / len(both)}
         found[name] = as_json(difference, declared) | means
     return found

@@ -28,13 +28,16 @@ from vlmrl.evaluate.interval import (
 ECE_BINS = 10
 
 
-def mean_interval(values: ArrayLike, clusters: Clusters | None, value_range: Range | None = None) -> Interval:
+def mean_interval(
+    values: ArrayLike, clusters: Clusters | None, value_range: Range | None = None, *, length: bool = False
+) -> Interval:
     """Mean of one number a row.
 
     Args:
         values: [N], finite.
         clusters: image ids of each row; None = rows are independent.
         value_range: range of the quantity; None = none is declared (see `range_of`).
+        length: the quantity is a length: Student's t, clipped at `value_range`.
     Raises: ValueError for NaN, infinities, or lengths that differ.
     Example: mean_interval([1, 0, 1, 1], None) -> mean 0.75, interval [0.204, 0.987].
     """
@@ -42,31 +45,33 @@ def mean_interval(values: ArrayLike, clusters: Clusters | None, value_range: Ran
     if not len(values_N):
         return EMPTY
     units, mean = Units(clusters, len(values_N)), float(values_N.mean())
-    bounds = range_of(value_range, values_N)
-    if bounds is None:
-        return t_interval(mean, values_N - mean, units)
+    bounds = value_range if length else range_of(value_range, values_N)
+    if bounds is None or length:
+        return t_interval(mean, values_N - mean, units, bounds)
     binary = bool(np.isin(values_N, bounds).all())
     evidence = Evidence(units.independent, len(values_N) if binary else math.inf)
     return interval_in_range(mean, values_N - mean, units, bounds, evidence)
 
 
 def difference_interval(
-    a: ArrayLike, b: ArrayLike, clusters: Clusters | None, value_range: Range | None = None
+    a: ArrayLike, b: ArrayLike, clusters: Clusters | None, value_range: Range | None = None, *, length: bool = False
 ) -> Interval:
     """Mean of a - b on the same rows: what one model has over another, row by row. In [-(high - low), high - low].
 
-    Args: value_range: range of the quantity itself, not of the difference.
+    Args: value_range: range of the quantity itself, not of the difference.    length: as of `mean_interval`.
     Raises: ValueError for NaN, infinities, or lengths that differ.
     """
     a_N, b_N = _numbers(a), _numbers(b)
     if len(a_N) != len(b_N):
         raise ValueError(f"a paired difference needs the same rows: {len(a_N)} and {len(b_N)}")
-    return pooled_difference_interval([(a_N, b_N)], [clusters] if clusters is not None else None, value_range)
+    together = [clusters] if clusters is not None else None
+    return pooled_difference_interval([(a_N, b_N)], together, value_range, length=length)
 
 
 def pooled_difference_interval(
-    runs: Sequence[tuple[ArrayLike, ArrayLike]], clusters: Sequence[Clusters] | None, value_range: Range | None = None
-) -> Interval:
+    runs: Sequence[tuple[ArrayLike, ArrayLike]], clusters: Sequence[Clusters] | None, value_range: Range | None = None,
+    *, length: bool = False,
+) -> Interval:  # fmt: skip
     """Mean of a - b over rows and runs (say, of three seeds). Each run counts alike, whatever its number of rows.
 
     The runs are given; the interval is about the test images, not about seeds that were never tried. Where runs have
@@ -74,7 +79,7 @@ def pooled_difference_interval(
 
     Args:
         runs: for each run (a, b), both [N_run].    clusters: for each run the image ids of its rows.
-        value_range: range of the quantity itself.
+        value_range: range of the quantity itself.    length: as of `mean_interval`.
     Example: one run of [1, 0] - [0, 0], another of [0, 0] - [0, 0], on the same two rows -> mean 0.25.
     """
     if clusters is not None and len(runs) != len(clusters):
@@ -90,10 +95,10 @@ def pooled_difference_interval(
     difference_N = a_N - b_N
     value = float((weight_N * difference_N).mean())
     influence_N = weight_N * (difference_N - value)
-    bounds = range_of(value_range, a_N, b_N)
-    if bounds is None:
-        return t_interval(value, influence_N, units)
-    width = bounds[1] - bounds[0]
+    bounds = value_range if length else range_of(value_range, a_N, b_N)
+    width = math.inf if bounds is None else bounds[1] - bounds[0]
+    if bounds is None or length:
+        return t_interval(value, influence_N, units, (-width, width))
     return interval_in_range(value, influence_N, units, (-width, width), Evidence(units.independent * _kish(weight_N)))
 
 

@@ -12,21 +12,28 @@ from vlmrl.store.evaluated import ROLES
 Verdict = Literal["better", "worse", "differs", "not clear", "same", "other reward"]
 Answer = Literal["better", "worse", "mixed", "not clear", "same", "not known"]
 
+OTHER_REWARDS = "A and B were scored by different rewards"
 NO_DIRECTION = ("response_tokens", "truncated", "repaired")
 """Metrics of which more is neither better nor worse by itself."""
 OF_THE_REWARD = ("reward", "part")
 """Metrics that the reward makes: the score and its parts."""
+OF_THE_ACCURACY = ("accuracy", "pass@")
+"""How metrics begin that are made of the accuracy: the reward makes these too where the task has no measure of its own.
+"""
 
 
-def verdict(metric: str, difference: Mapping[str, Any], scored_alike: bool = True) -> Verdict:
+def verdict(
+    metric: str, difference: Mapping[str, Any], scored_alike: bool = True, accuracy_of_reward: bool = False
+) -> Verdict:
     """Return what a difference (B - A) of a metric says of B: better or worse where its 95% interval excludes 0.
 
     Args:
         difference: {"value", "low", "high", "a", "b"}, as of `evaluate.metrics.paired_differences`.
         scored_alike: whether one reward scored both; if not, the score and its parts cannot be compared.
+        accuracy_of_reward: whether the accuracy is a part of the reward, so that it cannot be compared either.
     """
     name = metric.split("/")[0]
-    if name in OF_THE_REWARD and not scored_alike:
+    if not scored_alike and (name in OF_THE_REWARD or (accuracy_of_reward and name.startswith(OF_THE_ACCURACY))):
         return "other reward"
     if not excludes_zero(difference["low"], difference["high"]):
         return "same" if difference["value"] == 0 and difference["a"] == difference["b"] else "not clear"
@@ -40,7 +47,7 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]) ->
 
     The evaluations on the rows that say most about new ones decide: test rows, else held-out ones, else those that
     training validated on, else its own. Of each the reward counts, and the accuracy where there is one; where the two
-    were scored by different rewards, the accuracy alone.
+    were scored by different rewards, only an accuracy that the task itself measures. The sentence then says so.
 
     Args:
         evaluations: of `evaluate.compare`, each with its metrics, and whether both were scored alike.
@@ -60,6 +67,8 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]) ->
         "better": "B is better than A", "worse": "B is worse than A", "mixed": "B is better than A in part only",
         "same": "A and B score the same", "not clear": "It is not clear whether B is better than A",
     }[answer]  # fmt: skip
+    if not all(e["scored_alike"] for e in usable):
+        begin = f"{OTHER_REWARDS}, so only the task's own accuracy counts. {begin}"
     told = "; ".join(_told(e) for e in usable)
     labels = sorted({e["label"] for e in usable if e["label"]})
     warning = f". These are {'; '.join(labels)}" if labels else ""
@@ -77,7 +86,7 @@ def _answer(verdicts: set[str]) -> Answer:
 
 def _deciding(evaluation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     names = ("reward", "accuracy") if evaluation["scored_alike"] else ("accuracy",)
-    return [m for m in evaluation["metrics"] if m["metric"] in names]
+    return [m for m in evaluation["metrics"] if m["metric"] in names and m["verdict"] != "other reward"]
 
 
 def _told(evaluation: Mapping[str, Any]) -> str:
@@ -103,5 +112,7 @@ def _why_unknown(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]
     if not any(e["rows_paired"] for e in evaluations):
         return f"{begin}: their evaluations share no rows."
     if not any(e["scored_alike"] for e in evaluations):
-        return f"{begin}: they were scored by different rewards, and there is no accuracy."
+        of_reward = any(e["accuracy_of_reward"] for e in evaluations)
+        why = "their accuracy is a part of these rewards" if of_reward else "there is no accuracy"
+        return f"{OTHER_REWARDS}, and {why}. {begin}: score both with one reward (vlmrl eval RUN --recipe RECIPE)."
     return f"{begin}: no row has a score in both."

@@ -124,13 +124,15 @@ def _reward_problem(loaded: LoadedRecipe, key: Key, name: str) -> Problem | None
     if isinstance(tree, Problem):
         return tree
     functions = _top_level_names(tree)
-    listing = f"{path} defines: {', '.join(n for n in functions if not n.startswith('_')) or 'no function'}"
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    own = [n for n, node in functions.items() if (node is not None or n in classes) and not n.startswith("_")]
+    listing = f"{path} defines: {', '.join(own) or 'no function'}"
     if not function:
         return Problem(
             f"`{dotted(key)}` names the file {path} but no function in it", where, f"add :function; {listing}"
         )
     if "*" not in functions and function not in functions:
-        near = nearest(function, functions)
+        near = nearest(function, own)
         hint = f"did you mean `{near}`?  {listing}" if near else listing
         return Problem(f"{path} has no function `{function}`", where, hint)
     return _args_problem(loaded, functions.get(function), path, function)

@@ -219,10 +219,12 @@ def reward_of(draft: Draft, table: str) -> None:
 
 def trainer_of(draft: Draft, validation: str, keep: str) -> None:
     """The `trainer` table of EasyR1 and verl: cadence, checkpoints, names. `validation`, `keep`: what differs."""
-    for source, key in ((validation, "eval.every_steps"), ("trainer.save_freq", "checkpoint.every_steps")):
+    never = "off there; here 0: at the"
+    for source, key, when in (
+        (validation, "eval.every_steps", "start and the end"), ("trainer.save_freq", "checkpoint.every_steps", "end"),
+    ):  # fmt: skip
         every = number(int, draft.get(source), 1)
-        why = "" if every else "off there; here 0: at the end, and validation at step 0"
-        draft.put(key, every or 0, source, why=why)
+        draft.put(key, every or 0, source, why="" if every else f"{never} {when}")
     if draft.get("trainer.val_before_train") is False:
         draft.put("eval.at_start", False, "trainer.val_before_train")
     elif draft.written("trainer.val_before_train"):

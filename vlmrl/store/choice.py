@@ -34,4 +34,8 @@ def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "bes
         )  # fmt: skip
     if found and not isinstance(which, int):
         return found[-1], "the last; no validation has named a best" if which == "best" else "the last"
-    raise StoreError(f"run {manifest.id} has no checkpoint {which}", where=str(run_dir), hint=f"complete ones: {have}")
+    older = isinstance(which, int) and bool(found) and found[-1].name > layout.step_name(which)
+    why = "; `checkpoint.keep_last` says how many of the newest a run keeps, besides the best" if older else ""
+    raise StoreError(
+        f"run {manifest.id} has no checkpoint {which}", where=str(run_dir), hint=f"complete ones: {have}{why}"
+    )

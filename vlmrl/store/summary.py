@@ -10,6 +10,7 @@ from typing import Any
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.clock import seconds_between
+from vlmrl.store.evaluated import names_a_step, read_summary
 from vlmrl.store.refer import command_line
 from vlmrl.store.runs import Run
 
@@ -75,11 +76,20 @@ def describe(run: Run) -> dict[str, Any]:
         "checkpoints": [path.name for path in complete],
         "rollout_steps": list(rollouts),
         "evaluations": [path.name for path in layout.eval_dirs(run.dir)],
+        "evaluations_during_training": [path.name for path in layout.eval_dirs(run.dir) if _was_during(path)],
         "report": str(report) if report.is_file() else None,
         "report_command": command_line(("report",), run.dir, m.name),
         "resume": resume_command(run, status),
         "problems": problems,
     }
+
+
+def _was_during(folder: Path) -> bool:
+    """Return whether an evaluation is a validation of training's; a damaged one goes by its name."""
+    try:
+        return bool((read_summary(folder).get("meta") or {}).get("during"))
+    except StoreError:
+        return names_a_step(folder.name)
 
 
 USAGE = (layout.CHECKPOINTS, layout.ROLLOUTS, layout.MEDIA, layout.EVAL, layout.LOGS)

@@ -17,6 +17,7 @@ from vlmrl.recipe.template_worker import (
     render_bounded,
 )
 from vlmrl.types import Message, Row
+from vlmrl.visible import plural
 
 IMAGE = "<image>"
 _BOUNDED = "a prompt needs no long loops, powers or padding"
@@ -79,7 +80,8 @@ def place_images(messages: tuple[Message, ...], row: Row) -> tuple[tuple[Message
         return messages, False
     if marks:
         raise DataError(
-            f"the row has {len(row.media)} images but its prompt has {marks} {IMAGE} marks",
+            f"the row has {len(row.media)} image{plural(len(row.media))} but its prompt has {marks} {IMAGE} "
+            f"mark{plural(marks)}",
             where=row.place, hint=f"write {IMAGE} once for each image, or not at all (then the images come first)",
         )  # fmt: skip
     first = next((i for i, message in enumerate(messages) if message.role == "user"), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,15 +16,19 @@ from vlmrl.errors import Problem, ProblemsError, RecipeError, StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.recipe.files import find_recipe
 from vlmrl.recipe.load import AUTO_ORIGIN, load_recipe, recipe_from_resolved
+from vlmrl.recipe.messages import nearest
 from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.schema import Recipe
 from vlmrl.store.evaluated import read_summary
 from vlmrl.store.kept import newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
+from vlmrl.store.listing import list_runs
 from vlmrl.store.runs import open_run
 from vlmrl.train.eval_rows import SeenRows, seen_by, trained_by
 from vlmrl.train.origin import ModelOrigin
 
+NEWEST = 200
+"""Runs whose names are compared with a name that is none."""
 DATA_FILES = ("path", "prompt", "images_root", "reward", "validation")
 
 
@@ -50,6 +55,8 @@ def choose_recipe(
     Raises: RecipeError when nothing says what data to use; the errors of the recipe.
     """
     run_dir = origin.run_dir
+    if run_dir is None and origin.checkpoint is None:
+        _require_there(origin.path, root)
     made_of = run_dir or _merged_from(origin.path, root)
     own = None if made_of is None else _run_recipe(made_of)
     values: dict[str, Any] = {"model": {"path": origin.path}}
@@ -81,6 +88,20 @@ def choose_recipe(
     if made_of is None and data is None:
         seen = trained_by(chosen)
     return Chosen(chosen, run_dir, seen)
+
+
+def _require_there(path: str, root: Path) -> None:
+    """Raise: a word that is no run and no folder. With a `/` it may be a name of the hub, which says itself."""
+    if "/" in path or os.path.exists(path):
+        return
+    runs = list_runs(root, limit=NEWEST)
+    names = [name for run in runs for name in (run.id, run.name) if name]
+    near = nearest(path, names)
+    meant = f"did you mean `{near}`?  " if near else ""
+    raise StoreError(
+        f"there is no run and no model folder `{path}`", where=str(root),
+        hint=f"{meant}`vlmrl runs list` lists the runs; a model of the hub is called OWNER/NAME",
+    )  # fmt: skip
 
 
 def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:

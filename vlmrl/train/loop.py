@@ -17,6 +17,7 @@ from vlmrl.evaluate.records import training_folder, write_evaluation
 from vlmrl.evaluate.run import evaluate
 from vlmrl.rollout.engine import Generator
 from vlmrl.tasks.source import Source
+from vlmrl.train.resume import ALL_DONE
 from vlmrl.train.saving import finish_save, look_after_save, save
 from vlmrl.train.state import Session, greedy_params
 
@@ -138,7 +139,7 @@ def stop_reason(session: Session, request: StopRequest) -> str | None:
     told = s.world.gather((request.asked, s.seconds))
     asked, seconds = any(a for a, _ in told), told[0][1]
     if s.progress.step >= settings.train.steps:
-        return "all steps done"
+        return ALL_DONE
     if asked:
         return "interrupted"
     if settings.train.max_seconds and seconds >= settings.train.max_seconds:

@@ -138,9 +138,14 @@ def plan_fork(root: Path, asked: Request) -> Plan:
     if plan.step >= plan.loaded.recipe.train.steps:
         raise StoreError(
             f"train.steps = {plan.loaded.recipe.train.steps}, and the checkpoint is of step {plan.step}",
-            where=str(plan.checkpoint), hint=f"give more: --set train.steps={plan.step + 100}, or an older checkpoint",
+            where=str(plan.checkpoint),
+            hint=f"give more: --set train.steps={more_steps(plan.step)}, or an older checkpoint",
         )  # fmt: skip
     return plan
+
+
+ALL_DONE = "all steps done"
+"""Why a run ended that has all its steps."""
 
 
 def parse_fork(ref: str) -> tuple[str, str | int]:
@@ -203,6 +208,7 @@ def _plan(run: Run, checkpoint: Path | None, asked: Request) -> Plan:
     changes = compare_recipes(before["recipe"], loaded, Path(run.manifest.cwd or "."), HIDDEN)
     if checkpoint is not None:
         changes = [_fitted(change, old, loaded.recipe) for change in changes]
+    changes = _without_adapter(changes, old, loaded.recipe)
     changes += content_changes(run, records, texts)
     return Plan(run, checkpoint, loaded, tuple(changes), records, texts, asked.accept, tuple(warnings))
 
@@ -215,6 +221,16 @@ def _fitted(change: Change, old: Recipe, new: Recipe) -> Change:
         unfit = "the checkpoint has no critic: start a new run from the weights, --set model.path=RUN"
         return replace(change, unfit=unfit)
     return change
+
+
+def _without_adapter(changes: Sequence[Change], old: Recipe, new: Recipe) -> list[Change]:
+    """Return the changes; all keys of an adapter for a run that trains all weights are one change, and refused."""
+    whole = [c for c in changes if c.what == "lora" or c.what.startswith("lora.")]
+    if not whole or old.lora is not None or new.lora is None:
+        return list(changes)
+    unfit = "that run trains all weights and has no adapter: start a new run from it, --set model.path=RUN"
+    one = replace(whole[0], what="lora", old=None, new=f"rank {new.lora.rank}", unfit=unfit)
+    return [one if c is whole[0] else c for c in changes if c not in whole[1:]]
 
 
 def _same_kind(run: Run, kind: str, option: str) -> None:
@@ -239,14 +255,25 @@ def _something_left(plan: Plan) -> None:
     if not over:
         return
     ended = [e for e in run.metrics("event") if e.get("event") == "ended"]
-    reason = f": {ended[-1].get('reason')}" if ended and done else ""
-    state = f"is done{reason}" if done else f"is at step {plan.step}, and train.steps = {steps}"
+    reason = str(ended[-1].get("reason")) if ended and done else ""
+    finished = f"has done all its {plan.step} steps" if reason == ALL_DONE else f"is done{reason and f': {reason}'}"
+    state = finished if done else f"is at step {plan.step}, and train.steps = {steps}"
     command = f"vlmrl {COMMANDS[run.manifest.kind]}"
     raise StoreError(
         f"run {run.id} {state}: there is nothing to resume", where=str(run.dir),
-        hint=f"more steps: {command} --resume {run.id} --set train.steps={max(plan.step, steps) + 100}; "
+        hint=f"more steps: {command} --resume {run.id} --set train.steps={more_steps(max(plan.step, steps))}; "
              f"or a new run from its weights: --set model.path={run.id}",
     )  # fmt: skip
+
+
+def more_steps(steps: int) -> int:
+    """Return a round number of steps to go on to: twice as many, rounded up to its first digit.
+
+    Example: 14 -> 30; 100 -> 200; 0 -> 1.
+    """
+    twice = max(1, 2 * steps)
+    unit = 10 ** (len(str(twice)) - 1)
+    return -(-twice // unit) * unit
 
 
 def _recorded(changes: Sequence[Change]) -> list[dict[str, Any]]:

@@ -292,18 +292,18 @@ def test_a_healthy_run_is_called_healthy(tmp_path):
 def test_the_command_shows_causes_rows_and_what_to_type(tmp_path):
     run = make_run(tmp_path, FAULTS["other_layout"])
     told = this_process("runs", "diagnose", "ill", "--runs", run.dir.parent, cwd=tmp_path)
-    assert told.code == 0 and told.out == ""
-    assert "1. error: labels are right and earn nothing" in told.err and "Image1=" in told.err
-    assert f"next: vlmrl reward-check {run.manifest.name}" in told.err and "explained by the above" in told.err
+    assert told.code == 0 and told.err == ""
+    assert "1. error: labels are right and earn nothing" in told.out and "Image1=" in told.out
+    assert f"next: vlmrl reward-check {run.manifest.name}" in told.out and "explained by the above" in told.out
     found = this_process("runs", "diagnose", "ill", "--runs", run.dir.parent, "--json", cwd=tmp_path).json
     assert found["causes"][0]["name"] == "other_layout" and not found["healthy"]
     well = make_run(tmp_path / "well", plan())
-    assert "no fault found" in this_process("runs", "diagnose", well.dir, cwd=tmp_path).err
+    assert "no fault found" in this_process("runs", "diagnose", well.dir, cwd=tmp_path).out
 
 
 def test_a_run_without_updates_says_so_and_not_that_the_rate_is_zero(tmp_path):
     run = make_run(tmp_path, FAULTS["constant_reward"])
-    told = this_process("runs", "diagnose", run.dir, cwd=tmp_path).err
+    told = this_process("runs", "diagnose", run.dir, cwd=tmp_path).out
     assert "(none of them with an update)" in told and "no update was made in 6 steps" in told
     assert "lr 0" not in told and "gradient 0" not in told and "learning rate" not in told
     named = [c.name for c in look(run).causes]
@@ -329,7 +329,7 @@ def test_a_response_cannot_write_to_the_terminal(tmp_path):
         tmp_path,
         plan(respond=lambda truth, rng: "\x1b[2J\x9b31m\u202e\u4e2d\u6587" + endless(truth, rng), cut=lambda t: True),
     )
-    told = this_process("runs", "diagnose", run.dir, cwd=tmp_path).err
+    told = this_process("runs", "diagnose", run.dir, cwd=tmp_path).out
     assert "\\u001b[2J" in told and "\x1b" not in told and "\x9b" not in told and "\\u202e" in told
     assert "\u4e2d\u6587" in told, "text of any script is shown as it is"
 

@@ -512,4 +512,4 @@ def test_a_wrong_model_path_is_on_the_screen_before_anything_large_is_imported(w
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     shown = [line for line in done.stdout.splitlines() if line.startswith("shown")]
     assert done.returncode == 2 and shown[0] == "shown ['--set model.path=./gone'] []", done.stderr + done.stdout
-    assert done.stderr.count("--> --set model.path=./gone") == 1 and "passes over the data" in done.stderr
+    assert done.stdout.count("--> --set model.path=./gone") == 1 and "passes over the data" in done.stdout

@@ -80,6 +80,7 @@ def test_the_card_claims_nothing_that_is_not_known(checkpoint, tmp_path):
     card = model_card(checkpoint, Proof(None, skipped="--skip-proof"), adapter=True, name="out")
     assert "This checkpoint was not evaluated." in card and "Not proven: --skip-proof." in card
     assert "library_name: peft" in card and "--enable-lora --lora-modules trained=out" in card
+    assert "vllm serve org/base-3B --enable-lora" in card
     damaged = checkpoint.parent.parent / "eval" / "test" / "summary.json"
     damaged.parent.mkdir(parents=True)
     damaged.write_text("{")
@@ -99,10 +100,26 @@ def test_a_base_that_is_a_folder_is_named_without_the_machines_paths(checkpoint,
     assert str(tmp_path) not in card
 
 
+def test_the_commands_of_an_adapters_card_name_a_base_model_that_is_there(checkpoint, tmp_path):
+    meta = json.loads((checkpoint / "meta.json").read_text())
+    meta["base"]["path"] = "models/tiny folder"
+    write_meta(checkpoint, meta)
+    card = model_card(checkpoint, PROVEN, adapter=True, name="out", base_path="models/tiny folder")
+    assert "vllm serve 'models/tiny folder' --enable-lora" in card
+    assert 'AutoModelForImageTextToText.from_pretrained("models/tiny folder"' in card
+    meta["base"] |= {"run": "20260101-000000-sft-abcd", "step": 40}
+    write_meta(checkpoint, meta)
+    card = model_card(checkpoint, PROVEN, adapter=True, name="out")
+    assert "vllm serve BASE --enable-lora" in card and 'from_pretrained("BASE"' in card
+    assert "`vlmrl merge 20260101-000000-sft-abcd --checkpoint 40 --out BASE` writes it" in card
+
+
 def test_every_merge_has_a_card(checkpoint, tmp_path):
     done = merge(checkpoint, tmp_path / "out")
     card = (done.folder / CARD).read_text()
-    assert "vllm serve out" in card and f"{done.logp_gap:.1e} nats over {done.proof.tokens} tokens" in card
+    out = tmp_path / "out"
+    assert f"vllm serve {out}\n" in card and f'AutoProcessor.from_pretrained("{out}")' in card
+    assert f"{done.logp_gap:.1e} nats over {done.proof.tokens} tokens" in card
 
 
 PUSH = """

@@ -199,3 +199,22 @@ def test_parse_failures_stay_in_every_denominator():
     assert (found["accuracy"], found["parse_failure"], found["recall"]) == (0.1, 0.9, 0.1)
     assert found["f1"] == pytest.approx(2 * 0.1 / 1.1)  # 1 hit, 9 misses, no false alarm
     assert found["ece"] == pytest.approx((0.1 + 9 * 1.0) / 10)
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_responses_of_one_length_are_no_evidence_of_other_lengths(tokens: int):
+    alike = [row(f"p{i}") | {"num_tokens": tokens} for i in range(8)]
+    ranges = {"response_tokens": (0.0, 200.0)}
+    found = summarise(alike, ranges)["metrics"]["response_tokens"]
+    assert (found["value"], found["low"], found["high"]) == (tokens, None, None)
+    apart = paired_differences(alike, alike, ranges)["response_tokens"]
+    assert (apart["value"], apart["low"], apart["high"]) == (0.0, None, None)
+
+
+def test_a_length_has_students_t_interval_clipped_at_its_range():
+    # Lengths 1, 3: mean 2, standard error 1, t of 1 degree of freedom 12.706.
+    pair = [row("p0") | {"num_tokens": 1}, row("p1", images=("z",)) | {"num_tokens": 3}]
+    found = summarise(pair)["metrics"]["response_tokens"]
+    assert (found["low"], found["high"]) == pytest.approx((2 - 12.7062, 2 + 12.7062), abs=1e-4)
+    found = summarise(pair, {"response_tokens": (0.0, 10.0)})["metrics"]["response_tokens"]
+    assert (found["low"], found["high"]) == (0.0, 10.0)

@@ -40,6 +40,25 @@ def test_scores_of_different_rewards_are_never_better_or_worse(metric: str):
     assert verdict("accuracy", difference(0.1, 0.05, 0.2), scored_alike=False) == "better"
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "accuracy/digit", "pass@4"])
+def test_an_accuracy_that_is_a_part_of_the_reward_is_not_compared_across_rewards(metric: str):
+    fell = difference(-0.29, -0.4, -0.2)
+    assert verdict(metric, fell, scored_alike=False, accuracy_of_reward=True) == "other reward"
+    assert verdict(metric, fell, scored_alike=True, accuracy_of_reward=True) == "worse"
+    assert verdict("truncated", difference(0.1, 0.0, 0.2), False, True) == "not clear"
+
+
+def test_the_sentence_says_first_that_the_rewards_differ():
+    one = evaluation("t", reward=(-0.2, "other reward"), accuracy=(-0.3, "other reward"), scored_alike=False)
+    found = conclude([one | {"accuracy_of_reward": True}], TITLES)
+    assert found["answer"] == "not known"
+    assert found["text"].startswith("A and B were scored by different rewards, and their accuracy is a part of these")
+    measured = evaluation("t", reward=(-0.2, "other reward"), accuracy=(-0.3, "worse"), scored_alike=False)
+    text = conclude([measured], TITLES)["text"]
+    assert text.startswith("A and B were scored by different rewards, so only the task's own accuracy counts. B is ")
+    assert "reward -0.2" not in text
+
+
 def evaluation(name: str, role: str = "test", *, scored_alike: bool = True, **metrics: tuple[float, str]):
     rows = [
         {
@@ -49,7 +68,7 @@ def evaluation(name: str, role: str = "test", *, scored_alike: bool = True, **me
         for metric, (value, told) in metrics.items()
     ]  # fmt: skip
     return {"name": name, "a": "x", "b": "y", "role": role, "label": LABELS[role], "scored_alike": scored_alike,
-            "rows_paired": 8, "metrics": rows}  # fmt: skip
+            "accuracy_of_reward": False, "rows_paired": 8, "metrics": rows}  # fmt: skip
 
 
 def test_the_sentence_has_the_answer_the_interval_and_the_rows():

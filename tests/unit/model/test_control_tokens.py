@@ -185,7 +185,7 @@ def test_a_tokenizer_without_a_copy_refuses_the_row_and_names_the_token(tiny_pro
 
 def test_a_template_that_forgets_an_image_is_an_error_with_the_row(tiny_processor):
     encoder = Encoder(with_template(tiny_processor, "{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}"))
-    with pytest.raises(DataError, match=r"wrote 0 placeholders .* for 1 images") as caught:
+    with pytest.raises(DataError, match=r"wrote 0 placeholders .* for 1 image") as caught:
         encoded(encoder, "same?", [(56, 56)])
     assert caught.value.where == "source row row"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -279,7 +280,7 @@ BROKEN = [
         SECOND + 'reward = "reward.py"\n',
         "no function in it",
         12,
-        "reward.py defines: math, score",
+        "reward.py defines: score",
     ),
     ("a reward that is not Python", SECOND + 'reward = "broken.py:score"\n', "not valid Python", "broken.py:1", None),
     (
@@ -602,3 +603,13 @@ def test_a_broken_override_names_itself(tmp_path, monkeypatch, override, message
     (found,) = problems_of(tmp_path, SOUND, monkeypatch, (override,))
     assert message in found.message
     assert found.where == f"--set {override}"
+
+
+def test_functions_to_use_are_the_files_own_and_not_what_it_imports(tmp_path):
+    from vlmrl.recipe.check_files import _reward_problem
+
+    file = tmp_path / "mine.py"
+    file.write_text("import time\nfrom random import random\n\n\ndef score(x):\n    return 1.0\n")
+    loaded = SimpleNamespace(where=lambda key: "r.toml:1")
+    problem = _reward_problem(loaded, ("reward", "name"), f"{file}:tim")  # type: ignore[arg-type]
+    assert problem is not None and problem.hint == f"{file} defines: score"

@@ -563,6 +563,14 @@ def test_targets_of_an_adapter_given_as_a_pattern_are_left_out(tmp_path):
     assert loaded.recipe.lora is not None and loaded.recipe.lora.targets == "all-linear"
 
 
+def test_validation_and_checkpoints_that_are_off_have_words_of_their_own(tmp_path):
+    text = "- algorithm.adv_estimator=grpo\n- actor_rollout_ref.model.path=a/b\n"
+    text += "- trainer.save_freq=-1\n- trainer.test_freq=-1\n"
+    why = {c["key"]: c["why"] for c in recipe_of(tmp_path, text, "overrides.yaml")[1]["changed"]}
+    assert why["checkpoint.every_steps"] == "off there; here 0: at the end"
+    assert why["eval.every_steps"] == "off there; here 0: at the start and the end"
+
+
 def test_a_list_of_hydra_overrides(tmp_path):
     text = "- algorithm.adv_estimator=rloo\n- +data.train_batch_size=64\n- ~trainer.logger\n"
     text += "- actor_rollout_ref.model.path=a/b\n"
