@@ -63,6 +63,10 @@ class RewardError(VlmrlError):
     """A bug in a reward: it raised, hung, or returned what is not a score. Never a score of 0."""
 
 
+class RewardUnavailable(RewardError):
+    """A service that a reward needs is down. A reward raises it with the reason; its sample is left out, no bug."""
+
+
 class StoreError(VlmrlError):
     """A run folder that is missing, locked, damaged or ambiguous."""
 

@@ -12,20 +12,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vlmrl.errors import RewardError, VlmrlError
+from vlmrl.errors import RewardError, RewardUnavailable, VlmrlError
 from vlmrl.rewards.base import (
     RewardSpec,
     check_parts,
     check_weight_sizes,
     combine,
     counting_weights,
-    split_note,
+    split_result,
 )
-from vlmrl.rewards.frames import CONTRACT
+from vlmrl.rewards.frames import CONTRACT, UNAVAILABLE
 from vlmrl.rewards.pool import Failure, Outcome, Result, WorkerPool, as_error
-from vlmrl.types import INAPPLICABLE, RewardInput, Score
+from vlmrl.rewards.results import artifact_files, read_artifacts
+from vlmrl.types import INAPPLICABLE, Media, RewardInput, Score
 from vlmrl.visible import encodable
 
+NOTHING: Mapping[str, Any] = {}
 CHUNK = 32
 """Most inputs in one request to a worker."""
 CHUNK_WITH_IMAGES = 4
@@ -47,7 +49,7 @@ class Scorer:
         workers: worker processes.
     Raises: RewardError for a weight that no reward can use.
     Attributes:
-        failures: rows without a score so far.
+        failures: rows so far on which the reward failed, a service that was down aside.
         seconds: time the reward took for each row of the last call.
     """
 
@@ -110,8 +112,10 @@ class Scorer:
             if isinstance(score, Failure):
                 if strict:
                     raise as_error(score, self.spec.name, rows[index] if rows else f"row {index}")
-                self.failures += 1
-                score = Score(math.nan, {}, error=encodable(str(score)))
+                unavailable = score.kind == UNAVAILABLE
+                self.failures += not unavailable
+                status = "unavailable" if unavailable else "failed"
+                score = Score(math.nan, {}, error=encodable(str(score)), status=status)
             scores.append(score)
             self.seconds.append(seconds)
         if strict and scores:
@@ -129,14 +133,24 @@ class Scorer:
             try:
                 result = fn(x)
             except VlmrlError as error:
-                yield Failure(CONTRACT, error.message, hint=error.hint), clock() - start
+                kind = UNAVAILABLE if isinstance(error, RewardUnavailable) else CONTRACT
+                yield Failure(kind, error.message, hint=error.hint), clock() - start
             except Exception as error:
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 line = f"{Path(last.filename).name}:{last.lineno} in {last.name}: {last.line}"
                 yield Failure(type(error).__name__, str(error), (line,)), clock() - start
             else:
                 seconds = clock() - start
-                yield self._valued(*split_note(result)), seconds
+                yield self._taken(result), seconds
+
+    def _taken(self, result: Any) -> Score | Failure:
+        """The score of what a built-in reward returned; its details are JSON values by its own tests."""
+        try:
+            parts, note, detail, images = split_result(result)
+            artifacts, files = read_artifacts(artifact_files(images)) if images else ({}, {})
+        except RewardError as error:
+            return Failure(CONTRACT, error.message, hint=error.hint)
+        return self._valued(parts, note, detail, artifacts, files)
 
     def _score_of(self, outcome: Outcome) -> tuple[Score | Failure, float]:
         """The same of what a worker returned."""
@@ -144,18 +158,25 @@ class Scorer:
             return outcome, 0.0
         if self.spec.user and self.spec.user.style == "trl" and outcome.parts.get("reward") is None:
             return Score(math.nan, {}, encodable(outcome.note), INAPPLICABLE), outcome.seconds
-        return self._valued(outcome.parts, outcome.note), outcome.seconds
+        score = self._valued(outcome.parts, outcome.note, outcome.detail, outcome.artifacts, outcome.files)
+        return score, outcome.seconds
 
-    def _valued(self, returned: Mapping[str, Any], note: str) -> Score | Failure:
-        """The parts checked against their ranges and combined with the weights."""
+    def _valued(
+        self, returned: Mapping[str, Any], note: str, detail: Any = None,
+        artifacts: Mapping[str, Media] = NOTHING, files: Mapping[str, bytes] = NOTHING,
+    ) -> Score | Failure:  # fmt: skip
+        """The parts checked against their ranges and combined with the weights, and what else the reward returned."""
         note = encodable(note)
+        details = None if detail is None else {self.spec.key: detail}
         try:
             parts = check_parts(returned, self.spec.ranges)
             weights = counting_weights(parts, self.weights)
             if not weights.keys() <= parts.keys():
                 self._check_some_weight(parts, weights)
-                return Score(combine({**dict.fromkeys(weights), **parts}, weights)[0], parts, note)
-            return Score(combine(parts, weights)[0], parts, note)
+                value = combine({**dict.fromkeys(weights), **parts}, weights)[0]
+            else:
+                value = combine(parts, weights)[0]
+            return Score(value, parts, note, detail=details, artifacts=artifacts, files=files)
         except RewardError as error:
             return Failure(CONTRACT, error.message, hint=error.hint)
 
@@ -204,7 +225,7 @@ class Scorer:
         if not strict and not pool.user.batched and len(outcomes) < len(inputs):
             told = f"not asked: its worker had been lost {LOST_IN_A_ROW} times in a row"
             outcomes = {i: outcomes.get(i, Failure("", told)) for i in indices}
-        lost = [o for o in outcomes.values() if isinstance(o, Failure) and o.kind != CONTRACT]
+        lost = [o for o in outcomes.values() if isinstance(o, Failure) and o.kind not in (CONTRACT, UNAVAILABLE)]
         if not strict and pool.user.batched and len(inputs) > 1 and len(lost) == len(inputs):
             outcomes |= self._run_alone(pool, inputs)
         return outcomes

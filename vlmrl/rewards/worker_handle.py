@@ -21,7 +21,17 @@ from typing import Any
 
 from vlmrl.process import has_terminal, patience
 from vlmrl.rewards.base import UserReward
-from vlmrl.rewards.frames import ASK, END, MOST_ANSWER_BYTES, TOKEN_BYTES, WHOLE, Frame, FrameBuffer, pack_frame
+from vlmrl.rewards.frames import (
+    ASK,
+    END,
+    MOST_ANSWER_BYTES,
+    MOST_BLOB_BYTES,
+    TOKEN_BYTES,
+    WHOLE,
+    Frame,
+    FrameBuffer,
+    pack_frame,
+)
 from vlmrl.types import RewardInput
 
 LOAD_SECONDS = 60.0
@@ -33,8 +43,9 @@ MOST_READ_BYTES = 1 << 20
 END_SECONDS = 30.0
 """Longest wait for a keeper that ends what it kept."""
 LOWEST_FD, LAST_RESORT_FD = 200, 3
-SENT = ("response", "truth", "columns", "finish", "num_tokens", "prompt", "token_ids", "step")
-"""Fields of a RewardInput that travel as they are; images travel as pixels."""
+SENT = ("response", "truth", "columns", "finish", "num_tokens", "prompt", "token_ids", "step", "prompt_id", "sample",
+        "seen_sizes")  # fmt: skip
+"""Fields of a RewardInput that travel as they are; images travel as pixels, references and turns as mappings."""
 BOOT = "import sys; sys.path[:] = sys.argv[5:]; from vlmrl.rewards.keeper import main; main(*map(int, sys.argv[1:5]))"
 
 
@@ -67,7 +78,7 @@ class Worker:
                 os.close(fd)
         for fd in (self.request_fd, self.response_fd, self.output_fd):
             os.set_blocking(fd, False)
-        self._frames = FrameBuffer(self._token, MOST_ANSWER_BYTES)
+        self._frames = FrameBuffer(self._token, (MOST_ANSWER_BYTES, MOST_BLOB_BYTES))
         self._output, self.output_open = b"", True
         self.loaded: dict[str, Any] | None = None
         self.busy: list[int] = []
@@ -95,6 +106,7 @@ class Worker:
         for x in (inputs[i] for i in indices):
             item = {name: getattr(x, name) for name in SENT}
             images = [image.convert("RGB") for image in x.images]
+            item |= {name: [asdict(one) for one in getattr(x, name)] for name in ("media", "turns")}
             items.append({**item, "images": [image.size for image in images]})
             blobs += [image.tobytes() for image in images]
         body = {"op": "score", "items": items}
