@@ -291,6 +291,22 @@ def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, floa
     return checked
 
 
+def check_on_timeout(
+    parts: Any, ranges: Mapping[str, tuple[float, float]], where: str | None = None
+) -> dict[str, float]:
+    """Return the parts that a response earns which hangs or kills its grader.
+
+    Raises: RewardError for what is no mapping of parts to numbers, or outside of the ranges that parts declare.
+    """
+    if not isinstance(parts, Mapping):
+        raise RewardError(f"on_timeout is {parts!r:.80}, not parts with their numbers", where=where)
+    try:
+        checked = check_parts(parts, ranges)
+    except RewardError as error:
+        raise RewardError(f"on_timeout cannot be earned: {error.message}", where=where, hint=error.hint) from error
+    return {name: number for name, number in checked.items() if number is not None}
+
+
 def _number(value: Any) -> float:
     """A part as a float; NaN for what is no real number, or is too large to be one."""
     kind = getattr(getattr(value, "dtype", None), "kind", "f")  # of NumPy: float() takes complex numbers and dates too

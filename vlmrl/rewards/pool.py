@@ -107,16 +107,19 @@ class WorkerPool:
         self.size = 1 if has_terminal() else size
         self._workers: list[Worker] = []
         self._asked_again: dict[int, str] = {}
+        self._fresh = False
 
     def run(
-        self, batches: Sequence[Sequence[int]], inputs: Sequence[RewardInput], stop: Callable[[Outcome], bool]
-    ) -> dict[int, Outcome]:
+        self, batches: Sequence[Sequence[int]], inputs: Sequence[RewardInput], stop: Callable[[Outcome], bool],
+        *, fresh: bool = False,
+    ) -> dict[int, Outcome]:  # fmt: skip
         """Score the inputs named by `batches` (one request each). Ends early once `stop` says so of an outcome.
 
+        Args: fresh: each request gets a worker that has had no other one.
         Raises: RewardError when the user's file cannot be loaded.
         """
         queue, outcomes = deque(list(b) for b in batches if b), {}
-        self._asked_again = {}
+        self._asked_again, self._fresh = {}, fresh
         try:
             while queue or any(w.busy for w in self._workers):
                 self._feed(queue, inputs)
@@ -155,7 +158,8 @@ class WorkerPool:
         return worker
 
     def _feed(self, queue: deque[list[int]], inputs: Sequence[RewardInput]) -> None:
-        for worker in [w for w in self._workers if not w.busy and w.loaded is not None and w.has_ended]:
+        idle = [w for w in self._workers if not w.busy and w.loaded is not None]
+        for worker in [w for w in idle if w.has_ended or (self._fresh and w.request)]:
             self._workers.remove(worker)
             worker.end()
         wanted = min(self.size, len(queue) + sum(bool(w.busy) for w in self._workers))

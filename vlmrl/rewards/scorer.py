@@ -47,7 +47,7 @@ class Scorer:
         timeout_seconds: wall clock for one call of a user's function; then its worker is ended and another one started.
         memory_mb: address space of one worker, in MiB.
         workers: worker processes.
-    Raises: RewardError for a weight that no reward can use.
+    Raises: RewardError for a weight that no reward can use, or an `on_timeout` that makes no score.
     Attributes:
         failures: rows so far on which the reward failed, a service that was down aside.
         seconds: time the reward took for each row of the last call.
@@ -67,7 +67,10 @@ class Scorer:
         self.failures = 0
         self.seconds: list[float] = []
         self._pool = None
+        self._answers = False
         if spec.user is not None:
+            if spec.on_timeout and isinstance(price := self._valued(spec.on_timeout, ""), Failure):
+                raise RewardError(f"on_timeout cannot be earned: {price.message}", where=spec.name, hint=price.hint)
             self._pool = WorkerPool(spec.user, size=workers, memory_mb=memory_mb, timeout_seconds=timeout_seconds)
 
     def __enter__(self) -> Scorer:
@@ -218,17 +221,42 @@ class Scorer:
 
         def give_up(outcome: Outcome) -> bool:
             nonlocal run_of_lost
-            run_of_lost = run_of_lost + 1 if isinstance(outcome, Failure) and outcome.kind == "" else 0
-            return (strict and isinstance(outcome, Failure)) or run_of_lost == LOST_IN_A_ROW
+            run_of_lost = run_of_lost + 1 if _is_lost(outcome) and not pool.user.batched else 0
+            return (strict and self._is_bug(outcome)) or run_of_lost == LOST_IN_A_ROW
 
         outcomes = pool.run(batches, inputs, give_up)
-        if not strict and not pool.user.batched and len(outcomes) < len(inputs):
+        self._answers = self._answers or any(isinstance(o, Result) for o in outcomes.values())
+        if strict and any(map(self._is_bug, outcomes.values())):
+            return {i: o for i, o in outcomes.items() if isinstance(o, Result) or self._is_bug(o)}
+        lost = [i for i, outcome in outcomes.items() if _is_lost(outcome)]
+        raised = [o for o in outcomes.values() if isinstance(o, Failure) and o.kind not in (CONTRACT, UNAVAILABLE)]
+        if pool.user.batched and len(inputs) > 1 and len(raised) == len(inputs):
+            alone = self._run_alone(pool, inputs)
+            return self._forgiven(outcomes | alone, [i for i in lost if i in alone])
+        if self.spec.on_timeout and lost:
+            again = pool.run([[i] for i in lost], inputs, lambda outcome: False, fresh=True)
+            outcomes = self._forgiven(outcomes | {i: _noted(o, outcomes[i]) for i, o in again.items()}, lost)
+        if len(outcomes) < len(inputs):
             told = f"not asked: its worker had been lost {LOST_IN_A_ROW} times in a row"
             outcomes = {i: outcomes.get(i, Failure("", told)) for i in indices}
-        lost = [o for o in outcomes.values() if isinstance(o, Failure) and o.kind not in (CONTRACT, UNAVAILABLE)]
-        if not strict and pool.user.batched and len(inputs) > 1 and len(lost) == len(inputs):
-            outcomes |= self._run_alone(pool, inputs)
         return outcomes
+
+    def _is_bug(self, outcome: Outcome) -> bool:
+        """Whether a failure is the reward's, whatever the response did: it is not, where hanging has its price."""
+        return isinstance(outcome, Failure) and not (self.spec.on_timeout and outcome.is_lost)
+
+    def _forgiven(self, outcomes: dict[int, Outcome], lost: Sequence[int]) -> dict[int, Outcome]:
+        """The outcomes with `on_timeout` for those that were `lost` once and are so again, now that they were alone.
+
+        A reward that has never answered anything hangs by itself: its responses stay without a score.
+        """
+        self._answers = self._answers or any(isinstance(o, Result) for o in outcomes.values())
+        if not (self.spec.on_timeout and self._answers):
+            return outcomes
+        priced = {i: o for i in lost if isinstance(o := outcomes[i], Failure) and o.is_lost}
+        parts = dict(self.spec.on_timeout)
+        notes = {i: f"{failure.message}; alone too: it earns `on_timeout`" for i, failure in priced.items()}
+        return outcomes | {i: Result(parts, notes[i], 0.0) for i in priced}
 
     def _trimmed(self, x: RewardInput) -> RewardInput:
         """An input without what the reward does not ask for: images and ids are most of what would be sent."""
@@ -250,3 +278,14 @@ class Scorer:
             if failed == ALONE_FAILURES:
                 break
         return outcomes
+
+
+def _is_lost(outcome: Outcome) -> bool:
+    return isinstance(outcome, Failure) and outcome.is_lost
+
+
+def _noted(outcome: Outcome, before: Outcome) -> Outcome:
+    """An answer that came when its row was asked alone, with a note that says why it was."""
+    if not isinstance(outcome, Result) or not isinstance(before, Failure):
+        return outcome
+    return replace(outcome, note="; ".join(filter(None, (outcome.note, f"asked again alone: {before.message}"))))

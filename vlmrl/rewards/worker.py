@@ -256,6 +256,7 @@ def _load(user: UserReward, memory_mb: int, guard: Guard) -> tuple[BoundReward |
         "needs_images": reward.needs_images,
         "needs_token_ids": reward.needs_token_ids,
         "accuracy": reward.accuracy,
+        "on_timeout": dict(reward.on_timeout),
         "weights": dict(reward.weights),
         "ranges": {k: list(v) for k, v in reward.ranges.items()},
     }

@@ -115,7 +115,9 @@ ATTACKS = {
         "bytes of PNG; the cap is 8,388,608",
     ),
     "an image that saves what it likes": ("return RewardResult(0.25, artifacts={'a': Liar(b'garbage')})", "no PNG"),
-    "an image that saves a bomb": ("return RewardResult(0.25, artifacts={'a': Liar(bomb(60000))})", "no PNG image that can"),
+    "an image that saves a bomb": (
+        "return RewardResult(0.25, artifacts={'a': Liar(bomb(60000))})", "no PNG image that can be read"
+    ),
     "an image that saves a smaller bomb": (
         "return RewardResult(0.25, artifacts={'a': Liar(bomb(9000))})", "9,000 x 9,000 pixels; the cap is"
     ),
