@@ -84,7 +84,8 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
     It is a mapping with: path, run, steps, samples, groups, sources, notes, seconds;
         rewards: source -> name, weights, args, changed (of the scores that follow), accuracy (the part that is one);
         stored: see `compare_stored`, when the run's own reward was used unchanged, else None;
-        broken: number and the first rows that could not be read; errors: number and the first rows that failed;
+        broken: number and the first rows that could not be read; errors: number and the first rows that failed, and
+        how many had no score because a service was down;
         doubts: number of truths scored as they are although they break the task's form, and of contradictions among
         them;
         parts, reasons, dead_groups, disagreements: of the new scores (statistics.py);
@@ -221,8 +222,9 @@ def _tell_doubts(saved: Saved, found: Scan) -> None:
 
 
 def _errors(facts: Facts, scores: Scores, most: int) -> dict[str, Any]:
-    failed = np.flatnonzero(scores.failed_N & ~scores.errors.is_word(INAPPLICABLE))
-    return {"number": len(failed), "first": [row_of(facts, int(i), scores) for i in failed[:most]]}
+    failed = np.flatnonzero(scores.failed_N & ~scores.errors.is_word(INAPPLICABLE) & ~scores.unavailable_N)
+    first = [row_of(facts, int(i), scores) for i in failed[:most]]
+    return {"number": len(failed), "first": first, "unavailable": int(scores.unavailable_N.sum())}
 
 
 def _fill(saved: Saved, report: Mapping[str, Any]) -> Mapping[int, SavedSample]:

@@ -38,6 +38,8 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
         say(f"accuracy is {result['accuracy_of']}")
     if result["reward_errors"]:
         say(f"the reward failed for {result['reward_errors']} of {result['rows']} answers: they are not in `reward`")
+    if down := result.get("reward_unavailable"):
+        say(f"the reward was unavailable for {down} of {result['rows']} answers: they are not in `reward`")
     label = role_label(meta)
     if label:
         say(f"these are {label}")

@@ -92,7 +92,7 @@ def _accuracy_of(records: Sequence[Mapping[str, Any]], source: Source, spec: Rew
 
 def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> list[dict[str, Any]]:
     """One mapping a response: prompt_id, sample, seed, source, task, truth, text, finish, num_tokens, score, parts,
-    note, error, images, outcome, and each outcome under its own name.
+    note, error, status, images, outcome, and each outcome under its own name.
 
     Args: spec: the reward that gave the scores; its accuracy is an outcome where the task has none.
     Raises: DataError when the task gives an outcome the name of another field.
@@ -115,6 +115,7 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> l
                 "parts": dict(s.score.parts),
                 "note": s.score.note,
                 "error": s.score.error,
+                "status": s.score.status,
                 "images": [
                     {"sha256": m.sha256, "width": m.width, "height": m.height, "kind": m.kind} for m in group.row.media
                 ],
