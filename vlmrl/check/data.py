@@ -161,7 +161,7 @@ def metric_names(source: Source) -> list[str]:
     The parts of a user's reward are known only when it has run; those with a weight are named.
     """
     known = dict.fromkeys([*source.reward.ranges, *source.weights])
-    outcome = with_accuracy(source.task.outcome(source.rows[0].truth, ""), known, source.reward)
+    outcome = with_accuracy(dict.fromkeys(source.task.measured(source.rows[0].truth)), known, source.reward)
     names = ["reward", *(name for name in outcome if name not in ("label", "confidence"))]
     names += ("auc", "ece", "precision", "recall", "f1") if {"label", "confidence"} <= set(outcome) else ()
     return [*names, *(f"part/{part}" for part in known), "response_tokens", "truncated"]

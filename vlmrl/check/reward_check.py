@@ -262,7 +262,7 @@ def _accuracy_part(saved: Saved, source: str, choice: Chosen, scores: Scores) ->
     ref = saved.task_ref(source)
     task = ref.make() if ref is not None and not choice.spec.accuracy_named else None
     try:
-        if task is not None and "accuracy" in task.outcome(saved.heads[source].truth, ""):
+        if task is not None and "accuracy" in task.measured(saved.heads[source].truth):
             return None
     except RewardError:  # a truth that the task cannot read: it has a measure of its own
         return None

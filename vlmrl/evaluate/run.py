@@ -12,11 +12,12 @@ from vlmrl.errors import DataError
 from vlmrl.evaluate.interval import Range
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
-from vlmrl.rewards.accuracy import accuracy_part, accuracy_words, with_accuracy
+from vlmrl.rewards.accuracy import accuracy_part, accuracy_words
 from vlmrl.rewards.base import RewardSpec, value_range
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
+from vlmrl.tasks.measure import outcome_of
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group, SamplingParams
 
@@ -75,7 +76,7 @@ def _ranges(
     whole = value_range(scored, scorer.weights, spec.ranges)
     if whole is not None:
         found["reward"] = whole
-    measured = "accuracy" in source.task.outcome(rows[0]["truth"], "") and not spec.accuracy_named
+    measured = "accuracy" in source.task.measured(rows[0]["truth"]) and not spec.accuracy_named
     part = None if measured else accuracy_part(dict.fromkeys(name for parts in scored for name in parts), spec)
     if part is not None and f"part/{part}" in finite:
         found["accuracy"] = finite[f"part/{part}"]
@@ -86,7 +87,7 @@ def _accuracy_of(records: Sequence[Mapping[str, Any]], source: Source, spec: Rew
     """`accuracy_of`: in words, what the accuracy is where it comes from the reward."""
     parts = dict.fromkeys(name for r in records for name in r["parts"])
     values = [a for r in records if (a := r["outcome"].get("accuracy")) is not None]
-    words = accuracy_words(source.task.outcome(records[0]["truth"], ""), parts, values, spec)
+    words = accuracy_words(source.task.measured(records[0]["truth"]), parts, values, spec)
     return {"accuracy_of": words} if words and values else {}
 
 
@@ -100,7 +101,7 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> l
     found = []
     for group in groups:
         for s in group.samples:
-            outcome = with_accuracy(source.task.outcome(group.row.truth, s.text), s.score.parts, spec)
+            outcome = outcome_of(source.task, group, s, spec)
             row: dict[str, Any] = {
                 "prompt_id": group.row.prompt_id,
                 "sample": s.trajectory.sample,

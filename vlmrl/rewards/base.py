@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from unicodedata import category
 
 from vlmrl.errors import RewardError
-from vlmrl.types import RewardInput, RewardResult
+from vlmrl.types import RewardInput, RewardResult, Score
 
 Parts = Mapping[str, float | None]
 LARGEST = 1e9
@@ -26,6 +26,8 @@ BREAKING = ("Cc", "Cs", "Zl", "Zp")
 paragraph separators. No file can hold the second, and no table the others."""
 STYLES = ("vlmrl", "trl", "verl", "easyr1")
 """Calling conventions of users' rewards; see rewards/adapters.py."""
+UNSCORED = Score(nan, {})
+"""The score of a response that no reward has seen."""
 RewardFn = Callable[..., "Parts | float | RewardResult"]
 
 

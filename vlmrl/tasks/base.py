@@ -9,12 +9,13 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import RecipeError
-from vlmrl.types import Message, Row
+from vlmrl.types import Message, RewardInput, Row, Score
 
 if TYPE_CHECKING:
     from vlmrl.rewards.base import RewardSpec
 
 Outcome = Mapping[str, float | None]
+Measure = Callable[[RewardInput, Score], Outcome]
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,10 @@ class Task:
         validate: truth of a row -> what is wrong with it, in words; empty when sound.
         profiles: reward profile (`[reward] profile`) -> name in REWARDS and arguments that the task binds; `default` is
             the task's own reward. Empty when the user must bring one.
-        outcome: (truth, response) -> measured numbers of one answer, e.g. accuracy 0/1, brier, confidence, label,
-            parse_failure 0/1; None = does not apply. A response that cannot be parsed counts as wrong, never as
-            missing.
+        outcome: (what the reward saw, its score) -> measured numbers of one answer, e.g. accuracy 0/1, brier,
+            confidence, label, parse_failure 0/1; None = does not apply. A response that cannot be parsed counts as
+            wrong, never as missing. What the reward has found is in `Score.detail` and is not found out again; the
+            detail of an older rollout may be None, then the text says it. With `accuracy` there is pass@k.
         outcome_as: the reward that scores the rows -> `outcome`, reading responses as that reward does (its repairs and
             aliases); None = `outcome` whatever the reward.
         messages: row -> the prompt when the rows bring their own (task `table`); None = `template` is rendered.
@@ -45,8 +47,8 @@ class Task:
     validate: Callable[[Mapping[str, Any]], list[str]]
     variables: Mapping[str, Any] = field(default_factory=dict)
     profiles: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
-    outcome: Callable[[Mapping[str, Any], str], Outcome] = lambda truth, response: {}
-    outcome_as: Callable[[RewardSpec | None], Callable[[Mapping[str, Any], str], Outcome]] | None = None
+    outcome: Measure = lambda x, score: {}
+    outcome_as: Callable[[RewardSpec | None], Measure] | None = None
     messages: Callable[[Row], tuple[Message, ...]] | None = None
     trace: Callable[[Row, random.Random], str] | None = None
     variant: str = ""
@@ -61,6 +63,12 @@ class Task:
     def reward_args(self) -> Mapping[str, Any]:
         """Arguments of that reward that come from the dataset."""
         return self.profiles["default"][1] if "default" in self.profiles else {}
+
+    def measured(self, truth: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of what `outcome` measures of an answer to this truth."""
+        from vlmrl.rewards.base import UNSCORED
+
+        return tuple(self.outcome(RewardInput("", truth), UNSCORED))
 
     @property
     def template_file(self) -> str:
