@@ -30,6 +30,8 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
     title = f"{of} on {meta['source']}/{meta['split']}: {result['prompts']:,} prompts, {images}{how}"
     show_table(title, headers, rows)
     say(f"intervals: {method_of(result)}; - = one cluster of rows has none")
+    if sets := result.get("set_metrics"):
+        say(f"intervals of {', '.join(sets['names'])}: {sets['method']}")
     if numbers:
         say(f"paper: {meta['paper'].get('source', 'no source named')}")
     if other:

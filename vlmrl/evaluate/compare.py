@@ -15,7 +15,8 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.interval import METHOD, excludes_zero
-from vlmrl.evaluate.metrics import joined_ranges, paired_differences, shared_rows
+from vlmrl.evaluate.metrics import shared_rows
+from vlmrl.evaluate.paired import differences
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.evaluate.verdict import conclude, verdict
 from vlmrl.json_text import parse_json
@@ -257,7 +258,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
     said = [{k: meta[k] for k in ("reward", "reward_args") if k in meta} for meta in metas]
     known = set.intersection(*map(set, said))
     alike = all(said[0][k] == said[1][k] for k in known) if known else trained_alike
-    found = paired_differences(right.rows, left.rows, joined_ranges(left.summary, right.summary))
+    found = differences(right, left)
     return {
         "name": name,
         "a": str(a),

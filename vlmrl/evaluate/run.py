@@ -12,12 +12,13 @@ from vlmrl.errors import DataError
 from vlmrl.evaluate.interval import Range
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
+from vlmrl.evaluate.sets import no_clash, summarise_sets
 from vlmrl.rewards.accuracy import accuracy_part, accuracy_words
 from vlmrl.rewards.base import RewardSpec, value_range
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
-from vlmrl.tasks.measure import outcome_of
+from vlmrl.tasks.measure import outcome_of, response_input
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group, SamplingParams
 
@@ -61,8 +62,26 @@ def evaluate(
             score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)
         groups += world.interleave(scored)
     found = make_records(groups, source, scorer.spec)
-    summary = summarise(found, _ranges(found, source, scorer, params))
-    return Evaluation(found, summary | _accuracy_of(found, source, scorer.spec))
+    summary = summarise(found, _ranges(found, source, scorer, params)) | _accuracy_of(found, source, scorer.spec)
+    return Evaluation(found, _with_sets(summary, found, groups, source))
+
+
+def _with_sets(
+    summary: dict[str, Any], records: Sequence[Mapping[str, Any]], groups: Sequence[Group], source: Source
+) -> dict[str, Any]:
+    """The summary with the task's metrics of the whole split, if it has any."""
+    task = source.task
+    if task.set_metrics is None:
+        return summary
+    places = [(group, sample) for group in groups for sample in group.samples]
+    verdicts = [
+        (response_input(group, sample), sample.score, record["outcome"])
+        for (group, sample), record in zip(places, records, strict=True)
+    ]
+    units = None if task.unit is None else [task.unit(group.row) for group, _ in places]
+    found = summarise_sets(task.set_metrics, verdicts, records, units)
+    no_clash(list(found["metrics"]), summary["metrics"], task.name)
+    return summary | {"metrics": summary["metrics"] | found["metrics"], "set_metrics": found["set_metrics"]}
 
 
 def _ranges(

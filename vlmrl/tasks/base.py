@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Outcome = Mapping[str, float | None]
 Measure = Callable[[RewardInput, Score], Outcome]
+Verdict = tuple[RewardInput, Score, Outcome]
+"""A response, its score, and what is measured of it."""
+SetMetrics = Callable[[Sequence[Verdict]], Mapping[str, float | None]]
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,11 @@ class Task:
             detail of an older rollout may be None, then the text says it. With `accuracy` there is pass@k.
         outcome_as: the reward that scores the rows -> `outcome`, reading responses as that reward does (its repairs and
             aliases); None = `outcome` whatever the reward.
+        set_metrics: all responses of a split -> numbers of the whole, such as an average precision; None = not defined.
+            It is called again for every resample, in which responses are there several times or not at all, and must
+            take any list of at least one. None = the task has none.
+        unit: row -> what its rows are resampled with, for the intervals of `set_metrics`; None = rows that share an
+            image belong together.
         messages: row -> the prompt when the rows bring their own (task `table`); None = `template` is rendered.
         trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None when there is none.
         variant: how much is asked for, one of `variants`; "" for a task without variants.
@@ -49,6 +57,8 @@ class Task:
     profiles: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     outcome: Measure = lambda x, score: {}
     outcome_as: Callable[[RewardSpec | None], Measure] | None = None
+    set_metrics: SetMetrics | None = None
+    unit: Callable[[Row], Hashable] | None = None
     messages: Callable[[Row], tuple[Message, ...]] | None = None
     trace: Callable[[Row, random.Random], str] | None = None
     variant: str = ""
@@ -69,6 +79,13 @@ class Task:
         from vlmrl.rewards.base import UNSCORED
 
         return tuple(self.outcome(RewardInput("", truth), UNSCORED))
+
+    def measured_of_sets(self, truth: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of what `set_metrics` measures."""
+        from vlmrl.rewards.base import UNSCORED
+
+        x = RewardInput("", truth)
+        return () if self.set_metrics is None else tuple(self.set_metrics([(x, UNSCORED, self.outcome(x, UNSCORED))]))
 
     @property
     def template_file(self) -> str:
