@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmrl.types import Score
+from vlmrl.types import Score, Status
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -67,20 +67,18 @@ class Scores(Sequence[Score]):
         values_N: NaN where the reward failed.
         parts: name -> [N]; NaN where a part is None or is not there (a part is never NaN itself).
         notes: "" for none.    errors: None for none.
-        unavailable_N: where a service was down; such a row has an error too. Left out = nowhere.
+        statuses: None = what the errors say: "failed" where there is one, else "ok".
     """
 
     values_N: Floats
     parts: dict[str, Floats]
     notes: Coded
     errors: Coded
-    unavailable_N: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    statuses: Coded | None = None
     _names: list[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._names = list(self.parts)
-        if not len(self.unavailable_N):
-            self.unavailable_N = np.zeros(len(self.values_N), dtype=bool)
 
     @classmethod
     def of(cls, scores: Sequence[Score]) -> Scores:
@@ -89,8 +87,8 @@ class Scores(Sequence[Score]):
         # None becomes NaN on the way into the array
         parts = {name: np.asarray([p.get(name) for p in all_parts], dtype=np.float64) for name in names}
         values = np.asarray([s.value for s in scores], dtype=np.float64)
-        down = np.asarray([s.status == "unavailable" for s in scores], dtype=bool)
-        return cls(values, parts, Coded.of(s.note for s in scores), Coded.of(s.error for s in scores), down)
+        notes, errors = Coded.of(s.note for s in scores), Coded.of(s.error for s in scores)
+        return cls(values, parts, notes, errors, Coded.of(s.status for s in scores))
 
     @classmethod
     def concat(cls, pieces: Sequence[Scores]) -> Scores:
@@ -102,18 +100,25 @@ class Scores(Sequence[Score]):
 
         values = np.concatenate([np.zeros(0), *(p.values_N for p in pieces)])
         notes, errors = (Coded.concat(c) for c in ([p.notes for p in pieces], [p.errors for p in pieces]))
-        down = np.concatenate([np.zeros(0, dtype=bool), *(p.unavailable_N for p in pieces)])
-        return cls(values, {name: column(name) for name in names}, notes, errors, down)
+        given = [p.statuses for p in pieces if p.statuses is not None]
+        statuses = Coded.concat(given) if len(given) == len(pieces) else None
+        return cls(values, {name: column(name) for name in names}, notes, errors, statuses)
 
     def at(self, rows: Any) -> Scores:
         """These rows (indices or a mask), in that order."""
         pick = lambda coded: Coded(coded.codes_N[rows], coded.words)  # noqa: E731
         parts = {name: column[rows] for name, column in self.parts.items()}
-        return Scores(self.values_N[rows], parts, pick(self.notes), pick(self.errors), self.unavailable_N[rows])
+        statuses = None if self.statuses is None else pick(self.statuses)
+        return Scores(self.values_N[rows], parts, pick(self.notes), pick(self.errors), statuses)
 
     @property
     def failed_N(self) -> Flags:
         return ~self.errors.missing_N
+
+    @property
+    def unavailable_N(self) -> Flags:
+        """Where a service was down that the reward needs; such a row has an error too."""
+        return np.zeros(len(self), dtype=bool) if self.statuses is None else self.statuses.is_word("unavailable")
 
     def __len__(self) -> int:
         return len(self.values_N)
@@ -123,9 +128,9 @@ class Scores(Sequence[Score]):
             return self.at(index)
         parts = {name: None if math.isnan(v := float(self.parts[name][index])) else v for name in self._names}
         error = self.errors[index]
-        status = "unavailable" if self.unavailable_N[index] else "ok"  # an error makes it "failed", see types.Score
-        value, parts = float(self.values_N[index]), parts if error is None else {}
-        return Score(value, parts, self.notes[index] or "", error, status=status)
+        status = "ok" if self.statuses is None else cast(Status, self.statuses[index])
+        value, note = float(self.values_N[index]), self.notes[index] or ""
+        return Score(value, parts if error is None else {}, note, error, status=status)
 
     def __iter__(self) -> Iterator[Score]:
         return (self[i] for i in range(len(self)))

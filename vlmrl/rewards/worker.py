@@ -224,22 +224,27 @@ def read_inputs(items: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> list
     left = iter(blobs)
     inputs = []
     for item in items:
-        sizes, ids, turns = item.pop("images"), item.pop("token_ids"), item.pop("turns")
+        sizes, ids = item.pop("images"), item.pop("token_ids")
         images: list[Any] = []
         if sizes:
             from PIL import Image
 
             images = [Image.frombytes("RGB", tuple(size), next(left)) for size in sizes]
-        item["media"] = tuple(Media(**m) for m in item["media"])
+        item["media"] = _media(item["media"])
         item["seen_sizes"] = tuple((width, height) for width, height in item["seen_sizes"])
-        ids = None if ids is None else tuple(ids)
-        inputs.append(RewardInput(**item, images=images, token_ids=ids, turns=tuple(map(_turn, turns))))
+        item["turns"] = tuple(
+            Turn(
+                turn["role"], turn["text"], _media(turn["media"]),
+                tuple(Call(call["name"], call["arguments"]) for call in turn["calls"]),
+            )
+            for turn in item["turns"]
+        )  # fmt: skip
+        inputs.append(RewardInput(**item, images=images, token_ids=None if ids is None else tuple(ids)))
     return inputs
 
 
-def _turn(turn: dict[str, Any]) -> Turn:
-    media, calls = (Media(**m) for m in turn["media"]), (Call(**c) for c in turn["calls"])
-    return Turn(turn["role"], turn["text"], tuple(media), tuple(calls))
+def _media(references: Sequence[dict[str, Any]]) -> tuple[Media, ...]:
+    return tuple(Media(**reference) for reference in references)
 
 
 def _load(user: UserReward, memory_mb: int, guard: Guard) -> tuple[BoundReward | None, dict[str, Any]]:

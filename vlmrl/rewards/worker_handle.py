@@ -43,9 +43,11 @@ MOST_READ_BYTES = 1 << 20
 END_SECONDS = 30.0
 """Longest wait for a keeper that ends what it kept."""
 LOWEST_FD, LAST_RESORT_FD = 200, 3
-SENT = ("response", "truth", "columns", "finish", "num_tokens", "prompt", "token_ids", "step", "prompt_id", "sample",
-        "seen_sizes")  # fmt: skip
-"""Fields of a RewardInput that travel as they are; images travel as pixels, references and turns as mappings."""
+SENT = (
+    "response", "truth", "columns", "finish", "num_tokens", "prompt", "token_ids", "step", "prompt_id", "sample",
+    "seen_sizes",
+)  # fmt: skip
+"""Fields of a RewardInput that travel as they are; images travel as pixels, references and turns as JSON objects."""
 BOOT = "import sys; sys.path[:] = sys.argv[5:]; from vlmrl.rewards.keeper import main; main(*map(int, sys.argv[1:5]))"
 
 
@@ -105,8 +107,8 @@ class Worker:
         items, blobs = [], []
         for x in (inputs[i] for i in indices):
             item = {name: getattr(x, name) for name in SENT}
+            item |= {"media": [asdict(m) for m in x.media], "turns": [asdict(turn) for turn in x.turns]}
             images = [image.convert("RGB") for image in x.images]
-            item |= {name: [asdict(one) for one in getattr(x, name)] for name in ("media", "turns")}
             items.append({**item, "images": [image.size for image in images]})
             blobs += [image.tobytes() for image in images]
         body = {"op": "score", "items": items}
