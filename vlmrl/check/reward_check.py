@@ -67,12 +67,15 @@ class RewardQuestion:
 
 @dataclass
 class Checked:
-    """The report as JSON values, and what it was made from: the scores shown and the rows with their texts."""
+    """The report as JSON values, and what it was made from: the scores shown, the rows with their texts, and the reward
+    of each source that gave these scores (none where they are those that were stored).
+    """
 
     report: dict[str, Any]
     facts: Facts
     scores: Scores
     samples: Mapping[int, SavedSample]
+    chosen: Mapping[str, Chosen] = field(default_factory=dict)
 
 
 Sides = tuple["dict[str, Chosen] | None", "dict[str, Chosen] | None"]
@@ -135,7 +138,7 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
     samples = _fill(saved, report)
     report["probes"] = _probes(saved, found.facts, second or first or {}) if question.probe else None
     report["seconds"] = round(time.perf_counter() - start, 3)
-    return Checked(report, found.facts, shown_scores, samples)
+    return Checked(report, found.facts, shown_scores, samples, shown or {})
 
 
 def _tells(apart: Mapping[str, Any] | None) -> bool:
