@@ -1,5 +1,6 @@
-"""What a reward found in the few responses that a page shows: its details and its images. They are asked for once more,
-for a scan of a million responses keeps numbers alone.
+"""Details and images that a reward returns for the few responses of a page.
+
+The reward is asked for them once more, because a scan of a million responses keeps numbers alone.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Scores(Sequence[Score]):
 
     @property
     def unavailable_N(self) -> Flags:
-        """Where a service was down that the reward needs; such a row has an error too."""
+        """Rows on which a service was down that the reward needs; they have an error too."""
         return np.zeros(len(self), dtype=bool) if self.statuses is None else self.statuses.is_word("unavailable")
 
     def __len__(self) -> int:

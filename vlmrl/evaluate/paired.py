@@ -1,4 +1,4 @@
-"""What one evaluation has over another: every metric that both have, on the rows that they share."""
+"""Paired differences of two evaluations: every metric that both have, on the rows that they share."""
 
 from __future__ import annotations
 

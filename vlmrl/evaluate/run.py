@@ -69,7 +69,7 @@ def evaluate(
 def _with_sets(
     summary: dict[str, Any], records: Sequence[Mapping[str, Any]], groups: Sequence[Group], source: Source
 ) -> dict[str, Any]:
-    """The summary with the task's metrics of the whole split, if it has any."""
+    """Return the summary with the task's metrics of the whole split, if it has any."""
     task = source.task
     if task.set_metrics is None:
         return summary

@@ -38,7 +38,7 @@ Record = Mapping[str, Any]
 def summarise_sets(
     compute: SetMetrics, verdicts: Sequence[Verdict], records: Sequence[Record], units: Sequence[Hashable] | None = None
 ) -> dict[str, Any]:
-    """Return what a summary says of the metrics of a whole split.
+    """Return the metrics of a whole split, as a summary holds them.
 
     Args:
         compute: `Task.set_metrics`.    verdicts, records: of the same responses, in the same order.
@@ -58,9 +58,9 @@ def summarise_sets(
             for name, value in _numbers(compute(chosen)).items() if chosen else ():
                 if name in replicates:
                     replicates[name][k] = value
-    metrics = {name: _interval(values[name], drawn_R, shared) for name, drawn_R in replicates.items()}
+    metrics = {name: as_json(_interval(values[name], drawn_R, shared)) for name, drawn_R in replicates.items()}
     return {
-        "metrics": {name: as_json(found) for name, found in metrics.items()},
+        "metrics": metrics,
         "set_metrics": {
             "names": list(metrics),
             "method": METHOD,
@@ -85,14 +85,14 @@ def row_counts(units: Units, drawn_M: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def set_differences(summary: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what one evaluation has over another, for the metrics of a whole split that both have.
+    """Return the paired differences (summary - other) of the metrics of a whole split that both have.
 
     Returns: as `metrics.paired_differences`; {} unless both are of the same rows, units and draws.
     """
     mine, theirs = (s.get("set_metrics") or {} for s in (summary, other))
     if not mine or mine.get("key") != theirs.get("key"):
         return {}
-    found = {}
+    differences = {}
     for name, drawn in mine["replicates"].items():
         a, b = other["metrics"].get(name), summary["metrics"].get(name)
         if name not in theirs["replicates"] or a is None or b is None:
@@ -101,8 +101,8 @@ def set_differences(summary: Mapping[str, Any], other: Mapping[str, Any]) -> dic
         low, high = _ends(drawn_R)
         value = b["value"] - a["value"]
         difference = Interval(value, low, high, b["n"], b["clusters"])
-        found[name] = as_json(difference) | {"a": a["value"], "b": b["value"]}
-    return found
+        differences[name] = as_json(difference) | {"a": a["value"], "b": b["value"]}
+    return differences
 
 
 def set_metrics_of(summary: Mapping[str, Any]) -> list[str]:
@@ -116,7 +116,7 @@ def _interval(value: float, drawn_R: Floats, units: Units) -> Interval:
 
 
 def _ends(drawn_R: Floats) -> tuple[float, float]:
-    """The 2.5th and the 97.5th percentile; NaN where too few replicates are defined."""
+    """Return the 2.5th and the 97.5th percentile; NaN where too few replicates are defined."""
     defined = drawn_R[np.isfinite(drawn_R)]
     if len(defined) <= LEAST_REPLICATES:
         return math.nan, math.nan
@@ -124,12 +124,12 @@ def _ends(drawn_R: Floats) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _numbers(found: Any) -> dict[str, float]:
-    """What a task's set metrics returned: names with numbers, NaN where one is not defined."""
-    if not isinstance(found, Mapping):
-        raise DataError(f"the set metrics of the task are a {type(found).__name__}, not names with numbers")
+def _numbers(returned: Any) -> dict[str, float]:
+    """Return what a task's set metrics gave as names with numbers, NaN where one is not defined."""
+    if not isinstance(returned, Mapping):
+        raise DataError(f"the set metrics of the task are a {type(returned).__name__}, not names with numbers")
     numbers: dict[str, float] = {}
-    for name, value in found.items():
+    for name, value in returned.items():
         if value is not None and (isinstance(value, str) or not hasattr(value, "__float__")):
             raise DataError(f"the set metric `{name}` of the task is {value!r:.80}, not a number or None")
         numbers[str(name)] = math.nan if value is None else float(value)
@@ -137,7 +137,7 @@ def _numbers(found: Any) -> dict[str, float]:
 
 
 def _key(records: Sequence[Record], clusters: Clusters) -> str:
-    """Hash of all that resamples depend on: the rows with their truths, their units, the draws."""
+    """Return a hash of all that resamples depend on: the rows with their truths, their units, the draws."""
     digest = hashlib.sha256(json.dumps([SEED, REPLICATES]).encode())
     for record, ids in zip(records, clusters, strict=True):
         row = [record["prompt_id"], record["sample"], record["truth"], [str(one) for one in ids]]

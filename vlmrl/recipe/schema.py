@@ -147,13 +147,13 @@ class Reward(Table):
     workers: Annotated[int, Field(gt=0, le=4096)] = 1
     """Worker processes for a user's reward."""
     on_timeout: dict[str, Number] = {}
-    """What a response earns that hangs or kills a user's reward twice, the second time alone: part -> number, such as
-    `{ answer = 0.0 }`. Left out = what the reward's file declares as ON_TIMEOUT, else nothing: such a response is left
-    out, as any on which the reward fails."""
+    """Parts of the score of a response that hangs or kills a user's reward twice, the second time alone, such as
+    `{ answer = 0.0 }`. Left out = ON_TIMEOUT of the reward's file; without one, such a response has no score, like any
+    on which the reward fails."""
     on_unavailable: Literal["mask", "stop"] = "mask"
-    """What training does when a reward says that a service which it needs is down (it raises
-    `vlmrl.RewardUnavailable`): mask = the samples are left out and counted in `reward/unavailable`; stop = a checkpoint
-    is saved and the run ends. In the first 3 steps it always ends."""
+    """Action of training when a reward raises `vlmrl.RewardUnavailable`, because a service that it needs is down: mask =
+    the samples are left out and counted in `reward/unavailable`; stop = a checkpoint is saved and the run ends. In the
+    first 3 steps the run always ends."""
 
 
 class Rollout(Table):

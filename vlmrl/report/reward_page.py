@@ -155,7 +155,7 @@ def _view(row: Mapping[str, Any], checked: Checked, pictures: Mapping[int, Seque
 
 
 def _with_findings(view: RowView, score: Score | None, album: Album) -> RowView:
-    """The view with what the reward found, provided that it says the same of the response as before."""
+    """Return the view with the reward's detail and images, provided that its score is the same as before."""
     if score is None or view.scores[-1][0] != score.value:
         return view
     images = [(visible(name), album.add_file(score.files[media.sha256])) for name, media in score.artifacts.items()]

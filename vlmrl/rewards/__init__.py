@@ -95,7 +95,7 @@ def _no_argument(name: str, key: str, parameters: Mapping[str, Any]) -> RewardEr
 
 def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, Any]:
     """Return what a run's manifest keeps of a reward, enough to load it again: name, style, args, weights, sha256, the
-    part that the recipe names as its accuracy, if it does, and what a response earns that hangs, if it earns anything.
+    part that the recipe names as its accuracy, and the parts of a response that hangs, where there are any.
     """
     style = spec.user.style if spec.user else "auto"
     args = json.loads(json.dumps(dict(spec.args), default=str))
@@ -123,7 +123,7 @@ def load_recorded(record: Mapping[str, Any], base_dir: Path | str | None = None)
 
 
 def earn_on_timeout(spec: RewardSpec, parts: Mapping[str, float]) -> RewardSpec:
-    """Return the reward with the parts that a recipe gives for a response which hangs; {} = as it is.
+    """Return the reward with the parts that a recipe gives to a response that hangs; {} = as it is.
 
     Raises: RewardError when a built-in has no such part, or a part is outside of its range.
     """

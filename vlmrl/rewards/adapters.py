@@ -8,7 +8,7 @@
   ground_truth)` -> dicts with `overall`.
 
 A file may declare NEEDS_IMAGES (bool), WEIGHTS (part -> number), RANGES (part -> (low, high)), ON_TIMEOUT (part ->
-number: what a response earns that hangs or kills the function twice) and EasyR1's REWARD_TYPE.
+number, for a response that hangs or kills the function twice) and EasyR1's REWARD_TYPE.
 Everything below except `load_user_reward` runs in the worker process; conventions.py makes the calls.
 """
 

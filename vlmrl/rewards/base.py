@@ -70,8 +70,8 @@ class RewardSpec:
         needs_images, needs_token_ids: whether `RewardInput.images` and `RewardInput.token_ids` are filled.
         accuracy: the part that says whether a response is right; None = see accuracy.py.
         accuracy_named: the recipe names that part: it then goes before the task's own measure.
-        on_timeout: parts that a response earns which hangs or kills its grader twice, the second time alone; empty =
-            none, such a response is left out like any on which the reward fails.
+        on_timeout: parts of the score of a response that hangs or kills its grader twice, the second time alone; empty
+            = it has no score, like any response on which the reward fails.
         source_sha256: hash of the source file (user rewards) or of the built-in rewards' source, for the manifest.
         user: the user's function; None for a built-in. `fn` is then never called in this process.
         args: the arguments that were bound, as JSON values.
@@ -202,7 +202,7 @@ def _spread(shares: Mapping[str, float], parts: Parts, weights: Mapping[str, flo
 
 
 class Returned(NamedTuple):
-    """What a reward returned, taken apart. Nothing in it has been checked."""
+    """Result of a reward, taken apart. Nothing in it has been checked."""
 
     parts: dict[str, Any]
     note: str
@@ -296,7 +296,7 @@ def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, floa
 def check_on_timeout(
     parts: Any, ranges: Mapping[str, tuple[float, float]], where: str | None = None
 ) -> dict[str, float]:
-    """Return the parts that a response earns which hangs or kills its grader.
+    """Return the checked parts of the score of a response that hangs or kills its grader.
 
     Raises: RewardError for what is no mapping of parts to numbers, or outside of the ranges that parts declare.
     """

@@ -178,14 +178,14 @@ class PairReward:
         return (self._renamed(parts) if self.fields else parts) | {"detail": detail}
 
     def read(self, response: str) -> Reading:
-        """Return what a response (special tokens removed) says by the rules of this reward. Total: any text in, time
-        linear in its length.
+        """Return the reading of a response (special tokens removed) by the rules of this reward. Total: any text in,
+        time linear in its length.
         """
         return self._by_the_rules(*self.read_freely(response))
 
     def read_freely(self, response: str) -> tuple[Reading, str]:
-        """Return what a response says, whether or not it leaves levels out or contradicts itself; and, in words, the
-        first level that it leaves out although none above it differs ("" = none).
+        """Return the reading of a response that may leave levels out and contradict itself; and, in words, the first
+        level that it leaves out although none above it differs ("" = none).
         """
         problem, confidence, bodies, repair = self._format.split(response)
         if problem or confidence is None:

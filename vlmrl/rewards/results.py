@@ -76,7 +76,7 @@ def _too_long(size: int) -> RewardError:
 
 
 def _written(value: Any) -> Any:
-    """The value with texts that every file can hold. Its depth is bounded by `parse_json`."""
+    """Return the value with texts that every file can hold. `parse_json` bounds its depth."""
     if isinstance(value, str):
         return encodable(value)
     if isinstance(value, list):

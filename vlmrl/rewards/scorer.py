@@ -147,7 +147,7 @@ class Scorer:
                 yield self._taken(result), seconds
 
     def _taken(self, result: Any) -> Score | Failure:
-        """The score of what a built-in reward returned; its details are JSON values by its own tests."""
+        """Return the score of a built-in reward's result; its details are JSON values, by its own tests."""
         try:
             parts, note, detail, images = split_result(result)
             artifacts, files = read_artifacts(artifact_files(images)) if images else ({}, {})
@@ -168,7 +168,7 @@ class Scorer:
         self, returned: Mapping[str, Any], note: str, detail: Any = None,
         artifacts: Mapping[str, Media] = NOTHING, files: Mapping[str, bytes] = NOTHING,
     ) -> Score | Failure:  # fmt: skip
-        """The parts checked against their ranges and combined with the weights, and what else the reward returned."""
+        """Return the score: parts checked against their ranges and combined with the weights, and all else as it is."""
         note = encodable(note)
         details = None if detail is None else {self.spec.key: detail}
         try:
@@ -242,11 +242,11 @@ class Scorer:
         return outcomes
 
     def _is_bug(self, outcome: Outcome) -> bool:
-        """Whether a failure is the reward's, whatever the response did: it is not, where hanging has its price."""
+        """Return whether an outcome is a failure of the reward: a response that hangs is none where `on_timeout` is set."""
         return isinstance(outcome, Failure) and not (self.spec.on_timeout and outcome.is_lost)
 
     def _forgiven(self, outcomes: dict[int, Outcome], lost: Sequence[int]) -> dict[int, Outcome]:
-        """The outcomes with `on_timeout` for those that were `lost` once and are so again, now that they were alone.
+        """Return the outcomes with `on_timeout` for those that were `lost` once, and again when they were alone.
 
         A reward that has never answered anything hangs by itself: its responses stay without a score.
         """
@@ -285,7 +285,7 @@ def _is_lost(outcome: Outcome) -> bool:
 
 
 def _noted(outcome: Outcome, before: Outcome) -> Outcome:
-    """An answer that came when its row was asked alone, with a note that says why it was."""
+    """Return an answer that came when its row was asked alone, with a note that says why it was."""
     if not isinstance(outcome, Result) or not isinstance(before, Failure):
         return outcome
     return replace(outcome, note="; ".join(filter(None, (outcome.note, f"asked again alone: {before.message}"))))

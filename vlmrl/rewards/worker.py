@@ -292,7 +292,7 @@ def _score(
 
 
 def _answer_of(result: Any, seconds: float, file: str) -> Answer:
-    """What the function returned for one item, as its answer. Its values are objects of the user's: they may raise."""
+    """Return the answer for one item. Values of the result are objects of the user's: they may raise."""
     try:
         parts, note, detail, artifacts = split_result(result)
         if len(parts) > MOST_PARTS or any(len(str(name)) > MOST_NAME_CHARS for name in parts):

@@ -1,4 +1,4 @@
-"""What is measured of a scored response: by its task, and by the part of its reward that is an accuracy."""
+"""Outcomes of scored responses: those of their task, with the part of the reward that is an accuracy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def outcome_of(task: Task, group: Group, sample: ScoredSample, spec: RewardSpec)
 
 
 def response_input(group: Group, sample: ScoredSample) -> RewardInput:
-    """Return what is known of a scored response as its reward saw it, without the pixels."""
+    """Return the input of the reward that a scored response had, without the pixels."""
     row, trajectory = group.row, sample.trajectory
     return RewardInput(
         sample.text, row.truth, row.columns, finish=trajectory.finish, num_tokens=trajectory.num_sampled_tokens,

@@ -35,7 +35,7 @@ def outcome_as(name: str, args: Mapping[str, Any]) -> Callable[[RewardSpec | Non
 
 
 def _reads_alike(scored_by: Any, reads: PairReward) -> bool:
-    """Whether the reading of one reward, before its rules, is that of the other whatever the response is."""
+    """Return whether one reward's reading, before its rules, is the other's for every response."""
     names = ("form", "levels", "levels_decide", "relaxed")
     return isinstance(scored_by, PairReward) and all(getattr(scored_by, n) == getattr(reads, n) for n in names)
 
