@@ -151,9 +151,9 @@ class Reward(Table):
     `{ answer = 0.0 }`. Left out = ON_TIMEOUT of the reward's file; without one, such a response has no score, like any
     on which the reward fails."""
     on_unavailable: Literal["mask", "stop"] = "mask"
-    """Action of training when a reward raises `vlmrl.RewardUnavailable`, because a service that it needs is down: mask =
-    the samples are left out and counted in `reward/unavailable`; stop = a checkpoint is saved and the run ends. In the
-    first 3 steps the run always ends."""
+    """Action of training when a reward raises `vlmrl.RewardUnavailable`, because a service that it needs is down: mask
+    = the samples are left out and counted in `reward/unavailable`; stop = a checkpoint is saved and the run ends. In
+    the first 3 steps the run always ends."""
 
 
 class Rollout(Table):

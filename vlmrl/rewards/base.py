@@ -216,18 +216,29 @@ def split_result(result: Any) -> Returned:
 
     Raises: RewardError for a RewardResult whose note is no text.
     """
-    if isinstance(result, RewardResult):
-        parts, note, detail, _ = split_result(result.parts)
-        given, found, artifacts = result.note, result.detail, result.artifacts
-        if not isinstance(given, str):
-            raise RewardError(f"the note of the reward is a {type(given).__name__}, not a text")
-        return Returned(parts, given or note, detail if found is None else found, artifacts)
-    if type(result) is not dict and not isinstance(result, Mapping):
-        return Returned({"reward": result}, "")
+    if type(result) is not dict:
+        if isinstance(result, RewardResult):
+            return _split_whole(result)
+        if not isinstance(result, Mapping):
+            return Returned({"reward": result}, "")
     parts = dict(result)
-    note = parts.pop("note") if isinstance(parts.get("note"), str) else ""
-    detail = parts.pop("detail") if isinstance(parts.get("detail"), Mapping) else None
+    note, detail = parts.get("note"), parts.get("detail")
+    if type(detail) is dict or isinstance(detail, Mapping):
+        del parts["detail"]
+    else:
+        detail = None
+    if not isinstance(note, str):
+        return Returned(parts, "", detail)
+    del parts["note"]
     return Returned(parts, note, detail)
+
+
+def _split_whole(result: RewardResult) -> Returned:
+    parts, note, detail, _ = split_result(result.parts)
+    given, found, artifacts = result.note, result.detail, result.artifacts
+    if not isinstance(given, str):
+        raise RewardError(f"the note of the reward is a {type(given).__name__}, not a text")
+    return Returned(parts, given or note, detail if found is None else found, artifacts)
 
 
 def split_note(result: Any) -> tuple[dict[str, Any], str]:

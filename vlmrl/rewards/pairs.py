@@ -86,12 +86,12 @@ class Reading(NamedTuple):
 
     def as_detail(self) -> dict[str, Any]:
         """Return the reading as a JSON value; what is empty is left out."""
-        if self.confidence is None:
-            detail: dict[str, Any] = {"problem": self.problem}
-        else:
-            values = {level: [*v] if type(v) is tuple else v for level, v in self.stated.items()}
-            detail = {"confidence": self.confidence, "stated": values, "agrees": self.agrees}
-        return detail | {"repair": self.repair} if self.repair else detail
+        problem, confidence, stated, agrees, repair = self
+        if confidence is None:
+            return {"problem": problem, "repair": repair} if repair else {"problem": problem}
+        values = {level: [*v] if type(v) is tuple else v for level, v in stated.items()}
+        detail = {"confidence": confidence, "stated": values, "agrees": agrees}
+        return {**detail, "repair": repair} if repair else detail
 
     @classmethod
     def of_detail(cls, detail: Any) -> Reading | None:
@@ -165,17 +165,16 @@ class PairReward:
         problem, confidence, stated, agrees, repair = self._by_the_rules(free, missing)
         if x.finish == "length":
             problem = "cut off at the token limit"
-        detail = free.as_detail()
         if problem or confidence is None:
-            return self._nothing(truth, problem) | {"detail": detail}
+            return self._nothing(truth, problem, free)
         parts: dict[str, Any] = {"format": 1.0, "answer": answer_score(confidence, same, self.answer)}
         parts |= self.form.parts(stated, truth, self.levels)
         if self.consistency == "part":
             parts["consistency"] = None if agrees is None else float(agrees)
         if self.relaxed:
             parts["repaired"] = float(bool(repair))
-        parts["note"] = repair
-        return (self._renamed(parts) if self.fields else parts) | {"detail": detail}
+        parts["note"], parts["detail"] = repair, free.as_detail()
+        return self._renamed(parts) if self.fields else parts
 
     def read(self, response: str) -> Reading:
         """Return the reading of a response (special tokens removed) by the rules of this reward. Total: any text in,
@@ -261,14 +260,14 @@ class PairReward:
             return confidence <= 0.5
         return confidence >= 0.5 if self.levels_decide is True else None
 
-    def _nothing(self, truth: Mapping[str, Any], problem: str) -> dict[str, Any]:
+    def _nothing(self, truth: Mapping[str, Any], problem: str, free: Reading) -> dict[str, Any]:
         parts: dict[str, Any] = {"format": 0.0, "answer": 0.0}
         parts |= {level: None if value is None else 0.0 for level, value in truth.items()}
         if self.consistency == "part":
             parts["consistency"] = 0.0
         if self.relaxed:
             parts["repaired"] = 0.0
-        parts["note"] = problem
+        parts["note"], parts["detail"] = problem, free.as_detail()
         return self._renamed(parts) if self.fields else parts
 
     def _renamed(self, parts: dict[str, Any]) -> dict[str, Any]:

@@ -242,7 +242,7 @@ class Scorer:
         return outcomes
 
     def _is_bug(self, outcome: Outcome) -> bool:
-        """Return whether an outcome is a failure of the reward: a response that hangs is none where `on_timeout` is set."""
+        """Return whether the reward failed; where `on_timeout` is set, a response that hangs is no failure of it."""
         return isinstance(outcome, Failure) and not (self.spec.on_timeout and outcome.is_lost)
 
     def _forgiven(self, outcomes: dict[int, Outcome], lost: Sequence[int]) -> dict[int, Outcome]:
