@@ -64,6 +64,10 @@ def test_one_changed_digit_is_found(tmp_path):
     assert result["worst"][0]["row"] == 7 and saved.pick([7])[7].where == "step 1, digits row 0-1 sample 3"
     scores[7] = Score(value, {**parts, "format": 0.25})
     assert compared(found, scores)["different"] == 1
+    scores[7] = Score(math.nan, {}, error="no answer from judge:8000", status="unavailable")
+    assert compared(found, scores)["equal"], "a service that is down says nothing of the reward"
+    scores[7] = Score(math.nan, {}, error="ValueError: mine")
+    assert compared(found, scores)["different"] == 1
 
 
 def test_the_places_rollouts_may_be_named_by(tmp_path):
