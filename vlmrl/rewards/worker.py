@@ -299,7 +299,7 @@ def _answer_of(result: Any, seconds: float, file: str) -> Answer:
             return {"error": {"kind": CONTRACT, "hint": None, "lines": [], "message":
                               f"it returned {len(parts):,} parts; a reward has at most {MOST_PARTS}, "
                               f"with names of at most {MOST_NAME_CHARS} characters"}}, ()  # fmt: skip
-        answer = {"parts": check_parts(parts, {}), "note": note[:MOST_NOTE_CHARS], "seconds": seconds}
+        answer: dict[str, Any] = {"parts": check_parts(parts, {}), "note": note[:MOST_NOTE_CHARS], "seconds": seconds}
         text, files = detail_text(detail), artifact_files(artifacts)
         if text is not None:
             answer["detail"] = text
