@@ -64,7 +64,14 @@ class RewardError(VlmrlError):
 
 
 class RewardUnavailable(RewardError):
-    """A service that a reward needs is down. A reward raises it with the reason; its sample is left out, no bug."""
+    """A service that is down, as a reward says with `raise RewardUnavailable("why")`. It is no bug of the reward: the
+    sample is left out, and never scored 0.
+    """
+
+    def __init__(
+        self, message: object = "a service that it needs is down", *, where: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(str(message), where=where, hint=hint)
 
 
 class StoreError(VlmrlError):

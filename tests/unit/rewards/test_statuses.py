@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -42,6 +43,20 @@ def test_strict_stops_in_the_words_of_the_service(scorer):
         s.score([RewardInput("up"), RewardInput("down")], strict=True, rows=["row a", "row b"])
     assert error.value.message == "reward `mine.py:reward` is unavailable: no answer from judge:8000"
     assert error.value.where == "row b" and "no bug" in (error.value.hint or "")
+
+
+def test_the_reason_may_be_an_exception_or_nothing(scorer):
+    source = """
+    from vlmrl import RewardUnavailable
+    def reward(x):
+        raise RewardUnavailable(ConnectionError("refused")) if x.response else RewardUnavailable
+    """
+    with scorer(source) as s:
+        scores = s.score([RewardInput("a"), RewardInput("")])
+    assert [score.error for score in scores] == ["refused", "a service that it needs is down"]
+    error = RewardUnavailable(ConnectionError("refused"), where="row 3", hint="wait")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), again.message, again.where, again.hint) == (RewardUnavailable, "refused", "row 3", "wait")
 
 
 def test_a_batch_whose_service_is_down_is_not_asked_row_by_row(scorer, tmp_path):
