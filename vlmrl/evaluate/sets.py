@@ -54,7 +54,7 @@ def summarise_sets(
     replicates = {name: np.full(REPLICATES, math.nan) for name, value in values.items() if math.isfinite(value)}
     if shared.count > 1:
         for k, count_N in enumerate(resamples(shared)):
-            chosen = [verdicts[i] for i in np.repeat(np.arange(len(verdicts)), count_N)]
+            chosen = [verdicts[i] for i in np.repeat(np.arange(len(verdicts)), count_N).tolist()]
             for name, value in _numbers(compute(chosen)).items() if chosen else ():
                 if name in replicates:
                     replicates[name][k] = value

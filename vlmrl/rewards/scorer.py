@@ -254,7 +254,7 @@ class Scorer:
         if not (self.spec.on_timeout and self._answers):
             return outcomes
         priced = {i: o for i in lost if isinstance(o := outcomes[i], Failure) and o.is_lost}
-        parts = dict(self.spec.on_timeout)
+        parts: dict[str, float | None] = {**self.spec.on_timeout}
         notes = {i: f"{failure.message}; alone too: it earns `on_timeout`" for i, failure in priced.items()}
         return outcomes | {i: Result(parts, notes[i], 0.0) for i in priced}
 
