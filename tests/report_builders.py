@@ -49,7 +49,7 @@ def evaluation_row(prompt_id: str, score: float, **changes: Any) -> dict[str, An
     row = {
         "prompt_id": prompt_id, "sample": 0, "seed": 0, "source": "digits", "task": "digits",
         "truth": {"same": True, "distance": 0}, "text": f"said {prompt_id}", "finish": "stop", "num_tokens": 4,
-        "score": score, "parts": {"format": 1.0}, "note": "", "error": None,
+        "score": score, "parts": {"format": 1.0}, "note": "", "error": None, "status": "ok",
         "images": [{"sha256": m.sha256, "width": 40, "height": 30, "kind": "image"} for m in MEDIA[:2]],
         "outcome": outcome,
     }  # fmt: skip

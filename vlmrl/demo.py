@@ -165,12 +165,12 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) ->
 
 def compare(sft_run: Path, rl_run: Path) -> dict[str, Any]:
     """Both test evaluations side by side, and the paired difference with its interval."""
-    from vlmrl.evaluate.metrics import joined_ranges, paired_differences
+    from vlmrl.evaluate.paired import differences as differences_of
     from vlmrl.evaluate.run import read_evaluation
     from vlmrl.store.layout import eval_dir
 
     sft, rl = (read_evaluation(eval_dir(run, "test")) for run in (sft_run, rl_run))
-    found = paired_differences(rl.rows, sft.rows, joined_ranges(sft.summary, rl.summary))
+    found = differences_of(rl, sft)
     differences = {
         name: {"mean": found[name]["value"], "ci95": [found[name]["low"], found[name]["high"]]}
         for name in ("reward", "accuracy")

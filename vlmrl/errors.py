@@ -63,6 +63,17 @@ class RewardError(VlmrlError):
     """A bug in a reward: it raised, hung, or returned what is not a score. Never a score of 0."""
 
 
+class RewardUnavailable(RewardError):
+    """A service that is down, as a reward says with `raise RewardUnavailable("why")`. It is no bug of the reward: the
+    sample is left out, and never scored 0.
+    """
+
+    def __init__(
+        self, message: object = "a service that it needs is down", *, where: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(str(message), where=where, hint=hint)
+
+
 class StoreError(VlmrlError):
     """A run folder that is missing, locked, damaged or ambiguous."""
 

@@ -161,9 +161,10 @@ def metric_names(source: Source) -> list[str]:
     The parts of a user's reward are known only when it has run; those with a weight are named.
     """
     known = dict.fromkeys([*source.reward.ranges, *source.weights])
-    outcome = with_accuracy(source.task.outcome(source.rows[0].truth, ""), known, source.reward)
+    outcome = with_accuracy(dict.fromkeys(source.task.measured(source.rows[0].truth)), known, source.reward)
     names = ["reward", *(name for name in outcome if name not in ("label", "confidence"))]
     names += ("auc", "ece", "precision", "recall", "f1") if {"label", "confidence"} <= set(outcome) else ()
+    names += source.task.measured_of_sets(source.rows[0].truth)
     return [*names, *(f"part/{part}" for part in known), "response_tokens", "truncated"]
 
 

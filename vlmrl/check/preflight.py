@@ -221,8 +221,7 @@ def _reward_plan(source: Source, reward: rows.RewardFacts, profile: str) -> dict
 
 def _accuracy(source: Source, parts: Sequence[str]) -> str | None:
     """What the metric `accuracy` of a source is, in words; None where it has none, as far as the parts seen tell."""
-    outcome = source.task.outcome(source.rows[0].truth, "")
-    if "accuracy" in outcome and not source.reward.accuracy_named:
+    if "accuracy" in source.task.measured(source.rows[0].truth) and not source.reward.accuracy_named:
         return f"measured by the task `{source.task.name}`"
     part = accuracy_part(parts, source.reward)
     return None if part is None else f"the part `{part}`"

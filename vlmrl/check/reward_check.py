@@ -67,12 +67,15 @@ class RewardQuestion:
 
 @dataclass
 class Checked:
-    """The report as JSON values, and what it was made from: the scores shown and the rows with their texts."""
+    """The report as JSON values, and what it was made from: the scores shown, the rows with their texts, and the reward
+    of each source that gave these scores (none where they are those that were stored).
+    """
 
     report: dict[str, Any]
     facts: Facts
     scores: Scores
     samples: Mapping[int, SavedSample]
+    chosen: Mapping[str, Chosen] = field(default_factory=dict)
 
 
 Sides = tuple["dict[str, Chosen] | None", "dict[str, Chosen] | None"]
@@ -84,7 +87,8 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
     It is a mapping with: path, run, steps, samples, groups, sources, notes, seconds;
         rewards: source -> name, weights, args, changed (of the scores that follow), accuracy (the part that is one);
         stored: see `compare_stored`, when the run's own reward was used unchanged, else None;
-        broken: number and the first rows that could not be read; errors: number and the first rows that failed;
+        broken: number and the first rows that could not be read; errors: number and the first rows that failed, and
+        how many had no score because a service was down;
         doubts: number of truths scored as they are although they break the task's form, and of contradictions among
         them;
         parts, reasons, dead_groups, disagreements: of the new scores (statistics.py);
@@ -134,7 +138,7 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
     samples = _fill(saved, report)
     report["probes"] = _probes(saved, found.facts, second or first or {}) if question.probe else None
     report["seconds"] = round(time.perf_counter() - start, 3)
-    return Checked(report, found.facts, shown_scores, samples)
+    return Checked(report, found.facts, shown_scores, samples, shown or {})
 
 
 def _tells(apart: Mapping[str, Any] | None) -> bool:
@@ -221,8 +225,9 @@ def _tell_doubts(saved: Saved, found: Scan) -> None:
 
 
 def _errors(facts: Facts, scores: Scores, most: int) -> dict[str, Any]:
-    failed = np.flatnonzero(scores.failed_N & ~scores.errors.is_word(INAPPLICABLE))
-    return {"number": len(failed), "first": [row_of(facts, int(i), scores) for i in failed[:most]]}
+    failed = np.flatnonzero(scores.failed_N & ~scores.errors.is_word(INAPPLICABLE) & ~scores.unavailable_N)
+    first = [row_of(facts, int(i), scores) for i in failed[:most]]
+    return {"number": len(failed), "first": first, "unavailable": int(scores.unavailable_N.sum())}
 
 
 def _fill(saved: Saved, report: Mapping[str, Any]) -> Mapping[int, SavedSample]:
@@ -260,7 +265,7 @@ def _accuracy_part(saved: Saved, source: str, choice: Chosen, scores: Scores) ->
     ref = saved.task_ref(source)
     task = ref.make() if ref is not None and not choice.spec.accuracy_named else None
     try:
-        if task is not None and "accuracy" in task.outcome(saved.heads[source].truth, ""):
+        if task is not None and "accuracy" in task.measured(saved.heads[source].truth):
             return None
     except RewardError:  # a truth that the task cannot read: it has a measure of its own
         return None

@@ -24,10 +24,10 @@ from vlmrl.errors import RewardError, VlmrlError
 from vlmrl.process import die_with_parent
 from vlmrl.rewards import load_recorded, reward_record
 from vlmrl.rewards.accuracy import accuracy_part
-from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.base import UNSCORED, RewardSpec
 from vlmrl.rewards.layouts import CONTRADICTS
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.types import Media, RewardInput
+from vlmrl.types import Media, RewardInput, Score
 
 MAX_TEXTS = 8_000
 """About so many responses are kept as text, for what looks at words: whole groups, picked by a hash."""
@@ -224,20 +224,21 @@ class Work:
     def on(self, chunk: Chunk, limit: int) -> Scan:
         """Read and score one piece; texts of groups whose hash is below `limit` are kept."""
         made = self.plan.decoder.decode(chunk, media=self._images, ids=self._ids)
-        scored = [self._score(made, side) for side in self._scorers]
+        found = [self._score(made, side) for side in self._scorers]
+        scored, sides = [scores for scores, _ in found], [Scores.of(scores) for scores, _ in found]
         kept = np.flatnonzero(hashes(made.facts.groups_N) < limit)
         texts = {int(made.facts.rows_N[i]): made.inputs[i].response for i in kept.tolist()}
         return Scan(
-            made.facts, made.stored, [s for s, _ in scored], [t for _, t in scored],
-            self._right(made, [s for s, _ in scored]), texts,
+            made.facts, made.stored, sides, [seconds for _, seconds in found],
+            self._right(made, sides, scored), texts,
             list(made.broken[:100]), list(made.doubts[:100]), len(made.broken), len(made.doubts),
             sum(CONTRADICTS in doubt.why for doubt in made.doubts),
         )  # fmt: skip
 
-    def _score(self, made: Decoded, side: Mapping[str, Scorer]) -> tuple[Scores, Floats]:
+    def _score(self, made: Decoded, side: Mapping[str, Scorer]) -> tuple[list[Score], Floats]:
         size = len(made.inputs)
         names = _Names(self.plan.decoder, made.facts)
-        pieces, order, seconds = [], [], np.zeros(size)
+        found, seconds = [UNSCORED] * size, np.zeros(size)
         for source, rows in _calls(made.facts):
             scorer = side[source]
             inputs = made.inputs if len(rows) == size else [made.inputs[i] for i in rows]
@@ -249,17 +250,15 @@ class Work:
             called = names if len(rows) == size else [names[i] for i in rows]
             scores = self._called(scorer, inputs, called, _failures(made, rows))
             seconds[rows] = scorer.seconds
-            pieces.append(scores)
-            order.append(rows)
-        if not pieces:
-            return Scores.of([]), seconds
-        return Scores.concat(pieces).at(np.argsort(np.concatenate(order))), seconds
+            for place, score in zip(rows.tolist(), scores, strict=True):
+                found[place] = score
+        return found, seconds
 
-    def _called(self, scorer: Scorer, inputs: Sequence[RewardInput], names: Any, failed_then: Any) -> Scores:
+    def _called(self, scorer: Scorer, inputs: Sequence[RewardInput], names: Any, failed_then: Any) -> list[Score]:
         """One call of a reward. A failure that was not there in training stops, with the row and its traceback."""
         if self.plan.keep_going or np.any(failed_then):
-            scores = Scores.of(scorer.score(inputs, rows=names))
-            new = np.flatnonzero(scores.failed_N & ~failed_then)
+            scores = scorer.score(inputs, rows=names)
+            new = np.flatnonzero(np.asarray([score.error is not None for score in scores]) & ~failed_then)
             if self.plan.keep_going or not len(new):
                 return scores
             first = int(new[0])
@@ -269,9 +268,9 @@ class Work:
             raise RewardError(
                 f"reward `{scorer.spec.name}` failed once and then did not: {scores[first].error}", where=names[first]
             )
-        return Scores.of(scorer.score(inputs, strict=True, rows=names))
+        return scorer.score(inputs, strict=True, rows=names)
 
-    def _right(self, made: Decoded, scored: Sequence[Scores]) -> Floats:
+    def _right(self, made: Decoded, sides: Sequence[Scores], scored: Sequence[Sequence[Score]]) -> Floats:
         """The accuracy of every row: of a reward for which the recipe names it, else the task's own, else of the first
         reward that has one (rewards/accuracy.py).
         """
@@ -280,16 +279,17 @@ class Work:
             rows = np.flatnonzero(made.facts.sources.codes_N == _code(made.facts, source))
             found = [
                 scores.parts[part][rows]
-                for scores, side in zip(scored, self.plan.sides, strict=True)
+                for scores, side in zip(sides, self.plan.sides, strict=True)
                 if source in side and (part := accuracy_part(scores.parts, side[source].spec)) is not None
             ]
             named = any(side[source].spec.accuracy_named for side in self.plan.sides if source in side)
-            own = None if named and found else self._own_right(made, source, rows)
+            by = next((s for s, side in zip(scored, self.plan.sides, strict=True) if source in side), None)
+            own = None if named and found else self._own_right(made, source, rows, by)
             right[rows] = own if own is not None else found[0] if found else math.nan
         return right
 
-    def _own_right(self, made: Decoded, source: str, rows: Any) -> Floats | None:
-        """The task's own accuracy of these rows; None where it has none."""
+    def _own_right(self, made: Decoded, source: str, rows: Any, scores: Sequence[Score] | None) -> Floats | None:
+        """The task's own accuracy of these rows; None where it has none. Args: scores: of all rows; None = of none."""
         outcome = self._outcomes.get(source)
         if outcome is None:
             return None
@@ -297,7 +297,7 @@ class Work:
         for place, i in enumerate(rows.tolist()):
             x = made.inputs[i]
             try:
-                measured = outcome(x.truth, x.response)
+                measured = outcome(x, UNSCORED if scores is None else scores[i])
             except RewardError:  # a truth taken as it is, see `Decoded.doubts`: no response to it is right or wrong
                 has_one = True
                 continue

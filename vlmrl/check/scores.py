@@ -115,6 +115,11 @@ class Scores(Sequence[Score]):
     def failed_N(self) -> Flags:
         return ~self.errors.missing_N
 
+    @property
+    def unavailable_N(self) -> Flags:
+        """Rows on which a service was down that the reward needs; they have an error too."""
+        return np.zeros(len(self), dtype=bool) if self.statuses is None else self.statuses.is_word("unavailable")
+
     def __len__(self) -> int:
         return len(self.values_N)
 

@@ -21,11 +21,12 @@ MOST_REASONS = 10
 
 
 def compare_stored(facts: Facts, stored: Scores, scores: Scores, most: int = 5) -> dict[str, Any]:
-    """Whether the new scores are the stored ones, to the digit: value, every part, and which rows failed.
+    """Compare the new scores with the stored ones, to the digit: value, every part, and which rows failed. Rows for
+    which a service was down, then or now, say nothing about the reward and count as equal.
 
     Returns: equal, different (rows), largest_difference (of values), failed_then, failed_now, and the worst rows.
     """
-    different = np.flatnonzero(~same_scores(stored, scores))
+    different = np.flatnonzero(~(same_scores(stored, scores) | stored.unavailable_N | scores.unavailable_N))
     gaps = np.abs(stored.values_N[different] - scores.values_N[different])
     gaps[np.isnan(gaps)] = math.inf
     order = np.lexsort((different, -gaps))[:most]

@@ -30,6 +30,8 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
     title = f"{of} on {meta['source']}/{meta['split']}: {result['prompts']:,} prompts, {images}{how}"
     show_table(title, headers, rows)
     tell(f"intervals: {method_of(result)}; - = one cluster of rows has none")
+    if sets := result.get("set_metrics"):
+        tell(f"intervals of {', '.join(sets['names'])}: {sets['method']}")
     if numbers:
         tell(f"paper: {meta['paper'].get('source', 'no source named')}")
     if other:
@@ -41,6 +43,8 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
         tell(f"accuracy is {result['accuracy_of']}")
     if result["reward_errors"]:
         tell(f"the reward failed for {result['reward_errors']} of {result['rows']} answers: they are not in `reward`")
+    if down := result.get("reward_unavailable"):
+        tell(f"the reward was unavailable for {down} of {result['rows']} answers: they are not in `reward`")
     label = role_label(meta)
     if label:
         tell(f"these are {label}")

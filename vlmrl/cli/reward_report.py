@@ -29,6 +29,8 @@ def show(report: Mapping[str, Any], out: Console, most: int) -> None:
     if report["errors"]["number"]:
         out.print(f"  the reward failed on {report['errors']['number']:,} rows", style="bold red")
         _show_rows("failed", report["errors"]["first"][:most], out)
+    if down := report["errors"]["unavailable"]:
+        out.print(f"  the reward was unavailable for {down:,} rows", style="yellow")
     if report["stored"] is not None:
         _show_stored(report["stored"], report["samples"], out, most)
     _show_parts(report["parts"], out)

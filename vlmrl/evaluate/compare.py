@@ -15,7 +15,8 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.interval import METHOD, excludes_zero
-from vlmrl.evaluate.metrics import joined_ranges, paired_differences, shared_rows
+from vlmrl.evaluate.metrics import shared_rows
+from vlmrl.evaluate.paired import differences
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.evaluate.verdict import OTHER_REWARDS, conclude, verdict
 from vlmrl.json_text import parse_json
@@ -261,7 +262,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
     alike = scored_alike(left.summary, right.summary, trained_alike)
     of_reward = any("accuracy_of" in e.summary for e in (left, right))
-    found = paired_differences(right.rows, left.rows, joined_ranges(left.summary, right.summary))
+    found = differences(right, left)
     return {
         "name": name,
         "a": str(a),

@@ -42,10 +42,10 @@ def summarise(rows: Sequence[Record], ranges: Mapping[str, Range] | None = None)
     Args:
         rows: records with `score`, `parts`, `outcome`, `truth`, `finish`, `num_tokens`, `images`, `prompt_id`.
         ranges: metric -> range that its value has by declaration; SHARES need none.
-    Returns: {"rows", "prompts", "samples", "images", "reward_errors", "intervals": name of the method, "metrics": name
-        -> {"value", "low", "high", "n", "clusters", "range"}, "baselines": name -> {"value", "what"}}. A metric that no
-        row has is left out. low and high are None where there is no interval, range where none is declared. pass@k
-        needs accuracies that say right or wrong.
+    Returns: {"rows", "prompts", "samples", "images", "reward_errors", "reward_unavailable" (where there are any),
+        "intervals": name of the method, "metrics": name -> {"value", "low", "high", "n", "clusters", "range"},
+        "baselines": name -> {"value", "what"}}. A metric that no row has is left out. low and high are None where there
+        is no interval, range where none is declared. pass@k needs accuracies that say right or wrong.
     """
     metrics: dict[str, dict[str, Any]] = {}
     behind = {name: as_json(found, UNIT_RANGE) for name, found in _of_probabilities(rows).items() if found.n}
@@ -59,12 +59,14 @@ def summarise(rows: Sequence[Record], ranges: Mapping[str, Range] | None = None)
             metrics[name] = as_json(mean_interval(values, clusters, declared, length=name in LENGTHS), declared)
     metrics |= _pass_at_k(rows)
     prompts = {r["prompt_id"] for r in rows}
+    unavailable = sum(r.get("status") == "unavailable" for r in rows)
     return {
         "rows": len(rows),
         "prompts": len(prompts),
         "samples": max((r["sample"] for r in rows), default=-1) + 1,
         "images": len({key for r in rows for key in image_ids(r)}),
-        "reward_errors": sum(r.get("error") not in (None, INAPPLICABLE) for r in rows),
+        "reward_errors": sum(r.get("error") not in (None, INAPPLICABLE) for r in rows) - unavailable,
+        **({"reward_unavailable": unavailable} if unavailable else {}),
         "intervals": METHOD,
         "metrics": metrics,
         "baselines": baselines(rows),

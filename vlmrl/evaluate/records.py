@@ -87,9 +87,9 @@ def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
         "prompt_id": pa.string(), "sample": pa.int32(), "seed": pa.int64(), "source": pa.string(), "task": pa.string(),
         "truth": pa.string(), "text": pa.string(), "finish": pa.string(), "num_tokens": pa.int32(),
         "score": pa.float64(), "parts": pa.string(), "note": pa.string(), "error": pa.string(),
-        "images": pa.list_(image),
+        "status": pa.string(), "images": pa.list_(image),
     }  # fmt: skip
-    columns = {name: pa.array([_cell(name, row[name]) for row in rows], kind) for name, kind in kinds.items()}
+    columns = {name: pa.array([_cell(name, row.get(name)) for row in rows], kind) for name, kind in kinds.items()}
     for name in dict.fromkeys(name for row in rows for name in row["outcome"]):
         columns[OUTCOME + name] = pa.array([row["outcome"].get(name) for row in rows], pa.float64())
     table = pa.table(columns).replace_schema_metadata({"vlmrl.schema": str(SCHEMA)})

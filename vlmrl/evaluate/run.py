@@ -12,11 +12,13 @@ from vlmrl.errors import DataError
 from vlmrl.evaluate.interval import Range
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
-from vlmrl.rewards.accuracy import accuracy_part, accuracy_words, with_accuracy
+from vlmrl.evaluate.sets import no_clash, summarise_sets
+from vlmrl.rewards.accuracy import accuracy_part, accuracy_words
 from vlmrl.rewards.base import RewardSpec, value_range
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
+from vlmrl.tasks.measure import outcome_of, response_input
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group, SamplingParams
 
@@ -60,8 +62,26 @@ def evaluate(
             score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)
         groups += world.interleave(scored)
     found = make_records(groups, source, scorer.spec)
-    summary = summarise(found, _ranges(found, source, scorer, params))
-    return Evaluation(found, summary | _accuracy_of(found, source, scorer.spec))
+    summary = summarise(found, _ranges(found, source, scorer, params)) | _accuracy_of(found, source, scorer.spec)
+    return Evaluation(found, _with_sets(summary, found, groups, source))
+
+
+def _with_sets(
+    summary: dict[str, Any], records: Sequence[Mapping[str, Any]], groups: Sequence[Group], source: Source
+) -> dict[str, Any]:
+    """Return the summary with the task's metrics of the whole split, if it has any."""
+    task = source.task
+    if task.set_metrics is None:
+        return summary
+    places = [(group, sample) for group in groups for sample in group.samples]
+    verdicts = [
+        (response_input(group, sample), sample.score, record["outcome"])
+        for (group, sample), record in zip(places, records, strict=True)
+    ]
+    units = None if task.unit is None else [task.unit(group.row) for group, _ in places]
+    found = summarise_sets(task.set_metrics, verdicts, records, units)
+    no_clash(list(found["metrics"]), summary["metrics"], task.name)
+    return summary | {"metrics": summary["metrics"] | found["metrics"], "set_metrics": found["set_metrics"]}
 
 
 def _ranges(
@@ -75,7 +95,7 @@ def _ranges(
     whole = value_range(scored, scorer.weights, spec.ranges)
     if whole is not None:
         found["reward"] = whole
-    measured = "accuracy" in source.task.outcome(rows[0]["truth"], "") and not spec.accuracy_named
+    measured = "accuracy" in source.task.measured(rows[0]["truth"]) and not spec.accuracy_named
     part = None if measured else accuracy_part(dict.fromkeys(name for parts in scored for name in parts), spec)
     if part is not None and f"part/{part}" in finite:
         found["accuracy"] = finite[f"part/{part}"]
@@ -86,13 +106,13 @@ def _accuracy_of(records: Sequence[Mapping[str, Any]], source: Source, spec: Rew
     """`accuracy_of`: in words, what the accuracy is where it comes from the reward."""
     parts = dict.fromkeys(name for r in records for name in r["parts"])
     values = [a for r in records if (a := r["outcome"].get("accuracy")) is not None]
-    words = accuracy_words(source.task.outcome(records[0]["truth"], ""), parts, values, spec)
+    words = accuracy_words(source.task.measured(records[0]["truth"]), parts, values, spec)
     return {"accuracy_of": words} if words and values else {}
 
 
 def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> list[dict[str, Any]]:
     """One mapping a response: prompt_id, sample, seed, source, task, truth, text, finish, num_tokens, score, parts,
-    note, error, images, outcome, and each outcome under its own name.
+    note, error, status, images, outcome, and each outcome under its own name.
 
     Args: spec: the reward that gave the scores; its accuracy is an outcome where the task has none.
     Raises: DataError when the task gives an outcome the name of another field.
@@ -100,7 +120,7 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> l
     found = []
     for group in groups:
         for s in group.samples:
-            outcome = with_accuracy(source.task.outcome(group.row.truth, s.text), s.score.parts, spec)
+            outcome = outcome_of(source.task, group, s, spec)
             row: dict[str, Any] = {
                 "prompt_id": group.row.prompt_id,
                 "sample": s.trajectory.sample,
@@ -115,6 +135,7 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> l
                 "parts": dict(s.score.parts),
                 "note": s.score.note,
                 "error": s.score.error,
+                "status": s.score.status,
                 "images": [
                     {"sha256": m.sha256, "width": m.width, "height": m.height, "kind": m.kind} for m in group.row.media
                 ],

@@ -53,7 +53,7 @@ TABLE = (
     )),
     Rule("free", "a bound that stops a run, or a permission", (
         "rollout.max_sync_gap", "rollout.max_prompt_tokens", "rollout.allow_filtered_sampling",
-        "model.trust_remote_code",
+        "model.trust_remote_code", "reward.on_unavailable",
     )),
     Rule("free", "where a file is; what is in it is compared by its hash", ("data.path", "data.prompt")),
     Rule("asked", "the rows", (
@@ -65,6 +65,7 @@ TABLE = (
     ), ("best",)),
     Rule("asked", "the reward", (
         "data.reward", "reward.name", "reward.profile", "reward.style", "reward.args", "reward.weights",
+        "reward.on_timeout",
     ), ("best",)),
     Rule("asked", "what validation measures", (
         "data.validation", "reward.accuracy", "eval.metric", "eval.goal", "eval.max_rows", "eval.max_new_tokens",

@@ -146,6 +146,14 @@ class Reward(Table):
     """Address-space limit of one reward worker, in MiB."""
     workers: Annotated[int, Field(gt=0, le=4096)] = 1
     """Worker processes for a user's reward."""
+    on_timeout: dict[str, Number] = {}
+    """Parts of the score of a response that hangs or kills a user's reward twice, the second time alone, such as
+    `{ answer = 0.0 }`. Left out = ON_TIMEOUT of the reward's file; without one, such a response has no score, like any
+    on which the reward fails."""
+    on_unavailable: Literal["mask", "stop"] = "mask"
+    """Action of training when a reward raises `vlmrl.RewardUnavailable`, because a service that it needs is down: mask
+    = the samples are left out and counted in `reward/unavailable`; stop = a checkpoint is saved and the run ends. In
+    the first 3 steps the run always ends."""
 
 
 class Rollout(Table):

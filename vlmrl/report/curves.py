@@ -37,6 +37,7 @@ TITLES = {
     "optim/grad_norm": "Gradient norm (before clipping)",
     "optim/lr": "Learning rate",
     "reward/errors": "Failed rewards (samples)",
+    "reward/unavailable": "Rewards that were unavailable (samples)",
     "time/step_seconds": "Seconds a step",
     "memory/peak_bytes": "Peak memory (bytes)",
     "loss/kl": "KL to the reference (nats)",
@@ -47,8 +48,9 @@ TITLES = {
 }
 HEALTH = (
     "rollout/dead_group_share", "rollout/truncated_share", "rollout/response_tokens_mean", "policy/entropy",
-    "optim/grad_norm", "policy/sampler_gap_max", "policy/clip_share", "reward/errors", "loss/kl", "policy/kl_in_reward",
-    "loss/value", "value/explained_variance", "optim/lr", "rollout/tokens_per_second", "time/step_seconds",
+    "optim/grad_norm", "policy/sampler_gap_max", "policy/clip_share", "reward/errors", "reward/unavailable", "loss/kl",
+    "policy/kl_in_reward", "loss/value", "value/explained_variance", "optim/lr", "rollout/tokens_per_second",
+    "time/step_seconds",
 )  # fmt: skip
 VALIDATION_TITLES = {
     "reward": "Reward",

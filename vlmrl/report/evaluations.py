@@ -9,8 +9,9 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.interval import excludes_zero
-from vlmrl.evaluate.metrics import joined_ranges, paired_differences
+from vlmrl.evaluate.paired import differences
 from vlmrl.evaluate.records import read_evaluation
+from vlmrl.evaluate.sets import METHOD, set_metrics_of
 from vlmrl.evaluate.verdict import Verdict, verdict
 from vlmrl.report.curves import Chart
 from vlmrl.report.plots import interval_bar, mirrored_histogram
@@ -96,7 +97,8 @@ def _notes(group: Sequence[EvalColumn]) -> list[str]:
     told = [f"{name}: {label}." for name, label in labels.items() if label]
     if len(set(labels.values())) == 1:
         told = [f"These are {label}." for label in {*labels.values()} if label]
-    return [*told, *(f"Intervals: {m}." for m in dict.fromkeys(method_of(c.summary) for c in group))]
+    sets = {f"Of {', '.join(names)}: {METHOD}." for c in group if (names := set_metrics_of(c.summary))}
+    return [*told, *(f"Intervals: {m}." for m in dict.fromkeys(method_of(c.summary) for c in group)), *sorted(sets)]
 
 
 def _kind_of(column: EvalColumn) -> str:
@@ -137,7 +139,8 @@ def _differences(group: Sequence[EvalColumn]) -> dict[str, dict[str, Any]]:
     if len(group) < 2 or group[0].label == group[-1].label:
         return {}
     found = _paired(group[0].folder, group[-1].folder)
-    return {n: d for n, d in found.items() if n in DIFFERENCES or n.startswith("accuracy/")}
+    shown = {*DIFFERENCES, *set_metrics_of(group[-1].summary)}
+    return {n: d for n, d in found.items() if n in shown or n.startswith("accuracy/")}
 
 
 def _paired(first: Path, last: Path) -> dict[str, dict[str, Any]]:
@@ -146,7 +149,7 @@ def _paired(first: Path, last: Path) -> dict[str, dict[str, Any]]:
         before, after = read_evaluation(first), read_evaluation(last)
     except StoreError:
         return {}
-    return paired_differences(after.rows, before.rows, joined_ranges(before.summary, after.summary))
+    return differences(after, before)
 
 
 def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[str, Any], Verdict]]:

@@ -172,6 +172,8 @@ def _facts(about: Mapping[str, Any], lines: curves.RunCurves) -> list[tuple[str,
     errors = sum(int(n.get("reward/errors") or 0) for n in train)
     if errors:
         pairs.append(("failed rewards", f"{errors:,}"))
+    if unavailable := sum(int(n.get("reward/unavailable") or 0) for n in train):
+        pairs.append(("unavailable rewards", f"{unavailable:,}"))
     if about["best"]:
         best = about["best"]
         pairs.append((f"best {best['metric']}", f"{number(best['value'])} at step {best['step']}"))

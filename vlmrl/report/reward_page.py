@@ -6,17 +6,21 @@ All that comes from a model or a dataset is escaped; images are inside the page,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlmrl.check.findings import findings
 from vlmrl.check.response_table import TableReader
 from vlmrl.check.table_images import row_images
 from vlmrl.data.run_images import run_images
 from vlmrl.report.examples import Album, Picture, marked_text
 from vlmrl.report.probes import probe_views
 from vlmrl.report.shell import render, write_page
+from vlmrl.store.redact import redact_value
+from vlmrl.types import Score
 from vlmrl.visible import visible
 
 if TYPE_CHECKING:
@@ -29,7 +33,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RowView:
     """One response. `scores`: what each reward says (one, or the two that are compared): value (None = it failed) and
-    note; `parts`: name -> the part in each; `advantage`: under both, where groups are known.
+    note; `parts`: name -> the part in each; `advantage`: under both, where groups are known; `artifacts` and `detail`:
+    images that the reward made, and what else it found, of the last of the scores.
     """
 
     where: str
@@ -39,6 +44,8 @@ class RowView:
     scores: Sequence[tuple[float | None, str]]
     parts: Mapping[str, Sequence[float | None]]
     advantage: tuple[float, float] | None
+    artifacts: Sequence[tuple[str, Picture]] = ()
+    detail: Markup | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,12 @@ def render_reward_page(saved: Saved, checked: Checked) -> str:
     album, report, notes = Album(), checked.report, list(checked.report["notes"])
     kinds = _kinds(report)
     pictures = _pictures(saved, checked, {row["row"]: None for *_, rows in kinds for row in rows}, album, notes)
-    sections = [Section(title, told, [_view(row, checked, pictures) for row in rows]) for title, told, rows in kinds]
+    scored = findings(saved, checked.chosen, checked.samples)
+    sections = []
+    for title, told, rows in kinds:
+        views = {row["row"]: _view(row, checked, pictures) for row in rows}
+        shown = [_with_findings(view, scored.get(number), album) for number, view in views.items()]
+        sections.append(Section(title, told, shown))
     return render(
         "reward_page.html",
         title=_title(report),
@@ -140,6 +152,15 @@ def _view(row: Mapping[str, Any], checked: Checked, pictures: Mapping[int, Seque
         parts={n: [score["parts"].get(n) for score in scores] for n in names},
         advantage=tuple(row["advantage"]) if grouped and "advantage" in row else None,
     )
+
+
+def _with_findings(view: RowView, score: Score | None, album: Album) -> RowView:
+    """Return the view with the reward's detail and images, provided that its score is the same as before."""
+    if score is None or view.scores[-1][0] != score.value:
+        return view
+    images = [(visible(name), album.add_file(score.files[media.sha256])) for name, media in score.artifacts.items()]
+    found = None if score.detail is None else marked_text(json.dumps(redact_value(score.detail), ensure_ascii=False))
+    return replace(view, artifacts=images, detail=found)
 
 
 def _differs(row: Mapping[str, Any]) -> bool:

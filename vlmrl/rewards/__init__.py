@@ -13,7 +13,7 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards import labels, taxonomy, taxonrl, text
-from vlmrl.rewards.base import STYLES, RewardSpec
+from vlmrl.rewards.base import STYLES, RewardSpec, check_on_timeout
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def _no_argument(name: str, key: str, parameters: Mapping[str, Any]) -> RewardEr
 
 
 def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, Any]:
-    """Return what a run's manifest keeps of a reward, enough to load it again: name, style, args, weights, sha256, and
-    the part that the recipe names as its accuracy, if it does.
+    """Return what a run's manifest keeps of a reward, enough to load it again: name, style, args, weights, sha256, the
+    part that the recipe names as its accuracy, and the parts of a response that hangs, where there are any.
     """
     style = spec.user.style if spec.user else "auto"
     args = json.loads(json.dumps(dict(spec.args), default=str))
@@ -106,6 +106,7 @@ def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, A
         "weights": dict(weights),
         "sha256": spec.source_sha256,
         **({"accuracy": spec.accuracy} if spec.accuracy_named else {}),
+        **({"on_timeout": dict(spec.on_timeout)} if spec.on_timeout else {}),
     }
 
 
@@ -118,7 +119,22 @@ def load_recorded(record: Mapping[str, Any], base_dir: Path | str | None = None)
         raise RewardError("the run's manifest does not say which reward with which arguments scored its rollouts")
     style = str(record.get("style", "auto"))
     spec = load_reward(record["name"], args=record["args"], style=style, base_dir=base_dir)
-    return name_accuracy(spec, record.get("accuracy"))
+    return earn_on_timeout(name_accuracy(spec, record.get("accuracy")), record.get("on_timeout") or {})
+
+
+def earn_on_timeout(spec: RewardSpec, parts: Mapping[str, float]) -> RewardSpec:
+    """Return the reward with the parts that a recipe gives to a response that hangs; {} = as it is.
+
+    Raises: RewardError when a built-in has no such part, or a part is outside of its range.
+    """
+    if not parts:
+        return spec
+    where = "[reward] on_timeout"
+    if spec.pure and (unknown := [part for part in parts if part not in spec.ranges]):
+        raise RewardError(
+            f"reward `{spec.name}` has no part `{unknown[0]}`", where=where, hint=f"its parts: {', '.join(spec.ranges)}"
+        )
+    return replace(spec, on_timeout=check_on_timeout(parts, spec.ranges, where))
 
 
 def name_accuracy(spec: RewardSpec, part: str | None) -> RewardSpec:

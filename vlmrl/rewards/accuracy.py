@@ -45,15 +45,15 @@ def is_binary(values: Collection[float]) -> bool:
 
 
 def accuracy_words(
-    outcome: Mapping[str, float | None], parts: Collection[str], values: Collection[float], spec: RewardSpec
+    measured: Collection[str], parts: Collection[str], values: Collection[float], spec: RewardSpec
 ) -> str:
     """Return what the accuracy is, in words; "" where the task itself measures it, or there is none.
 
     Args:
-        outcome: what the task measures.    parts: names of those that the reward returned.
+        measured: names of what the task measures.    parts: names of those that the reward returned.
         values: accuracies that were seen.
     """
-    name = None if "accuracy" in outcome and not spec.accuracy_named else accuracy_part(parts, spec)
+    name = None if "accuracy" in measured and not spec.accuracy_named else accuracy_part(parts, spec)
     if name is None:
         return ""
     between = "" if is_binary(values) else ", which is not only right or wrong: the mean is shown"

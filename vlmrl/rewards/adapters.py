@@ -1,13 +1,14 @@
 """Users' rewards: `path/to/file.py:function` in our calling convention, TRL's, verl's or EasyR1's.
 
-- vlmrl: `fn(x: RewardInput, **args)` -> a number, or parts by name.
+- vlmrl: `fn(x: RewardInput, **args)` -> a number, parts by name, or a RewardResult.
 - trl: `fn(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **columns)`, whichever of them it
   takes, responses and columns as lists -> a list of numbers or None.
 - verl: `fn(data_source, solution_str, ground_truth, extra_info=None)` -> a number, or a dict with `score`.
 - easyr1: `fn(reward_inputs)`, `fn(reward_input)`, or the older `fn(predicts, ground_truths)`, `fn(predict_str,
   ground_truth)` -> dicts with `overall`.
 
-A file may declare NEEDS_IMAGES (bool), WEIGHTS (part -> number), RANGES (part -> (low, high)) and EasyR1's REWARD_TYPE.
+A file may declare NEEDS_IMAGES (bool), WEIGHTS (part -> number), RANGES (part -> (low, high)), ON_TIMEOUT (part ->
+number, for a response that hangs or kills the function twice) and EasyR1's REWARD_TYPE.
 Everything below except `load_user_reward` runs in the worker process; conventions.py makes the calls.
 """
 
@@ -27,7 +28,7 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.accuracy import FUNCTION
-from vlmrl.rewards.base import RewardSpec, UserReward, part_name
+from vlmrl.rewards.base import RewardSpec, UserReward, check_on_timeout, part_name
 from vlmrl.rewards.conventions import call_easyr1, call_trl, call_verl, check_args, is_open
 from vlmrl.types import RewardInput, Score
 
@@ -63,7 +64,7 @@ def load_user_reward(name: str, *, args: dict[str, Any], style: str, base_dir: P
     return RewardSpec(
         name, _worker_only, {part: (low, high) for part, (low, high) in found["ranges"].items()}, found["weights"],
         needs_images=found["needs_images"], needs_token_ids=found["needs_token_ids"], accuracy=found["accuracy"],
-        source_sha256=hashlib.sha256(source).hexdigest(), user=user, args=args,
+        on_timeout=found["on_timeout"], source_sha256=hashlib.sha256(source).hexdigest(), user=user, args=args,
     )  # fmt: skip
 
 
@@ -96,6 +97,7 @@ class BoundReward:
     weights: Mapping[str, float]
     ranges: Mapping[str, tuple[float, float]]
     accuracy: str | None
+    on_timeout: Mapping[str, float]
 
 
 def bind_user_reward(module: ModuleType, user: UserReward, guard: AbstractContextManager[Any]) -> BoundReward:
@@ -103,7 +105,7 @@ def bind_user_reward(module: ModuleType, user: UserReward, guard: AbstractContex
 
     Args: guard: entered for every call of the user's code, and for nothing else.
     Raises: RewardError for a missing function, an unclear style, an argument that the function does not take, or a
-        declaration (WEIGHTS, RANGES) that makes no sense.
+        declaration (WEIGHTS, RANGES, ON_TIMEOUT) that makes no sense.
     """
     function = _find_function(module, user)
     parameters = inspect.signature(function).parameters
@@ -125,12 +127,13 @@ def bind_user_reward(module: ModuleType, user: UserReward, guard: AbstractContex
     default = {VALUE_PART[style]: 1.0} if style in VALUE_PART else {}
     names = (user.function, str(getattr(function, "__name__", "")))
     is_accuracy = style == "trl" and any(FUNCTION.fullmatch(name.lower()) for name in names)
+    ranges = {part_name(k): _range(k, v) for k, v in getattr(module, "RANGES", {}).items()}
     return BoundReward(
         call, style, batched, needs_images and style in ("vlmrl", "trl"),
         ids or (style == "vlmrl" and "token_ids" in words),
         {part_name(k): float(v) for k, v in getattr(module, "WEIGHTS", default).items()},
-        {part_name(k): _range(k, v) for k, v in getattr(module, "RANGES", {}).items()},
-        VALUE_PART[style] if is_accuracy else None,
+        ranges, VALUE_PART[style] if is_accuracy else None,
+        check_on_timeout(getattr(module, "ON_TIMEOUT", {}), ranges, f"ON_TIMEOUT of {Path(user.file).name}"),
     )  # fmt: skip
 
 

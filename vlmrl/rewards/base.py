@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import fsum, inf, isfinite, nan
-from typing import Any
+from typing import Any, NamedTuple
 from unicodedata import category
 
 from vlmrl.errors import RewardError
-from vlmrl.types import RewardInput
+from vlmrl.types import RewardInput, RewardResult, Score
 
 Parts = Mapping[str, float | None]
 LARGEST = 1e9
@@ -26,7 +26,9 @@ BREAKING = ("Cc", "Cs", "Zl", "Zp")
 paragraph separators. No file can hold the second, and no table the others."""
 STYLES = ("vlmrl", "trl", "verl", "easyr1")
 """Calling conventions of users' rewards; see rewards/adapters.py."""
-RewardFn = Callable[..., "Parts | float"]
+UNSCORED = Score(nan, {})
+"""The score of a response that no reward has seen."""
+RewardFn = Callable[..., "Parts | float | RewardResult"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class RewardSpec:
 
     Args:
         name: built-in name or `file.py:function`.
-        fn: RewardInput -> parts; a text under `note` is one line for people, not a part.
+        fn: RewardInput -> parts, or a RewardResult. Among parts, a text under `note` is one line for people, and a
+            mapping under `detail` what the reward read and found.
         ranges: part -> (low, high), checked after every call; a part that is not listed may be any finite number.
         weights: default weight of each part; a part without a weight (here and in the recipe) is reported, not counted.
             Empty (here and in the recipe): the part `reward` counts, or, when there is none, every part with weight 1.
@@ -67,6 +70,8 @@ class RewardSpec:
         needs_images, needs_token_ids: whether `RewardInput.images` and `RewardInput.token_ids` are filled.
         accuracy: the part that says whether a response is right; None = see accuracy.py.
         accuracy_named: the recipe names that part: it then goes before the task's own measure.
+        on_timeout: parts of the score of a response that hangs or kills its grader twice, the second time alone; empty
+            = it has no score, like any response on which the reward fails.
         source_sha256: hash of the source file (user rewards) or of the built-in rewards' source, for the manifest.
         user: the user's function; None for a built-in. `fn` is then never called in this process.
         args: the arguments that were bound, as JSON values.
@@ -81,12 +86,18 @@ class RewardSpec:
     needs_token_ids: bool = False
     accuracy: str | None = None
     accuracy_named: bool = False
+    on_timeout: Mapping[str, float] = field(default_factory=dict)
     source_sha256: str = ""
     user: UserReward | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, x: RewardInput) -> Parts:
-        return split_note(self.fn(x))[0]
+        return split_result(self.fn(x)).parts
+
+    @property
+    def key(self) -> str:
+        """Name of the reward in `Score.detail`: a built-in's own, of `path/to/file.py:function` the function."""
+        return self.name if self.user is None else self.user.function
 
 
 def counting_weights(parts: Parts, weights: Mapping[str, float]) -> Mapping[str, float]:
@@ -190,26 +201,68 @@ def _spread(shares: Mapping[str, float], parts: Parts, weights: Mapping[str, flo
     return {name: share * scale for name, share in shares.items()}
 
 
-def split_note(result: Any) -> tuple[dict[str, Any], str]:
-    """What a reward returned as (parts, note): a bare number is the part `reward`, a text under `note` is the note."""
-    if type(result) is not dict and not isinstance(result, Mapping):
-        return {"reward": result}, ""
+class Returned(NamedTuple):
+    """Result of a reward, taken apart. Nothing in it has been checked."""
+
+    parts: dict[str, Any]
+    note: str
+    detail: Any = None
+    artifacts: Mapping[str, Any] = {}
+
+
+def split_result(result: Any) -> Returned:
+    """Take apart what a reward returned: a bare number is the part `reward`; in a mapping a text under `note` is the
+    note, a mapping under `detail` the detail.
+
+    Raises: RewardError for a RewardResult whose note is no text.
+    """
+    if type(result) is not dict:
+        if isinstance(result, RewardResult):
+            return _split_whole(result)
+        if not isinstance(result, Mapping):
+            return Returned({"reward": result}, "")
     parts = dict(result)
-    return (parts, parts.pop("note")) if isinstance(parts.get("note"), str) else (parts, "")
+    note, detail = parts.get("note"), parts.get("detail")
+    if type(detail) is dict or isinstance(detail, Mapping):
+        del parts["detail"]
+    else:
+        detail = None
+    if not isinstance(note, str):
+        return Returned(parts, "", detail)
+    del parts["note"]
+    return Returned(parts, note, detail)
 
 
-def part_name(key: Any) -> str:
-    """Return the name of a part. Raises: RewardError for what is no text, or does not stand on one line."""
+def _split_whole(result: RewardResult) -> Returned:
+    parts, note, detail, _ = split_result(result.parts)
+    given, found, artifacts = result.note, result.detail, result.artifacts
+    if not isinstance(given, str):
+        raise RewardError(f"the note of the reward is a {type(given).__name__}, not a text")
+    return Returned(parts, given or note, detail if found is None else found, artifacts)
+
+
+def split_note(result: Any) -> tuple[dict[str, Any], str]:
+    """Return the parts and the note of what a reward returned; see `split_result`."""
+    found = split_result(result)
+    return found.parts, found.note
+
+
+def part_name(key: Any, what: str = "part") -> str:
+    """Return the name of a part, or of an artifact. Raises: RewardError for what is no text, or does not stand on one
+    line.
+    """
     if not isinstance(key, str):
         raise RewardError(
-            f"a part of the reward is named by {key!r:.80}, a {type(key).__name__}",
-            hint="names of parts are texts: write it in quotes",
+            f"{'an' if what[0] in 'aeiou' else 'a'} {what} of the reward is named by {key!r:.80}, "
+            f"a {type(key).__name__}",
+            hint=f"names of {what}s are texts: write it in quotes",
         )
     name = key if type(key) is str else str(key)
     if _breaks(name):
         raise RewardError(
-            f"the name of a part holds a character that cannot be shown in a line: {name!a:.80}",
-            hint="name parts with plain words, such as `format`",
+            f"the name of {'an' if what[0] in 'aeiou' else 'a'} {what} holds a character that cannot be shown in a "
+            f"line: {name!a:.80}",
+            hint=f"name {what}s with plain words, such as `format`",
         )
     return name
 
@@ -249,6 +302,22 @@ def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, floa
             )
         checked[name] = number
     return checked
+
+
+def check_on_timeout(
+    parts: Any, ranges: Mapping[str, tuple[float, float]], where: str | None = None
+) -> dict[str, float]:
+    """Return the checked parts of the score of a response that hangs or kills its grader.
+
+    Raises: RewardError for what is no mapping of parts to numbers, or outside of the ranges that parts declare.
+    """
+    if not isinstance(parts, Mapping):
+        raise RewardError(f"on_timeout is {parts!r:.80}, not parts with their numbers", where=where)
+    try:
+        checked = check_parts(parts, ranges)
+    except RewardError as error:
+        raise RewardError(f"on_timeout cannot be earned: {error.message}", where=where, hint=error.hint) from error
+    return {name: number for name, number in checked.items() if number is not None}
 
 
 def _number(value: Any) -> float:

@@ -26,8 +26,12 @@ MOST_PROCESSES = 512
 """More processes than that below a keeper are a bomb; a pool on the largest machines has fewer."""
 ASK, END = b"?", b"."
 """What a scorer writes to a worker's keeper; see keeper.py."""
+UNAVAILABLE = "unavailable"
+"""`kind` of an error that is none of the reward's: a service that it needs is down."""
 MOST_ANSWER_BYTES = 1 << 20
-"""Longest answer of a worker: hundreds of parts, and a note that is far too long."""
+"""Longest JSON of a worker's answer: hundreds of parts, a detail, and a note that is far too long."""
+MOST_BLOB_BYTES = 8 << 20
+"""Most bytes of the images in a worker's answer."""
 
 
 class GarbledError(Exception):
@@ -41,6 +45,21 @@ class _Encoder(json.JSONEncoder):
 
     def default(self, o: Any) -> str:
         return str(o)
+
+
+class StrictEncoder(_Encoder):
+    """The same for values that are JSON already, arrays and numbers of NumPy aside.
+
+    `encode` raises: ValueError for NaN, infinities and a value that holds itself, TypeError for anything else.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_nan=False)
+
+    def default(self, o: Any) -> Any:
+        if hasattr(o, "dtype") and hasattr(o, "tolist"):
+            return o.tolist()
+        raise TypeError(f"it holds a {type(o).__name__}")
 
 
 class _Decoder(json.JSONDecoder):
@@ -83,10 +102,10 @@ class FrameBuffer:
 
     Args:
         token: what every frame must begin with.
-        most: longest JSON, and longest blobs, that are waited for; None = any.
+        most: (longest JSON, most bytes of blobs) that are waited for; None = any.
     """
 
-    def __init__(self, token: bytes, most: int | None = None) -> None:
+    def __init__(self, token: bytes, most: tuple[int, int] | None = None) -> None:
         self._token, self._most, self._bytes = token, most, bytearray()
 
     def feed(self, data: bytes) -> None:
@@ -103,7 +122,7 @@ class FrameBuffer:
         if len(self._bytes) < HEAD.size:
             return None
         _, request, item, pid, length, pixels = _unpack(self._bytes)
-        if self._most is not None and max(length, pixels) > self._most:
+        if self._most is not None and (length > self._most[0] or pixels > self._most[1]):
             raise GarbledError(f"it is a message of {length + pixels:,} bytes")
         start, end = HEAD.size + length, HEAD.size + length + pixels
         if len(self._bytes) < end:

@@ -20,7 +20,7 @@ from vlmrl.types import RewardInput
 AnswerRule = Literal["brier", "truncated_bce"]
 ConsistencyRule = Literal["gate", "part", "off"]
 LevelsDecide = bool | Literal["different"]
-RESERVED = frozenset({"think", "answer", "format", "consistency", "repaired", "note", "same", "distance"})
+RESERVED = frozenset({"think", "answer", "format", "consistency", "repaired", "note", "detail", "same", "distance"})
 MAX_CACHED_CHARS = 3 * MAX_NAME_CHARS
 """The text of a longer tag is not remembered."""
 
@@ -84,6 +84,34 @@ class Reading(NamedTuple):
     agrees: bool | None = None
     repair: str = ""
 
+    def as_detail(self) -> dict[str, Any]:
+        """Return the reading as a JSON value; what is empty is left out."""
+        problem, confidence, stated, agrees, repair = self
+        if confidence is None:
+            return {"problem": problem, "repair": repair} if repair else {"problem": problem}
+        values = {level: [*v] if type(v) is tuple else v for level, v in stated.items()}
+        detail = {"confidence": confidence, "stated": values, "agrees": agrees}
+        return {**detail, "repair": repair} if repair else detail
+
+    @classmethod
+    def of_detail(cls, detail: Any) -> Reading | None:
+        """Return the reading that `as_detail` wrote; None for anything else, such as a damaged file has."""
+        if not isinstance(detail, Mapping):
+            return None
+        problem, confidence, stated, agrees, repair = (
+            detail.get(name, default) for name, default in zip(cls._fields, ("", None, {}, None, ""), strict=True)
+        )
+        readable = isinstance(stated, Mapping) and isinstance(problem, str) and isinstance(repair, str)
+        readable = readable and all(
+            isinstance(v, str) or (isinstance(v, list) and len(v) == 2) for v in stated.values()
+        )
+        if not readable or agrees not in (None, True, False) or bool(problem) is not (confidence is None):
+            return None
+        if confidence is not None and (type(confidence) is not float or not 0 <= confidence <= 1):
+            return None
+        values = {level: tuple(v) if isinstance(v, list) else v for level, v in stated.items()}
+        return cls(problem, confidence, values, agrees, repair)
+
 
 @dataclass(frozen=True)
 class NameForm:
@@ -133,32 +161,45 @@ class PairReward:
 
     def __call__(self, x: RewardInput) -> dict[str, Any]:
         same, truth = self.read_truth(x.truth)
-        problem, confidence, stated, agrees, repair = self.read(x.response)
+        free, missing = self.read_freely(x.response)
+        problem, confidence, stated, agrees, repair = self._by_the_rules(free, missing)
         if x.finish == "length":
             problem = "cut off at the token limit"
         if problem or confidence is None:
-            return self._nothing(truth, problem)
+            return self._nothing(truth, problem, free)
         parts: dict[str, Any] = {"format": 1.0, "answer": answer_score(confidence, same, self.answer)}
         parts |= self.form.parts(stated, truth, self.levels)
         if self.consistency == "part":
             parts["consistency"] = None if agrees is None else float(agrees)
         if self.relaxed:
             parts["repaired"] = float(bool(repair))
-        parts["note"] = repair
+        parts["note"], parts["detail"] = repair, free.as_detail()
         return self._renamed(parts) if self.fields else parts
 
     def read(self, response: str) -> Reading:
-        """What a response (special tokens removed) says. Total: any text in, time linear in its length."""
+        """Return the reading of a response (special tokens removed) by the rules of this reward. Total: any text in,
+        time linear in its length.
+        """
+        return self._by_the_rules(*self.read_freely(response))
+
+    def read_freely(self, response: str) -> tuple[Reading, str]:
+        """Return the reading of a response that may leave levels out and contradict itself; and, in words, the first
+        level that it leaves out although none above it differs ("" = none).
+        """
         problem, confidence, bodies, repair = self._format.split(response)
         if problem or confidence is None:
-            return Reading(problem, repair=repair)
-        stated, differs, problem = self._read(bodies)
+            return Reading(problem, repair=repair), ""
+        stated, differs, problem, missing = self._read(bodies)
         if problem:
-            return Reading(problem, repair=repair)
-        agrees = self._agrees(confidence, differs)
-        if agrees is False and self.consistency == "gate":
-            problem = f"the answer {confidence} contradicts the {self.form.what}"
-        return Reading(problem, confidence, stated, agrees, repair)
+            return Reading(problem, repair=repair), missing
+        return Reading("", confidence, stated, self._agrees(confidence, differs), repair), missing
+
+    def _by_the_rules(self, free: Reading, missing: str) -> Reading:
+        if missing and self.complete:
+            return Reading(missing, repair=free.repair)
+        if free.agrees is False and self.consistency == "gate":
+            return free._replace(problem=f"the answer {free.confidence} contradicts the {self.form.what}")
+        return free
 
     def read_truth(self, truth: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
         """The truth of a row, checked: `same`, and level -> value (None = not known).
@@ -186,28 +227,30 @@ class PairReward:
             )
         return same, values
 
-    def _read(self, bodies: Mapping[str, str]) -> tuple[dict[str, Any], bool | None, str]:
-        """(level -> value, whether the levels differ, what is wrong). They differ when one does, they are equal when
-        every level is stated and equal, and None is neither."""
+    def _read(self, bodies: Mapping[str, str]) -> tuple[dict[str, Any], bool | None, str, str]:
+        """(level -> value, whether the levels differ, what is wrong, what is missing). They differ when one does, they
+        are equal when every level is stated and equal, and None is neither. Nothing is read below what is wrong.
+        """
         stated: dict[str, Any] = {}
-        parted, equal = "", bool(self.levels)
+        missing = parted = ""
+        equal = bool(self.levels)
         for level, read in self._readers.items():
             body = bodies.get(level)
             if body is None:
                 equal = False
-                if self.complete and not parted:
-                    return stated, None, f"<{level}> is missing although no level above it differs"
+                if not parted and not missing:
+                    missing = f"<{level}> is missing although no level above it differs"
                 continue
             value, differs, problem = read(body) if len(body) <= MAX_CACHED_CHARS else read.__wrapped__(body)
             if not problem and parted and self.form.stops:
                 problem = f"<{level}> is stated below <{parted}>, which differs"
             if problem:
-                return stated, None, problem
+                return stated, None, problem, missing
             stated[level] = value
             equal = equal and differs is False
             if differs:
                 parted = level
-        return stated, True if parted else False if equal else None, ""
+        return stated, True if parted else False if equal else None, "", missing
 
     def _agrees(self, confidence: float, differs: bool | None) -> bool | None:
         """Whether the answer agrees with the levels; None when they do not decide. 0.5 agrees with both."""
@@ -217,14 +260,14 @@ class PairReward:
             return confidence <= 0.5
         return confidence >= 0.5 if self.levels_decide is True else None
 
-    def _nothing(self, truth: Mapping[str, Any], problem: str) -> dict[str, Any]:
+    def _nothing(self, truth: Mapping[str, Any], problem: str, free: Reading) -> dict[str, Any]:
         parts: dict[str, Any] = {"format": 0.0, "answer": 0.0}
         parts |= {level: None if value is None else 0.0 for level, value in truth.items()}
         if self.consistency == "part":
             parts["consistency"] = 0.0
         if self.relaxed:
             parts["repaired"] = 0.0
-        parts["note"] = problem
+        parts["note"], parts["detail"] = problem, free.as_detail()
         return self._renamed(parts) if self.fields else parts
 
     def _renamed(self, parts: dict[str, Any]) -> dict[str, Any]:

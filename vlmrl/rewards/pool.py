@@ -12,27 +12,42 @@ import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vlmrl.errors import RewardError
+from vlmrl.errors import RewardError, RewardUnavailable
 from vlmrl.process import has_terminal, patience
-from vlmrl.rewards.base import UserReward
-from vlmrl.rewards.frames import BROKEN, CONTRACT, LOST_PIPE, MOST_PROCESSES, WHOLE, Frame, GarbledError
+from vlmrl.rewards.base import UserReward, part_name
+from vlmrl.rewards.frames import (
+    BROKEN,
+    CONTRACT,
+    LOST_PIPE,
+    MOST_PROCESSES,
+    UNAVAILABLE,
+    WHOLE,
+    Frame,
+    GarbledError,
+)
+from vlmrl.rewards.results import read_artifacts, read_detail
 from vlmrl.rewards.worker_handle import LOAD_SECONDS, Worker
-from vlmrl.types import RewardInput
+from vlmrl.types import Media, RewardInput
 
 ONE_VOICE = "only what it returns may answer: look for os.write, os.fork, os.dup2 and the like"
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the function returned for one input: checked parts, its note, and the seconds it took."""
+    """What the function returned for one input: checked parts, its note, and the seconds it took; its detail as a JSON
+    value, references to its artifacts by name, and their files by sha256.
+    """
 
     parts: dict[str, float | None]
     note: str
     seconds: float
+    detail: Any = None
+    artifacts: Mapping[str, Media] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,7 +55,8 @@ class Failure:
     """Why there is no result.
 
     Args:
-        kind: the exception's class; CONTRACT when what came back is not a score; "" when the worker was lost.
+        kind: the exception's class; CONTRACT when what came back is not a score; UNAVAILABLE when a service is down; ""
+            when the worker was lost.
         lines: the user's own lines of the traceback.    output: what the function printed during that call.
     """
 
@@ -56,14 +72,26 @@ class Failure:
 
     @property
     def raised(self) -> str:
-        return f"{self.kind}: {self.message}".removesuffix(": ") if self.kind not in ("", CONTRACT) else ""
+        if self.kind in ("", CONTRACT, UNAVAILABLE):
+            return ""
+        return f"{self.kind}: {self.message}".removesuffix(": ")
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the response hung or ended its worker."""
+        return self.kind == ""
 
 
 Outcome = Result | Failure
 
 
 def as_error(failure: Failure, name: str, where: str | None = None) -> RewardError:
-    """A failure as the error a user reads: the exception, their own lines, what was printed."""
+    """A failure as the error a user reads: the exception, their own lines, what was printed; of a service that is down
+    what the reward says of it.
+    """
+    if failure.kind == UNAVAILABLE:
+        hint = failure.hint or "start what it needs, then begin again; it is no bug of the reward"
+        return RewardUnavailable(f"reward `{name}` is unavailable: {failure.message}", where=where, hint=hint)
     said = f"raised {failure.raised}" if failure.raised else f"failed: {failure.message}"
     lines = "".join(f"\n    {line}" for line in failure.lines)
     printed = "".join(f"\n    {line}" for line in failure.output.strip().splitlines()[-5:])
@@ -79,16 +107,19 @@ class WorkerPool:
         self.size = 1 if has_terminal() else size
         self._workers: list[Worker] = []
         self._asked_again: dict[int, str] = {}
+        self._fresh = False
 
     def run(
-        self, batches: Sequence[Sequence[int]], inputs: Sequence[RewardInput], stop: Callable[[Outcome], bool]
-    ) -> dict[int, Outcome]:
+        self, batches: Sequence[Sequence[int]], inputs: Sequence[RewardInput], stop: Callable[[Outcome], bool],
+        *, fresh: bool = False,
+    ) -> dict[int, Outcome]:  # fmt: skip
         """Score the inputs named by `batches` (one request each). Ends early once `stop` says so of an outcome.
 
+        Args: fresh: each request gets a worker that has had no other one.
         Raises: RewardError when the user's file cannot be loaded.
         """
         queue, outcomes = deque(list(b) for b in batches if b), {}
-        self._asked_again = {}
+        self._asked_again, self._fresh = {}, fresh
         try:
             while queue or any(w.busy for w in self._workers):
                 self._feed(queue, inputs)
@@ -127,7 +158,8 @@ class WorkerPool:
         return worker
 
     def _feed(self, queue: deque[list[int]], inputs: Sequence[RewardInput]) -> None:
-        for worker in [w for w in self._workers if not w.busy and w.loaded is not None and w.has_ended]:
+        idle = [w for w in self._workers if not w.busy and w.loaded is not None]
+        for worker in [w for w in idle if w.has_ended or (self._fresh and w.request)]:
             self._workers.remove(worker)
             worker.end()
         wanted = min(self.size, len(queue) + sum(bool(w.busy) for w in self._workers))
@@ -218,7 +250,7 @@ class WorkerPool:
             indices, worker.busy = worker.busy, []
             worker.answered += len(indices)
             return [(index, _failure(answer["failed"], worker)) for index in indices]
-        outcome = _failure(answer["error"], worker) if "error" in answer else _result(answer)
+        outcome = _failure(answer["error"], worker) if "error" in answer else _result(answer, frame.blobs)
         index = worker.busy.pop(0)
         worker.item, worker.answered = worker.item + 1, worker.answered + 1
         worker.forget_output()
@@ -258,13 +290,20 @@ def _check(frame: Frame, worker: Worker) -> None:
         raise GarbledError(f"an answer to item {frame.item}, not to {worker.item}")
 
 
-def _result(answer: dict[str, Any]) -> Result:
-    parts, note, seconds = (answer.get(name) for name in ("parts", "note", "seconds"))
+def _result(answer: dict[str, Any], blobs: Sequence[bytes]) -> Outcome:
+    parts, note, seconds, detail = (answer.get(name) for name in ("parts", "note", "seconds", "detail"))
     if not isinstance(parts, dict) or not all(v is None or isinstance(v, float) for v in parts.values()):
         raise GarbledError(f"parts that are no numbers: {str(parts)[:200]}")
     if not isinstance(note, str) or not isinstance(seconds, float):
         raise GarbledError(f"an answer that is no score: {str(answer)[:200]}")
-    return Result(parts, note, seconds)
+    names = answer.get("artifacts", [])
+    if not isinstance(detail, str | None) or not isinstance(names, list) or len(names) != len(blobs):
+        raise GarbledError(f"an answer whose images have no names: {str(answer)[:200]}")
+    try:
+        artifacts, files = read_artifacts({part_name(n, "artifact"): b for n, b in zip(names, blobs, strict=True)})
+        return Result(parts, note, seconds, read_detail(detail), artifacts, files)
+    except RewardError as error:
+        return Failure(CONTRACT, error.message, hint=error.hint)
 
 
 def _failure(error: dict[str, Any], worker: Worker) -> Failure:

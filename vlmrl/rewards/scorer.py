@@ -12,20 +12,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vlmrl.errors import RewardError, VlmrlError
+from vlmrl.errors import RewardError, RewardUnavailable, VlmrlError
 from vlmrl.rewards.base import (
     RewardSpec,
     check_parts,
     check_weight_sizes,
     combine,
     counting_weights,
-    split_note,
+    split_result,
 )
-from vlmrl.rewards.frames import CONTRACT
+from vlmrl.rewards.frames import CONTRACT, UNAVAILABLE
 from vlmrl.rewards.pool import Failure, Outcome, Result, WorkerPool, as_error
-from vlmrl.types import INAPPLICABLE, RewardInput, Score
+from vlmrl.rewards.results import artifact_files, read_artifacts
+from vlmrl.types import INAPPLICABLE, Media, RewardInput, Score
 from vlmrl.visible import encodable
 
+NOTHING: Mapping[str, Any] = {}
 CHUNK = 32
 """Most inputs in one request to a worker."""
 CHUNK_WITH_IMAGES = 4
@@ -45,9 +47,9 @@ class Scorer:
         timeout_seconds: wall clock for one call of a user's function; then its worker is ended and another one started.
         memory_mb: address space of one worker, in MiB.
         workers: worker processes.
-    Raises: RewardError for a weight that no reward can use.
+    Raises: RewardError for a weight that no reward can use, or an `on_timeout` that makes no score.
     Attributes:
-        failures: rows without a score so far.
+        failures: rows so far on which the reward failed, a service that was down aside.
         seconds: time the reward took for each row of the last call.
     """
 
@@ -65,7 +67,10 @@ class Scorer:
         self.failures = 0
         self.seconds: list[float] = []
         self._pool = None
+        self._answers = False
         if spec.user is not None:
+            if spec.on_timeout and isinstance(price := self._valued(spec.on_timeout, ""), Failure):
+                raise RewardError(f"on_timeout cannot be earned: {price.message}", where=spec.name, hint=price.hint)
             self._pool = WorkerPool(spec.user, size=workers, memory_mb=memory_mb, timeout_seconds=timeout_seconds)
 
     def __enter__(self) -> Scorer:
@@ -110,8 +115,10 @@ class Scorer:
             if isinstance(score, Failure):
                 if strict:
                     raise as_error(score, self.spec.name, rows[index] if rows else f"row {index}")
-                self.failures += 1
-                score = Score(math.nan, {}, error=encodable(str(score)))
+                unavailable = score.kind == UNAVAILABLE
+                self.failures += not unavailable
+                status = "unavailable" if unavailable else "failed"
+                score = Score(math.nan, {}, error=encodable(str(score)), status=status)
             scores.append(score)
             self.seconds.append(seconds)
         if strict and scores:
@@ -129,14 +136,24 @@ class Scorer:
             try:
                 result = fn(x)
             except VlmrlError as error:
-                yield Failure(CONTRACT, error.message, hint=error.hint), clock() - start
+                kind = UNAVAILABLE if isinstance(error, RewardUnavailable) else CONTRACT
+                yield Failure(kind, error.message, hint=error.hint), clock() - start
             except Exception as error:
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 line = f"{Path(last.filename).name}:{last.lineno} in {last.name}: {last.line}"
                 yield Failure(type(error).__name__, str(error), (line,)), clock() - start
             else:
                 seconds = clock() - start
-                yield self._valued(*split_note(result)), seconds
+                yield self._taken(result), seconds
+
+    def _taken(self, result: Any) -> Score | Failure:
+        """Return the score of a built-in reward's result; its details are JSON values, by its own tests."""
+        try:
+            parts, note, detail, images = split_result(result)
+            artifacts, files = read_artifacts(artifact_files(images)) if images else ({}, {})
+        except RewardError as error:
+            return Failure(CONTRACT, error.message, hint=error.hint)
+        return self._valued(parts, note, detail, artifacts, files)
 
     def _score_of(self, outcome: Outcome) -> tuple[Score | Failure, float]:
         """The same of what a worker returned."""
@@ -144,18 +161,25 @@ class Scorer:
             return outcome, 0.0
         if self.spec.user and self.spec.user.style == "trl" and outcome.parts.get("reward") is None:
             return Score(math.nan, {}, encodable(outcome.note), INAPPLICABLE), outcome.seconds
-        return self._valued(outcome.parts, outcome.note), outcome.seconds
+        score = self._valued(outcome.parts, outcome.note, outcome.detail, outcome.artifacts, outcome.files)
+        return score, outcome.seconds
 
-    def _valued(self, returned: Mapping[str, Any], note: str) -> Score | Failure:
-        """The parts checked against their ranges and combined with the weights."""
+    def _valued(
+        self, returned: Mapping[str, Any], note: str, detail: Any = None,
+        artifacts: Mapping[str, Media] = NOTHING, files: Mapping[str, bytes] = NOTHING,
+    ) -> Score | Failure:  # fmt: skip
+        """Return the score: parts checked against their ranges and combined with the weights, and all else as it is."""
         note = encodable(note)
+        details = None if detail is None else {self.spec.key: detail}
         try:
             parts = check_parts(returned, self.spec.ranges)
             weights = counting_weights(parts, self.weights)
             if not weights.keys() <= parts.keys():
                 self._check_some_weight(parts, weights)
-                return Score(combine({**dict.fromkeys(weights), **parts}, weights)[0], parts, note)
-            return Score(combine(parts, weights)[0], parts, note)
+                value = combine({**dict.fromkeys(weights), **parts}, weights)[0]
+            else:
+                value = combine(parts, weights)[0]
+            return Score(value, parts, note, detail=details, artifacts=artifacts, files=files)
         except RewardError as error:
             return Failure(CONTRACT, error.message, hint=error.hint)
 
@@ -197,17 +221,42 @@ class Scorer:
 
         def give_up(outcome: Outcome) -> bool:
             nonlocal run_of_lost
-            run_of_lost = run_of_lost + 1 if isinstance(outcome, Failure) and outcome.kind == "" else 0
-            return (strict and isinstance(outcome, Failure)) or run_of_lost == LOST_IN_A_ROW
+            run_of_lost = run_of_lost + 1 if _is_lost(outcome) and not pool.user.batched else 0
+            return (strict and self._is_bug(outcome)) or run_of_lost == LOST_IN_A_ROW
 
         outcomes = pool.run(batches, inputs, give_up)
-        if not strict and not pool.user.batched and len(outcomes) < len(inputs):
+        self._answers = self._answers or any(isinstance(o, Result) for o in outcomes.values())
+        if strict and any(map(self._is_bug, outcomes.values())):
+            return {i: o for i, o in outcomes.items() if isinstance(o, Result) or self._is_bug(o)}
+        lost = [i for i, outcome in outcomes.items() if _is_lost(outcome)]
+        raised = [o for o in outcomes.values() if isinstance(o, Failure) and o.kind not in (CONTRACT, UNAVAILABLE)]
+        if pool.user.batched and len(inputs) > 1 and len(raised) == len(inputs):
+            alone = self._run_alone(pool, inputs)
+            return self._forgiven(outcomes | alone, [i for i in lost if i in alone])
+        if self.spec.on_timeout and lost:
+            again = pool.run([[i] for i in lost], inputs, lambda outcome: False, fresh=True)
+            outcomes = self._forgiven(outcomes | {i: _noted(o, outcomes[i]) for i, o in again.items()}, lost)
+        if len(outcomes) < len(inputs):
             told = f"not asked: its worker had been lost {LOST_IN_A_ROW} times in a row"
             outcomes = {i: outcomes.get(i, Failure("", told)) for i in indices}
-        lost = [o for o in outcomes.values() if isinstance(o, Failure) and o.kind != CONTRACT]
-        if not strict and pool.user.batched and len(inputs) > 1 and len(lost) == len(inputs):
-            outcomes |= self._run_alone(pool, inputs)
         return outcomes
+
+    def _is_bug(self, outcome: Outcome) -> bool:
+        """Return whether the reward failed; where `on_timeout` is set, a response that hangs is no failure of it."""
+        return isinstance(outcome, Failure) and not (self.spec.on_timeout and outcome.is_lost)
+
+    def _forgiven(self, outcomes: dict[int, Outcome], lost: Sequence[int]) -> dict[int, Outcome]:
+        """Return the outcomes with `on_timeout` for those that were `lost` once, and again when they were alone.
+
+        A reward that has never answered anything hangs by itself: its responses stay without a score.
+        """
+        self._answers = self._answers or any(isinstance(o, Result) for o in outcomes.values())
+        if not (self.spec.on_timeout and self._answers):
+            return outcomes
+        priced = {i: o for i in lost if isinstance(o := outcomes[i], Failure) and o.is_lost}
+        parts: dict[str, float | None] = {**self.spec.on_timeout}
+        notes = {i: f"{failure.message}; alone too: it earns `on_timeout`" for i, failure in priced.items()}
+        return outcomes | {i: Result(parts, notes[i], 0.0) for i in priced}
 
     def _trimmed(self, x: RewardInput) -> RewardInput:
         """An input without what the reward does not ask for: images and ids are most of what would be sent."""
@@ -229,3 +278,14 @@ class Scorer:
             if failed == ALONE_FAILURES:
                 break
         return outcomes
+
+
+def _is_lost(outcome: Outcome) -> bool:
+    return isinstance(outcome, Failure) and outcome.is_lost
+
+
+def _noted(outcome: Outcome, before: Outcome) -> Outcome:
+    """Return an answer that came when its row was asked alone, with a note that says why it was."""
+    if not isinstance(outcome, Result) or not isinstance(before, Failure):
+        return outcome
+    return replace(outcome, note="; ".join(filter(None, (outcome.note, f"asked again alone: {before.message}"))))

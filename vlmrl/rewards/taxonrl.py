@@ -26,6 +26,8 @@ Middle = Callable[[str, Fields], float]
 """(squeezed response, ground truth) -> the score in [0, 1] of what is asked for between thinking and answer."""
 
 EPSILON = 1e-15
+MOST_ANSWER_CHARS = 200
+"""So much of an answer is kept as a detail: where no tag is closed it is the whole response."""
 RANKS = ("order", "family", "genus")
 FORMAT_END = re.compile(r"</think><answer>\d+\.\d{4}</answer>\Z")
 RELAXED_FORMAT_END = re.compile(r"</?think><answer>\d+\.\d{4}</?answer>\Z")
@@ -63,8 +65,10 @@ class Function:
     relaxed: bool = False
     batch: bool = False
 
-    def parts(self, response: str, ground_truth: Any) -> tuple[dict[str, float], str | None]:
-        """Its parts for one response, and the cell of the confusion matrix: tp, fp, fn, tn or None (not readable)."""
+    def parts(self, response: str, ground_truth: Any) -> tuple[dict[str, float], str | None, str]:
+        """Its parts for one response, the cell of the confusion matrix (tp, fp, fn, tn or None: not readable), and the
+        answer that it read.
+        """
         text = squeeze(response)
         fields = [field.strip() for field in str(ground_truth).split(";")]
         truth = fields[0] if self.part else ground_truth
@@ -74,11 +78,16 @@ class Function:
         if self.part:
             parts[self.part] = self.middle(text, fields)
         true_positive = float(cell == "tp")
-        return parts | {
-            "precision": true_positive,
-            "f1": true_positive,
-            "acutal_accuracy": float(cell in ("tp", "tn")),
-        }, cell
+        return (
+            parts
+            | {
+                "precision": true_positive,
+                "f1": true_positive,
+                "acutal_accuracy": float(cell in ("tp", "tn")),
+            },
+            cell,
+            answer,
+        )
 
     def shares(self, format_weight: float | None = None) -> dict[str, float]:
         """Part -> weight, as published; they may add up to more or less than 1."""
@@ -110,13 +119,14 @@ def taxonrl(*, function: str, layout: str | None = None, format_weight: float | 
     if format_weight is not None and not number:
         raise RewardError(f"format_weight is {format_weight!r}, not a number")
 
-    def score(x: RewardInput) -> dict[str, float]:
+    def score(x: RewardInput) -> dict[str, Any]:
         ground_truth = x.truth.get("ground_truth")
         if ground_truth is None and "same" in x.truth:
             ground_truth = LAYOUTS[layout].write(x.truth)
         elif answer_alone and isinstance(ground_truth, str):
             ground_truth = ground_truth.partition(";")[0].strip()
-        return published.parts(x.response, ground_truth)[0]
+        parts, _, answer = published.parts(x.response, ground_truth)
+        return {**parts, "detail": {"answer": answer[:MOST_ANSWER_CHARS]}}
 
     weights = published.shares(format_weight)
     names = ("format", *weights, "precision", "f1", "acutal_accuracy")
@@ -134,9 +144,9 @@ def score_batch(
     published = _published(function)
     weights = published.shares(format_weight)
     scored = [published.parts(response, truth) for response, truth in samples]
-    cells = Counter(cell for _, cell in scored if cell)
+    cells = Counter(cell for _, cell, _ in scored if cell)
     shared = batch_metrics(cells) if published.batch else {}
-    return [{"overall": combine(parts, weights)[0]} | parts | shared for parts, _ in scored]
+    return [{"overall": combine(parts, weights)[0]} | parts | shared for parts, *_ in scored]
 
 
 def batch_metrics(cells: Mapping[str, int]) -> dict[str, float]:

@@ -16,6 +16,8 @@ from vlmrl.types import RewardInput
 NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,300})(?:\.[0-9]{1,300})?")
 TRUTH_KEYS = ("ground_truth", "answer", "solution", "label", "target")
 UNIT = (0.0, 1.0)
+MOST_ANSWER_CHARS = 200
+"""So much of an answer is kept as a detail: without a tag it is the whole response."""
 
 
 def ground_truth(x: RewardInput, key: str | None = None) -> Any:
@@ -97,7 +99,8 @@ def _score_answer(x: RewardInput, *, same: Any, key: str | None, tag: str | None
     if answer is None and not require_tag and tag and not find_tags(x.response, (tag,)):
         answer = x.response
     right = answer is not None and any(same(answer, one) for one in accepted)
-    return {"answer": float(right), "format": float(not problem), "note": problem}
+    detail = {"answer": answer if answer is None else answer.strip(BLANKS)[:MOST_ANSWER_CHARS]}
+    return {"answer": float(right), "format": float(not problem), "note": problem, "detail": detail}
 
 
 def _same_text(answer: str, truth: Any) -> bool:

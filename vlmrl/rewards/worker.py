@@ -1,9 +1,10 @@
 """The worker process of a user's reward: reads frames, calls the function, writes frames. A trainer never imports this.
 
 Requests: {"op": "load", ...} once, then {"op": "score", "items": [...]} with image pixels as blobs. Answers: {"loaded"}
-or {"fatal": error}; then, in the order of the items, {"parts", "note", "seconds"} or {"error"} each, or one {"failed":
-error} for a whole batch. Every answer repeats the number of its request, names its item and is signed with this
-process (frames.py). What the function prints goes to a pipe of its own and is shown with an error.
+or {"fatal": error}; then, in the order of the items, {"parts", "note", "seconds"} (with {"detail"} as JSON text, and
+{"artifacts"}, names whose PNG files are the blobs, where there are any) or {"error"} each, or one {"failed": error} for
+a whole batch. Every answer repeats the number of its request, names its item and is signed with this process
+(frames.py). What the function prints goes to a pipe of its own and is shown with an error.
 
 The user's code may replace what it likes (functions of `os` and `json`, built-ins, sys.stdout), close descriptors,
 leave alarms and fork. So this module binds what it needs before that code is imported, puts built-ins, alarms and the
@@ -26,29 +27,32 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from vlmrl.errors import VlmrlError
+from vlmrl.errors import RewardUnavailable, VlmrlError
 from vlmrl.rewards.adapters import BoundReward, bind_user_reward
-from vlmrl.rewards.base import UserReward, check_parts, split_note
+from vlmrl.rewards.base import UserReward, check_parts, split_result
 from vlmrl.rewards.frames import (
     BROKEN,
     CONTRACT,
     LOST_PIPE,
     TOKEN_BYTES,
+    UNAVAILABLE,
     WHOLE,
     Frame,
     FrameBuffer,
     GarbledError,
     pack_frame,
 )
+from vlmrl.rewards.results import MOST_NAME_CHARS, artifact_files, detail_text
 from vlmrl.types import Call, Media, RewardInput, Turn
 
+Answer = tuple[dict[str, Any], Sequence[bytes]]
+"""An answer and its blobs."""
 MODULE = "vlmrl_user_reward"
 MOST_PARTS = 256
 HINTS = {
     MemoryError: "a larger [reward] memory_mb, or a smaller appetite",
     bdb.BdbQuit: "for breakpoint() in a reward: vlmrl reward-check or try with --debug, train with --debug-rank 0",
 }
-MOST_NAME_CHARS = 200
 MOST_NOTE_CHARS = 2000
 
 _read, _write, _fstat, _getpid, _exit = os.read, os.write, os.fstat, os.getpid, os._exit
@@ -94,10 +98,10 @@ class Channel:
         except GarbledError:  # the user's code has read from the pipe, or put another one in its place
             _exit(LOST_PIPE)
 
-    def answer(self, item: int, body: dict[str, Any]) -> None:
+    def answer(self, item: int, body: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
         """Send the answer to an item of the request. A child of this process ends instead."""
         self.stay_alone()
-        data = memoryview(pack_frame(self.token, self.request, item, self._pid, body))
+        data = memoryview(pack_frame(self.token, self.request, item, self._pid, body, blobs))
         while data:
             data = data[self._guarded(1, _write, data) :]
 
@@ -191,8 +195,8 @@ def serve(channel: Channel, guard: Guard) -> None:
             guard.flush()
             channel.answer(WHOLE, answer)
         elif reward is not None:
-            for item, answer in _score(reward, read_inputs(body["items"], blobs), file, channel, guard):
-                channel.answer(item, answer)
+            for item, (answer, images) in _score(reward, read_inputs(body["items"], blobs), file, channel, guard):
+                channel.answer(item, answer, images)
 
 
 def limit_memory(memory_mb: int) -> None:
@@ -257,6 +261,7 @@ def _load(user: UserReward, memory_mb: int, guard: Guard) -> tuple[BoundReward |
         "needs_images": reward.needs_images,
         "needs_token_ids": reward.needs_token_ids,
         "accuracy": reward.accuracy,
+        "on_timeout": dict(reward.on_timeout),
         "weights": dict(reward.weights),
         "ranges": {k: list(v) for k, v in reward.ranges.items()},
     }
@@ -265,8 +270,8 @@ def _load(user: UserReward, memory_mb: int, guard: Guard) -> tuple[BoundReward |
 
 def _score(
     reward: BoundReward, inputs: list[RewardInput], file: str, channel: Channel, guard: Guard
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(item, answer) of one request: in a batch one call for all, else one call an item."""
+) -> Iterator[tuple[int, Answer]]:
+    """Give (item, answer) of one request: in a batch one call for all, else one call an item."""
     groups = [range(len(inputs))] if reward.batched else [range(i, i + 1) for i in range(len(inputs))]
     for group in groups:
         start, described, results = _clock(), None, []
@@ -278,30 +283,38 @@ def _score(
         channel.stay_alone()
         guard.flush()
         if described is not None:
-            yield (WHOLE, {"failed": described}) if reward.batched else (group[0], {"error": described})
+            item, kind = (WHOLE, "failed") if reward.batched else (group[0], "error")
+            yield item, ({kind: described}, ())
             continue
         seconds = (_clock() - start) / len(group)
         for item, result in zip(group, results, strict=True):
             yield item, _answer_of(result, seconds, file)
 
 
-def _answer_of(result: Any, seconds: float, file: str) -> dict[str, Any]:
-    """What the function returned for one item, as its answer. Its values are objects of the user's: they may raise."""
+def _answer_of(result: Any, seconds: float, file: str) -> Answer:
+    """Return the answer for one item. Values of the result are objects of the user's: they may raise."""
     try:
-        parts, note = split_note(result)
+        parts, note, detail, artifacts = split_result(result)
         if len(parts) > MOST_PARTS or any(len(str(name)) > MOST_NAME_CHARS for name in parts):
             return {"error": {"kind": CONTRACT, "hint": None, "lines": [], "message":
                               f"it returned {len(parts):,} parts; a reward has at most {MOST_PARTS}, "
-                              f"with names of at most {MOST_NAME_CHARS} characters"}}  # fmt: skip
-        return {"parts": check_parts(parts, {}), "note": note[:MOST_NOTE_CHARS], "seconds": seconds}
+                              f"with names of at most {MOST_NAME_CHARS} characters"}}, ()  # fmt: skip
+        answer: dict[str, Any] = {"parts": check_parts(parts, {}), "note": note[:MOST_NOTE_CHARS], "seconds": seconds}
+        text, files = detail_text(detail), artifact_files(artifacts)
+        if text is not None:
+            answer["detail"] = text
+        if files:
+            answer["artifacts"] = list(files)
+        return answer, list(files.values())
     except BaseException as error:
-        return {"error": describe_error(error, file)}
+        return {"error": describe_error(error, file)}, ()
 
 
 def describe_error(error: BaseException, file: str) -> dict[str, Any]:
     """An exception as JSON: kind, message, and the user's own lines of the traceback."""
     if isinstance(error, VlmrlError):
-        return {"kind": CONTRACT, "message": error.message, "hint": error.hint, "lines": []}
+        kind = UNAVAILABLE if isinstance(error, RewardUnavailable) else CONTRACT
+        return {"kind": kind, "message": str(error.message)[:1000], "hint": error.hint, "lines": []}
     lines = []
     with suppress(Exception):  # the traceback is made by modules that the user's code may have changed
         if isinstance(error, SyntaxError) and error.filename == file:

@@ -21,7 +21,17 @@ from typing import Any
 
 from vlmrl.process import has_terminal, patience
 from vlmrl.rewards.base import UserReward
-from vlmrl.rewards.frames import ASK, END, MOST_ANSWER_BYTES, TOKEN_BYTES, WHOLE, Frame, FrameBuffer, pack_frame
+from vlmrl.rewards.frames import (
+    ASK,
+    END,
+    MOST_ANSWER_BYTES,
+    MOST_BLOB_BYTES,
+    TOKEN_BYTES,
+    WHOLE,
+    Frame,
+    FrameBuffer,
+    pack_frame,
+)
 from vlmrl.types import RewardInput
 
 LOAD_SECONDS = 60.0
@@ -70,7 +80,7 @@ class Worker:
                 os.close(fd)
         for fd in (self.request_fd, self.response_fd, self.output_fd):
             os.set_blocking(fd, False)
-        self._frames = FrameBuffer(self._token, MOST_ANSWER_BYTES)
+        self._frames = FrameBuffer(self._token, (MOST_ANSWER_BYTES, MOST_BLOB_BYTES))
         self._output, self.output_open = b"", True
         self.loaded: dict[str, Any] | None = None
         self.busy: list[int] = []

@@ -134,7 +134,7 @@ def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *
         try:
             scores = scorers[name].score(inputs, strict=strict, rows=names)
         except RewardError as error:
-            raise RewardError(error.message, where=error.where or f"source {name}", hint=error.hint) from error
+            raise type(error)(error.message, where=error.where or f"source {name}", hint=error.hint) from error
         seconds = (time.perf_counter() - start) / max(1, len(inputs))
         scored |= {place: (score, seconds) for place, score in zip(places, scores, strict=True)}
     return [

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import RecipeError
-from vlmrl.types import Message, Row
+from vlmrl.types import Message, RewardInput, Row, Score
 
 if TYPE_CHECKING:
     from vlmrl.rewards.base import RewardSpec
 
 Outcome = Mapping[str, float | None]
+Measure = Callable[[RewardInput, Score], Outcome]
+Verdict = tuple[RewardInput, Score, Outcome]
+"""A response, its score, and what is measured of it."""
+SetMetrics = Callable[[Sequence[Verdict]], Mapping[str, float | None]]
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,17 @@ class Task:
         validate: truth of a row -> what is wrong with it, in words; empty when sound.
         profiles: reward profile (`[reward] profile`) -> name in REWARDS and arguments that the task binds; `default` is
             the task's own reward. Empty when the user must bring one.
-        outcome: (truth, response) -> measured numbers of one answer, e.g. accuracy 0/1, brier, confidence, label,
-            parse_failure 0/1; None = does not apply. A response that cannot be parsed counts as wrong, never as
-            missing.
+        outcome: (what the reward saw, its score) -> measured numbers of one answer, e.g. accuracy 0/1, brier,
+            confidence, label, parse_failure 0/1; None = does not apply. A response that cannot be parsed counts as
+            wrong, never as missing. What the reward has found is in `Score.detail` and is not found out again; the
+            detail of an older rollout may be None, then the text says it. With `accuracy` there is pass@k.
         outcome_as: the reward that scores the rows -> `outcome`, reading responses as that reward does (its repairs and
             aliases); None = `outcome` whatever the reward.
+        set_metrics: all responses of a split -> numbers of the whole, such as an average precision; None = not defined.
+            It is called again for every resample, in which responses are there several times or not at all, and must
+            take any list of at least one. None = the task has none.
+        unit: row -> what its rows are resampled with, for the intervals of `set_metrics`; None = rows that share an
+            image belong together.
         messages: row -> the prompt when the rows bring their own (task `table`); None = `template` is rendered.
         trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None when there is none.
         variant: how much is asked for, one of `variants`; "" for a task without variants.
@@ -45,8 +55,10 @@ class Task:
     validate: Callable[[Mapping[str, Any]], list[str]]
     variables: Mapping[str, Any] = field(default_factory=dict)
     profiles: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
-    outcome: Callable[[Mapping[str, Any], str], Outcome] = lambda truth, response: {}
-    outcome_as: Callable[[RewardSpec | None], Callable[[Mapping[str, Any], str], Outcome]] | None = None
+    outcome: Measure = lambda x, score: {}
+    outcome_as: Callable[[RewardSpec | None], Measure] | None = None
+    set_metrics: SetMetrics | None = None
+    unit: Callable[[Row], Hashable] | None = None
     messages: Callable[[Row], tuple[Message, ...]] | None = None
     trace: Callable[[Row, random.Random], str] | None = None
     variant: str = ""
@@ -61,6 +73,19 @@ class Task:
     def reward_args(self) -> Mapping[str, Any]:
         """Arguments of that reward that come from the dataset."""
         return self.profiles["default"][1] if "default" in self.profiles else {}
+
+    def measured(self, truth: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of what `outcome` measures of an answer to this truth."""
+        from vlmrl.rewards.base import UNSCORED
+
+        return tuple(self.outcome(RewardInput("", truth), UNSCORED))
+
+    def measured_of_sets(self, truth: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of what `set_metrics` measures."""
+        from vlmrl.rewards.base import UNSCORED
+
+        x = RewardInput("", truth)
+        return () if self.set_metrics is None else tuple(self.set_metrics([(x, UNSCORED, self.outcome(x, UNSCORED))]))
 
     @property
     def template_file(self) -> str:

@@ -162,7 +162,7 @@ def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[st
     `[reward] args` and `weights` belong to the recipe's choice: they reach an entry's own reward only when `[reward]`
     names no other. They go over the arguments that the task binds, key by key, in a table (`aliases`) too.
     """
-    from vlmrl.rewards import load_reward, name_accuracy
+    from vlmrl.rewards import earn_on_timeout, load_reward, name_accuracy
     from vlmrl.rewards.base import check_weight_sizes
 
     is_named = bool(data.reward or reward.name)
@@ -179,6 +179,7 @@ def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[st
         args = dict(own_args) | {key: _over(own_args.get(key), value) for key, value in args.items()}
     spec = load_reward(name, args=args, style=reward.style)
     spec = name_accuracy(spec, reward.accuracy if meant else None)
+    spec = earn_on_timeout(spec, reward.on_timeout if meant else {})
     weights = dict(reward.weights) if meant and reward.weights else dict(spec.weights)
     check_weight_sizes(weights, f"reward `{name}`")
     unknown = [part for part in weights if part not in spec.ranges] if spec.pure else []

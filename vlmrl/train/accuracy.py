@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from vlmrl.rewards.accuracy import accuracy_words, with_accuracy
+from vlmrl.rewards.accuracy import accuracy_words
+from vlmrl.tasks.measure import outcome_of
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group
 
@@ -14,10 +15,7 @@ def accuracies(groups: Sequence[Group], sources: Sequence[Source]) -> list[list[
     """Return the accuracy of every sample of every group; None where there is none."""
     by_name = {source.name: source for source in sources}
     return [
-        [
-            with_accuracy(source.task.outcome(group.row.truth, s.text), s.score.parts, source.reward).get("accuracy")
-            for s in group.samples
-        ]
+        [outcome_of(source.task, group, s, source.reward).get("accuracy") for s in group.samples]
         for group in groups
         for source in (by_name[group.row.source],)
     ]
@@ -36,7 +34,7 @@ def accuracy_told(groups: Sequence[Group], sources: Sequence[Source]) -> str:
         own = [g for g in groups if g.row.source == source.name]
         found = [a for values in accuracies(own, [source]) for a in values if a is not None]
         parts = dict.fromkeys(name for g in own for s in g.samples for name in s.score.parts)
-        words = accuracy_words(source.task.outcome(own[0].row.truth, ""), parts, found, source.reward) if own else ""
+        words = accuracy_words(source.task.measured(own[0].row.truth), parts, found, source.reward) if own else ""
         if words:
             told.append(f"{words} ({source.name})" if len(sources) > 1 else words)
     return f"accuracy is {'; '.join(told)}" if told else ""

@@ -14,7 +14,7 @@ from vlmrl.algo.family import Algorithm, algorithm_of
 from vlmrl.algo.shaping import next_kl_coef
 from vlmrl.data.batch import PromptTokens, TrainItem
 from vlmrl.dist import worker
-from vlmrl.errors import RewardError
+from vlmrl.errors import RewardError, RewardUnavailable
 from vlmrl.evaluate.interval import Interval
 from vlmrl.evaluate.stats import mean_interval
 from vlmrl.recipe.schema import Recipe
@@ -41,6 +41,7 @@ STRICT_STEPS = 3
 """Steps of an attempt in which a failing reward stops the run with the row; later the sample is masked and counted."""
 MAX_ERROR_SHARE = 0.01
 """Share of all samples of an attempt whose reward may fail before the run saves and stops."""
+MOST_REASON_CHARS = 500
 MIN_SAMPLES_FOR_SHARE = 200
 """Below this many samples the share is taken of this number: one failure must not end a young run."""
 
@@ -194,19 +195,29 @@ def learn(session: Session, made: Collected, objective: PolicyGradient) -> dict[
 
 
 def count_errors(session: Session, groups: Sequence[Group]) -> None:
-    """Keep count of failed rewards; save and stop when they are more than a few.
+    """Keep count of failed rewards; save and stop when they are more than a few. Of services that were down say so, and
+    stop where the recipe wants that.
 
-    Raises: RewardError, after saving a checkpoint, when over 1% of this attempt's samples failed.
+    Raises: after saving a checkpoint, RewardError when over 1% of this attempt's samples failed, and RewardUnavailable.
     """
     progress = session.progress
+    down = [x for g in groups for x in g.samples if x.score.status == "unavailable"]
+    if down:
+        reasons = "; ".join(dict.fromkeys(_last_line(x.score.error) for x in down))[:MOST_REASON_CHARS]
+        say = f"the reward was unavailable for {len(down)} sample(s), which were left out: {reasons}"
+        session.watcher.message(say)
+        if session.recipe.reward.on_unavailable == "stop":
+            save(session, wait=True)
+            hint = "a checkpoint was saved; when the service is back: --resume"
+            raise RewardUnavailable(say, where=str(session.run.dir), hint=hint)
     failed = [x for g in groups for x in g.samples if x.score.failed]
     progress.samples += sum(len(g.samples) for g in groups)
     progress.reward_errors += len(failed)
     samples, errors = progress.samples - session.counted_before[0], progress.reward_errors - session.counted_before[1]
     share = errors / max(samples, MIN_SAMPLES_FOR_SHARE)
     if failed:
-        first = (failed[0].score.error or "").strip().splitlines()
-        told = f": {first[-1]}" if first else ""
+        first = _last_line(failed[0].score.error)
+        told = f": {first}" if first else ""
         session.watcher.message(f"the reward failed for {len(failed)} sample(s), which were left out{told}")
     if share > MAX_ERROR_SHARE:
         save(session, wait=True)
@@ -216,6 +227,10 @@ def count_errors(session: Session, groups: Sequence[Group]) -> None:
             hint="a checkpoint was saved; mend the reward"
             f" (`vlmrl reward-check {session.run.id}` shows the rows), then --resume",
         )
+
+
+def _last_line(text: str | None) -> str:
+    return (text or "").strip().rpartition("\n")[2]
 
 
 def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None = None) -> dict[str, Any]:
@@ -236,7 +251,9 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None 
         "rollout/prompt_tokens_mean": fmean(len(g.samples[0].trajectory.prompt_ids) for g in groups),
         "rollout/samples": len(samples),
     }
-    if left_out := len(samples) - len(scored) - metrics["reward/errors"]:
+    if unavailable := sum(x.score.status == "unavailable" for x in samples):
+        metrics["reward/unavailable"] = unavailable
+    if left_out := len(samples) - len(scored) - metrics["reward/errors"] - unavailable:
         metrics["reward/inapplicable"] = left_out
     if not scored:
         return metrics

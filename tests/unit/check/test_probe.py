@@ -275,6 +275,7 @@ def test_no_answer_is_taken_for_a_piece_of_its_form(tmp_path, answer):
 
 def test_a_reward_that_hangs_costs_a_few_time_limits_and_the_rest_is_said_to_be_left_out(tmp_path):
     source = """
+    ON_TIMEOUT = {"reward": 0.0}  # a finding all the same
     def reward(x):
         while "<answer>" not in x.response: pass
         return float(f"<answer>{x.truth['answer']}</answer>" in x.response)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,7 +46,8 @@ def test_a_run_scored_again_says_the_same_to_the_digit(tmp_path):
     assert len(found.sides[0]) == 48 and len(groups_of(found.facts)) == 12
     stored = [s for step in (0, 1) for g in run.read_rollouts(step) for s in g.samples]
     samples = list(saved.pick(range(48)).values())
-    assert [s.score for s in stored] == [s.score for s in samples] == list(found.stored)
+    numbers = [replace(s.score, detail=None) for s in stored]  # columns keep no details
+    assert numbers == [s.score for s in samples] == list(found.stored)
     assert [s.text for s in stored] == [s.input.response for s in samples]
     assert {s.input.num_tokens for s in samples} == set(found.facts.tokens_N.tolist()) == {3}
     assert found.facts.chars_N.tolist() == [len(s.text) for s in stored]
@@ -63,6 +65,10 @@ def test_one_changed_digit_is_found(tmp_path):
     assert result["largest_difference"] == math.nextafter(value, 2) - value
     assert result["worst"][0]["row"] == 7 and saved.pick([7])[7].where == "step 1, digits row 0-1 sample 3"
     scores[7] = Score(value, {**parts, "format": 0.25})
+    assert compared(found, scores)["different"] == 1
+    scores[7] = Score(math.nan, {}, error="no answer from judge:8000", status="unavailable")
+    assert compared(found, scores)["equal"], "a service that is down says nothing of the reward"
+    scores[7] = Score(math.nan, {}, error="ValueError: mine")
     assert compared(found, scores)["different"] == 1
 
 

@@ -42,6 +42,7 @@ def row(
         "parts": {"format": 1.0, "digit": None},
         "note": "",
         "error": None,
+        "status": "ok",
         "images": [{"sha256": i, "width": 8, "height": 6, "kind": "image"} for i in images],
         "outcome": outcome,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Barrier
 from typing import Any
 
@@ -12,14 +12,14 @@ import pytest
 
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.dist.world import World
-from vlmrl.errors import DataError, RewardError
+from vlmrl.errors import DataError, RewardError, RewardUnavailable
 from vlmrl.evaluate import run as evaluating
 from vlmrl.evaluate.run import Evaluation, evaluate
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Request
-from vlmrl.tasks.base import Task
-from vlmrl.types import Media, Message, RewardInput, Row, Sample, SamplingParams
+from vlmrl.tasks.base import Task, Verdict
+from vlmrl.types import Media, Message, RewardInput, RewardResult, Row, Sample, SamplingParams, Score
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=4)
 
@@ -73,7 +73,7 @@ class ListSource:
     seen: list[RewardInput] = field(default_factory=list)
     task: Task = field(
         default_factory=lambda: Task(
-            "echo", "", "", lambda truth: [], outcome=lambda truth, text: {"accuracy": float(truth["id"] in text)}
+            "echo", "", "", lambda truth: [], outcome=lambda x, score: {"accuracy": float(x.truth["id"] in x.response)}
         )
     )
 
@@ -211,7 +211,7 @@ def test_a_split_without_rows_is_an_error():
 
 
 def test_an_outcome_may_not_take_the_name_of_another_field():
-    task = Task("bad", "", "", lambda truth: [], outcome=lambda truth, text: {"score": 1.0})
+    task = Task("bad", "", "", lambda truth: [], outcome=lambda x, score: {"score": 1.0})
     with pytest.raises(DataError, match="`score`"):
         run(ListSource(rows(1), task=task), ScriptedEngine())
 
@@ -251,3 +251,51 @@ def test_an_accuracy_in_between_is_a_mean_and_has_no_pass_rate():
     assert found.summary["metrics"]["accuracy"]["value"] == 0.375
     assert not any(name.startswith("pass@") for name in found.summary["metrics"])
     assert "not only right or wrong" in found.summary["accuracy_of"]
+
+
+def test_metrics_of_the_whole_split_stand_beside_those_of_rows():
+    sizes: list[int] = []
+
+    def found(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
+        sizes.append(len(verdicts))
+        right = [outcome["accuracy"] == 1.0 for _, _, outcome in verdicts]
+        return {"all_right": float(all(right)), "values": sum(score.value for _, score, _ in verdicts)}
+
+    task = replace(ListSource([]).task, set_metrics=found, unit=lambda row: row.prompt_id in ("p0", "p1"))
+    summary = run(ListSource(rows(3), task=task), ScriptedEngine(), samples=2).summary
+    assert (summary["metrics"]["values"]["value"], summary["metrics"]["all_right"]["value"]) == (3.0, 1.0)
+    assert (summary["metrics"]["values"]["n"], summary["metrics"]["values"]["clusters"]) == (6, 2)
+    assert summary["metrics"]["accuracy"]["value"] == 1.0, "those of rows are there as ever"
+    assert sizes[0] == 6 and set(sizes[1:]) == {4, 6, 8}, "units of four rows and of two, two of them drawn"
+    assert summary["set_metrics"]["names"] == ["all_right", "values"]
+    with pytest.raises(DataError, match="task `echo` calls a set metric `reward`"):
+        run(ListSource(rows(3), task=replace(task, set_metrics=lambda verdicts: {"reward": 1.0})), ScriptedEngine())
+
+
+def test_an_outcome_reads_what_the_reward_has_found():
+    def detailed(x: RewardInput) -> RewardResult:
+        return RewardResult(0.5, detail={"said": x.response.split()[0]})
+
+    def outcome(x: RewardInput, score: Score) -> dict[str, float | None]:
+        said = (score.detail or {}).get("test", {}).get("said")
+        return {"accuracy": float(said == x.truth["id"]), "prompt_tokens": float(len(x.prompt))}
+
+    task = replace(ListSource([]).task, outcome=outcome)
+    found = run(ListSource(rows(2), task=task), ScriptedEngine(), detailed, samples=4)
+    assert [r["accuracy"] for r in found.rows] == [1.0] * 8
+    assert found.rows[0]["outcome"]["prompt_tokens"] == len("name p0")
+    assert found.summary["metrics"]["pass@4"]["value"] == 1.0
+
+
+def test_rows_that_a_service_did_not_judge_are_no_bugs():
+    def down(x: RewardInput) -> float:
+        if x.truth["id"] == "p1":
+            raise RewardUnavailable("no answer from judge:8000")
+        return 1.0
+
+    found = run(ListSource(rows(3)), ScriptedEngine(), down)
+    assert [r["status"] for r in found.rows] == ["ok", "unavailable", "ok"]
+    assert (found.summary["reward_errors"], found.summary["reward_unavailable"]) == (0, 1)
+    assert found.summary["metrics"]["reward"]["value"] == 1.0, "never a 0"
+    with pytest.raises(RewardError, match="unavailable: no answer from judge:8000"):
+        run(ListSource(rows(3)[1:2]), ScriptedEngine(), down)

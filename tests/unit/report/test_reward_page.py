@@ -241,3 +241,32 @@ def test_the_page_of_a_sound_reward_says_so_and_one_without_a_probe_says_nothing
     assert "No trick pays, and the reward repeats itself." in page and '<div class="trick">' not in page
     assert "Nothing found: " in page
     assert "Tricks tried" not in render_reward_page(saved, checked(saved, tmp_path))
+
+
+DRAWING = """
+from PIL import Image
+from vlmrl import RewardResult
+def score(x):
+    red = 40 + int(x.response[-1])
+    detail = {"<script>": x.response, "api_key": "sk-" + "k" * 40}
+    picture = Image.new("RGB", (30, 20), (red, 20, 30))
+    return RewardResult(red / 99, detail=detail, artifacts={"<b>render</b>": picture})
+"""
+
+
+def test_images_and_details_that_a_reward_returns_are_shown(folder):
+    (folder / "draws.py").write_text(DRAWING)
+    saved = open_table(jsonl(folder / "t.jsonl", [None, None]))
+    found = check_rewards(saved, RewardQuestion(reward=f"{folder}/draws.py:score"))
+    page = render_reward_page(saved, found)
+    assert reds(page) == [40, 41], "the pictures of both responses"
+    assert "&lt;b&gt;render" in page and "<b>render" not in page
+    assert page.count("what the reward found") >= 2 and "&#34;answer 1&#34;" in page
+    assert "<script>" not in page and "k" * 40 not in page
+
+
+def test_a_reward_that_says_something_else_when_asked_again_shows_no_findings(folder):
+    (folder / "draws.py").write_text(DRAWING.replace("red / 99", "__import__('random').random()"))
+    saved = open_table(jsonl(folder / "t.jsonl", [None, None]))
+    found = check_rewards(saved, RewardQuestion(reward=f"{folder}/draws.py:score"))
+    assert "what the reward found" not in render_reward_page(saved, found)

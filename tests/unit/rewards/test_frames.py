@@ -52,7 +52,7 @@ GOOD = pack_frame(TOKEN, 3, 4, 5, {"parts": {"reward": 1.0}})
     ],
 )  # fmt: skip
 def test_what_is_no_frame_is_refused_after_the_frames_before_it(data):
-    buffer = FrameBuffer(TOKEN, most=1000)
+    buffer = FrameBuffer(TOKEN, most=(1000, 1000))
     buffer.feed(GOOD + data)
     first = buffer.pop()
     assert first is not None and first.body == {"parts": {"reward": 1.0}}

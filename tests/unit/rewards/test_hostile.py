@@ -86,13 +86,81 @@ ATTACKS = {
     "a long note": ("return {'reward': 0.25, 'note': 'n' * 10 ** 7}", RIGHT),
     "a long error": ("raise ValueError('v' * 10 ** 7)", "ValueError: vvv"),
     "a number that exits": ("return Number()", "SystemExit: 4"),
+    "a result whose parts raise": ("return Raising(0.25)", "ZeroDivisionError"),
+    "a result whose detail exits": ("return RewardResult(0.25, detail=Items())", "SystemExit: 6"),
+    "a note that is none": ("return RewardResult(0.25, note=7)", "the note of the reward is a int, not a text"),
+    "a detail that holds itself": (
+        "detail = []; detail.append(detail)\nreturn RewardResult(0.25, detail=detail)", "no JSON value: Circular"
+    ),
+    "a detail without an end": ("return RewardResult(0.25, detail=deep(10 ** 5))", "no JSON value"),
+    "a detail deeper than files may be": ("return RewardResult(0.25, detail=deep(300))", "no JSON value"),
+    "an enormous detail": (
+        "return RewardResult(0.25, detail='d' * 10 ** 7)", "10,000,002 bytes of JSON; the cap is 65,536"
+    ),
+    "a detail that is no JSON": ("return RewardResult(0.25, detail={1, 2})", "it holds a set"),
+    "a detail of half a pair": ("return RewardResult(0.25, detail={'\\ud800': '\\udfff'})", RIGHT),
+    "an artifact that is none": ("return RewardResult(0.25, artifacts={'a': b'png'})", "is a bytes, not a PIL image"),
+    "artifacts without names": ("return RewardResult(0.25, artifacts=[Image.new('L', (2, 2))])", "are a list"),
+    "a name of two lines": ("return RewardResult(0.25, artifacts={'a\\nb': None})", "cannot be shown in a line"),
+    "nine artifacts": (
+        "return RewardResult(0.25, artifacts={str(i): Image.new('L', (2, 2)) for i in range(9)})",
+        "returned 9 artifacts; the cap is 8",
+    ),
+    "an artifact too large": (
+        "return RewardResult(0.25, artifacts={'a': Image.new('1', (9000, 9000))})", "9,000 x 9,000 pixels; the cap is"
+    ),
+    "artifacts of many bytes": (
+        "noise = Image.frombytes('RGB', (1400, 1400), os.urandom(1400 * 1400 * 3))\n"
+        "return RewardResult(0.25, artifacts={'a': noise, 'b': noise})",
+        "bytes of PNG; the cap is 8,388,608",
+    ),
+    "an image that saves what it likes": ("return RewardResult(0.25, artifacts={'a': Liar(b'garbage')})", "no PNG"),
+    "an image that saves a bomb": (
+        "return RewardResult(0.25, artifacts={'a': Liar(bomb(60000))})", "no PNG image that can be read"
+    ),
+    "an image that saves a smaller bomb": (
+        "return RewardResult(0.25, artifacts={'a': Liar(bomb(9000))})", "9,000 x 9,000 pixels; the cap is"
+    ),
+    "an image cut off": ("return RewardResult(0.25, artifacts={'a': Liar(bomb(9)[:20])})", "no PNG image that can be"),
+    "an image that saves a gigabyte": (
+        "return RewardResult(0.25, artifacts={'a': Liar(bytes(10 ** 9))})", "bytes of PNG; the cap is 8,388,608"
+    ),
 }  # fmt: skip
 FILE = """
-import atexit, builtins, json, multiprocessing, os, signal, struct, subprocess, sys, threading, time, traceback
+import atexit, builtins, json, multiprocessing, os, signal, struct, subprocess, sys, threading, time, traceback, zlib
+from PIL import Image
+from vlmrl import RewardResult
 really_exit, write, null = os._exit, os.write, os.open(os.devnull, os.O_RDWR)
 
 class Number:
     def __float__(self): sys.exit(4)
+
+class Raising(RewardResult):
+    def __getattribute__(self, name): return 1 / 0
+
+class Items(dict):
+    def __init__(self): super().__init__(a=1)
+    def items(self): sys.exit(6)
+
+def deep(levels):
+    value = []
+    for _ in range(levels): value = [value]
+    return value
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+def bomb(side):
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0))
+    return b"\\x89PNG\\r\\n\\x1a\\n" + head + chunk(b"IDAT", zlib.compress(bytes(10 ** 6))) + chunk(b"IEND", b"")
+
+class Liar(Image.Image):
+    def __init__(self, content):
+        super().__init__()
+        self.content = content
+        self._size, self._mode = (2, 2), "RGB"
+    def copy(self): return self
+    def save(self, sink, *args, **kwargs): sink.write(self.content)
 
 def fds():
     return [int(fd) for fd in os.listdir("/proc/self/fd") if int(fd) not in (null,)]

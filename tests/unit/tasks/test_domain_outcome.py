@@ -12,13 +12,14 @@ from vlmrl.errors import RewardError
 from vlmrl.recipe.load import load_recipe
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.rewards import load_reward
+from vlmrl.rewards.base import UNSCORED
 from vlmrl.tasks import make_task
 from vlmrl.tasks.source import Source, open_source
 from vlmrl.types import RewardInput
 
 
 def outcome(task: str, variant: str, text: str, **truth: Any) -> dict[str, float | None]:
-    return dict(make_task(task, {}, variant).outcome(TRUTHS[task] | truth, text))
+    return dict(make_task(task, {}, variant).outcome(RewardInput(text, TRUTHS[task] | truth), UNSCORED))
 
 
 def answer(p: str, **tags: str) -> str:
@@ -121,7 +122,7 @@ def opened(folder: Path, reward: Reward) -> Source:
 
 def test_responses_are_read_as_the_reward_that_scores_them_reads_them(tmp_path: Path) -> None:
     truth = TRUTHS["gorilla"]
-    strict = opened(tmp_path, Reward()).task.outcome(truth, UNCLOSED)
+    strict = opened(tmp_path, Reward()).task.outcome(RewardInput(UNCLOSED, truth), UNSCORED)
     assert strict["parse_failure"] == 1.0 and "repaired" not in strict
     for reward in (
         Reward(args={"relaxed": True}),
@@ -129,14 +130,14 @@ def test_responses_are_read_as_the_reward_that_scores_them_reads_them(tmp_path: 
         Reward(profile="taxonrl", args={"function": "lfw_relax_format:compute_score", "layout": "answer"}),
     ):
         task = opened(tmp_path, reward).task
-        assert task.outcome(truth, UNCLOSED) == {
+        assert task.outcome(RewardInput(UNCLOSED, truth), UNSCORED) == {
             "accuracy": 1.0, "brier": pytest.approx(0.01), "confidence": 0.9, "label": 1.0, "parse_failure": 0.0,
             "accuracy/type": 1.0, "label_accuracy/type": 1.0, "repaired": 1.0,
         }  # fmt: skip
-        assert task.outcome(truth, answer("0.9"))["repaired"] == 0.0
+        assert task.outcome(RewardInput(answer("0.9"), truth), UNSCORED)["repaired"] == 0.0
     named = Reward(args={"aliases": {"Silverbeck": "Silverback"}})
     misspelt = answer("0.9", type="Blackback; Silverbeck")
-    assert opened(tmp_path, named).task.outcome(truth, misspelt)["accuracy/type"] == 1.0
+    assert opened(tmp_path, named).task.outcome(RewardInput(misspelt, truth), UNSCORED)["accuracy/type"] == 1.0
 
 
 def test_aliases_of_a_recipe_are_added_to_the_tasks_own(tmp_path: Path) -> None:

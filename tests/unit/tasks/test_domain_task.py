@@ -13,7 +13,7 @@ from domain_builders import TRUTHS, write_dataset
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.rewards import load_reward
-from vlmrl.rewards.base import split_note
+from vlmrl.rewards.base import UNSCORED, split_note
 from vlmrl.rewards.layouts import LAYOUTS
 from vlmrl.rewards.taxonrl import FUNCTIONS
 from vlmrl.tasks import TASKS, make_task
@@ -181,7 +181,9 @@ def test_the_form_that_a_prompt_shows_earns_full_format_when_it_is_filled_in(dom
     parts, note = score(domain, variant, truth, filled)
     assert note == "" and parts["format"] == 1.0, filled
     assert all(part == 1.0 for name, part in parts.items() if name != "answer")
-    assert make_task(domain.name, {}, variant.name).outcome(truth, filled)["parse_failure"] == 0.0
+    assert (
+        make_task(domain.name, {}, variant.name).outcome(RewardInput(filled, truth), UNSCORED)["parse_failure"] == 0.0
+    )
     published, _ = score(domain, variant, truth, filled, "taxonrl")
     assert published["format"] == 1.0
 
@@ -227,7 +229,7 @@ def test_a_trace_earns_everything_but_the_doubt_in_its_answer(domain: Domain, va
             parts, note = score(domain, variant, truth, text)
             assert note == "" and parts["answer"] >= 0.84
             assert all(part == 1.0 for name, part in parts.items() if name != "answer"), (text, parts)
-            outcome = task.outcome(truth, text)
+            outcome = task.outcome(RewardInput(text, truth), UNSCORED)
             assert outcome["accuracy"] == 1.0 and outcome["parse_failure"] == 0.0
             assert all(value in (1.0, None) for name, value in outcome.items() if name.startswith("accuracy"))
             assert outcome.get("consistent", 1.0) in (1.0, None)

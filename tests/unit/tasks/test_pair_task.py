@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from vlmrl.errors import DataError
 from vlmrl.rewards import load_reward
+from vlmrl.rewards.base import UNSCORED
 from vlmrl.rewards.parse import parse_pair_response
 from vlmrl.tasks import TASKS, make_task
 from vlmrl.tasks.pairs.task import levels_due, pair_task, write_trace
@@ -39,7 +40,7 @@ def test_a_trace_is_a_right_answer_that_earns_all_but_its_hedging(truth: dict[st
     task = pair_task(INFO)
     assert task.validate(truth) == [] and task.trace is not None
     text = task.trace(Row("p", "s", "pairs", truth), random.Random(seed))
-    outcome = task.outcome(truth, text)
+    outcome = task.outcome(RewardInput(text, truth), UNSCORED)
     assert outcome["accuracy"] == 1.0 and outcome["parse_failure"] == 0.0
     assert all(
         outcome[f"accuracy/{level}"] == (1.0 if level in levels_due(truth, LEVELS) else None) for level in LEVELS
@@ -63,7 +64,11 @@ def answer(p: str, order: str = "P; P", family: str = "C; D") -> str:
 
 
 def test_the_outcome_of_a_wrong_a_half_right_and_an_undecided_answer() -> None:
-    outcome = pair_task(INFO).outcome
+    task = pair_task(INFO)
+
+    def outcome(truth: dict[str, Any], text: str) -> Any:
+        return task.outcome(RewardInput(text, truth), UNSCORED)
+
     right = outcome(COUSINS, answer("0.2"))
     assert right == {
         "accuracy": 1.0, "brier": pytest.approx(0.04), "confidence": 0.2, "label": 0.0, "parse_failure": 0.0,
@@ -78,7 +83,7 @@ def test_the_outcome_of_a_wrong_a_half_right_and_an_undecided_answer() -> None:
 
 @pytest.mark.parametrize("text", ["", "yes", "<answer>0.1</answer>", answer("2"), answer("0.2") + answer("0.2")])
 def test_what_cannot_be_parsed_counts_as_wrong_everywhere(text: str) -> None:
-    outcome = pair_task(INFO).outcome(COUSINS, text)
+    outcome = pair_task(INFO).outcome(RewardInput(text, COUSINS), UNSCORED)
     assert outcome["parse_failure"] == 1.0 and outcome["accuracy"] == 0.0 and outcome["brier"] == 1.0
     assert outcome["accuracy/order"] == 0.0 and outcome["confidence"] is None and outcome["label"] == 0.0
 

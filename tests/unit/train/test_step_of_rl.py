@@ -16,7 +16,7 @@ from small_runs import Ears
 from vlmrl.algo.family import ALGORITHMS, Algorithm
 from vlmrl.data.batch import PromptTokens
 from vlmrl.dist.world import World
-from vlmrl.errors import RewardError
+from vlmrl.errors import RewardError, RewardUnavailable
 from vlmrl.rollout.sample import add_advantages, is_dead_group, mark_masked
 from vlmrl.train import rl
 from vlmrl.train.batches import balance, split_updates, step_batch
@@ -282,3 +282,30 @@ def test_the_reward_of_one_group_has_no_interval():
 def test_metrics_of_a_step_in_which_every_reward_failed_have_no_reward():
     metrics = rl.group_metrics([replace(g) for g in groups_with(4, 4)])
     assert "reward/mean" not in metrics and metrics["reward/errors"] == 4
+
+
+def unavailable(of: int, stop: str, session) -> list[Group]:
+    session.recipe = SimpleNamespace(reward=SimpleNamespace(on_unavailable=stop))
+    scored = [sample(k, 0.0) for k in range(of)]
+    down = Score(math.nan, {}, error="no answer from judge:8000", status="unavailable")
+    return [group(*(replace(s, score=down, masked=True) for s in scored[:2]), *scored[2:])]
+
+
+def test_a_service_that_is_down_is_said_and_is_no_failure(session):
+    groups = unavailable(8, "mask", session)
+    for _ in range(100):
+        rl.count_errors(session, groups)
+    assert session.progress.reward_errors == 0 and session.saved == []
+    told = "the reward was unavailable for 2 sample(s), which were left out: no answer from judge:8000"
+    assert session.watcher.heard[0] == told
+    metrics = rl.group_metrics(groups)
+    assert (metrics["reward/unavailable"], metrics["reward/errors"]) == (2, 0)
+    assert "reward/inapplicable" not in metrics
+    assert "reward/unavailable" not in rl.group_metrics(groups_with(1, 8))
+
+
+def test_a_service_that_is_down_stops_a_run_that_wants_it(session):
+    session.progress.step = 7
+    with pytest.raises(RewardUnavailable, match="no answer from judge:8000") as caught:
+        rl.count_errors(session, unavailable(8, "stop", session))
+    assert session.saved == [7] and "--resume" in (caught.value.hint or "")

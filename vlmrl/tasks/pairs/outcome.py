@@ -9,22 +9,35 @@ from typing import Any
 from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.labels import LabelForm
-from vlmrl.rewards.pairs import PairReward
+from vlmrl.rewards.pairs import PairReward, Reading
 from vlmrl.tasks.base import Outcome
+from vlmrl.types import RewardInput, Score
 
 RELAXED_FUNCTION = "lfw_relax_format:"
 """TaxonRL's reward file that forgives a missing slash in a closing tag."""
 
 
 def outcome_as(name: str, args: Mapping[str, Any]) -> Callable[[RewardSpec | None], Callable[..., Outcome]]:
-    """A task's `Task.outcome_as` from its own reward: the reward that scores the rows -> (truth, response) -> numbers.
+    """Return a task's `Task.outcome_as` from its own reward: the reward that scores the rows -> `Task.outcome`.
 
     Responses are read as the scoring reward reads them, its listed repairs and aliases included, where it is a pair
-    reward; the levels stay the task's own.
+    reward; the levels stay the task's own. Where that reward reads as the task does, its reading is taken from the
+    score, and no response is read twice.
     """
     own = load_reward(name, args=args).fn
     assert isinstance(own, PairReward)
-    return lambda spec: pair_outcome(own if spec is None else _read_as(own, spec))
+
+    def measure(spec: RewardSpec | None) -> Callable[[RewardInput, Score], Outcome]:
+        reads = own if spec is None else _read_as(own, spec)
+        return pair_outcome(reads, spec.key if spec is not None and _reads_alike(spec.fn, reads) else None)
+
+    return measure
+
+
+def _reads_alike(scored_by: Any, reads: PairReward) -> bool:
+    """Return whether one reward's reading, before its rules, is the other's for every response."""
+    names = ("form", "levels", "levels_decide", "relaxed")
+    return isinstance(scored_by, PairReward) and all(getattr(scored_by, n) == getattr(reads, n) for n in names)
 
 
 def _read_as(own: PairReward, spec: RewardSpec) -> PairReward:
@@ -36,8 +49,11 @@ def _read_as(own: PairReward, spec: RewardSpec) -> PairReward:
     return replace(own, relaxed=published.startswith(RELAXED_FUNCTION))
 
 
-def pair_outcome(reward: PairReward) -> Callable[[Mapping[str, Any], str], Outcome]:
-    """The numbers of an answer that `reward` reads.
+def pair_outcome(reward: PairReward, scored_by: str | None = None) -> Callable[[RewardInput, Score], Outcome]:
+    """Return the numbers of an answer that `reward` reads.
+
+    Args: scored_by: the reward in `Score.detail` whose reading is that of `reward`; None = every response is read here,
+        and so is one whose score has no such detail.
 
     accuracy: the probability is on the right side of 0.5 (exactly 0.5 decides nothing and is wrong).
     accuracy/<field>: the tag says of both images what is true (a relation left out below Different is Different, as the
@@ -51,9 +67,10 @@ def pair_outcome(reward: PairReward) -> Callable[[Mapping[str, Any], str], Outco
     """
     judge = replace(reward, consistency="part", complete=False)
 
-    def outcome(truth: Mapping[str, Any], response: str) -> Outcome:
-        same, right = judge.read_truth(truth)
-        problem, confidence, stated, agrees, repair = judge.read(response)
+    def outcome(x: RewardInput, score: Score) -> Outcome:
+        same, right = judge.read_truth(x.truth)
+        reading = None if scored_by is None else Reading.of_detail((score.detail or {}).get(scored_by))
+        problem, confidence, stated, agrees, repair = reading or judge.read(x.response)
         label = float(same)
         found: dict[str, float | None] = {
             "accuracy": 0.0 if confidence is None else float(confidence > 0.5 if same else confidence < 0.5),

@@ -14,7 +14,7 @@ from vlmrl.tasks.base import Task
 from vlmrl.tasks.pairs.outcome import outcome_as
 
 SUMMARY = "same class or not: two images, a hierarchy of names, a probability (made by `vlmrl prep pairs`)"
-RESERVED_LEVELS = frozenset({"think", "answer", "format", "consistency", "note", "same", "distance"})
+RESERVED_LEVELS = frozenset({"think", "answer", "format", "consistency", "note", "detail", "same", "distance"})
 """Words that the answer format, the truth or the reward's parts use already."""
 
 

@@ -1,0 +1,159 @@
+"""Metrics of a whole split (`Task.set_metrics`), with intervals from resampled units.
+
+Such a metric is no mean over rows (average precision, a ratio of pooled counts), so that no influence of a row is
+known. It is computed again on REPLICATES resamples of the units that rows share: as many units are drawn as there are,
+with replacement, and a row is in a resample as often as all of its units were drawn together (the product of their
+counts). For rows of one unit each this is the cluster bootstrap; for rows that show several images it is Owen's
+pigeonhole bootstrap (2007), whose variance is, if anything, too large. The interval is that of the percentiles.
+
+The draws depend on the units and on SEED alone. Two evaluations of the same rows therefore have the same resamples, and
+the replicates of a paired difference are the differences of their replicates: `vlmrl compare` needs no task for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmrl.errors import DataError
+from vlmrl.evaluate.interval import Clusters, Floats, Interval, Units
+from vlmrl.evaluate.metrics import as_json, clusters_of
+from vlmrl.tasks.base import SetMetrics, Verdict
+
+REPLICATES = 400
+"""Resamples that an interval is made of."""
+LEAST_REPLICATES = REPLICATES // 2
+"""A metric that is not defined on more of them than that has no interval."""
+SEED = 20_070_601
+METHOD = f"percentiles of {REPLICATES} resamples of the units that rows share"
+Record = Mapping[str, Any]
+
+
+def summarise_sets(
+    compute: SetMetrics, verdicts: Sequence[Verdict], records: Sequence[Record], units: Sequence[Hashable] | None = None
+) -> dict[str, Any]:
+    """Return the metrics of a whole split, as a summary holds them.
+
+    Args:
+        compute: `Task.set_metrics`.    verdicts, records: of the same responses, in the same order.
+        units: of each response, what it is resampled with; None = the images that rows share.
+    Returns: {"metrics": name -> as `summarise` has them, "set_metrics": {"names", "method", "key": hash of rows, units
+        and draws, "replicates": name -> [REPLICATES] values, None where a metric is not defined}}. A metric that is
+        None on all of the rows is left out.
+    Raises: DataError for a metric that is not a number.
+    """
+    clusters = clusters_of(records) if units is None else [(unit,) for unit in units]
+    values = _numbers(compute(verdicts))
+    shared = Units(clusters, len(verdicts))
+    replicates = {name: np.full(REPLICATES, math.nan) for name, value in values.items() if math.isfinite(value)}
+    if shared.count > 1:
+        for k, count_N in enumerate(resamples(shared)):
+            chosen = [verdicts[i] for i in np.repeat(np.arange(len(verdicts)), count_N).tolist()]
+            for name, value in _numbers(compute(chosen)).items() if chosen else ():
+                if name in replicates:
+                    replicates[name][k] = value
+    metrics = {name: as_json(_interval(values[name], drawn_R, shared)) for name, drawn_R in replicates.items()}
+    return {
+        "metrics": metrics,
+        "set_metrics": {
+            "names": list(metrics),
+            "method": METHOD,
+            "key": _key(records, clusters),
+            "replicates": {name: [_finite(v) for v in drawn_R.tolist()] for name, drawn_R in replicates.items()},
+        },
+    }
+
+
+def resamples(units: Units) -> list[NDArray[np.int64]]:
+    """Return how often each row is in each of REPLICATES resamples, [N] each."""
+    rng = np.random.Generator(np.random.PCG64(SEED))
+    drawn_RM = rng.multinomial(units.count, np.full(units.count, 1 / units.count), size=REPLICATES)
+    return [row_counts(units, drawn_M) for drawn_M in drawn_RM]
+
+
+def row_counts(units: Units, drawn_M: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how often each row is in a resample: the product of how often its units were drawn. [N]."""
+    count_N = np.ones(units.num_rows, dtype=np.int64)
+    np.multiply.at(count_N, units.rows_in, drawn_M[units.unit_of])
+    return count_N
+
+
+def set_differences(summary: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the paired differences (summary - other) of the metrics of a whole split that both have.
+
+    Returns: as `metrics.paired_differences`; {} unless both are of the same rows, units and draws.
+    """
+    mine, theirs = (s.get("set_metrics") or {} for s in (summary, other))
+    if not mine or mine.get("key") != theirs.get("key"):
+        return {}
+    differences = {}
+    for name, drawn in mine["replicates"].items():
+        a, b = other["metrics"].get(name), summary["metrics"].get(name)
+        if name not in theirs["replicates"] or a is None or b is None:
+            continue
+        drawn_R = np.array(drawn, dtype=np.float64) - np.array(theirs["replicates"][name], dtype=np.float64)
+        low, high = _ends(drawn_R)
+        value = b["value"] - a["value"]
+        difference = Interval(value, low, high, b["n"], b["clusters"])
+        differences[name] = as_json(difference) | {"a": a["value"], "b": b["value"]}
+    return differences
+
+
+def set_metrics_of(summary: Mapping[str, Any]) -> list[str]:
+    """Return the names of a summary's metrics of the whole split."""
+    return list((summary.get("set_metrics") or {}).get("names") or ())
+
+
+def _interval(value: float, drawn_R: Floats, units: Units) -> Interval:
+    low, high = _ends(drawn_R)
+    return Interval(value, min(low, value), max(high, value), units.num_rows, units.count)
+
+
+def _ends(drawn_R: Floats) -> tuple[float, float]:
+    """Return the 2.5th and the 97.5th percentile; NaN where too few replicates are defined."""
+    defined = drawn_R[np.isfinite(drawn_R)]
+    if len(defined) <= LEAST_REPLICATES:
+        return math.nan, math.nan
+    low, high = np.quantile(defined, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def _numbers(returned: Any) -> dict[str, float]:
+    """Return what a task's set metrics gave as names with numbers, NaN where one is not defined."""
+    if not isinstance(returned, Mapping):
+        raise DataError(f"the set metrics of the task are a {type(returned).__name__}, not names with numbers")
+    numbers: dict[str, float] = {}
+    for name, value in returned.items():
+        if value is not None and (isinstance(value, str) or not hasattr(value, "__float__")):
+            raise DataError(f"the set metric `{name}` of the task is {value!r:.80}, not a number or None")
+        numbers[str(name)] = math.nan if value is None else float(value)
+    return numbers
+
+
+def _key(records: Sequence[Record], clusters: Clusters) -> str:
+    """Return a hash of all that resamples depend on: the rows with their truths, their units, the draws."""
+    digest = hashlib.sha256(json.dumps([SEED, REPLICATES]).encode())
+    for record, ids in zip(records, clusters, strict=True):
+        row = [record["prompt_id"], record["sample"], record["truth"], [str(one) for one in ids]]
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def no_clash(names: Sequence[str], metrics: Mapping[str, Any], task: str) -> None:
+    """Raise a DataError where a set metric is called like a metric that every evaluation has."""
+    for name in names:
+        if name in metrics:
+            raise DataError(
+                f"task `{task}` calls a set metric `{name}`, which is a metric of its rows too",
+                hint="give it a name of its own",
+            )

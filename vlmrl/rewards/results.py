@@ -1,0 +1,169 @@
+"""Details and artifacts of rewards: made safe to send and to keep, under caps that are declared here.
+
+`detail_text` and `artifact_files` run beside the reward, in its worker; `read_detail` and `read_artifacts` in the
+process that keeps what comes back, and trust none of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+import warnings
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from vlmrl.errors import RewardError
+from vlmrl.json_text import parse_json
+from vlmrl.rewards.base import part_name
+from vlmrl.rewards.frames import MOST_BLOB_BYTES, StrictEncoder
+from vlmrl.types import Media
+from vlmrl.visible import encodable
+
+MOST_DETAIL_BYTES = 1 << 16
+"""Longest detail of one response, as JSON."""
+MOST_ARTIFACTS = 8
+"""Most images that a reward returns for one response."""
+MOST_ARTIFACT_PIXELS = 1 << 22
+"""Largest of them, in pixels: 2048 x 2048."""
+MOST_ARTIFACT_BYTES = MOST_BLOB_BYTES
+"""Of all of them together, as PNG files."""
+MOST_NAME_CHARS = 200
+"""Longest name of a part or an artifact."""
+PNG_MODES = ("1", "L", "LA", "RGB", "RGBA")
+_BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error,
+           zlib.error)  # fmt: skip
+_encode = StrictEncoder().encode
+
+
+def detail_text(detail: Any) -> str | None:
+    """Return a detail as JSON text (ASCII); None for None. Arrays and numbers of NumPy become lists and numbers.
+
+    Raises: RewardError for what JSON cannot hold, and for a detail beyond MOST_DETAIL_BYTES.
+    """
+    if detail is None:
+        return None
+    try:
+        text = _encode(detail)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RewardError(
+            f"the detail of the reward is no JSON value: {str(error)[:200]}",
+            hint="a detail holds texts, finite numbers, true, false, None, lists, and mappings with texts as keys",
+        ) from error
+    if len(text) > MOST_DETAIL_BYTES:
+        raise _too_long(len(text))
+    return text
+
+
+def read_detail(text: str | None) -> Any:
+    """Return the detail of a JSON text, half surrogate pairs as escapes. Raises: RewardError as `detail_text`."""
+    if text is None:
+        return None
+    if len(text) > MOST_DETAIL_BYTES:
+        raise _too_long(len(text))
+    try:
+        return _written(parse_json(text))
+    except ValueError as error:
+        raise RewardError(f"the detail of the reward is no JSON value: {str(error)[:200]}") from error
+
+
+def _too_long(size: int) -> RewardError:
+    return RewardError(
+        f"the detail of the reward is {size:,} bytes of JSON; the cap is {MOST_DETAIL_BYTES:,}",
+        hint="keep what a person or a metric reads of it: an answer, boxes, numbers",
+    )
+
+
+def _written(value: Any) -> Any:
+    """Return the value with texts that every file can hold. `parse_json` bounds its depth."""
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, list):
+        return [_written(one) for one in value]
+    return {encodable(k): _written(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def artifact_files(artifacts: Any) -> dict[str, bytes]:
+    """Return artifacts (name -> PIL image) as PNG files: the same bytes for the same pixels, without metadata.
+
+    Raises: RewardError for a name that is none, what is no PIL image, and beyond any of the caps above.
+    """
+    if not isinstance(artifacts, Mapping):
+        raise RewardError(f"the artifacts of the reward are a {type(artifacts).__name__}, not names with images")
+    if not artifacts:
+        return {}
+    if len(artifacts) > MOST_ARTIFACTS:
+        raise RewardError(f"the reward returned {len(artifacts):,} artifacts; the cap is {MOST_ARTIFACTS}")
+    files: dict[str, bytes] = {}
+    for key, image in artifacts.items():
+        name = part_name(key, "artifact")
+        if len(name) > MOST_NAME_CHARS:
+            raise RewardError(
+                f"the name of an artifact has {len(name):,} characters; the cap is {MOST_NAME_CHARS}: {name[:80]}"
+            )
+        files[name] = _png(name, image)
+    _check_bytes(files)
+    return files
+
+
+def _png(name: str, image: Any) -> bytes:
+    from PIL import Image
+
+    if not isinstance(image, Image.Image):
+        raise RewardError(
+            f"the artifact `{name}` is a {type(image).__name__}, not a PIL image",
+            hint="PIL.Image.fromarray makes one of an array",
+        )
+    _check_pixels(name, *image.size)
+    mode = image.mode if image.mode in PNG_MODES else "RGBA" if image.mode in ("PA", "La", "RGBa") else "RGB"
+    if "transparency" in image.info:
+        mode = "RGBA"
+    plain = image.copy() if image.mode == mode else image.convert(mode)
+    plain.info = {}
+    sink = io.BytesIO()
+    plain.save(sink, "PNG", compress_level=6)
+    return sink.getvalue()
+
+
+def read_artifacts(files: Mapping[str, bytes]) -> tuple[dict[str, Media], dict[str, bytes]]:
+    """Return (name -> reference, sha256 -> PNG file) of artifacts. Each is decoded, to prove it sound.
+
+    Raises: RewardError for a file that is no PNG image, or beyond the caps above.
+    """
+    from PIL import Image
+
+    _check_bytes(files)
+    media: dict[str, Media] = {}
+    kept: dict[str, bytes] = {}
+    for name, data in files.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of sizes and of damaged metadata; the size is checked here
+                image = Image.open(io.BytesIO(data), formats=("PNG",))
+                _check_pixels(name, *image.size)
+                image.load()
+        except (*_BROKEN, Image.DecompressionBombError) as error:
+            raise RewardError(f"the artifact `{name}` is no PNG image that can be read: {str(error)[:200]}") from error
+        sha256 = hashlib.sha256(data).hexdigest()
+        media[name] = Media(sha256, *image.size)
+        kept[sha256] = data
+    return media, kept
+
+
+def _check_pixels(name: str, width: int, height: int) -> None:
+    if not 0 < width * height <= MOST_ARTIFACT_PIXELS:
+        raise RewardError(
+            f"the artifact `{name}` is {width:,} x {height:,} pixels; the cap is {MOST_ARTIFACT_PIXELS:,} pixels",
+            hint="make it smaller: image.thumbnail((1024, 1024))",
+        )
+
+
+def _check_bytes(files: Mapping[str, bytes]) -> None:
+    total = sum(map(len, files.values()))
+    if total > MOST_ARTIFACT_BYTES:
+        largest = max(files, key=lambda name: len(files[name]))
+        raise RewardError(
+            f"the artifacts of one response are {total:,} bytes of PNG; the cap is {MOST_ARTIFACT_BYTES:,}",
+            hint=f"make them smaller, `{largest}` first: image.thumbnail((512, 512))",
+        )
