@@ -177,7 +177,7 @@ def compare_recipes(old: Mapping[str, Any], loaded: LoadedRecipe, base: Path, hi
         Change(dotted(key), before.get(key), after.get(key), rule_of(key), loaded.where(key))
         for key in _keys(before, after)
         if not (key[0] == "data" and key[1] not in common)
-        and not (hidden and _hides(before.get(key), after.get(key), hidden))
+        and not (hidden and hides(before.get(key), after.get(key), hidden))
         and not _same(key, before.get(key), after.get(key), base)
     ]
 
@@ -199,10 +199,10 @@ def _same(key: Key, old: Any, new: Any, base: Path) -> bool:
     return old_rest == new_rest and (base / old_file).resolve() == Path(new_file).resolve()
 
 
-def _hides(old: Any, new: Any, hidden: str) -> bool:
+def hides(old: Any, new: Any, hidden: str) -> bool:
     """Whether the old value has `hidden` in it, and is the new one but for what that hides."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return old != new and all(a == b or _hides(a, b, hidden) for a, b in zip(old, new, strict=True))
+        return old != new and all(a == b or hides(a, b, hidden) for a, b in zip(old, new, strict=True))
     if old == hidden:
         return True
     if not isinstance(old, str) or not isinstance(new, str) or hidden not in old:

@@ -67,7 +67,8 @@ class RewardSpec:
         needs_images, needs_token_ids: whether `RewardInput.images` and `RewardInput.token_ids` are filled.
         accuracy: the part that says whether a response is right; None = see accuracy.py.
         accuracy_named: the recipe names that part: it then goes before the task's own measure.
-        source_sha256: hash of the source file (user rewards) or of the built-in rewards' source, for the manifest.
+        source_sha256: hash of a user's source file; "" for a built-in.
+        version: a built-in's declared version (see `Builtin`); None for a user's reward. Both are for the manifest.
         user: the user's function; None for a built-in. `fn` is then never called in this process.
         args: the arguments that were bound, as JSON values.
     """
@@ -82,6 +83,7 @@ class RewardSpec:
     accuracy: str | None = None
     accuracy_named: bool = False
     source_sha256: str = ""
+    version: int | None = None
     user: UserReward | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
 

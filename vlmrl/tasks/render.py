@@ -19,6 +19,9 @@ from vlmrl.recipe.template_worker import (
 from vlmrl.types import Message, Row
 
 IMAGE = "<image>"
+RENDERING = 1
+"""Version of what this module does to every prompt: marks of images, outer white space, the sandbox's filters. It is in
+each prompt's fingerprint: raised by whoever changes what a row's prompt becomes."""
 _BOUNDED = "a prompt needs no long loops, powers or padding"
 
 

@@ -203,7 +203,7 @@ def _plan(run: Run, checkpoint: Path | None, asked: Request) -> Plan:
     changes = compare_recipes(before["recipe"], loaded, Path(run.manifest.cwd or "."), HIDDEN)
     if checkpoint is not None:
         changes = [_fitted(change, old, loaded.recipe) for change in changes]
-    changes += content_changes(run, records, texts)
+    changes += content_changes(run, records, texts, changes)
     return Plan(run, checkpoint, loaded, tuple(changes), records, texts, asked.accept, tuple(warnings))
 
 
