@@ -109,6 +109,7 @@ def pair_inputs(bodies: tuple[str, ...], body: str, parted: str) -> Iterator[Inp
         yield given("no", truth)
     yield given(FRAMES[0].format(body), ALIKE, "length")
     yield given(FRAMES[0].format(body), ALIKE, "length", 900)
+    yield given(FRAMES[0].format(body), pair(False, ["\u0130" * 300, "i" * 300], None, None))
 
 
 def relation_inputs() -> Iterator[Input]:
@@ -175,15 +176,18 @@ def published_inputs() -> Iterator[Input]:
         yield given(frame.format(FULL).replace(">1<", ">1.0000<"), {"ground_truth": "1"})
     for truth in (None, True, 1, 0.3, "1;sameSpecies;a"):
         yield given("<think>a</think><answer>1.0000</answer>", {"ground_truth": truth, "same": True})
-    for truth in (
-        ALIKE,
-        ORDERS_DIFFER,
-        {"same": True},
-        {"same": "yes"},
-        {},
-        {"same": False, "species": ["Asru", "Anau"]},
-    ):
+    typed: tuple[dict[str, Any], ...] = (
+        ALIKE, ORDERS_DIFFER, {"same": True}, {"same": "yes"}, {}, {"same": False, "species": ["Asru", "Anau"]},
+        {"same": True, "age_group": ["Adult", "SubAdult"]}, {"same": False, "type": ["Silverback", "Infant"]},
+        {"same": True, "age_group": ["Adult", "Teen"]}, {"same": True, "distance": 7}, pair(True, "a", None, None),
+        pair(True, ["a;b", "a"], None, None), pair(False, ["a", "b"], ["c", "c"], None),
+        {"same": False, "species": ["Asterias rubens", "Anthenea australiae"]}, pair(True, ["a", "b"], None, None),
+        {"same": False, "species": ["Corvus", "Corvus"], "genus": ["Corvus", "Corvus"]},
+        pair(False, None, None, None, distance=0),
+    )  # fmt: skip
+    for truth in typed:
         yield given(FRAMES[0].format(FULL), truth)
+        yield given("<think><species>Asru; Anau</species></think><answer>0.2000</answer>", truth)
 
 
 def answer_inputs() -> Iterator[Input]:
