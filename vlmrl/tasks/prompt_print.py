@@ -61,25 +61,20 @@ def same_prompt(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _reduced(template: str, variables: Mapping[str, Any]) -> list[Any]:
     """The pieces of a template, without outer white space, and last the settings that its trees read."""
+    from jinja2.nodes import Assign
+
     tree = parse_template(template, "prompt template")
-    if is_plain(tree) and _has_one_scope(tree):
-        pieces = _pieces(tree.body, variables)
-    else:  # assignments and macros: what a name means depends on what stands before it
-        pieces = [_as_json(tree.body)]
+    # Behind assignments and macros a name may mean something else, and what is not plain may not be run here.
+    pieces = _pieces(tree.body, variables if is_plain(tree) and tree.find(Assign) is None else None)
     left = [piece for piece in pieces if not isinstance(piece, str)]
     reads = {name: value for name, value in variables.items() if any(_mentions(piece, name) for piece in left)}
     return [*_stripped(pieces), reads]
 
 
-def _has_one_scope(tree: nodes.Template) -> bool:
-    """Whether every name outside of a loop is the row's or the task's: nothing is assigned."""
-    from jinja2.nodes import Assign
-
-    return tree.find(Assign) is None
-
-
-def _pieces(body: Sequence[nodes.Node], variables: Mapping[str, Any]) -> list[Piece]:
-    """Nodes in order, as texts where the row does not matter; texts that meet are one."""
+def _pieces(body: Sequence[nodes.Node], variables: Mapping[str, Any] | None) -> list[Piece]:
+    """Nodes in order, as texts where the row does not matter; texts that meet are one. `variables` None: as they are
+    written.
+    """
     from jinja2.nodes import If, Output, TemplateData
 
     pieces: list[Piece] = []
@@ -87,7 +82,7 @@ def _pieces(body: Sequence[nodes.Node], variables: Mapping[str, Any]) -> list[Pi
         for part in node.nodes if isinstance(node, Output) else [node]:
             if isinstance(part, TemplateData):
                 pieces.append(part.data)
-            elif (text := _settled(part, variables)) is not None:
+            elif variables is not None and (text := _settled(part, variables)) is not None:
                 pieces.append(text)
             elif isinstance(part, If):
                 branches = [part, *part.elif_]
@@ -139,8 +134,10 @@ def _stripped(pieces: Sequence[Piece]) -> list[Piece]:
 
 def _as_json(node: Any) -> Any:
     """A part of a tree as JSON values: the kinds of its nodes and what is in them, without lines of the file."""
-    from jinja2.nodes import Node
+    from jinja2.nodes import Node, Output
 
+    if isinstance(node, Output):
+        return _pieces([node], None)
     if isinstance(node, Node):
         return [type(node).__name__, {name: _as_json(value) for name, value in node.iter_fields()}]
     if isinstance(node, (list, tuple)):
