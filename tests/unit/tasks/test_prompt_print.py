@@ -90,8 +90,10 @@ def test_the_system_message_and_whose_rows_bring_their_messages_count():
 
 
 def test_a_setting_goes_before_a_column_and_an_assigned_name_before_a_setting():
-    assigned = "{% set labels = ['x'] %}{{ labels[0] }}"
-    assert shown(assigned, **LABELS) != shown("Adult", **LABELS), "what is rendered is x"
+    for assigned in ("{% set labels = q %}", "{% set labels = 'x' %}"):
+        rendered = shown(assigned + "{{ labels[0] }}", **LABELS)
+        assert rendered not in (shown(assigned + "Adult", **LABELS), shown("Adult", **LABELS))
+    assert shown("{% if q is defined %}mine{% endif %}ours") != shown("ours"), "a row may have the column"
     row = Row("1", "s", "table", {}, columns={"labels": ["mine"]})
     assert render_user("{{ labels[0] }}", row, LABELS, where="t") == "Adult"
 
@@ -119,7 +121,8 @@ PIECES = (
     "{% for x in labels %}{{ x }}{% endfor %}",
     "{% for x in labels %}{{ x }}{{ q }}{% endfor %}",
     "{% if q == labels[0] %} {% endif %}",
-    "{% set z = q %}", "{{ z }}", "{% set labels = [q] %}",
+    "{% set z = q %}", "{{ z }}", "{% set labels = q %}",
+    "{% if q is defined %}d{% endif %}", "d", "{{ labels[0] if q is undefined else 'a' }}",
 )  # fmt: skip
 templates = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("".join)
 
