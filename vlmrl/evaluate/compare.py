@@ -93,8 +93,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     if apart or not (trained_alike or evaluations):
         where = f" in {', '.join(apart)}" if apart and len(apart) < len(evaluations) else ""
         told = f"A and B were scored by different rewards or weights{where}: `reward` and `part/...` are not comparable"
-        said = [e["scored_by"] for e in evaluations if e["scored_by"]]
-        notes.append(told + "".join(dict.fromkeys(f"; A by {one}; B by {other}" for one, other in said)))
+        notes.append(told + "".join(f"; A by {one}; B by {other}" for one, other in _scored_by(a, b, evaluations)))
     evaluations.sort(key=lambda e: ROLES.index(e["role"]))
     return {
         "conclusion": conclude(evaluations, [s.title for s in (a, b)]),
@@ -225,6 +224,16 @@ def _made_with(run: Run) -> dict[str, Any]:
 def _rewards(run: Run) -> list[tuple[Any, ...]]:
     """What scored each source: the reward and its weights."""
     return [(entry.get("source"), identity_of(entry), entry.get("weights")) for entry in run.manifest.rewards]
+
+
+def _scored_by(a: Side, b: Side, evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The rewards of A and B in words, where they differ: as the evaluations say it, else as the manifests do."""
+    said = [tuple(e["scored_by"]) for e in evaluations if e["scored_by"]]
+    if not said and a.run and b.run:
+        said = [
+            tuple(map(reward_words, pair)) for pair in zip(a.run.manifest.rewards, b.run.manifest.rewards, strict=False)
+        ]
+    return [pair for pair in dict.fromkeys(said) if pair[0] != pair[1]]
 
 
 def _rows(a: Mapping[str, Any], b: Mapping[str, Any], *, only_different: bool) -> list[dict[str, Any]]:
