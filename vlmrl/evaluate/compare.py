@@ -228,11 +228,10 @@ def _rewards(run: Run) -> list[tuple[Any, ...]]:
 
 def _scored_by(a: Side, b: Side, evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """The rewards of A and B in words, where they differ: as the evaluations say it, else as the manifests do."""
-    said = [tuple(e["scored_by"]) for e in evaluations if e["scored_by"]]
+    said = [(e["scored_by"][0], e["scored_by"][1]) for e in evaluations if e["scored_by"]]
     if not said and a.run and b.run:
-        said = [
-            tuple(map(reward_words, pair)) for pair in zip(a.run.manifest.rewards, b.run.manifest.rewards, strict=False)
-        ]
+        pairs = zip(a.run.manifest.rewards, b.run.manifest.rewards, strict=False)
+        said = [(reward_words(one), reward_words(other)) for one, other in pairs]
     return [pair for pair in dict.fromkeys(said) if pair[0] != pair[1]]
 
 

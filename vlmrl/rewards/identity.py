@@ -38,7 +38,7 @@ class RewardIdentity:
         """The version, or the source, in words."""
         if self.version is not None:
             return f"version {self.version}"
-        return f"source {self.sha256[:12]}" if self.sha256 else "of no known version"
+        return f"source {self.sha256[:12]}" if self.sha256 else "version unknown"
 
     @property
     def words(self) -> str:

@@ -59,7 +59,7 @@ def test_a_users_reward_is_its_source_its_function_and_its_arguments_wherever_it
 @pytest.mark.parametrize("record", [{}, {"name": 3}, {"name": "r", "version": True}, {"args": [1], "version": "1"}])
 def test_records_that_lack_something_are_read_all_the_same(record):
     assert identity_of(record) == identity_of(dict(record)) and identity_of(record).version is None
-    assert "of no known version" in identity_of(record).words
+    assert "version unknown" in identity_of(record).words
 
 
 def test_weights_are_said():
