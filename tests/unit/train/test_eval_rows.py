@@ -269,7 +269,7 @@ AT_75082C1 = {
 
 
 def test_an_evaluation_from_before_versions_is_made_again_where_nothing_changed(place: Path):
-    run = run_of(entry("all"))
+    run = run_of(entry("all", 'reward = "exact_match"'))
     chosen = choose_recipe(origin_of(run), Path("runs"))
     (made,) = plan(chosen.recipe, origin_of(run), rows_to_evaluate(chosen.recipe, chosen.seen), run.dir, EvalSettings())
     reward, (old_prompt,) = made.meta["reward"], made.meta["prompt_earlier"]
