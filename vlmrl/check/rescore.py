@@ -46,7 +46,7 @@ def own_rewards(saved: Saved) -> dict[str, Chosen]:
 
 
 def _changed(record: Mapping[str, Any], spec: RewardSpec) -> str:
-    """What is other about a reward than when it scored the run, in words; "" for the same one."""
+    """Return in words what has changed about a reward since it scored the run; "" for the same one."""
     then, now = identity_of(record).without_args(), identity_of(reward_record(spec, {})).without_args()
     if then == now:
         return ""

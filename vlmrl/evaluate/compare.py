@@ -179,7 +179,7 @@ def _recipe_differences(a: Side, b: Side, notes: list[str]) -> list[dict[str, An
 
 
 def _made_otherwise(a: Run, b: Run) -> list[dict[str, Any]]:
-    """What the two runs were made with, where that differs."""
+    """Return what the two runs were made with, where that differs."""
     rows = _rows(_made_with(a), _made_with(b), only_different=True)
     prompts = [{str(p.get("source")): p for p in run.manifest.prompts} for run in (a, b)]
     for source in dict.fromkeys([*prompts[0], *prompts[1]]):
@@ -191,7 +191,7 @@ def _made_otherwise(a: Run, b: Run) -> list[dict[str, Any]]:
 
 
 def _made_with(run: Run) -> dict[str, Any]:
-    """What a run was made with, flat: code, packages, data, reward, seeds, hardware."""
+    """Return what a run was made with, flat: code, packages, data, reward, seeds, hardware."""
     m = run.manifest
     git = m.git or {}
     facts: dict[str, Any] = {
@@ -222,12 +222,12 @@ def _made_with(run: Run) -> dict[str, Any]:
 
 
 def _rewards(run: Run) -> list[tuple[Any, ...]]:
-    """What scored each source: the reward and its weights."""
+    """Return what scored each source: the reward and its weights."""
     return [(entry.get("source"), identity_of(entry), entry.get("weights")) for entry in run.manifest.rewards]
 
 
 def _scored_by(a: Side, b: Side, evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The rewards of A and B in words, where they differ: as the evaluations say it, else as the manifests do."""
+    """Return the rewards of A and B in words, where they differ: those of the evaluations, else of the manifests."""
     said = [(e["scored_by"][0], e["scored_by"][1]) for e in evaluations if e["scored_by"]]
     if not said and a.run and b.run:
         pairs = zip(a.run.manifest.rewards, b.run.manifest.rewards, strict=False)

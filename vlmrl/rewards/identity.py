@@ -1,4 +1,4 @@
-"""What makes a reward the same reward: in two runs, or in a run and in the code of today.
+"""The identity of a reward: the same one in two runs, or in a run and in the code of today.
 
 A built-in is known by its name, its declared version and its arguments; a reward of the user's own by the hash of its
 source, its function and its arguments. Neither a file's place nor how a built-in is written matters, so that code can

@@ -1,6 +1,6 @@
-"""Which version of a built-in reward a run used that was recorded before rewards had versions.
+"""Versions of built-in rewards in the records of runs from before rewards had versions.
 
-Such a run has the hash of the source files of its reward, as the commits from 75082c1 on wrote it. What changed in
+Such a record has the hash of the source files of its reward, as the commits from 75082c1 on wrote it. What changed in
 these files before rewards had versions changed no score: those in tests/golden/rewards are the scores of every commit
 whose hash is listed. Closed: what is recorded now has a version.
 """

@@ -1,4 +1,4 @@
-"""What a prompt is known by: the text that it renders, wherever the template lies and however it is written.
+"""Fingerprints of prompts: of the text that a prompt renders, wherever its template lies and however it is written.
 
 A template is reduced with the settings of its task (`Task.variables`, which a row cannot override): what does not
 depend on the row becomes the text that it renders. The rest stays as Jinja's parsed tree, with the settings that it
@@ -54,13 +54,13 @@ def earlier_prints(
 
 
 def same_prompt(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two records are of one prompt: by the fingerprint, or where one has an earlier one, by that."""
+    """Say whether two records are of one prompt: by the fingerprint, or where one has an earlier one, by that."""
     a, b = one.get("sha256"), other.get("sha256")
     return a == b or a in (other.get("earlier") or ()) or b in (one.get("earlier") or ())
 
 
 def _reduced(template: str, variables: Mapping[str, Any]) -> list[Any]:
-    """The pieces of a template, without outer white space, and last the settings that its trees read."""
+    """Return the pieces of a template, without outer white space, and last the settings that its trees read."""
     from jinja2.nodes import Assign
 
     tree = parse_template(template, "prompt template")
@@ -72,8 +72,9 @@ def _reduced(template: str, variables: Mapping[str, Any]) -> list[Any]:
 
 
 def _pieces(body: Sequence[nodes.Node], variables: Mapping[str, Any] | None) -> list[Piece]:
-    """Nodes in order, as texts where the row does not matter; texts that meet are one. `variables` None: as they are
-    written.
+    """Return nodes in order, as texts where the row does not matter; neighbouring texts are one.
+
+    Args: variables: settings of the task; None = no node is rendered.
     """
     from jinja2.nodes import If, Output, TemplateData
 
@@ -94,8 +95,8 @@ def _pieces(body: Sequence[nodes.Node], variables: Mapping[str, Any] | None) -> 
 
 
 def _settled(node: nodes.Node, variables: Mapping[str, Any]) -> str | None:
-    """The text of a node that reads the task's settings alone; None for another, and for one that cannot be rendered
-    without a row.
+    """Return the text of a node that reads the task's settings alone; None for another, and for one that cannot be
+    rendered without a row.
     """
     from jinja2.meta import find_undeclared_variables
     from jinja2.nodes import Expr, Output, Template
@@ -112,7 +113,7 @@ def _settled(node: nodes.Node, variables: Mapping[str, Any]) -> str | None:
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces with neighbouring texts as one, and without empty ones."""
+    """Return the pieces with neighbouring texts as one, and without empty ones."""
     joined: list[Piece] = []
     for piece in pieces:
         if isinstance(piece, str) and joined and isinstance(joined[-1], str):
@@ -123,7 +124,7 @@ def _joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _stripped(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces without the white space that rendering strips at both ends."""
+    """Return the pieces without the white space that rendering strips at both ends."""
     stripped = list(pieces)
     if stripped and isinstance(stripped[0], str):
         stripped[0] = stripped[0].lstrip()
@@ -133,7 +134,7 @@ def _stripped(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _as_json(node: Any) -> Any:
-    """A part of a tree as JSON values: the kinds of its nodes and what is in them, without lines of the file."""
+    """Return a part of a tree as JSON values: the kinds of its nodes and what is in them, without line numbers."""
     from jinja2.nodes import Node, Output
 
     if isinstance(node, Output):
@@ -146,7 +147,7 @@ def _as_json(node: Any) -> Any:
 
 
 def _mentions(piece: Any, name: str) -> bool:
-    """Whether a name stands anywhere in a tree."""
+    """Say whether a name stands anywhere in a tree."""
     if isinstance(piece, Mapping):
         return any(_mentions(value, name) for value in piece.values())
     return any(_mentions(value, name) for value in piece) if isinstance(piece, list) else piece == name

@@ -241,7 +241,7 @@ def _meta(
 
 
 def _same(key: str, before: Mapping[str, Any], meta: Mapping[str, Any]) -> bool:
-    """Whether a fact of two evaluations is the same; rewards and prompts by what they are known by."""
+    """Say whether a fact of two evaluations is the same; rewards and prompts are compared by their identity."""
     if key == "reward":
         return scored_alike(before, meta) is True
     return same_prompt(_prompt(before), _prompt(meta)) if key == "prompt_sha256" else before.get(key) == meta.get(key)

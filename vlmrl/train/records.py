@@ -90,7 +90,7 @@ def content_changes(run: Run, now: Records, texts: Texts, recipe: Sequence[Chang
 def _reward_change(
     run: Run, old: Mapping[str, Any], new: Mapping[str, Any], texts: Texts, recipe_says: bool
 ) -> Change | None:
-    """What a source's reward is now, beside what it was: version, source or arguments; None for the same reward."""
+    """Return what has changed about a source's reward: version, source or arguments; None for the same reward."""
     before, after = identity_of(old), identity_of(redact_value(dict(new)))
     after = replace(after, args=_with_hidden(before.args, after.args))
     if before == after or (recipe_says and before.without_args() == after.without_args()):
@@ -103,7 +103,7 @@ def _reward_change(
 
 
 def _with_hidden(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The new arguments, with the old one wherever that has a secret hidden in it and is the same otherwise."""
+    """Return the new arguments, with the old one wherever that has a secret hidden in it and is the same otherwise."""
     texts = {key: [json.dumps(args.get(key), sort_keys=True) for args in (old, new)] for key in new}
     return {key: old[key] if key in old and hides(*texts[key], HIDDEN) else value for key, value in new.items()}
 
