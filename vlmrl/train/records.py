@@ -104,8 +104,12 @@ def _reward_change(
 
 def _with_hidden(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Return the new arguments, with the old one wherever that has a secret hidden in it and is the same otherwise."""
-    texts = {key: [json.dumps(args.get(key), sort_keys=True) for args in (old, new)] for key in new}
-    return {key: old[key] if key in old and hides(*texts[key], HIDDEN) else value for key, value in new.items()}
+    kept = {key: value for key, value in old.items() if key in new and hides(_text(value), _text(new[key]), HIDDEN)}
+    return {**new, **kept}
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _pairs(
