@@ -52,7 +52,7 @@ def make(root: Path, steps: int = 3, **settings: Any) -> Run:
     return run
 
 
-def add_evaluation(run: Run, name: str, correct: list[int]) -> Path:
+def add_evaluation(run: Run, name: str, correct: list[int], **meta: Any) -> Path:
     from vlmrl.evaluate.records import Evaluation, write_evaluation
 
     rows = []
@@ -76,7 +76,7 @@ def add_evaluation(run: Run, name: str, correct: list[int]) -> Path:
         }
         rows.append(row | {"note": "", "error": None, "images": images, "outcome": outcome, **outcome})
     folder = layout.eval_dir(run.dir, name)
-    write_evaluation(folder, Evaluation(rows, summarise(rows)), {"split": "test"})
+    write_evaluation(folder, Evaluation(rows, summarise(rows)), {"split": "test", **meta})
     return folder
 
 
@@ -310,8 +310,40 @@ def test_compare_warns_when_the_rewards_differ(root: Path):
             root, name=name, rewards=[{"source": "digits", "name": "r", "sha256": "0", "weights": {"x": weight}}]
         ):
             pass
-    assert any("different rewards" in note for note in as_json("compare", "a", "b", runs=root)["notes"])
+    (note,) = (n for n in as_json("compare", "a", "b", runs=root)["notes"] if "different rewards" in n)
+    assert "A by r source 0, weights x 1.0; B by r source 0, weights x 0.5" in note
     assert not any("different rewards" in note for note in as_json("compare", "b", "c", runs=root)["notes"])
+
+
+AT_75082C1 = "33af6ce6b71c533cc1ffc60aaac03d3868f9f443e005848dda2761ec0512ffcb"
+"""What runs of that commit recorded for the reward `taxonomy`."""
+
+
+def test_compare_knows_a_built_in_by_its_version_and_says_it(root: Path):
+    kinds = {
+        "old": {"sha256": AT_75082C1},
+        "new": {"version": 1},
+        "newer": {"version": 2},
+        "partial": {"version": 1, "args": {"levels": ["a"], "partial": False}},
+    }
+    for name, kind in kinds.items():
+        record = {"source": "digits", "name": "taxonomy", "args": {"levels": ["a"]}, "weights": {"answer": 1.0}} | kind
+        prompt = {"sha256": "1" * 64} if name == "old" else {"sha256": "2" * 64, "earlier": ["1" * 64]}
+        with make(root, name=name, rewards=[record], prompts=[{"source": "digits", **prompt}]) as run:
+            meta = {"reward": {k: v for k, v in record.items() if k not in ("source", "args")}}
+            add_evaluation(run, "test", [0, 1] * 10, **meta, reward_args=record["args"])
+    alike = as_json("compare", "old", "new", runs=root)
+    assert not any("different rewards" in note for note in alike["notes"]) and alike["evaluations"][0]["scored_alike"]
+    assert not [row for row in alike["made_with"] if row["key"].startswith(("reward", "prompt"))]
+    other = as_json("compare", "old", "newer", runs=root)
+    told = 'A by taxonomy version 1, levels = ["a"], weights answer 1.0; B by taxonomy version 2, levels = ["a"]'
+    assert any(told in note for note in other["notes"])
+    assert not other["evaluations"][0]["scored_alike"]
+    assert [row["b"] for row in other["made_with"] if row["key"] == "reward digits"] == [
+        'taxonomy version 2, levels = ["a"], weights answer 1.0'
+    ]
+    args = as_json("compare", "new", "partial", runs=root)
+    assert any("partial = false" in note for note in args["notes"]) and not args["evaluations"][0]["scored_alike"]
 
 
 def test_compare_without_rows_in_common_says_so(root: Path):

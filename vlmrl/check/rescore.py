@@ -10,8 +10,9 @@ from typing import Any
 from vlmrl.check.saved import Saved
 from vlmrl.check.scan import Chosen, Plan, Scan, scan
 from vlmrl.errors import RewardError, StoreError
-from vlmrl.rewards import REWARDS, load_recorded, load_reward
+from vlmrl.rewards import REWARDS, load_recorded, load_reward, reward_record
 from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.identity import identity_of
 from vlmrl.store.redact import hidden_keys
 from vlmrl.types import Media
 
@@ -40,12 +41,18 @@ def own_rewards(saved: Saved) -> dict[str, Chosen]:
                 hint=f"name the reward with it: --reward {record.get('name')} --set {hidden[0]}=...",
             )
         spec = load_recorded(record, base_dir=saved.run.manifest.cwd or None)
-        changed = ""
-        if record.get("sha256") != spec.source_sha256:
-            what = f"the built-in `{spec.name}` has" if spec.user is None else f"{record['name'].partition(':')[0]} has"
-            changed = f"{what} changed since the run"
-        chosen[source] = Chosen(spec, dict(record.get("weights") or spec.weights), changed)
+        chosen[source] = Chosen(spec, dict(record.get("weights") or spec.weights), _changed(record, spec))
     return chosen
+
+
+def _changed(record: Mapping[str, Any], spec: RewardSpec) -> str:
+    """Return in words what has changed about a reward since it scored the run; "" for the same one."""
+    then, now = identity_of(record).without_args(), identity_of(reward_record(spec, {})).without_args()
+    if then == now:
+        return ""
+    if spec.user is not None:
+        return f"{record['name'].partition(':')[0]} has changed since the run"
+    return f"the built-in `{spec.name}` has changed since the run: it is {now.code}, and the run has {then.code}"
 
 
 def named_rewards(

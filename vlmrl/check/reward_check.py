@@ -27,8 +27,11 @@ from vlmrl.check.statistics import (
     row_of,
 )
 from vlmrl.errors import DataError, RewardError, VlmrlError
+from vlmrl.rewards import reward_record
 from vlmrl.rewards.accuracy import accuracy_part
+from vlmrl.rewards.identity import identity_of
 from vlmrl.rewards.layouts import CONTRADICTS
+from vlmrl.store.redact import redact_value
 from vlmrl.types import INAPPLICABLE
 
 MOST_BROKEN = 10
@@ -275,7 +278,9 @@ def _accuracy_part(saved: Saved, source: str, choice: Chosen, scores: Scores) ->
 def _described(choice: Chosen, accuracy: str | None) -> dict[str, Any]:
     return {
         "name": choice.spec.name,
+        "version": choice.spec.version,
         "args": dict(choice.spec.args),
+        "identity": identity_of(redact_value(reward_record(choice.spec, {}))).words,
         "weights": dict(choice.weights),
         "accuracy": accuracy,
         "changed": choice.changed,

@@ -16,6 +16,7 @@ from vlmrl import __version__
 from vlmrl.checkpoint.proof import Proof
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
+from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
 from vlmrl.store.evaluated import method_of, role_label
 from vlmrl.store.kept import newest_resolved
@@ -106,8 +107,7 @@ def _lineage(
         fingerprint = str(d.get("fingerprint") or "unknown")[:12]
         rows.append(("data", f"{d.get('name')}: task {d.get('task')}, split {d.get('split')}, {d.get('rows')} rows, "
                              f"fingerprint {fingerprint}"))  # fmt: skip
-    rows += [("reward", f"{r.get('source')}: {r.get('name')} (sha256 {str(r.get('sha256') or 'built in')[:12]})")
-             for r in manifest.rewards]  # fmt: skip
+    rows += [("reward", f"{r.get('source')}: {identity_of(r).words}") for r in manifest.rewards]
     if manifest.git:
         dirty = ", with uncommitted changes" if manifest.git.get("dirty") else ""
         rows.append(("code", f"commit {str(manifest.git.get('commit'))[:12]}{dirty}"))

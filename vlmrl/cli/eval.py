@@ -182,15 +182,16 @@ def _tell(
 
 def _result(folder: Path, evaluation: Evaluation, other: Path | None) -> dict[str, Any]:
     """What --json prints of one evaluation: its summary, where it is, and the differences to another one."""
-    from vlmrl.evaluate.compare import scored_alike
     from vlmrl.evaluate.paired import differences
     from vlmrl.evaluate.records import read_evaluation
+    from vlmrl.evaluate.scored import scored_alike
 
     result = {"name": folder.name, "folder": str(folder), **evaluation.summary}
     if "set_metrics" in result:
         result["set_metrics"] = {name: value for name, value in result["set_metrics"].items() if name != "replicates"}
     if other is not None:
         before = read_evaluation(other)
-        result["scored_alike"] = scored_alike(before.summary, evaluation.summary)
+        metas = [e.summary.get("meta") or {} for e in (before, evaluation)]
+        result["scored_alike"] = scored_alike(*metas) is not False
         result["differences"] = differences(evaluation, before)
     return result

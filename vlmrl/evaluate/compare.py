@@ -6,7 +6,6 @@ Every difference is B minus A, row by row on the rows that both evaluations answ
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +17,12 @@ from vlmrl.evaluate.interval import METHOD, excludes_zero
 from vlmrl.evaluate.metrics import shared_rows
 from vlmrl.evaluate.paired import differences
 from vlmrl.evaluate.records import read_evaluation
+from vlmrl.evaluate.scored import reward_words, scored_alike, scored_by
 from vlmrl.evaluate.verdict import OTHER_REWARDS, conclude, verdict
 from vlmrl.json_text import parse_json
 from vlmrl.recipe.lines import dotted
 from vlmrl.recipe.load import leaves
+from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
 from vlmrl.store.damage import damage_of, shortened
 from vlmrl.store.evaluated import (
@@ -36,6 +37,7 @@ from vlmrl.store.evaluated import (
 from vlmrl.store.kept import newest_resolved
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run, open_run
+from vlmrl.tasks.prompt_print import same_prompt
 
 _LEFT_OUT = ("step", "attempt")
 
@@ -92,14 +94,15 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     if apart or not (trained_alike or evaluations):
         where = f" in {', '.join(apart)}" if apart and len(apart) < len(evaluations) else ""
         ours = ", nor `accuracy`, which is a part of the reward" if _accuracy_apart(evaluations) else ""
-        notes.append(f"{OTHER_REWARDS} or weights{where}: `reward` and `part/...` are not comparable{ours}")
+        told = f"{OTHER_REWARDS} or weights{where}: `reward` and `part/...` are not comparable{ours}"
+        notes.append(told + "".join(f"; A by {one}; B by {other}" for one, other in _scored_by(a, b, evaluations)))
     evaluations.sort(key=lambda e: ROLES.index(e["role"]))
     return {
         "conclusion": conclude(evaluations, [s.title for s in (a, b)]),
         "a": _describe(a),
         "b": _describe(b),
         "recipe": _recipe_differences(a, b, notes) if both else [],
-        "made_with": _rows(*(_made_with(run) for run in runs if run), only_different=True) if both else [],
+        "made_with": _made_otherwise(*(run for run in runs if run)) if both else [],
         "train": _lines(runs, "train") if both else [],
         "validation": _lines(runs, "validation") if both else [],
         "evaluations": evaluations,
@@ -182,8 +185,20 @@ def _recipe_differences(a: Side, b: Side, notes: list[str]) -> list[dict[str, An
     return _rows(values[0], values[1], only_different=True)
 
 
+def _made_otherwise(a: Run, b: Run) -> list[dict[str, Any]]:
+    """Return what the two runs were made with, where that differs."""
+    rows = _rows(_made_with(a), _made_with(b), only_different=True)
+    prompts = [{str(p.get("source")): p for p in run.manifest.prompts} for run in (a, b)]
+    for source in dict.fromkeys([*prompts[0], *prompts[1]]):
+        one, other = (p.get(source) for p in prompts)
+        if one is None or other is None or not same_prompt(one, other):
+            marks = (None if p is None else str(p.get("sha256"))[:12] for p in (one, other))
+            rows.append({"key": f"prompt {source}", "a": next(marks), "b": next(marks)})
+    return rows
+
+
 def _made_with(run: Run) -> dict[str, Any]:
-    """What a run was made with, flat: code, packages, data, reward, prompt, seeds, hardware."""
+    """Return what a run was made with, flat: code, packages, data, reward, seeds, hardware."""
     m = run.manifest
     git = m.git or {}
     facts: dict[str, Any] = {
@@ -209,16 +224,22 @@ def _made_with(run: Run) -> dict[str, Any]:
     for entry in m.datasets:
         facts[f"data {entry.get('name')}"] = f"{str(entry.get('fingerprint'))[:12]} ({entry.get('rows', '?')} rows)"
     for entry in m.rewards:
-        facts[f"reward {entry.get('source')}"] = f"{entry.get('name')} {str(entry.get('sha256'))[:12]}"
-    for entry in m.prompts:
-        facts[f"prompt {entry.get('source')}"] = str(entry.get("sha256"))[:12]
+        facts[f"reward {entry.get('source')}"] = reward_words(entry)
     return facts
 
 
 def _rewards(run: Run) -> list[tuple[Any, ...]]:
-    """What scored each source: name, code, weights."""
-    keys = ("source", "name", "sha256", "weights", "args")
-    return [tuple(json.dumps(entry.get(key), sort_keys=True) for key in keys) for entry in run.manifest.rewards]
+    """Return what scored each source: the reward and its weights."""
+    return [(entry.get("source"), identity_of(entry), entry.get("weights")) for entry in run.manifest.rewards]
+
+
+def _scored_by(a: Side, b: Side, evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the rewards of A and B in words, where they differ: those of the evaluations, else of the manifests."""
+    said = [(e["scored_by"][0], e["scored_by"][1]) for e in evaluations if e["scored_by"]]
+    if not said and a.run and b.run:
+        pairs = zip(a.run.manifest.rewards, b.run.manifest.rewards, strict=False)
+        said = [(reward_words(one), reward_words(other)) for one, other in pairs]
+    return [pair for pair in dict.fromkeys(said) if pair[0] != pair[1]]
 
 
 def _rows(a: Mapping[str, Any], b: Mapping[str, Any], *, only_different: bool) -> list[dict[str, Any]]:
@@ -260,7 +281,8 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
     metas = [e.summary.get("meta") or {} for e in (left, right)]
     roles = [role_of(meta) for meta in metas]
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
-    alike = scored_alike(left.summary, right.summary, trained_alike)
+    said = scored_alike(*metas)
+    alike = trained_alike if said is None else said
     of_reward = any("accuracy_of" in e.summary for e in (left, right))
     found = differences(right, left)
     return {
@@ -271,6 +293,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "label": role_label(worst) if len(set(roles)) == 1 else f"{roles[0]} rows for A and {roles[1]} rows for B",
         "scored_alike": alike,
         "accuracy_of_reward": of_reward,
+        "scored_by": [scored_by(meta) for meta in metas] if said is False else None,
         "rows_a": len(left.rows),
         "rows_b": len(right.rows),
         "rows_paired": len(pairs),
@@ -285,13 +308,6 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
             for metric, m in found.items()
         ],
     }  # fmt: skip
-
-
-def scored_alike(a: Mapping[str, Any], b: Mapping[str, Any], otherwise: bool = True) -> bool:
-    """Return whether one reward scored both evaluations, by their summaries; `otherwise` where these do not say."""
-    said = [{k: m[k] for k in ("reward", "reward_args") if k in m} for m in (s.get("meta") or {} for s in (a, b))]
-    known = set.intersection(*map(set, said))
-    return all(said[0][k] == said[1][k] for k in known) if known else otherwise
 
 
 def _number(value: Any) -> float | None:

@@ -35,6 +35,9 @@ class Rule:
     restarts: tuple[Restart, ...] = ()
 
 
+MOVED = Rule("free", "where a file is; what is in it is compared by its hash", ("data.path", "data.prompt"))
+"""Also of a reward function whose file has another place, see `_rule`."""
+
 TABLE = (
     Rule("free", "how long the run goes on", (
         "train.steps", "train.epochs", "train.max_seconds", "train.stop_above", "eval.patience",
@@ -55,7 +58,7 @@ TABLE = (
         "rollout.max_sync_gap", "rollout.max_prompt_tokens", "rollout.allow_filtered_sampling",
         "model.trust_remote_code", "reward.on_unavailable",
     )),
-    Rule("free", "where a file is; what is in it is compared by its hash", ("data.path", "data.prompt")),
+    MOVED,
     Rule("asked", "the rows", (
         "data.name", "data.task", "data.share", "data.split", "data.images_root", "data.columns", "data.max_rows",
     )),
@@ -175,12 +178,21 @@ def compare_recipes(old: Mapping[str, Any], loaded: LoadedRecipe, base: Path, hi
     else:
         sources, common = [], range(len(new["data"]))
     return sources + [
-        Change(dotted(key), before.get(key), after.get(key), rule_of(key), loaded.where(key))
+        Change(dotted(key), before.get(key), after.get(key), _rule(key, before, after), loaded.where(key))
         for key in _keys(before, after)
         if not (key[0] == "data" and key[1] not in common)
-        and not (hidden and _hides(before.get(key), after.get(key), hidden))
+        and not (hidden and hides(before.get(key), after.get(key), hidden))
         and not _same(key, before.get(key), after.get(key), base)
     ]
+
+
+def _rule(key: Key, before: Mapping[Key, Any], after: Mapping[Key, Any]) -> Rule:
+    """Return the rule of a change: a function whose file has moved is known by its source."""
+    name = ".".join(part for part in key if isinstance(part, str))
+    if name not in ("reward.name", "data.reward"):
+        return rule_of(key)
+    (_, old), (_, new) = (_split(str(values.get(key))) for values in (before, after))
+    return MOVED if old and old == new else rule_of(key)
 
 
 def _keys(before: Mapping[Key, Any], after: Mapping[Key, Any]) -> Iterator[Key]:
@@ -200,10 +212,10 @@ def _same(key: Key, old: Any, new: Any, base: Path) -> bool:
     return old_rest == new_rest and (base / old_file).resolve() == Path(new_file).resolve()
 
 
-def _hides(old: Any, new: Any, hidden: str) -> bool:
+def hides(old: Any, new: Any, hidden: str) -> bool:
     """Whether the old value has `hidden` in it, and is the new one but for what that hides."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return old != new and all(a == b or _hides(a, b, hidden) for a, b in zip(old, new, strict=True))
+        return old != new and all(a == b or hides(a, b, hidden) for a, b in zip(old, new, strict=True))
     if old == hidden:
         return True
     if not isinstance(old, str) or not isinstance(new, str) or hidden not in old:

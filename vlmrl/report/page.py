@@ -18,6 +18,7 @@ from vlmrl.report import curves
 from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables, validation_changes
 from vlmrl.report.examples import Album, GroupView, StepView, answer_views, example_steps
 from vlmrl.report.shell import number, render, write_page
+from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
 from vlmrl.store.clock import span
 from vlmrl.store.damage import damage_of, shortened
@@ -222,7 +223,7 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
         mark = str(d.get("fingerprint") or "")[:16]
         pairs.append((f"data {d.get('name', '')}", f"{d.get('path')}, {d.get('rows', '?')} rows, fingerprint {mark}"))
     for r in m.rewards:
-        pairs.append((f"reward {r.get('source', '')}", f"{r.get('name')}, source {str(r.get('sha256') or '')[:16]}"))
+        pairs.append((f"reward {r.get('source', '')}", identity_of(r).words))
     for a in m.attempts:
         began = f"from step {a.from_step}, {a.start[:16].replace('T', ' ')} UTC on {a.host}: {a.status}"
         pairs += [(f"attempt {a.number}", began), (f"changed by attempt {a.number}", a.changes_text)]

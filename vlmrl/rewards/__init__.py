@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +16,47 @@ from vlmrl.rewards.base import STYLES, RewardSpec, check_on_timeout
 
 @dataclass(frozen=True)
 class Builtin:
-    """A built-in reward: its arguments are those of `build`; `summary` is its line in `vlmrl recipe list --rewards`.
+    """A built-in reward.
 
-    `lacks`: why it does not take the arguments of its sisters.
+    Args:
+        build: makes it of its arguments.
+        summary: its line in `vlmrl recipe list --rewards`.
+        version: raised by whoever changes the score of any response, or the default of an argument. Runs, evaluations
+            and checkpoints know the reward by it (see identity.py); tests/golden/rewards holds its scores.
+        lacks: why it does not take the arguments of its sisters.
     """
 
     build: Callable[..., RewardSpec]
     summary: str
+    version: int
     lacks: str = ""
 
 
 REWARDS: dict[str, Builtin] = {
-    "taxonomy": Builtin(taxonomy.taxonomy, "pairs: format, calibrated answer, one part per level of a hierarchy"),
-    "taxonomy_relations": Builtin(
-        taxonomy.taxonomy_relations, "pairs: the same with Same, Different or Uncertain per level instead of names"
+    "taxonomy": Builtin(
+        taxonomy.taxonomy, "pairs: format, calibrated answer, one part per level of a hierarchy", version=1
     ),
-    "pair_labels": Builtin(labels.pair_labels, "pairs: format, calibrated answer, a label of a vocabulary per image"),
+    "taxonomy_relations": Builtin(
+        taxonomy.taxonomy_relations,
+        "pairs: the same with Same, Different or Uncertain per level instead of names",
+        version=1,
+    ),
+    "pair_labels": Builtin(
+        labels.pair_labels, "pairs: format, calibrated answer, a label of a vocabulary per image", version=1
+    ),
     "pair_answer": Builtin(
         taxonomy.pair_answer,
         "pairs: format and calibrated answer, the baseline without levels",
+        version=1,
         lacks="it scores the answer alone and has no levels",
     ),
-    "taxonrl": Builtin(taxonrl.taxonrl, "pairs: a reward that TaxonRL published, to the digit, to reproduce its runs"),
-    "exact_match": Builtin(text.exact_match, "the answer is the expected text (case and blanks aside)"),
-    "number_match": Builtin(text.number_match, "the answer is the expected number, within a tolerance"),
-    "format_tags": Builtin(text.format_tags, "the response is exactly a sequence of tags"),
-    "length": Builtin(text.length, "full reward up to a soft length, falling to zero at a hard one"),
+    "taxonrl": Builtin(
+        taxonrl.taxonrl, "pairs: a reward that TaxonRL published, to the digit, to reproduce its runs", version=1
+    ),
+    "exact_match": Builtin(text.exact_match, "the answer is the expected text (case and blanks aside)", version=1),
+    "number_match": Builtin(text.number_match, "the answer is the expected number, within a tolerance", version=1),
+    "format_tags": Builtin(text.format_tags, "the response is exactly a sequence of tags", version=1),
+    "length": Builtin(text.length, "full reward up to a soft length, falling to zero at a hard one", version=1),
 }
 
 
@@ -81,7 +94,7 @@ def load_reward(
         spec = build(**args)
     except (TypeError, ValueError) as error:
         raise RewardError(f"reward `{name}` cannot use its arguments {args}: {error}") from error
-    return replace(spec, source_sha256=builtin_sha256(build.__module__), args=args)
+    return replace(spec, version=REWARDS[name].version, args=args)
 
 
 def _no_argument(name: str, key: str, parameters: Mapping[str, Any]) -> RewardError:
@@ -94,8 +107,9 @@ def _no_argument(name: str, key: str, parameters: Mapping[str, Any]) -> RewardEr
 
 
 def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, Any]:
-    """Return what a run's manifest keeps of a reward, enough to load it again: name, style, args, weights, sha256, the
-    part that the recipe names as its accuracy, and the parts of a response that hangs, where there are any.
+    """Return what a run's manifest keeps of a reward, enough to load it again: name, style, args, weights, the version
+    of a built-in or the sha256 of a user's source, the part that the recipe names as its accuracy, and the parts of a
+    response that hangs, where there are any.
     """
     style = spec.user.style if spec.user else "auto"
     args = json.loads(json.dumps(dict(spec.args), default=str))
@@ -104,14 +118,14 @@ def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, A
         "style": style,
         "args": args,
         "weights": dict(weights),
-        "sha256": spec.source_sha256,
+        **({"sha256": spec.source_sha256} if spec.version is None else {"version": spec.version}),
         **({"accuracy": spec.accuracy} if spec.accuracy_named else {}),
         **({"on_timeout": dict(spec.on_timeout)} if spec.on_timeout else {}),
     }
 
 
 def load_recorded(record: Mapping[str, Any], base_dir: Path | str | None = None) -> RewardSpec:
-    """The reward of a `reward_record`, as it is now; compare `source_sha256` with the record's to see if it changed.
+    """The reward of a `reward_record`, as it is now; `identity_of` of both records says if it changed.
 
     Raises: RewardError as `load_reward`, also for a record that lacks its name or arguments.
     """
@@ -150,15 +164,6 @@ def name_accuracy(spec: RewardSpec, part: str | None) -> RewardSpec:
             hint=f"its parts: {', '.join(spec.ranges)}",
         )
     return replace(spec, accuracy=part, accuracy_named=True)
-
-
-@lru_cache(maxsize=8)
-def builtin_sha256(module: str) -> str:
-    """Hash of what decides a built-in's score: its module and those it builds on, names and bytes."""
-    digest = hashlib.sha256()
-    for name in sorted({"base", "layouts", "pairs", "parse", module.rpartition(".")[2]}):
-        digest.update(name.encode() + b"\0" + (Path(__file__).parent / f"{name}.py").read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def nearest(name: str, known: Mapping[str, Any]) -> str:

@@ -72,7 +72,8 @@ class RewardSpec:
         accuracy_named: the recipe names that part: it then goes before the task's own measure.
         on_timeout: parts of the score of a response that hangs or kills its grader twice, the second time alone; empty
             = it has no score, like any response on which the reward fails.
-        source_sha256: hash of the source file (user rewards) or of the built-in rewards' source, for the manifest.
+        source_sha256: hash of a user's source file; "" for a built-in.
+        version: a built-in's declared version (see `Builtin`); None for a user's reward. Both are for the manifest.
         user: the user's function; None for a built-in. `fn` is then never called in this process.
         args: the arguments that were bound, as JSON values.
     """
@@ -88,6 +89,7 @@ class RewardSpec:
     accuracy_named: bool = False
     on_timeout: Mapping[str, float] = field(default_factory=dict)
     source_sha256: str = ""
+    version: int | None = None
     user: UserReward | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
 

@@ -20,6 +20,9 @@ from vlmrl.types import Message, Row
 from vlmrl.visible import plural
 
 IMAGE = "<image>"
+RENDERING = 1
+"""Version of what this module does to every prompt: marks of images, outer white space, the sandbox's filters. It is in
+each prompt's fingerprint: raised by whoever changes what a row's prompt becomes."""
 _BOUNDED = "a prompt needs no long loops, powers or padding"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from vlmrl.recipe.template import read_template
 from vlmrl.store.redact import learn
 from vlmrl.tasks import make_task
 from vlmrl.tasks.base import Task
+from vlmrl.tasks.prompt_print import earlier_prints, prompt_print
 from vlmrl.tasks.render import compile_template, place_images, render_user
 from vlmrl.types import Finish, Message, RewardInput, Row
 
@@ -37,7 +36,8 @@ class Source:
         share: relative share of the prompts of a step.
         weights: part -> weight: the recipe's when it gives any, else the reward's own.
         template, template_path, system: the prompt; an empty template means that the rows bring their messages.
-        prompt_sha256: hash of all that shapes the prompt besides the row.
+        prompt_sha256: fingerprint of all that shapes the prompt besides the row (`prompt_print`).
+        prompt_earlier: the fingerprints that earlier versions gave the same prompt.
         notes: what a person should know, added to while rows are rendered.
     """
 
@@ -53,11 +53,17 @@ class Source:
     template_path: str
     system: str | None
     prompt_sha256: str
+    prompt_earlier: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
 
     @property
     def task_name(self) -> str:
         return self.task.name
+
+    @property
+    def prompt_record(self) -> dict[str, Any]:
+        """What a run's manifest keeps of the prompt."""
+        return {"source": self.name, "sha256": self.prompt_sha256, "earlier": list(self.prompt_earlier)}
 
     def messages(self, row: Row) -> tuple[Message, ...]:
         """The prompt: a system message if there is one, then the user's; as many `<image>` marks as the row has images.
@@ -112,10 +118,12 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None) -> Sour
     learn(filter(None, (template, data.system, spec.user and spec.user.source)))
     if task.outcome_as is not None:
         task = replace(task, outcome=task.outcome_as(spec))
+    print_now = prompt_print(template, data.system, task.variables, task.name)
+    earlier = earlier_prints(print_now, task.name, template, data.system, task.variables)
     return Source(
         name=dataset.name, task=task, dataset=dataset, split=split, rows=rows, share=data.share, reward=spec,
         weights=weights, template=template, template_path=path, system=data.system,
-        prompt_sha256=_prompt_hash(template, data.system, task), notes=list(dataset.notes),
+        prompt_sha256=print_now, prompt_earlier=earlier, notes=list(dataset.notes),
     )  # fmt: skip
 
 
@@ -195,8 +203,3 @@ def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[st
 def _over(own: Any, given: Any) -> Any:
     """What the recipe gives for an argument: a table adds to the task's own, and wins where both name a thing."""
     return {**own, **given} if isinstance(own, Mapping) and isinstance(given, Mapping) else given
-
-
-def _prompt_hash(template: str, system: str | None, task: Task) -> str:
-    text = json.dumps([task.name, template, system, dict(task.variables)], sort_keys=True, ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()

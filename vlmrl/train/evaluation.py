@@ -18,6 +18,7 @@ from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.evaluate.run import evaluate
+from vlmrl.evaluate.scored import scored_alike, scored_by
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards import reward_record
@@ -28,6 +29,7 @@ from vlmrl.store.evaluated import names_a_step, read_summary
 from vlmrl.store.metrics import encode
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run
+from vlmrl.tasks.prompt_print import same_prompt
 from vlmrl.train.eval_rows import EvalRows
 from vlmrl.train.generator import make_generator
 from vlmrl.train.origin import ModelOrigin
@@ -39,6 +41,8 @@ IDENTITY = (
     "model", "checkpoint", "split", "source", "dataset", "reward", "prompt_sha256", "sampling", "max_rows", "seed",
 )  # fmt: skip
 """Keys of `meta` that say whether two evaluations are of the same thing."""
+EVALUATED_BY = ("name", "weights", "sha256", "version")
+"""What `meta` keeps of a reward's record, besides its arguments."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def create_eval_run(
         resolved={"schema": 1, "recipe": recipe.model_dump(mode="json"), "origins": {}},
         datasets=[dataset_record(s) for s in sources],
         rewards=[{"source": s.name, **reward_record(s.reward, s.weights)} for s in sources],
-        prompts=[{"source": s.name, "sha256": s.prompt_sha256} for s in sources],
+        prompts=[s.prompt_record for s in sources],
     )  # fmt: skip
 
 
@@ -216,13 +220,10 @@ def _meta(
         "source": source.name,
         "task": source.task.name,
         "dataset": {"path": source.dataset.path, "fingerprint": source.dataset.fingerprint, "rows": len(source.rows)},
-        "reward": {
-            "name": source.reward.name,
-            "weights": dict(source.weights),
-            "sha256": source.reward.source_sha256,
-        },
+        "reward": {k: v for k, v in reward_record(source.reward, source.weights).items() if k in EVALUATED_BY},
         "reward_args": encode(dict(source.reward.args)),
         "prompt_sha256": source.prompt_sha256,
+        "prompt_earlier": list(source.prompt_earlier),
         "sampling": {
             "greedy": settings.temperature is None,
             "temperature": settings.temperature,
@@ -239,8 +240,24 @@ def _meta(
     }
 
 
-def _words(value: Any) -> str:
-    """Return a value of `meta` for a message: a dataset by its path, the others as a line of `name value`."""
+def _same(key: str, before: Mapping[str, Any], meta: Mapping[str, Any]) -> bool:
+    """Say whether a fact of two evaluations is the same; rewards and prompts are compared by their identity."""
+    if key == "reward":
+        return scored_alike(before, meta) is True
+    return same_prompt(_prompt(before), _prompt(meta)) if key == "prompt_sha256" else before.get(key) == meta.get(key)
+
+
+def _prompt(meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {"sha256": meta.get("prompt_sha256"), "earlier": meta.get("prompt_earlier")}
+
+
+def _words(key: str, meta: Mapping[str, Any]) -> str:
+    """Return a fact of `meta` for a message: a reward by name, version and arguments, a dataset by its path, the others
+    as a line of `name value`.
+    """
+    value = meta.get(key)
+    if key == "reward" and isinstance(value, Mapping):
+        return f"{scored_by(meta):.400}"
     if isinstance(value, Mapping):
         shown = value.get("path") or ", ".join(f"{name} {inner}" for name, inner in value.items())
         return f"{shown:.200}"
@@ -255,9 +272,9 @@ def _check_free(folder: Path, meta: Mapping[str, Any], force: bool) -> None:
     if before.get("during"):
         raise StoreError(f"the evaluation `{folder.name}` is training's own", where=str(folder),
                          hint="choose another --name")  # fmt: skip
-    other = [key for key in IDENTITY if before.get(key) != meta.get(key)]
+    other = [key for key in IDENTITY if not _same(key, before, meta)]
     if other and not force:
-        earlier = _words(before.get(other[0]))
+        earlier = _words(other[0], before)
         raise StoreError(
             f"the evaluation `{folder.name}` exists and was made with another {other[0]}: {earlier}",
             where=str(folder), hint="choose another --name, or replace it with --force",

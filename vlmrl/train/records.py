@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypedDict
 
-from vlmrl.recipe.changes import Change, Rule
+from vlmrl.recipe.changes import Change, Rule, hides
 from vlmrl.rewards import reward_record
+from vlmrl.rewards.identity import identity_of
 from vlmrl.store.kept import Texts, kept_text
-from vlmrl.store.redact import redact_text
+from vlmrl.store.redact import HIDDEN, redact_text, redact_value
 from vlmrl.store.runs import Run
+from vlmrl.tasks.prompt_print import same_prompt
 from vlmrl.tasks.source import Source
 
 
@@ -42,7 +46,7 @@ def records_of(sources: Sequence[Source], validation: Sequence[Source] = ()) -> 
             *(dataset_record(s, s.name + VALIDATION_SUFFIX) for s in apart),
         ],
         "rewards": [{"source": s.name, **reward_record(s.reward, s.weights)} for s in sources],
-        "prompts": [{"source": s.name, "sha256": s.prompt_sha256} for s in sources],
+        "prompts": [s.prompt_record for s in sources],
     }
 
 
@@ -60,25 +64,52 @@ def texts_of(sources: Sequence[Source]) -> Texts:
     return rewards | {("prompt", s.prompt_sha256): s.template for s in sources if s.template}
 
 
-def content_changes(run: Run, now: Records, texts: Texts) -> list[Change]:
-    """What of a run's datasets, rewards and prompts is other than its manifest says, of the sources that both have."""
+def content_changes(run: Run, now: Records, texts: Texts, recipe: Sequence[Change] = ()) -> list[Change]:
+    """What of a run's datasets, rewards and prompts is other than its manifest says, of the sources that both have.
+
+    Args: recipe: what the recipe changes; other arguments of a reward that follow from it are not said again.
+    """
     was, found = run.manifest, []
     before, after = len(was.rewards), len(now["rewards"])  # one a source; datasets of validation files come behind
     trained = _pairs(was.datasets[:before], now["datasets"][:after], "name")
     for old, new in trained + _pairs(was.datasets[before:], now["datasets"][after:], "name"):
         if old.get("fingerprint") != new["fingerprint"]:
             found.append(Change(f"rows of {new['name']}", old, new, ROWS))
+    recipe_says = any(c.kind != "free" and c.what.startswith(("reward.", "data")) for c in recipe)
     for old, new in _pairs(was.rewards, now["rewards"], "source"):
-        if old.get("sha256") != new["sha256"]:
-            name = f"reward {new['name']}"
-            diff = _diff(run, "reward", name, old, new, texts) if old.get("name") == new["name"] else ""
-            found.append(Change(name, old.get("sha256"), new["sha256"], REWARD, diff=diff))
+        if change := _reward_change(run, old, new, texts, recipe_says):
+            found.append(change)
     for old, new in _pairs(was.prompts, now["prompts"], "source"):
-        if old.get("sha256") != new["sha256"]:
+        if not same_prompt(old, new):
             name = f"prompt of {new['source']}"
             diff = _diff(run, "prompt", name, old, new, texts)
             found.append(Change(name, old.get("sha256"), new["sha256"], PROMPT, diff=diff))
     return list({change.what: change for change in found}.values())  # a reward of several sources once
+
+
+def _reward_change(
+    run: Run, old: Mapping[str, Any], new: Mapping[str, Any], texts: Texts, recipe_says: bool
+) -> Change | None:
+    """Return what has changed about a source's reward: version, source or arguments; None for the same reward."""
+    before, after = identity_of(old), identity_of(redact_value(dict(new)))
+    after = replace(after, args=_with_hidden(before.args, after.args))
+    if before == after or (recipe_says and before.without_args() == after.without_args()):
+        return None
+    name = f"reward {new['name']}"
+    if old.get("name") == new["name"] and "sha256" in new and before.sha256 != after.sha256:
+        diff = _diff(run, "reward", name, old, new, texts)
+        return Change(name, old.get("sha256"), new["sha256"], REWARD, diff=diff)
+    return Change(name, before.beside(after), after.beside(before), REWARD)
+
+
+def _with_hidden(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the new arguments, with the old one wherever that has a secret hidden in it and is the same otherwise."""
+    kept = {key: value for key, value in old.items() if key in new and hides(_text(value), _text(new[key]), HIDDEN)}
+    return {**new, **kept}
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _pairs(

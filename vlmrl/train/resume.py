@@ -209,7 +209,7 @@ def _plan(run: Run, checkpoint: Path | None, asked: Request) -> Plan:
     if checkpoint is not None:
         changes = [_fitted(change, old, loaded.recipe) for change in changes]
     changes = _without_adapter(changes, old, loaded.recipe)
-    changes += content_changes(run, records, texts)
+    changes += content_changes(run, records, texts, changes)
     return Plan(run, checkpoint, loaded, tuple(changes), records, texts, asked.accept, tuple(warnings))
 
 

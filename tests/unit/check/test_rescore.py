@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -100,6 +101,32 @@ def test_loose_files_and_a_damaged_manifest_are_still_read(tmp_path):
     assert compared(again)["equal"]  # the levels are found in the truth
     with pytest.raises(StoreError, match=r"manifest\.json is cut off"):
         open_saved(str(run.dir), tmp_path)
+
+
+AT_75082C1 = "33af6ce6b71c533cc1ffc60aaac03d3868f9f443e005848dda2761ec0512ffcb"
+"""What runs of that commit recorded for the reward `taxonomy`."""
+
+
+@pytest.mark.parametrize(
+    ("known_by", "told"),
+    [
+        ({"sha256": AT_75082C1}, ""),
+        (
+            {"version": 2},
+            "the built-in `taxonomy` has changed since the run: it is version 1, and the run has version 2",
+        ),
+        ({"sha256": "4" * 64}, "changed since the run: it is version 1, and the run has source 444444444444"),
+        ({}, "it is version 1, and the run has version unknown"),
+    ],
+)
+def test_a_built_in_of_another_version_is_told(tmp_path, known_by, told):
+    run = make_pair_run(tmp_path)
+    manifest = json.loads((run.dir / "manifest.json").read_text())
+    del manifest["rewards"][0]["version"]
+    manifest["rewards"][0] |= known_by
+    (run.dir / "manifest.json").write_text(json.dumps(manifest))
+    changed = own_rewards(open_saved("last", tmp_path))["digits"].changed
+    assert changed.endswith(told) and bool(changed) == bool(told)
 
 
 def test_a_users_reward_is_scored_again_and_a_changed_file_is_told(tmp_path):

@@ -65,7 +65,7 @@ def test_the_card_says_where_the_weights_come_from_and_how_good_they_are(checkpo
         "# im, step 50", "| base model | org/base-3B (revision abc123) |", f"| run | {run_dir.name} |",
         "dapo, 32 prompts x 8 samples a step, temperature 1.0, 50 steps planned, seed 3, learning rate 1e-06",
         "digits: task digits, split train, 900 rows, fingerprint 0123456789ab",
-        r"digits: same \| digit (sha256 beefbeef",
+        r"digits: same \| digit source beefbeefbeef",
         "| note | validated on the test split |", "| test-50 | digits/test | accuracy | 0.913 | [0.89, 0.934] | 600 |",
         "| validation-50 | validation in training | reward | 0.913 | [0.89, 0.934] | 600 |",
         "| test-50 | digits/test | auc | 0.913 |  | 600 |", "difference 3.2e-06 nats over 40 tokens of 8 rollouts",

@@ -109,6 +109,9 @@ def test_another_spelling_of_the_same_place_is_no_change(recipe, tmp_path):
             f'model.path="{tmp_path}/models/../models/base"')  # fmt: skip
     assert changed(recipe, *same) == {}
     assert changed(recipe, 'reward.name="./score.py:other"')["reward.name"][2] == "asked"
+    assert changed(recipe, 'reward.name="moved/mine.py:fn"')["reward.name"][2] == "free", "its source is compared"
+    assert changed(recipe, 'reward.name="length"')["reward.name"][2] == "asked"
+    assert changed(recipe, 'data.0.reward="moved/mine.py:fn"')["data.0.reward"][2] == "asked", "it was another's"
     assert changed(recipe, "data.0.path=elsewhere.jsonl") == {"data.0.path": ("rows.jsonl", "elsewhere.jsonl", "free")}
 
 
