@@ -15,8 +15,8 @@ def catalogs() -> Catalogs:
     from vlmrl.algo.advantages import ESTIMATORS
     from vlmrl.algo.differences import EVERYWHERE, OF_ROWS
     from vlmrl.algo.family import AGGREGATIONS, ALGORITHMS, CHOICES
-    from vlmrl.rewards import REWARDS
     from vlmrl.tasks import TASKS
+    from vlmrl.tasks.rewards import REWARDS
 
     return Catalogs(
         tasks={name: entry.summary for name, entry in TASKS.items()},

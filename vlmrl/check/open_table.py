@@ -59,7 +59,7 @@ def _task_rule(
 ) -> tuple[TruthRule, TaskRef | None]:  # fmt: skip
     """How truths are read, and the task that is meant."""
     from vlmrl.tasks import make_task
-    from vlmrl.tasks.domains import DOMAINS
+    from vlmrl.tasks.taxonrl.domains import DOMAINS
 
     if task is None:
         if variant is not None:

@@ -15,11 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from vlmrl.check.answer_form import AnswerForm, four
-from vlmrl.check.attacks import Attack, broken_truths, confident, pair_attacks, says
 from vlmrl.check.behaviour import behaviour, milliseconds
 from vlmrl.check.facts import Facts
-from vlmrl.check.near_misses import IGNORED, every_name, name_misses
 from vlmrl.check.rescore import image_reader
 from vlmrl.check.saved import Saved
 from vlmrl.check.scan import Chosen
@@ -29,6 +26,9 @@ from vlmrl.check.tried import EPSILON, HUNG, SLOW_SECONDS, WARNINGS, Attempts, H
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.tasks.pairs.answer_form import AnswerForm, four
+from vlmrl.tasks.pairs.attacks import Attack, broken_truths, confident, pair_attacks, says
+from vlmrl.tasks.pairs.near_misses import IGNORED, every_name, name_misses
 from vlmrl.types import RewardInput
 
 MAX_ROWS = 48
@@ -41,7 +41,7 @@ BELIEFS = (0.1, 0.2, 0.3, 0.4)
 
 def probe_source(saved: Saved, facts: Facts, source: str, choice: Chosen) -> dict[str, Any]:
     """`probe_reward` with the truths of up to 48 different prompts of a source, spread over what was saved."""
-    from vlmrl.check.answer_form import form_of
+    from vlmrl.tasks.pairs.answer_form import form_of
 
     code = facts.sources.words.index(source)
     places = np.flatnonzero(facts.sources.codes_N == code)

@@ -10,9 +10,9 @@ from typing import Any
 from vlmrl.check.saved import Saved
 from vlmrl.check.scan import Chosen, Plan, Scan, scan
 from vlmrl.errors import RewardError, StoreError
-from vlmrl.rewards import REWARDS, load_recorded, load_reward
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.store.redact import hidden_keys
+from vlmrl.tasks.rewards import REWARDS, load_recorded, load_reward
 from vlmrl.types import Media
 
 PROFILE = "profile:"

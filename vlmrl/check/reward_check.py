@@ -28,7 +28,7 @@ from vlmrl.check.statistics import (
 )
 from vlmrl.errors import DataError, RewardError, VlmrlError
 from vlmrl.rewards.accuracy import accuracy_part
-from vlmrl.rewards.layouts import CONTRADICTS
+from vlmrl.tasks.taxonrl.layouts import CONTRADICTS
 from vlmrl.types import INAPPLICABLE
 
 MOST_BROKEN = 10

@@ -10,7 +10,7 @@ from typing import Any
 from vlmrl.data.columns import plain
 from vlmrl.errors import RewardError
 from vlmrl.json_text import parse_json
-from vlmrl.rewards.layouts import CONTRADICTS, LAYOUTS
+from vlmrl.tasks.taxonrl.layouts import CONTRADICTS, LAYOUTS
 
 Found = tuple[Mapping[str, Any], str, str]
 """(truth, why it cannot be used or "", what is doubtful about it or "")."""

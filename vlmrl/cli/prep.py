@@ -127,7 +127,7 @@ def _domain_command(domain: str) -> Callable[..., None]:
         force: bool = typer.Option(False, "--force", help=FORCE_HELP),
         as_json: bool = typer.Option(False, "--json", help=JSON_HELP),
     ) -> None:
-        from vlmrl.tasks.prepare import DomainRequest, prepare_domain
+        from vlmrl.tasks.taxonrl.prepare import DomainRequest, prepare_domain
 
         request = DomainRequest(
             domain=domain,

@@ -1,10 +1,14 @@
-"""Rewards: text and pixels in, parts out. `REWARDS` is the table of built-ins; users bring `file.py:function`."""
+"""Rewards: text and pixels in, parts out. `GENERAL` is the table of built-ins that belong to no task.
+
+Tasks have built-ins of their own; `vlmrl.tasks.rewards` has all of them by name. Users bring `file.py:function`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards import labels, taxonomy, taxonrl, text
+from vlmrl.rewards import text
 from vlmrl.rewards.base import STYLES, RewardSpec
 
 
@@ -28,18 +32,7 @@ class Builtin:
     lacks: str = ""
 
 
-REWARDS: dict[str, Builtin] = {
-    "taxonomy": Builtin(taxonomy.taxonomy, "pairs: format, calibrated answer, one part per level of a hierarchy"),
-    "taxonomy_relations": Builtin(
-        taxonomy.taxonomy_relations, "pairs: the same with Same, Different or Uncertain per level instead of names"
-    ),
-    "pair_labels": Builtin(labels.pair_labels, "pairs: format, calibrated answer, a label of a vocabulary per image"),
-    "pair_answer": Builtin(
-        taxonomy.pair_answer,
-        "pairs: format and calibrated answer, the baseline without levels",
-        lacks="it scores the answer alone and has no levels",
-    ),
-    "taxonrl": Builtin(taxonrl.taxonrl, "pairs: a reward that TaxonRL published, to the digit, to reproduce its runs"),
+GENERAL: dict[str, Builtin] = {
     "exact_match": Builtin(text.exact_match, "the answer is the expected text (case and blanks aside)"),
     "number_match": Builtin(text.number_match, "the answer is the expected number, within a tolerance"),
     "format_tags": Builtin(text.format_tags, "the response is exactly a sequence of tags"),
@@ -47,14 +40,24 @@ REWARDS: dict[str, Builtin] = {
 }
 
 
+BUILT_ON = ("layouts", "parse", "reward", "vocabulary")
+"""Modules beside a built-in's own that decide its score as well, where there are such."""
+
+
 def load_reward(
-    name: str, *, args: Mapping[str, Any] | None = None, style: str = "auto", base_dir: Path | str | None = None
+    name: str,
+    *,
+    args: Mapping[str, Any] | None = None,
+    style: str = "auto",
+    base_dir: Path | str | None = None,
+    builtins: Mapping[str, Builtin] = GENERAL,
 ) -> RewardSpec:
     """A built-in reward by its name, or a user's `path/to/file.py:function`, with `args` bound.
 
     Args:
         style: calling convention of a user's function: auto, vlmrl, trl, verl, easyr1.
         base_dir: where a relative path starts (the recipe's folder); the current folder is tried next.
+        builtins: the built-ins by name; `vlmrl.tasks.rewards.load_reward` gives those of the tasks too.
     Raises: RewardError for an unknown name, a missing file or function, an argument that it does not take, an unclear
         calling convention, or a file that cannot be imported (with the lines of the user's traceback).
     """
@@ -65,15 +68,15 @@ def load_reward(
         from vlmrl.rewards.adapters import load_user_reward
 
         return load_user_reward(name, args=args, style=style, base_dir=base_dir)
-    if name not in REWARDS:
+    if name not in builtins:
         raise RewardError(
-            f"unknown reward `{name}`", hint=nearest(name, REWARDS) + "; or bring your own as path/to/file.py:function"
+            f"unknown reward `{name}`", hint=nearest(name, builtins) + "; or bring your own as path/to/file.py:function"
         )
-    build = REWARDS[name].build
+    build = builtins[name].build
     parameters = inspect.signature(build).parameters
     for key in args:
         if key not in parameters:
-            raise _no_argument(name, key, parameters)
+            raise _no_argument(name, key, parameters, builtins)
     missing = [k for k, p in parameters.items() if p.default is inspect.Parameter.empty and k not in args]
     if missing:
         raise RewardError(f"reward `{name}` needs the argument `{missing[0]}`", hint=f"set [reward.args] {missing[0]}")
@@ -84,9 +87,9 @@ def load_reward(
     return replace(spec, source_sha256=builtin_sha256(build.__module__), args=args)
 
 
-def _no_argument(name: str, key: str, parameters: Mapping[str, Any]) -> RewardError:
-    told, lacks = f"reward `{name}` takes no argument `{key}`", REWARDS[name].lacks
-    takers = [other for other, one in REWARDS.items() if key in inspect.signature(one.build).parameters]
+def _no_argument(name: str, key: str, parameters: Mapping[str, Any], builtins: Mapping[str, Builtin]) -> RewardError:
+    told, lacks = f"reward `{name}` takes no argument `{key}`", builtins[name].lacks
+    takers = [other for other, one in builtins.items() if key in inspect.signature(one.build).parameters]
     if not takers or not lacks:
         return RewardError(told, hint=nearest(key, parameters))
     hint = f"leave it out, or choose a `variant` of the task whose reward is one that takes it ({', '.join(takers)})"
@@ -109,7 +112,9 @@ def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, A
     }
 
 
-def load_recorded(record: Mapping[str, Any], base_dir: Path | str | None = None) -> RewardSpec:
+def load_recorded(
+    record: Mapping[str, Any], base_dir: Path | str | None = None, *, builtins: Mapping[str, Builtin] = GENERAL
+) -> RewardSpec:
     """The reward of a `reward_record`, as it is now; compare `source_sha256` with the record's to see if it changed.
 
     Raises: RewardError as `load_reward`, also for a record that lacks its name or arguments.
@@ -117,7 +122,7 @@ def load_recorded(record: Mapping[str, Any], base_dir: Path | str | None = None)
     if not isinstance(record.get("name"), str) or not isinstance(record.get("args"), Mapping):
         raise RewardError("the run's manifest does not say which reward with which arguments scored its rollouts")
     style = str(record.get("style", "auto"))
-    spec = load_reward(record["name"], args=record["args"], style=style, base_dir=base_dir)
+    spec = load_reward(record["name"], args=record["args"], style=style, base_dir=base_dir, builtins=builtins)
     return name_accuracy(spec, record.get("accuracy"))
 
 
@@ -140,8 +145,10 @@ def name_accuracy(spec: RewardSpec, part: str | None) -> RewardSpec:
 def builtin_sha256(module: str) -> str:
     """Hash of what decides a built-in's score: its module and those it builds on, names and bytes."""
     digest = hashlib.sha256()
-    for name in sorted({"base", "layouts", "pairs", "parse", module.rpartition(".")[2]}):
-        digest.update(name.encode() + b"\0" + (Path(__file__).parent / f"{name}.py").read_bytes() + b"\0")
+    own, here = Path(sys.modules[module].__file__ or ""), Path(__file__).parent
+    files = {here / "base.py", here / "parse.py", own, *(own.with_name(f"{n}.py") for n in BUILT_ON)}
+    for file in sorted(path for path in files if path.is_file()):
+        digest.update(file.stem.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

@@ -10,13 +10,13 @@ from typing import Any
 from vlmrl.tasks.base import Task, unknown
 from vlmrl.tasks.digits.task import SUMMARY as DIGITS_SUMMARY
 from vlmrl.tasks.digits.task import digits_task
-from vlmrl.tasks.domain import MAIN
-from vlmrl.tasks.domain_task import PROFILES, domain_task
-from vlmrl.tasks.domains import DOMAINS
 from vlmrl.tasks.pairs.task import SUMMARY as PAIRS_SUMMARY
 from vlmrl.tasks.pairs.task import pair_task
 from vlmrl.tasks.table.task import SUMMARY as TABLE_SUMMARY
 from vlmrl.tasks.table.task import table_task
+from vlmrl.tasks.taxonrl.domain import MAIN
+from vlmrl.tasks.taxonrl.domain_task import PROFILES, domain_task
+from vlmrl.tasks.taxonrl.domains import DOMAINS
 
 
 @dataclass(frozen=True)

@@ -217,8 +217,7 @@ class PromptLengths:
 
     def _render(self, columns: tuple[tuple[str, Any], ...], num_images: int) -> int:
         row = Row("", "", self._task.name, {}, (Media("", 1, 1),) * num_images, dict(columns))
-        where = f"tasks/{self._task.name}/{self._task.variant or 'prompt'}.jinja"
-        text = render_user(self._task.template, row, self._task.variables, where=where)
+        text = render_user(self._task.template, row, self._task.variables, where=self._task.template_file)
         place_images((Message("user", text),), row)
         return estimate_text_tokens(len(text.replace(IMAGE, "")))
 

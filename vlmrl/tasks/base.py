@@ -26,6 +26,7 @@ class Task:
         summary: one line for `vlmrl recipe list --tasks`.
         template: Jinja source of the user message. Variables: the row's columns and `truth`-free task settings.
         variables: further template variables that come from the dataset (the level names, say).
+        template_file: where `template` is, for messages.
         validate: truth of a row -> what is wrong with it, in words; empty when sound.
         profiles: reward profile (`[reward] profile`) -> name in REWARDS and arguments that the task binds; `default` is
             the task's own reward. Empty when the user must bring one.
@@ -51,6 +52,7 @@ class Task:
     trace: Callable[[Row, random.Random], str] | None = None
     variant: str = ""
     variants: tuple[str, ...] = ()
+    template_file: str = ""
 
     @property
     def reward(self) -> str | None:
@@ -61,11 +63,6 @@ class Task:
     def reward_args(self) -> Mapping[str, Any]:
         """Arguments of that reward that come from the dataset."""
         return self.profiles["default"][1] if "default" in self.profiles else {}
-
-    @property
-    def template_file(self) -> str:
-        """Where `template` is, below the package."""
-        return f"tasks/{self.name}/{self.variant or 'prompt'}.jinja"
 
     def has_profile(self, name: str) -> bool:
         """Whether `profile` knows it."""

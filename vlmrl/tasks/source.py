@@ -162,8 +162,9 @@ def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[st
     `[reward] args` and `weights` belong to the recipe's choice: they reach an entry's own reward only when `[reward]`
     names no other. They go over the arguments that the task binds, key by key, in a table (`aliases`) too.
     """
-    from vlmrl.rewards import load_reward, name_accuracy
+    from vlmrl.rewards import name_accuracy
     from vlmrl.rewards.base import check_weight_sizes
+    from vlmrl.tasks.rewards import load_reward
 
     is_named = bool(data.reward or reward.name)
     own, own_args = (None, {}) if is_named and not task.has_profile(reward.profile) else task.profile(reward.profile)

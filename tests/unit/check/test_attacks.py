@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from vlmrl.check.answer_form import form_of
 from vlmrl.check.probe import probe_reward
-from vlmrl.rewards import load_reward
-from vlmrl.rewards.layouts import LAYOUTS
 from vlmrl.tasks import TASKS, make_task
-from vlmrl.tasks.domains import DOMAINS
+from vlmrl.tasks.pairs.answer_form import form_of
+from vlmrl.tasks.rewards import load_reward
+from vlmrl.tasks.taxonrl.domains import DOMAINS
+from vlmrl.tasks.taxonrl.layouts import LAYOUTS
 from vlmrl.types import RewardInput
 
 TRUTHS = {

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from vlmrl.check.answer_form import form_of
 from vlmrl.check.probe import probe_reward
 from vlmrl.check.tried import WORDS, ProbeResult, ranked
 from vlmrl.errors import RewardError
-from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
+from vlmrl.tasks.pairs.answer_form import form_of
+from vlmrl.tasks.rewards import load_reward
 from vlmrl.types import RewardInput
 
 LEVELS = ("loop", "digit")
@@ -154,7 +154,7 @@ def test_a_reward_that_fails_on_an_honest_answer_stops(tmp_path):
 
 NAMES = """
 import re
-from vlmrl.rewards.parse import PairFormat
+from vlmrl.tasks.pairs.parse import PairFormat
 
 FORM = PairFormat(("loop", "digit"))
 

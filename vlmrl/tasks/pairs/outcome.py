@@ -8,9 +8,10 @@ from typing import Any
 
 from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.labels import LabelForm
-from vlmrl.rewards.pairs import PairReward
 from vlmrl.tasks.base import Outcome
+from vlmrl.tasks.pairs.labels import LabelForm
+from vlmrl.tasks.pairs.reward import PairReward
+from vlmrl.tasks.pairs.rewards import REWARDS
 
 RELAXED_FUNCTION = "lfw_relax_format:"
 """TaxonRL's reward file that forgives a missing slash in a closing tag."""
@@ -22,7 +23,7 @@ def outcome_as(name: str, args: Mapping[str, Any]) -> Callable[[RewardSpec | Non
     Responses are read as the scoring reward reads them, its listed repairs and aliases included, where it is a pair
     reward; the levels stay the task's own.
     """
-    own = load_reward(name, args=args).fn
+    own = load_reward(name, args=args, builtins=REWARDS).fn
     assert isinstance(own, PairReward)
     return lambda spec: pair_outcome(own if spec is None else _read_as(own, spec))
 
