@@ -68,20 +68,16 @@ class Saved:
     def sources(self) -> list[str]:
         return list(self.heads)
 
-    @property
-    def levels(self) -> dict[str, list[str]]:
-        """Source -> the hierarchy levels of its pair task; sources without one are left out.
+    def arguments(self, source: str) -> dict[str, Any]:
+        """Return the arguments for a built-in reward that the rows of a source say, such as the names of levels.
 
-        From the run's reward arguments; else every truth field with two names, as ordered in the truth.
+        Those of the run's reward go before what the truth of the first row says.
         """
-        found: dict[str, list[str]] = {}
-        for source, head in self.heads.items():
-            if "same" not in head.truth:
-                continue
-            known = self.records.get(source, {}).get("args", {}).get("levels")
-            pairs = [k for k, v in head.truth.items() if isinstance(v, list) and len(v) == 2]
-            found[source] = list(known or pairs)
-        return found
+        from vlmrl.tasks import kind_of
+
+        recorded = self.records.get(source, {}).get("args", {})
+        found = kind_of(self.heads[source].truth).arguments(self.heads[source].truth)
+        return {name: list(recorded.get(name) or value) for name, value in found.items()}
 
     def task_ref(self, source: str) -> TaskRef | None:
         """The task of a source by name; None for a table without one."""
@@ -90,7 +86,7 @@ class Saved:
         name = self.heads[source].task
         datasets = self.run.manifest.datasets if self.run is not None else ()
         variant = next((one.get("variant") for one in datasets if one.get("name") == source), None)
-        return TaskRef(name, {"name": source, "levels": self.levels.get(source)}, variant) if name else None
+        return TaskRef(name, {"name": source, **self.arguments(source)}, variant) if name else None
 
     def limits(self) -> dict[str, Any]:
         """What the recipe says of the time, memory and workers of a user's reward."""

@@ -26,8 +26,8 @@ from vlmrl.rewards import reward_record
 from vlmrl.rewards.accuracy import accuracy_part
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.tasks.kinds import CONTRADICTS
 from vlmrl.tasks.rewards import load_recorded
-from vlmrl.tasks.taxonrl.layouts import CONTRADICTS
 from vlmrl.types import Media, RewardInput
 
 MAX_TEXTS = 8_000

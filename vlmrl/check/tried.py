@@ -95,14 +95,12 @@ class Honest:
 
     Args:
         all: uninformed answer -> what it earns.
-        form: of text answers, the form that pays best, with `{}` for the answer.
     """
 
     informed: Tried
     wrong: Tried
     uninformed: Tried
     all: Mapping[str, float]
-    form: str
 
 
 class Attempts:

@@ -93,13 +93,16 @@ def doctor(
     from vlmrl.data.dataset import open_dataset
     from vlmrl.data.visit import visit
     from vlmrl.recipe.schema import Data
-    from vlmrl.tasks import make_task
+    from vlmrl.tasks import kind_of, make_task
     from vlmrl.tasks.export import prompt_texts, prompt_tokens
 
     opened = open_dataset(Data(path=dataset))
     made = make_task(task or getattr(opened, "task", "table"), opened.info)
     tokens, texts, told = prompt_tokens(made), prompt_texts(made), PartCounter()
-    report = visit(opened, tokens, texts=texts, max_prompt_tokens=max_prompt_tokens, workers=workers, progress=told)
+    report = visit(
+        opened, tokens, labels_of=lambda row: (made.kind or kind_of(row.truth)).labels(row), texts=texts,
+        max_prompt_tokens=max_prompt_tokens, workers=workers, progress=told,
+    )  # fmt: skip
     show_doctor(report)
     emit({"path": opened.path, "fingerprint": opened.fingerprint, "doctor": report}, as_json)
 

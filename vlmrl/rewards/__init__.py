@@ -24,12 +24,14 @@ from vlmrl.rewards.base import STYLES, RewardSpec
 class Builtin:
     """A built-in reward: its arguments are those of `build`; `summary` is its line in `vlmrl recipe list --rewards`.
 
-    `lacks`: why it does not take the arguments of its sisters.
+    `lacks`: why it does not take the arguments of its sisters.    `any_truth`: it takes any ground truth as it is, also
+    one that breaks its task's form.
     """
 
     build: Callable[..., RewardSpec]
     summary: str
     lacks: str = ""
+    any_truth: bool = False
 
 
 GENERAL: dict[str, Builtin] = {

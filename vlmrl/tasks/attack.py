@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from vlmrl.types import RewardInput
 
@@ -19,6 +19,8 @@ CHARS_OF_A_TOKEN = 4
 LONG = 20_000
 """Characters of filler in the long ones."""
 HUGE = 400_000
+IGNORED = "false names"
+"""The near miss that tells whether names are looked at. Where it is paid like the right answer, the others are too."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,55 @@ class Attack:
         if text is None:
             return None
         return responding(x, text, "length" if self.cut else "stop")
+
+
+@dataclass(frozen=True)
+class Belief:
+    """A row's question with two answers and a probability for an answer.
+
+    Args:
+        holds: whether the answer to a row is yes.    write: the response that gives this probability of yes.
+    """
+
+    holds: Callable[[RewardInput], bool]
+    write: Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a play is written for.
+
+    Args:
+        rows: one input a row, with its truth and columns.
+        echo: the prompt's template, for rows without their prompt.
+        unpaid: parts of the reward that have no weight.
+    """
+
+    rows: Sequence[RewardInput]
+    echo: str = ""
+    unpaid: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Play:
+    """How a task is played in the probe of its reward.
+
+    Args:
+        informed: an answer of one who knows the truth.    wrong: a well-formed answer of one who errs.
+        guesses: well-formed answers of one who does not look; the best of them is what no trick may beat.
+        attacks: the tricks.
+        asked: what the answer to a row is; where it is the same for all rows, a constant answer may be as good.
+        broken_truths: in words -> a row's truth made into one that no reward should score.
+        belief: for answers that are probabilities; None = they are not.
+    """
+
+    informed: Attack
+    wrong: Attack
+    guesses: Sequence[Attack]
+    attacks: Sequence[Attack]
+    asked: Callable[[RewardInput], Any]
+    broken_truths: Mapping[str, Callable[[RewardInput], Mapping[str, Any]]] = field(default_factory=dict)
+    belief: Belief | None = None
 
 
 def says(text: str) -> Make:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import RecipeError
-from vlmrl.types import Message, Row
+from vlmrl.tasks.attack import Attack
+from vlmrl.tasks.kinds import RowKind
+from vlmrl.types import Message, RewardInput, Row
 
 if TYPE_CHECKING:
     from vlmrl.rewards.base import RewardSpec
@@ -37,6 +39,9 @@ class Task:
             aliases); None = `outcome` whatever the reward.
         messages: row -> the prompt when the rows bring their own (task `table`); None = `template` is rendered.
         trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None when there is none.
+        attacks: inputs of rows -> tricks that the probe tries on the reward beside the known ones (tasks/attack.py).
+        kind: what the probe, the data doctor and `diagnose` know of the rows (tasks/kinds.py); None = what their truth
+            tells.
         variant: how much is asked for, one of `variants`; "" for a task without variants.
     """
 
@@ -53,6 +58,8 @@ class Task:
     variant: str = ""
     variants: tuple[str, ...] = ()
     template_file: str = ""
+    attacks: Callable[[Sequence[RewardInput]], Sequence[Attack]] = lambda rows: ()
+    kind: RowKind | None = None
 
     @property
     def reward(self) -> str | None:

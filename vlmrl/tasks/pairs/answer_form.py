@@ -26,7 +26,7 @@ class FormField:
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """`<think>...</think><answer>P</answer>` with one tag a field inside think; see tasks/domain.py for the kinds."""
+    """`<think>...</think><answer>P</answer>` with one tag a field inside think; the kinds: taxonrl/domain.py."""
 
     kind: Kind
     fields: tuple[FormField, ...]
@@ -85,16 +85,9 @@ class AnswerForm:
         return (field.labels[0], field.labels[0]) if field.labels else ("Alpha", "Alpha")
 
 
-def form_of(task: str, variant: str, levels: Sequence[str]) -> AnswerForm:
-    """The form of a task's answers; of a task that is no domain by its levels."""
-    from vlmrl.tasks.taxonrl.domains import DOMAINS
-
-    if task not in DOMAINS:
-        return AnswerForm("names" if levels else "answer", tuple(FormField(name, name) for name in levels))
-    domain = DOMAINS[task]
-    asked = domain.variant(variant)
-    fields = [domain.truth_field(name) for name in asked.asked]
-    return AnswerForm(asked.form, tuple(FormField(f.name, f.tag, tuple(f.labels), f.level) for f in fields))
+def form_of(levels: Sequence[str]) -> AnswerForm:
+    """Return the form of answers that name two names a level; without levels the answer alone."""
+    return AnswerForm("names" if levels else "answer", tuple(FormField(name, name) for name in levels))
 
 
 def four(p: float | str) -> str:

@@ -226,18 +226,24 @@ def _arabic(text: str) -> str:
     return text.translate({ord("0") + i: 0x660 + i for i in range(10)})
 
 
-def broken_truths(x: RewardInput) -> dict[str, Mapping[str, Any]]:
-    """Truths that no reward should score: what they are, in words -> truth."""
+def _no_answer(x: RewardInput) -> Mapping[str, Any]:
+    return {**x.truth, "same": "maybe", "ground_truth": "maybe"}
+
+
+def _composite(x: RewardInput) -> Mapping[str, Any]:
+    return {"ground_truth": "1;sameSpecies;Corvus;Corvidae;Passeriformes;Corvus;Corvidae;Passeriformes"}
+
+
+def _number(x: RewardInput) -> Mapping[str, Any]:
+    return {"ground_truth": "0.5"}
+
+
+def broken_truths(x: RewardInput) -> dict[str, Callable[[RewardInput], Mapping[str, Any]]]:
+    """Return truths that no reward for such rows should score: what they are, in words -> how they are made."""
     raw = x.truth.get("ground_truth")
-    number = isinstance(raw, (int, float)) or (isinstance(raw, str) and ";" not in raw)
-    composite = "1;sameSpecies;Corvus;Corvidae;Passeriformes;Corvus;Corvidae;Passeriformes"
-    truths: dict[str, Mapping[str, Any]] = {
-        "no truth at all": {},
-        "a truth of None": {**dict.fromkeys(x.truth), "ground_truth": None},
-        "an answer that is no answer": {**x.truth, "same": "maybe", "ground_truth": "maybe"},
-    }
-    if number or raw is None:
-        truths["a composite where a number is wanted"] = {"ground_truth": composite}
+    found: dict[str, Callable[[RewardInput], Mapping[str, Any]]] = {"an answer that is no answer": _no_answer}
+    if raw is None or isinstance(raw, (int, float)) or (isinstance(raw, str) and ";" not in raw):
+        found["a composite where a number is wanted"] = _composite
     else:
-        truths["a number where a composite is wanted"] = {"ground_truth": "0.5"}
-    return truths
+        found["a number where a composite is wanted"] = _number
+    return found

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from vlmrl.tasks.attack import Attack, Make
+from vlmrl.tasks.attack import IGNORED, Attack, Make
 from vlmrl.tasks.pairs.answer_form import AnswerForm, FormField, Pair
 from vlmrl.tasks.pairs.attacks import confident
 from vlmrl.types import RewardInput
 
 FALSE = ("Falsum", "Errorum")
 """Names of nothing."""
-IGNORED = "false names"
-"""Where this one is paid like the right answer, the others are sure to be."""
 
 
 def name_misses(form: AnswerForm) -> list[Attack]:

@@ -11,6 +11,7 @@ from vlmrl.errors import DataError
 from vlmrl.rewards.parse import LEVEL_NAME
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.pairs.draw import pair_distance
+from vlmrl.tasks.pairs.kind import kind_of_levels
 from vlmrl.tasks.pairs.outcome import outcome_as
 
 SUMMARY = "same class or not: two images, a hierarchy of names, a probability (made by `vlmrl prep pairs`)"
@@ -43,6 +44,7 @@ def pair_task(info: Mapping[str, Any], *, name: str = "pairs", summary: str = SU
         outcome=measure(None),
         outcome_as=measure,
         trace=lambda row, rng: write_trace(row.truth, levels, rng),
+        kind=kind_of_levels(levels),
     )
 
 

@@ -13,6 +13,7 @@ from vlmrl.tasks.pairs.outcome import outcome_as
 from vlmrl.tasks.taxonrl.domain import BASELINE, Domain, Variant
 from vlmrl.tasks.taxonrl.domain_trace import write_response
 from vlmrl.tasks.taxonrl.domain_truth import truth_problems
+from vlmrl.tasks.taxonrl.kind import domain_kind
 
 PROFILES = ("default", "taxonrl")
 
@@ -41,6 +42,7 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
         outcome=measure(None),
         outcome_as=measure,
         trace=partial(write_response, domain, chosen),
+        kind=domain_kind(domain, chosen),
         variant=chosen.name,
         variants=domain.variant_names,
     )

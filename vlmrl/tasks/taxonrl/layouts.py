@@ -13,10 +13,9 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.parse import normalise_name
+from vlmrl.tasks.kinds import CONTRADICTS
 from vlmrl.tasks.pairs.vocabulary import Vocabulary
 
-CONTRADICTS = "contradicts itself"
-"""What is said of a truth whose names, `same` and `distance` do not go together."""
 DISTANCES = ("sameSpecies", "sameGenus", "sameFamily", "sameOrder", "sameClass")
 """The words for `distance` 0, 1, 2, 3, 4."""
 RANKS = ("genus", "family", "order")

@@ -8,5 +8,7 @@ from vlmrl.rewards import Builtin
 from vlmrl.tasks.taxonrl.published import taxonrl
 
 REWARDS: Mapping[str, Builtin] = {
-    "taxonrl": Builtin(taxonrl, "pairs: a reward that TaxonRL published, to the digit, to reproduce its runs"),
+    "taxonrl": Builtin(
+        taxonrl, "pairs: a reward that TaxonRL published, to the digit, to reproduce its runs", any_truth=True
+    ),
 }
