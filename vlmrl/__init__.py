@@ -1,3 +1,29 @@
-"""vlmrl: reinforcement learning of vision-language models, from a dataset to a model you can trust."""
+"""vlmrl: reinforcement learning of vision-language models, from a dataset to a model you can trust.
+
+`Task`, `NewRow` and `Attack` are what a task of one's own is made of; they are imported when they are asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vlmrl.tasks.attack import Attack
+    from vlmrl.tasks.base import Task
+    from vlmrl.tasks.own_prep import NewRow
+    from vlmrl.types import RewardInput
 
 __version__ = "0.1.0"
+__all__ = ["Attack", "NewRow", "RewardInput", "Task"]
+_HOMES = {
+    "Attack": "vlmrl.tasks.attack", "NewRow": "vlmrl.tasks.own_prep", "RewardInput": "vlmrl.types",
+    "Task": "vlmrl.tasks.base",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module `vlmrl` has no attribute `{name}`")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,8 @@ from vlmrl.types import Message, RewardInput, Row
 
 if TYPE_CHECKING:
     from vlmrl.rewards.base import RewardSpec
+    from vlmrl.tasks.own import OwnFile
+    from vlmrl.tasks.own_prep import NewRow
 
 Outcome = Mapping[str, float | None]
 
@@ -42,13 +44,16 @@ class Task:
         attacks: inputs of rows -> tricks that the probe tries on the reward beside the known ones (tasks/attack.py).
         kind: what the probe, the data doctor and `diagnose` know of the rows (tasks/kinds.py); None = what their truth
             tells.
+        prep: options -> split -> rows (tasks/own_prep.py), for `vlmrl prep file.py:function`; its parameters are the
+            options of the command, each with a default.
+        own: the file of a task of one's own (tasks/own.py).
         variant: how much is asked for, one of `variants`; "" for a task without variants.
     """
 
     name: str
     summary: str
     template: str
-    validate: Callable[[Mapping[str, Any]], list[str]]
+    validate: Callable[[Mapping[str, Any]], list[str]] = lambda truth: []
     variables: Mapping[str, Any] = field(default_factory=dict)
     profiles: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     outcome: Callable[[Mapping[str, Any], str], Outcome] = lambda truth, response: {}
@@ -60,6 +65,8 @@ class Task:
     template_file: str = ""
     attacks: Callable[[Sequence[RewardInput]], Sequence[Attack]] = lambda rows: ()
     kind: RowKind | None = None
+    prep: Callable[..., Mapping[str, Iterable[NewRow]]] | None = None
+    own: OwnFile | None = None
 
     @property
     def reward(self) -> str | None:

@@ -14,7 +14,7 @@ from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.recipe.template import read_template
 from vlmrl.store.redact import learn
-from vlmrl.tasks import make_task
+from vlmrl.tasks import task_of
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.render import compile_template, place_images, render_user
 from vlmrl.types import Finish, Message, RewardInput, Row
@@ -99,7 +99,7 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None) -> Sour
         valid.
     """
     dataset = open_dataset(data)
-    task = make_task(getattr(dataset, "task", data.task), dataset.info, data.variant)
+    task = task_of(dataset, data.task, data.variant)
     split = split or data.split
     require_split(dataset, split)
     rows = dataset.rows(split)
@@ -109,7 +109,7 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None) -> Sour
         raise DataError(f"split `{split}` of {dataset.path} has no rows")
     template, path = _template(data, task)
     spec, weights = _reward(data, reward, task)
-    learn(filter(None, (template, data.system, spec.user and spec.user.source)))
+    learn(filter(None, (template, data.system, spec.user and spec.user.source, task.own and task.own.text)))
     if task.outcome_as is not None:
         task = replace(task, outcome=task.outcome_as(spec))
     return Source(

@@ -68,6 +68,7 @@ class Domain:
 
     Args:
         name: of the task.    summary: one line for `vlmrl recipe list --tasks`.
+        about: first paragraph of the help of `vlmrl prep`.
         subject: what an image shows, in the singular.
         asked: what the two images are to have in common.
         variants: the baseline first.
@@ -78,6 +79,7 @@ class Domain:
 
     name: str
     summary: str
+    about: str
     subject: str
     asked: Literal["species", "individual"]
     variants: tuple[Variant, ...]

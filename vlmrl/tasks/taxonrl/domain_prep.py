@@ -17,12 +17,12 @@ from vlmrl.data.row_files import RowFiles, locate_rows, open_row_files
 from vlmrl.data.scan import examined
 from vlmrl.data.shards import Examined
 from vlmrl.errors import DataError
-from vlmrl.tasks import make_task
 from vlmrl.tasks.assemble import Assembly, Limits, Planned, Prepared, PromptLengths, assemble, is_few, leave_out
 from vlmrl.tasks.pairs.cut import Cut, PairUnits, cut_rows
 from vlmrl.tasks.pairs.prep import count_pairs, pair_id
 from vlmrl.tasks.taxonrl.domain import Domain, classes_of, known_fields
 from vlmrl.tasks.taxonrl.domain_rows import Place, RowColumns, RowReader, ScanRows, checked_rows, find_columns
+from vlmrl.tasks.taxonrl.domain_task import domain_task
 from vlmrl.types import Media
 
 MAX_BAD = 0.01
@@ -133,7 +133,7 @@ def survey_rows(domain: Domain, table: RowFiles, columns: RowColumns, parts: Seq
     """
     survey, number_of = Survey(), {}
     fields = domain.field_names if columns.composite else ()
-    lengths = PromptLengths(make_task(domain.name, {"truth_fields": list(fields)}))
+    lengths = PromptLengths(domain_task(domain, {"truth_fields": list(fields)}))
     for index, number, split, line in checked_rows(parts, table):
         survey.total += 1
         if "wrong" in line:

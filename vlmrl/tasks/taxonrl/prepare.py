@@ -14,7 +14,6 @@ from vlmrl.data.row_files import Located, locate_rows, open_row_files, split_spe
 from vlmrl.data.scan import MemoryFiles
 from vlmrl.data.tables import SUFFIXES, is_saved
 from vlmrl.errors import DataError
-from vlmrl.tasks import make_task
 from vlmrl.tasks.assemble import Limits, Prepared
 from vlmrl.tasks.pairs.prep import SPLIT_SHARES, PairPlan, fill_pairs, write_pairs
 from vlmrl.tasks.taxonrl.domain import INDIVIDUAL, Domain, classes_of
@@ -27,6 +26,7 @@ from vlmrl.tasks.taxonrl.domain_images import (
     refuse_bad,
 )
 from vlmrl.tasks.taxonrl.domain_prep import MAX_BAD, VALIDATION_PAIRS, RowPlan, prepare_rows, row_schema
+from vlmrl.tasks.taxonrl.domain_task import domain_task
 from vlmrl.tasks.taxonrl.domains import DOMAINS
 from vlmrl.tasks.taxonrl.face_pairs import find_pair_lists, read_face_pairs
 from vlmrl.tasks.taxonrl.specimens import draw_collection
@@ -177,7 +177,7 @@ def _write(
         individuals=individuals,
         truth_fields=fields,
     )
-    task = make_task(domain.name, {"truth_fields": fields})
+    task = domain_task(domain, {"truth_fields": fields})
     if found.pairs is None:
         return fill_pairs(
             build, plan, task, found.images, found.files, dropped=found.dropped, force=force, limits=limits

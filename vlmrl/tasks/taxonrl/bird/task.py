@@ -9,6 +9,7 @@ NAMED = ("order", "family", "genus")
 BIRD = Domain(
     name="bird",
     summary="birds, same species or not: order, family and genus of both, a probability (`vlmrl prep bird`)",
+    about="Birds, same species or not: order, family and genus of both.",
     subject="bird",
     asked="species",
     variants=(

@@ -7,6 +7,7 @@ from vlmrl.tasks.taxonrl.domain import BASELINE, Domain, Variant
 CHIMP = Domain(
     name="chimp",
     summary="chimpanzees, same individual or not: the age group of both, a probability (`vlmrl prep chimp`)",
+    about="Chimpanzees, same individual or not: the age group of both.",
     subject="chimpanzee",
     asked="individual",
     variants=(

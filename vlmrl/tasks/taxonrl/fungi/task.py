@@ -7,6 +7,7 @@ from vlmrl.tasks.taxonrl.domain import BASELINE, Domain, Variant
 FUNGI = Domain(
     name="fungi",
     summary="fungi, same species or not: order, family and genus of both, a probability (`vlmrl prep fungi`)",
+    about="Fungi, same species or not: order, family, genus and species of both.",
     subject="fungus",
     asked="species",
     variants=(

@@ -7,6 +7,7 @@ from vlmrl.tasks.taxonrl.domain import BASELINE, Domain, Variant
 GORILLA = Domain(
     name="gorilla",
     summary="gorillas, same individual or not: the type of both, a probability (`vlmrl prep gorilla`)",
+    about="Gorillas, same individual or not: the type of both (silverback, adult female, ...).",
     subject="gorilla",
     asked="individual",
     variants=(Variant(BASELINE), Variant("im", "labels", ("type",), "lfw_intermediate_gorilla:compute_score_gemini")),

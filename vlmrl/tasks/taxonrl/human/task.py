@@ -7,6 +7,7 @@ from vlmrl.tasks.taxonrl.domain import BASELINE, Domain, Variant
 HUMAN = Domain(
     name="human",
     summary="faces, same person or not: a probability (`vlmrl prep human`)",
+    about="Faces, same person or not (LFW, CPLFW).",
     subject="person",
     asked="individual",
     variants=(Variant(BASELINE),),

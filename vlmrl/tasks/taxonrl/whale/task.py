@@ -7,6 +7,7 @@ from vlmrl.tasks.taxonrl.domain import BASELINE, Domain, Variant
 WHALE = Domain(
     name="whale",
     summary="whales, same individual or not: a probability (`vlmrl prep whale`)",
+    about="Whales, same individual or not.",
     subject="whale",
     asked="individual",
     variants=(Variant(BASELINE),),

@@ -1,0 +1,146 @@
+"""A task of one's own: `path/to/file.py:function`, the user's code in this very process.
+
+The function takes the dataset's dataset.json (an empty mapping before there is one) and returns a `Task`. The file runs
+only where the user names it, in a recipe or on the command line. A dataset that names one is data: it runs no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from vlmrl.errors import RecipeError, VlmrlError
+from vlmrl.tasks.base import Task
+
+MAX_SOURCE_BYTES = 1_000_000
+HOW = "write it as path/to/file.py:function"
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """The file of a task of one's own, as it was read.
+
+    Args:
+        path: as it was named.    text: the whole file.    sha256: of its bytes.
+    """
+
+    path: str
+    text: str
+    sha256: str
+
+
+def is_own(name: str) -> bool:
+    """Return whether a task's name means `path/to/file.py:function`."""
+    return ".py:" in name or name.endswith(".py")
+
+
+def load_own(name: str, info: Mapping[str, Any]) -> Task:
+    """Return the task that the user's function gives for a dataset. Its name is `name`.
+
+    Names of rewards in its profiles may be relative to the file: `:score` is a function of the file itself,
+    `reward.py:score` one of a file beside it.
+
+    Raises: RecipeError with file and line: no such file or function, code that cannot be imported or that raises, or a
+        function that returns anything but a `Task`.
+    """
+    path_text, _, function_name = name.rpartition(":")
+    if not path_text.endswith(".py") or not function_name.isidentifier():
+        raise RecipeError(f"task `{name}` does not name a function", hint=HOW)
+    file = read_own(path_text)
+    module = _module(path_text, file)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise RecipeError(
+            f"{path_text} has no function `{function_name}`", where=path_text,
+            hint=f"it defines: {', '.join(_functions(module)) or 'no function'}",
+        )  # fmt: skip
+    made = guarded(f"`{name}`", path_text, lambda: function(info))
+    if not isinstance(made, Task):
+        line = getattr(getattr(function, "__code__", None), "co_firstlineno", 1)
+        raise RecipeError(
+            f"`{name}` returned {type(made).__name__}, not a Task", where=f"{path_text}:{line}",
+            hint="return vlmrl.Task(...); `vlmrl init --task NAME` writes an example",
+        )  # fmt: skip
+    profiles = {key: (_beside(path_text, reward), args) for key, (reward, args) in made.profiles.items()}
+    return replace(made, name=name, profiles=profiles, own=file)
+
+
+def read_own(path_text: str) -> OwnFile:
+    """Return the file of a task. Raises: RecipeError when it cannot be read."""
+    path = Path(path_text).expanduser()
+    try:
+        if path.stat().st_size > MAX_SOURCE_BYTES:
+            raise RecipeError(f"the task file has more than {MAX_SOURCE_BYTES:,} bytes", where=path_text)
+        data = path.read_bytes()
+        return OwnFile(path_text, data.decode(), hashlib.sha256(data).hexdigest())
+    except OSError as error:
+        raise RecipeError(
+            f"the task file {path_text} cannot be read: {error.strerror}", where=str(Path.cwd()),
+            hint='name it from here, or in the recipe: [[data]] task = "path/to/file.py:function"',
+        ) from error  # fmt: skip
+    except UnicodeDecodeError as error:
+        raise RecipeError("the task file is not UTF-8 text", where=path_text) from error
+
+
+def _module(path_text: str, file: OwnFile) -> ModuleType:
+    return _imported(str(Path(path_text).expanduser().resolve()), path_text, file.sha256)
+
+
+@lru_cache(maxsize=32)
+def _imported(path: str, path_text: str, sha256: str) -> ModuleType:
+    """Import a file once a content; as a module with a name of its own, so that classes in it can be pickled."""
+    name = f"vlmrl_task_{sha256[:16]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    loader, module = spec.loader, importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        guarded(f"the task file {path_text}", path_text, lambda: loader.exec_module(module))
+    except VlmrlError:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def guarded(what: str, path_text: str, run: Callable[[], Any]) -> Any:
+    """Run the user's code. Raises: RecipeError with the line of the file that failed."""
+    try:
+        return run()
+    except VlmrlError as error:
+        raise RecipeError(error.message, where=_place(error, path_text), hint=error.hint) from error
+    except SyntaxError as error:
+        where = f"{path_text}:{error.lineno or 1}"
+        raise RecipeError(f"{what} is not valid Python: {error.msg}", where=where) from error
+    except (Exception, SystemExit) as error:
+        told = f"{type(error).__name__}: {error}"
+        hint = "mend it there; `python -c` with the same import shows the whole traceback"
+        raise RecipeError(f"{what} raised {told}", where=_place(error, path_text), hint=hint) from error
+
+
+def _place(error: BaseException, path_text: str) -> str:
+    """Return `file:line` of the innermost frame that is in the user's file."""
+    path = str(Path(path_text).expanduser().resolve())
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f"{path_text}:{lines[-1]}" if lines else path_text
+
+
+def _functions(module: ModuleType) -> list[str]:
+    own = (n for n, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
+    return [n for n in own if callable(getattr(module, n)) and not n.startswith("_")]
+
+
+def _beside(path_text: str, reward: str) -> str:
+    """Return a reward's name as the recipe would write it."""
+    if reward.startswith(":"):
+        return path_text + reward
+    file, colon, function = reward.rpartition(":")
+    near = Path(path_text).parent / file
+    return f"{near}{colon}{function}" if file.endswith(".py") and near.is_file() else reward
