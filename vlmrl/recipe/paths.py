@@ -21,7 +21,7 @@ PATH_KEYS = (
 )
 """Keys whose value, or whose list of values, may name a file or folder; list positions left out."""
 _NAMES_TOO = ("data.task", "data.validation", "data.reward", "reward.name", "log.sinks")
-"""Those whose value may be a plain name (of a task, a split, a reward, a logger), which no folder of that name hides."""
+"""Those whose value may be a plain name (of a task, a split, a reward, a logger), which no folder of it replaces."""
 
 
 def is_path_key(key: Key) -> bool:
