@@ -55,6 +55,8 @@ class TruthRule:
             return self._checked(typed)
         if self.form.read is not None:
             return self._from_text(cell, self.form.read)
+        if self.task and not self.form.fields and cell is not None:
+            return self._checked({"answer": plain(cell)})
         if self.task:
             return {}, f"the ground truth is {cell!r:.60}, not a mapping of truth fields", ""
         return ({} if cell is None else {"ground_truth": plain(cell)}), "", ""

@@ -106,12 +106,13 @@ def task_of(dataset: Dataset, named: str | None = None, variant: str | None = No
 
 
 def find_task(name: str) -> TaskEntry:
-    """Return a task of the table; of a task of one's own an entry without summary.
+    """Return a task of the table; of a task of one's own an entry of its own.
 
     Raises: RecipeError with the nearest name when there is none of that name.
     """
     if is_own(name):
-        return TaskEntry(lambda info: load_own(name, info), "")
+        own = load_own(name, {})
+        return TaskEntry(partial(load_own, name), own.summary, truth_form=lambda *_: own.truths or TruthForm())
     if name not in TASKS:
         raise unknown("task", name, list(TASKS))
     return TASKS[name]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import RecipeError
 from vlmrl.tasks.attack import Attack
-from vlmrl.tasks.kinds import RowKind
+from vlmrl.tasks.kinds import RowKind, TruthForm
 from vlmrl.types import Message, RewardInput, Row
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Task:
         messages: row -> the prompt when the rows bring their own (task `table`); None = `template` is rendered.
         trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None when there is none.
         attacks: inputs of rows -> tricks that the probe tries on the reward beside the known ones (tasks/attack.py).
+        truths: how a table of responses holds the truths; None = each as a mapping, or a plain value as its `answer`.
         kind: what the probe, the data doctor and `diagnose` know of the rows (tasks/kinds.py); None = what their truth
             tells.
         prep: options -> split -> rows (tasks/own_prep.py), for `vlmrl prep file.py:function`; its parameters are the
@@ -64,6 +65,7 @@ class Task:
     variants: tuple[str, ...] = ()
     template_file: str = ""
     attacks: Callable[[Sequence[RewardInput]], Sequence[Attack]] = lambda rows: ()
+    truths: TruthForm | None = None
     kind: RowKind | None = None
     prep: Callable[..., Mapping[str, Iterable[NewRow]]] | None = None
     own: OwnFile | None = None
