@@ -7,14 +7,14 @@ only where the user names it, in a recipe or on the command line. A dataset that
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from vlmrl.errors import RecipeError, VlmrlError
@@ -90,21 +90,30 @@ def read_own(path_text: str) -> OwnFile:
         raise RecipeError("the task file is not UTF-8 text", where=path_text) from error
 
 
+class _Loader(SourceFileLoader):
+    """A loader of the very text that was read: a compiled file beside it may be of an older one."""
+
+    def __init__(self, name: str, path: str, text: str) -> None:
+        super().__init__(name, path)
+        self.text = text
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.text.encode(), self.path)
+
+
 def _module(path_text: str, file: OwnFile) -> ModuleType:
-    return _imported(str(Path(path_text).expanduser().resolve()), path_text, file.sha256)
-
-
-@lru_cache(maxsize=32)
-def _imported(path: str, path_text: str, sha256: str) -> ModuleType:
-    """Import a file once a content; as a module with a name of its own, so that classes in it can be pickled."""
-    name = f"vlmrl_task_{sha256[:16]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    loader, module = spec.loader, importlib.util.module_from_spec(spec)
+    """Import a file, once a content; as a module with a name of its own, so that classes in it can be pickled."""
+    path = str(Path(path_text).expanduser().resolve())
+    name = f"vlmrl_task_{hashlib.sha256(f'{path} {file.sha256}'.encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    loader = _Loader(name, path, file.text)
+    module = module_from_spec(ModuleSpec(name, loader, origin=path))
+    module.__file__ = path
     sys.modules[name] = module
     try:
         guarded(f"the task file {path_text}", path_text, lambda: loader.exec_module(module))
-    except VlmrlError:
+    except BaseException:
         del sys.modules[name]
         raise
     return module

@@ -192,8 +192,9 @@ def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> l
 
 def _each(task: Task, rows: Iterable[NewRow]) -> Iterator[NewRow]:
     """Yield the rows one by one; what the user's code raises on the way is named with its line."""
-    iterator, end = iter(rows), object()
-    while (row := guarded(f"`prep` of `{task.name}`", _path_of(task), lambda: next(iterator, end))) is not end:
+    what, end = f"`prep` of `{task.name}`", object()
+    iterator: Iterator[Any] = guarded(what, _path_of(task), lambda: iter(rows))
+    while (row := guarded(what, _path_of(task), lambda: next(iterator, end))) is not end:
         yield row
 
 
