@@ -42,12 +42,13 @@ def resolve_tasks(recipe: Recipe) -> list[dict[str, Any]]:
         `by_default` (the recipe names no variant: it is the baseline if the data lack the truth for this one), `reward`
         (None where only the data tell) and `profile` (None where the recipe names another reward than the task's own).
     """
-    from vlmrl.tasks import find_task, make_task
+    from vlmrl.tasks import TASKS, make_task
 
     found = []
     for data in recipe.data:
         named, profile = data.reward or recipe.reward.name, recipe.reward.profile
-        task = make_task(data.task, {}, data.variant) if find_task(data.task).variants else None
+        entry = TASKS.get(data.task)  # None: a task of one's own, whose file is not run to say this
+        task = make_task(data.task, {}, data.variant) if entry is not None and entry.variants else None
         variant, own = (task.variant, task.profile(profile)[0]) if task else (None, None)
         found.append({
             "path": data.path, "task": data.task, "variant": variant,

@@ -197,3 +197,26 @@ def test_the_written_task_folder_is_prepared(tmp_path: Path, monkeypatch: pytest
     assert done.code == 0 and json.loads(done.out)["info"]["splits"]["validation"]["rows"] == 8
     with pytest.raises(DataError, match="in vlmrl's style"):
         write_task(tmp_path / "other", style="trl", whole=True)
+
+
+def test_a_run_keeps_the_file_and_a_resume_sees_that_it_changed(here: Path) -> None:
+    from types import SimpleNamespace
+
+    from vlmrl.train.records import content_changes, records_of, texts_of
+
+    data = Data(path=str(made(here)), task="sums/task.py:task")
+    before = open_source(data, Reward())
+    records = records_of([before])
+    sha256 = records["datasets"][0]["task_sha256"]
+    assert texts_of([before])["task", sha256] == TASK
+    (here / "kept").mkdir()
+    (here / "kept" / f"task-{sha256[:16]}.py").write_text(TASK)
+    (here / "sums" / "task.py").write_text(TASK.replace("i + 1", "i + 2"))
+    after = open_source(data, Reward())
+    run: Any = SimpleNamespace(manifest=SimpleNamespace(**records), dir=here)
+    changes = {change.what: change for change in content_changes(run, records_of([after]), texts_of([after]))}
+    assert {"task sums/task.py:task", "reward sums/task.py:score"} == changes.keys()  # both are in the one file
+    changed = changes["task sums/task.py:task"]
+    assert changed.old == sha256 and after.task.own is not None and changed.new == after.task.own.sha256
+    assert '+    return {"train": (NewRow({"answer": start + i + 2}' in changed.diff
+    assert content_changes(run, records, texts_of([before])) == []
