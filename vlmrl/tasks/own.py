@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import wraps
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -21,6 +22,8 @@ from vlmrl.errors import RecipeError, VlmrlError
 from vlmrl.tasks.base import Task
 
 MAX_SOURCE_BYTES = 1_000_000
+WATCHED = ("validate", "outcome", "messages", "trace", "attacks")
+"""Functions of a task whose mistakes are named with their line, wherever they are called."""
 HOW = "write it as path/to/file.py:function"
 
 
@@ -70,7 +73,14 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
             hint="return vlmrl.Task(...); `vlmrl init --task NAME` writes an example",
         )  # fmt: skip
     profiles = {key: (_beside(path_text, reward), args) for key, (reward, args) in made.profiles.items()}
-    return replace(made, name=name, profiles=profiles, own=file)
+    watched = {
+        key: _watched(function, f"`{key}` of `{name}`", path_text)
+        for key in WATCHED
+        if (function := getattr(made, key)) is not None
+    }
+    return replace(
+        made, name=name, profiles=profiles, own=file, template_file=made.template_file or path_text, **watched
+    )
 
 
 def read_own(path_text: str) -> OwnFile:
@@ -130,8 +140,16 @@ def guarded(what: str, path_text: str, run: Callable[[], Any]) -> Any:
         raise RecipeError(f"{what} is not valid Python: {error.msg}", where=where) from error
     except (Exception, SystemExit) as error:
         told = f"{type(error).__name__}: {error}"
-        hint = "mend it there; `python -c` with the same import shows the whole traceback"
+        hint = "mend that line; a task's function gets the dataset's dataset.json, empty where there is no dataset yet"
         raise RecipeError(f"{what} raised {told}", where=_place(error, path_text), hint=hint) from error
+
+
+def _watched(function: Callable[..., Any], what: str, path_text: str) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*args: Any, **more: Any) -> Any:
+        return guarded(what, path_text, lambda: function(*args, **more))
+
+    return call
 
 
 def _place(error: BaseException, path_text: str) -> str:

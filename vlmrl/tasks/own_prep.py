@@ -90,7 +90,7 @@ def prepare_own(
     """
     if task.prep is None:
         raise no_prep(task.name)
-    args = {key: value if isinstance(value, (str, int, float, bool)) else str(value) for key, value in options.items()}
+    args = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
     refuse_other(out, args, force=force)
     splits = guarded(f"`prep` of `{task.name}`", _path_of(task), lambda: task.prep and task.prep(**options))
     if not isinstance(splits, Mapping) or not splits:
@@ -161,7 +161,22 @@ def no_prep(name: str) -> DataError:
 def _assembled(build: Build, parts: Assembly, whole: Mapping[str, Any], limits: Limits, force: bool) -> Prepared:
     if bare := [split for split, rows in parts.rows.items() if not rows]:
         raise DataError(f"`prep` gave no row for the split `{bare[0]}`", hint="leave the split out, or give it rows")
+    for split, rows in parts.rows.items():
+        _require_alike(split, [row.key[0] for row in rows])
     return assemble(build, parts, whole, limits, force=force)
+
+
+def _require_alike(split: str, rows: Sequence[Row]) -> None:
+    """Raise a DataError unless the truths and columns of a split make one table."""
+    import pyarrow as pa
+
+    try:
+        pa.Table.from_pylist([{"truth": dict(row.truth), "columns": dict(row.columns)} for row in rows])
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise DataError(
+            f"the rows of the split `{split}` do not fit together: {error}",
+            hint="a truth field, and a column, has one type in all rows",
+        ) from error
 
 
 def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> list[Planned]:
@@ -175,7 +190,11 @@ def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> l
         bad += [f"{where}: {problem}" for problem in task.validate(row.truth)]
         numbers = tuple(shelf.put(image, where) for image in row.images)
         media = tuple(shelf.seen[number].media for number in numbers)
-        prompt_id = row.id or _id_of(row, media)
+        try:
+            prompt_id = row.id or _id_of(row, media)
+            canonical_json([dict(row.truth), dict(row.columns)])
+        except (TypeError, ValueError) as error:
+            raise DataError(f"a row of `prep` cannot be kept as JSON: {error}", where=where) from error
         if prompt_id in taken:
             raise DataError(f"`{prompt_id}` is the id of two rows of the split `{split}`", where=where)
         taken.add(prompt_id)

@@ -64,7 +64,7 @@ def test_the_function_gives_the_task_and_its_rewards_are_found_beside_it(here: P
 
 
 def test_a_file_is_imported_once_a_content_and_its_classes_can_be_pickled(here: Path) -> None:
-    mark = make_task("sums/task.py:task", {}).validate.__globals__["Mark"]
+    mark = make_task("sums/task.py:task", {}).validate.__wrapped__.__globals__["Mark"]
     assert make_task(str(here / "sums" / "task.py") + ":task", {}).name.startswith("/")
     assert isinstance(pickle.loads(pickle.dumps(mark())), mark)
     (here / "sums" / "task.py").write_text(TASK.replace("a sum", "another sum"))
@@ -140,6 +140,10 @@ def test_a_dataset_alone_runs_no_code(here: Path) -> None:
         (("columns={", "images=[7], columns={"), "int is no image"),
         (("columns={", "id='one', columns={"), "`one` is the id of two rows"),
         (("range(rows)", "range(0)"), "gave no row for the split `train`"),
+        (("start + i + 1}", "start + i + 1, 'set': {1}}"), "cannot be kept as JSON"),
+        (("start + i + 1}", "[i, 'two'][i % 2]}"), "the rows of the split `train` do not fit together"),
+        (('if "answer" in truth', 'if truth["x"]'), "`validate` of `sums/task.py:task` raised KeyError: 'x'"),
+        (("What is {{ a }}", "What is {{ b }}"), "the prompt template fails"),
     ],
 )
 def test_rows_that_cannot_be_used_are_named_and_nothing_is_written(
