@@ -22,7 +22,7 @@ from vlmrl.errors import RecipeError, VlmrlError
 from vlmrl.tasks.base import Task
 
 MAX_SOURCE_BYTES = 1_000_000
-WATCHED = ("validate", "outcome", "messages", "trace", "attacks")
+WATCHED = ("validate", "outcome", "set_metrics", "messages", "trace", "attacks")
 """Functions of a task whose mistakes are named with their line, wherever they are called."""
 HOW = "write it as path/to/file.py:function"
 
@@ -76,7 +76,7 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
     watched = {
         key: _watched(function, f"`{key}` of `{name}`", path_text)
         for key in WATCHED
-        if (function := getattr(made, key)) is not None
+        if (function := getattr(made, key, None)) is not None
     }
     return replace(
         made, name=name, profiles=profiles, own=file, template_file=made.template_file or path_text, **watched
