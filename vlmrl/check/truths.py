@@ -12,6 +12,7 @@ from vlmrl.data.columns import plain
 from vlmrl.errors import RewardError
 from vlmrl.json_text import parse_json
 from vlmrl.tasks.kinds import CONTRADICTS, TruthForm
+from vlmrl.tasks.own import is_own
 
 Found = tuple[Mapping[str, Any], str, str]
 """(truth, why it cannot be used or "", what is doubtful about it or "")."""
@@ -31,6 +32,12 @@ class TruthRule:
     form: TruthForm = field(default_factory=TruthForm)
     variant: str | None = None
     lenient: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send a rule to another process; that of a task of one's own is made again there, from the file."""
+        if is_own(self.task):
+            return _own_rule, (self.task, self.variant, self.lenient)
+        return TruthRule, (self.task, self.form, self.variant, self.lenient)
 
     def fields_in(self, row: Mapping[str, Any]) -> bool:
         """Whether a row has truth fields as columns."""
@@ -97,11 +104,17 @@ class TruthRule:
         return {**truth, "ground_truth": text}, "", problem
 
 
+def _own_rule(task: str, variant: str | None, lenient: bool) -> TruthRule:
+    from vlmrl.tasks import find_task
+
+    return TruthRule(task, find_task(task).truth_form({}, ()), variant, lenient)
+
+
 @lru_cache(maxsize=8)
 def _validator(task: str, settings: str, variant: str | None) -> Callable[[Mapping[str, Any]], list[str]] | None:
     from vlmrl.check.scan import TaskRef
 
-    made = TaskRef(task, {"name": task, **json.loads(settings)}, variant).make()
+    made = TaskRef(task, {"name": task, **parse_json(settings)}, variant).make()
     return made.validate if made is not None else None
 
 

@@ -11,10 +11,11 @@ import pytest
 from command_line import this_process
 
 from vlmrl.check.scan import TaskRef
+from vlmrl.check.truths import TruthRule
 from vlmrl.data.dataset import open_dataset
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
-from vlmrl.tasks import make_task, task_of
+from vlmrl.tasks import find_task, make_task, task_of
 from vlmrl.tasks.assemble import Limits
 from vlmrl.tasks.own_prep import prepare_own
 from vlmrl.tasks.scaffold import write_task
@@ -179,6 +180,19 @@ def test_the_reward_of_a_table_is_the_tasks_and_its_tricks_are_tried(here: Path)
     assert report["rewards"]["a"]["name"] == "sums/task.py:score" and report["disagreements"]["accuracy"] == 0.5
     tried = {p["name"]: p for p in report["probes"]["a"]["probes"]}
     assert tried["says 5"]["mean"] == 0.5 and not tried["says 5"]["verdict"]  # right for one row of two, as any guess
+
+
+def test_a_truth_form_of_ones_own_reads_texts_also_in_other_processes(here: Path) -> None:
+    file = here / "sums" / "task.py"
+    text = TASK.replace(
+        "prep=prep,", "prep=prep, truths=TruthForm(('answer',), read=lambda t: {'answer': int(t[1:])}),"
+    )
+    file.write_text("from vlmrl.tasks.kinds import TruthForm\n" + text)
+    form = find_task("sums/task.py:task").truth_form({}, ())
+    rule = TruthRule("sums/task.py:task", form)
+    for one in (rule, pickle.loads(pickle.dumps(rule))):
+        assert one.read("=7", {}) == ({"answer": 7, "ground_truth": "=7"}, "", "")
+        assert one.read(None, {"answer": "8"})[0] == {"answer": "8"}
 
 
 def test_a_recipe_that_names_a_wrong_file_is_wrong(here: Path) -> None:
