@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,18 @@ def test_a_run_keeps_the_file_and_a_resume_sees_that_it_changed(here: Path) -> N
     assert changed.old == sha256 and after.task.own is not None and changed.new == after.task.own.sha256
     assert '+    return {"train": (NewRow({"answer": start + i + 2}' in changed.diff
     assert content_changes(run, records, texts_of([before])) == []
+
+
+def test_the_example_of_the_readme_makes_data_and_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import Image
+
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "def task(info)" in block)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task.py").write_text(code)
+    Image.new("RGB", (56, 56)).save("three.png")
+    done = this_process("prep", "task.py:task", "--out", "data", "--rows", 3, "--json", cwd=tmp_path)
+    assert done.code == 0 and json.loads(done.out)["info"]["splits"] == {"train": {"rows": 1}}, done.err
+    (tmp_path / "a.jsonl").write_text('{"response": "<answer>3</answer>", "answer": 3}\n')
+    checked = this_process("reward-check", "a.jsonl", "--task", "task.py:task", "--json", cwd=tmp_path)
+    assert json.loads(checked.out)["parts"], checked.err
