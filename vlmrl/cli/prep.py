@@ -48,6 +48,13 @@ class PrepGroup(TyperGroup):
         entry = TASKS.get(cmd_name)
         return _made(cmd_name, entry.prep) if entry is not None and entry.prep is not None else None
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        from vlmrl.tasks.base import unknown
+
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise unknown("task with data to prepare", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
 
 prep = typer.Typer(
     cls=PrepGroup, no_args_is_help=True, rich_markup_mode=None,
