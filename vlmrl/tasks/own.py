@@ -65,7 +65,8 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
             f"{path_text} has no function `{function_name}`", where=path_text,
             hint=f"it defines: {', '.join(_functions(module)) or 'no function'}",
         )  # fmt: skip
-    made = guarded(f"`{name}`", path_text, lambda: function(info))
+    make: Callable[[Mapping[str, Any]], Any] = function
+    made = guarded(f"`{name}`", path_text, lambda: make(info))
     if not isinstance(made, Task):
         line = getattr(getattr(function, "__code__", None), "co_firstlineno", 1)
         raise RecipeError(
