@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def all_commands() -> dict[tuple[str, ...], Any]:
     """Words after `vlmrl` -> command, for every command that does something (groups are left out)."""
+    from typer import Context
     from typer.main import get_command
 
     from vlmrl.cli.app import app
@@ -19,12 +20,12 @@ def all_commands() -> dict[tuple[str, ...], Any]:
     found: dict[tuple[str, ...], Any] = {}
 
     def walk(words: tuple[str, ...], command: Any) -> None:
-        inner = getattr(command, "commands", None)
-        if inner is None:
+        if not hasattr(command, "list_commands"):
             found[words] = command
             return
-        for name, child in inner.items():
-            walk((*words, name), child)
+        context = Context(command)
+        for name in command.list_commands(context):
+            walk((*words, name), command.get_command(context, name))
 
     walk((), get_command(app))
     return found

@@ -34,6 +34,11 @@ def test_every_command_of_the_readme_exists_and_takes_its_options(words: list[st
     if not names:
         assert words == ["--help"]
         return
+    if names[0] == "prep" and any(
+        ".py:" in name for name in names
+    ):  # the file of a reader, whose own options are in no README
+        assert {w for w in words if w.startswith("-")} <= {"--out", "--help"}
+        return
     known = [n for n in (2, 1) if tuple(names[:n]) in COMMANDS]
     groups = {command[0] for command in COMMANDS if len(command) > 1}
     if names[:1] == names and names[0] in groups:

@@ -1,7 +1,30 @@
-"""vlmrl: reinforcement learning of vision-language models, from a dataset to a model you can trust."""
+"""vlmrl: reinforcement learning of vision-language models, from a dataset to a model you can trust.
 
-from vlmrl.errors import RewardUnavailable
-from vlmrl.types import RewardInput, RewardResult
+What a task and a reward of one's own are made of; each is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vlmrl.errors import RewardUnavailable
+    from vlmrl.tasks.attack import Attack
+    from vlmrl.tasks.base import Task
+    from vlmrl.tasks.own_prep import NewRow
+    from vlmrl.types import RewardInput, RewardResult
 
 __version__ = "0.1.0"
-__all__ = ["RewardInput", "RewardResult", "RewardUnavailable", "__version__"]
+__all__ = ["Attack", "NewRow", "RewardInput", "RewardResult", "RewardUnavailable", "Task", "__version__"]
+_HOMES = {
+    "Attack": "vlmrl.tasks.attack", "NewRow": "vlmrl.tasks.own_prep", "RewardInput": "vlmrl.types",
+    "RewardResult": "vlmrl.types", "RewardUnavailable": "vlmrl.errors", "Task": "vlmrl.tasks.base",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module `vlmrl` has no attribute `{name}`")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -16,8 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlmrl.rewards import load_reward
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.tasks.rewards import load_reward
 from vlmrl.types import RewardInput
 
 CHARS = 1000

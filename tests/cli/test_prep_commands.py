@@ -10,14 +10,12 @@ import pytest
 from command_line import started, this_process
 from pair_tables import photo, table_rows, write_parquet
 
-from vlmrl.cli.prep import DOMAINS as COMMANDS
-from vlmrl.tasks.domains import DOMAINS
+from vlmrl.tasks.taxonrl.domains import DOMAINS
 
 
 def test_every_domain_has_its_command_and_an_example_in_its_help(tmp_path: Path) -> None:
-    assert COMMANDS.keys() == DOMAINS.keys()
     for name, domain in DOMAINS.items():
-        assert f"same {domain.asked if name != 'human' else 'person'} or not" in COMMANDS[name]
+        assert f"same {domain.asked if name != 'human' else 'person'} or not" in domain.about
         done = this_process("prep", name, "--help", cwd=tmp_path)
         assert done.code == 0 and f"Example: vlmrl prep {name} --synthetic 600" in done.out
 
@@ -85,7 +83,7 @@ def test_who_interrupts_prep_is_told_whether_anything_is_kept(tmp_path: Path, mo
     def interrupted(*given: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vlmrl.tasks.prepare.prepare_domain", interrupted)
+    monkeypatch.setattr("vlmrl.tasks.taxonrl.prepare.prepare_domain", interrupted)
     done = this_process("prep", "whale", *source, cwd=tmp_path)
     assert done.code == 130 and done.err.startswith(f"prep was interrupted: {then}")
 

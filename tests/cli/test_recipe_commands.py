@@ -53,7 +53,8 @@ def test_lists_are_json_when_asked():
     recipes = json.loads(run("recipe", "list", "--json").stdout)["recipes"]
     assert "digits_im" in [r["name"] for r in recipes]
     names = json.loads(run("recipe", "list", "--tasks", "--algos", "--rewards", "--json").stdout)
-    assert set(names) == {"tasks", "algos", "rewards", "variants", "differences"}
+    assert set(names) == {"tasks", "algos", "rewards", "variants", "profiles", "differences"}
+    assert names["profiles"]["bird"] == ["default", "taxonrl"] and "digits" not in names["profiles"]
     assert names["variants"]["bird"] == ["baseline", "im_basic", "im_concrete", "im"]
     assert "table" in names["tasks"] and "grpo" in names["algos"] and "taxonomy" in names["rewards"]
 

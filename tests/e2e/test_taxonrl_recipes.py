@@ -18,9 +18,9 @@ from vlmrl.recipe.explain import diff_recipes
 from vlmrl.recipe.files import shipped_folder
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
 from vlmrl.store.runs import Run
-from vlmrl.tasks.domain import truth_distance
-from vlmrl.tasks.domains import DOMAINS
 from vlmrl.tasks.source import open_source
+from vlmrl.tasks.taxonrl.domain import truth_distance
+from vlmrl.tasks.taxonrl.domains import DOMAINS
 from vlmrl.train.state import make_scorer
 
 BASE = "qwen2_5_vl_7b_taxonrl.toml"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards import REWARDS, load_reward
 from vlmrl.rewards.base import check_parts, combine, split_note
+from vlmrl.tasks.rewards import REWARDS, load_reward
 from vlmrl.types import RewardInput
 
 FOLDER = Path(__file__).parent / "rewards"

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from vlmrl.rewards import load_reward
-from vlmrl.rewards.layouts import LAYOUTS
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.rewards.taxonrl import FUNCTIONS, score_batch
+from vlmrl.tasks.rewards import load_reward
+from vlmrl.tasks.taxonrl.layouts import LAYOUTS
+from vlmrl.tasks.taxonrl.published import FUNCTIONS, score_batch
 from vlmrl.types import RewardInput
 
 FILES = sorted((Path(__file__).parent / "taxonrl").glob("*.json.gz"))

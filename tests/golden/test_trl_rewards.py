@@ -27,10 +27,10 @@ import pytest
 import torch
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards import load_reward
 from vlmrl.rewards.adapters import bind_user_reward
 from vlmrl.rewards.base import UserReward
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.tasks.rewards import load_reward
 from vlmrl.types import INAPPLICABLE, RewardInput
 
 pytest.importorskip("trl")

@@ -8,9 +8,9 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmrl.data.pairs import _unrank_two, build_pairs, fill, pair_distance
 from vlmrl.data.splits import LabelledImage, drop_repeats, split_classes, split_images
 from vlmrl.errors import DataError
+from vlmrl.tasks.pairs.draw import _unrank_two, build_pairs, fill, pair_distance
 from vlmrl.types import Media
 
 

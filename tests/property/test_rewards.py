@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import combine
-from vlmrl.rewards.parse import MAX_NAME_CHARS, normalise_name, parse_pair_response
+from vlmrl.rewards.parse import MAX_NAME_CHARS, normalise_name
+from vlmrl.tasks.pairs.parse import parse_pair_response
+from vlmrl.tasks.rewards import load_reward
 from vlmrl.types import RewardInput
 
 LEVELS = ("loop", "digit")

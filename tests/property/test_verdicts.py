@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmrl.rewards import REWARDS, load_reward
 from vlmrl.rewards.base import UNSCORED
-from vlmrl.rewards.pairs import PairReward, Reading
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.tasks.pairs.outcome import outcome_as
+from vlmrl.tasks.pairs.reward import PairReward, Reading
+from vlmrl.tasks.rewards import REWARDS, load_reward
 from vlmrl.types import RewardInput
 
 LEVELS = ["loop", "digit"]

@@ -28,7 +28,7 @@ OWN_MESSAGES = {
     "rollout/vllm_probe.py", "rollout/wire.py", "recipe/template_worker.py",
 }  # fmt: skip
 """Files that read what a process of this program has just written to another one."""
-SCRATCH = {"data/row_files.py", "data/scan.py", "tasks/domain_prep.py", "tasks/domain_rows.py"}
+SCRATCH = {"data/row_files.py", "data/scan.py", "tasks/taxonrl/domain_prep.py", "tasks/taxonrl/domain_rows.py"}
 """Files that read what the same command wrote into a folder for its own use."""
 CAUGHT = {"recipe/import_read.py"}
 """Reads foreign recipes with a parser of its own hooks, and catches what it raises."""

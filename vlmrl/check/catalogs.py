@@ -15,8 +15,8 @@ def catalogs() -> Catalogs:
     from vlmrl.algo.advantages import ESTIMATORS
     from vlmrl.algo.differences import EVERYWHERE, OF_ROWS
     from vlmrl.algo.family import AGGREGATIONS, ALGORITHMS, CHOICES
-    from vlmrl.rewards import REWARDS
     from vlmrl.tasks import TASKS
+    from vlmrl.tasks.rewards import REWARDS
 
     return Catalogs(
         tasks={name: entry.summary for name, entry in TASKS.items()},
@@ -47,7 +47,8 @@ def resolve_tasks(recipe: Recipe) -> list[dict[str, Any]]:
     found = []
     for data in recipe.data:
         named, profile = data.reward or recipe.reward.name, recipe.reward.profile
-        task = make_task(data.task, {}, data.variant) if TASKS[data.task].variants else None
+        entry = TASKS.get(data.task)  # None: a task of one's own, whose file is not run to say this
+        task = make_task(data.task, {}, data.variant) if entry is not None and entry.variants else None
         variant, own = (task.variant, task.profile(profile)[0]) if task else (None, None)
         found.append({
             "path": data.path, "task": data.task, "variant": variant,

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.check.prompts import PromptScan, examples, named
-from vlmrl.check.stand_in import responding
 from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.rewards.accuracy import accuracy_part, with_accuracy
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.tasks.attack import responding
 from vlmrl.types import RewardInput, Row
 
 if TYPE_CHECKING:

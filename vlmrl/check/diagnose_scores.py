@@ -27,6 +27,7 @@ from vlmrl.check.diagnose_limits import (
 )
 from vlmrl.check.diagnose_prompts import responses_of
 from vlmrl.check.texts import answer_of
+from vlmrl.tasks import kind_of
 from vlmrl.types import INAPPLICABLE
 
 FIELD = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>([^<>]{1,200})</\1>")
@@ -240,9 +241,8 @@ def truly_right(r: Response) -> bool | None:
     """Whether the answer of a response is the row's, by its truth alone; None where that cannot be told."""
     if (answer := answer_of(r.text)) is None:
         return None
-    if isinstance(r.truth.get("same"), bool):
-        confidence = _number(answer)
-        return None if confidence in (None, 0.5) or confidence > 1 else (confidence > 0.5) == r.truth["same"]
+    if (is_right := kind_of(r.truth).is_right) is not None:
+        return is_right(r.truth, answer)
     true = next((r.truth[name] for name in TRUE_ANSWERS if isinstance(r.truth.get(name), (str, int))), None)
     return None if true is None else answer.strip() == str(true).strip() or bool(agrees(answer, str(true)))
 
@@ -340,9 +340,9 @@ def _right(r: Response, facts: Facts) -> bool:
     part = next((p for p in ANSWER_PARTS if r.parts.get(p) is not None), None)
     if part is not None and set(facts.part(part)) <= {0.0, 1.0}:
         return r.parts[part] == 1
-    if isinstance(r.truth.get("same"), bool) and (answer := answer_of(r.text)) is not None:
-        confidence = _number(answer)
-        return r.score > 0 and confidence not in (None, 0.5) and ((confidence or 0.0) > 0.5) == r.truth["same"]
+    is_right = kind_of(r.truth).is_right
+    if is_right is not None and (answer := answer_of(r.text)) is not None:
+        return r.score > 0 and is_right(r.truth, answer) is True
     low, high = facts.score_range
     return r.score > low if high > low else r.score > 0
 

@@ -44,7 +44,7 @@ def open_table(
     if "ground_truth" not in roles and not rule.fields_in(first) and ref is not None:
         raise DataError(
             f"no column of ground truths; the table has: {', '.join(names)}", where=str(path),
-            hint="name it: --columns ground_truth=...; or give typed fields as columns: same, order, ...",
+            hint="name it: --columns ground_truth=...; or give the fields of the truth as columns",
         )  # fmt: skip
     decoder = TableDecoder(str(path), kind, path.stem, roles, rule, rule.fields_in(first))
     reader = TableReader(str(path), decoder, tuple(names))
@@ -58,33 +58,21 @@ def _task_rule(
     roles: Mapping[str, str],
 ) -> tuple[TruthRule, TaskRef | None]:  # fmt: skip
     """How truths are read, and the task that is meant."""
-    from vlmrl.tasks import make_task
-    from vlmrl.tasks.domains import DOMAINS
+    from vlmrl.tasks import find_task, make_task
 
     if task is None:
         if variant is not None:
-            raise DataError(f"--variant {variant} without a task", hint="name it: --task fungi --variant ...")
+            raise DataError(f"--variant {variant} without a task", hint="name it: --task NAME --variant ...")
         return TruthRule(), None
-    info: dict[str, Any] = {"name": path.stem}
-    if task in DOMAINS:
-        domain = DOMAINS[task]
-        fields = ("same", "distance", *domain.field_names)
-        rule = TruthRule(task, domain.layout, fields, (), variant, lenient)
-        truth, problem, _ = rule.read(first.get(roles.get("ground_truth", "")), first)
-        if not problem:
-            info["truth_fields"] = [name for name in domain.field_names if truth.get(name) is not None]
-            if "same" not in truth and (variant is None or lenient):  # a text that says nothing of the other rows
-                del info["truth_fields"]
-    else:
-        truth, _, _ = TruthRule().read(first.get(roles.get("ground_truth", "")), first)
-        pairs = [name for name, value in truth.items() if isinstance(value, list) and len(value) == 2]
-        fields = ("same", "distance", *(n for n in names if n not in roles.values() and n in pairs))
-        levels = [n for n in pairs if n != "same"]
-        info["levels"] = levels or None
-        rule = TruthRule(task, "", fields, tuple(levels), variant, lenient)
+    cell = first.get(roles.get("ground_truth", ""))
+    form = find_task(task).truth_form(TruthRule().read(cell, first)[0], [n for n in names if n not in roles.values()])
+    rule = TruthRule(task, form, variant, lenient)
+    truth, problem, _ = rule.read(cell, first)
+    # A text that holds none of the fields says nothing of the other rows.
+    is_sure = not problem and (any(n in truth for n in form.fields[:1]) or not (variant is None or lenient))
+    info = {"name": path.stem, **form.info(truth, is_sure)}
     made = make_task(task, info, variant)
-    ref = TaskRef(task, info, made.variant or None)
-    return rule, ref
+    return rule, TaskRef(task, info, made.variant or None)
 
 
 def _require_readable(path: Path) -> None:

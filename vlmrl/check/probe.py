@@ -9,17 +9,14 @@ or takes its answer back is a leak.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from vlmrl.check.answer_form import AnswerForm, four
-from vlmrl.check.attacks import Attack, broken_truths, confident, pair_attacks, says
 from vlmrl.check.behaviour import behaviour, milliseconds
 from vlmrl.check.facts import Facts
-from vlmrl.check.near_misses import IGNORED, every_name, name_misses
 from vlmrl.check.rescore import image_reader
 from vlmrl.check.saved import Saved
 from vlmrl.check.scan import Chosen
@@ -29,6 +26,9 @@ from vlmrl.check.tried import EPSILON, HUNG, SLOW_SECONDS, WARNINGS, Attempts, H
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.tasks import kind_of
+from vlmrl.tasks.attack import IGNORED, Attack, Belief, Play, Stage, says
+from vlmrl.tasks.kinds import TEXTS
 from vlmrl.types import RewardInput
 
 MAX_ROWS = 48
@@ -41,8 +41,6 @@ BELIEFS = (0.1, 0.2, 0.3, 0.4)
 
 def probe_source(saved: Saved, facts: Facts, source: str, choice: Chosen) -> dict[str, Any]:
     """`probe_reward` with the truths of up to 48 different prompts of a source, spread over what was saved."""
-    from vlmrl.check.answer_form import form_of
-
     code = facts.sources.words.index(source)
     places = np.flatnonzero(facts.sources.codes_N == code)
     _, first = np.unique(facts.prompts.codes_N[places], return_index=True)
@@ -55,23 +53,25 @@ def probe_source(saved: Saved, facts: Facts, source: str, choice: Chosen) -> dic
     ]
     ref = saved.task_ref(source)
     task = ref.make() if ref is not None else None
-    form = None
-    if any("same" in x.truth for x in inputs):
-        levels = saved.levels.get(source, ())
-        form = form_of(task.name, task.variant, levels) if task is not None else form_of("", "", levels)
+    kind = (task.kind if task is not None else None) or next((kind_of(x.truth) for x in inputs), TEXTS)
+    more = task.attacks(inputs) if task is not None else ()
     echo = task.template if task is not None else ""
-    return probe_reward(choice.spec, choice.weights, inputs, form=form, echo=echo, limits=saved.limits())
+    return probe_reward(
+        choice.spec, choice.weights, inputs, play=kind.play, more=more, echo=echo, limits=saved.limits()
+    )
 
 
 def probe_reward(
-    spec: RewardSpec, weights: Mapping[str, float], inputs: Sequence[RewardInput], *, form: AnswerForm | None = None,
-    echo: str = "", limits: Mapping[str, Any] | None = None,
+    spec: RewardSpec, weights: Mapping[str, float], inputs: Sequence[RewardInput], *,
+    play: Callable[[Stage], Play] | None = None, more: Sequence[Attack] = (), echo: str = "",
+    limits: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Try the tricks on up to 48 rows.
 
     Args:
         inputs: one input a row, with its truth, columns and images; the responses are replaced.
-        form: of a pair task's answers; None = rows have text answers.
+        play: how the task is played, see `RowKind.play`; None = rows have text answers.
+        more: tricks of the task's own.
         echo: the prompt's template, for rows that do not hold their prompt.
         limits: of the scorer: timeout_seconds, memory_mb, workers.
     Returns: honest (informed, wrong, uninformed with its answer and all that were tried), rows, `probes` (a ProbeResult
@@ -83,18 +83,19 @@ def probe_reward(
     rows = list(inputs[:MAX_ROWS])
     with Scorer(replace(spec, on_timeout={}), weights, **(limits or {})) as scorer:  # what hangs is to be seen
         attempts = Attempts(scorer, rows)
-        honest = _honest(attempts, form)
-        allowed = [trick for name, trick in ASKED_FOR.items() if spec.pure and spec.args.get(name)]
         unpaid = [part for part in spec.ranges if not (weights or spec.weights).get(part)]
-        attacks = [a for a in _attacks(rows, form, echo, honest, unpaid) if a.name not in allowed]
+        played = play(Stage(rows, echo, unpaid)) if play is not None else _text_play(attempts)
+        honest = _honest(attempts, played)
+        allowed = [trick for name, trick in ASKED_FOR.items() if spec.pure and spec.args.get(name)]
+        attacks = [a for a in (*played.attacks, *more) if a.name not in allowed]
         tried, skipped = _all_tried(attempts, attacks)
         values = np.array([honest.informed.values_R, honest.wrong.values_R, *(t.values_R for t in tried)])
         low_R = np.where(np.isnan(values), math.inf, values).min(axis=0)
-        results = [_right_against_wrong(honest, rows), *_judge_all(tried, honest, low_R, rows)]
+        results = [_right_against_wrong(honest, rows, played), *_judge_all(tried, honest, low_R, rows)]
         results += _broken_honest(honest, rows, low_R)
-        results += _broken_truths(attempts, honest, form is not None)
-        if form is not None:
-            results += _beliefs(attempts, form)
+        results += _broken_truths(attempts, honest, played)
+        if played.belief is not None:
+            results += _beliefs(attempts, played.belief)
         sample = [honest.informed.attack.write(x) for x in rows[:24]]
         sample += [t.attack.write(rows[0]) for t in tried if not t.error][:24]
         found = behaviour(scorer, [x for x in sample if x is not None and len(x.response) < 50_000])
@@ -118,15 +119,6 @@ def probe_reward(
     }  # fmt: skip
 
 
-def _attacks(
-    rows: Sequence[RewardInput], form: AnswerForm | None, echo: str, honest: Honest, unpaid: Sequence[str]
-) -> list[Attack]:
-    if form is None:
-        return text_attacks(rows, honest.form)
-    asked = any(f.name not in unpaid for f in form.fields)  # names without a weight need not be right
-    return [*pair_attacks(form, rows, echo), *(name_misses(form) if asked else ()), *every_name(form, rows)]
-
-
 def _all_tried(attempts: Attempts, attacks: Sequence[Attack]) -> tuple[list[Tried], int]:
     """What was tried, and how many were left out."""
     tried: list[Tried] = []
@@ -137,36 +129,16 @@ def _all_tried(attempts: Attempts, attacks: Sequence[Attack]) -> tuple[list[Trie
     return tried, len(attacks) - len(tried)
 
 
-def _honest(attempts: Attempts, form: AnswerForm | None) -> Honest:
+def _honest(attempts: Attempts, play: Play) -> Honest:
     """Honest play. Raises: RewardError when the reward fails on every honest answer."""
-    forms = _text_forms(attempts) if form is None else [""]
-    informed, wrong, guesses = (
-        _pair_play(attempts.rows, form) if form is not None else _text_play(answers(attempts.rows), forms)
-    )
-    tried = [attempts.on(guess) for guess in guesses]
+    tried = [attempts.on(guess) for guess in play.guesses]
     earned = {t.attack.name: mean for t in tried if (mean := t.mean) is not None}
     if not earned:
-        attempts.on(guesses[0], strict=True)
+        attempts.on(play.guesses[0], strict=True)
         raise RewardError("the reward fails on every honest answer")
     best = max(earned, key=lambda name: earned[name])
     uninformed = next(t for t in tried if t.attack.name == best)
-    return Honest(attempts.on(informed), attempts.on(wrong), uninformed, earned, forms[0])
-
-
-def _pair_play(rows: Sequence[RewardInput], form: AnswerForm) -> tuple[Attack, Attack, list[Attack]]:
-    guess = form.commonest(rows)
-    prior = sum(bool(x.truth.get("same")) for x in rows) / len(rows)
-    thoughts = {"": dict.fromkeys(guess), **({" and the commonest names": guess} if form.fields else {})}
-    guesses = [
-        Attack(f"always {four(p)}{more}", "a constant, well-formed answer", "guess", says(form.write(names, p)))
-        for more, names in thoughts.items()
-        for p in dict.fromkeys((0.5, 0.0, 1.0, round(prior, 4)))
-    ]
-    informed = Attack("honest", "right names, a confident answer", "fair",
-                      lambda x: form.write(form.names_of(x), confident(x)))  # fmt: skip
-    wrong = Attack("honest, wrong", "false names, a wrong answer", "fair",
-                   lambda x: form.write(form.others(x, rows), four(1 - float(confident(x)))))  # fmt: skip
-    return informed, wrong, guesses
+    return Honest(attempts.on(play.informed), attempts.on(play.wrong), uninformed, earned)
 
 
 def _text_forms(attempts: Attempts) -> list[str]:
@@ -177,13 +149,16 @@ def _text_forms(attempts: Attempts) -> list[str]:
     return sorted(forms, key=lambda form: -(told[form].mean or -math.inf))
 
 
-def _text_play(known: Sequence[str], forms: Sequence[str]) -> tuple[Attack, Attack, list[Attack]]:
+def _text_play(attempts: Attempts) -> Play:
+    """The play of rows whose answers are texts, in the form of them that this reward takes."""
+    known, forms = answers(attempts.rows), _text_forms(attempts)
     guesses = [
         Attack(f"always {(text := form.format(guess))[:60]}", "the same well-formed guess", "guess", says(text))
         for guess in known[:5] or ["I do not know."]
         for form in forms
     ]
-    return _in_form(forms[0], known, right=True), _in_form(forms[0], known, right=False), guesses
+    informed, wrong = (_in_form(forms[0], known, right=right) for right in (True, False))
+    return Play(informed, wrong, guesses, text_attacks(attempts.rows, forms[0]), asked=right_text)
 
 
 def _in_form(form: str, known: Sequence[str], *, right: bool) -> Attack:
@@ -193,10 +168,10 @@ def _in_form(form: str, known: Sequence[str], *, right: bool) -> Attack:
     return Attack("honest" if right else "honest, wrong", "an answer in the form that pays best", "fair", make)
 
 
-def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput]) -> ProbeResult:
+def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play) -> ProbeResult:
     """Whether knowing pays at all. Where all rows have one truth, a constant may be as good."""
     informed, wrong, blind = (t.mean or 0.0 for t in (honest.informed, honest.wrong, honest.uninformed))
-    vary = len({repr(x.truth.get("same", right_text(x))) for x in rows}) > 1  # a truth may hold anything
+    vary = len({repr(play.asked(x)) for x in rows}) > 1  # a truth may hold anything
     against = f"a wrong one earns {wrong:.3g}, `{honest.uninformed.attack.name}` {blind:.3g}"
     verdict = "blind" if informed <= max(wrong, blind if vary else wrong) + EPSILON else ""
     return replace(
@@ -255,17 +230,22 @@ def _broken_honest(honest: Honest, rows: Sequence[RewardInput], low_R: Floats) -
     return [_result(t, "breaks", low_R, _example(t.attack, rows)) for t in (honest.informed, honest.wrong) if t.error]
 
 
-def _broken_truths(attempts: Attempts, honest: Honest, pairs: bool) -> list[ProbeResult]:
+ANY_TRUTHS: Mapping[str, Callable[[RewardInput], Mapping[str, Any]]] = {
+    "no truth at all": lambda x: {},
+    "a truth of None": lambda x: {**dict.fromkeys(x.truth), "ground_truth": None},
+}
+"""Truths that no reward should score, whatever the task: in words -> how they are made of a row's."""
+
+
+def _broken_truths(attempts: Attempts, honest: Honest, play: Play) -> list[ProbeResult]:
     """A broken truth must make the reward fail: a silent 0 for every response is an hour's training for nothing.
 
     A reward that does not look at the truth says what it said; that is no finding.
     """
     results = []
-    for name in broken_truths(attempts.rows[0]):
-        if not pairs and name not in ("no truth at all", "a truth of None"):
-            continue
+    for name, broken in {**ANY_TRUTHS, **play.broken_truths}.items():
         said = [honest.informed.attack.make(x) or "" for x in attempts.rows]
-        rows = [replace(x, truth=broken_truths(x).get(name, {}), response=text)
+        rows = [replace(x, truth=broken(x), response=text)
                 for x, text in zip(attempts.rows, said, strict=True)]  # fmt: skip
         attack = Attack(name, "an honest answer to a row with such a truth", "broken", lambda x: x.response)
         tried = attempts.on(attack, rows=rows)
@@ -281,27 +261,25 @@ def _broken_truths(attempts: Attempts, honest: Honest, pairs: bool) -> list[Prob
     return results
 
 
-def _beliefs(attempts: Attempts, form: AnswerForm) -> list[ProbeResult]:
-    """Whether saying what one believes pays best, for one who thinks "the same" as likely as each of BELIEFS.
+def _beliefs(attempts: Attempts, asked: Belief) -> list[ProbeResult]:
+    """Whether saying what one believes pays best, for one who thinks yes as likely as each of BELIEFS.
 
-    The names are stated to differ, so that the answers from 0 to 0.5 agree with them; what they earn is the same for
-    all of these answers. A reward that is not a proper score teaches extreme answers.
+    A reward that is not a proper score teaches extreme answers.
     """
-    same = np.asarray([bool(x.truth.get("same")) for x in attempts.rows])
-    if same.all() or not same.any():
+    yes = np.asarray([asked.holds(x) for x in attempts.rows])
+    if yes.all() or not yes.any():
         return []
-    names = {f.name: ((f.labels[0], f.labels[1]) if len(f.labels) > 1 else ("Prima", "Secunda")) for f in form.fields}
     grid = (0.0, *BELIEFS, 0.5)
-    paid = {p: attempts.on(Attack("belief", "", "guess", says(form.write(names, p)))).values_R for p in grid}
+    paid = {p: attempts.on(Attack("belief", "", "guess", says(asked.write(p)))).values_R for p in grid}
     if any(np.isnan(v).any() for v in paid.values()):
         return []
     worst: tuple[float, float, float] = (0.0, 0.0, 0.0)
     for belief in BELIEFS:
-        expected = {p: belief * float(v[same].mean()) + (1 - belief) * float(v[~same].mean()) for p, v in paid.items()}
+        expected = {p: belief * float(v[yes].mean()) + (1 - belief) * float(v[~yes].mean()) for p, v in paid.items()}
         best = max(expected, key=lambda p: expected[p])
         worst = max(worst, (expected[best] - expected[belief], belief, best))
     loss, belief, best = worst
     told = f"who believes {belief:g} earns {loss:.3f} more by saying {best:g}" if loss > EPSILON else ""
     verdict = "improper" if loss > EPSILON else ""
     idea = told or "what one believes, said as it is, pays best"
-    return [ProbeResult("half sure", idea, "belief", None, None, None, 0, "", verdict, form.write(names, best))]
+    return [ProbeResult("half sure", idea, "belief", None, None, None, 0, "", verdict, asked.write(best))]

@@ -10,14 +10,12 @@ from typing import Any
 from vlmrl.check.saved import Saved
 from vlmrl.check.scan import Chosen, Plan, Scan, scan
 from vlmrl.errors import RewardError, StoreError
-from vlmrl.rewards import REWARDS, load_recorded, load_reward, reward_record
+from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store.redact import hidden_keys
+from vlmrl.tasks.rewards import PROFILE, REWARDS, load_recorded, load_reward
 from vlmrl.types import Media
-
-PROFILE = "profile:"
-"""How a reward profile of the task is named where a reward is asked for."""
 
 
 def own_rewards(saved: Saved) -> dict[str, Chosen]:
@@ -32,7 +30,7 @@ def own_rewards(saved: Saved) -> dict[str, Chosen]:
             raise RewardError(
                 f"nothing says which reward scored the rollouts of source `{source}`",
                 where=str(saved.path),
-                hint="name one: --reward taxonomy, or --reward path/to/file.py:function",
+                hint="name one: --reward NAME (`vlmrl recipe list --rewards`), or --reward path/to/file.py:function",
             )
         if hidden := hidden_keys(record.get("args")):
             raise RewardError(
@@ -81,7 +79,7 @@ def profile_rewards(
             raise RewardError(
                 f"the rows of `{source}` have no task with a reward of its own",
                 where=str(saved.path),
-                hint="name the task: --task fungi; or the reward: --reward path/to/file.py:function",
+                hint="name the task: --task NAME; or the reward: --reward path/to/file.py:function",
             )
         spec = load_reward(name, args={**bound, **args})
         chosen[source] = Chosen(spec, dict(weights or spec.weights))
@@ -91,7 +89,7 @@ def profile_rewards(
 def other_rewards(
     saved: Saved, name: str, *, args: Mapping[str, Any], weights: Mapping[str, float] | None, style: str = "auto"
 ) -> dict[str, Chosen]:
-    """The reward `name` for every source. A built-in that needs `levels` gets those of the source's task.
+    """The reward `name` for every source. A built-in gets the arguments that the rows themselves say (`RowKind`).
 
     Where the run itself used `name`, its own arguments and weights hold as far as `args` and `weights` do not say more.
     """
@@ -100,8 +98,7 @@ def other_rewards(
         record = saved.records.get(source, {})
         own = record.get("name") == name
         bound = {**(record.get("args", {}) if own else {}), **args}
-        if name in REWARDS and "levels" not in bound and _takes_levels(name) and source in saved.levels:
-            bound["levels"] = saved.levels[source]
+        bound = {**_taken(name, saved.arguments(source)), **bound}
         spec = load_reward(name, args=bound, style=style)
         chosen[source] = Chosen(spec, dict(weights or (_kept_weights(saved, record, spec) if own else spec.weights)))
     return chosen
@@ -164,7 +161,9 @@ def image_reader(saved: Saved) -> Callable[[Sequence[Media], str], list[Any]]:
     return read
 
 
-def _takes_levels(name: str) -> bool:
+def _taken(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the arguments that a built-in takes."""
     import inspect
 
-    return "levels" in inspect.signature(REWARDS[name].build).parameters
+    taken = inspect.signature(REWARDS[name].build).parameters if name in REWARDS else {}
+    return {key: value for key, value in arguments.items() if key in taken}

@@ -165,7 +165,7 @@ class TableDecoder:
         self, cells: Cells, kept: Sequence[int], texts: Sequence[str], truths: Sequence[Found], ids: bool
     ) -> list[RewardInput]:
         hidden = {name for role, name in self.roles.items() if role not in GIVEN}
-        others = cells.others({*hidden, *IMAGES, *self.truth.fields})
+        others = cells.others({*hidden, *IMAGES, *self.truth.form.fields})
         finish, tokens, prompt, step, token_ids = (
             cells.column(self.roles[role]) if role in self.roles else None
             for role in ("finish", "num_tokens", "prompt", "step", "token_ids")

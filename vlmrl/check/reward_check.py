@@ -30,12 +30,12 @@ from vlmrl.errors import DataError, RewardError, VlmrlError
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.accuracy import accuracy_part
 from vlmrl.rewards.identity import identity_of
-from vlmrl.rewards.layouts import CONTRADICTS
 from vlmrl.store.redact import redact_value
+from vlmrl.tasks.kinds import CONTRADICTS
+from vlmrl.tasks.rewards import takes_any_truth
 from vlmrl.types import INAPPLICABLE
 
 MOST_BROKEN = 10
-PUBLISHED = ("taxonrl", "profile:taxonrl")
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class RewardQuestion:
     keep_going: bool = False
 
     @property
-    def is_published(self) -> bool:
-        """Whether all scoring is by the published rewards, which take any ground truth as it is."""
-        return self.reward in PUBLISHED and self.diff in (None, *PUBLISHED)
+    def is_lenient(self) -> bool:
+        """Whether all scoring is by rewards that take any ground truth as it is."""
+        return takes_any_truth(self.reward) and (self.diff is None or takes_any_truth(self.diff))
 
 
 @dataclass

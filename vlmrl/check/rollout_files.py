@@ -176,13 +176,11 @@ def _numbers(batch: Any, name: str, kind: Any) -> Any:
 
 def _sampled_tokens(batch: Any) -> Any:
     """The number of tokens that the policy wrote, of each row; int64 [rows]."""
-    import pyarrow.compute as pc
-
     segments = batch.column("segments")
     flat = segments.flatten()
     lengths = (flat.field("end").to_numpy() - flat.field("start").to_numpy()).astype(np.int64)
     if "author" in (field.name for field in flat.type):
-        own = pc.equal(flat.field("author"), "policy").to_numpy(zero_copy_only=False)
+        own = np.asarray([author == "policy" for author in flat.field("author").to_pylist()], dtype=bool)
     else:
         own = flat.field("sampled").to_numpy(zero_copy_only=False)
     row_of = np.repeat(np.arange(len(segments)), segments.value_lengths().to_numpy(zero_copy_only=False))

@@ -12,13 +12,14 @@ import numpy as np
 from vlmrl.check.facts import Head, Reader
 from vlmrl.check.rollout_files import RolloutReader
 from vlmrl.check.scan import TaskRef
-from vlmrl.errors import StoreError, VlmrlError
+from vlmrl.errors import RecipeError, StoreError, VlmrlError
 from vlmrl.json_text import parse_json
 from vlmrl.store import layout
 from vlmrl.store.damage import damage_of, shortened
 from vlmrl.store.kept import newest_resolved
 from vlmrl.store.metrics import counted, newest
 from vlmrl.store.runs import Run, open_run
+from vlmrl.tasks.own import is_own, read_own
 from vlmrl.types import Media, RewardInput, Score
 
 if TYPE_CHECKING:
@@ -68,20 +69,16 @@ class Saved:
     def sources(self) -> list[str]:
         return list(self.heads)
 
-    @property
-    def levels(self) -> dict[str, list[str]]:
-        """Source -> the hierarchy levels of its pair task; sources without one are left out.
+    def arguments(self, source: str) -> dict[str, Any]:
+        """Return the arguments for a built-in reward that the rows of a source say, such as the names of levels.
 
-        From the run's reward arguments; else every truth field with two names, as ordered in the truth.
+        Those of the run's reward go before what the truth of the first row says.
         """
-        found: dict[str, list[str]] = {}
-        for source, head in self.heads.items():
-            if "same" not in head.truth:
-                continue
-            known = self.records.get(source, {}).get("args", {}).get("levels")
-            pairs = [k for k, v in head.truth.items() if isinstance(v, list) and len(v) == 2]
-            found[source] = list(known or pairs)
-        return found
+        from vlmrl.tasks import kind_of
+
+        recorded = self.records.get(source, {}).get("args", {})
+        found = kind_of(self.heads[source].truth).arguments(self.heads[source].truth)
+        return {name: list(recorded.get(name) or value) for name, value in found.items()}
 
     def task_ref(self, source: str) -> TaskRef | None:
         """The task of a source by name; None for a table without one."""
@@ -89,8 +86,26 @@ class Saved:
             return self.task
         name = self.heads[source].task
         datasets = self.run.manifest.datasets if self.run is not None else ()
-        variant = next((one.get("variant") for one in datasets if one.get("name") == source), None)
-        return TaskRef(name, {"name": source, "levels": self.levels.get(source)}, variant) if name else None
+        record = next((one for one in datasets if one.get("name") == source), {})
+        if is_own(name):
+            return self._own_task(source, name, record)
+        variant = record.get("variant")
+        return TaskRef(name, {"name": source, **self.arguments(source)}, variant) if name else None
+
+    def _own_task(self, source: str, name: str, record: Mapping[str, Any]) -> TaskRef | None:
+        """Return the task of a file, where it is the file that the run was made with: others do not run."""
+        file, _, function = name.rpartition(":")
+        path = str(Path(self.run.manifest.cwd or "") / file) if self.run is not None else file
+        try:
+            same = self.run is not None and read_own(path).sha256 == record.get("task_sha256")
+        except RecipeError:
+            same = False
+        if same:
+            return TaskRef(f"{path}:{function}", {"name": source}, None)
+        note = f"the task {name} is not the file that these rollouts were made with; its measures are left out"
+        if note not in self.notes:
+            self.notes.append(note)
+        return None
 
     def limits(self) -> dict[str, Any]:
         """What the recipe says of the time, memory and workers of a user's reward."""

@@ -22,11 +22,12 @@ from vlmrl.check.facts import Broken, Chunk, Decoded, Decoder, Facts, Reader
 from vlmrl.check.scores import Floats, Scores
 from vlmrl.errors import RewardError, VlmrlError
 from vlmrl.process import die_with_parent
-from vlmrl.rewards import load_recorded, reward_record
+from vlmrl.rewards import reward_record
 from vlmrl.rewards.accuracy import accuracy_part
 from vlmrl.rewards.base import UNSCORED, RewardSpec
-from vlmrl.rewards.layouts import CONTRADICTS
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.tasks.kinds import CONTRADICTS
+from vlmrl.tasks.rewards import load_recorded
 from vlmrl.types import Media, RewardInput, Score
 
 MAX_TEXTS = 8_000

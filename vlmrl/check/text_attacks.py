@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from vlmrl.check.attacks import Attack, Make, says, void_attacks
-from vlmrl.check.near_misses import text_misses
 from vlmrl.errors import RewardError
 from vlmrl.rewards.text import ground_truth
+from vlmrl.tasks.attack import Attack, Make, says, void_attacks
 from vlmrl.types import RewardInput
 
 MOST_ANSWERS = 20
@@ -88,3 +87,34 @@ def text_attacks(rows: Sequence[RewardInput], form: str) -> list[Attack]:
         Attack("denied", "not the right answer", "broken",
                lambda x: f"<think>x</think><answer>not {right_text(x)}</answer>"),
     ]  # fmt: skip
+
+
+def text_misses(form: str, right: Callable[[RewardInput], str]) -> list[Attack]:
+    """For text answers. Args: form: how an answer is given, with `{}` for it; right: the right answer of a row."""
+
+    def miss(name: str, idea: str, change: Callable[[str], str | None]) -> Attack:
+        def make(x: RewardInput) -> str | None:
+            wanted = right(x)
+            changed = change(wanted) if wanted else None
+            return None if changed is None or _alike(changed, wanted) else form.format(changed)
+
+        return Attack(name, idea, "miss", make)
+
+    return [
+        miss("longer at the end", "the right answer with 9 after it", lambda t: None if "." in t else f"{t}9"),
+        miss("longer at the front", "the right answer with 9 before it", lambda t: f"9{t}"),
+        miss("first half", "the first half of the right answer", lambda t: t[: len(t) // 2] or None),
+        miss("last half", "the last half of the right answer", lambda t: t[(len(t) + 1) // 2 :] or None),
+        miss("minus", "the right number, negative",
+             lambda t: f"-{t}" if t.strip("0.") and t.replace(".", "").isdigit() else None),
+        miss("in a list", "the right answer among others", lambda t: f"{t}, {t}9, 9{t}"),
+        miss("last of a list", "the right answer after others", lambda t: f"{t}9, 9{t}, {t}"),
+    ]  # fmt: skip
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two texts are one answer: the first half of `1.0` is 1, which is no miss."""
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return one.strip(" .") == other.strip(" .")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vlmrl.check.attacks import Attack
 from vlmrl.check.scores import Floats
 from vlmrl.check.statistics import mean
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.tasks.attack import Attack
 from vlmrl.types import RewardInput
 
 EPSILON = 1e-9
@@ -95,14 +95,12 @@ class Honest:
 
     Args:
         all: uninformed answer -> what it earns.
-        form: of text answers, the form that pays best, with `{}` for the answer.
     """
 
     informed: Tried
     wrong: Tried
     uninformed: Tried
     all: Mapping[str, float]
-    form: str
 
 
 class Attempts:

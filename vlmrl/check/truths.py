@@ -1,16 +1,18 @@
-"""A table's ground truth as a task's truth: typed fields, or TaxonRL's `;` string by the domain's layout."""
+"""A table's ground truth as a task's truth: typed fields, or a text in the form of the task."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from vlmrl.data.columns import plain
 from vlmrl.errors import RewardError
 from vlmrl.json_text import parse_json
-from vlmrl.rewards.layouts import CONTRADICTS, LAYOUTS
+from vlmrl.tasks.kinds import CONTRADICTS, TruthForm
+from vlmrl.tasks.own import is_own
 
 Found = tuple[Mapping[str, Any], str, str]
 """(truth, why it cannot be used or "", what is doubtful about it or "")."""
@@ -22,22 +24,24 @@ class TruthRule:
 
     Args:
         task: name of the task; "" = none: the cell is the field `ground_truth`, a mapping is taken as the truth.
-        layout: name of the domain's layout (rewards/layouts.py); "" = no `;` strings.
-        fields: truth fields that may be columns of their own.
-        levels: the hierarchy of a pair task, coarse to fine.    variant: of the task.
-        lenient: a truth that breaks its layout is kept as it is, told as a doubt: the published rewards take any text.
+        form: how the task's truths stand in a table.    variant: of the task.
+        lenient: a truth that breaks its form is kept as it is, told as a doubt, for a reward that takes any text.
     """
 
     task: str = ""
-    layout: str = ""
-    fields: tuple[str, ...] = ()
-    levels: tuple[str, ...] = ()
+    form: TruthForm = field(default_factory=TruthForm)
     variant: str | None = None
     lenient: bool = False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send a rule to another process; that of a task of one's own is made again there, from the file."""
+        if is_own(self.task):
+            return _own_rule, (self.task, self.variant, self.lenient)
+        return TruthRule, (self.task, self.form, self.variant, self.lenient)
+
     def fields_in(self, row: Mapping[str, Any]) -> bool:
         """Whether a row has truth fields as columns."""
-        return any(row.get(name) is not None for name in self.fields)
+        return any(row.get(name) is not None for name in self.form.fields)
 
     def read(self, cell: Any, row: Mapping[str, Any]) -> Found:
         """The truth of a row from its ground-truth cell and, under a task, from columns named as truth fields."""
@@ -50,24 +54,26 @@ class TruthRule:
         if isinstance(cell, Mapping):
             cell = plain(cell)
             inner = cell.get("ground_truth")
-            nested = "same" not in cell and isinstance(inner, (str, int, float, Mapping))
+            is_truth = any(name in cell for name in self.form.fields[:1])
+            nested = not is_truth and isinstance(inner, (str, int, float, Mapping))
             return self.read(inner, row) if nested and self.task else self._checked(cell)
         if self.fields_in(row):
-            typed = {name: _typed(row[name]) for name in self.fields if row.get(name) is not None}
+            typed = {name: _typed(row[name]) for name in self.form.fields if row.get(name) is not None}
             return self._checked(typed)
-        if self.layout:
-            return self._from_text(cell)
+        if self.form.read is not None:
+            return self._from_text(cell, self.form.read)
+        if self.task and not self.form.fields and cell is not None:
+            return self._checked({"answer": plain(cell)})
         if self.task:
             return {}, f"the ground truth is {cell!r:.60}, not a mapping of truth fields", ""
         return ({} if cell is None else {"ground_truth": plain(cell)}), "", ""
 
-    def _from_text(self, cell: Any) -> Found:
+    def _from_text(self, cell: Any, read: Callable[[str], Mapping[str, Any]]) -> Found:
         text = str(int(cell)) if isinstance(cell, bool) else str(cell)
-        layout = LAYOUTS[self.layout if ";" in text else "answer"]
         try:
             if cell is None:
                 raise RewardError("there is no ground truth")
-            return {**layout.read(text), "ground_truth": cell}, "", ""
+            return {**read(text), "ground_truth": cell}, "", ""
         except RewardError as error:
             why = error.message + (f" ({error.hint})" if error.hint else "")
             return ({"ground_truth": cell}, "", why) if self.lenient else ({}, why, "")
@@ -75,20 +81,22 @@ class TruthRule:
     def _checked(self, truth: Mapping[str, Any]) -> Found:
         """A typed truth, held against the task's schema."""
         if self.task:
-            validate = _validator(self.task, self.levels, self.variant)
+            validate = _validator(self.task, json.dumps(self.form.settings), self.variant)
             if validate is not None and (wrong := validate(truth)):
                 problem = f"the ground truth breaks the task `{self.task}`: {'; '.join(wrong)}"
-                return self._as_text(truth, problem) if self.lenient and self.layout else ({}, problem, "")
+                return self._as_text(truth, problem) if self.lenient else ({}, problem, "")
         return truth, "", ""
 
     def _as_text(self, truth: Mapping[str, Any], problem: str) -> Found:
-        """An unsound typed truth beside its text in the layout, which the published rewards score; the problem where it
+        """An unsound typed truth beside its text in the task's form, which lenient rewards score; the problem where it
         cannot be written.
         """
-        layout = LAYOUTS[self.layout]
+        if self.form.write is None or self.form.read is None:
+            return {}, problem, ""
+        text = ""
         try:
-            text = layout.write(truth, sound=False)
-            layout.read(text)
+            text = self.form.write(truth)
+            self.form.read(text)
         except RewardError as error:
             if CONTRADICTS not in error.message:
                 return {}, problem, ""
@@ -96,13 +104,17 @@ class TruthRule:
         return {**truth, "ground_truth": text}, "", problem
 
 
+def _own_rule(task: str, variant: str | None, lenient: bool) -> TruthRule:
+    from vlmrl.tasks import find_task
+
+    return TruthRule(task, find_task(task).truth_form({}, ()), variant, lenient)
+
+
 @lru_cache(maxsize=8)
-def _validator(
-    task: str, levels: tuple[str, ...], variant: str | None
-) -> Callable[[Mapping[str, Any]], list[str]] | None:
+def _validator(task: str, settings: str, variant: str | None) -> Callable[[Mapping[str, Any]], list[str]] | None:
     from vlmrl.check.scan import TaskRef
 
-    made = TaskRef(task, {"name": task, "levels": list(levels) or None}, variant).make()
+    made = TaskRef(task, {"name": task, **parse_json(settings)}, variant).make()
     return made.validate if made is not None else None
 
 

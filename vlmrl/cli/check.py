@@ -43,7 +43,8 @@ def check(
     """Check a recipe, its data and this machine; show what a run would do and need. Exit code 2 when it cannot run.
 
     Example: vlmrl check recipes/digits_im.toml --set train.steps=200
-    Or, for a machine that is not there: vlmrl check fungi_im --gpus 8 --gpu-memory H100
+
+    Example: vlmrl check fungi_im --gpus 8 --gpu-memory H100    (a machine that is not there)
 
     The plan of memory says what each GPU holds in each phase of a run, and, where it does not fit, the smallest change
     that makes it fit. It is an estimate.

@@ -9,6 +9,7 @@ import typer
 
 from vlmrl.cli.output import JSON_HELP, console, emit, tell
 
+TASK_HELP = "Whose prompt is shown, by name or as file.py:function; default: the dataset's own task."
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at a dataset, examine it, or export it.")
 DATASET_HELP = "A prepared folder, a table file, a folder of tables, or hub:name."
 
@@ -22,6 +23,7 @@ def show(
     dataset: str = typer.Argument(..., help=DATASET_HELP),
     split: str | None = typer.Option(None, help="Default: the first split."),
     n: int = typer.Option(5, "--n", "-n", min=0, help="Rows to show."),
+    task: str | None = typer.Option(None, help=TASK_HELP),
     save: Path | None = typer.Option(None, help="Folder to write the images of these rows to, as PNG."),
     as_json: bool = typer.Option(False, "--json", help=JSON_HELP),
 ) -> None:
@@ -31,11 +33,14 @@ def show(
     """
     from vlmrl.data.dataset import open_dataset, require_split
     from vlmrl.recipe.schema import Data
+    from vlmrl.tasks import task_of
 
     opened = open_dataset(Data(path=dataset))
     split = split or next(iter(opened.splits))
     require_split(opened, split)
-    rows = [_row_fields(opened, opened.rows(split)[index], save) for index in range(min(n, opened.splits[split]))]
+    count = min(n, opened.splits[split])
+    made = task_of(opened, task) if count else None
+    rows = [_row_fields(opened, opened.rows(split)[index], made, save) for index in range(count)]
     facts = {"name": opened.name, "path": opened.path, "task": opened.info.get("task"), "splits": dict(opened.splits)}
     facts |= {"fingerprint": opened.fingerprint, "notes": list(opened.notes)}
     if not as_json:
@@ -60,11 +65,10 @@ def _show_rows(opened: Any, facts: dict[str, Any], rows: list[dict[str, Any]]) -
         tell(f"  prompt: {row['prompt']}")
 
 
-def _row_fields(opened: Any, row: Any, save: Path | None) -> dict[str, Any]:
-    from vlmrl.tasks import make_task
+def _row_fields(opened: Any, row: Any, task: Any, save: Path | None) -> dict[str, Any]:
     from vlmrl.tasks.export import row_messages
 
-    turns = row_messages(make_task(row.task, opened.info), row)
+    turns = row_messages(task, row)
     images = []
     for media in row.media:
         image = opened.image(media)
@@ -99,13 +103,16 @@ def doctor(
     from vlmrl.data.dataset import open_dataset
     from vlmrl.data.visit import visit
     from vlmrl.recipe.schema import Data
-    from vlmrl.tasks import make_task
+    from vlmrl.tasks import kind_of, task_of
     from vlmrl.tasks.export import prompt_texts, prompt_tokens
 
     opened = open_dataset(Data(path=dataset))
-    made = make_task(task or getattr(opened, "task", "table"), opened.info)
+    made = task_of(opened, task)
     tokens, texts, told = prompt_tokens(made), prompt_texts(made), PartCounter()
-    report = visit(opened, tokens, texts=texts, max_prompt_tokens=max_prompt_tokens, workers=workers, progress=told)
+    report = visit(
+        opened, tokens, labels_of=lambda row: (made.kind or kind_of(row.truth)).labels(row), texts=texts,
+        max_prompt_tokens=max_prompt_tokens, workers=workers, progress=told,
+    )  # fmt: skip
     if not as_json:
         show_doctor(report)
     emit({"path": opened.path, "fingerprint": opened.fingerprint, "doctor": report}, as_json)
@@ -116,6 +123,7 @@ def export(
     dataset: str = typer.Argument(..., help=DATASET_HELP),
     out: Path = typer.Argument(..., help="Folder for the Parquet files."),
     split: list[str] = typer.Option([], help="Only this split; may be repeated."),
+    task: str | None = typer.Option(None, help=TASK_HELP),
     as_json: bool = typer.Option(False, "--json", help=JSON_HELP),
 ) -> None:
     """Write a dataset as Hugging Face Parquet with an images column, for other programs.
@@ -126,15 +134,15 @@ def export(
 
     from vlmrl.data.dataset import open_dataset, require_split
     from vlmrl.recipe.schema import Data
-    from vlmrl.tasks import make_task
+    from vlmrl.tasks import task_of
     from vlmrl.tasks.export import export_dataset
 
     opened = open_dataset(Data(path=dataset))
     for name in split:
         require_split(opened, name)
-    task = make_task(getattr(opened, "task", "table"), opened.info)
+    made = task_of(opened, task)
     with console().status(Text(f"writing {out}")):
-        rows = export_dataset(opened, task, out, splits=split or None)
+        rows = export_dataset(opened, made, out, splits=split or None)
     for name, count in rows.items() if not as_json else ():
         tell(f"{out / name}.parquet  {count} rows")
     emit({"path": str(out), "rows": rows}, as_json)

@@ -15,6 +15,9 @@ def register(app: typer.Typer) -> None:
 
 def init(
     name: Path = typer.Argument(..., help="Folder to make."),
+    task: bool = typer.Option(
+        False, "--task", help="A whole task in one file: truth, prompt, data preparation, reward and attacks."
+    ),
     style: str = typer.Option("vlmrl", help="Signature of the reward: vlmrl, trl, verl or easyr1."),
     model: str = typer.Option(
         "Qwen/Qwen2.5-VL-3B-Instruct", help="Model for the recipe: a folder, a hub name or a run."
@@ -23,20 +26,26 @@ def init(
 ) -> None:
     """Make a task folder: prompt, reward, recipe, a few rows with images, and a test that passes.
 
+    With --task the folder holds a task of your own that `vlmrl prep` makes the data of, instead of a table of rows.
+
     Example: vlmrl init squares --style trl
+
+    Example: vlmrl init --task squares
     """
     from vlmrl.tasks.scaffold import write_task
 
-    written = write_task(name, style=style, model=model)
+    written = write_task(name, style=style, model=model, whole=task)
     commands = [
         f"pytest {name}",
+        *([f"vlmrl prep {name}/task.py:task --out {name}/data"] if task else []),
         f"vlmrl check {name}/recipe.toml",
         f"vlmrl try {name}/recipe.toml",
         f"vlmrl train {name}/recipe.toml",
     ]
     err = console()
     err.print(f"{name}: " + ", ".join(path.relative_to(name).as_posix() for path in written if path.suffix != ".png"))
-    err.print("next: put your rows into rows.jsonl, your rules into reward.py, then")
+    change = "change task.py to your task" if task else "put your rows into rows.jsonl, your rules into reward.py"
+    err.print(f"next: {change}, then")
     for command in commands:
         err.print(f"  {command}")
     emit({"path": str(name), "files": [str(path) for path in written], "next": commands}, as_json)

@@ -1,13 +1,14 @@
-"""`vlmrl prep`: raw data -> a dataset folder."""
+"""`vlmrl prep`: raw data -> a dataset folder. The tasks say which commands there are, and what their options are."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperGroup
 
 from vlmrl.cli.output import JSON_HELP, console, emit, say, tell
 from vlmrl.errors import Interruption
@@ -15,137 +16,97 @@ from vlmrl.visible import visible
 
 if TYPE_CHECKING:
     from vlmrl.tasks.assemble import Limits, Prepared
+    from vlmrl.tasks.options import Parameter, PrepCommand
 
 FORCE_HELP = "Replace another dataset at the same place."
 TOKENS_HELP = "Limit of a prompt with its images, in tokens; the longest rows are seen to as --on-overlong says."
 OVERLONG_HELP = "Rows over --max-prompt-tokens: fail, resize (large images are made smaller), or drop."
 WORKERS_HELP = "Processes; default: one a core."
-DOMAINS = {
-    "fungi": "Fungi, same species or not: order, family, genus and species of both.",
-    "bird": "Birds, same species or not: order, family and genus of both.",
-    "sea_star": "Sea stars, same individual or not: the species of both.",
-    "chimp": "Chimpanzees, same individual or not: the age group of both.",
-    "gorilla": "Gorillas, same individual or not: the type of both (silverback, adult female, ...).",
-    "human": "Faces, same person or not (LFW, CPLFW).",
-    "whale": "Whales, same individual or not.",
+LIMITS = {
+    "max_prompt_tokens": (int | None, typer.Option(None, min=1, help=TOKENS_HELP)),
+    "on_overlong": (str, typer.Option("fail", help=OVERLONG_HELP)),
+    "workers": (int | None, typer.Option(None, min=1, help=WORKERS_HELP)),
 }
-"""Domain -> first line of its help; a test holds it to the table of tasks, which is not imported at start."""
-prep = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make a dataset folder from raw data.")
+"""Options of every command that works within limits."""
+
+
+class PrepGroup(TyperGroup):
+    """The commands of the tasks, which are imported when one of them is asked for; and those of tasks of one's own."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        from vlmrl.tasks import TASKS
+
+        return [name for name, entry in TASKS.items() if entry.prep is not None]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        from vlmrl.tasks import TASKS
+        from vlmrl.tasks.own import is_own
+        from vlmrl.tasks.own_prep import own_command
+
+        if is_own(cmd_name):
+            return _made(cmd_name, own_command(cmd_name))
+        entry = TASKS.get(cmd_name)
+        return _made(cmd_name, entry.prep) if entry is not None and entry.prep is not None else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        from vlmrl.tasks.base import unknown
+
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise unknown("task with data to prepare", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+
+prep = typer.Typer(
+    cls=PrepGroup, no_args_is_help=True, rich_markup_mode=None,
+    help="Make a dataset folder from raw data: `vlmrl prep TASK`, or `vlmrl prep path/to/file.py:function` for a task "
+    "of your own.",
+)  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:
-    for name, summary in DOMAINS.items():
-        prep.command(name, help=_domain_help(name, summary))(_domain_command(name))
     app.add_typer(prep, name="prep")
 
 
-@prep.command("digits")
-def digits(
-    out: Path = typer.Option(Path("data/digits"), help="Dataset folder to make."),
-    seed: int = typer.Option(0, help="Seed of splits and pairs."),
-    pairs: int = typer.Option(6000, min=2, help="Training pairs (start has up to 400, validation 300, test 1,200)."),
-    force: bool = typer.Option(False, "--force", help=FORCE_HELP),
-    as_json: bool = typer.Option(False, "--json", help=JSON_HELP),
-) -> None:
-    """Pairs of real handwritten digits: same digit or not. Needs no download.
+def _made(name: str, command: PrepCommand) -> Any:
+    """Return the command of a task: a function with its options, as the command line reads them."""
+    from vlmrl.tasks.options import parameters_of
 
-    Example: vlmrl prep digits --out data/digits --seed 0
-    """
-    from vlmrl.tasks.digits.task import prepare_digits
+    limited = "limits" in inspect.signature(command.run).parameters
 
-    _show(prepare_digits(out, seed=seed, num_pairs=pairs, force=force), as_json)
-
-
-@prep.command("pairs")
-def pairs(
-    source: Path = typer.Option(..., help="Folder or zip archive of images; the folders above an image are its names."),
-    levels: str = typer.Option(
-        ..., help="Names of the last folders above an image, coarse to fine: alphabet,character"
-    ),
-    name: str | None = typer.Option(None, help="Name of the dataset; default: that of the source."),
-    out: Path | None = typer.Option(None, help="Dataset folder to make; default: data/NAME."),
-    num_pairs: int = typer.Option(6000, "--pairs", min=2, help="Training pairs."),
-    validation_pairs: int = typer.Option(300, min=2, help="Validation pairs."),
-    test_pairs: int = typer.Option(1200, min=2, help="Test pairs."),
-    seed: int = typer.Option(0, help="Seed of splits and pairs."),
-    unseen_classes: int = typer.Option(0, min=0, help="Whole classes that only the test has: half of its pairs."),
-    distance_shares: str | None = typer.Option(None, help="Share of each distance of different pairs: 1=0.5,2=0.5"),
-    max_prompt_tokens: int | None = typer.Option(None, min=1, help=TOKENS_HELP),
-    on_overlong: str = typer.Option("fail", help=OVERLONG_HELP),
-    workers: int | None = typer.Option(None, min=1, help=WORKERS_HELP),
-    force: bool = typer.Option(False, "--force", help=FORCE_HELP),
-    as_json: bool = typer.Option(False, "--json", help=JSON_HELP),
-) -> None:
-    """Pairs of images, same class or not, from any labelled image folder whose path spells the hierarchy.
-
-    Example: vlmrl prep pairs --source images.zip --levels family,species --out data/birds
-    """
-    from vlmrl.tasks.pairs.collect import parse_shares, prepare_folder
-
-    counts = {"train": num_pairs, "validation": validation_pairs, "test": test_pairs}
-    with _tells_what_is_kept():
-        made = prepare_folder(
-            source, [level.strip() for level in levels.split(",")], name=name, out=out, num_pairs=counts, seed=seed,
-            unseen_classes=unseen_classes, distance_shares=parse_shares(distance_shares), force=force,
-            limits=_limits(max_prompt_tokens, on_overlong, workers),
-        )  # fmt: skip
-    _show(made, as_json)
-
-
-def _domain_help(name: str, summary: str) -> str:
-    return (
-        f"{summary}\n\n"
-        "SOURCE: rows as TaxonRL published them (problem, images, answer, answer_im) in Parquet, JSONL, CSV or a"
-        " folder of the `datasets` library, `hub:org/name`, each with `@split` if one split is wanted; or images: a"
-        " folder or zip archive whose folders are names, a table with an image column and names, LFW's pairs.txt."
-        " Default: the published data set on the hub. --synthetic N draws N training pairs instead.\n\n"
-        f"Example: vlmrl prep {name} --synthetic 600 --out data/{name}\n\n"
-        f"Example: vlmrl prep {name} rows.parquet --max-prompt-tokens 2048 --on-overlong resize"
-    )
-
-
-def _domain_command(domain: str) -> Callable[..., None]:
-    def command(
-        source: str | None = typer.Argument(None, help="Rows or images, as described above."),
-        synthetic: int | None = typer.Option(None, min=20, help="Draw this many training pairs instead of reading."),
-        out: Path | None = typer.Option(None, help="Dataset folder to make; default: data/NAME."),
-        name: str | None = typer.Option(None, help="Name of the dataset; default: the domain."),
-        seed: int = typer.Option(0, help="Seed of splits, pairs and drawings."),
-        validation_pairs: int = typer.Option(
-            300, min=0, help="Rows cut off train where the source has no validation split (0: none); pairs to make."
-        ),
-        num_pairs: int = typer.Option(6000, "--pairs", min=2, help="Raw images: training pairs to make."),
-        test_pairs: int = typer.Option(1200, min=2, help="Raw images: test pairs to make."),
-        levels: str | None = typer.Option(
-            None, help="Raw images: what the folders above an image are, outermost first: type,individual"
-        ),
-        max_bad: float = typer.Option(0.01, min=0, max=1, help="Largest share of wrong rows that are left out."),
-        max_prompt_tokens: int | None = typer.Option(None, min=1, help=TOKENS_HELP),
-        on_overlong: str = typer.Option("fail", help=OVERLONG_HELP),
-        images_root: Path | None = typer.Option(None, help="Folder that image paths lead from; default: the table's."),
-        workers: int | None = typer.Option(None, min=1, help=WORKERS_HELP),
-        force: bool = typer.Option(False, "--force", help=FORCE_HELP),
-        as_json: bool = typer.Option(False, "--json", help=JSON_HELP),
-    ) -> None:
-        from vlmrl.tasks.prepare import DomainRequest, prepare_domain
-
-        request = DomainRequest(
-            domain=domain,
-            source=source,
-            synthetic=synthetic,
-            out=out,
-            name=name,
-            seed=seed,
-            num_pairs={"train": num_pairs, "validation": validation_pairs, "test": test_pairs},
-            levels=[level.strip() for level in levels.split(",")] if levels else None,
-            max_bad=max_bad,
-            images_root=images_root,
-        )
-        with _tells_what_is_kept(keeps=synthetic is None):
-            made = prepare_domain(request, _limits(max_prompt_tokens, on_overlong, workers), force=force)
+    def callback(**given: Any) -> None:
+        force, as_json = given.pop("force"), given.pop("as_json")
+        limits = {"limits": _limits(*(given.pop(key) for key in LIMITS))} if limited else {}
+        with _tells_what_is_kept(keeps=command.keeps(given)):
+            made = command.run(**given, **limits, force=force)
         _show(made, as_json)
 
-    return command
+    options = {p.name: (p.kind, _option(p)) for p in parameters_of(command.run, name)}
+    options |= LIMITS if limited else {}
+    options["force"] = (bool, typer.Option(False, "--force", help=FORCE_HELP))
+    options["as_json"] = (bool, typer.Option(False, "--json", help=JSON_HELP))
+    return _command(name, callback, options, command.help)
+
+
+def _command(name: str, callback: Callable[..., None], options: Mapping[str, tuple[Any, Any]], words: str) -> Any:
+    """Return a command for a function that takes any keywords, with these options: name -> (type, typer's option)."""
+    from typer.main import get_command
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    listed = [inspect.Parameter(key, kind, default=o, annotation=t) for key, (t, o) in options.items()]
+    callback.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
+    callback.__annotations__ = {key: t for key, (t, _) in options.items()}
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name, help=words)(callback)
+    return get_command(single)
+
+
+def _option(parameter: Parameter) -> Any:
+    said = parameter.option
+    default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+    if said.positional:
+        return typer.Argument(default, help=said.help)
+    flags = (said.flag,) if said.flag else ()
+    return typer.Option(default, *flags, min=said.min, max=said.max, help=said.help)
 
 
 @contextmanager
@@ -189,16 +150,20 @@ def _show_splits(made: Prepared) -> None:
 
     info = made.info
     table = Table(title=Text(visible(f"{made.path.name}: {made.outcome}")))
-    columns = ["split", "rows", "same", "by distance", "images"]
-    if not any(fields["by_distance"] for fields in info["splits"].values()):
-        columns.remove("by distance")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "split" else "right")
+    kinds = (int, Mapping)  # counts, and counts of several things: {"1": 20, "2": 30}
+    keys = {k: 0 for fields in info["splits"].values() for k, v in fields.items() if isinstance(v, kinds) and v != {}}
+    table.add_column("split")
+    for key in keys:
+        table.add_column(key.replace("_", " "), justify="right")
     for split, fields in info["splits"].items():
-        cells = {key: f"{fields[key]:,}" for key in ("rows", "same", "images")}
-        cells |= {"split": split, "by distance": "  ".join(f"{d}: {n:,}" for d, n in fields["by_distance"].items())}
-        table.add_row(*(Text(visible(cells[column])) for column in columns))
+        table.add_row(*(Text(visible(cell)) for cell in (split, *(_counts(fields.get(key)) for key in keys))))
     console(stderr=False).print(table)
+
+
+def _counts(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "  ".join(f"{key}: {count:,}" for key, count in value.items())
+    return "" if value is None else f"{value:,}"
 
 
 def show_doctor(report: Mapping[str, Any]) -> None:

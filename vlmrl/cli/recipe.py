@@ -296,7 +296,10 @@ def _list_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
     wanted = {"tasks": tasks, "algos": algos, "rewards": rewards}
     chosen = {name: dict(getattr(known, name)) for name, on in wanted.items() if on}
     variants = {name: list(names) for name, names in known.variants.items() if names}
-    more = ({"variants": variants} if tasks else {}) | ({"differences": dict(known.differences)} if algos else {})
+    profiles = {name: list(names) for name, names in known.profiles.items() if tuple(names) != ("default",)}
+    more = ({"variants": variants, "profiles": profiles} if tasks else {}) | (
+        {"differences": dict(known.differences)} if algos else {}
+    )
     emit(chosen | more, as_json)
     if not as_json:
         for name, entries in chosen.items():
@@ -310,6 +313,9 @@ def _list_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
             ("task", "may be"),
             [(k, ", ".join(v)) for k, v in variants.items()],
         )
+        say("")
+        told = [(name, ", ".join(names)) for name, names in profiles.items()]
+        _table("rewards of a task, for the key `profile` of [reward]", ("task", "may be"), told)
 
 
 def _toml(value: Any) -> str:

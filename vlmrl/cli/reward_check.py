@@ -42,8 +42,10 @@ def reward_check(
     style: Annotated[
         str, typer.Option(help="Calling convention of a function: auto, vlmrl, trl, verl, easyr1.")
     ] = "auto",
-    task: Annotated[str | None, typer.Option(help="The task that a table's responses answer, such as fungi.")] = None,
-    variant: Annotated[str | None, typer.Option(help="How much the task asks for: baseline, im, im_basic ...")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="The task that a table's responses answer: a name or file.py:function.")
+    ] = None,
+    variant: Annotated[str | None, typer.Option(help="How much the task asks for, one of its variants.")] = None,
     columns: Annotated[str | None, typer.Option(help="A table's columns: response=output,ground_truth=gts.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Attack the reward with known tricks.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the scores: .parquet, .jsonl or .csv.")] = None,
@@ -89,7 +91,7 @@ def reward_check(
         keep_going or any(limit.needs_errors for limit in limits),
     )  # fmt: skip
     table = {"--columns": columns, "--task": task, "--variant": variant}
-    saved = _open(rollouts, runs, {"--steps": steps, "--source": source}, table, question.is_published)
+    saved = _open(rollouts, runs, {"--steps": steps, "--source": source}, table, question.is_lenient)
     written = {"out": out, "html": html}
     _check_places(written)
     checked = check_rewards(saved, question)

@@ -20,7 +20,7 @@ from vlmrl.errors import DataError
 
 Verdict = Literal["ok", "look", "bad"]
 TOKEN_LIMIT = 2048
-"""Rows with longer prompts are counted where no limit is given: what TaxonRL and EasyR1 drop silently."""
+"""Rows with longer prompts are counted where no limit is given: what EasyR1 drops silently."""
 EVEN, SKEWED = 0.6, 0.8
 """Share of the most frequent label up to which labels are even, and above which they are badly skewed."""
 LONG_SIDES = 200
@@ -35,8 +35,8 @@ class RowFacts(NamedTuple):
     """What the doctor knows of a row.
 
     `images`: positions in `Facts.images`. `label`: its class as text; None = it has none, or too many to count.
-    `distance`: of a pair, 0 = the same class. `text_tokens`: of its prompt without images. `groups`: individuals or
-    species in it. `name`: how a person finds it.
+    `distance`: of a pair, 0 = the same class. `text_tokens`: of its prompt without images. `groups`: whom or
+    what it shows. `name`: how a person finds it.
     """
 
     images: tuple[int, ...]
@@ -54,7 +54,7 @@ class Facts:
     Args:
         images: every content once.
         rows: split -> rows.
-        group: what `RowFacts.groups` are ("species", "individual"); "" = not known.
+        group: what `RowFacts.groups` are ("individual", say); "" = not known.
         notes: check -> (verdict, finding) that whoever made the dataset adds.
     """
 

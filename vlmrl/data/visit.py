@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from vlmrl.data.control_tokens import typed_in
 from vlmrl.data.dataset import Dataset
@@ -20,10 +20,31 @@ MAX_LABELS = 20
 """A column of answers with more different values is no class label."""
 
 
+class RowLabels(NamedTuple):
+    """What the doctor counts of a row.
+
+    Args:
+        label: the class of its answer; None = it has none.    distance: how hard it is, 0 = the same class.
+        group: what `names` are ("individual"); "" = not known.    names: whom or what its images show.
+    """
+
+    label: str | None
+    distance: int | None = None
+    group: str = ""
+    names: tuple[str, ...] = ()
+
+
+def answer_labels(row: Row) -> RowLabels:
+    """Return the labels of a row whose truth holds a plain answer."""
+    answer = row.truth.get("answer")
+    return RowLabels(str(answer) if isinstance(answer, (str, int, float, bool)) else None)
+
+
 def visit(
     dataset: Dataset,
     text_tokens: Callable[[Row], int],
     *,
+    labels_of: Callable[[Row], RowLabels] = answer_labels,
     texts: Callable[[Row], Sequence[str]] = lambda row: (),
     max_prompt_tokens: int | None = None,
     workers: int | None = None,
@@ -33,6 +54,7 @@ def visit(
 
     Args:
         text_tokens: of a row's prompt, without images.
+        labels_of: what is counted of a row; a task knows it (`tasks.kind_of`).
         texts: what a model reads or learns of a row, `<image>` marks taken out; searched for control tokens.
     """
     typed: list[tuple[str, Counter[str]]] = []
@@ -48,8 +70,11 @@ def visit(
             for one in row.media:
                 if number_of.setdefault(one.sha256, len(media)) == len(media):
                     media.append(one)
-            rows[split].append(_row_facts(row, number_of, text_tokens(row), row.origin or f"{split} row {index}"))
-            group = group or _group_of(row)
+            found = labels_of(row)
+            images = tuple(number_of[one.sha256] for one in row.media)
+            name = row.origin or f"{split} row {index}"
+            rows[split].append(RowFacts(images, found.label, found.distance, text_tokens(row), found.names, name))
+            group = group or found.group
             if tokens := sum(map(typed_in, texts(row)), Counter()):
                 typed.append((row.place, tokens))
     seen, broken = _look_at(dataset, media, workers, progress)
@@ -72,34 +97,6 @@ def _of_control_tokens(typed: Sequence[tuple[str, Counter[str]]]) -> str:
     return (
         f"{len(typed):,} rows hold what models use as control tokens ({listing}); read as letters; first: {typed[0][0]}"
     )
-
-
-def _row_facts(row: Row, number_of: Mapping[str, int], text_tokens: int, name: str) -> RowFacts:
-    truth = row.truth
-    if isinstance(truth.get("same"), bool):
-        label: str | None = "same" if truth["same"] else "different"
-    else:
-        label = str(truth["answer"]) if isinstance(truth.get("answer"), (str, int, float, bool)) else None
-    distance = truth.get("distance")
-    return RowFacts(
-        tuple(number_of[one.sha256] for one in row.media),
-        label,
-        distance if isinstance(distance, int) else None,
-        text_tokens,
-        tuple(_names(row, _group_of(row))),
-        name,
-    )
-
-
-def _group_of(row: Row) -> str:
-    if row.columns.get("individuals"):
-        return "individual"
-    return "species" if isinstance(row.truth.get("distance"), int) and row.truth.get("species") else ""
-
-
-def _names(row: Row, group: str) -> list[str]:
-    found = row.columns.get("individuals") if group == "individual" else row.truth.get(group)
-    return [str(name) for name in found or () if name is not None]
 
 
 def _look_at(

@@ -111,16 +111,34 @@ def _rewards(loaded: LoadedRecipe) -> Iterator[Problem]:
                 yield problem
 
 
+def _tasks(loaded: LoadedRecipe) -> Iterator[Problem]:
+    """A file of a task of one's own that is missing, is no Python, or lacks the function. Nothing of it runs here."""
+    for i, data in enumerate(loaded.recipe.data):
+        if is_file_reward(data.task) and (problem := _function_problem(loaded, ("data", i, "task"), data.task, "task")):
+            yield problem
+
+
 def _reward_problem(loaded: LoadedRecipe, key: Key, name: str) -> Problem | None:
+    problem = _function_problem(loaded, key, name, "reward")
+    if problem is not None:
+        return problem
+    file, _, function = name.rpartition(":")
+    tree = _parse_python(Path(file), "reward")
+    names = {} if isinstance(tree, Problem) else _top_level_names(tree)
+    return _args_problem(loaded, names.get(function), Path(file), function)
+
+
+def _function_problem(loaded: LoadedRecipe, key: Key, name: str, what: str) -> Problem | None:
+    """What is wrong with `file.py:function`, from its source alone; `what` it is to give."""
     where = loaded.where(key)
     file, _, function = name.rpartition(":") if ".py:" in name else (name, "", "")
     path = Path(file)
     if path.suffix != ".py":
-        hint = "a reward is a built-in name (`vlmrl recipe list --rewards`) or path/to/file.py:function"
+        hint = f"a {what} is a built-in name (`vlmrl recipe list --{what}s`) or path/to/file.py:function"
         return Problem(f"`{dotted(key)}` is `{name}`, which is neither a built-in nor file.py:function", where, hint)
     if not path.is_file():
-        return _missing(loaded, key, file, what="reward file")
-    tree = _parse_python(path)
+        return _missing(loaded, key, file, what=f"{what} file")
+    tree = _parse_python(path, what)
     if isinstance(tree, Problem):
         return tree
     functions = _top_level_names(tree)
@@ -135,18 +153,18 @@ def _reward_problem(loaded: LoadedRecipe, key: Key, name: str) -> Problem | None
         near = nearest(function, own)
         hint = f"did you mean `{near}`?  {listing}" if near else listing
         return Problem(f"{path} has no function `{function}`", where, hint)
-    return _args_problem(loaded, functions.get(function), path, function)
+    return None
 
 
-def _parse_python(path: Path) -> ast.Module | Problem:
+def _parse_python(path: Path, what: str) -> ast.Module | Problem:
     try:
         if path.stat().st_size > MAX_SOURCE_BYTES:
-            return Problem(f"the reward file has more than {MAX_SOURCE_BYTES:,} bytes", str(path))
+            return Problem(f"the {what} file has more than {MAX_SOURCE_BYTES:,} bytes", str(path))
         return ast.parse(path.read_bytes(), filename=str(path))
     except SyntaxError as error:
-        return Problem(f"the reward file is not valid Python: {error.msg}", f"{path}:{error.lineno or 1}")
+        return Problem(f"the {what} file is not valid Python: {error.msg}", f"{path}:{error.lineno or 1}")
     except (OSError, ValueError, RecursionError) as error:
-        return Problem(f"cannot read the reward file: {error}", str(path))
+        return Problem(f"cannot read the {what} file: {error}", str(path))
 
 
 def _top_level_names(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef | None]:
@@ -222,4 +240,4 @@ def _listing(folder: Path, most: int = 500) -> list[Path]:
 
 NOT_MADE_YET = (_model, _data_paths, _validation_files, _images_roots)
 """Rules about what other commands make, or what is on another machine."""
-FILE_RULES = (_model, _data_paths, _validation_files, _images_roots, _prompts, _rewards)
+FILE_RULES = (_model, _data_paths, _validation_files, _images_roots, _prompts, _tasks, _rewards)

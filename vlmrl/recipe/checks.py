@@ -284,7 +284,8 @@ def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         *((cell, ("algo", cell), getattr(recipe.algo, cell), known, "") for cell, known in catalogs.cells.items()),
     ]
     for i, data in enumerate(recipe.data):
-        asked.append(("task", ("data", i, "task"), data.task, catalogs.tasks, "vlmrl recipe list --tasks"))
+        if not is_file_reward(data.task):
+            asked.append(("task", ("data", i, "task"), data.task, catalogs.tasks, "vlmrl recipe list --tasks"))
     rewards = [(("data", i, "reward"), data.reward) for i, data in enumerate(recipe.data)]
     for key, name in [*rewards, (("reward", "name"), recipe.reward.name)]:
         if name and not is_file_reward(name):
@@ -293,7 +294,7 @@ def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         if name is None or not known or name in known:
             continue
         near = nearest(name, known)
-        also = "; a reward of your own is path/to/file.py:function" if what == "reward" else ""
+        also = f"; a {what} of your own is path/to/file.py:function" if what in ("reward", "task") else ""
         listing = f"known: {', '.join(known)}" + (f" (`{command}`)" if command else "") + also
         hint = f"did you mean `{near}`?  {listing}" if near else listing
         yield Problem(f"unknown {what} `{name}` in `{dotted(key)}`", loaded.where(key), hint)

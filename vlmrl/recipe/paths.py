@@ -11,6 +11,7 @@ from vlmrl.recipe.lines import Key
 PATH_KEYS = (
     "model.path",
     "data.path",
+    "data.task",
     "data.prompt",
     "data.images_root",
     "data.validation",
@@ -19,8 +20,8 @@ PATH_KEYS = (
     "log.sinks",
 )
 """Keys whose value, or whose list of values, may name a file or folder; list positions left out."""
-_NAMES_TOO = ("data.validation", "data.reward", "reward.name", "log.sinks")
-"""Those whose value may be a plain name (of a split, a reward, a logger), which no folder of that name replaces."""
+_NAMES_TOO = ("data.task", "data.validation", "data.reward", "reward.name", "log.sinks")
+"""Those whose value may be a plain name (of a task, a split, a reward, a logger), which no folder of it replaces."""
 
 
 def is_path_key(key: Key) -> bool:

@@ -94,7 +94,8 @@ class Data(Table):
     name: str | None = None
     """Short name in metrics and rollouts; default: the last part of `path`."""
     task: str = "table"
-    """Which task bundle renders and scores the rows (`vlmrl recipe list --tasks`)."""
+    """Which task renders and scores the rows: a name (`vlmrl recipe list --tasks`), or a function of your own that
+    returns a `vlmrl.Task`, as path/to/file.py:function. It runs in the trainer's process, as part of it."""
     variant: str | None = None
     """How much the task asks for (`vlmrl recipe list --tasks` names its variants; im = its main one with intermediate
     steps); default: im, or baseline where the dataset lacks the truth for it."""
@@ -128,8 +129,8 @@ class Reward(Table):
     name: str | None = None
     """A built-in reward or `path/to/file.py:function`; default: the task's own."""
     profile: str = "default"
-    """Which of the task's own rewards, where `name` gives none: default, or taxonrl (TaxonRL's published function to
-    the digit, its bugs included; for the tasks fungi, bird, sea_star, chimp, gorilla, human and whale)."""
+    """Which of the task's own rewards, where `name` gives none: default, or another that the task has
+    (`vlmrl recipe list --tasks` names them)."""
     style: Literal["auto", "vlmrl", "trl", "verl", "easyr1"] = "auto"
     """Calling convention of a `file.py:function`; auto reads it from the parameter names."""
     args: dict[str, Any] = {}

@@ -1,4 +1,7 @@
-"""Rewards: text and pixels in, parts out. `REWARDS` is the table of built-ins; users bring `file.py:function`."""
+"""Rewards: text and pixels in, parts out. `GENERAL` is the table of built-ins that belong to no task.
+
+Tasks have built-ins of their own; `vlmrl.tasks.rewards` has all of them by name. Users bring `file.py:function`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards import labels, taxonomy, taxonrl, text
+from vlmrl.rewards import text
 from vlmrl.rewards.base import STYLES, RewardSpec, check_on_timeout
 
 
@@ -24,35 +27,17 @@ class Builtin:
         version: raised by whoever changes the score of any response, or the default of an argument. Runs, evaluations
             and checkpoints know the reward by it (see identity.py); tests/golden/rewards holds its scores.
         lacks: why it does not take the arguments of its sisters.
+        any_truth: it takes any ground truth as it is, also one that breaks its task's form.
     """
 
     build: Callable[..., RewardSpec]
     summary: str
     version: int
     lacks: str = ""
+    any_truth: bool = False
 
 
-REWARDS: dict[str, Builtin] = {
-    "taxonomy": Builtin(
-        taxonomy.taxonomy, "pairs: format, calibrated answer, one part per level of a hierarchy", version=1
-    ),
-    "taxonomy_relations": Builtin(
-        taxonomy.taxonomy_relations,
-        "pairs: the same with Same, Different or Uncertain per level instead of names",
-        version=1,
-    ),
-    "pair_labels": Builtin(
-        labels.pair_labels, "pairs: format, calibrated answer, a label of a vocabulary per image", version=1
-    ),
-    "pair_answer": Builtin(
-        taxonomy.pair_answer,
-        "pairs: format and calibrated answer, the baseline without levels",
-        version=1,
-        lacks="it scores the answer alone and has no levels",
-    ),
-    "taxonrl": Builtin(
-        taxonrl.taxonrl, "pairs: a reward that TaxonRL published, to the digit, to reproduce its runs", version=1
-    ),
+GENERAL: dict[str, Builtin] = {
     "exact_match": Builtin(text.exact_match, "the answer is the expected text (case and blanks aside)", version=1),
     "number_match": Builtin(text.number_match, "the answer is the expected number, within a tolerance", version=1),
     "format_tags": Builtin(text.format_tags, "the response is exactly a sequence of tags", version=1),
@@ -61,13 +46,19 @@ REWARDS: dict[str, Builtin] = {
 
 
 def load_reward(
-    name: str, *, args: Mapping[str, Any] | None = None, style: str = "auto", base_dir: Path | str | None = None
+    name: str,
+    *,
+    args: Mapping[str, Any] | None = None,
+    style: str = "auto",
+    base_dir: Path | str | None = None,
+    builtins: Mapping[str, Builtin] = GENERAL,
 ) -> RewardSpec:
     """A built-in reward by its name, or a user's `path/to/file.py:function`, with `args` bound.
 
     Args:
         style: calling convention of a user's function: auto, vlmrl, trl, verl, easyr1.
         base_dir: where a relative path starts (the recipe's folder); the current folder is tried next.
+        builtins: the built-ins by name; `vlmrl.tasks.rewards.load_reward` gives those of the tasks too.
     Raises: RewardError for an unknown name, a missing file or function, an argument that it does not take, an unclear
         calling convention, or a file that cannot be imported (with the lines of the user's traceback).
     """
@@ -78,15 +69,15 @@ def load_reward(
         from vlmrl.rewards.adapters import load_user_reward
 
         return load_user_reward(name, args=args, style=style, base_dir=base_dir)
-    if name not in REWARDS:
+    if name not in builtins:
         raise RewardError(
-            f"unknown reward `{name}`", hint=nearest(name, REWARDS) + "; or bring your own as path/to/file.py:function"
+            f"unknown reward `{name}`", hint=nearest(name, builtins) + "; or bring your own as path/to/file.py:function"
         )
-    build = REWARDS[name].build
+    build = builtins[name].build
     parameters = inspect.signature(build).parameters
     for key in args:
         if key not in parameters:
-            raise _no_argument(name, key, parameters)
+            raise _no_argument(name, key, parameters, builtins)
     missing = [k for k, p in parameters.items() if p.default is inspect.Parameter.empty and k not in args]
     if missing:
         raise RewardError(f"reward `{name}` needs the argument `{missing[0]}`", hint=f"set [reward.args] {missing[0]}")
@@ -94,12 +85,12 @@ def load_reward(
         spec = build(**args)
     except (TypeError, ValueError) as error:
         raise RewardError(f"reward `{name}` cannot use its arguments {args}: {error}") from error
-    return replace(spec, version=REWARDS[name].version, args=args)
+    return replace(spec, version=builtins[name].version, args=args)
 
 
-def _no_argument(name: str, key: str, parameters: Mapping[str, Any]) -> RewardError:
-    told, lacks = f"reward `{name}` takes no argument `{key}`", REWARDS[name].lacks
-    takers = [other for other, one in REWARDS.items() if key in inspect.signature(one.build).parameters]
+def _no_argument(name: str, key: str, parameters: Mapping[str, Any], builtins: Mapping[str, Builtin]) -> RewardError:
+    told, lacks = f"reward `{name}` takes no argument `{key}`", builtins[name].lacks
+    takers = [other for other, one in builtins.items() if key in inspect.signature(one.build).parameters]
     if not takers or not lacks:
         return RewardError(told, hint=nearest(key, parameters))
     hint = f"leave it out, or choose a `variant` of the task whose reward is one that takes it ({', '.join(takers)})"
@@ -124,7 +115,9 @@ def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, A
     }
 
 
-def load_recorded(record: Mapping[str, Any], base_dir: Path | str | None = None) -> RewardSpec:
+def load_recorded(
+    record: Mapping[str, Any], base_dir: Path | str | None = None, *, builtins: Mapping[str, Builtin] = GENERAL
+) -> RewardSpec:
     """The reward of a `reward_record`, as it is now; `identity_of` of both records says if it changed.
 
     Raises: RewardError as `load_reward`, also for a record that lacks its name or arguments.
@@ -132,7 +125,7 @@ def load_recorded(record: Mapping[str, Any], base_dir: Path | str | None = None)
     if not isinstance(record.get("name"), str) or not isinstance(record.get("args"), Mapping):
         raise RewardError("the run's manifest does not say which reward with which arguments scored its rollouts")
     style = str(record.get("style", "auto"))
-    spec = load_reward(record["name"], args=record["args"], style=style, base_dir=base_dir)
+    spec = load_reward(record["name"], args=record["args"], style=style, base_dir=base_dir, builtins=builtins)
     return earn_on_timeout(name_accuracy(spec, record.get("accuracy")), record.get("on_timeout") or {})
 
 

@@ -3,7 +3,7 @@
     <runs root>/<yyyymmdd-hhmmss>-<recipe>-<4 hex>/          time in UTC
       manifest.json  recipe.toml  resolved.json  code.diff  run.lock (only while someone writes)
       recipe-a2.toml, resolved-a2.json (of attempt 2, when it changed something)
-      kept/reward-<16 hex>.py, prompt-<16 hex>.jinja (by their hash)
+      kept/reward-<16 hex>.py, task-<16 hex>.py, prompt-<16 hex>.jinja (by their hash)
       metrics.jsonl  rollouts/step-000010.parquet, step-000021-a2.parquet (by attempt 2), pruned.json
       sinks.json (what its loggers want kept); tensorboard/, wandb/ (files of loggers)
       eval/<name>/rows.parquet, summary.json
@@ -55,7 +55,7 @@ MOST_WORD_BYTES = 64
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[A-Za-z0-9._-]+-[0-9a-f]{4}")
 RUNS_VARIABLE = "VLMRL_RUNS"
-_KEPT_SUFFIX = {"reward": ".py", "prompt": ".jinja"}
+_KEPT_SUFFIX = {"task": ".py", "reward": ".py", "prompt": ".jinja"}
 _ROLLOUT = re.compile(r"step-(\d{6,})(?:-a(\d+))?\.parquet")
 _CHECKPOINT = re.compile(r"step-(\d{6,})")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -211,14 +211,16 @@ class PromptLengths:
         self._tokens = lru_cache(maxsize=10_000)(self._render)
         self._task = task
 
-    def of(self, columns: Mapping[str, Hashable], media: Sequence[Media]) -> int:
+    def of(self, columns: Mapping[str, Any], media: Sequence[Media]) -> int:
         """Of a row with these columns, and so many images."""
-        return self._tokens(tuple(columns.items()), len(media))
+        try:
+            return self._tokens(tuple(columns.items()), len(media))
+        except TypeError:  # a list or a mapping among them, which no cache can keep
+            return self._render(tuple(columns.items()), len(media))
 
     def _render(self, columns: tuple[tuple[str, Any], ...], num_images: int) -> int:
         row = Row("", "", self._task.name, {}, (Media("", 1, 1),) * num_images, dict(columns))
-        where = f"tasks/{self._task.name}/{self._task.variant or 'prompt'}.jinja"
-        text = render_user(self._task.template, row, self._task.variables, where=where)
+        text = render_user(self._task.template, row, self._task.variables, where=self._task.template_file)
         place_images((Message("user", text),), row)
         return estimate_text_tokens(len(text.replace(IMAGE, "")))
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import RecipeError
+from vlmrl.tasks.attack import Attack
+from vlmrl.tasks.kinds import RowKind, TruthForm
 from vlmrl.types import Message, RewardInput, Row, Score
 
 if TYPE_CHECKING:
     from vlmrl.rewards.base import RewardSpec
+    from vlmrl.tasks.own import OwnFile
+    from vlmrl.tasks.own_prep import NewRow
 
 Outcome = Mapping[str, float | None]
 Measure = Callable[[RewardInput, Score], Outcome]
@@ -30,6 +34,7 @@ class Task:
         summary: one line for `vlmrl recipe list --tasks`.
         template: Jinja source of the user message. Variables: the row's columns and `truth`-free task settings.
         variables: further template variables that come from the dataset (the level names, say).
+        template_file: where `template` is, for messages.
         validate: truth of a row -> what is wrong with it, in words; empty when sound.
         profiles: reward profile (`[reward] profile`) -> name in REWARDS and arguments that the task binds; `default` is
             the task's own reward. Empty when the user must bring one.
@@ -46,13 +51,20 @@ class Task:
             image belong together.
         messages: row -> the prompt when the rows bring their own (task `table`); None = `template` is rendered.
         trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None when there is none.
+        attacks: inputs of rows -> tricks that the probe tries on the reward beside the known ones (tasks/attack.py).
+        truths: how a table of responses holds the truths; None = each as a mapping, or a plain value as its `answer`.
+        kind: what the probe, the data doctor and `diagnose` know of the rows (tasks/kinds.py); None = what their truth
+            tells.
+        prep: options -> split -> rows (tasks/own_prep.py), for `vlmrl prep file.py:function`; its parameters are the
+            options of the command, each with a default.
+        own: the file of a task of one's own (tasks/own.py).
         variant: how much is asked for, one of `variants`; "" for a task without variants.
     """
 
     name: str
     summary: str
     template: str
-    validate: Callable[[Mapping[str, Any]], list[str]]
+    validate: Callable[[Mapping[str, Any]], list[str]] = lambda truth: []
     variables: Mapping[str, Any] = field(default_factory=dict)
     profiles: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     outcome: Measure = lambda x, score: {}
@@ -63,6 +75,12 @@ class Task:
     trace: Callable[[Row, random.Random], str] | None = None
     variant: str = ""
     variants: tuple[str, ...] = ()
+    template_file: str = ""
+    attacks: Callable[[Sequence[RewardInput]], Sequence[Attack]] = lambda rows: ()
+    truths: TruthForm | None = None
+    kind: RowKind | None = None
+    prep: Callable[..., Mapping[str, Iterable[NewRow]]] | None = None
+    own: OwnFile | None = None
 
     @property
     def reward(self) -> str | None:
@@ -86,11 +104,6 @@ class Task:
 
         x = RewardInput("", truth)
         return () if self.set_metrics is None else tuple(self.set_metrics([(x, UNSCORED, self.outcome(x, UNSCORED))]))
-
-    @property
-    def template_file(self) -> str:
-        """Where `template` is, below the package."""
-        return f"tasks/{self.name}/{self.variant or 'prompt'}.jinja"
 
     def has_profile(self, name: str) -> bool:
         """Whether `profile` knows it."""

@@ -12,7 +12,7 @@ from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.recipe.template import read_template
 from vlmrl.store.redact import learn
-from vlmrl.tasks import make_task
+from vlmrl.tasks import task_of
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.prompt_print import earlier_prints, prompt_print
 from vlmrl.tasks.render import compile_template, place_images, render_user
@@ -105,7 +105,7 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None) -> Sour
         valid.
     """
     dataset = open_dataset(data)
-    task = make_task(getattr(dataset, "task", data.task), dataset.info, data.variant)
+    task = task_of(dataset, data.task, data.variant)
     split = split or data.split
     require_split(dataset, split)
     rows = dataset.rows(split)
@@ -115,7 +115,7 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None) -> Sour
         raise DataError(f"split `{split}` of {dataset.path} has no rows")
     template, path = _template(data, task)
     spec, weights = _reward(data, reward, task)
-    learn(filter(None, (template, data.system, spec.user and spec.user.source)))
+    learn(filter(None, (template, data.system, spec.user and spec.user.source, task.own and task.own.text)))
     if task.outcome_as is not None:
         task = replace(task, outcome=task.outcome_as(spec))
     print_now = prompt_print(template, data.system, task.variables, task.name)
@@ -170,8 +170,9 @@ def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[st
     `[reward] args` and `weights` belong to the recipe's choice: they reach an entry's own reward only when `[reward]`
     names no other. They go over the arguments that the task binds, key by key, in a table (`aliases`) too.
     """
-    from vlmrl.rewards import earn_on_timeout, load_reward, name_accuracy
+    from vlmrl.rewards import earn_on_timeout, name_accuracy
     from vlmrl.rewards.base import check_weight_sizes
+    from vlmrl.tasks.rewards import load_reward
 
     is_named = bool(data.reward or reward.name)
     own, own_args = (None, {}) if is_named and not task.has_profile(reward.profile) else task.profile(reward.profile)

@@ -30,6 +30,7 @@ VALIDATION_SUFFIX = " (validation)"
 """Ends the name of a dataset record whose rows are a validation file's."""
 ROWS = Rule("asked", "the rows themselves", ("data",), ("best",))
 REWARD = Rule("asked", "what earns a reward", ("reward",), ("best",))
+TASK = Rule("asked", "what is asked and measured", ("data",), ("best",))
 PROMPT = Rule("asked", "what the model is asked", ("prompt",), ("best",))
 
 
@@ -55,13 +56,15 @@ def dataset_record(source: Source, name: str | None = None) -> dict[str, Any]:
     return {
         "name": name or source.name, "path": source.dataset.path, "split": source.split, "task": source.task.name,
         "variant": source.task.variant, "rows": len(source.rows), "fingerprint": source.dataset.fingerprint,
+        **({"task_sha256": source.task.own.sha256} if source.task.own else {}),
     }  # fmt: skip
 
 
 def texts_of(sources: Sequence[Source]) -> Texts:
-    """The reward files and prompt templates of the sources, by the hashes of their records."""
+    """The task files, reward files and prompt templates of the sources, by the hashes of their records."""
+    tasks = {("task", s.task.own.sha256): s.task.own.text for s in sources if s.task.own}
     rewards = {("reward", s.reward.source_sha256): s.reward.user.source for s in sources if s.reward.user}
-    return rewards | {("prompt", s.prompt_sha256): s.template for s in sources if s.template}
+    return tasks | rewards | {("prompt", s.prompt_sha256): s.template for s in sources if s.template}
 
 
 def content_changes(run: Run, now: Records, texts: Texts, recipe: Sequence[Change] = ()) -> list[Change]:
@@ -75,6 +78,11 @@ def content_changes(run: Run, now: Records, texts: Texts, recipe: Sequence[Chang
     for old, new in trained + _pairs(was.datasets[before:], now["datasets"][after:], "name"):
         if old.get("fingerprint") != new["fingerprint"]:
             found.append(Change(f"rows of {new['name']}", old, new, ROWS))
+        if old.get("task_sha256") != new.get("task_sha256"):
+            hashes = {"sha256": old.get("task_sha256")}, {"sha256": new.get("task_sha256")}
+            name = f"task {new['task']}"
+            diff = _diff(run, "task", name, *hashes, texts)
+            found.append(Change(name, hashes[0]["sha256"], hashes[1]["sha256"], TASK, diff=diff))
     recipe_says = any(c.kind != "free" and c.what.startswith(("reward.", "data")) for c in recipe)
     for old, new in _pairs(was.rewards, now["rewards"], "source"):
         if change := _reward_change(run, old, new, texts, recipe_says):

@@ -73,7 +73,7 @@ Random = random.Random
 
 
 def samples(domain: str, count: int, seed: int) -> Iterator[tuple[str, Any]]:
-    """(response, ground truth) of a domain of vlmrl.rewards.layouts, or of `answer`; the same for the same seed."""
+    """(response, ground truth) of a domain, or of `answer`; the same for the same seed."""
     rng = Random(f"{domain} {seed}")
     for _ in range(count):
         truth = ground_truth(rng, domain)

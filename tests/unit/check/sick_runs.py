@@ -13,11 +13,12 @@ from reward_runs import LEVELS, pair_truth
 
 from vlmrl.algo.advantages import group_advantages
 from vlmrl.recipe.load import load_recipe
-from vlmrl.rewards import load_reward, reward_record
+from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.store.runs import Run, create_run
 from vlmrl.tasks.pairs.task import write_trace
+from vlmrl.tasks.rewards import load_reward
 from vlmrl.types import Group, Media, RewardInput, Row, Score, ScoredSample, Segment, Trajectory
 
 PROMPT = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Same?<|im_end|>\n<|im_start|>assistant\n"

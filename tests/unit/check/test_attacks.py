@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from vlmrl.check.answer_form import form_of
 from vlmrl.check.probe import probe_reward
-from vlmrl.rewards import load_reward
-from vlmrl.rewards.layouts import LAYOUTS
 from vlmrl.tasks import TASKS, make_task
-from vlmrl.tasks.domains import DOMAINS
+from vlmrl.tasks.rewards import load_reward
+from vlmrl.tasks.taxonrl.domains import DOMAINS
+from vlmrl.tasks.taxonrl.kind import answer_form
+from vlmrl.tasks.taxonrl.layouts import LAYOUTS
 from vlmrl.types import RewardInput
 
 TRUTHS = {
@@ -47,7 +47,7 @@ def probed(name, variant, profile):
         if profile == "taxonrl":
             truth["ground_truth"] = text if variant != "baseline" else text.split(";")[0]
         rows.append(RewardInput("", truth))
-    return probe_reward(spec, spec.weights, rows, form=form_of(name, task.variant, ()), echo=task.template)
+    return probe_reward(spec, spec.weights, rows, play=task.kind.play, echo=task.template)
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
@@ -114,7 +114,7 @@ def test_every_task_with_a_form_is_attacked():
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_honest_answers_are_in_the_form_that_the_tasks_own_measure_reads(name, variant):
     task = make_task(name, {"name": "x"}, variant)
-    form = form_of(name, task.variant, ())
+    form = answer_form(DOMAINS[name], DOMAINS[name].variant(task.variant))
     layout = LAYOUTS[name if name in LAYOUTS else "answer"]
     for text in TRUTHS[name]:
         x = RewardInput("", layout.read(text))

@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from vlmrl.check.probe import probe_reward
-from vlmrl.rewards import load_reward
+from vlmrl.tasks.rewards import load_reward
 from vlmrl.types import RewardInput
 
 ROWS = [RewardInput("", truth={"answer": str(n)}, prompt="How many?") for n in (3, 5, 7, 7)]

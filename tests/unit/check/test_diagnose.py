@@ -35,10 +35,10 @@ from vlmrl.check.diagnose_prompts import OPEN_TAG, ROLE_MARK, TURN_END
 from vlmrl.check.diagnose_scores import FIELD, agrees, truly_right
 from vlmrl.check.texts import answer_of
 from vlmrl.errors import StoreError
-from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.store.runs import create_run, open_run
 from vlmrl.tasks.pairs.task import write_trace
+from vlmrl.tasks.rewards import load_reward
 
 
 def right(truth, rng):

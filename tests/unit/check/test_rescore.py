@@ -285,9 +285,10 @@ def test_a_reward_that_looks_at_images_gets_those_of_the_run(tmp_path):
 
     from PIL import Image
 
-    from vlmrl.rewards import load_reward, reward_record
+    from vlmrl.rewards import reward_record
     from vlmrl.store.media import write_shard
     from vlmrl.store.runs import create_run
+    from vlmrl.tasks.rewards import load_reward
     from vlmrl.types import Group, Media, Row, ScoredSample, Segment, Trajectory
 
     file = tmp_path / "r.py"

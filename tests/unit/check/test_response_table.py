@@ -15,8 +15,8 @@ from vlmrl.check.open_table import is_table, open_table
 from vlmrl.check.rescore import named_rewards, profile_rewards, scan_saved
 from vlmrl.check.reward_check import RewardQuestion, check_rewards
 from vlmrl.errors import DataError, RecipeError, RewardError
-from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import combine, split_note
+from vlmrl.tasks.rewards import load_reward
 from vlmrl.types import RewardInput
 
 ROWS = [
@@ -145,7 +145,7 @@ def test_broken_csv_is_told_with_its_line(text, words, tmp_path):
 
 
 def test_taxonrls_string_and_typed_fields_are_the_same_truth(tmp_path):
-    pytest.importorskip("vlmrl.tasks.domains")
+    pytest.importorskip("vlmrl.tasks.taxonrl.domains")
     texts = [GOOD.format("Boletus", "0.9"), GOOD.format("Suillus", "0.1")]
     string = [{"response": t, "ground_truth": g} for t, g in zip(texts, (FUNGI, APART), strict=True)]
     typed = [
@@ -172,7 +172,7 @@ def test_taxonrls_string_and_typed_fields_are_the_same_truth(tmp_path):
 
 
 def test_a_truth_that_breaks_its_layout_is_named_and_taken_as_it_is_by_the_published_reward(tmp_path):
-    pytest.importorskip("vlmrl.tasks.domains")
+    pytest.importorskip("vlmrl.tasks.taxonrl.domains")
     rows = [{"response": GOOD.format("Boletus", "0.9000"), "ground_truth": g} for g in (FUNGI, "1;sameSpecies;Boletus")]
     path = write(tmp_path / "rows.jsonl", rows)
     with pytest.raises(DataError, match=r"rows.jsonl:2: the fungi ground truth .* has 3 fields, not 9"):
@@ -233,7 +233,7 @@ def test_truths_that_contradict_themselves_are_scored_by_the_published_reward_an
     ],
 )
 def test_a_broken_truth_is_never_a_zero(truth, words, tmp_path):
-    pytest.importorskip("vlmrl.tasks.domains")
+    pytest.importorskip("vlmrl.tasks.taxonrl.domains")
     rows = [{"response": "x", "truth": {"same": True}}, {"response": "x", "truth": truth}]
     with pytest.raises(DataError, match=words):
         check_rewards(open_table(write(tmp_path / "rows.jsonl", rows), task="fungi"), RewardQuestion())

@@ -16,10 +16,11 @@ from vlmrl.check.open_table import open_table
 from vlmrl.check.reward_check import RewardQuestion, check_rewards
 from vlmrl.check.saved import open_saved
 from vlmrl.report.reward_page import render_reward_page, write_reward_page
-from vlmrl.rewards import load_reward, reward_record
+from vlmrl.rewards import reward_record
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.store.media import write_shard
 from vlmrl.store.runs import create_run
+from vlmrl.tasks.rewards import load_reward
 from vlmrl.types import Media, Row
 
 NASTY = "<script>alert(1)</script>\u202e{{ 7*7 }}</pre><img src=x onerror=alert(2)>"

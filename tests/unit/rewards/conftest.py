@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.tasks.rewards import load_reward
 from vlmrl.types import RewardInput
 
 Open = Callable[..., Scorer]

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards import load_recorded, load_reward, name_accuracy, reward_record
+from vlmrl.rewards import name_accuracy, reward_record
 from vlmrl.rewards.accuracy import FUNCTION, accuracy_part, accuracy_words, is_binary, with_accuracy
 from vlmrl.rewards.base import RewardSpec, UserReward
+from vlmrl.tasks.rewards import load_recorded, load_reward
 from vlmrl.types import RewardInput
 
 MINE = RewardSpec("mine.py:f", lambda x: 0.0, {}, {}, user=UserReward("mine.py", "f", "", "vlmrl", {}))

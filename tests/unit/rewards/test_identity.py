@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from vlmrl.rewards import REWARDS, load_reward, reward_record
+from vlmrl.rewards import reward_record
 from vlmrl.rewards.identity import identity_of, shown_weights
 from vlmrl.rewards.old_prints import OLD_PRINTS
+from vlmrl.tasks.rewards import REWARDS, load_reward
 
 AT_75082C1 = "33af6ce6b71c533cc1ffc60aaac03d3868f9f443e005848dda2761ec0512ffcb"
 """What runs of that commit recorded for `taxonomy`."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.layouts import DISTANCES, LAYOUTS, RANKS, distance_bounds
+from vlmrl.tasks.taxonrl.layouts import DISTANCES, LAYOUTS, RANKS, distance_bounds
 
 FUNGI = "0;Boletaceae;Boletus;Boletales;Boletus edulis;Boletaceae;Suillus;Boletales;Suillus luteus"
 BIRD = "0;sameFamily;Corvus;Corvidae;Passeriformes;Pica;Corvidae;Passeriformes"

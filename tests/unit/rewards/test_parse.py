@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from vlmrl.rewards.parse import find_tags, normalise_name, parse_pair_response, parse_probability, tagged_text
+from vlmrl.rewards.parse import find_tags, normalise_name, tagged_text
+from vlmrl.tasks.pairs.parse import parse_pair_response, parse_probability
 
 LEVELS = ("order", "family", "genus")
 

@@ -12,10 +12,11 @@ from PIL import Image
 
 from vlmrl import RewardInput, RewardResult
 from vlmrl.errors import RewardError
-from vlmrl.rewards import load_reward, results
+from vlmrl.rewards import results
 from vlmrl.rewards.base import RewardSpec, split_result
 from vlmrl.rewards.results import artifact_files, detail_text, read_artifacts, read_detail
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.tasks.rewards import load_reward
 from vlmrl.types import Call, Media, Turn
 
 DRAWS = """

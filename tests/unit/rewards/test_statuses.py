@@ -10,9 +10,10 @@ import pytest
 
 from vlmrl import RewardInput, RewardUnavailable
 from vlmrl.errors import RewardError
-from vlmrl.rewards import load_recorded, load_reward, reward_record
+from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.tasks.rewards import load_recorded, load_reward
 
 QUICK = {"timeout_seconds": 1.0}
 DOWN = """

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import combine, split_note
-from vlmrl.rewards.pairs import answer_score, level_parts
+from vlmrl.tasks.pairs.reward import answer_score, level_parts
+from vlmrl.tasks.rewards import load_reward
 from vlmrl.types import RewardInput
 
 TWO = ("loop", "digit")

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards import load_reward
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.rewards.taxonrl import FUNCTIONS, score_batch, squeeze
+from vlmrl.tasks.rewards import load_reward
+from vlmrl.tasks.taxonrl.published import FUNCTIONS, score_batch, squeeze
 from vlmrl.types import RewardInput
 
 RIGHT = "<think>x</think><answer>1.0000</answer>"

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards import REWARDS, load_recorded, load_reward, reward_record
+from vlmrl.rewards import reward_record
 from vlmrl.rewards.text import ground_truth, plain_number
+from vlmrl.tasks.rewards import REWARDS, load_recorded, load_reward
 from vlmrl.types import RewardInput
 
 

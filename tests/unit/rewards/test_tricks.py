@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import combine
+from vlmrl.tasks.rewards import load_reward
 from vlmrl.types import RewardInput
 
 LEVELS = ["order", "family", "genus"]
@@ -108,7 +108,7 @@ def test_r7_the_default_score_is_proper_so_the_honest_belief_is_the_best_answer(
     for belief in (0.5, 0.6, 0.9):
 
         def expected(p, q=belief, rule="brier"):
-            from vlmrl.rewards.pairs import answer_score
+            from vlmrl.tasks.pairs.reward import answer_score
 
             return q * answer_score(p, True, rule) + (1 - q) * answer_score(p, False, rule)
 

@@ -12,10 +12,10 @@ from vlmrl.data.dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 from vlmrl.tasks.assemble import Limits
-from vlmrl.tasks.domain_images import check_folders
-from vlmrl.tasks.domains import DOMAINS
-from vlmrl.tasks.face_pairs import FacePair, _with_splits, parse_pairs, person_of
-from vlmrl.tasks.prepare import DomainRequest, prepare_domain
+from vlmrl.tasks.taxonrl.domain_images import check_folders
+from vlmrl.tasks.taxonrl.domains import DOMAINS
+from vlmrl.tasks.taxonrl.face_pairs import FacePair, _with_splits, parse_pairs, person_of
+from vlmrl.tasks.taxonrl.prepare import DomainRequest, prepare_domain
 
 PAIRS = {"train": 60, "validation": 10, "test": 20}
 

@@ -11,9 +11,9 @@ from domain_builders import TRUTHS, write_dataset
 from vlmrl.errors import RewardError
 from vlmrl.recipe.load import load_recipe
 from vlmrl.recipe.schema import Data, Reward
-from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import UNSCORED
 from vlmrl.tasks import make_task
+from vlmrl.tasks.rewards import load_reward
 from vlmrl.tasks.source import Source, open_source
 from vlmrl.types import RewardInput
 

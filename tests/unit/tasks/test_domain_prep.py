@@ -17,11 +17,11 @@ from vlmrl.data.dataset import open_dataset
 from vlmrl.data.images import decode_image
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data, Reward
-from vlmrl.rewards.layouts import LAYOUTS
 from vlmrl.tasks.assemble import Limits, OnOverlong
-from vlmrl.tasks.domains import DOMAINS
-from vlmrl.tasks.prepare import DomainRequest, prepare_domain, published
 from vlmrl.tasks.source import open_source
+from vlmrl.tasks.taxonrl.domains import DOMAINS
+from vlmrl.tasks.taxonrl.layouts import LAYOUTS
+from vlmrl.tasks.taxonrl.prepare import DomainRequest, prepare_domain, published
 
 ONE = Limits(workers=1)
 

@@ -12,15 +12,15 @@ from domain_builders import TRUTHS, write_dataset
 
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
-from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import UNSCORED, split_note
-from vlmrl.rewards.layouts import LAYOUTS
-from vlmrl.rewards.taxonrl import FUNCTIONS
 from vlmrl.tasks import TASKS, make_task
-from vlmrl.tasks.domain import Domain, Variant, known_fields, truth_distance
-from vlmrl.tasks.domains import DOMAINS
 from vlmrl.tasks.render import IMAGE, place_images, render_user
+from vlmrl.tasks.rewards import load_reward
 from vlmrl.tasks.source import _reward, open_source
+from vlmrl.tasks.taxonrl.domain import Domain, Variant, known_fields, truth_distance
+from vlmrl.tasks.taxonrl.domains import DOMAINS
+from vlmrl.tasks.taxonrl.layouts import LAYOUTS
+from vlmrl.tasks.taxonrl.published import FUNCTIONS
 from vlmrl.types import Media, Message, RewardInput, Row
 
 VARIANTS = [(domain, variant) for domain in DOMAINS.values() for variant in domain.variants]
@@ -117,7 +117,7 @@ def test_a_recipe_names_variant_and_profile(tmp_path: Path) -> None:
     path = str(write_dataset(tmp_path / "d", "fungi", [TRUTHS["fungi"]], truth_fields=list(LAYOUTS["fungi"].fields)))
     source = open_source(Data(path=path), Reward())
     assert (source.task.variant, source.reward.name) == ("im_concrete", "taxonomy")
-    assert source.template_path == "tasks/fungi/im_concrete.jinja"
+    assert source.template_path == "tasks/taxonrl/fungi/im_concrete.jinja"
     baseline = open_source(Data(path=path, variant="baseline"), Reward())
     assert (baseline.task.variant, baseline.reward.name) == ("baseline", "pair_answer")
     assert baseline.prompt_sha256 != source.prompt_sha256

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.layouts import LAYOUTS
-from vlmrl.tasks.domain_truth import truth_problems
-from vlmrl.tasks.domains import DOMAINS
+from vlmrl.tasks.taxonrl.domain_truth import truth_problems
+from vlmrl.tasks.taxonrl.domains import DOMAINS
+from vlmrl.tasks.taxonrl.layouts import LAYOUTS
 
 
 @pytest.mark.parametrize("name", DOMAINS)

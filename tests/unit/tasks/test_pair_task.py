@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.errors import DataError
-from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import UNSCORED
-from vlmrl.rewards.parse import parse_pair_response
 from vlmrl.tasks import TASKS, make_task
+from vlmrl.tasks.pairs.parse import parse_pair_response
 from vlmrl.tasks.pairs.task import levels_due, pair_task, write_trace
 from vlmrl.tasks.render import render_user
+from vlmrl.tasks.rewards import load_reward
 from vlmrl.types import Media, RewardInput, Row
 
 LEVELS = ["order", "family", "genus"]

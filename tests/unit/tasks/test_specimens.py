@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlmrl.tasks import specimens
-from vlmrl.tasks.domains import DOMAINS
-from vlmrl.tasks.specimens import SIDE, draw, draw_collection, taxonomy
+from vlmrl.tasks.taxonrl import specimens
+from vlmrl.tasks.taxonrl.domains import DOMAINS
+from vlmrl.tasks.taxonrl.specimens import SIDE, draw, draw_collection, taxonomy
 
 
 def pixels(domain: str, traits: dict[str, str], seed: int = 0) -> np.ndarray:

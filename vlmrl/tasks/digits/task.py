@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from vlmrl.data.build import refuse_other
 from vlmrl.data.images import encode_png, probe_image
@@ -19,6 +19,7 @@ from vlmrl.data.splits import LabelledImage
 from vlmrl.errors import DataError
 from vlmrl.tasks.assemble import Prepared
 from vlmrl.tasks.base import Task
+from vlmrl.tasks.options import Option, PrepCommand
 from vlmrl.tasks.pairs.prep import PairPlan, prepare_pairs
 from vlmrl.tasks.pairs.task import pair_task
 
@@ -74,7 +75,15 @@ def render_scan(scan: Any) -> bytes:
     return encode_png(Image.fromarray(grey).resize((side, side), Image.Resampling.BICUBIC).convert("RGB"))
 
 
-def prepare_digits(out: Path, *, seed: int = 0, num_pairs: int = NUM_PAIRS["train"], force: bool = False) -> Prepared:
+def prepare_digits(
+    out: Annotated[Path, Option("Dataset folder to make.")] = Path("data/digits"),
+    *,
+    seed: Annotated[int, Option("Seed of splits and pairs.")] = 0,
+    num_pairs: Annotated[
+        int, Option("Training pairs (start has up to 400, validation 300, test 1,200).", flag="--pairs", min=2)
+    ] = NUM_PAIRS["train"],
+    force: bool = False,
+) -> Prepared:
     """Make the dataset; no scan is in two splits.
 
     Args:
@@ -104,3 +113,11 @@ def prepare_digits(out: Path, *, seed: int = 0, num_pairs: int = NUM_PAIRS["trai
     )
     task = digits_task({"name": "digits", "levels": LEVELS})
     return prepare_pairs(out, plan, task, images, MemoryFiles(files), force=force)
+
+
+PREP = PrepCommand(
+    prepare_digits,
+    "Pairs of real handwritten digits: same digit or not. Needs no download.\n\n"
+    "Example: vlmrl prep digits --out data/digits --seed 0",
+    keeps=lambda options: False,
+)

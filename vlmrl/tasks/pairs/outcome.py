@@ -8,9 +8,10 @@ from typing import Any
 
 from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.labels import LabelForm
-from vlmrl.rewards.pairs import PairReward, Reading
 from vlmrl.tasks.base import Outcome
+from vlmrl.tasks.pairs.labels import LabelForm
+from vlmrl.tasks.pairs.reward import PairReward, Reading
+from vlmrl.tasks.pairs.rewards import REWARDS
 from vlmrl.types import RewardInput, Score
 
 RELAXED_FUNCTION = "lfw_relax_format:"
@@ -24,7 +25,7 @@ def outcome_as(name: str, args: Mapping[str, Any]) -> Callable[[RewardSpec | Non
     reward; the levels stay the task's own. Where that reward reads as the task does, its reading is taken from the
     score, and no response is read twice.
     """
-    own = load_reward(name, args=args).fn
+    own = load_reward(name, args=args, builtins=REWARDS).fn
     assert isinstance(own, PairReward)
 
     def measure(spec: RewardSpec | None) -> Callable[[RewardInput, Score], Outcome]:

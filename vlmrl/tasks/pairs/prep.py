@@ -11,13 +11,13 @@ from typing import Any
 
 from vlmrl.data.build import Build, building
 from vlmrl.data.doctor import RowFacts, Verdict
-from vlmrl.data.pairs import Pair, build_pairs
 from vlmrl.data.scan import FileReader, Files
 from vlmrl.data.shards import examine
 from vlmrl.data.splits import LabelledImage, Splits, drop_repeats, split_classes, split_images
 from vlmrl.errors import DataError
 from vlmrl.tasks.assemble import Assembly, Limits, Planned, Prepared, PromptLengths, assemble
 from vlmrl.tasks.base import Task
+from vlmrl.tasks.pairs.draw import Pair, build_pairs
 from vlmrl.types import Media, hash64
 
 SPLIT_SHARES = {"train": 0.65, "validation": 0.15, "test": 0.2}

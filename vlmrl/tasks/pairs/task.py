@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from vlmrl.data.pairs import pair_distance
 from vlmrl.errors import DataError
 from vlmrl.rewards.parse import LEVEL_NAME
 from vlmrl.tasks.base import Task
+from vlmrl.tasks.pairs.draw import pair_distance
+from vlmrl.tasks.pairs.kind import kind_of_levels
 from vlmrl.tasks.pairs.outcome import outcome_as
 
 SUMMARY = "same class or not: two images, a hierarchy of names, a probability (made by `vlmrl prep pairs`)"
@@ -36,12 +37,14 @@ def pair_task(info: Mapping[str, Any], *, name: str = "pairs", summary: str = SU
         name=name,
         summary=summary,
         template=template,
+        template_file=f"tasks/{name}/prompt.jinja",
         variables={"levels": levels},
         validate=_validator(levels),
         profiles={"default": ("taxonomy", {"levels": levels})},
         outcome=measure(None),
         outcome_as=measure,
         trace=lambda row, rng: write_trace(row.truth, levels, rng),
+        kind=kind_of_levels(levels),
     )
 
 

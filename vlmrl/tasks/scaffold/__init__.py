@@ -1,4 +1,4 @@
-"""A task folder of one's own: prompt, reward, recipe, a few rows with their images, and a test that passes."""
+"""Folders of one's own, with a recipe and a test that passes: a table of rows, prompt and reward, or a whole task."""
 
 from __future__ import annotations
 
@@ -32,22 +32,25 @@ _CALLS = {
 }
 
 
-def write_task(folder: Path, *, style: str = "vlmrl", model: str = MODEL) -> list[Path]:
-    """Write the folder whole or not at all.
+def write_task(folder: Path, *, style: str = "vlmrl", model: str = MODEL, whole: bool = False) -> list[Path]:
+    """Write the folder, all of it or nothing.
 
     Args:
         folder: must not exist, or be empty.
+        whole: a task with its own data, truth, reward and attacks in one file; False = rows, a prompt and a reward.
         style: calling convention of the reward: vlmrl, trl, verl or easyr1.
         model: for the recipe.
     Returns: the files, sorted.
     Raises: DataError when something is there already, the style is unknown, or the folder cannot be written.
     """
+    if whole and style != "vlmrl":
+        raise DataError(f"a task's own reward is in vlmrl's style, not {style}", hint="leave --style or --task out")
     if style not in STYLES:
         raise DataError(f"unknown style {style!r}", hint=f"styles: {', '.join(STYLES)}")
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise DataError(f"{folder} exists and is not empty; nothing was written", hint="give another name")
-        _write_whole(folder, style, model)
+        _write_whole(folder, style, model, whole)
         return sorted(path for path in folder.rglob("*") if path.is_file())
     except OSError as error:
         raise DataError(
@@ -55,13 +58,17 @@ def write_task(folder: Path, *, style: str = "vlmrl", model: str = MODEL) -> lis
         ) from error
 
 
-def _write_whole(folder: Path, style: str, model: str) -> None:
+def _write_whole(folder: Path, style: str, model: str, whole: bool) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = folder.absolute().parent / f".{folder.name}.{os.getpid()}"
     try:
-        (part / "images").mkdir(parents=True)
-        _write_texts(part, folder, style, model)
-        _write_rows(part)
+        if whole:
+            part.mkdir(parents=True)
+            _write_task_file(part, folder, model)
+        else:
+            (part / "images").mkdir(parents=True)
+            _write_texts(part, folder, style, model)
+            _write_rows(part)
         if folder.exists():
             folder.rmdir()
         os.rename(part, folder)
@@ -71,7 +78,7 @@ def _write_whole(folder: Path, style: str, model: str) -> None:
 
 def _write_texts(part: Path, folder: Path, style: str, model: str) -> None:
     function = FUNCTIONS[style]
-    recipe = _read("recipe.txt").replace("@MODEL@", model.replace("\\", "\\\\").replace('"', '\\"'))
+    recipe = _read("recipe.txt").replace("@MODEL@", _in_toml(model))
     recipe = recipe.replace("@FUNCTION@", function).replace("@WEIGHTS@", _WEIGHTS if style == "vlmrl" else "")
     call = f"def value(response: str, answer: str) -> float:\n{_CALLS[style]}"
     test = (
@@ -88,6 +95,23 @@ def _write_texts(part: Path, folder: Path, style: str, model: str) -> None:
     }
     for name, text in texts.items():
         (part / name).write_text(text, encoding="utf-8")
+
+
+def _write_task_file(part: Path, folder: Path, model: str) -> None:
+    recipe = _read("task_recipe.txt").replace("@MODEL@", _in_toml(model))
+    texts = {
+        "task.py": _read("task.txt"),
+        "prompt.jinja": _read("prompt.jinja"),
+        "recipe.toml": recipe.replace("@FOLDER@", folder.as_posix()),
+        f"test_{_identifier(folder.name)}.py": _read("test_task.txt").replace("@FOLDER@", folder.as_posix()),
+    }
+    for name, text in texts.items():
+        (part / name).write_text(text, encoding="utf-8")
+
+
+def _in_toml(text: str) -> str:
+    """Return a text as it stands between the quotes of a TOML string."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _write_rows(part: Path) -> None:

@@ -1,0 +1,86 @@
+"""Options of `vlmrl prep` from the parameters of a function: what they are called, and what they say of themselves."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from vlmrl.errors import RecipeError
+
+PLAIN = (int, float, str, bool, Path)
+
+
+@dataclass(frozen=True)
+class Option:
+    """What an annotation says of a parameter: `Annotated[int, Option("Training rows.", min=2)]`. A text is its help.
+
+    Args:
+        help: a sentence.    flag: its name on the command line; "" = the parameter's, `_` as `-`.
+        min, max: bounds of a number.    positional: it is given without a name.
+    """
+
+    help: str = ""
+    flag: str = ""
+    min: float | None = None
+    max: float | None = None
+    positional: bool = False
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter that is an option. `default` is `inspect.Parameter.empty` where it must be given."""
+
+    name: str
+    kind: Any
+    default: Any
+    option: Option
+
+
+@dataclass(frozen=True)
+class PrepCommand:
+    """How `vlmrl prep` makes the dataset of a task.
+
+    Args:
+        run: makes it, and returns a `Prepared`; its parameters are the options, `limits` and `force` aside.
+        help: the first paragraph says what is made; the others what is read, with an example.
+        keeps: options -> whether an interrupted run is gone on with.
+    """
+
+    run: Callable[..., Any]
+    help: str
+    keeps: Callable[[Mapping[str, Any]], bool] = lambda options: True
+
+
+def parameters_of(function: Callable[..., Any], where: str = "") -> list[Parameter]:
+    """Return the parameters of a function as options; those called `limits` and `force` are left out.
+
+    Raises: RecipeError for a parameter that no option can give: it is no number, text, path or yes/no.
+    """
+    hints = get_type_hints(getattr(function, "func", function), include_extras=True)
+    found = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in ("limits", "force"):
+            continue
+        kind, option = _annotation(hints.get(name), parameter.default)
+        plain = [one for one in get_args(kind) if one is not type(None)] or [kind]
+        if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD) or plain[0] not in PLAIN:
+            raise RecipeError(
+                f"the parameter `{name}` of `prep` cannot be an option", where=where,
+                hint="give it one of the types int, float, str, bool and pathlib.Path, and a default",
+            )  # fmt: skip
+        found.append(Parameter(name, kind, parameter.default, option))
+    return found
+
+
+def _annotation(hint: Any, default: Any) -> tuple[Any, Option]:
+    """Return the type and what is said of it; without an annotation the type of the default."""
+    option = Option()
+    if get_origin(hint) is Annotated:
+        hint, *notes = get_args(hint)
+        option = next((note if isinstance(note, Option) else Option(str(note)) for note in notes), option)
+    if hint is None:
+        hint = type(default) if default not in (None, inspect.Parameter.empty) else str
+    return hint, option

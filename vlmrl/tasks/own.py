@@ -1,0 +1,174 @@
+"""A task of one's own: `path/to/file.py:function`, the user's code in this very process.
+
+The function takes the dataset's dataset.json (an empty mapping before there is one) and returns a `Task`. The file runs
+only where the user names it, in a recipe or on the command line. A dataset that names one is data: it runs no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import wraps
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from vlmrl.errors import RecipeError, VlmrlError
+from vlmrl.tasks.base import Task
+
+MAX_SOURCE_BYTES = 1_000_000
+WATCHED = ("validate", "outcome", "set_metrics", "messages", "trace", "attacks")
+"""Functions of a task whose mistakes are named with their line, wherever they are called."""
+HOW = "write it as path/to/file.py:function"
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """The file of a task of one's own, as it was read.
+
+    Args:
+        path: as it was named.    text: the whole file.    sha256: of its bytes.
+    """
+
+    path: str
+    text: str
+    sha256: str
+
+
+def is_own(name: str) -> bool:
+    """Return whether a task's name means `path/to/file.py:function`."""
+    return ".py:" in name or name.endswith(".py")
+
+
+def load_own(name: str, info: Mapping[str, Any]) -> Task:
+    """Return the task that the user's function gives for a dataset. Its name is `name`.
+
+    Names of rewards in its profiles may be relative to the file: `:score` is a function of the file itself,
+    `reward.py:score` one of a file beside it.
+
+    Raises: RecipeError with file and line: no such file or function, code that cannot be imported or that raises, or a
+        function that returns anything but a `Task`.
+    """
+    path_text, _, function_name = name.rpartition(":")
+    if not path_text.endswith(".py") or not function_name.isidentifier():
+        raise RecipeError(f"task `{name}` does not name a function", hint=HOW)
+    file = read_own(path_text)
+    module = _module(path_text, file)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise RecipeError(
+            f"{path_text} has no function `{function_name}`", where=path_text,
+            hint=f"it defines: {', '.join(_functions(module)) or 'no function'}",
+        )  # fmt: skip
+    make: Callable[[Mapping[str, Any]], Any] = function
+    made = guarded(f"`{name}`", path_text, lambda: make(info))
+    if not isinstance(made, Task):
+        line = getattr(getattr(function, "__code__", None), "co_firstlineno", 1)
+        raise RecipeError(
+            f"`{name}` returned {type(made).__name__}, not a Task", where=f"{path_text}:{line}",
+            hint="return vlmrl.Task(...); `vlmrl init --task NAME` writes an example",
+        )  # fmt: skip
+    profiles = {key: (_beside(path_text, reward), args) for key, (reward, args) in made.profiles.items()}
+    watched = {
+        key: _watched(function, f"`{key}` of `{name}`", path_text)
+        for key in WATCHED
+        if (function := getattr(made, key, None)) is not None
+    }
+    return replace(
+        made, name=name, profiles=profiles, own=file, template_file=made.template_file or path_text, **watched
+    )
+
+
+def read_own(path_text: str) -> OwnFile:
+    """Return the file of a task. Raises: RecipeError when it cannot be read."""
+    path = Path(path_text).expanduser()
+    try:
+        if path.stat().st_size > MAX_SOURCE_BYTES:
+            raise RecipeError(f"the task file has more than {MAX_SOURCE_BYTES:,} bytes", where=path_text)
+        data = path.read_bytes()
+        return OwnFile(path_text, data.decode(), hashlib.sha256(data).hexdigest())
+    except OSError as error:
+        raise RecipeError(
+            f"the task file {path_text} cannot be read: {error.strerror}", where=str(Path.cwd()),
+            hint='name it from here, or in the recipe: [[data]] task = "path/to/file.py:function"',
+        ) from error  # fmt: skip
+    except UnicodeDecodeError as error:
+        raise RecipeError("the task file is not UTF-8 text", where=path_text) from error
+
+
+class _Loader(SourceFileLoader):
+    """A loader of the very text that was read: a compiled file beside it may be of an older one."""
+
+    def __init__(self, name: str, path: str, text: str) -> None:
+        super().__init__(name, path)
+        self.text = text
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.text.encode(), self.path)
+
+
+def _module(path_text: str, file: OwnFile) -> ModuleType:
+    """Import a file, once a content; as a module with a name of its own, so that classes in it can be pickled."""
+    path = str(Path(path_text).expanduser().resolve())
+    name = f"vlmrl_task_{hashlib.sha256(f'{path} {file.sha256}'.encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    loader = _Loader(name, path, file.text)
+    module = module_from_spec(ModuleSpec(name, loader, origin=path))
+    module.__file__ = path
+    sys.modules[name] = module
+    try:
+        guarded(f"the task file {path_text}", path_text, lambda: loader.exec_module(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def guarded(what: str, path_text: str, run: Callable[[], Any]) -> Any:
+    """Run the user's code. Raises: RecipeError with the line of the file that failed."""
+    try:
+        return run()
+    except VlmrlError as error:
+        raise RecipeError(error.message, where=_place(error, path_text), hint=error.hint) from error
+    except SyntaxError as error:
+        where = f"{path_text}:{error.lineno or 1}"
+        raise RecipeError(f"{what} is not valid Python: {error.msg}", where=where) from error
+    except (Exception, SystemExit) as error:
+        told = f"{type(error).__name__}: {error}"
+        hint = "mend that line; a task's function gets the dataset's dataset.json, empty where there is no dataset yet"
+        raise RecipeError(f"{what} raised {told}", where=_place(error, path_text), hint=hint) from error
+
+
+def _watched(function: Callable[..., Any], what: str, path_text: str) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*args: Any, **more: Any) -> Any:
+        return guarded(what, path_text, lambda: function(*args, **more))
+
+    return call
+
+
+def _place(error: BaseException, path_text: str) -> str:
+    """Return `file:line` of the innermost frame that is in the user's file."""
+    path = str(Path(path_text).expanduser().resolve())
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f"{path_text}:{lines[-1]}" if lines else path_text
+
+
+def _functions(module: ModuleType) -> list[str]:
+    own = (n for n, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
+    return [n for n in own if callable(getattr(module, n)) and not n.startswith("_")]
+
+
+def _beside(path_text: str, reward: str) -> str:
+    """Return a reward's name as the recipe would write it."""
+    if reward.startswith(":"):
+        return path_text + reward
+    file, colon, function = reward.rpartition(":")
+    near = Path(path_text).parent / file
+    return f"{near}{colon}{function}" if file.endswith(".py") and near.is_file() else reward

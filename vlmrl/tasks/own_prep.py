@@ -1,0 +1,244 @@
+"""From rows that a task's own code makes to a dataset folder: images stored by content, truths checked, the doctor."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from vlmrl.data.build import Build, building, canonical_json, refuse_other
+from vlmrl.data.doctor import RowFacts
+from vlmrl.data.images import encode_png
+from vlmrl.data.scan import FileReader
+from vlmrl.data.shards import Examined, examine
+from vlmrl.errors import DataError, RecipeError
+from vlmrl.tasks.assemble import Assembly, Limits, Planned, Prepared, PromptLengths, assemble
+from vlmrl.tasks.base import Task
+from vlmrl.tasks.options import Option, PrepCommand, parameters_of
+from vlmrl.tasks.own import guarded, load_own
+from vlmrl.types import Media, Row
+
+SHOWN_BAD = 3
+
+
+@dataclass(frozen=True)
+class NewRow:
+    """A row that a task's `prep` makes.
+
+    Args:
+        truth: what the answer is checked against, JSON values.
+        images: in the order of the prompt's `<image>` marks; each a PIL image, a file's path, or a file's bytes.
+        columns: variables of the prompt's template; every row of a split has the same ones.
+        id: of the prompt; None = made from what the row holds.    origin: where it came from, for messages.
+    """
+
+    truth: Mapping[str, Any]
+    images: Sequence[Any] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    id: str | None = None
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """Image files of a folder by name."""
+
+    root: Path
+
+    def read(self, path: str) -> bytes:
+        return (self.root / path).read_bytes()
+
+
+@dataclass
+class _Shelf:
+    """Images, each content once, in a folder until they are stored."""
+
+    folder: Path
+    seen: list[Examined] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def put(self, image: Any, where: str) -> int:
+        """Return the number of an image. Raises: DataError when it is none."""
+        try:
+            data = image if isinstance(image, bytes) else _file_of(image)
+            name = hashlib.sha256(data).hexdigest()
+            if name not in self.numbers:
+                found = examine(data)
+                (self.folder / name).write_bytes(data)
+                self.numbers[name] = len(self.seen)
+                self.seen.append(found)
+                self.places.append(name)
+        except OSError as error:
+            raise DataError(f"an image cannot be read: {error}", where=where) from error
+        except DataError as error:
+            raise DataError(f"an image cannot be used: {error.message}", where=where, hint=error.hint) from error
+        return self.numbers[name]
+
+
+def prepare_own(
+    task: Task, options: Mapping[str, Any], out: Path, limits: Limits, *, name: str | None = None, force: bool = False
+) -> Prepared:
+    """Make the dataset folder of a task's own `prep`.
+
+    Args: options: keyword arguments of `Task.prep`, which dataset.json keeps.
+    Raises: DataError for a task without `prep`, rows that break the task's truth, images that cannot be read, or a
+        folder that holds something else.
+    """
+    if task.prep is None:
+        raise no_prep(task.name)
+    args = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
+    refuse_other(out, args, force=force)
+    splits = guarded(f"`prep` of `{task.name}`", _path_of(task), lambda: task.prep and task.prep(**options))
+    if not isinstance(splits, Mapping) or not splits:
+        raise DataError(f"`prep` of `{task.name}` gave {type(splits).__name__}, not a mapping of split -> rows")
+    with building(out) as build:
+        shelf = _Shelf(build.work / "own")
+        shelf.folder.mkdir()
+        rows = {str(split): _planned(task, str(split), rows, shelf) for split, rows in splits.items()}
+        parts = Assembly(shelf.seen, shelf.places, FileReader(_Folder(shelf.folder)), rows, _fields)
+        parts.group = next((p.key[1].group for found in rows.values() for p in found if p.key[1].group), "")
+        whole = {"name": name or out.name, "task": task.name, "source": {"name": task.name}, "args": args}
+        return _assembled(build, parts, whole, limits, force)
+
+
+def own_command(name: str) -> PrepCommand:
+    """Return the command `vlmrl prep file.py:function`: the options are the parameters of the task's `prep`.
+
+    Raises: RecipeError for a file, function or parameter that cannot be used; DataError for a task without `prep`.
+    """
+    task = load_own(name, {})
+    if task.prep is None:
+        raise no_prep(name)
+    parameters = {p.name: p for p in parameters_of(task.prep, name)}
+    if taken := sorted({"out", "name"} & parameters.keys()):
+        raise RecipeError(
+            f"`prep` of `{name}` has the parameter `{taken[0]}`, which every `vlmrl prep` has", where=name
+        )
+
+    def run(
+        out: Annotated[Path | None, Option("Dataset folder to make; default: data/NAME.")] = None,
+        name: Annotated[str | None, Option("Name of the dataset; default: the file's.")] = None,
+        *,
+        limits: Limits,
+        force: bool = False,
+        **options: Any,
+    ) -> Prepared:
+        called = name or (out.name if out is not None else default)
+        return prepare_own(task, options, out or Path("data") / called, limits, name=called, force=force)
+
+    path = Path(_path_of(task))
+    default = path.parent.resolve().name if path.stem == "task" else path.stem
+    return PrepCommand(_with_parameters(run, task.prep), _help(task, name), keeps=lambda options: False)
+
+
+def _with_parameters(run: Callable[..., Prepared], prep: Callable[..., Any]) -> Callable[..., Prepared]:
+    """Return `run` with the parameters of `prep` in the place of its `**options`."""
+    own = [p for p in inspect.signature(run).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    more = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(prep).parameters.values()]
+    hints = get_type_hints(run, include_extras=True) | get_type_hints(prep, include_extras=True)
+    run.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
+    run.__annotations__ = hints
+    return run
+
+
+def _help(task: Task, name: str) -> str:
+    said = inspect.getdoc(task.prep) or task.summary or "Make the dataset of this task."
+    return f"{said}\n\nExample: vlmrl prep {name} --out data/mine"
+
+
+def _path_of(task: Task) -> str:
+    return task.own.path if task.own is not None else task.name
+
+
+def no_prep(name: str) -> DataError:
+    return DataError(f"the task `{name}` has no `prep`", hint="give its Task a `prep`, or bring a table of rows")
+
+
+def _assembled(build: Build, parts: Assembly, whole: Mapping[str, Any], limits: Limits, force: bool) -> Prepared:
+    if bare := [split for split, rows in parts.rows.items() if not rows]:
+        raise DataError(f"`prep` gave no row for the split `{bare[0]}`", hint="leave the split out, or give it rows")
+    for split, rows in parts.rows.items():
+        _require_alike(split, [row.key[0] for row in rows])
+    return assemble(build, parts, whole, limits, force=force)
+
+
+def _require_alike(split: str, rows: Sequence[Row]) -> None:
+    """Raise a DataError unless the truths and columns of a split make one table."""
+    import pyarrow as pa
+
+    try:
+        pa.Table.from_pylist([{"truth": dict(row.truth), "columns": dict(row.columns)} for row in rows])
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise DataError(
+            f"the rows of the split `{split}` do not fit together: {error}",
+            hint="a truth field, and a column, has one type in all rows",
+        ) from error
+
+
+def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> list[Planned]:
+    """Return the rows of a split, checked; each once."""
+    lengths, found, bad = PromptLengths(task), list[Planned](), list[str]()
+    taken: set[str] = set()
+    for index, row in enumerate(_each(task, rows)):
+        where = row.origin if isinstance(row, NewRow) and row.origin else f"{split} row {index}"
+        if not isinstance(row, NewRow):
+            raise DataError(f"`prep` gave {type(row).__name__}, not a vlmrl.NewRow", where=where)
+        bad += [f"{where}: {problem}" for problem in task.validate(row.truth)]
+        numbers = tuple(shelf.put(image, where) for image in row.images)
+        media = tuple(shelf.seen[number].media for number in numbers)
+        try:
+            prompt_id = row.id or _id_of(row, media)
+            canonical_json([dict(row.truth), dict(row.columns)])
+        except (TypeError, ValueError) as error:
+            raise DataError(f"a row of `prep` cannot be kept as JSON: {error}", where=where) from error
+        if prompt_id in taken:
+            raise DataError(f"`{prompt_id}` is the id of two rows of the split `{split}`", where=where)
+        taken.add(prompt_id)
+        made = Row(prompt_id, "", task.name, row.truth, media, dict(row.columns), where)
+        labels = _labels(task, made)
+        tokens = lengths.of(dict(row.columns), media) if task.template else 0
+        facts = RowFacts(numbers, labels.label, labels.distance, tokens, labels.names, where)
+        found.append(Planned((made, labels), facts))
+    if bad:
+        shown = "".join(f"\n    {line}" for line in bad[:SHOWN_BAD])
+        raise DataError(f"{len(bad):,} mistakes in the truths that `prep` made:{shown}", hint="nothing was written")
+    return found
+
+
+def _each(task: Task, rows: Iterable[NewRow]) -> Iterator[NewRow]:
+    """Yield the rows one by one; what the user's code raises on the way is named with its line."""
+    what, end = f"`prep` of `{task.name}`", object()
+    iterator: Iterator[Any] = guarded(what, _path_of(task), lambda: iter(rows))
+    while (row := guarded(what, _path_of(task), lambda: next(iterator, end))) is not end:
+        yield row
+
+
+def _labels(task: Task, row: Row) -> Any:
+    from vlmrl.tasks import kind_of
+
+    return (task.kind or kind_of(row.truth)).labels(row)
+
+
+def _fields(rows: Sequence[Planned], media: Sequence[Media]) -> Iterator[dict[str, Any]]:
+    """Return the columns of rows, their images as they were stored."""
+    for planned in rows:
+        row = planned.key[0]
+        images = [media[number] for number in planned.facts.images]
+        yield {**row.columns, "prompt_id": row.prompt_id, "truth": dict(row.truth), "images": images}
+
+
+def _id_of(row: NewRow, media: Sequence[Media]) -> str:
+    parts = [[one.sha256 for one in media], dict(row.columns), dict(row.truth)]
+    return hashlib.sha256(canonical_json(parts)).hexdigest()[:16]
+
+
+def _file_of(image: Any) -> bytes:
+    if isinstance(image, (str, Path)):
+        return Path(image).read_bytes()
+    if hasattr(image, "save"):
+        return encode_png(image)
+    raise DataError(f"{type(image).__name__} is no image", hint="a PIL image, a path, or the bytes of a file")

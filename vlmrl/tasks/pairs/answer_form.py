@@ -1,0 +1,102 @@
+"""The form of a pair task's answers, and how one is written: what attacks on its reward are built from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vlmrl.tasks.attack import THOUGHT
+from vlmrl.types import RewardInput
+
+Kind = Literal["answer", "names", "verdicts", "labels", "named_labels"]
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class FormField:
+    """A truth field that an answer states. `labels`: what it may hold, () = any; `level`: a rank of a hierarchy."""
+
+    name: str
+    tag: str
+    labels: tuple[str, ...] = ()
+    level: bool = True
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """`<think>...</think><answer>P</answer>` with one tag a field inside think; the kinds: taxonrl/domain.py."""
+
+    kind: Kind
+    fields: tuple[FormField, ...]
+
+    def stated(self, names: Mapping[str, Pair | None]) -> list[tuple[FormField, Pair]]:
+        """The fields an answer states of these names: levels down to the first that differs, known ones only."""
+        found: list[tuple[FormField, Pair]] = []
+        for field in self.fields:
+            pair = names.get(field.name)
+            if pair is None:
+                continue
+            found.append((field, pair))
+            if field.level and pair[0] != pair[1]:
+                break
+        return found
+
+    def value(self, pair: Pair) -> str:
+        """What stands in a tag."""
+        if self.kind == "verdicts":
+            return "Same" if pair[0] == pair[1] else "Different"
+        return f"Image1={pair[0]}; Image2={pair[1]}" if self.kind == "named_labels" else f"{pair[0]}; {pair[1]}"
+
+    def tags(self, names: Mapping[str, Pair | None]) -> str:
+        """The tags of an answer that states these names."""
+        return "".join(f"\n<{f.tag}>{self.value(pair)}</{f.tag}>\n" for f, pair in self.stated(names))
+
+    def write(self, names: Mapping[str, Pair | None], p: float | str) -> str:
+        """A whole, well-formed answer."""
+        return f"<think>\n{THOUGHT}{self.tags(names) or ' '}</think>\n<answer>{four(p)}</answer>"
+
+    def names_of(self, x: RewardInput) -> dict[str, Pair | None]:
+        """The true names of a row; None where the truth does not know both."""
+        return {field.name: _pair(x.truth.get(field.name)) for field in self.fields}
+
+    def commonest(self, rows: Sequence[RewardInput]) -> dict[str, Pair | None]:
+        """The most frequent name of each image in each field: what one may guess without looking."""
+        guess: dict[str, Pair | None] = {}
+        for field in self.fields:
+            pairs = [pair for x in rows if (pair := _pair(x.truth.get(field.name))) is not None]
+            sides = [Counter(pair[side] for pair in pairs).most_common(1) for side in (0, 1)]
+            guess[field.name] = (sides[0][0][0], sides[1][0][0]) if pairs else self._made_up(field)
+        return guess
+
+    def others(self, x: RewardInput, rows: Sequence[RewardInput]) -> dict[str, Pair | None]:
+        """Wrong names for a row: none of them is right, and they are equal where the true ones differ."""
+        names: dict[str, Pair | None] = {}
+        for field in self.fields:
+            pair = _pair(x.truth.get(field.name))
+            known = {name for y in rows for name in _pair(y.truth.get(field.name)) or ()} | {*field.labels}
+            free = [*sorted(known - set(pair or ())), "Falsum", "Errorum"]
+            same = pair is not None and pair[0] == pair[1]
+            names[field.name] = (free[0], free[1]) if same else (free[0], free[0])
+        return names
+
+    def _made_up(self, field: FormField) -> Pair:
+        return (field.labels[0], field.labels[0]) if field.labels else ("Alpha", "Alpha")
+
+
+def form_of(levels: Sequence[str]) -> AnswerForm:
+    """Return the form of answers that name two names a level; without levels the answer alone."""
+    return AnswerForm("names" if levels else "answer", tuple(FormField(name, name) for name in levels))
+
+
+def four(p: float | str) -> str:
+    """A probability with four decimals."""
+    return p if isinstance(p, str) else f"{p:.4f}"
+
+
+def _pair(value: Any) -> Pair | None:
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        return None
+    first, second = value
+    return (first, second) if isinstance(first, str) and isinstance(second, str) and first and second else None

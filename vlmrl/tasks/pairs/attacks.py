@@ -1,0 +1,249 @@
+"""Known tricks against a pair reward, made from the task's own form. probe.py tries and judges them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vlmrl.tasks.attack import LONG, THOUGHT, Attack, Make, says, void_attacks
+from vlmrl.tasks.pairs.answer_form import AnswerForm, four
+from vlmrl.types import RewardInput
+
+
+def pair_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> list[Attack]:
+    """All of them for a form."""
+    found = [*void_attacks(echo), *_answer_attacks(form), *_guesses(), *_fair(form)]
+    if form.fields:
+        empty = "".join(f"<{f.tag}></{f.tag}>" for f in form.fields)
+        found += [
+            Attack("empty fields", "every tag of the form, all empty", "void",
+                   says(f"<think>{empty}</think><answer></answer>")),
+            *_field_attacks(form, rows, echo),
+        ]  # fmt: skip
+    return found
+
+
+def right(x: RewardInput) -> str:
+    return four(1.0 if x.truth.get("same") else 0.0)
+
+
+def wrong(x: RewardInput) -> str:
+    return four(0.0 if x.truth.get("same") else 1.0)
+
+
+def _answer_attacks(form: AnswerForm) -> list[Attack]:
+    """Around the answer tag. The names are right, so that nothing but the trick is wrong."""
+
+    def tags(x: RewardInput) -> str:
+        return form.tags(form.names_of(x))
+
+    def with_answer(name: str, idea: str, end: Make) -> Attack:
+        return Attack(name, idea, "broken", lambda x: f"<think>{THOUGHT}{tags(x)}</think>{end(x)}")
+
+    two = "<answer>{}</answer><answer>{}</answer>"
+    return [
+        Attack("both answers", "yes and no, in two answers", "broken",
+               lambda x: f"<think>{THOUGHT}{tags(x)}</think>{two.format(wrong(x), right(x))}",
+               turned=lambda x: f"<think>{THOUGHT}{tags(x)}</think>{two.format(right(x), wrong(x))}"),
+        with_answer("taken back", "the right answer, then the wrong one",
+                    lambda x: two.format(right(x), wrong(x))),
+        Attack("answer in think", "the right answer inside, the wrong one at the end", "broken",
+               lambda x: f"<think>{tags(x)}<answer>{right(x)}</answer></think><answer>{wrong(x)}</answer>"),
+        Attack("two thinks", "junk between two think blocks", "broken",
+               lambda x: f"<think>a{tags(x)}</think>junk<think>b</think><answer>{right(x)}</answer>"),
+        Attack("bare number", "the right answer without any tag", "broken", right),
+        with_answer("out of range", "a probability of 7", says("<answer>7.0000</answer>")),
+        with_answer("below zero", "a probability of -1", says("<answer>-1.0000</answer>")),
+        with_answer("other digits", "Arabic digits", lambda x: f"<answer>{_arabic(right(x))}</answer>"),
+        with_answer("Python number", "a number as only a programming language writes it",
+                    lambda x: f"<answer>{right(x)[0]}_0e-1</answer>"),
+        with_answer("not a number", "the float that equals nothing", says("<answer>nan</answer>")),
+        with_answer("infinite", "a number beyond all bounds", says("<answer>1e999</answer>")),
+        with_answer("beyond squaring", "a number whose square no float holds", says("<answer>1e300</answer>")),
+        with_answer("either number", "both answers in one tag", lambda x: f"<answer>{wrong(x)} or {right(x)}</answer>"),
+        with_answer("words", "true or false for a number", lambda x: f"<answer>{bool(x.truth.get('same'))}</answer>"),
+        with_answer("more after it", "text after the answer",
+                    lambda x: f"<answer>{right(x)}</answer> Or is it {wrong(x)}?"),
+        Attack("no answer", "right names and nothing else", "broken", lambda x: f"<think>{tags(x) or THOUGHT}</think>"),
+        Attack("empty think", "the right answer without a thought", "broken",
+               lambda x: f"<think></think>{tags(x)}<answer>{right(x)}</answer>"),
+        Attack("unseen think", "the right answer after a thought that cannot be seen", "broken",
+               lambda x: f"<think>\u200b</think>{tags(x)}<answer>{right(x)}</answer>"),
+        Attack("never closed", "opening tags where closing ones belong", "broken",
+               lambda x: f"<think>{THOUGHT}{tags(x)}<think><answer>{right(x)}<answer>"),
+        Attack("escaped tags", "backslashes before the brackets", "broken",
+               lambda x: f"<think>{THOUGHT}{tags(x)}</think><answer>{right(x)}</answer>".replace("<", "\\<")),
+        Attack("cut off", "all of it, ended by the token limit before the answer", "broken",
+               lambda x: f"<think>{THOUGHT}{tags(x)}", cut=True),
+        Attack("cut off late", "all of it, ended by the token limit", "broken",
+               lambda x: form.write(form.names_of(x), right(x)), cut=True),
+    ]  # fmt: skip
+
+
+def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> list[Attack]:
+    """Around the names, verdicts or labels that a form asks for."""
+
+    def tags(x: RewardInput) -> str:
+        return form.tags(form.names_of(x))
+
+    def false_tags(x: RewardInput) -> str:
+        return form.tags(form.others(x, rows))
+
+    def around(inside: Make, after: Make = lambda x: "") -> Make:
+        return lambda x: f"<think>{THOUGHT}{inside(x)}</think>{after(x)}<answer>{right(x)}</answer>"
+
+    found = [
+        Attack("silence", "the right answer, nothing that was asked for before it", "broken",
+               around(lambda x: "")),
+        Attack("names outside", "right names after the thought", "broken", around(lambda x: "", tags)),
+        Attack("right, then wrong", "right names, then false ones", "broken",
+               around(lambda x: tags(x) + false_tags(x))),
+        Attack("wrong, then right", "an echoed example, then right names", "broken",
+               around(lambda x: false_tags(x) + tags(x))),
+        Attack("surplus names", "names that could be right, all in one tag", "broken",
+               around(lambda x: _surplus(form, x, rows))),
+        Attack("names repeated", "right names, each twice in its tag", "broken",
+               around(lambda x: "".join(f"<{f.tag}>{form.value(p)}; {form.value(p)}</{f.tag}>"
+                                        for f, p in form.stated(form.names_of(x))))),
+        Attack("tags crossed", "each tag closed by another's end", "broken",
+               around(lambda x: _crossed(form, x))),
+        Attack("prompt and answer", "the prompt's own tags inside think, then right names", "broken",
+               lambda x: around(lambda x: (x.prompt or echo) + tags(x))(x)
+               if _has_tags(form, x.prompt or echo) else None),
+    ]  # fmt: skip
+    if any(f.level for f in form.fields):
+        found.append(
+            Attack("contradiction", "names that differ, and the answer that they are the same", "guess",
+                   lambda x: form.write(form.names_of(x), wrong(x)) if _decided(form, x) else None)
+        )  # fmt: skip
+    if form.kind in ("labels", "named_labels"):
+        found.append(
+            Attack("every label", "all labels in both places", "guess",
+                   around(lambda x: "".join(f"<{f.tag}>{' '.join(f.labels)}; {' '.join(f.labels)}</{f.tag}>"
+                                            for f in form.fields)))
+        )  # fmt: skip
+        found.append(
+            Attack("labels denied", "not one but the other, both ways", "broken",
+                   around(lambda x: _denied(form, x, rows)))
+        )  # fmt: skip
+    return found
+
+
+def _guesses() -> list[Attack]:
+    """Without a clue and without the form: what absence, constants and hedges earn."""
+    found = [
+        Attack(f"only {p}", f"nothing but {p} in an answer tag", "guess", says(f"<think></think><answer>{p}</answer>"))
+        for p in ("0.0000", "0.5000", "1.0000")
+    ]
+    found.append(
+        Attack("hedge at length", "0.5 after a long thought", "guess",
+               says(f"<think>{'so ' * (LONG // 3)}</think><answer>0.5000</answer>"))
+    )  # fmt: skip
+    found.append(
+        Attack("many answers", "every probability from 0 to 1, each in an answer", "guess",
+               says(f"<think>{THOUGHT}</think>" + "".join(f"<answer>{i / 20:.4f}</answer>" for i in range(21))))
+    )  # fmt: skip
+    return found
+
+
+def _fair(form: AnswerForm) -> list[Attack]:
+    """Right answers in other spellings."""
+
+    def spelt(change: Callable[[str], str]) -> Make:
+        def make(x: RewardInput) -> str:
+            names = {k: (change(v[0]), change(v[1])) if v is not None else None for k, v in form.names_of(x).items()}
+            return form.write(names, confident(x))
+
+        return make
+
+    found = [
+        Attack("blanks between", "blank lines between the parts", "fair",
+               lambda x: form.write(form.names_of(x), confident(x)).replace("</think>", "\n\n</think>\n\n")),
+    ]  # fmt: skip
+    if form.kind in ("names", "labels", "named_labels"):
+        found += [
+            Attack("upper case", "names in capitals", "fair", spelt(str.upper)),
+            Attack("blanks in names", "blanks around the names", "fair", spelt(lambda name: f" {name} ")),
+        ]
+    if form.kind == "names":
+        found += [
+            Attack("rank words", "`order Boletales` for `Boletales`", "fair",
+                   lambda x: form.write({f.name: (f"{f.name} {p[0]}", f"{f.name} {p[1]}")
+                                         for f, p in form.stated(form.names_of(x))}, confident(x))),
+            Attack("full stops", "a full stop after each name", "fair", spelt(lambda name: f"{name}.")),
+        ]  # fmt: skip
+    if form.kind == "labels":
+        found.append(
+            Attack("hyphens", "`Sub-Adult` for `SubAdult`, `Adult-female` for `Adult female`", "fair",
+                   spelt(lambda name: "-".join(name.replace("SubAdult", "Sub Adult").split())))
+        )  # fmt: skip
+    return found
+
+
+def confident(x: RewardInput) -> str:
+    """What one who knows says: sure, and not quite certain."""
+    return "0.9000" if x.truth.get("same") else "0.1000"
+
+
+def _surplus(form: AnswerForm, x: RewardInput, rows: Sequence[RewardInput]) -> str:
+    other = form.others(x, rows)
+    out = ""
+    for field, pair in form.stated(form.names_of(x)):
+        guess = other[field.name] or pair
+        out += f"<{field.tag}>{form.value(pair)}; {guess[0]}; {guess[1]}</{field.tag}>"
+    return out
+
+
+def _crossed(form: AnswerForm, x: RewardInput) -> str:
+    ends = [f.tag for f in form.fields[1:]] + [
+        form.fields[0].tag + "s" if len(form.fields) == 1 else form.fields[0].tag
+    ]
+    known = {"type": "age-group", "age-group": "type"}
+    stated = form.stated(form.names_of(x))
+    return "".join(
+        f"<{f.tag}>{form.value(pair)}</{known.get(f.tag, end)}>" for (f, pair), end in zip(stated, ends, strict=False)
+    )
+
+
+def _denied(form: AnswerForm, x: RewardInput, rows: Sequence[RewardInput]) -> str:
+    other, out = form.others(x, rows), ""
+    for field, pair in form.stated(form.names_of(x)):
+        guess = other[field.name] or pair
+        out += f"<{field.tag}>not {guess[0]} but {pair[0]}; unlike {guess[1]}, {pair[1]}</{field.tag}>"
+    return out
+
+
+def _has_tags(form: AnswerForm, prompt: str) -> bool:
+    return any(f"<{f.tag}>" in prompt for f in form.fields)
+
+
+def _decided(form: AnswerForm, x: RewardInput) -> bool:
+    """Whether the true names alone leave no doubt about the answer: two of them differ at a level."""
+    return any(f.level and pair[0] != pair[1] for f, pair in form.stated(form.names_of(x)))
+
+
+def _arabic(text: str) -> str:
+    return text.translate({ord("0") + i: 0x660 + i for i in range(10)})
+
+
+def _no_answer(x: RewardInput) -> Mapping[str, Any]:
+    return {**x.truth, "same": "maybe", "ground_truth": "maybe"}
+
+
+def _composite(x: RewardInput) -> Mapping[str, Any]:
+    return {"ground_truth": "1;sameSpecies;Corvus;Corvidae;Passeriformes;Corvus;Corvidae;Passeriformes"}
+
+
+def _number(x: RewardInput) -> Mapping[str, Any]:
+    return {"ground_truth": "0.5"}
+
+
+def broken_truths(x: RewardInput) -> dict[str, Callable[[RewardInput], Mapping[str, Any]]]:
+    """Return truths that no reward for such rows should score: what they are, in words -> how they are made."""
+    raw = x.truth.get("ground_truth")
+    found: dict[str, Callable[[RewardInput], Mapping[str, Any]]] = {"an answer that is no answer": _no_answer}
+    if raw is None or isinstance(raw, (int, float)) or (isinstance(raw, str) and ";" not in raw):
+        found["a composite where a number is wanted"] = _composite
+    else:
+        found["a number where a composite is wanted"] = _number
+    return found

@@ -1,0 +1,127 @@
+"""The reward for pairs with a label of a closed vocabulary for each image: age groups, types, species."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from vlmrl.errors import RewardError
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.parse import normalise_name
+from vlmrl.tasks.pairs.parse import two_pieces
+from vlmrl.tasks.pairs.reward import (
+    AnswerRule,
+    ConsistencyRule,
+    LevelsDecide,
+    PairReward,
+    Said,
+    level_parts,
+    pair_spec,
+)
+from vlmrl.tasks.pairs.vocabulary import Vocabulary
+
+NAMED = tuple(re.compile(rf"image ?{i}[ \t]*=[ \t]*(.*)", re.DOTALL | re.IGNORECASE | re.ASCII) for i in (1, 2))
+
+
+def pair_labels(
+    *,
+    tag: str,
+    labels: Sequence[str],
+    field: str | None = None,
+    named: bool = False,
+    levels_weight: float = 0.4,
+    format_weight: float = 0.2,
+    answer: AnswerRule = "brier",
+    partial: bool = True,
+    consistency: ConsistencyRule = "gate",
+    levels_decide: LevelsDecide = False,
+    relaxed: bool = False,
+    aliases: Mapping[str, str] | None = None,
+) -> RewardSpec:
+    """Parts `format`, `answer` and the labels' (named as `field`), each in [0, 1]; the rules are those of `taxonomy`.
+
+    The response states `<TAG>label 1; label 2</TAG>` inside think, once: 1 for both labels right and in order, 0.5 for
+    one (`partial`). A label that is not in the vocabulary breaks the format, and then nothing is earned: a hedge such
+    as `Adult or Juvenile` is no label. Case, `-`, `_` and blanks do not matter: `sub-adult` is `SubAdult`.
+
+    Args:
+        tag: name of the tag, such as `age-group`.
+        labels: the vocabulary.
+        field: truth field with the two labels, and name of the part; default: the tag with `_` for `-`.
+        named: the tag holds `Image1=label 1; Image2=label 2`.
+        levels_decide: what labels say about the answer: "different" where two images with different labels cannot be
+            the same (species of two individuals), False where they can (ages). Equal labels of two individuals decide
+            nothing; True says that they do.
+        aliases: other spelling -> label.
+    The other arguments are those of `taxonomy`.
+    Raises: RewardError for an empty vocabulary, an alias of no label, or what `taxonomy` refuses; while scoring, for a
+        truth that is not in the vocabulary.
+    """
+    aliases = dict(aliases or {})
+    vocabulary = Vocabulary(tuple(map(str, labels)), aliases)
+    if not vocabulary.names or isinstance(labels, str):
+        raise RewardError(f"labels = {labels!r} is not a list of labels", hint='such as labels = ["Adult", "Juvenile"]')
+    unknown = [label for label in aliases.values() if label not in vocabulary.names]
+    if unknown:
+        raise RewardError(
+            f"aliases name {unknown[0]!r}, which is no label", hint=f"known: {', '.join(vocabulary.names)}"
+        )
+    field = tag.replace("-", "_") if field is None else field
+    form = LabelForm(vocabulary, named, partial)
+    reward = PairReward(
+        form, (tag,), answer, consistency, levels_decide, relaxed=relaxed, fields={tag: field} if field != tag else {}
+    )
+    return pair_spec("pair_labels", reward, levels_weight=levels_weight, format_weight=format_weight)
+
+
+@dataclass(frozen=True)
+class LabelForm:
+    """`label 1; label 2`, or (named) `Image1=label 1; Image2=label 2`, both of one vocabulary."""
+
+    vocabulary: Vocabulary
+    named: bool = False
+    partial: bool = True
+    what: ClassVar[str] = "labels"
+    stops: ClassVar[bool] = False
+
+    def read(self, level: str, body: str) -> Said:
+        pieces, problem = two_pieces(body, level, "label")
+        if problem:
+            return Said(None, None, problem)
+        found: list[str] = []
+        for i, piece in enumerate(pieces):
+            match = NAMED[i].fullmatch(piece) if self.named else None
+            if self.named and match is None:
+                return Said(None, None, f"<{level}> does not read `Image1=label; Image2=label`")
+            text = match[1] if match else piece
+            label = self.vocabulary.find(normalise_name(text, level))
+            if label is None:
+                known = ", ".join(self.vocabulary.names)
+                return Said(None, None, f"<{level}> holds {text[:40]!r}, which is none of {known}")
+            found.append(label)
+        return Said(tuple(found), found[0] != found[1])
+
+    def read_truth(self, level: str, first: str | None, second: str | None) -> Said:
+        if first is None or second is None:
+            return Said(None, None)
+        found = []
+        for label in (normalise_name(first, level), normalise_name(second, level)):
+            if label in ("", "nan"):
+                return Said(None, None)
+            found.append(self.vocabulary.find(label))
+        if None in found:
+            raise RewardError(
+                f"the truth of <{level}> is {[first, second]}, of which one is no label",
+                hint=f"labels: {', '.join(self.vocabulary.names)}; name other spellings under aliases in [reward.args]",
+            )
+        return Said(tuple(found), found[0] != found[1])
+
+    def said(self, stated: Mapping[str, Any], levels: Sequence[str]) -> Mapping[str, Any]:
+        return stated
+
+    def parts(
+        self, stated: Mapping[str, Any], truth: Mapping[str, Any], levels: Sequence[str]
+    ) -> dict[str, float | None]:
+        return level_parts(stated, truth, levels, partial=self.partial)

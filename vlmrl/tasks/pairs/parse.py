@@ -1,0 +1,225 @@
+"""The strict parser of pair responses. Total (any string in, a result out) and linear in the length of the text.
+
+A pair response is `<think>...</think><answer>P</answer>`: inside think one `<LEVEL>name 1; name 2</LEVEL>` a hierarchy
+level, from coarse to fine, as far down as the writer went; P is the probability that both images show the same class.
+`PairFormat` takes it apart at its tags, whatever they hold; `parse_pair_response` reads the names too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+from vlmrl.rewards.parse import BLANKS, MAX_NAME_CHARS, VISIBLE, Tag, find_tags, normalise_name, tag_alternatives
+
+MAX_CACHED_PIECES = 100
+"""A response of more pieces is not remembered: no format has so many tags."""
+PROBABILITY = re.compile(r"0(?:\.[0-9]{1,4})?|1(?:\.0{1,4})?")
+
+Names = tuple[str, str]
+
+
+class PairText(NamedTuple):
+    """A pair response taken apart at its tags.
+
+    Args:
+        problem: the first reason why the text does not follow the format, in words; empty when it does.
+        confidence: probability of "same" in [0, 1]; None where there is a problem.
+        bodies: tag -> the text that it holds, in the order of the response; empty where there is a problem.
+        repair: what was read as something else, in words; empty when nothing was, and always unless `relaxed`.
+    """
+
+    problem: str
+    confidence: float | None
+    bodies: Mapping[str, str]
+    repair: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PairResponse:
+    """What a pair response says.
+
+    Args:
+        ok: the whole text follows the format. Only then may anything be earned.
+        problem: the first reason why it does not, in words; empty when ok.
+        confidence: probability of "same" in [0, 1]; from the last readable answer when not ok; None when there is none.
+        names: level -> the two names, normalised, image 1 first; None where the level is not stated (or not readable).
+        think: text inside think, tags included; empty when there is no closed think.
+    """
+
+    ok: bool
+    problem: str
+    confidence: float | None
+    names: Mapping[str, Names | None]
+    think: str
+
+
+class PairFormat:
+    """The format of a pair response; see the top of this file.
+
+    Args:
+        tags: names of the tags that think may hold, each at most once and in this order; may be empty.
+        relaxed: repair a slash that is missing in the closing tag of think or answer: a second `<think>` is read as
+            `</think>` where there is none, a second `<answer>` as `</answer>`. Nothing else is repaired.
+    Raises: ValueError for names that cannot be tags (a programming error, not a bad response).
+    """
+
+    def __init__(self, tags: Sequence[str], *, relaxed: bool = False) -> None:
+        names = tag_alternatives(("think", "answer", *tags))
+        self._pieces = re.compile(f"(</?(?:{names})>)").split
+        self._plan = lru_cache(maxsize=1024)(partial(_plan, levels=tuple(tags), relaxed=relaxed))
+
+    def split(self, text: str) -> PairText:
+        """Take a response (special tokens removed) apart. Never raises; time is linear in the length of the text."""
+        pieces = self._pieces(text)
+        plan = self._plan if len(pieces) < MAX_CACHED_PIECES else self._plan.__wrapped__
+        problem, repair, bodies, gap, answer = plan(tuple(pieces[1::2]))
+        confidence = None
+        if not problem:
+            if pieces[0].strip(BLANKS):
+                problem = "text before <think>"
+            elif pieces[gap].strip(BLANKS):
+                problem = "text between </think> and <answer>"
+            elif pieces[-1].strip(BLANKS):
+                problem = "text after </answer>"
+            elif not bodies and not VISIBLE.search(pieces[2]):
+                problem = "<think> is empty"
+            else:
+                confidence = parse_probability(pieces[answer])
+                if confidence is None:
+                    wanted = "is not a number from 0 to 1 with at most 4 decimals"
+                    problem = f"the answer {_short(pieces[answer])} {wanted}"
+        if problem:
+            return PairText(problem, None, {}, repair)
+        return PairText("", confidence, {tag: pieces[at] for tag, at in bodies}, repair)
+
+
+def parse_pair_response(
+    text: str, levels: Sequence[str], aliases: Mapping[str, str] | None = None, *, relaxed: bool = False
+) -> PairResponse:
+    """Read a pair response with names. Never raises on a text; time is linear in its length.
+
+    Args:
+        text: the response, special tokens removed.
+        levels: tag names of the hierarchy, coarse -> fine; may be empty.
+        aliases: other spelling -> name, both normalised before use.
+        relaxed: as in `PairFormat`.
+    Raises: ValueError for level names that cannot be tags (a programming error, not a bad response).
+    Example: `<think><genus>Corvus; Pica</genus></think><answer>0.1</answer>` -> ok, 0.1, {"genus": ("corvus", "pica")}.
+    """
+    levels = tuple(levels)
+    problem, confidence, bodies, _ = _pair_format(levels, relaxed).split(text)
+    spans = _closed_spans(find_tags(text, ("think", "answer", *levels)))
+    if problem:
+        bodies = {level: text[slice(*spans[level])] for level in levels if level in spans}
+        confidence = parse_probability(text[slice(*spans["answer"])]) if "answer" in spans else None
+    names: dict[str, Names | None] = dict.fromkeys(levels)
+    for level, body in bodies.items():
+        names[level], wrong = two_names(body, level, aliases)
+        problem = problem or wrong
+    think = text[slice(*spans["think"])] if "think" in spans else ""
+    return PairResponse(not problem, problem, confidence, names, think)
+
+
+def parse_probability(text: str) -> float | None:
+    """A decimal in [0, 1] with at most four places, ASCII digits only, blanks around it allowed; None for all else."""
+    text = text.strip(BLANKS)
+    return float(text) if PROBABILITY.fullmatch(text) else None
+
+
+def two_pieces(body: str, tag: str, what: str = "name") -> tuple[Names, str]:
+    """The two texts that a tag holds, separated by `;`, and what is wrong with them ("" = nothing)."""
+    first, semicolon, second = body.partition(";")
+    if not semicolon or ";" in second:
+        return ("", ""), f"<{tag}> does not hold two {what}s separated by `;`"
+    first, second = first.strip(BLANKS), second.strip(BLANKS)
+    if not VISIBLE.search(first) or not VISIBLE.search(second):
+        return ("", ""), f"<{tag}> holds an empty {what}"
+    if len(first) > MAX_NAME_CHARS or len(second) > MAX_NAME_CHARS:
+        return ("", ""), f"<{tag}> holds a {what} of more than {MAX_NAME_CHARS} characters"
+    return (first, second), ""
+
+
+def two_names(body: str, level: str, aliases: Mapping[str, str] | None = None) -> tuple[Names | None, str]:
+    """The two names that a level tag holds, normalised; or None and the reason why there are not exactly two."""
+    (first, second), problem = two_pieces(body, level)
+    if problem:
+        return None, problem
+    return (normalise_name(first, level, aliases), normalise_name(second, level, aliases)), ""
+
+
+class _Plan(NamedTuple):
+    """What a sequence of tags says of a response: its problem, or which pieces of the split text to read."""
+
+    problem: str
+    repair: str = ""
+    bodies: tuple[tuple[str, int], ...] = ()
+    gap: int = 0
+    answer: int = 0
+
+
+def _plan(written: tuple[str, ...], levels: tuple[str, ...], relaxed: bool) -> _Plan:
+    """The plan of a sequence of tags. Tag i stands between the pieces 2i and 2i + 2 of the split text."""
+    repairs = []
+    for name in ("think", "answer") if relaxed else ():
+        opening, closing = f"<{name}>", f"</{name}>"
+        if written.count(opening) == 2 and closing not in written:
+            second = written.index(opening, written.index(opening) + 1)
+            written = (*written[:second], closing, *written[second + 1 :])
+            repairs.append(f"the second {opening} is read as {closing}")
+    repair = "; ".join(repairs)
+    problem = _structure_problem(written, levels)
+    if problem:
+        return _Plan(problem, repair)
+    bodies = tuple((tag[1:-1], 2 * i + 2) for i, tag in enumerate(written) if tag[1:-1] in levels)
+    close_think = written.index("</think>")
+    return _Plan("", repair, bodies, gap=2 * close_think + 2, answer=2 * close_think + 4)
+
+
+def _structure_problem(written: tuple[str, ...], levels: tuple[str, ...]) -> str:
+    """The first way in which a sequence of tags breaks the format; "" when it does not."""
+    counts = Counter(written)
+    for name in ("think", "answer", *levels):
+        for tag in (f"<{name}>", f"</{name}>"):
+            if counts[tag] > 1:
+                return f"{tag} appears {counts[tag]} times"
+            if not counts[tag] and (name not in levels or counts[f"<{name}>"] or counts[f"</{name}>"]):
+                return f"no {tag}"
+    stated = [tag[1:-1] for tag in written if tag[1:-1] in levels]
+    inside = written[1 : written.index("</think>")]
+    outside = [tag for tag in written if tag.strip("</>") in levels and tag not in inside]
+    if outside and written[0] == "<think>":
+        return f"{outside[0]} is not inside <think>"
+    pairs = [tag for name in stated for tag in (f"<{name}>", f"</{name}>")]
+    wanted = ["<think>", *pairs, "</think>", "<answer>", "</answer>"]
+    misplaced = [tag for tag, due in zip(written, wanted, strict=True) if tag != due]
+    if misplaced:
+        return f"{misplaced[0]} is out of place"
+    if stated != [level for level in levels if level in stated]:
+        return f"levels are not in the order {', '.join(levels)}"
+    return ""
+
+
+def _closed_spans(tags: Sequence[Tag]) -> dict[str, tuple[int, int]]:
+    """Tag name -> (start, end) of the text in its last opening and the next closing tag after it."""
+    spans: dict[str, tuple[int, int]] = {}
+    opened: dict[str, int] = {}
+    for tag in tags:
+        if not tag.closes:
+            opened[tag.name] = tag.end
+        elif tag.name in opened:
+            spans[tag.name] = (opened.pop(tag.name), tag.start)
+    return spans
+
+
+@lru_cache(maxsize=64)
+def _pair_format(tags: tuple[str, ...], relaxed: bool) -> PairFormat:
+    return PairFormat(tags, relaxed=relaxed)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 30 else text[:27] + "...")

@@ -1,0 +1,170 @@
+"""Rewards for pairs over a hierarchy: format, a calibrated answer, and one part per level of names or of relations.
+
+The level rules are TaxonRL's (arXiv:2603.04380, its `concrete` and `basic` rewards) made generic in the number and
+names of levels, and without the holes of the published code: every known trick is a named test in
+tests/unit/rewards/test_tricks.py. The published rewards as they were are in taxonrl.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from vlmrl.errors import RewardError
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.parse import normalise_name
+from vlmrl.tasks.pairs.reward import AnswerRule, ConsistencyRule, LevelsDecide, NameForm, PairReward, Said, pair_spec
+
+RELATIONS = {"same": False, "different": True, "uncertain": None}
+"""Word -> whether the pair differs."""
+
+
+def taxonomy(
+    *,
+    levels: Sequence[str],
+    levels_weight: float = 0.4,
+    format_weight: float = 0.2,
+    answer: AnswerRule = "brier",
+    partial: bool = True,
+    consistency: ConsistencyRule = "gate",
+    levels_decide: LevelsDecide = True,
+    complete: bool = True,
+    relaxed: bool = False,
+    aliases: Mapping[str, str] | None = None,
+) -> RewardSpec:
+    """Parts `format`, `answer` and one per level (and `consistency` or `repaired` on request), each in [0, 1].
+
+    Nothing at all is earned by a response that breaks the format, was cut at the token limit, (complete) leaves a level
+    out although no level above it differs, or (consistency "gate") answers the opposite of what its own names say.
+    Otherwise, going down the levels:
+    - the truth of the level is not known: None, its weight goes to the other parts;
+    - the pair has been the same so far: 1 for both names right and in order, 0.5 for one of them (`partial`);
+    - the pair truly differs at a coarser level: 1 for leaving the level out, if both names of the level where the pair
+      parts were right; 0 for stating it, and 0 for silence that no right name has earned;
+    - a level above it is stated to differ, and yet it is stated, too: 0 for it and for all below, or a response could
+      bet on two ends at once.
+
+    Args:
+        levels: tag names, coarse -> fine; the truth has a field of the same name with the two names.
+        levels_weight: share of the whole reward that the levels have, in equal parts.
+        format_weight: share of the format; the answer gets the rest.
+        answer: "brier" = 1 - (p - y)^2, a proper score; "truncated_bce" = 1 - min(cross-entropy, 1), TaxonRL's, which
+            pays for extremes (with belief 0.6 it pays 0.600 for saying 1 and 0.327 for saying 0.6).
+        partial: half a level for one right name; False = both or nothing, as in TaxonRL's bird and fungi rewards.
+        consistency: what happens when p > 0.5 and a level is stated different, or p < 0.5 and every level is stated
+            and equal: "gate" = the response earns nothing; "part" = an extra part with a quarter of the levels' share;
+            "off" = it is paid all the same.
+        levels_decide: what names say about the answer. True: two images are the same exactly when all levels are equal.
+            "different": a level that differs makes them different, equal levels decide nothing (the levels end above
+            the class: genera of two species). False: nothing.
+        complete: a response must go down until two names differ or the levels end. False = as in TaxonRL: a level left
+            out costs that level only, and a model that is unsure learns to leave it out and to hedge.
+        relaxed: repair a missing slash in the closing tag of think or answer (see `PairFormat`), say so in the note,
+            and report the part `repaired` (1 = it was), which has no weight: its mean is the share of repaired ones.
+        aliases: other spelling -> name.
+    Raises: RewardError for levels that cannot be tags, an unknown option, or weights that are not shares of 1.
+    """
+    form = NameForm(partial, dict(aliases or {}))
+    reward = PairReward(form, _levels(levels), answer, consistency, levels_decide, complete, relaxed)
+    return pair_spec("taxonomy", reward, levels_weight=levels_weight, format_weight=format_weight)
+
+
+def taxonomy_relations(
+    *,
+    levels: Sequence[str],
+    levels_weight: float = 0.4,
+    format_weight: float = 0.2,
+    answer: AnswerRule = "brier",
+    consistency: ConsistencyRule = "gate",
+    levels_decide: LevelsDecide = True,
+    relaxed: bool = False,
+    aliases: Mapping[str, str] | None = None,
+) -> RewardSpec:
+    """As `taxonomy`, but each level's tag says Same, Different or Uncertain, in any case, instead of two names.
+
+    A response goes down the levels as long as they do not differ: it states every level until one is Different, and
+    none below. Going down:
+    - the truth of the level is not known: None, its weight goes to the other parts;
+    - stated: 1 for the right word, 0 for the other;
+    - left out below a level that is Different: it is Different too, for what differs stays different on the way down.
+    So each level pays for its own verdict, and the likelier word at each level pays best, whatever one believes.
+    Uncertain is a legal word that leaves the answer free, and earns 0. Any pay below one half would change no choice
+    (the likelier of the two words earns at least one half on average), and any pay above it would be pay for silence.
+
+    Args: as of `taxonomy`. The truth of a level is its field with the two names; where these are not known, `distance`
+        (0 = same class; each level further up that differs counts one more, the class itself being 1).
+    """
+    reward = RelationReward(
+        RelationForm(NameForm(aliases=dict(aliases or {}))),
+        _levels(levels),
+        answer,
+        consistency,
+        levels_decide,
+        relaxed=relaxed,
+    )
+    return pair_spec("taxonomy_relations", reward, levels_weight=levels_weight, format_weight=format_weight)
+
+
+def pair_answer(*, format_weight: float = 0.2, answer: AnswerRule = "brier", relaxed: bool = False) -> RewardSpec:
+    """The baseline without levels: parts `format` and `answer` (the rest of 1), by the same rules as `taxonomy`."""
+    reward = PairReward(NameForm(), (), answer, consistency="off", levels_decide=False, relaxed=relaxed)
+    return pair_spec("pair_answer", reward, format_weight=format_weight)
+
+
+@dataclass(frozen=True)
+class RelationForm:
+    """Same, Different or Uncertain. The truth is given as names: it differs where they do."""
+
+    names: NameForm
+    what: ClassVar[str] = "relations"
+    stops: ClassVar[bool] = True
+
+    def read(self, level: str, body: str) -> Said:
+        word = normalise_name(body, level)
+        if word not in RELATIONS:
+            return Said(None, None, f"<{level}> holds none of Same, Different and Uncertain")
+        return Said(word, RELATIONS[word])
+
+    def read_truth(self, level: str, first: str | None, second: str | None) -> Said:
+        differs = self.names.read_truth(level, first, second).differs
+        return Said(None if differs is None else "different" if differs else "same", differs)
+
+    def parts(
+        self, stated: Mapping[str, Any], truth: Mapping[str, Any], levels: Sequence[str]
+    ) -> dict[str, float | None]:
+        said = self.said(stated, levels)
+        return {level: None if (right := truth.get(level)) is None else float(said[level] == right) for level in levels}
+
+    def said(self, stated: Mapping[str, Any], levels: Sequence[str]) -> dict[str, Any]:
+        """The word for every level: what is left out below Different is Different too; None where nothing is said."""
+        words: dict[str, Any] = {}
+        implied = None
+        for level in levels:
+            words[level] = stated.get(level, implied)
+            implied = "different" if words[level] == "different" else implied
+        return words
+
+
+@dataclass(frozen=True)
+class RelationReward(PairReward):
+    """Where the names of a level are not known, `distance` says whether it differs."""
+
+    def read_truth(self, truth: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
+        same, values = super().read_truth(truth)
+        distance = truth.get("distance")
+        if distance is None or None not in values.values():
+            return same, values
+        if isinstance(distance, bool) or not isinstance(distance, int) or distance < 0 or same != (distance == 0):
+            raise RewardError(f"truth field `distance` is {distance!r:.80}, and `same` is {same}")
+        finest = 1 if self.levels_decide is True else 2
+        for steps, level in enumerate(reversed(self.levels)):
+            if values[level] is None:
+                values[level] = "different" if distance >= finest + steps else "same"
+        return same, values
+
+
+def _levels(levels: Sequence[str]) -> tuple[str, ...]:
+    if not levels:
+        raise RewardError("levels = [] cannot be used", hint="name the levels, or use the reward `pair_answer`")
+    return tuple(levels)

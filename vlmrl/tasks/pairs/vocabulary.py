@@ -1,0 +1,35 @@
+"""A closed vocabulary: the names that a field may hold, and their other spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from vlmrl.rewards.parse import normalise_name
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The only names that a field may hold. `aliases`: other spelling -> name. `codes`: name -> its code in the data.
+
+    Case, `-`, `_` and blanks do not matter: `sub-adult` is `SubAdult`.
+    """
+
+    names: tuple[str, ...]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    codes: Mapping[str, str] = field(default_factory=dict)
+
+    def find(self, text: str) -> str | None:
+        """The name that a text spells; None when it is none of them."""
+        return self._spelt.get(_squeezed(text))
+
+    @cached_property
+    def _spelt(self) -> dict[str, str]:
+        codes = {code: name for name, code in self.codes.items()}
+        spelt = {**self.aliases, **codes, **{name: name for name in self.names}}
+        return {_squeezed(other): name for other, name in spelt.items()}
+
+
+def _squeezed(text: str) -> str:
+    return normalise_name(text).replace(" ", "")

@@ -1,0 +1,26 @@
+"""Every built-in reward by name: those of no task (vlmrl/rewards) and those that the shipped tasks bring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from vlmrl import rewards
+from vlmrl.rewards import GENERAL, Builtin
+from vlmrl.tasks.pairs.rewards import REWARDS as PAIR_REWARDS
+from vlmrl.tasks.taxonrl.rewards import REWARDS as TAXONRL_REWARDS
+
+REWARDS: Mapping[str, Builtin] = {**PAIR_REWARDS, **TAXONRL_REWARDS, **GENERAL}
+
+load_reward = partial(rewards.load_reward, builtins=REWARDS)
+"""`vlmrl.rewards.load_reward` over all of them."""
+load_recorded = partial(rewards.load_recorded, builtins=REWARDS)
+"""`vlmrl.rewards.load_recorded` over all of them."""
+PROFILE = "profile:"
+"""How a reward profile of the task is named where a reward is asked for; one with a built-in's name is that one."""
+
+
+def takes_any_truth(name: str | None) -> bool:
+    """Return whether a reward takes any ground truth as it is: a built-in by its name, or as `profile:NAME`."""
+    known = REWARDS.get((name or "").removeprefix(PROFILE))
+    return known is not None and known.any_truth

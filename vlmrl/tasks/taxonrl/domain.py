@@ -1,0 +1,156 @@
+"""What a domain is: pairs of photographs, what is asked of them, what the truth of a row holds, how much is asked for.
+
+A row shows two images. Its truth is `same` (bool), where there is a hierarchy `distance` (int or None), and one entry a
+field: two names, image 1 first, None where unknown. The fields and their vocabularies are those of the domain's layout
+(layouts.py). A variant says which of the fields a response must name, and in which form.
+
+Source: TaxonRL, arXiv:2603.04380 (repository max-vkl/TaxonRL at f4b80ac): its data sets, prompts and reward functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from vlmrl.tasks.taxonrl.layouts import LAYOUTS, settled_distance
+
+Form = Literal["answer", "names", "verdicts", "labels", "named_labels"]
+"""What a response holds inside think: nothing but reasoning; two names a level; Same, Different or Uncertain a level;
+two labels `a; b`; or two labels `Image1=a; Image2=b`."""
+BASELINE = "baseline"
+MAIN = "im"
+"""Name of any task's main intermediate variant, besides the variant's own."""
+INDIVIDUAL = "individual"
+RANKS = ("order", "family", "genus", "species")
+"""Fields that are levels of a hierarchy where the question is about the species; coarse to fine."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A truth field: two names, image 1 first.
+
+    Args:
+        name: in the truth.    tag: in responses, `<tag>a; b</tag>`.
+        labels: the closed vocabulary, as written in the truth; empty = any name.
+        aliases: other spelling -> label; case, `-`, `_` and blanks do not matter anyway.
+        level: a level of the hierarchy: two different names mean two different species.
+        fixed: an individual has one of it for life: two different labels mean two different individuals.
+    """
+
+    name: str
+    tag: str
+    labels: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    level: bool = False
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How much is asked for.
+
+    Args:
+        asked: truth fields that a response must name, in order.
+        published: the function of TaxonRL that scored it, `file:function`.
+    """
+
+    name: str
+    form: Form = "answer"
+    asked: tuple[str, ...] = ()
+    published: str = "lfw:compute_score"
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One domain.
+
+    Args:
+        name: of the task.    summary: one line for `vlmrl recipe list --tasks`.
+        about: first paragraph of the help of `vlmrl prep`.
+        subject: what an image shows, in the singular.
+        asked: what the two images are to have in common.
+        variants: the baseline first.
+        datasets: TaxonRL's data sets on the hub.
+        main: the variant that `im` names; None where there is only the baseline.
+        layout: in layouts.py, of TaxonRL's `answer_im`; "answer" where there is only `answer`.
+    """
+
+    name: str
+    summary: str
+    about: str
+    subject: str
+    asked: Literal["species", "individual"]
+    variants: tuple[Variant, ...]
+    datasets: tuple[str, ...]
+    main: str | None = None
+    layout: str = "answer"
+
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields of the truth, besides `same` and `distance`; levels coarse to fine."""
+        layout = LAYOUTS[self.layout]
+        found = []
+        for name in layout.fields:
+            known = layout.vocabularies.get(name)
+            labels, aliases = ((), {}) if known is None else (known.names, dict(known.aliases))
+            if known is not None:
+                aliases |= {code: label for label, code in known.codes.items()}
+            level = self.asked == "species" and name in RANKS
+            found.append(Field(name, name.replace("_", "-"), labels, aliases, level, name in layout.fixed))
+        return tuple(found)
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        return tuple(one.name for one in self.fields)
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Truth fields that are levels of the hierarchy, coarse to fine."""
+        return tuple(one.name for one in self.fields if one.level)
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """The hierarchy down to what is asked, coarse to fine, the species too where the truth does not name it.
+
+        Empty where there is none. A pair that first differs at the last rank has distance 1, at the one above 2.
+        """
+        return (*LAYOUTS[self.layout].ranks[::-1], "species") if self.levels else ()
+
+    @property
+    def variant_names(self) -> tuple[str, ...]:
+        return tuple(variant.name for variant in self.variants)
+
+    def truth_field(self, name: str) -> Field:
+        return next(one for one in self.fields if one.name == name)
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name; `im` is the main one. Raises: KeyError when there is none."""
+        wanted = self.main if name == MAIN else name
+        for variant in self.variants:
+            if variant.name == wanted:
+                return variant
+        raise KeyError(name)
+
+
+def classes_of(domain: Domain) -> tuple[str, ...]:
+    """What two images have to have in common to be the same, coarse to fine: all ranks, or the individual."""
+    return domain.ranks or (INDIVIDUAL,)
+
+
+def known_fields(domain: Domain, truths: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The fields that at least one truth knows for both images: `truth_fields` of a dataset's dataset.json."""
+    found: set[str] = set()
+    for truth in truths:
+        found |= {name for name in domain.field_names if _known(truth.get(name))}
+    return [name for name in domain.field_names if name in found]
+
+
+def truth_distance(domain: Domain, truth: Mapping[str, Any]) -> int | None:
+    """`settled_distance` where the domain has a hierarchy, else None."""
+    return settled_distance(truth) if domain.levels else None
+
+
+def _known(pair: Any) -> bool:
+    return pair is not None and None not in pair

@@ -1,0 +1,287 @@
+"""`vlmrl prep <domain>` from raw images: what each shows is told by its folders, by a table, or by LFW's pairs.txt."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from vlmrl.data.columns import read_image
+from vlmrl.data.labelled import IMAGE_SUFFIXES, check_name, read_labelled, refuse_twins
+from vlmrl.data.row_files import RowFiles, read_piece
+from vlmrl.data.scan import Files, scan_files
+from vlmrl.data.splits import LabelledImage
+from vlmrl.data.tables import SPLIT_NAMES
+from vlmrl.errors import DataError
+from vlmrl.rewards.parse import normalise_name
+from vlmrl.tasks.assemble import Limits, is_few, leave_out
+from vlmrl.tasks.pairs.draw import Pair
+from vlmrl.tasks.taxonrl.domain import INDIVIDUAL, Domain, classes_of
+from vlmrl.tasks.taxonrl.domain_rows import complete_truth
+from vlmrl.tasks.taxonrl.domains import DOMAINS
+from vlmrl.tasks.taxonrl.layouts import LAYOUTS, UNKNOWN
+from vlmrl.visible import encodable
+
+SPELLINGS: Mapping[str, tuple[str, ...]] = {
+    "image": ("image", "imagepath", "path", "filepath", "file", "filename"),
+    INDIVIDUAL: ("individual", "individualid", "individualname", "identity", "person", "name", "id"),
+    "split": ("split", "subset"),
+    "age_group": ("agegroup", "age"),
+    "gender": ("gender", "sex"),
+    "type": ("type", "class"),
+}
+"""Names of a table's columns, small letters without blanks, - and _."""
+
+
+@dataclass
+class Specimens:
+    """Labelled images of a domain.
+
+    Args:
+        images: those that are sound; see `specimen`.
+        files: reads one by its origin.
+        dropped: images that were left out, each {"origin", "reason"}.
+        split_of: origin -> split, where the source says so.
+        pairs: split -> pairs, where the source has pairs; None = they are to be drawn.
+        lost: pairs of the source that are wrong and were left out, each {"origin", "reason"}.
+        spare: sound pairs that were left out, for they repeat another or join two splits, likewise.
+        source: what dataset.json says of it.
+    """
+
+    images: list[LabelledImage]
+    files: Files
+    dropped: list[dict[str, Any]]
+    split_of: dict[str, str] = field(default_factory=dict)
+    pairs: dict[str, list[Pair]] | None = None
+    lost: list[dict[str, Any]] = field(default_factory=list)
+    spare: list[dict[str, Any]] = field(default_factory=list)
+    source: dict[str, Any] = field(default_factory=dict)
+
+
+def specimen(domain: Domain, image: LabelledImage, labels: Mapping[str, str]) -> LabelledImage:
+    """An image under its class, with the names of the domain's other truth fields as its facts.
+
+    Raises: DataError for a label that the domain does not know.
+    """
+    facts: dict[str, str | None] = {}
+    vocabularies = LAYOUTS[domain.layout].vocabularies
+    for name in domain.field_names:
+        if name in classes_of(domain) or name not in labels:
+            continue
+        known = vocabularies.get(name)
+        found = known.find(labels[name]) if known else labels[name]
+        if found is None:
+            raise DataError(f"the {name} {labels[name]!r} is unknown; known: {', '.join(known.names if known else ())}")
+        facts[name] = found
+    return replace(image, labels=tuple(labels[name] for name in classes_of(domain)), facts=facts)
+
+
+@dataclass(frozen=True)
+class PairTruth:
+    """The truth of a pair of specimens, complete in the domain's schema."""
+
+    domain: str
+
+    def __call__(self, pair: Pair) -> dict[str, Any]:
+        domain, same = DOMAINS[self.domain], pair.distance == 0
+        truth: dict[str, Any] = {"same": same, "distance": pair.distance if domain.ranks else None}
+        for name in domain.field_names:
+            if name in domain.ranks:
+                level = domain.ranks.index(name)
+                truth[name] = [pair.first.labels[level], pair.second.labels[level]]
+            else:
+                truth[name] = [pair.first.facts.get(name), pair.second.facts.get(name)]
+        return complete_truth(domain, truth)
+
+
+def read_folders(
+    domain: Domain, source: Path, levels: Sequence[str] | None, work: Path | None, limits: Limits
+) -> Specimens:
+    """Images whose folders are their names.
+
+    Args: levels: what the folders are, outermost first; "-" for one that says nothing; None = the classes.
+    """
+    levels = check_folders(domain, levels)
+    read = read_labelled(source, levels, work, workers=limits.workers, progress=limits.progress)
+    images, dropped = [], list(read.dropped)
+    for image in read.images:
+        try:
+            names = _names(domain, dict(zip(levels, image.labels, strict=True)))
+            images.append(specimen(domain, image, names))
+        except DataError as error:
+            dropped.append({"origin": image.origin, "reason": error.message})
+    images = keep_one_parent(domain, images, dropped)
+    told = {"name": read.name, "images": len(images), "ignored_files": read.ignored, "fingerprint": read.fingerprint}
+    return Specimens(images, read.collection, dropped, source=told)
+
+
+def check_folders(domain: Domain, levels: Sequence[str] | None) -> list[str]:
+    """What the folders above an image are. Raises: DataError unless they name what the domain needs, and only that."""
+    needed = classes_of(domain)
+    chosen = list(levels) if levels else list(needed)
+    allowed = {*needed, *domain.field_names, "-"}
+    unknown = [level for level in chosen if level not in allowed]
+    if unknown or any(chosen.count(level) != 1 for level in needed):
+        more = sorted(allowed - {*needed, "-"})
+        besides = f"; {', '.join(more)}: at will" if more else ""
+        raise DataError(
+            f"--levels {','.join(chosen)} does not fit `{domain.name}`",
+            hint=f"{', '.join(needed)}: each once{besides}; - stands for a folder that says nothing",
+        )
+    return [f"-{number}" if level == "-" else level for number, level in enumerate(chosen)]
+
+
+@dataclass(frozen=True)
+class RootedFiles:
+    """Image files by a path that must stay in a folder."""
+
+    root: Path
+
+    def read(self, path: str) -> bytes:
+        found = read_image(path, self.root, "")
+        if isinstance(found, bytes):
+            return found
+        try:
+            return found.read_bytes()
+        except OSError as error:
+            raise DataError(f"cannot be read: {error.strerror or error}") from error
+
+
+def is_image_table(domain: Domain, columns: Sequence[str]) -> bool:
+    """Whether a table has one image a row, with names: not rows of pairs."""
+    found = _columns(domain, columns)
+    return "image" in found and all(name in found for name in classes_of(domain))
+
+
+def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits: Limits) -> Specimens:
+    """Images named by a table of paths and names, as Danish Fungi has it: image_path, order, family, genus, species.
+
+    A column `split` is kept; several tables (train, test) are the splits they are named for.
+    """
+    columns = _columns(domain, table.columns)
+    named = [name for name in columns if name not in ("image", "split")]
+    rows: dict[str, dict[str, str]] = {}
+    split_of: dict[str, str] = {}
+    dropped: list[dict[str, Any]] = []
+    for piece in table.pieces:
+        for number, row in enumerate(read_piece(piece, list(columns.values()))):
+            path = row.get(columns["image"])
+            inside = isinstance(path, bytes) or (isinstance(path, Mapping) and path.get("bytes") is not None)
+            path = path.get("path") if isinstance(path, Mapping) else path
+            try:
+                if inside:
+                    raise DataError("the image is in the table itself, which must give its path instead")
+                if not isinstance(path, str) or not path or path in rows:
+                    raise DataError("no path" if not isinstance(path, str) or not path else f"{path} a second time")
+                split = _split(row.get(columns["split"])) if "split" in columns else piece.split
+                rows[path] = _names(domain, {name: row.get(columns[name]) for name in named})
+            except DataError as error:
+                dropped.append({"origin": table.where(piece, number), "reason": error.message})
+                continue
+            if "split" in columns or len(table.splits) > 1:
+                split_of[path] = split
+    if table.root is None:
+        raise DataError("the paths of the table lead nowhere", hint="give --images-root", where=table.label)
+    files, images = RootedFiles(table.root), []
+    for path, seen in scan_files(files, list(rows), work, workers=limits.workers, progress=limits.progress):
+        try:
+            if isinstance(seen, str):
+                raise DataError(seen)
+            images.append(specimen(domain, LabelledImage(seen.media, (), path, seen), rows[path]))
+        except DataError as error:
+            dropped.append({"origin": encodable(path), "reason": error.message})
+    refuse_twins(images, classes_of(domain))
+    images = keep_one_parent(domain, images, dropped)
+    told = {"name": Path(table.label).name, "images": len(images), "columns": sorted(columns.values())}
+    return Specimens(images, files, dropped, split_of, source=told)
+
+
+def _columns(domain: Domain, columns: Sequence[str]) -> dict[str, str]:
+    """Role or truth field -> the table's column."""
+    plain = {re.sub(r"[\s_-]+", "", column).lower(): column for column in reversed(columns)}
+    roles = ("image", "split", *classes_of(domain), *domain.field_names)
+    found: dict[str, str] = {}
+    for role in dict.fromkeys(roles):
+        spelt = next((name for name in SPELLINGS.get(role, (role,)) if name in plain), None)
+        if spelt is not None and plain[spelt] not in found.values():
+            found[role] = plain[spelt]
+    return found
+
+
+def _split(value: Any) -> str:
+    """The split that a cell names; "" = none. Raises: DataError for a word that is no split."""
+    told = "" if value is None else str(value).strip()
+    if told.lower() not in ("", *SPLIT_NAMES):
+        raise DataError(f"the split {told!r} is none of train, validation, test")
+    return SPLIT_NAMES.get(told.lower(), "")
+
+
+def _names(domain: Domain, values: Mapping[str, Any]) -> dict[str, str]:
+    """The names of an image; those of its class must be known. Raises: DataError."""
+    names = {}
+    for level, value in values.items():
+        text = str(value).strip() if value is not None else ""
+        if text.lower() in UNKNOWN:
+            if level in classes_of(domain):
+                raise DataError(f"the {level} is {text!r}, which names none" if text else f"no {level}")
+            continue
+        names[level] = check_name(text)
+    return names
+
+
+def keep_one_parent(
+    domain: Domain, images: Sequence[LabelledImage], dropped: list[dict[str, Any]]
+) -> list[LabelledImage]:
+    """The images whose ranks agree with the others': a genus is in one family, a family in one order.
+
+    A name that stands under several keeps the one it has most often; the other images are added to `dropped`.
+    """
+    kept = list(images)
+    for depth, (coarse, fine) in enumerate(pairwise(domain.ranks)):
+        above: dict[str, Counter[str]] = defaultdict(Counter)
+        for image in kept:
+            above[normalise_name(image.labels[depth + 1], fine)][image.labels[depth]] += 1
+        right = {name: min(counts, key=lambda one: (-counts[one], one)) for name, counts in above.items()}
+        every, kept = kept, []
+        for image in every:
+            name, parent = image.labels[depth + 1], image.labels[depth]
+            most = right[normalise_name(name, fine)]
+            if parent == most:
+                kept.append(image)
+                continue
+            count = above[normalise_name(name, fine)][most]
+            reason = f"the {fine} {name} is in the {coarse} {parent} here and in {most} elsewhere ({count:,} images)"
+            dropped.append({"origin": image.origin, "reason": reason})
+    return kept
+
+
+def refuse_bad(found: Specimens, max_bad: float) -> None:
+    """Raise a DataError with the first images that were left out when their share is above `max_bad`, or none is sound;
+    of a source that has pairs likewise with those."""
+    name = found.source.get("name")
+    if not found.images and not found.dropped:
+        raise DataError(
+            f"no image in {name}; nothing was written", hint=f"their names end in {', '.join(IMAGE_SUFFIXES)}"
+        )
+    _refuse_share("images", found.dropped, len(found.images), max_bad, name)
+    if found.pairs is not None:
+        sound = sum(len(pairs) for pairs in found.pairs.values())
+        _refuse_share("pairs", found.lost, sound + len(found.spare) if sound else 0, max_bad, name)
+
+
+def _refuse_share(what: str, bad: Sequence[Mapping[str, Any]], sound: int, max_bad: float, name: Any) -> None:
+    total = sound + len(bad)
+    if sound and is_few(len(bad), total, max_bad):
+        return
+    lines = "".join(f"\n  {drop['origin']}: {drop['reason']}" for drop in bad[:5])
+    told = f"{len(bad):,} of {total:,} {what} cannot be used, more than --max-bad {max_bad:g}"
+    raise DataError(
+        f"{told if sound else f'none of the {total:,} {what} can be used'}; nothing was written:{lines}",
+        hint=f"mend them, or {leave_out(len(bad), total)}"
+        if sound
+        else f"is {name} what you mean, and are its folders or columns what they should be?",
+    )

@@ -1,0 +1,310 @@
+"""`vlmrl prep <domain>` from rows as TaxonRL published them: check every row, keep its splits, cut validation off."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vlmrl.data.build import building, refuse_other
+from vlmrl.data.doctor import RowFacts
+from vlmrl.data.parts import make_parts
+from vlmrl.data.row_files import RowFiles, locate_rows, open_row_files
+from vlmrl.data.scan import examined
+from vlmrl.data.shards import Examined
+from vlmrl.errors import DataError
+from vlmrl.tasks.assemble import Assembly, Limits, Planned, Prepared, PromptLengths, assemble, is_few, leave_out
+from vlmrl.tasks.pairs.cut import Cut, PairUnits, cut_rows
+from vlmrl.tasks.pairs.prep import count_pairs, pair_id
+from vlmrl.tasks.taxonrl.domain import Domain, classes_of, known_fields
+from vlmrl.tasks.taxonrl.domain_rows import Place, RowColumns, RowReader, ScanRows, checked_rows, find_columns
+from vlmrl.tasks.taxonrl.domain_task import domain_task
+from vlmrl.types import Media
+
+MAX_BAD = 0.01
+VALIDATION_PAIRS = 300
+MAX_CUT = 0.1
+"""Largest share of the training rows that is cut off for validation."""
+SHOWN_BAD = 5
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """What to make of a table.
+
+    Args:
+        source: as `locate_rows` takes it.
+        name: of the dataset.
+        seed: of the rows that are cut off for validation.
+        validation_pairs: how many, where the table has no validation split; 0 = none.
+        max_bad: largest share of rows that may be left out because something is wrong with them.
+        images_root: where paths of images lead from; None = the table's folder.
+    """
+
+    source: str
+    name: str
+    seed: int = 0
+    validation_pairs: int = VALIDATION_PAIRS
+    max_bad: float = MAX_BAD
+    images_root: Path | None = None
+
+
+@dataclass
+class Survey:
+    """What was found in a table: facts of its sound rows, every image once, and what is wrong with the other rows.
+
+    Args: known: truth field -> rows that know it for both images.
+    """
+
+    images: list[Examined] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    rows: dict[str, list[Planned]] = field(default_factory=lambda: defaultdict(list))
+    bad: list[dict[str, Any]] = field(default_factory=list)
+    repeated: list[dict[str, Any]] = field(default_factory=list)
+    known: Counter[str] = field(default_factory=Counter)
+    total: int = 0
+
+
+def prepare_rows(out: Path, domain: Domain, plan: RowPlan, limits: Limits, *, force: bool = False) -> Prepared:
+    """Read, check and write a table of a domain's rows.
+
+    Raises: DataError when it cannot be read, when more than `max_bad` of its rows are wrong, or another dataset is at
+        `out`; nothing is written then.
+    """
+    args = {
+        "source": plan.source if plan.source.startswith("hub:") else Path(plan.source).name,
+        "seed": plan.seed,
+        "validation_pairs": plan.validation_pairs,
+        "max_bad": plan.max_bad,
+        "max_prompt_tokens": limits.max_prompt_tokens,
+        "on_overlong": limits.on_overlong if limits.max_prompt_tokens else None,
+    }
+    refuse_other(out, args, force=force)
+    located = locate_rows(plan.source, plan.images_root)
+    with building(out, key=[domain.name, plan.name, str(plan.images_root), args, located.state]) as build:
+        table = open_row_files(located, build.work)
+        columns = find_columns(table, classes_of(domain))
+        parts = [build.work / f"rows-{i:05d}.jsonl" for i in range(len(table.pieces))]
+        scan = ScanRows(table, columns, domain.name)
+        make_parts(scan, table.pieces, parts, workers=limits.workers, progress=limits.progress, what="reading rows")
+        survey = survey_rows(domain, table, columns, parts)
+        refuse_bad(domain, survey, plan.max_bad)
+        assembly = Assembly(
+            images=survey.images,
+            places=survey.places,
+            reader=RowReader(table, columns.images),
+            rows=dict(survey.rows),
+            fields=partial(row_fields, plan.name, table, parts),
+            schema=row_schema(domain),
+            dropped=[*survey.bad, *survey.repeated],
+            group=group_of(domain),
+        )
+        if survey.bad:
+            told = f"{len(survey.bad):,} of {survey.total:,} rows ({len(survey.bad) / survey.total:.2%})"
+            assembly.notes["rows that are wrong"] = ("look", f"{told} left out: dropped.jsonl")
+        if some := note_on_names(domain, survey):
+            assembly.notes["names in the truth"] = ("look", some)
+        if set(assembly.rows) == {"test"}:
+            assembly.notes["validation split"] = ("look", "none: the source has a test split alone")
+        else:
+            cut_validation(assembly, domain, plan)
+        info = {
+            "name": plan.name,
+            "task": domain.name,
+            "seed": plan.seed,
+            "truth_fields": [name for name in domain.field_names if survey.known[name]],
+            "source": {"name": args["source"], "rows": dict(table.splits), "columns": list(columns.names)},
+            "args": args,
+            "splits": {split: count_pairs(rows) for split, rows in assembly.rows.items()},
+            "counts": {"images": len(survey.images), "rows": survey.total},
+        }
+        return assemble(build, assembly, info, limits, force=force)
+
+
+def survey_rows(domain: Domain, table: RowFiles, columns: RowColumns, parts: Sequence[Path]) -> Survey:
+    """Go through the checked rows once: collect facts, and leave out what is wrong only beside another row.
+
+    A row that repeats an earlier one of its split (same images, same label) is left out once; pairs of images that are
+    called the same in one row and different in another are all wrong.
+    """
+    survey, number_of = Survey(), {}
+    fields = domain.field_names if columns.composite else ()
+    lengths = PromptLengths(domain_task(domain, {"truth_fields": list(fields)}))
+    for index, number, split, line in checked_rows(parts, table):
+        survey.total += 1
+        if "wrong" in line:
+            survey.bad.append({"origin": line["where"], "reason": "; ".join(line["wrong"])})
+            continue
+        truth, images = line["truth"], []
+        for position, fields in enumerate(line["images"]):
+            known = number_of.get(fields["sha256"])
+            if known is None:
+                known = number_of[fields["sha256"]] = len(survey.images)
+                survey.images.append(examined(fields))
+                survey.places.append(Place(index, number, position))
+            images.append(known)
+        survey.known.update(known_fields(domain, [truth]))
+        shown = {"problem": line["problem"]} if columns.problem else {}
+        facts = RowFacts(
+            tuple(images),
+            "same" if truth["same"] else "different",
+            truth["distance"],
+            lengths.of(shown, [survey.images[i].media for i in images]),
+            groups_of(domain, truth),
+            line["where"],
+        )
+        survey.rows[split].append(Planned((index, number), facts))
+    _leave_out_repeats(survey)
+    return survey
+
+
+def _leave_out_repeats(survey: Survey) -> None:
+    labels: dict[tuple[int, ...], set[str | None]] = defaultdict(set)
+    for rows in survey.rows.values():
+        for row in rows:
+            labels[tuple(sorted(row.facts.images))].add(row.facts.label)
+    for split, rows in survey.rows.items():
+        kept: dict[tuple[int, ...], Planned] = {}
+        for row in rows:
+            facts = row.facts
+            if len(labels[tuple(sorted(facts.images))]) > 1:
+                reason = "the same two images are called the same in one row and different in another"
+                survey.bad.append({"origin": facts.name, "reason": reason})
+            elif len(set(facts.images)) == 1 and facts.label == "different":
+                survey.bad.append({"origin": facts.name, "reason": "one image twice, called different"})
+            elif facts.images in kept:
+                first = kept[facts.images].facts.name
+                survey.repeated.append({"origin": facts.name, "reason": f"the same two images as {first}"})
+            else:
+                kept[facts.images] = row
+        survey.rows[split] = list(kept.values())
+
+
+def note_on_names(domain: Domain, survey: Survey) -> str:
+    """The fields that some of the rows know and others do not, with their numbers of rows; "" where there are none."""
+    rows = sum(len(rows) for rows in survey.rows.values()) + len(survey.repeated)
+    some = {name: survey.known[name] for name in domain.field_names if 0 < survey.known[name] < rows}
+    told = ", ".join(f"{name} in {count:,}" for name, count in some.items())
+    return f"of {rows:,} rows {told}; where a name is missing, it is neither paid for nor counted" if some else ""
+
+
+def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
+    """Raise a DataError with the first bad rows when their share is above `max_bad`, or no row is sound."""
+    sound = sum(len(rows) for rows in survey.rows.values())
+    if sound and is_few(len(survey.bad), survey.total, max_bad):
+        return
+    lines = [f"\n  {bad['origin']}: {bad['reason']}" for bad in survey.bad[:SHOWN_BAD]]
+    more = f"\n  ... and {len(survey.bad) - SHOWN_BAD:,} more" if len(survey.bad) > SHOWN_BAD else ""
+    share = len(survey.bad) / max(1, survey.total)
+    told = f"{len(survey.bad):,} of {survey.total:,} rows ({share:.1%}) are wrong, more than --max-bad {max_bad:g}"
+    hint = f"mend the rows, or {leave_out(len(survey.bad), survey.total)}"
+    if share > 0.5:
+        hint = (
+            f"are these rows of the domain `{domain.name}`, are their columns problem, images, answer and answer_im,"
+            " and do paths of images lead from the table's folder (else --images-root)?"
+        )
+    raise DataError(
+        f"{told if sound else f'all {survey.total:,} rows are wrong'}; nothing was written:{''.join(lines)}{more}",
+        hint=hint,
+    )
+
+
+def group_of(domain: Domain) -> str:
+    """What tells the pairs of a domain apart besides their images: its finest rank where the truth holds it."""
+    finest = domain.ranks[-1] if domain.ranks else ""
+    return finest if finest in domain.field_names else ""
+
+
+def groups_of(domain: Domain, truth: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of `group_of` in a row, those that are known."""
+    name = group_of(domain)
+    return tuple(one for one in truth[name] if one is not None) if name else ()
+
+
+def cut_validation(assembly: Assembly, domain: Domain, plan: RowPlan) -> None:
+    """Move rows of `train` to a new split `validation` where there is none, and say so."""
+    check = "validation split"
+    if "validation" in assembly.rows or "train" not in assembly.rows:
+        assembly.notes[check] = ("ok", "the source's own")
+        return
+    rows = assembly.rows["train"]
+    wanted = min(plan.validation_pairs, int(MAX_CUT * len(rows)))
+    for by in (assembly.group, "image"):
+        cut = cut_rows(_units(rows, by), wanted, seed=plan.seed) if by else Cut([], [])
+        if cut.taken:
+            break
+    else:
+        why = "none was asked for" if not plan.validation_pairs else "no row can be kept out of training"
+        assembly.notes[check] = ("look", f"none: {why}; do not choose checkpoints on the test split")
+        return
+    taken, lost = set(cut.taken), set(cut.lost)
+    assembly.rows = {
+        "train": [row for i, row in enumerate(rows) if i not in taken and i not in lost],
+        "validation": [rows[i] for i in cut.taken],
+        **{split: rows for split, rows in assembly.rows.items() if split != "train"},
+    }
+    told = f"the source has none: {len(taken):,} rows cut off train, which share no {by} with it"
+    if lost:
+        told += f"; {len(lost):,} rows with a {by} of both left out"
+        reason = f"it has a {by} of the validation rows"
+        assembly.dropped += [{"origin": rows[i].facts.name, "reason": reason} for i in cut.lost]
+    if len(taken) < plan.validation_pairs:
+        told += f" (--validation-pairs is {plan.validation_pairs:,})"
+    assembly.notes[check] = ("look", told)
+
+
+def _units(rows: Sequence[Planned], by: str) -> list[PairUnits]:
+    """What must not be in two splits: the names of each row's group, or its images. No rows where a name is unknown."""
+    if by == "image":
+        return [PairUnits(row.facts.images, row.facts.label) for row in rows]
+    if any(len(row.facts.groups) < 2 for row in rows):
+        return []
+    return [PairUnits(row.facts.groups, row.facts.label) for row in rows]
+
+
+def row_fields(
+    name: str, table: RowFiles, parts: Sequence[Path], rows: Sequence[Planned], media: Sequence[Media]
+) -> Iterator[dict[str, Any]]:
+    """The columns of the rows, their texts read again from the parts. See `Assembly.fields`."""
+    wanted = {row.key: row.facts for row in rows}
+    for index, number, _, line in _lines_of(parts, table, wanted):
+        facts = wanted[index, number]
+        images = [media[i] for i in facts.images]
+        yield {
+            "prompt_id": pair_id(name, images, facts.name),
+            "truth": line["truth"],
+            "images": images,
+            "problem": line["problem"],
+            "origins": [facts.name],
+        }
+
+
+def _lines_of(
+    parts: Sequence[Path], table: RowFiles, wanted: Mapping[tuple[int, int], Any]
+) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
+    pieces = sorted({index for index, _ in wanted})
+    for index in pieces:
+        with parts[index].open(encoding="ascii") as lines:
+            for number, line in enumerate(lines):
+                if (index, number) in wanted:
+                    yield index, number, table.pieces[index].split, json.loads(line)
+
+
+def row_schema(domain: Domain, more: str | None = "problem") -> Any:
+    """The Arrow schema of a domain's rows. Args: more: `problem` (text), `individuals` (two names), or None."""
+    import pyarrow as pa
+
+    names = pa.list_(pa.string())
+    truth = [("same", pa.bool_()), ("distance", pa.int64()), *((one, names) for one in domain.field_names)]
+    image = pa.struct([("sha256", pa.string()), ("width", pa.int64()), ("height", pa.int64()), ("kind", pa.string())])
+    fields = [
+        ("prompt_id", pa.string()),
+        ("truth", pa.struct([*truth, ("ground_truth", pa.string())])),
+        ("images", pa.list_(image)),
+        ("origins", names),
+    ]
+    return pa.schema([*fields, *([(more, pa.string() if more == "problem" else names)] if more else [])])

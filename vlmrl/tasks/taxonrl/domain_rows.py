@@ -1,0 +1,199 @@
+"""Rows as TaxonRL published them (`problem`, `images`, `answer`, `answer_im`), each checked and given a typed truth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vlmrl.data.columns import SPELLINGS, read_image, split_images
+from vlmrl.data.parts import write_lines
+from vlmrl.data.row_files import Piece, RowFiles, read_piece
+from vlmrl.data.scan import EXAMINER, Examiner
+from vlmrl.errors import DataError, RewardError
+from vlmrl.tasks.render import IMAGE
+from vlmrl.tasks.taxonrl.domain import Domain, truth_distance
+from vlmrl.tasks.taxonrl.domains import DOMAINS
+from vlmrl.tasks.taxonrl.layouts import LAYOUTS
+
+IMAGES_IN_A_ROW = 2
+MAX_PATH = 1000
+"""Characters; what is longer is an image in base64."""
+
+
+class Place(NamedTuple):
+    """Where an image of a table is: piece, row in the piece, position in the row."""
+
+    piece: int
+    row: int
+    position: int
+
+
+@dataclass(frozen=True)
+class RowColumns:
+    """Which column is which; None = the table has none.
+
+    Args: composite: TaxonRL's `answer_im`, the `;` layout with the intermediate truth.
+    """
+
+    images: str
+    problem: str | None
+    answer: str | None
+    composite: str | None
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in (self.images, self.problem, self.answer, self.composite) if name]
+
+
+def find_columns(table: RowFiles, classes: Sequence[str]) -> RowColumns:
+    """The columns of a table, TaxonRL's names first.
+
+    Args: classes: what a table of labelled images would have, for the message.
+    Raises: DataError when images or answers are missing.
+    """
+    there = table.columns
+    images = next((name for name in SPELLINGS["images"] if name in there), None)
+    composite = "answer_im" if "answer_im" in there else None
+    answer = next((name for name in ("answer", *SPELLINGS["answer"]) if name in there), None)
+    if images is None or (composite is None and answer is None):
+        missing = "`images`" if images is None else "`answer` or `answer_im`"
+        raise DataError(
+            f"no column {missing}; the table has: {', '.join(there)}", where=table.label,
+            hint="rows in TaxonRL's format have problem, images, answer and, with intermediate truth, answer_im; a"
+            f" table of labelled images has image_path, {', '.join(classes)}; --levels reads a folder's images by their"
+            " folders",
+        )  # fmt: skip
+    return RowColumns(images, "problem" if "problem" in there else None, answer, composite)
+
+
+def read_truth(domain: Domain, answer: Any, composite: Any) -> dict[str, Any]:
+    """The typed truth of a row: `same`, `distance`, each field as two names; `ground_truth` is the text as published
+    where writing the truth would spell it otherwise, else None.
+
+    Raises: RewardError that says what is wrong with the text, or that `answer` and `answer_im` contradict each other.
+    """
+    text = composite if composite not in (None, "") else answer
+    layout = LAYOUTS[domain.layout if isinstance(text, str) and ";" in text else "answer"]
+    truth = layout.read(text)
+    if text is composite and answer not in (None, ""):
+        same = LAYOUTS["answer"].read(answer)["same"]
+        if same != truth["same"]:
+            raise RewardError(f"`answer` says {'same' if same else 'different'}, `answer_im` says the other")
+    if layout.name == domain.layout and layout.name != "answer" and layout.write(truth) != text:
+        truth["ground_truth"] = text
+    return complete_truth(domain, truth)
+
+
+def complete_truth(domain: Domain, truth: Mapping[str, Any]) -> dict[str, Any]:
+    """A truth with every key of the domain's schema, in its order; what is not known is None."""
+    whole: dict[str, Any] = {"same": truth["same"], "distance": truth.get("distance")}
+    for name in domain.field_names:
+        pair = truth.get(name) or (None, None)
+        whole[name] = list(pair)
+    if whole["distance"] is None:
+        whole["distance"] = truth_distance(domain, whole)
+    return whole | {"ground_truth": truth.get("ground_truth")}
+
+
+@dataclass(frozen=True)
+class ScanRows:
+    """One part a piece of the table: a JSON line a row, for `checked_rows`. See data/parts.py."""
+
+    table: RowFiles
+    columns: RowColumns
+    domain: str
+
+    def __call__(self, piece: Piece, part: Path) -> None:
+        lines = []
+        for number, row in enumerate(read_piece(piece, self.columns.names)):
+            line, wrong = self._line(row, EXAMINER)
+            if wrong:
+                line = {"wrong": wrong}
+            lines.append({**line, "where": self.table.where(piece, number)})
+        write_lines(part, lines)
+
+    def _line(self, row: Mapping[str, Any], examiner: Examiner) -> tuple[dict[str, Any], list[str]]:
+        wrong: list[str] = []
+        columns, domain = self.columns, DOMAINS[self.domain]
+        problem = row.get(columns.problem) if columns.problem else None
+        if columns.problem and (not isinstance(problem, str) or not problem.strip()):
+            wrong.append(f"`{columns.problem}` is {_shown(problem)}, not a text")
+        truth: dict[str, Any] = {}
+        try:
+            answer = row.get(columns.answer) if columns.answer else None
+            composite = row.get(columns.composite) if columns.composite else None
+            truth = read_truth(domain, answer, composite)
+        except RewardError as error:
+            wrong.append(f"{error.message} ({error.hint})" if error.hint else error.message)
+        values = split_images(row.get(columns.images))
+        marks = problem.count(IMAGE) if isinstance(problem, str) else len(values)
+        if len(values) != IMAGES_IN_A_ROW:
+            wrong.append(f"{len(values)} image{'s' * (len(values) != 1)}, not {IMAGES_IN_A_ROW}")
+        elif marks not in (0, len(values)):
+            wrong.append(f"{len(values)} images, but {marks} {IMAGE} mark{'s' * (marks != 1)} in `{columns.problem}`")
+        images = [self._image(value, examiner) for value in values]
+        for number, image in enumerate(images, start=1):
+            if "reason" in image:
+                wrong.append(f"image {number}: {image['reason']}")
+        return {"truth": truth, "problem": problem, "images": images}, wrong
+
+    def _image(self, value: Any, examiner: Examiner) -> dict[str, Any]:
+        try:
+            data = _load(value, self.table.root)
+        except DataError as error:
+            return {"reason": error.message}
+        found = examiner.look(data)
+        name = _name_of(value)
+        return {"reason": f"{name}: {found['reason']}"} if "reason" in found and name else found
+
+
+def checked_rows(parts: Sequence[Path], table: RowFiles) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
+    """(piece, row in the piece, split, line) of every row, in order, from the parts that `ScanRows` made."""
+    for index, part in enumerate(parts):
+        with part.open(encoding="ascii") as lines:
+            for number, line in enumerate(lines):
+                yield index, number, table.pieces[index].split, json.loads(line)
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """Image files by their place in a table, for `write_shards`; places in the table's order are read in one pass."""
+
+    table: RowFiles
+    column: str
+
+    def files(self, places: Sequence[Place]) -> Iterator[bytes]:
+        for index, wanted in groupby(places, key=lambda place: place[0]):
+            rows = enumerate(read_piece(self.table.pieces[index], [self.column]))
+            number, values = -1, []
+            for place in wanted:
+                while number < place[1]:
+                    number, row = next(rows)
+                    values = split_images(row.get(self.column))
+                yield _load(values[place[2]], self.table.root)
+
+
+def _load(value: Any, root: Path | None) -> bytes:
+    found = read_image(value, root, "")
+    if not isinstance(found, Path):
+        return found
+    try:
+        return found.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror or error}") from error
+
+
+def _name_of(value: Any) -> str:
+    """What a table calls an image: its path, where it gives one; else nothing."""
+    path = value.get("path") if isinstance(value, Mapping) else value
+    is_path = isinstance(path, str) and 0 < len(path) <= MAX_PATH and not path.startswith("data:")
+    return _shown(path) if is_path else ""
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

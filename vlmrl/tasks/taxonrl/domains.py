@@ -1,0 +1,20 @@
+"""The table of the seven domains of TaxonRL (arXiv:2603.04380); each one's facts are in its bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from vlmrl.tasks.taxonrl.bird.task import BIRD
+from vlmrl.tasks.taxonrl.chimp.task import CHIMP
+from vlmrl.tasks.taxonrl.domain import Domain
+from vlmrl.tasks.taxonrl.fungi.task import FUNGI
+from vlmrl.tasks.taxonrl.gorilla.task import GORILLA
+from vlmrl.tasks.taxonrl.human.task import HUMAN
+from vlmrl.tasks.taxonrl.sea_star.task import SEA_STAR
+from vlmrl.tasks.taxonrl.whale.task import WHALE
+
+DOMAINS: Mapping[str, Domain] = MappingProxyType(
+    {domain.name: domain for domain in (FUNGI, BIRD, SEA_STAR, CHIMP, GORILLA, HUMAN, WHALE)}
+)
+"""Domain by the name of its task."""

@@ -1,0 +1,270 @@
+"""TaxonRL's ground truths: one `;`-separated line a row, a layout of its own in each domain; to typed truth and back.
+
+The layouts are those of the data sets that arXiv:2603.04380 published. A typed truth holds `same`, where there is a
+hierarchy `distance`, and each field as a list of two names, image 1 first, None where a name is not known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vlmrl.errors import RewardError
+from vlmrl.rewards.parse import normalise_name
+from vlmrl.tasks.kinds import CONTRADICTS
+from vlmrl.tasks.pairs.vocabulary import Vocabulary
+
+DISTANCES = ("sameSpecies", "sameGenus", "sameFamily", "sameOrder", "sameClass")
+"""The words for `distance` 0, 1, 2, 3, 4."""
+RANKS = ("genus", "family", "order")
+"""What may first differ at distance 2, 3 and 4; at distance 1 it is the species."""
+UNKNOWN = ("", "nan", "none", "null", "n/a", "na", "unknown", "incertae sedis")
+"""What tables write for a name that they do not know, in lower case. Taxa of uncertain placement (incertae sedis) need
+have nothing in common.
+"""
+HARD_LABEL = re.compile(r"([01])(?:\.0*)?")
+
+Truth = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order of the fields in one domain's ground truth.
+
+    Args:
+        name: the domain, or `answer` for the baseline's answer alone.
+        columns: `answer`, `distance`, or a field and the image that it belongs to, such as `family1`.
+        fields: fields of the typed truth, in its order.
+        vocabularies: field -> its names, where they are closed.
+        fixed: fields that cannot differ between two images of the same class.
+        also: a second order of columns that is read, but not written; a column `-` is not kept.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    fields: tuple[str, ...] = ()
+    vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """The fields that are ranks of a hierarchy above the species, fine -> coarse; () = there is no `distance`."""
+        return tuple(rank for rank in RANKS if rank in self.fields)
+
+    def read(self, text: str | float) -> dict[str, Any]:
+        """The typed truth of a ground truth.
+
+        Only 0 and 1 are read as an answer. A probability is refused: `same` is yes or no, and rounding would change
+        what the row says; the reward `taxonrl` scores such a row from its own text.
+
+        Raises: RewardError that says what is wrong: number of fields, no answer, an unknown label or distance, or
+            fields that contradict each other.
+        Example: fungi, `0;Boletaceae;Boletus;Boletales;Boletus edulis;Boletaceae;Suillus;Boletales;Suillus luteus` ->
+            same False, distance 2, order [Boletales, Boletales], family ..., genus [Boletus, Suillus], species ...
+        """
+        values = [value.strip() for value in _text(text).split(";")]
+        columns = self._columns_of(values, text)
+        cells = dict(zip(columns, values, strict=True))
+        truth: dict[str, Any] = {"same": self._same(cells["answer"], text)}
+        names = {name: [self._name(name, cells[f"{name}{i}"], text) for i in (1, 2)] for name in self.fields}
+        if self.ranks:
+            truth["distance"] = self._distance(cells.get("distance", ""), text)
+        truth |= names
+        if wrong := contradictions(self, truth):
+            raise self._error(f"{CONTRADICTS}: {wrong[0]}", text)
+        if self.ranks and truth["distance"] is None:
+            truth["distance"] = settled_distance(truth)
+        return truth
+
+    def write(self, truth: Truth, *, sound: bool = True) -> str:
+        """The ground truth of a typed truth, as TaxonRL writes it; `read` gives the typed truth back.
+
+        Args: sound: False = also a truth that contradicts itself, or has unknown labels: TaxonRL's functions score it.
+        Raises: RewardError for a truth without `same`, a field that does not hold two names, or a name that cannot be
+            written; where it must be sound, also for everything that `read` refuses.
+        """
+        same = truth.get("same")
+        if not isinstance(same, (bool, int, float)) or same not in (0, 1):
+            raise RewardError(
+                f"truth field `same` is {same!r:.80}, not true or false", hint="check the dataset's columns"
+            )
+        cells = {"answer": str(int(same)), "distance": ""}
+        if truth.get("distance") is not None:
+            distance = truth["distance"]
+            if distance not in range(len(DISTANCES)):
+                raise RewardError(f"truth field `distance` is {distance!r:.80}, not a number from 0 to 4")
+            cells["distance"] = DISTANCES[int(distance)]
+        for name in self.fields:
+            pair = truth.get(name)
+            pair = (None, None) if pair is None else pair
+            if isinstance(pair, (str, bytes)) or not isinstance(pair, Sequence) or len(pair) != 2:
+                raise RewardError(f"truth field `{name}` is {pair!r:.80}, not a list of two names")
+            for i, value in enumerate(pair):
+                cells[f"{name}{i + 1}"] = self._cell(name, value)
+        text = ";".join(cells[column] for column in self.columns)
+        if sound:
+            self.read(text)
+        return text
+
+    def _columns_of(self, values: Sequence[str], text: Any) -> tuple[str, ...]:
+        if values == [""]:
+            raise self._error("is empty", text)
+        for columns in (self.columns, self.also):
+            if len(columns) == len(values):
+                return columns
+        like = [name for name, layout in LAYOUTS.items() if len(layout.columns) == len(values) and name != self.name]
+        hint = f"it has as many fields as the layout {' or '.join(like)}" if like else None
+        wanted = f"{len(self.columns)} ({'; '.join(self.columns)})"
+        raise self._error(f"has {len(values)} field{'s' * (len(values) != 1)}, not {wanted}", text, hint)
+
+    def _same(self, value: str, text: Any) -> bool:
+        label = HARD_LABEL.fullmatch(value)
+        if not value:
+            raise self._error("has no answer", text)
+        if label is None:
+            hint = (
+                "a probability cannot be read as same or different; the reward `taxonrl` scores such rows as they are"
+            )
+            raise self._error(f"has the answer {value!r:.40}, which is neither 0 nor 1", text, hint)
+        return label[1] == "1"
+
+    def _name(self, name: str, value: str, text: Any) -> str | None:
+        if value.lower() in UNKNOWN:
+            return None
+        if name not in self.vocabularies:
+            return value
+        found = self.vocabularies[name].find(value)
+        if found is None:
+            known = ", ".join(self.vocabularies[name].names)
+            raise self._error(f"has the unknown {name.replace('_', ' ')} {value!r:.40}", text, f"known: {known}")
+        return found
+
+    def _distance(self, word: str, text: Any) -> int | None:
+        if word.lower() in UNKNOWN:
+            return None
+        spelt = [known.lower() for known in DISTANCES]
+        if word.lower() not in spelt:
+            raise self._error(f"has the unknown distance {word!r:.40}", text, f"known: {', '.join(DISTANCES)}")
+        return spelt.index(word.lower())
+
+    def _cell(self, name: str, value: Any) -> str:
+        if value is None:
+            return ""
+        if not isinstance(value, str) or ";" in value or value != value.strip() or value.lower() in UNKNOWN:
+            raise RewardError(f"truth field `{name}` holds {value!r:.80}, which is not a name that can be written")
+        codes = self.vocabularies[name].codes if name in self.vocabularies else {}
+        return codes.get(value, value)
+
+    def _error(self, problem: str, text: Any, hint: str | None = None) -> RewardError:
+        return RewardError(f"the {self.name} ground truth {str(text)!r:.120} {problem}", hint=hint)
+
+
+def distance_bounds(same: bool, equal: Mapping[str, bool | None]) -> tuple[int, int]:
+    """The smallest and the largest distance that fit: `equal` = genus, family, order -> equal, different or not known.
+
+    A smallest one above the largest says that the ranks contradict each other.
+    Example: not the same, genus different, family not known, order equal -> (2, 3).
+    """
+    differ = [i for i, rank in enumerate(RANKS, start=2) if equal.get(rank) is False]
+    agree = [i for i, rank in enumerate(RANKS, start=2) if equal.get(rank) is True]
+    low = max(differ, default=0 if same else 1)
+    return low, 0 if same else min(agree, default=len(DISTANCES)) - 1
+
+
+def settled_distance(truth: Truth) -> int | None:
+    """The distance that `same` and the names leave no doubt about; None when they do.
+
+    Example: fungi of one family whose genera differ -> 2.
+    """
+    low, high = distance_bounds(bool(truth["same"]), {rank: names_agree(truth.get(rank), rank) for rank in RANKS})
+    return low if low == high else None
+
+
+def contradictions(layout: Layout, truth: Truth) -> list[str]:
+    """Where `same`, `distance` and the names of a truth say opposite things, in words, as far as they are known.
+
+    Args: truth: `same` true or false, each field two names or None, `distance` from 0 to 4 or None.
+    """
+    same, ranks = truth["same"], layout.ranks
+    agree = {name: names_agree(truth.get(name), name) for name in layout.fields}
+    decide = (*layout.fixed, *((*ranks, "species") if ranks else ()))
+    wrong = [
+        f"`same` is true but `{name}` differs: {' and '.join(truth[name])}"
+        for name in layout.fields
+        if same and name in decide and agree[name] is False
+    ]
+    if not same and ranks and agree.get("species") and agree["genus"] is not False:
+        wrong.append(f"`same` is false but both are {truth['species'][0]}")
+    if wrong or not ranks:
+        return wrong
+    low, high = distance_bounds(same, agree)
+    if low > high:
+        fine = next(rank for rank in ranks if agree[rank])
+        coarse = next(rank for rank in reversed(ranks) if agree[rank] is False)
+        return [f"`{coarse}` differs but the finer `{fine}` is the same: {truth[fine][0]}"]
+    distance = truth.get("distance")
+    if distance is None or low <= distance <= high:
+        return []
+    made = " to ".join(f"{number} ({DISTANCES[number]})" for number in dict.fromkeys((low, high)))
+    return [f"`distance` is {distance} ({DISTANCES[distance]}); `same` and the names make it {made}"]
+
+
+def names_agree(pair: Sequence[str | None] | None, field: str) -> bool | None:
+    """Whether the two names of a field are one, as the rewards compare them; None where either is not known."""
+    first, second = pair or (None, None)
+    if first is None or second is None:
+        return None
+    return normalise_name(first, field) == normalise_name(second, field)
+
+
+def _text(text: Any) -> str:
+    """A ground truth as text: also an answer that the table holds as a number."""
+    if isinstance(text, bool):
+        return str(int(text))
+    return text if isinstance(text, str) else "" if text is None else str(text)
+
+
+AGE_GROUPS = Vocabulary(("Infant", "Juvenile", "SubAdult", "Adult", "Elderly"))
+GENDERS = Vocabulary(("Female", "Male"), aliases={"F": "Female", "M": "Male"})
+GORILLA_TYPES = Vocabulary(
+    ("Silverback", "Blackback", "Adult female", "Juvenile", "Infant"),
+    aliases={"Juvenil": "Juvenile"},
+)
+SEA_STARS = Vocabulary(
+    ("Asterias rubens", "Anthenea australiae"), codes={"Asterias rubens": "Asru", "Anthenea australiae": "Anau"}
+)
+
+LAYOUTS: dict[str, Layout] = {
+    "answer": Layout("answer", ("answer",)),
+    "fungi": Layout(
+        "fungi",
+        ("answer", "family1", "genus1", "order1", "species1", "family2", "genus2", "order2", "species2"),
+        ("order", "family", "genus", "species"),
+    ),
+    "bird": Layout(
+        "bird",
+        ("answer", "distance", "genus1", "family1", "order1", "genus2", "family2", "order2"),
+        ("order", "family", "genus"),
+    ),
+    "sea_star": Layout(
+        "sea_star", ("answer", "species1", "species2"), ("species",), {"species": SEA_STARS}, fixed=("species",)
+    ),
+    "chimp": Layout(
+        "chimp",
+        ("answer", "age_group1", "gender1", "age_group2", "gender2"),
+        ("age_group", "gender"),
+        {"age_group": AGE_GROUPS, "gender": GENDERS},
+        fixed=("gender",),
+    ),
+    "gorilla": Layout(
+        "gorilla",
+        ("answer", "type1", "type2"),
+        ("type",),
+        {"type": GORILLA_TYPES},
+        also=("answer", "type1", "-", "type2", "-"),
+    ),
+}
+"""Domain -> layout. `fungi` and `bird` order their ranks differently; `gorilla` is also read in chimp's five fields."""

@@ -1,0 +1,194 @@
+"""`vlmrl prep <domain>`: what a source is, and who makes a dataset of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vlmrl.data.build import Build, building, refuse_other
+from vlmrl.data.labelled import collection_state
+from vlmrl.data.row_files import Located, locate_rows, open_row_files, split_spelling
+from vlmrl.data.scan import MemoryFiles
+from vlmrl.data.tables import SUFFIXES, is_saved
+from vlmrl.errors import DataError
+from vlmrl.tasks.assemble import Limits, Prepared
+from vlmrl.tasks.pairs.prep import SPLIT_SHARES, PairPlan, fill_pairs, write_pairs
+from vlmrl.tasks.taxonrl.domain import INDIVIDUAL, Domain, classes_of
+from vlmrl.tasks.taxonrl.domain_images import (
+    PairTruth,
+    Specimens,
+    is_image_table,
+    read_folders,
+    read_image_table,
+    refuse_bad,
+)
+from vlmrl.tasks.taxonrl.domain_prep import MAX_BAD, VALIDATION_PAIRS, RowPlan, prepare_rows, row_schema
+from vlmrl.tasks.taxonrl.domain_task import domain_task
+from vlmrl.tasks.taxonrl.domains import DOMAINS
+from vlmrl.tasks.taxonrl.face_pairs import find_pair_lists, read_face_pairs
+from vlmrl.tasks.taxonrl.specimens import draw_collection
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class DomainRequest:
+    """What a person asked for.
+
+    Args:
+        domain: its name.
+        source: a table, a folder, an archive, or `hub:name`; None = the published data set.
+        synthetic: draw so many training pairs instead; None = read.
+        out, name: default data/<name>, and the domain's name.
+        num_pairs: split -> pairs to make of raw images; of a table, `validation` alone counts.
+        levels: what the folders above a raw image are, outermost first; None = the domain's own.
+    """
+
+    domain: str
+    source: str | None = None
+    synthetic: int | None = None
+    out: Path | None = None
+    name: str | None = None
+    seed: int = 0
+    num_pairs: Mapping[str, int] = field(
+        default_factory=lambda: {"train": 6000, "validation": VALIDATION_PAIRS, "test": 1200}
+    )
+    levels: Sequence[str] | None = None
+    max_bad: float = MAX_BAD
+    images_root: Path | None = None
+
+
+def prepare_domain(request: DomainRequest, limits: Limits, *, force: bool = False) -> Prepared:
+    """Make the dataset. Raises: DataError for a source, name or row that cannot be used."""
+    domain = DOMAINS[request.domain]
+    name = request.name or domain.name
+    if not NAME.fullmatch(name):
+        raise DataError(f"the dataset name {name!r} cannot be used", hint="give --name with letters, digits, . _ and -")
+    source = request.source or published(domain)
+    out = request.out or Path("data") / name
+    if request.synthetic is not None:
+        return _prepare_drawn(request, domain, name, request.synthetic, out, limits, force)
+    if is_raw(source, by_folders=bool(request.levels)):
+        return _prepare_images(request, domain, name, Path(source), None, out, limits, force)
+    if request.levels:
+        hint = "leave it out; or give a folder or zip archive of images"
+        raise DataError(f"--levels says what folders are, and {source} is a table", hint=hint)
+    located = locate_rows(source, request.images_root)
+    if is_image_table(domain, located.columns()):
+        return _prepare_images(request, domain, name, Path(source), located, out, limits, force)
+    pairs = request.num_pairs["validation"]
+    plan = RowPlan(source, name, request.seed, pairs, request.max_bad, request.images_root)
+    return prepare_rows(out, domain, plan, limits, force=force)
+
+
+def is_raw(source: str, *, by_folders: bool = False) -> bool:
+    """Whether a source is images: an archive, a list of pairs, or a folder without tables (any, if `by_folders`)."""
+    place = Path(split_spelling(source)[0])
+    if source.startswith("hub:") or not place.exists():
+        return False
+    if place.is_file():
+        return place.suffix.lower() in (".zip", ".txt")
+    if is_saved(place) or find_pair_lists(place) or by_folders:
+        return not is_saved(place)
+    return not any(path.suffix.lower() in SUFFIXES for path in place.rglob("*") if path.is_file())
+
+
+def _prepare_images(
+    request: DomainRequest,
+    domain: Domain,
+    name: str,
+    source: Path,
+    located: Located | None,
+    out: Path,
+    limits: Limits,
+    force: bool,
+) -> Prepared:
+    args = {"source": source.name, "levels": list(request.levels) if request.levels else None}
+    args |= _pair_args(request, limits) | {"max_bad": request.max_bad}
+    refuse_other(out, args, force=force)
+    state = located.state if located else collection_state(source if source.is_dir() else source.parent)
+    with building(out, key=[domain.name, name, args, state]) as build:
+        table = open_row_files(located, build.work) if located else None
+        if table is not None:
+            found = read_image_table(domain, table, build.work, limits)
+        elif not request.levels and (lists := find_pair_lists(source)):
+            found = read_face_pairs(lists, build.work, limits)
+        else:
+            found = read_folders(domain, source, request.levels, build.work, limits)
+        refuse_bad(found, request.max_bad)
+        return _write(build, request, domain, name, found, args, limits, force)
+
+
+def _prepare_drawn(
+    request: DomainRequest, domain: Domain, name: str, num_pairs: int, out: Path, limits: Limits, force: bool
+) -> Prepared:
+    if request.source is not None:
+        raise DataError(f"--synthetic draws images, and {request.source} is a source of them", hint="leave one out")
+    smaller = {"validation": max(20, num_pairs // 10), "test": max(40, num_pairs // 5)}
+    counts = {split: min(count, smaller.get(split, count)) for split, count in request.num_pairs.items()}
+    request = replace(request, num_pairs={**counts, "train": num_pairs})
+    args = {"synthetic": num_pairs} | _pair_args(request, limits)
+    refuse_other(out, args, force=force)
+    images, files = draw_collection(domain, num_pairs, seed=request.seed)
+    source = {"name": f"drawn {domain.subject}", "images": len(images)}
+    found = Specimens(images, MemoryFiles(files), [], source=source)
+    with building(out) as build:
+        return _write(build, request, domain, name, found, args, replace(limits, workers=1), force)
+
+
+def _pair_args(request: DomainRequest, limits: Limits) -> dict[str, Any]:
+    return {
+        "pairs": dict(request.num_pairs),
+        "seed": request.seed,
+        "max_prompt_tokens": limits.max_prompt_tokens,
+        "on_overlong": limits.on_overlong if limits.max_prompt_tokens else None,
+    }
+
+
+def _write(
+    build: Build,
+    request: DomainRequest,
+    domain: Domain,
+    name: str,
+    found: Specimens,
+    args: Mapping[str, Any],
+    limits: Limits,
+    force: bool,
+) -> Prepared:
+    known = {one for image in found.images for one, value in image.facts.items() if value is not None}
+    fields = [one for one in domain.field_names if one in domain.ranks or one in known]
+    individuals = domain.asked == INDIVIDUAL
+    asked = {split: share for split, share in SPLIT_SHARES.items() if request.num_pairs[split]}
+    plan = PairPlan(
+        name=name,
+        levels=classes_of(domain),
+        num_pairs=request.num_pairs,
+        seed=request.seed,
+        args=args,
+        source=found.source,
+        split_shares={split: share / sum(asked.values()) for split, share in asked.items()},
+        split_of=found.split_of,
+        whole_classes=individuals,
+        truth_of=PairTruth(domain.name),
+        schema=row_schema(domain, "individuals" if individuals else None),
+        individuals=individuals,
+        truth_fields=fields,
+    )
+    task = domain_task(domain, {"truth_fields": fields})
+    if found.pairs is None:
+        return fill_pairs(
+            build, plan, task, found.images, found.files, dropped=found.dropped, force=force, limits=limits
+        )
+    counts = {"images": len(found.images), "classes": len({image.labels for image in found.images})}
+    info = {"counts": counts, "splits": {split: {"reports": []} for split in found.pairs}}
+    dropped = [*found.dropped, *found.lost, *found.spare]
+    return write_pairs(build, plan, task, found.pairs, found.files, info, dropped=dropped, force=force, limits=limits)
+
+
+def published(domain: Domain) -> str:
+    """The hub name of the domain's published data set: one with intermediate truth, where there is one."""
+    with_truth = [name for name in domain.datasets if re.search(r"-im(-|$)", name)]
+    return f"hub:{(with_truth or domain.datasets)[0]}"

@@ -1,0 +1,387 @@
+"""The rewards that TaxonRL published, to the digit, flaws included: to reproduce its runs, not to start new ones.
+
+Source: arXiv:2603.04380 and its repository (max-vkl/TaxonRL at f4b80ac, examples/reward_function). A name such as
+`lfw_fungi_im:compute_score_gemini` is the file and the function there. Every flaw that this module keeps on purpose is
+a named test in tests/unit/rewards/test_taxonrl.py; the rewards `taxonomy`, `pair_labels` and `pair_answer` are without
+them. All here is linear in the length of a response; several of the originals are not.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vlmrl.errors import RewardError
+from vlmrl.rewards.base import RewardSpec, combine
+from vlmrl.tasks.taxonrl.layouts import LAYOUTS
+from vlmrl.types import RewardInput
+
+Fields = Sequence[str]
+"""A ground truth split at its `;`, without outer blanks."""
+Middle = Callable[[str, Fields], float]
+"""(squeezed response, ground truth) -> the score in [0, 1] of what is asked for between thinking and answer."""
+
+EPSILON = 1e-15
+MOST_ANSWER_CHARS = 200
+"""So much of an answer is kept as a detail: where no tag is closed it is the whole response."""
+RANKS = ("order", "family", "genus")
+FORMAT_END = re.compile(r"</think><answer>\d+\.\d{4}</answer>\Z")
+RELAXED_FORMAT_END = re.compile(r"</?think><answer>\d+\.\d{4}</?answer>\Z")
+RANK_TAGS = {rank: (re.compile(f"<{rank}>", re.I), re.compile(f"</{rank}>", re.I)) for rank in RANKS}
+RANK_WORDS = {rank: re.compile(f"<{rank}>(same|different|uncertain)</{rank}>", re.I) for rank in RANKS}
+AGES = re.compile(r"<age-group>([\w\s]+);([\w\s]+)</age-group>")
+NAMED_AGES = re.compile(r"<age-group>Image1=([\w\s]+);\s*Image2=([\w\s]+)</age-group>")
+TYPES = re.compile(r"<(?:age-group|type)>([\w\s-]+);([\w\s-]+)</(?:age-group|type)>")
+NAMED_TYPES = re.compile(r"<(?:age-group|type)>Image1=([\w\s-]+);\s*Image2=([\w\s-]+)</(?:age-group|type)>")
+SECOND_SPECIES = re.compile(r"([^<]+)</species>")
+NAMED_SECOND_SPECIES = re.compile(r"\s*Image2=([^<]+)</species>")
+SAME_RANKS = {"samespecies": 3, "samegenus": 3, "samefamily": 2, "sameorder": 1}
+"""Distance -> how many ranks, from the order down, are the same; every other word counts as 0."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """One published function.
+
+    Args:
+        layout: the layout of its ground truth; `answer`: the whole ground truth is the answer.
+        part: name of the part between format and answer; "" when there is none.
+        middle: that part.
+        weights: format weight -> (weight of the answer, weight of the middle part).
+        format_weight: its default.
+        relaxed: whether the slashes of both closing tags may be missing.
+        batch: whether precision and f1 are those of the batch, with `macro_accuracy` beside them.
+    """
+
+    layout: str
+    part: str = ""
+    middle: Middle = lambda text, fields: 0.0
+    weights: Callable[[float], tuple[float, float]] = lambda w: (1 - w, 0.0)
+    format_weight: float = 0.2
+    relaxed: bool = False
+    batch: bool = False
+
+    def parts(self, response: str, ground_truth: Any) -> tuple[dict[str, float], str | None, str]:
+        """Its parts for one response, the cell of the confusion matrix (tp, fp, fn, tn or None: not readable), and the
+        answer that it read.
+        """
+        text = squeeze(response)
+        fields = [field.strip() for field in str(ground_truth).split(";")]
+        truth = fields[0] if self.part else ground_truth
+        answer = first_answer(text, ("</answer>", "<answer>") if self.relaxed else ("</answer>",))
+        cell = confusion_cell(answer, truth)
+        parts = {"format": format_score(text, self.relaxed), "accuracy": answer_score(answer, truth)}
+        if self.part:
+            parts[self.part] = self.middle(text, fields)
+        true_positive = float(cell == "tp")
+        return (
+            parts
+            | {
+                "precision": true_positive,
+                "f1": true_positive,
+                "acutal_accuracy": float(cell in ("tp", "tn")),
+            },
+            cell,
+            answer,
+        )
+
+    def shares(self, format_weight: float | None = None) -> dict[str, float]:
+        """Part -> weight, as published; they may add up to more or less than 1."""
+        weight = self.format_weight if format_weight is None else format_weight
+        answer, middle = self.weights(weight)
+        return {"accuracy": answer} | ({self.part: middle} if self.part else {}) | {"format": weight}
+
+
+def taxonrl(*, function: str, layout: str | None = None, format_weight: float | None = None) -> RewardSpec:
+    """A published TaxonRL reward: its parts under its names, its weights, its value.
+
+    The value is the original's `overall`. `precision` and `f1` are those of the sample alone (1 for a true positive,
+    else 0), also where the original writes those of the batch into every sample: `score_batch` does that.
+
+    Args:
+        function: file and function, such as `lfw_fungi_im:compute_score_gemini`.
+        layout: how the typed truth is written when a row has no `ground_truth` text of its own; default: the
+            function's. "answer", when given, also takes the answer alone out of a row's own text: TaxonRL gave its
+            baselines the column `answer` of rows that have `answer_im` too.
+        format_weight: the original's parameter; default: the function's.
+    Raises: RewardError for an unknown function or layout, or a format weight that is not a number.
+    """
+    published = _published(function)
+    answer_alone = layout == "answer"
+    layout = published.layout if layout is None else layout
+    if layout not in LAYOUTS:
+        raise RewardError(f"unknown layout {layout!r}", hint=f"known: {', '.join(LAYOUTS)}")
+    number = isinstance(format_weight, (int, float)) and math.isfinite(format_weight)
+    if format_weight is not None and not number:
+        raise RewardError(f"format_weight is {format_weight!r}, not a number")
+
+    def score(x: RewardInput) -> dict[str, Any]:
+        ground_truth = x.truth.get("ground_truth")
+        if ground_truth is None and "same" in x.truth:
+            ground_truth = LAYOUTS[layout].write(x.truth)
+        elif answer_alone and isinstance(ground_truth, str):
+            ground_truth = ground_truth.partition(";")[0].strip()
+        parts, _, answer = published.parts(x.response, ground_truth)
+        return {**parts, "detail": {"answer": answer[:MOST_ANSWER_CHARS]}}
+
+    weights = published.shares(format_weight)
+    names = ("format", *weights, "precision", "f1", "acutal_accuracy")
+    return RewardSpec("taxonrl", score, dict.fromkeys(names, (0.0, 1.0)), weights, pure=True)
+
+
+def score_batch(
+    function: str, samples: Iterable[tuple[str, Any]], format_weight: float | None = None
+) -> list[dict[str, float]]:
+    """What a published function returns for a batch of (response, ground truth): its parts and `overall` for each.
+
+    Where the function writes the batch's precision and f1 into every sample, so does this, with `macro_accuracy`:
+    answers that cannot be read are left out of all three.
+    """
+    published = _published(function)
+    weights = published.shares(format_weight)
+    scored = [published.parts(response, truth) for response, truth in samples]
+    cells = Counter(cell for _, cell, _ in scored if cell)
+    shared = batch_metrics(cells) if published.batch else {}
+    return [{"overall": combine(parts, weights)[0]} | parts | shared for parts, *_ in scored]
+
+
+def batch_metrics(cells: Mapping[str, int]) -> dict[str, float]:
+    """precision, f1 and macro_accuracy (plain accuracy, in fact) of counts of tp, fp, fn, tn; 0 for 0 of 0."""
+    tp, fp, fn, tn = (cells.get(cell, 0) for cell in ("tp", "fp", "fn", "tn"))
+    precision = tp / (tp + fp) if tp + fp else 0.0
+    recall = tp / (tp + fn) if tp + fn else 0.0
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    total = tp + fp + fn + tn
+    return {"precision": precision, "f1": f1, "macro_accuracy": (tp + tn) / total if total else 0.0}
+
+
+def squeeze(response: str) -> str:
+    """The response without the white space around every `<`, `>` and `/`, and at its ends."""
+    for mark in "<>/":
+        response = mark.join(map(str.strip, response.split(mark)))
+    return response
+
+
+def format_score(text: str, relaxed: bool = False) -> float:
+    """1 if the text starts with `<think>` and ends with a closed think and an answer of four places; see R1 to R4."""
+    end = (RELAXED_FORMAT_END if relaxed else FORMAT_END).search(text, len("<think>"))
+    return float(text.startswith("<think>") and end is not None)
+
+
+def first_answer(text: str, closings: Sequence[str]) -> str:
+    """What stands in the first `<answer>` that is closed on its own line, else the whole text (R1, R6)."""
+    start = text.find("<answer>")
+    while start >= 0:
+        start += len("<answer>")
+        line_end = text.find("\n", start)
+        line_end = len(text) if line_end < 0 else line_end
+        ends = [end for closing in closings if (end := text.find(closing, start, line_end)) >= 0]
+        if ends:
+            return text[start : min(ends)].strip()
+        start = text.find("<answer>", line_end)
+    return text.strip()
+
+
+def answer_score(answer: str, truth: Any) -> float:
+    """1 - min(cross-entropy, 1) of the answer as a probability; 0 when either side cannot be read (R5, R7, R8)."""
+    numeric = isinstance(truth, (int, float))
+    label = _float(truth) if numeric else _float(truth.strip()) if isinstance(truth, (str, bytes)) else None
+    if label is None:
+        return 0.0
+    p = _float(answer)
+    if p is None:
+        return float(answer == str(truth).strip())
+    if not (0 <= p <= 1 and 0 <= label <= 1):
+        return 0.0
+    p = max(min(p, 1 - EPSILON), EPSILON)
+    return 1 - min(-(label * math.log(p) + (1 - label) * math.log(1 - p)), 1)
+
+
+def confusion_cell(answer: str, truth: Any) -> str | None:
+    """tp, fp, fn or tn of an answer at the threshold 0.5; None when either side is not a number from 0 to 1 (R9)."""
+    p = _float(answer)
+    label = _float(truth if isinstance(truth, (int, float)) else str(truth).strip())
+    if p is None or label is None or not (0 <= p <= 1 and 0 <= label <= 1):
+        return None
+    return ("t" if (p >= 0.5) == (label >= 0.5) else "f") + ("p" if p >= 0.5 else "n")
+
+
+def names_of(order: int, family: int, genus: int, step: int) -> Middle:
+    """The part `taxonomy` of the concrete prompts: names per rank. Arguments: where image 1's names stand in the ground
+    truth, and how many fields later image 2's; the rules are R11 to R16.
+
+    Going down from the order: both names must be right, until the first rank at which the pair differs; every rank
+    below it must be absent. A rank whose truth is not known ends the descent.
+    """
+    places = dict(zip(RANKS, (order, family, genus), strict=True))
+
+    def score(text: str, fields: Fields) -> float:
+        scores, parted = [], False
+        for rank, place in places.items():
+            stated = _stated_names(text, rank)
+            if parted:
+                scores.append(stated is None)
+                continue
+            names = [_field(fields, place + i * step).lower() for i in (0, 1)]
+            if not all(names):
+                break
+            scores.append(stated == names)
+            parted = names[0] != names[1]
+        return sum(scores) / len(scores) if scores else 0.0
+
+    return score
+
+
+def relations(text: str, fields: Fields) -> float:
+    """The part `taxonomy` of the basic prompt: Same or Different per rank; a rank left out counts as Different (R11).
+
+    Uncertain is always wrong, and a distance that is not known counts as sameClass (R24).
+    """
+    same_ranks = SAME_RANKS.get(_field(fields, 1).lower(), 0)
+    right = 0
+    for place, rank in enumerate(RANKS):
+        stated = RANK_WORDS[rank].search(text)
+        word = stated[1].capitalize() if stated else "Different"
+        right += word == ("Same" if place < same_ranks else "Different")
+    return right / 3.0
+
+
+def labels_in(pattern: re.Pattern[str], truths: Callable[[Fields], Fields]) -> Middle:
+    """The part `age_group`: half for each label in the first match that is right, case aside (R14, R18, R20)."""
+
+    def score(text: str, fields: Fields) -> float:
+        found = pattern.search(text)
+        if not found:
+            return 0.0
+        return 0.5 * sum(found[i].strip().lower() == truth.lower() for i, truth in enumerate(truths(fields), start=1))
+
+    return score
+
+
+def species_in(opening: str, second: re.Pattern[str]) -> Middle:
+    """The part `species`: half for each name that is right by what it contains (R19)."""
+
+    def score(text: str, fields: Fields) -> float:
+        start = text.find(opening)
+        while start >= 0:
+            start += len(opening)
+            end = text.find(";", start)
+            if end < 0:
+                return 0.0
+            found = second.match(text, end + 1) if end > start else None
+            if found:
+                stated = (text[start:end], found[1])
+                pairs = zip(stated, _second_and_third(fields), strict=True)
+                return 0.5 * sum(species_code(name.strip()) == species_code(truth) for name, truth in pairs)
+            start = text.find(opening, end)
+        return 0.0
+
+    return score
+
+
+def species_code(label: str) -> str:
+    """Asru or Anau for every text that contains one of their words, Asru first; else the text itself."""
+    plain = re.sub(r"[.\s]+", " ", label.lower()).strip()
+    if plain == "asru" or plain == "anau":
+        return plain.capitalize()
+    if "asterias" in plain or " rubens" in plain:
+        return "Asru"
+    return "Anau" if "anthenea" in plain or " australiae" in plain else label
+
+
+def _stated_names(text: str, rank: str) -> list[str] | None:
+    """What the first tag of a rank holds, cut to two names, in lower case; None without the tag. Case of tags aside."""
+    opening, closing = RANK_TAGS[rank]
+    start = opening.search(text)
+    end = closing.search(text, start.end()) if start else None
+    if not start or not end:
+        return None
+    return [name.strip().lower() for name in text[start.end() : end.start()].split(";")][:2]
+
+
+def _float(text: Any) -> float | None:
+    try:
+        return float(text)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _field(fields: Fields, place: int) -> str:
+    return fields[place] if place < len(fields) else ""
+
+
+def _chimp(fields: Fields) -> Fields:
+    return _field(fields, 1), _field(fields, 3)
+
+
+def _gorilla(fields: Fields) -> Fields:
+    """Five fields are read as chimp's."""
+    return _chimp(fields) if len(fields) >= 5 else _second_and_third(fields)
+
+
+def _second_and_third(fields: Fields) -> Fields:
+    return (fields[1], fields[2]) if len(fields) >= 3 else ("", "")
+
+
+def _published(function: str) -> Function:
+    if function not in FUNCTIONS:
+        from difflib import get_close_matches
+
+        close = get_close_matches(str(function), FUNCTIONS, n=1, cutoff=0.4)
+        hint = (f"did you mean `{close[0]}`?  " if close else "") + f"known: {', '.join(FUNCTIONS)}"
+        raise RewardError(f"TaxonRL has published no reward `{function}`", hint=hint)
+    return FUNCTIONS[function]
+
+
+def _halves(w: float) -> tuple[float, float]:
+    return (1 - w) / 2, (1 - w) / 2
+
+
+def _fixed(share: float) -> Callable[[float], tuple[float, float]]:
+    return lambda w: (1 - w - share, share)
+
+
+def _hard(w: float) -> tuple[float, float]:
+    """R22: both stay at 0.4, whatever the format weighs."""
+    return 0.4, 0.4
+
+
+def _table() -> dict[str, Function]:
+    bird, fungi = names_of(order=4, family=3, genus=2, step=3), names_of(order=3, family=1, genus=2, step=4)
+    table = {
+        "lfw:compute_score": Function("answer", format_weight=0.5, batch=True),
+        "lfw_relax_format:compute_score": Function("answer", format_weight=0.5, relaxed=True, batch=True),
+        "lfw_bird_im_basic:compute_score": Function("answer", batch=True),
+        "lfw_bird_im_basic:compute_score_gemini": Function("bird", "taxonomy", relations, _halves),
+    }
+    concrete: list[tuple[str, str, Middle, Callable[[float], tuple[float, float]], float]] = [
+        ("lfw_bird_im_concrete", "bird", bird, _halves, 0.2),
+        ("lfw_bird_im_concrete_20p", "bird", bird, _fixed(0.2), 0.2),
+        ("lfw_bird_im_concrete_60p", "bird", bird, _fixed(0.6), 0.2),
+        ("lfw_bird_im_concrete_80p", "bird", bird, _fixed(0.8), 0.1),
+        ("lfw_fungi_im", "fungi", fungi, _halves, 0.2),
+    ]
+    for file, layout, middle, weights, format_weight in concrete:
+        for name, batch in (("compute_score", True), ("compute_score_gemini", False)):
+            table[f"{file}:{name}"] = Function(layout, "taxonomy", middle, weights, format_weight, batch=batch)
+    ages = labels_in(AGES, _chimp), labels_in(NAMED_AGES, _chimp)
+    types = labels_in(TYPES, _gorilla), labels_in(NAMED_TYPES, _gorilla)
+    species = species_in("<species>", SECOND_SPECIES), species_in("<species>Image1=", NAMED_SECOND_SPECIES)
+    labels = [
+        ("lfw_intermediate", "chimp", "age_group", *ages),
+        ("lfw_intermediate_gorilla", "gorilla", "age_group", *types),
+        ("lfw_sea_star_im", "sea_star", "species", *species),
+    ]
+    for file, layout, part, plain, named in labels:
+        table[f"{file}:compute_score"] = Function("answer", batch=True)
+        table[f"{file}:compute_score_gemini"] = Function(layout, part, plain, _halves)
+        table[f"{file}:compute_score_chatgpt"] = Function(layout, part, named, _hard)
+    return table
+
+
+FUNCTIONS: dict[str, Function] = _table()
+"""Published function -> what it does."""
