@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from vlmrl.check.probe import probe_reward
+from vlmrl.rewards.base import UNSCORED
 from vlmrl.tasks import TASKS, make_task
 from vlmrl.tasks.rewards import load_reward
 from vlmrl.tasks.taxonrl.domains import DOMAINS
@@ -118,5 +121,6 @@ def test_honest_answers_are_in_the_form_that_the_tasks_own_measure_reads(name, v
     layout = LAYOUTS[name if name in LAYOUTS else "answer"]
     for text in TRUTHS[name]:
         x = RewardInput("", layout.read(text))
-        right = task.outcome(x.truth, form.write(form.names_of(x), 0.9 if x.truth["same"] else 0.1))
+        honest = form.write(form.names_of(x), 0.9 if x.truth["same"] else 0.1)
+        right = task.outcome(replace(x, response=honest), UNSCORED)
         assert right["accuracy"] == 1.0 and right["parse_failure"] == 0.0, (text, right)

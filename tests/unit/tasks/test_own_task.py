@@ -169,7 +169,7 @@ def test_the_command_takes_the_options_of_prep(here: Path) -> None:
     bad = this_process("prep", "sums/task.py:taks", cwd=here)
     assert bad.code == 2 and "has no function `taks`" in bad.err and "it defines: Mark, task, prep, score" in bad.err
     shown = this_process("data", "show", "data/sums", "--task", "sums/task.py:task", "-n", 1, cwd=here)
-    assert shown.code == 0 and "What is 2 + 1?" in shown.err
+    assert shown.code == 0 and "What is 2 + 1?" in shown.out
     assert this_process("data", "show", "data/sums", cwd=here).code == 2
 
 
@@ -204,7 +204,7 @@ def test_a_recipe_that_names_a_wrong_file_is_wrong(here: Path) -> None:
         recipe.write_text(text.format(function))
         done = this_process("recipe", "check", "r.toml", cwd=here)
         assert done.code == code, done.out + done.err
-    assert "has no function `tisk`" in done.err and "did you mean `task`?" in done.err
+    assert "has no function `tisk`" in done.out and "did you mean `task`?" in done.out
 
 
 def test_the_written_task_folder_is_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
