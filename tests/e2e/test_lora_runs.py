@@ -185,5 +185,6 @@ def test_check_counts_the_adapter_and_train_too_names_what_is_wrong_before_a_run
     ):
         for command in ("check", "train"):
             done = this_process(command, *words[1:], "--set", word, cwd=place)
-            assert done.code == 2 and told in " ".join(done.err.split()) and "Traceback" not in done.err
+            said = " ".join((done.out + done.err).split())
+            assert done.code == 2 and told in said and "Traceback" not in said
     assert not list(tmp_path.iterdir()), "a run was begun"
