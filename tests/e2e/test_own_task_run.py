@@ -10,6 +10,8 @@ import pytest
 from command_line import this_process
 from small_runs import recipe_text
 
+from vlmrl.evaluate.records import read_evaluation
+from vlmrl.store.media import RunImages
 from vlmrl.store.runs import open_run
 
 RECIPE = """
@@ -22,7 +24,11 @@ checkpoint.every_steps = 1
 path = "squares/data"
 task = "squares/task.py:task"
 """
-LETTERS = 'return {"format": x.response.count("e") / 100, "accuracy": 0.0, "nearness": len(x.response) / 1000}\n'
+LETTERS = """
+    parts = {"format": x.response.count("e") / 100, "accuracy": 0.0, "nearness": len(x.response) / 1000}
+    said = len(x.response)
+    return RewardResult(parts, detail={"said": said}, artifacts={"said": picture_of(said % 20)})
+"""
 """Score of random responses that differs between them: equal scores would train nothing."""
 
 
@@ -31,11 +37,11 @@ def test_the_written_folder_passes_its_test_and_trains(tmp_path: Path, tiny_fold
     assert this_process("init", "--task", "squares", cwd=tmp_path).code == 0
     tested = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "squares"]
     done = subprocess.run(tested, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout
+    assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout
     file = tmp_path / "squares" / "task.py"
     start = file.read_text().index("    found = WHOLE.fullmatch")
-    end = file.read_text().index("def attacks(")
-    file.write_text(file.read_text()[:start] + f"    {LETTERS}\n\n" + file.read_text()[end:])
+    end = file.read_text().index("def picture_of(")
+    file.write_text(file.read_text()[:start] + f"{LETTERS}\n\n" + file.read_text()[end:])
     made = this_process("prep", "squares/task.py:task", "--out", "squares/data", "--rows", 8, cwd=tmp_path)
     assert made.code == 0, made.err
     (tmp_path / "recipe.toml").write_text(recipe_text(tiny_folder, RECIPE))
@@ -47,12 +53,21 @@ def test_the_written_folder_passes_its_test_and_trains(tmp_path: Path, tiny_fold
     kept = run.dir / "kept" / f"task-{data['task_sha256'][:16]}.py"
     assert kept.read_text() == file.read_text()
     assert {g.row.task for g in run.read_rollouts(1)} == {"squares/task.py:task"}
+    scores = [s.score for g in run.read_rollouts(1) for s in g.samples]
+    assert all(score.detail == {"score": {"said": score.detail["score"]["said"]}} for score in scores)
+    images = RunImages(run.dir)
+    assert all(images.find(score.artifacts["said"]) for score in scores)
+    shown = this_process("runs", "show", "own", "--rollout", "1", "--json", cwd=tmp_path).json["groups"]
+    assert shown[0]["samples"][0]["artifacts"]["said"]["width"] == 240
 
     checked = this_process("reward-check", "own", "--probe", "--json", cwd=tmp_path).json
     assert checked["stored"]["equal"] and checked["disagreements"] is not None
     assert {"counts aloud", "one more"} <= {p["name"] for one in checked["probes"].values() for p in one["probes"]}
     (measured,) = this_process("eval", "own", "--json", cwd=tmp_path).json["evaluations"]
     assert measured["metrics"]["accuracy"]["value"] == 0.0
+    said = [row["said"] for row in read_evaluation(tmp_path / measured["folder"]).rows]
+    assert all(number is not None for number in said), "the reward's detail is what is measured"
+    assert ("correlation" in measured["metrics"]) == (len(set(said)) > 1)
 
     file.write_text(file.read_text() + "\n# another task\n")
     asked = this_process("train", "--resume", "own", "--set", "train.steps=3", cwd=tmp_path)
