@@ -205,7 +205,7 @@ MUTANTS = [
     (LOGPROBS, "(logp.exp() * difference).sum(-1)", "(ref.exp() * difference).sum(-1)", GOLDEN),
     (LOGPROBS, "difference = logp - ref if", "difference = ref - logp if", GOLDEN),
     (LOGPROBS, "(logp - ref).masked_fill(banned, 0.0)", "(logp - ref)", GOLDEN),
-    (BATCHES, "if use and not sample.masked:", "if use:", STEP_OF_RL),
+    (BATCHES, "if use and _is_trained(sample):", "if use:", STEP_OF_RL),
     (BATCHES, "use = keep_dead or not is_dead_group(group)", "use = True", STEP_OF_RL),
     (BATCHES, "order[k::number]", "order[:number]", STEP_OF_RL),
     (LOOP, "if share > MAX_ERROR_SHARE:", "if share > 1:", UPDATE),

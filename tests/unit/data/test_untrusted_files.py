@@ -88,7 +88,7 @@ def test_limits_of_options(tmp_path):
         write_task(tmp_path / ("x" * 300))
     with pytest.raises(CheckpointError, match="empty"):
         find_model("", tmp_path)
-    assert _words({"path": "a/rows.jsonl", "rows": 2}) == "a/rows.jsonl"
+    assert _words("dataset", {"dataset": {"path": "a/rows.jsonl", "rows": 2}}) == "a/rows.jsonl"
 
 
 def test_a_slow_template_ends_after_a_few_rows():
