@@ -52,6 +52,13 @@ class Turn:
     media: tuple[Media, ...] = ()
     calls: tuple[Call, ...] = ()
 
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Turn:
+        """Return the turn that `dataclasses.asdict` made these JSON values of. Raises: KeyError or TypeError."""
+        media = tuple(Media(**reference) for reference in fields["media"])
+        calls = tuple(Call(call["name"], call["arguments"]) for call in fields["calls"])
+        return cls(fields["role"], fields["text"], media, calls)
+
 
 @dataclass(frozen=True, slots=True)
 class Message:

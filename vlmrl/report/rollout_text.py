@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.types import Group, Media, ScoredSample, Size
-from vlmrl.visible import one_line, visible
+from vlmrl.visible import one_line, plural, visible
 
 MAX_DETAIL = 300
 """Characters of a reward's detail on one line."""
@@ -115,7 +115,7 @@ def _segment_words(segment: Mapping[str, Any]) -> str:
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number} {noun}{plural(number)}"
 
 
 def _short(value: Any) -> str:

@@ -43,7 +43,7 @@ from vlmrl.rewards.frames import (
     pack_frame,
 )
 from vlmrl.rewards.results import MOST_NAME_CHARS, artifact_files, detail_text
-from vlmrl.types import Call, Media, RewardInput, Turn
+from vlmrl.types import Media, RewardInput, Turn
 
 Answer = tuple[dict[str, Any], Sequence[bytes]]
 """An answer and its blobs."""
@@ -230,21 +230,11 @@ def read_inputs(items: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> list
             from PIL import Image
 
             images = [Image.frombytes("RGB", tuple(size), next(left)) for size in sizes]
-        item["media"] = _media(item["media"])
+        item["media"] = tuple(Media(**reference) for reference in item["media"])
         item["seen_sizes"] = tuple((width, height) for width, height in item["seen_sizes"])
-        item["turns"] = tuple(
-            Turn(
-                turn["role"], turn["text"], _media(turn["media"]),
-                tuple(Call(call["name"], call["arguments"]) for call in turn["calls"]),
-            )
-            for turn in item["turns"]
-        )  # fmt: skip
+        item["turns"] = tuple(map(Turn.of, item["turns"]))
         inputs.append(RewardInput(**item, images=images, token_ids=None if ids is None else tuple(ids)))
     return inputs
-
-
-def _media(references: Sequence[dict[str, Any]]) -> tuple[Media, ...]:
-    return tuple(Media(**reference) for reference in references)
 
 
 def _load(user: UserReward, memory_mb: int, guard: Guard) -> tuple[BoundReward | None, dict[str, Any]]:

@@ -32,7 +32,7 @@ from vlmrl.json_text import parse_json
 from vlmrl.store.files import write_atomic
 from vlmrl.store.layout import parse_rollout_name
 from vlmrl.store.redact import hide_known, redact_text, redact_value
-from vlmrl.types import Call, Group, Media, Row, Score, ScoredSample, Segment, Size, Status, Trajectory, Turn
+from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Size, Status, Trajectory, Turn
 from vlmrl.visible import encodable
 
 if TYPE_CHECKING:
@@ -173,9 +173,10 @@ def _opened(
     import pyarrow.parquet as pq
 
     try:
-        schema = pq.read_schema(path)
-        coded = [name for name in repeated if name in schema.names]
+        # Parquet refuses to code a column that is not there, as in files of an earlier schema.
+        coded = sorted({*repeated} & {*pq.read_schema(path).names}) if repeated else []
         with pq.ParquetFile(path, read_dictionary=coded, pre_buffer=False) as file:
+            schema = file.schema_arrow
             number = (schema.metadata or {}).get(b"vlmrl.schema", b"").decode()
             if not number.isdigit():
                 raise StoreError("this Parquet file does not hold rollouts of vlmrl", where=str(path))
@@ -296,15 +297,7 @@ def _turns_text(turns: Sequence[Turn]) -> str:
 
 def read_turns(text: str | None) -> tuple[Turn, ...]:
     """The turns of a response, from the column `turns`; () for null. Raises: ValueError, KeyError or TypeError."""
-    if text is None:
-        return ()
-    return tuple(
-        Turn(
-            turn["role"], turn["text"], tuple(Media(**m) for m in turn["media"]),
-            tuple(Call(call["name"], call["arguments"]) for call in turn["calls"]),
-        )
-        for turn in parse_json(text)["turns"]
-    )  # fmt: skip
+    return () if text is None else tuple(map(Turn.of, parse_json(text)["turns"]))
 
 
 def media_of(image: Mapping[str, Any]) -> Media:
