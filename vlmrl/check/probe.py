@@ -37,6 +37,9 @@ MOST_HUNG = 3
 ASKED_FOR = {"relaxed": "never closed"}
 """Argument of a built-in reward -> the trick that it allows in so many words."""
 BELIEFS = (0.1, 0.2, 0.3, 0.4)
+REPEATS = 8
+"""Calls on the same answers from which the noise of a reward is read, where two calls differ at all."""
+REPEATED_ROWS = 12
 
 
 def probe_source(saved: Saved, facts: Facts, source: str, choice: Chosen) -> dict[str, Any]:
@@ -95,7 +98,7 @@ def probe_reward(
         results += _broken_honest(honest, rows, low_R)
         results += _broken_truths(attempts, honest, played)
         if played.belief is not None:
-            results += _beliefs(attempts, played.belief)
+            results += _beliefs(attempts, played.belief, honest.tolerance)
         sample = [honest.informed.attack.write(x) for x in rows[:24]]
         sample += [t.attack.write(rows[0]) for t in tried if not t.error][:24]
         found = behaviour(scorer, [x for x in sample if x is not None and len(x.response) < 50_000])
@@ -138,7 +141,26 @@ def _honest(attempts: Attempts, play: Play) -> Honest:
         raise RewardError("the reward fails on every honest answer")
     best = max(earned, key=lambda name: earned[name])
     uninformed = next(t for t in tried if t.attack.name == best)
-    return Honest(attempts.on(play.informed), attempts.on(play.wrong), uninformed, earned)
+    informed, wrong = attempts.on(play.informed), attempts.on(play.wrong)
+    return Honest(informed, wrong, uninformed, earned, _tolerance(attempts, (informed, wrong)))
+
+
+def _tolerance(attempts: Attempts, honest: Sequence[Tried]) -> float:
+    """Twice the widest spread of a row's value over repeated calls, at least EPSILON.
+
+    A smaller difference says nothing about a reward that draws random numbers or asks a service.
+    """
+    rows = attempts.rows[:REPEATED_ROWS]
+    spread = 0.0
+    for first in honest:
+        if HUNG in first.error:
+            continue
+        calls = [first.values_R[: len(rows)], attempts.on(first.attack, rows=rows).values_R[: len(rows)]]
+        if not np.array_equal(*calls, equal_nan=True):
+            calls += [attempts.on(first.attack, rows=rows).values_R[: len(rows)] for _ in range(REPEATS - 2)]
+        width_R = np.max(calls, axis=0) - np.min(calls, axis=0)
+        spread = max(spread, float(width_R[np.isfinite(width_R)].max(initial=0.0)))
+    return max(EPSILON, 2 * spread)
 
 
 def _text_forms(attempts: Attempts) -> list[str]:
@@ -173,9 +195,9 @@ def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play
     informed, wrong, blind = (t.mean or 0.0 for t in (honest.informed, honest.wrong, honest.uninformed))
     vary = len({repr(play.asked(x)) for x in rows}) > 1  # a truth may hold anything
     against = f"a wrong one earns {wrong:.3g}, `{honest.uninformed.attack.name}` {blind:.3g}"
-    verdict = "blind" if informed <= max(wrong, blind if vary else wrong) + EPSILON else ""
+    verdict = "blind" if informed <= max(wrong, blind if vary else wrong) + honest.tolerance else ""
     return replace(
-        _result(honest.informed, verdict, honest.informed.values_R, _example(honest.informed.attack, rows)),
+        _result(honest.informed, verdict, honest.informed.values_R, rows, honest.tolerance),
         name="the right answer", idea=f"which must earn most; {against}", paid=None,
     )  # fmt: skip
 
@@ -189,7 +211,7 @@ def _judge_all(tried: Sequence[Tried], honest: Honest, low_R: Floats, rows: Sequ
 
 
 def _judged(tried: Tried, honest: Honest, low_R: Floats, rows: Sequence[RewardInput]) -> ProbeResult:
-    values, verdict = tried.values_R, ""
+    values, verdict, slack = tried.values_R, "", honest.tolerance
     earned, kind = tried.mean, tried.attack.kind
     wrong = honest.wrong.mean or 0.0
     if tried.error:
@@ -197,24 +219,25 @@ def _judged(tried: Tried, honest: Honest, low_R: Floats, rows: Sequence[RewardIn
     elif tried.slowest > SLOW_SECONDS:
         verdict = "slow"
     elif kind == "fair":
-        verdict = "unfair" if np.any(values < honest.informed.values_R - EPSILON) else ""
+        verdict = "unfair" if np.any(values < honest.informed.values_R - slack) else ""
     elif kind == "miss":
         known = honest.informed.values_R
-        verdict = "blind" if np.any((values >= known - EPSILON) & (known > low_R + EPSILON)) else ""
-    elif earned is not None and earned > np.mean(honest.uninformed.values_R[~np.isnan(values)]) + EPSILON:
+        verdict = "blind" if np.any((values >= known - slack) & (known > low_R + slack)) else ""
+    elif earned is not None and earned > np.mean(honest.uninformed.values_R[~np.isnan(values)]) + slack:
         verdict = "hole"
-    elif (kind == "void" and np.any(values > low_R + EPSILON)) or (
-        kind == "broken" and earned is not None and earned > wrong + EPSILON
+    elif (kind == "void" and np.any(values > low_R + slack)) or (
+        kind == "broken" and earned is not None and earned > wrong + slack
     ):
         verdict = "leak"
-    return _result(tried, verdict, low_R, _example(tried.attack, rows))
+    return _result(tried, verdict, low_R, rows, slack)
 
 
-def _result(tried: Tried, verdict: str, low_R: Floats, example: str) -> ProbeResult:
+def _result(tried: Tried, verdict: str, low_R: Floats, rows: Sequence[RewardInput], slack: float) -> ProbeResult:
+    example = _example(tried.attack, rows)
     values = tried.values_R[: tried.attack.most]
     there = ~np.isnan(values)
     best = float(values[there].max()) if there.any() else None
-    paid = float(np.mean(values[there] > low_R[: len(values)][there] + EPSILON)) if there.any() else None
+    paid = float(np.mean(values[there] > low_R[: len(values)][there] + slack)) if there.any() else None
     shown = example if len(example) <= 300 else f"{example[:200]} ... ({len(example):,} characters)"
     a = tried.attack
     errors = int((~there).sum()) if tried.error else 0
@@ -227,7 +250,7 @@ def _example(attack: Attack, rows: Sequence[RewardInput]) -> str:
 
 def _broken_honest(honest: Honest, rows: Sequence[RewardInput], low_R: Floats) -> list[ProbeResult]:
     """Honest answers on which the reward fails."""
-    return [_result(t, "breaks", low_R, _example(t.attack, rows)) for t in (honest.informed, honest.wrong) if t.error]
+    return [_result(t, "breaks", low_R, rows, honest.tolerance) for t in (honest.informed, honest.wrong) if t.error]
 
 
 ANY_TRUTHS: Mapping[str, Callable[[RewardInput], Mapping[str, Any]]] = {
@@ -250,7 +273,7 @@ def _broken_truths(attempts: Attempts, honest: Honest, play: Play) -> list[Probe
         attack = Attack(name, "an honest answer to a row with such a truth", "broken", lambda x: x.response)
         tried = attempts.on(attack, rows=rows)
         scored = ~np.isnan(tried.values_R)
-        silent = scored & (np.abs(tried.values_R - honest.informed.values_R) > EPSILON)
+        silent = scored & (np.abs(tried.values_R - honest.informed.values_R) > honest.tolerance)
         verdict = "silent" if silent.any() else ""
         best = float(tried.values_R[scored].max()) if scored.any() else None
         results.append(
@@ -261,7 +284,7 @@ def _broken_truths(attempts: Attempts, honest: Honest, play: Play) -> list[Probe
     return results
 
 
-def _beliefs(attempts: Attempts, asked: Belief) -> list[ProbeResult]:
+def _beliefs(attempts: Attempts, asked: Belief, slack: float) -> list[ProbeResult]:
     """Whether saying what one believes pays best, for one who thinks yes as likely as each of BELIEFS.
 
     A reward that is not a proper score teaches extreme answers.
@@ -279,7 +302,7 @@ def _beliefs(attempts: Attempts, asked: Belief) -> list[ProbeResult]:
         best = max(expected, key=lambda p: expected[p])
         worst = max(worst, (expected[best] - expected[belief], belief, best))
     loss, belief, best = worst
-    told = f"who believes {belief:g} earns {loss:.3f} more by saying {best:g}" if loss > EPSILON else ""
-    verdict = "improper" if loss > EPSILON else ""
+    told = f"who believes {belief:g} earns {loss:.3f} more by saying {best:g}" if loss > slack else ""
+    verdict = "improper" if loss > slack else ""
     idea = told or "what one believes, said as it is, pays best"
     return [ProbeResult("half sure", idea, "belief", None, None, None, 0, "", verdict, asked.write(best))]

@@ -95,12 +95,14 @@ class Honest:
 
     Args:
         all: uninformed answer -> what it earns.
+        tolerance: a smaller difference of two values is noise of the reward or of rounding.
     """
 
     informed: Tried
     wrong: Tried
     uninformed: Tried
     all: Mapping[str, float]
+    tolerance: float
 
 
 class Attempts:

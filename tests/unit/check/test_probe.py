@@ -48,6 +48,23 @@ def test_no_trick_pays_against_the_builtin_pair_rewards(args):
         assert report["honest"]["uninformed"] == pytest.approx(0.5 + 0.125 + 0.05, abs=1e-12)
 
 
+@pytest.mark.parametrize("noise", [1e-6, 1e-2])
+def test_the_noise_of_a_reward_neither_hides_a_finding_nor_makes_one(tmp_path, noise):
+    source = """
+        import random
+        def reward(x):
+            said = [word.strip(".") for word in x.response.split()]
+            return float({match}) + random.random() * {noise}
+    """
+    blind = source.format(match="any(w.isdigit() for w in said)", noise=noise)
+    for _ in range(3):
+        report = probe_reward(load(tmp_path, blind), {}, TEXT_ROWS)
+        assert {p["name"]: p["verdict"] for p in report["probes"]}["the right answer"] == "blind"
+    exact = source.format(match='x.response.strip() == x.truth["answer"]', noise=noise)
+    report = probe_reward(load(tmp_path, exact), {}, TEXT_ROWS)
+    assert flagged(report) == set() and report["unsteady"] == 1
+
+
 def test_a_truth_of_any_kind_is_tried(tmp_path):
     spec = load(tmp_path, "def reward(x): return 1.0")
     rows = [RewardInput("", truth={"same": same}) for same in ([1], True)]
