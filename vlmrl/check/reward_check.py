@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -124,7 +124,8 @@ def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[in
     report = {
         **_about(saved, found.facts),
         "rewards": {
-            source: _described(c, _accuracy_part(saved, source, c, shown_scores)) for source, c in (shown or {}).items()
+            source: _described(c, _accuracy_part(saved, source, c, _returned(found.facts, source, shown_scores)))
+            for source, c in (shown or {}).items()
         },
         "broken": {"number": found.num_broken, "first": [vars(b) for b in found.broken[:MOST_BROKEN]]},
         "doubts": {"number": found.num_doubts, "contradictions": found.num_contradictions},
@@ -263,7 +264,13 @@ def _about(saved: Saved, facts: Facts) -> dict[str, Any]:
     }
 
 
-def _accuracy_part(saved: Saved, source: str, choice: Chosen, scores: Scores) -> str | None:
+def _returned(facts: Facts, source: str, scores: Scores) -> set[str]:
+    """Return the names of the parts that the reward of a source returned: sources share columns, not parts."""
+    of_source_N = facts.sources.is_word(source)
+    return {name for name, column in scores.parts.items() if not np.isnan(column[of_source_N]).all()}
+
+
+def _accuracy_part(saved: Saved, source: str, choice: Chosen, parts: Collection[str]) -> str | None:
     """The part of the reward that is its accuracy; None where there is none, or where the task measures accuracy."""
     ref = saved.task_ref(source)
     task = ref.make() if ref is not None and not choice.spec.accuracy_named else None
@@ -272,7 +279,7 @@ def _accuracy_part(saved: Saved, source: str, choice: Chosen, scores: Scores) ->
             return None
     except RewardError:  # a truth that the task cannot read: it has a measure of its own
         return None
-    return accuracy_part(scores.parts, choice.spec)
+    return accuracy_part(parts, choice.spec)
 
 
 def _described(choice: Chosen, accuracy: str | None) -> dict[str, Any]:

@@ -278,11 +278,11 @@ class Work:
         right = np.full(len(made.inputs), math.nan)
         for source in made.facts.sources.words:
             rows = np.flatnonzero(made.facts.sources.codes_N == _code(made.facts, source))
-            found = [
-                scores.parts[part][rows]
-                for scores, side in zip(sides, self.plan.sides, strict=True)
-                if source in side and (part := accuracy_part(scores.parts, side[source].spec)) is not None
-            ]
+            found: list[Floats] = []
+            for scores, each, side in zip(sides, scored, self.plan.sides, strict=True):
+                parts = {name for i in rows.tolist() for name in each[i].parts}  # columns are of all sources
+                if source in side and (part := accuracy_part(parts, side[source].spec)) is not None:
+                    found.append(scores.parts[part][rows])
             named = any(side[source].spec.accuracy_named for side in self.plan.sides if source in side)
             by = next((s for s, side in zip(scored, self.plan.sides, strict=True) if source in side), None)
             own = None if named and found else self._own_right(made, source, rows, by)

@@ -21,7 +21,7 @@ from vlmrl.evaluate.scored import reward_words, scored_alike, scored_by
 from vlmrl.evaluate.verdict import OTHER_REWARDS, conclude, verdict
 from vlmrl.json_text import parse_json
 from vlmrl.recipe.lines import dotted
-from vlmrl.recipe.load import leaves
+from vlmrl.recipe.load import leaves, with_defaults
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
 from vlmrl.store.damage import damage_of, shortened
@@ -176,7 +176,8 @@ def _recipe_differences(a: Side, b: Side, notes: list[str]) -> list[dict[str, An
         assert side.run is not None
         path = newest_resolved(side.run.dir)
         try:
-            values.append({dotted(key): value for key, value in leaves(parse_json(path.read_bytes())["recipe"])})
+            recipe = with_defaults(parse_json(path.read_bytes())["recipe"])
+            values.append({dotted(key): value for key, value in leaves(recipe)})
         except FileNotFoundError:
             notes.append(f"{side.title} has no resolved recipe: recipes are not compared")
             return []

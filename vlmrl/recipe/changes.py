@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlmrl.recipe.lines import Key, dotted
-from vlmrl.recipe.load import LoadedRecipe, leaves
+from vlmrl.recipe.load import LoadedRecipe, leaves, with_defaults
 from vlmrl.recipe.paths import PATH_KEYS
 
 Kind = Literal["free", "asked", "refused"]
@@ -165,11 +165,11 @@ def compare_recipes(old: Mapping[str, Any], loaded: LoadedRecipe, base: Path, hi
     """What a recipe changes against a run's.
 
     Args:
-        old: the values of the run's `resolved.json`.
+        old: the values of the run's `resolved.json`; for keys that it lacks see `with_defaults`.
         base: where relative paths of `old` began. A path that leads to the same place is no change.
         hidden: what stands in `old`, or in a part of a text there, for a secret, which cannot be compared.
     """
-    new = loaded.resolved["recipe"]
+    old, new = with_defaults(old), loaded.resolved["recipe"]
     before, after = dict(leaves(old)), dict(leaves(new))
     if len(old["data"]) != len(new["data"]):
         was, is_now = ([source["path"] for source in values["data"]] for values in (old, new))

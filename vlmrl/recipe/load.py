@@ -186,6 +186,19 @@ def recipe_from_resolved(resolved: Mapping[str, Any], *, where: str) -> Recipe:
         raise ProblemsError(problems_of(error.errors(), Recipe, lambda key: where)) from None
 
 
+def with_defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values of a `resolved.json` with the defaults of the keys that it lacks.
+
+    Such a key was added after the file was written. Its default is what was done before there was the key, so a run that
+    has the default now has not changed. Values that do not fit the schema, as of a newer version, are returned as they
+    are.
+    """
+    try:
+        return Recipe.model_validate(values).model_dump(mode="json")
+    except ValidationError:
+        return values
+
+
 def leaves(value: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
     """Every leaf of a recipe's values: scalars, lists of scalars and empty tables, with their places."""
     for name, inner in value.items():

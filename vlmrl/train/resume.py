@@ -13,7 +13,7 @@ from typing import Any
 from vlmrl.algo.family import algorithm_of
 from vlmrl.errors import Problem, StoreError
 from vlmrl.recipe.changes import Change, compare_recipes
-from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe
+from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe, with_defaults
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import keep_settled
 from vlmrl.store import layout
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def changes_recipe(self) -> bool:
-        return self.loaded.resolved["recipe"] != read_resolved(self.run.dir)["recipe"]
+        return self.loaded.resolved["recipe"] != with_defaults(read_resolved(self.run.dir)["recipe"])
 
     @property
     def renewal(self) -> Renewal | None:

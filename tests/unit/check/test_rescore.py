@@ -11,15 +11,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reward_runs import make_pair_run, make_table_run
+from reward_runs import make_pair_run, make_table_run, scored_groups
 
 from vlmrl.check.diff import groups_of
 from vlmrl.check.rescore import other_rewards, own_rewards, parse_weights, scan_saved
+from vlmrl.check.reward_check import RewardQuestion, check_rewards
 from vlmrl.check.saved import open_saved
 from vlmrl.check.scores import Coded, Scores
 from vlmrl.check.statistics import compare_stored, disagreements, mean, part_table, reasons
 from vlmrl.errors import RewardError, StoreError
-from vlmrl.types import Score
+from vlmrl.rewards import reward_record
+from vlmrl.rewards.scorer import Scorer
+from vlmrl.store.runs import create_run
+from vlmrl.tasks.rewards import load_reward
+from vlmrl.types import Row, Score
 
 EXACT = "def reward(completions, answer, **kwargs): return [float(a == c) for c, a in zip(completions, answer)]\n"
 
@@ -270,6 +275,33 @@ def test_a_task_without_a_measure_has_no_disagreements(tmp_path):
     make_table_run(tmp_path / "runs", file)
     _, _, scan = rescored(tmp_path / "runs")
     assert disagreements(scan.facts, scan.sides[0], scan.right_N) is None
+
+
+def test_each_source_has_the_accuracy_of_its_own_reward(tmp_path):
+    """Sources share the columns of parts. None of them has a part because another has it."""
+    bodies = {
+        "plain": "return {'length': 0.25}",
+        "named": "return {'score': 0.5, 'acc': float(x.response == x.truth['answer'])}",
+        "graded": "return {'overall': 0.5, 'accuracy': float(x.response != x.truth['answer'])}",
+    }
+    specs = {}
+    for name, body in bodies.items():
+        (tmp_path / f"{name}.py").write_text(f"def score(x):\n    {body}\n")
+        specs[name] = load_reward(f"{tmp_path}/{name}.py:score")
+    records = [{"source": name, **reward_record(spec, spec.weights)} for name, spec in specs.items()]
+    run = create_run(tmp_path / "runs", kind="rl", recipe_name="three", rewards=records)
+    groups = []
+    for name, spec in specs.items():
+        with Scorer(spec) as scorer:
+            groups += scored_groups([(Row(f"{name}-1", name, "table", {"answer": "1"}), ["1", "2", "2"])], scorer)
+    run.write_rollouts(0, groups)
+    run.finish("done")
+    report = check_rewards(open_saved("last", tmp_path / "runs"), RewardQuestion()).report
+    told = {name: described["accuracy"] for name, described in report["rewards"].items()}
+    assert told == {"plain": None, "named": "acc", "graded": "accuracy"}
+    assert report["disagreements"]["accuracy"] == pytest.approx((1 + 2) / 6), "named: 1 of 3 right; graded: 2 of 3"
+    right = scan_saved(open_saved("last", tmp_path / "runs"), [own_rewards(open_saved("last", tmp_path / "runs"))])
+    assert np.array_equal(right.right_N, [math.nan] * 3 + [1, 0, 0] + [0, 1, 1], equal_nan=True)
 
 
 def test_weights_as_text():

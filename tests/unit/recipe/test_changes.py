@@ -77,6 +77,17 @@ def test_nothing_is_changed_by_nothing(recipe):
     assert changed(recipe) == {}
 
 
+def test_a_key_that_was_added_since_has_not_changed_unless_it_is_set(recipe):
+    """A run made before `eval.at_start`, `reward.on_unavailable` and `log.project` goes on as it was."""
+    old = json.loads(json.dumps(load_recipe(recipe).resolved))
+    for table, key in (("eval", "at_start"), ("reward", "on_unavailable"), ("log", "project")):
+        del old["recipe"][table][key], old["origins"][f"{table}.{key}"]
+    assert compare_recipes(old["recipe"], reload_recipe(old, recipe), Path.cwd()) == []
+    loaded = reload_recipe(old, recipe, overrides=["eval.at_start=false"])
+    (change,) = compare_recipes(old["recipe"], loaded, Path.cwd())
+    assert (change.what, change.old, change.new) == ("eval.at_start", True, False)
+
+
 def test_changes_say_old_new_and_rule(recipe):
     found = changed(recipe, "train.steps=200", "optim.lr=1e-6", "model.path=other", "rollout.stop=[]")
     assert found == {
