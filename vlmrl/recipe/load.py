@@ -189,9 +189,9 @@ def recipe_from_resolved(resolved: Mapping[str, Any], *, where: str) -> Recipe:
 def with_defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the values of a `resolved.json` with the defaults of the keys that it lacks.
 
-    Such a key was added after the file was written. Its default is what was done before there was the key, so a run that
-    has the default now has not changed. Values that do not fit the schema, as of a newer version, are returned as they
-    are.
+    Such a key was added after the file was written. Its default is what was done before there was the key, so a run
+    that has the default now has not changed. Values that do not fit the schema, as of a newer version, are returned as
+    they are.
     """
     try:
         return Recipe.model_validate(values).model_dump(mode="json")
