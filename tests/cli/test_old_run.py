@@ -6,9 +6,17 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+import torch
 from command_line import Done, this_process
+from safetensors.torch import load_file
+from small_runs import weights
+from tinyworld import assert_close
 
+from vlmrl.checkpoint.merge import merge
+from vlmrl.checkpoint.proof import Request as ProofRequest
+from vlmrl.checkpoint.proof import check_gap, prove
 from vlmrl.errors import StoreError
 from vlmrl.recipe.load import load_recipe
 from vlmrl.store.runs import Run, open_run
@@ -22,6 +30,8 @@ from vlmrl.train.resume import Request, plan_resume
 from vlmrl.train.start import Labels, start_run
 
 DATA = Path(__file__).parents[1] / "data" / "run-75082c1"
+GONE_ON = json.loads((DATA / "gone-on.json").read_text("utf-8"))
+"""What the code of that time measured itself: the second step of each run, and the checkpoint of the first."""
 WORDS_OF_CHANGE = ("has changed since", "different rewards", "source 33af6ce6b71c", "would not go on")
 
 
@@ -33,14 +43,24 @@ def digits(tmp_path_factory) -> Path:
 @pytest.fixture
 def old(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The run, in a folder with its recipe and its data, which is the current one."""
+    return open_run(copied(digits, tmp_path, monkeypatch) / "runs", "old")
+
+
+@pytest.fixture
+def project(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder with the model, the reward and the two trained runs: `trained`, and `adapter` with LoRA."""
+    return copied(digits, tmp_path, monkeypatch)
+
+
+def copied(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy of the folder in which the runs were made, with its data, as the current directory."""
     place = tmp_path / "project"
     shutil.copytree(DATA, place)
     (place / "digits").symlink_to(digits)
-    (folder,) = (place / "runs").iterdir()
-    text = (folder / "manifest.json").read_text("utf-8")
-    (folder / "manifest.json").write_text(text.replace("/project", str(place)), "utf-8")
+    for file in place.glob("runs/*/manifest.json"):
+        file.write_text(file.read_text("utf-8").replace("/project", str(place)), "utf-8")
     monkeypatch.chdir(place)
-    return open_run(place / "runs", "old")
+    return place
 
 
 def edit(run: Run, **changes: object) -> None:
@@ -142,3 +162,66 @@ def test_every_command_opens_it_and_none_says_that_something_has_changed(old: Ru
 def test_it_is_whole(old: Run):
     verdict = verify_run(old.dir)
     assert not verdict.errors and not verdict.warnings
+
+
+@pytest.mark.parametrize("name", GONE_ON)
+def test_a_resume_goes_on_as_the_code_of_its_time_did(project: Path, name: str):
+    done = vlmrl("train", "--resume", name, "--set", "train.steps=2")
+    changed = done.err.partition("changed:\n")[2].partition("resuming")[0].splitlines()
+    assert len(changed) == 1 and changed[0].startswith("  train.steps: 1 -> 2")
+    run, then = open_run(project / "runs", name), GONE_ON[name]
+    samples = [sample for group in run.read_rollouts(1) for sample in group.samples]
+    for sample, wanted in zip(samples, then["rollouts of the step"], strict=True):
+        assert list(sample.trajectory.response_ids) == wanted["ids"]
+        assert (sample.score.value, sample.advantage) == (wanted["score"], pytest.approx(wanted["advantage"]))
+    line = run.metrics("train")[-1]
+    assert {key: line[key] for key in then["metrics of the step"]} == pytest.approx(
+        then["metrics of the step"], rel=1e-4, abs=1e-6
+    )
+    found = weights(run)
+    for key, wanted in load_file(DATA / "gone-on.safetensors").items():
+        of, _, tensor = key.partition("/")
+        if of == name and not tensor.endswith("k_proj.bias"):  # its gradient is rounding alone, which AdamW enlarges
+            assert_close(found[tensor], wanted, tensor)
+
+
+@pytest.mark.parametrize("name", GONE_ON)
+def test_its_checkpoint_answers_and_is_scored_as_then(project: Path, name: str):
+    words = ("eval", name, "--checkpoint", 1, "--split", "test", "--max-rows", 4, "--name", "t", "--json")
+    (found,) = json.loads(vlmrl(*words).out)["evaluations"]
+    then = GONE_ON[name]["evaluation of its checkpoint"]
+    assert {key: found["metrics"][key]["value"] for key in then} == then
+    rows = pq.read_table(open_run(project / "runs", name).dir / "eval" / "t" / "rows.parquet")
+    assert rows["text"].to_pylist() == GONE_ON[name]["answers"]
+
+
+@pytest.mark.parametrize("name", GONE_ON)
+def test_its_checkpoint_is_merged_and_says_what_was_saved_with_it(project: Path, name: str):
+    (checkpoint,) = open_run(project / "runs", name).checkpoint_dirs()
+    merged = merge(checkpoint, project / "merged", skip_proof=True)
+    asked = ProofRequest(str(checkpoint), str(merged.folder), "float32")
+    proof = check_gap(asked, prove(asked))
+    assert proof.logp_gap is not None and proof.rollouts > 0
+    found = load_file(merged.folder / "model-00001-of-00001.safetensors")
+    base = load_file(project / "model" / "model.safetensors")
+    assert found.keys() == base.keys()
+    if name == "trained":  # a merge gives the weights their published names
+        stored = load_file(checkpoint / "model" / "model-00001-of-00001.safetensors")
+        assert sorted(map(content, found.values())) == sorted(map(content, stored.values()))
+    changed = [key for key in base if not torch.equal(found[key], base[key])]
+    assert changed and not [key for key in changed if "visual" in key or "embed" in key], "they were frozen"
+
+
+def content(tensor: torch.Tensor) -> tuple[tuple[int, ...], bytes]:
+    return tuple(tensor.shape), tensor.numpy().tobytes()
+
+
+def test_a_reward_file_that_has_changed_is_told(project: Path):
+    source = Path("reward.py").read_text("utf-8")
+    Path("reward.py").write_text(source.replace("97", "89"), "utf-8")
+    with pytest.raises(StoreError, match=r"reward reward\.py:score") as told:
+        plan_resume(project / "runs", Request("trained", "rl", None, ("train.steps=2",)))
+    assert "train.steps" in str(told.value) and "eval." not in str(told.value)
+    assert "reward.py has changed since the run" in vlmrl("reward-check", "trained").out
+    Path("reward.py").write_text(source, "utf-8")
+    assert "has changed" not in vlmrl("reward-check", "trained").out
