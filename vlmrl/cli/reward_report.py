@@ -20,7 +20,7 @@ def show(report: Mapping[str, Any], out: Console, most: int) -> None:
     out.print(_headline(report))
     for source, r in report["rewards"].items():
         weights = ", ".join(f"{k} {v:g}" for k, v in r["weights"].items()) or "its own"
-        accuracy = f", accuracy {r['accuracy']}" if r["accuracy"] else ""
+        accuracy = f", accuracy is its part {r['accuracy']}" if r["accuracy"] else ""
         out.print(f"  {source}: reward {one_line(r['identity'])}, weights {weights}{accuracy}")
         if r["changed"]:
             out.print(f"  warning: {r['changed']}", style="yellow")
