@@ -212,7 +212,7 @@ def test_the_accuracy_of_a_users_reward_is_held_against_its_score(tmp_path, vlmr
     assert (found["accuracy"], found["binary"], found["agreement"]) == (pytest.approx(1 / 3), True, 1.0)
     assert (found["right"], found["wrong"]["paid"]) == ({"number": 4, "mean": 0.8, "unpaid": 0}, 8)
     shown = vlmrl("last").out
-    assert "weights its own, accuracy acc" in shown and "accuracy 33.3%; a right answer outscores" in shown
+    assert "weights its own, accuracy is its part acc" in shown and "accuracy 33.3%; a right answer outscores" in shown
     assert "wrong, yet paid most (8 of 8 wrong ones earn something)" in shown
 
 
