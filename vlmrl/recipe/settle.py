@@ -13,7 +13,8 @@ from typing import Any
 
 from vlmrl.errors import Problem, RecipeError
 from vlmrl.recipe.counted import COUNTED
-from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.recipe.lines import dotted
+from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe, leaves
 from vlmrl.recipe.schema import Recipe
 
 OPEN: Mapping[str, Callable[[Recipe], bool]] = {
@@ -79,10 +80,12 @@ def settle(loaded: LoadedRecipe, choices: Sequence[Choice]) -> LoadedRecipe:
 def keep_settled(loaded: LoadedRecipe, before: Mapping[str, Any]) -> LoadedRecipe:
     """Return the recipe with what a run began with in place of what it leaves open now, `--set` aside.
 
+    So it is with a key that nobody wrote, then or now, and whose default is another one today.
+
     Args: before: the run's `resolved.json`.
     """
     values, origins = before["recipe"], before.get("origins") or {}
-    kept: list[Choice] = []
+    kept = _earlier_defaults(loaded, values, origins)
     for key in open_keys(loaded.recipe):
         table, _, name = key.partition(".")
         asked = loaded.origins.get(key) == "--set"
@@ -94,6 +97,22 @@ def keep_settled(loaded: LoadedRecipe, before: Mapping[str, Any]) -> LoadedRecip
             if not OPEN[key](with_values(loaded.recipe, [choice])):
                 kept.append(choice)
     return _changed(loaded, kept, {c.key: str(origins.get(c.key, "default")) for c in kept})
+
+
+def _earlier_defaults(loaded: LoadedRecipe, values: Mapping[str, Any], origins: Mapping[str, Any]) -> list[Choice]:
+    """Return the defaults that a run began with and that are others today, of keys that nobody wrote.
+
+    Args: values, origins: of the run's `resolved.json`.
+    """
+    kept: list[Choice] = []
+    for key, value in leaves(loaded.resolved["recipe"]):
+        name = dotted(key)
+        if len(key) != 2 or name in OPEN or not loaded.origins.get(name) == origins.get(name) == "default":
+            continue
+        table = values.get(str(key[0])) or {}
+        if key[1] in table and table[key[1]] != value:
+            kept.append(Choice(name, table[key[1]], ""))
+    return kept
 
 
 def require_settled(recipe: Recipe) -> None:

@@ -95,6 +95,18 @@ def test_a_run_of_before_keeps_its_default(file):
     assert open_keys(kept.recipe) == ["eval.patience"]  # that run had none: it is chosen now
 
 
+def test_a_default_that_has_changed_since_is_kept_unless_somebody_writes_the_key(file):
+    before = json.loads(json.dumps(settled(load_recipe(file)).resolved))
+    before["recipe"]["rollout"]["kv_cache_gib"] = 4.0  # was the default once
+    before["recipe"]["optim"]["lr"] = 2e-6
+    before["origins"]["optim.lr"] = f"{file}:9"  # the recipe said it then, and does not now
+    again = keep_settled(load_recipe(file), before)
+    assert (again.recipe.rollout.kv_cache_gib, again.origins["rollout.kv_cache_gib"]) == (4.0, "default")
+    assert [c.what for c in compare_recipes(before["recipe"], again, file.parent)] == ["optim.lr"]
+    asked = keep_settled(load_recipe(file, overrides=["rollout.kv_cache_gib=3.0"]), before)
+    assert asked.recipe.rollout.kv_cache_gib == 3.0
+
+
 def test_a_value_that_is_opened_on_purpose_is_chosen_anew(tmp_path, monkeypatch):
     keys = {"eval.metric": lambda r: r.eval.metric == "auto"}
     monkeypatch.setattr(settling, "OPEN", keys)
