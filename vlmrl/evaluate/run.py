@@ -8,16 +8,19 @@ from typing import Any
 
 from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import ALONE, World
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, VlmrlError
 from vlmrl.evaluate.interval import Range
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
 from vlmrl.evaluate.sets import no_clash, summarise_sets
+from vlmrl.metric import metric_facts
 from vlmrl.rewards.accuracy import accuracy_part, accuracy_words
 from vlmrl.rewards.base import RewardSpec, value_range
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
+from vlmrl.tasks.base import Task, Verdict
+from vlmrl.tasks.figure import figures_to_json
 from vlmrl.tasks.measure import outcome_of, response_input
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group, SamplingParams
@@ -62,26 +65,39 @@ def evaluate(
             score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)
         groups += world.interleave(scored)
     found = make_records(groups, source, scorer.spec)
-    summary = summarise(found, _ranges(found, source, scorer, params)) | _accuracy_of(found, source, scorer.spec)
-    return Evaluation(found, _with_sets(summary, found, groups, source))
+    ranges = _ranges(found, source, scorer, params)
+    summary = summarise(found, ranges, source.task.by) | _accuracy_of(found, source, scorer.spec)
+    summary = _of_the_whole(summary, found, groups, source)
+    for name, metric in summary["metrics"].items():
+        metric["better"] = metric_facts(name, source.task.metrics).better
+    return Evaluation(found, summary)
 
 
-def _with_sets(
+def _of_the_whole(
     summary: dict[str, Any], records: Sequence[Mapping[str, Any]], groups: Sequence[Group], source: Source
 ) -> dict[str, Any]:
-    """Return the summary with the task's metrics of the whole split, if it has any."""
+    """Return the summary with what the task says of the whole split: its set metrics and its figures."""
     task = source.task
-    if task.set_metrics is None:
-        return summary
     places = [(group, sample) for group in groups for sample in group.samples]
     verdicts = [
         (response_input(group, sample), sample.score, record["outcome"])
         for (group, sample), record in zip(places, records, strict=True)
     ]
+    summary = summary | _figures(task, verdicts)
+    if task.set_metrics is None:
+        return summary
     units = None if task.unit is None else [task.unit(group.row) for group, _ in places]
     found = summarise_sets(task.set_metrics, verdicts, records, units)
     no_clash(list(found["metrics"]), summary["metrics"], task.name)
     return summary | {"metrics": summary["metrics"] | found["metrics"], "set_metrics": found["set_metrics"]}
+
+
+def _figures(task: Task, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Return `figures` of a summary. A drawing is not worth an evaluation: its failure is noted, not raised."""
+    try:
+        return {"figures": figures_to_json(task.figures(verdicts))}
+    except VlmrlError as error:
+        return {"figures": [], "figures_problem": str(error)}
 
 
 def _ranges(
@@ -95,6 +111,9 @@ def _ranges(
     whole = value_range(scored, scorer.weights, spec.ranges)
     if whole is not None:
         found["reward"] = whole
+    own = source.task.metrics
+    names = dict.fromkeys(name for r in rows for name in r["outcome"])
+    found |= {name: ends for name in names if own and (ends := metric_facts(name, own).range) is not None}
     measured = "accuracy" in source.task.measured(rows[0]["truth"]) and not spec.accuracy_named
     part = None if measured else accuracy_part(dict.fromkeys(name for parts in scored for name in parts), spec)
     if part is not None and f"part/{part}" in finite:

@@ -133,21 +133,23 @@ def test_a_name_that_rows_have_already_is_an_error():
         no_clash(["reward"], {"reward": 1}, "mine")
 
 
-def evaluated(folder, shift: float) -> None:
+def evaluated(folder, shift: float, better: str | None) -> None:
     verdicts, records = split(np.random.default_rng(2).normal(size=20).tolist(), shift=shift)
     summary = summarise(records)
     found = summarise_sets(mean, verdicts, records)
+    found["metrics"]["pooled"]["better"] = better
     summary |= {"metrics": summary["metrics"] | found["metrics"], "set_metrics": found["set_metrics"]}
     write_evaluation(folder, Evaluation(records, summary), {"split": "test", "source": "s"})
 
 
-def test_compare_needs_no_task_for_it(tmp_path):
+@pytest.mark.parametrize(("better", "said"), [("higher", "better"), ("lower", "worse"), (None, "differs")])
+def test_compare_needs_no_task_for_it(tmp_path, better, said):
     for name, shift in (("a", 0.0), ("b", 0.25)):
-        evaluated(tmp_path / name / "eval" / "test", shift)
+        evaluated(tmp_path / name / "eval" / "test", shift, better)
     sides = [open_side(tmp_path, str(tmp_path / name / "eval" / "test")) for name in "ab"]
     (found,) = compare(*sides)["evaluations"]
     (pooled,) = [m for m in found["metrics"] if m["metric"] == "pooled"]
-    assert (pooled["difference"], pooled["verdict"]) == (pytest.approx(0.25), "better")
+    assert (pooled["difference"], pooled["verdict"]) == (pytest.approx(0.25), said)
     before, after = (read_evaluation(tmp_path / name / "eval" / "test") for name in "ab")
     assert differences(after, before)["pooled"]["value"] == pytest.approx(0.25)
     assert sets.set_metrics_of(after.summary) == ["pooled"]
