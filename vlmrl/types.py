@@ -174,6 +174,8 @@ class Sample:
 
 INAPPLICABLE = "the reward does not apply to this response"
 """`Score.error` of a response to which a reward in TRL's form gave None: left out like a failure, but no bug."""
+NO_SCORE: Mapping[Status, str] = {"failed": "the reward failed", "unavailable": "the reward was unavailable"}
+"""Status of a score without a value -> the words for it."""
 
 
 @dataclass(frozen=True, slots=True)

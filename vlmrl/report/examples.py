@@ -19,7 +19,7 @@ from vlmrl.errors import DataError, StoreError
 from vlmrl.store.media import RunImages
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
-from vlmrl.types import Group, Media, ScoredSample, Turn, hash64
+from vlmrl.types import INAPPLICABLE, NO_SCORE, Group, Media, ScoredSample, Turn, hash64
 from vlmrl.visible import visible
 
 MAX_STEPS = 4
@@ -184,10 +184,11 @@ def example_steps(run: Run, images: RunImages, album: Album, *, max_steps: int =
 def choose_groups(groups: Sequence[Group], *, seed: int) -> list[tuple[str, Group]]:
     """(why, group): the best and the worst mean score, the widest spread within a group, and one at random.
 
-    Each group once; groups in which every reward failed come first, with their error.
+    Each group once; a group without a score comes first, with its error.
     """
     scored = [g for g in groups if _scores(g)]
-    picks = [("the reward failed", g) for g in groups if g.samples and not _scores(g)][:1]
+    unscored = [g for g in groups if g.samples and not _scores(g)]
+    picks = [(NO_SCORE.get(g.samples[0].score.status, INAPPLICABLE), g) for g in unscored[:1]]
     left = list(scored)
 
     def take(why: str, key: Callable[[Group], float]) -> None:
