@@ -31,6 +31,15 @@ class Media:
     height: int
     kind: Literal["image"] = "image"
 
+    def fields(self) -> dict[str, Any]:
+        """Return the reference as files of a run hold it."""
+        return {"sha256": self.sha256, "width": self.width, "height": self.height, "kind": self.kind}
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Media:
+        """Return the reference of `fields`. Raises: KeyError where one is missing."""
+        return cls(fields["sha256"], fields["width"], fields["height"], fields["kind"])
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

@@ -9,6 +9,7 @@ from typing import Any
 from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import DataError, VlmrlError
+from vlmrl.evaluate.artifacts import KEPT_BYTES, ArtifactLimit, kept_files
 from vlmrl.evaluate.interval import Range
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
@@ -35,7 +36,7 @@ __all__ = ["Evaluation", "evaluate", "read_evaluation", "write_evaluation"]
 def evaluate(
     generator: Generator, encoder: Encoder, source: Source, scorer: Scorer, *, params: SamplingParams, seed: int = 0,
     max_rows: int | None = None, samples: int = 1, strict: bool = False, progress: Callable[[int], Any] | None = None,
-    world: World = ALONE,
+    world: World = ALONE, artifact_bytes: int = KEPT_BYTES,
 ) -> Evaluation:  # fmt: skip
     """Answer, parse and score the rows of a source.
 
@@ -47,12 +48,14 @@ def evaluate(
         strict: a bug in the reward stops with its row; else the row's score is None and it is counted.
         progress: called with the number of responses newly finished.
         world: processes that share the work, each with an engine of its own; all get the whole evaluation.
+        artifact_bytes: of images that the reward makes, most that are kept; those of later responses are left out.
     Raises: DataError when the source has no rows; RewardError when strict, or when the reward failed for every row.
     """
     count = len(source.rows) if max_rows is None else min(max_rows, len(source.rows))
     if count == 0:
         raise DataError(f"split `{source.split}` of `{source.name}` has no rows to evaluate")
     groups: list[Group] = []
+    limit = ArtifactLimit(artifact_bytes // world.size)
     for start in range(0, count, CHUNK_PROMPTS):
         rows = [source.rows[start + i] for i in world.mine(min(CHUNK_PROMPTS, count - start))]
         prompts = [encode_prompt(source, row, 0, encoder, NO_PROMPT_LIMIT) for row in rows]
@@ -63,14 +66,16 @@ def evaluate(
         scored = score_rollouts(rollouts, {source.name: scorer}, strict=strict)
         if start == 0 and all(world.gather(all(s.score.error is not None for g in scored for s in g.samples))):
             score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)
-        groups += world.interleave(scored)
+        groups += world.interleave(limit.keep(scored))
     found = make_records(groups, source, scorer.spec)
     ranges = _ranges(found, source, scorer, params)
     summary = summarise(found, ranges, source.task.by) | _accuracy_of(found, source, scorer.spec)
     summary = _of_the_whole(summary, found, groups, source)
     for name, metric in summary["metrics"].items():
         metric["better"] = metric_facts(name, source.task.metrics).better
-    return Evaluation(found, summary)
+    if left_out := sum(world.gather(limit.left_out)):
+        summary["artifacts_left_out"] = left_out
+    return Evaluation(found, summary, kept_files(groups))
 
 
 def _of_the_whole(
@@ -131,7 +136,7 @@ def _accuracy_of(records: Sequence[Mapping[str, Any]], source: Source, spec: Rew
 
 def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> list[dict[str, Any]]:
     """One mapping a response: prompt_id, sample, seed, source, task, truth, text, finish, num_tokens, score, parts,
-    note, error, status, images, outcome, and each outcome under its own name.
+    note, error, status, images, detail, artifacts, outcome, and each outcome under its own name.
 
     Args: spec: the reward that gave the scores; its accuracy is an outcome where the task has none.
     Raises: DataError when the task gives an outcome the name of another field.
@@ -155,9 +160,9 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> l
                 "note": s.score.note,
                 "error": s.score.error,
                 "status": s.score.status,
-                "images": [
-                    {"sha256": m.sha256, "width": m.width, "height": m.height, "kind": m.kind} for m in group.row.media
-                ],
+                "images": [m.fields() for m in group.row.media],
+                "detail": s.score.detail,
+                "artifacts": [{"name": name, **m.fields()} for name, m in sorted(s.score.artifacts.items())],
                 "outcome": outcome,
             }
             found.append(_with_outcome(row, source.task.name))

@@ -232,7 +232,7 @@ def _view_sample(s: ScoredSample, images: RunImages, album: Album) -> SampleView
             for turn in turns
         ],
         artifacts=[(name, album.add(m, images)) for name, m in score.artifacts.items()],
-        detail=marked_text(json.dumps(score.detail, ensure_ascii=False, indent=1)) if score.detail else "",
+        detail=detail_text(score.detail),
     )  # fmt: skip
 
 
@@ -251,14 +251,21 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
     picks += [("random", r) for r in random.Random(0).sample(rest, min(count, len(rest)))]
     views = []
     for why, row in picks:
+        drawn = [(one["name"], album.add(Media.of(one), images)) for one in row["artifacts"]]
         sample = SampleView(
             row["sample"], marked_text(row["text"]), row["score"], None, row["parts"], row["finish"],
-            row["num_tokens"], visible(row["note"] or ""), visible(row["error"] or ""),
+            row["num_tokens"], visible(row["note"] or ""), visible(row["error"] or ""), artifacts=drawn,
+            detail=detail_text(row["detail"]),
         )  # fmt: skip
         pictures = [album.add(Media(i["sha256"], i["width"], i["height"]), images) for i in row["images"]]
         title = _title(row["source"], row["prompt_id"])
         views.append(GroupView(why, title, Markup(""), row["truth"], pictures, [sample], row["score"], None))
     return views
+
+
+def detail_text(detail: Mapping[str, Any] | None) -> str:
+    """Return what a reward found as indented JSON, escaped; "" without any."""
+    return marked_text(json.dumps(detail, ensure_ascii=False, indent=1)) if detail else ""
 
 
 def marked_text(text: str) -> Markup:
