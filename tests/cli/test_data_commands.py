@@ -94,7 +94,7 @@ def test_data_show_prints_columns_and_what_the_task_says_of_a_truth(tmp_path: Pa
     (tmp_path / "rows.jsonl").write_text('{"prompt": "How many?", "answer": 0, "hard": true}\n')
     (tmp_path / "counts.py").write_text(
         "from vlmrl import Task\n\ndef task(info):\n"
-        "    return Task('n', '', '{{ prompt }}', validate=lambda truth: [] if truth['answer'] else ['`answer` is 0'],\n"
+        "    return Task('n', '', '{{ prompt }}', validate=lambda truth: ['`answer` is 0'] * (truth['answer'] == 0),\n"
         "                profiles={'default': ('exact_match', {})})\n"
     )
     shown = this_process("data", "show", "rows.jsonl", "--task", "counts.py:task", cwd=tmp_path)

@@ -92,7 +92,7 @@ def _of_the_whole(
     if task.set_metrics is None:
         return summary
     units = None if task.unit is None else [task.unit(group.row) for group, _ in places]
-    found = summarise_sets(task.set_metrics, verdicts, records, units)
+    found = summarise_sets(task.set_metrics, verdicts, records, units, task.replicates)
     no_clash(list(found["metrics"]), summary["metrics"], task.name)
     return summary | {"metrics": summary["metrics"] | found["metrics"], "set_metrics": found["set_metrics"]}
 

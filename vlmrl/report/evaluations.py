@@ -11,7 +11,7 @@ from vlmrl.errors import StoreError
 from vlmrl.evaluate.interval import excludes_zero
 from vlmrl.evaluate.paired import differences
 from vlmrl.evaluate.records import read_evaluation
-from vlmrl.evaluate.sets import METHOD, set_metrics_of
+from vlmrl.evaluate.sets import set_metrics_of
 from vlmrl.evaluate.verdict import Verdict, verdict
 from vlmrl.report.figures import FigureView, confidence_figures, figure_views
 from vlmrl.report.plots import interval_bar
@@ -100,7 +100,11 @@ def _notes(group: Sequence[EvalColumn]) -> list[str]:
         told = [f"These are {label}." for label in {*labels.values()} if label]
     lost = [(c.label, n) for c in group if (n := c.summary.get("artifacts_left_out"))]
     told += [f"{label}: pictures of {n:,} responses were not kept, for their size." for label, n in lost]
-    sets = {f"Of {', '.join(names)}: {METHOD}." for c in group if (names := set_metrics_of(c.summary))}
+    sets = {
+        f"Of {', '.join(names)}: {c.summary['set_metrics'].get('method')}."
+        for c in group
+        if (names := set_metrics_of(c.summary))
+    }
     return [*told, *(f"Intervals: {m}." for m in dict.fromkeys(method_of(c.summary) for c in group)), *sorted(sets)]
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vlmrl.tasks.own import OwnFile
     from vlmrl.tasks.own_prep import NewRow
 
+REPLICATES = 400
 Outcome = Mapping[str, float | None]
 Measure = Callable[[RewardInput, Score], Outcome]
 Verdict = tuple[RewardInput, Score, Outcome]
@@ -53,6 +54,7 @@ class Task:
         set_metrics: all responses of a split -> numbers of the whole, such as an average precision; None = not defined.
             It is called again for every resample, in which responses are there several times or not at all, and must
             take any list of at least one. None = the task has none.
+        replicates: resamples that an interval of `set_metrics` is made of, each a call of it; 0 = no intervals.
         figures: all responses of a split -> figures for its report (tasks/figure.py), such as a confusion matrix.
         unit: row -> what its rows are resampled with, for the intervals of `set_metrics`; None = rows that share an
             image belong together.
@@ -79,6 +81,7 @@ class Task:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     by: tuple[str, ...] = ()
     set_metrics: SetMetrics | None = None
+    replicates: int = REPLICATES
     figures: Callable[[Sequence[Verdict]], Sequence[Figure]] = lambda verdicts: ()
     unit: Callable[[Row], Hashable] | None = None
     messages: Callable[[Row], tuple[Message, ...]] | None = None

@@ -97,6 +97,8 @@ def _check_fields(task: Task, where: str) -> None:
     if not isinstance(task.metrics, Mapping) or not all(isinstance(m, Metric) for m in task.metrics.values()):
         hint = 'metrics={"error": vlmrl.Metric("lower", (0.0, 1.0))}'
         raise RecipeError(f"`metrics` of the task is {task.metrics!r:.80}", where=where, hint=hint)
+    if type(task.replicates) is not int or task.replicates < 0:
+        raise RecipeError(f"`replicates` of the task is {task.replicates!r:.80}, not a number from 0", where=where)
     if not isinstance(task.template, str):
         raise RecipeError(f"`template` of the task is {task.template!r:.80}, not a text", where=where)
 

@@ -24,7 +24,7 @@ from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Request
 from vlmrl.store.media import RunImages
-from vlmrl.tasks.base import Task, Verdict
+from vlmrl.tasks.base import REPLICATES, Task, Verdict
 from vlmrl.tasks.figure import Table
 from vlmrl.types import Media, Message, RewardInput, RewardResult, Row, Sample, SamplingParams, Score
 
@@ -324,12 +324,15 @@ def test_metrics_of_the_whole_split_stand_beside_those_of_rows():
         right = [outcome["accuracy"] == 1.0 for _, _, outcome in verdicts]
         return {"all_right": float(all(right)), "values": sum(score.value for _, score, _ in verdicts)}
 
-    task = replace(ListSource([]).task, set_metrics=found, unit=lambda row: row.prompt_id in ("p0", "p1"))
-    summary = run(ListSource(rows(3), task=task), ScriptedEngine(), samples=2).summary
-    assert (summary["metrics"]["values"]["value"], summary["metrics"]["all_right"]["value"]) == (3.0, 1.0)
-    assert (summary["metrics"]["values"]["n"], summary["metrics"]["values"]["clusters"]) == (6, 2)
+    task = replace(
+        ListSource([]).task, set_metrics=found, unit=lambda row: row.prompt_id in ("p0", "p1") or row.prompt_id
+    )
+    summary = run(ListSource(rows(11), task=task), ScriptedEngine(), samples=2).summary
+    assert (summary["metrics"]["values"]["value"], summary["metrics"]["all_right"]["value"]) == (11.0, 1.0)
+    assert (summary["metrics"]["values"]["n"], summary["metrics"]["values"]["clusters"]) == (22, 10)
     assert summary["metrics"]["accuracy"]["value"] == 1.0, "those of rows are there as ever"
-    assert sizes[0] == 6 and set(sizes[1:]) == {4, 6, 8}, "units of four rows and of two, two of them drawn"
+    assert sizes[0] == 22 and len(sizes) == 1 + REPLICATES
+    assert {20, 22, 24, 26} <= set(sizes[1:]) and max(sizes) <= 40, "one unit of four rows, nine of two; ten drawn"
     assert summary["set_metrics"]["names"] == ["all_right", "values"]
     with pytest.raises(DataError, match="task `echo` calls a set metric `reward`"):
         run(ListSource(rows(3), task=replace(task, set_metrics=lambda verdicts: {"reward": 1.0})), ScriptedEngine())
