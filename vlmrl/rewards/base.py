@@ -285,7 +285,7 @@ def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, floa
     """
     checked: dict[str, float | None] = {}
     for key, value in parts.items():
-        name = part_name(key)
+        name = key if type(key) is str and key in ranges else part_name(key)  # a declared name is sound
         if name in checked:
             raise RewardError(f"two parts of the reward are called `{name}`", hint="give each a name of its own")
         number = value if value is None or type(value) is float else _number(value)
