@@ -17,6 +17,7 @@ from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.rewards.accuracy import accuracy_part, with_accuracy
+from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.tasks.attack import responding
 from vlmrl.types import RewardInput, Row
@@ -96,13 +97,14 @@ def open_sources(loaded: LoadedRecipe) -> Opened:
 
 def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem]) -> Entry | None:
     """Open one entry, its validation rows too where the recipe validates. A broken reward keeps no rows closed."""
-    from vlmrl.tasks.source import open_source, open_validation
+    from vlmrl.tasks.source import open_source, open_validation, scores_responses
 
     train = validation = None
     reward = recipe.reward
     reward_ok = True
     try:
-        train = open_source(data, reward)
+        train = open_source(data, reward, scored=scores_responses(recipe))
+        reward_ok = train.reward is not NO_REWARD
     except VlmrlError as error:
         problems += problems_in(error, where)
         reward_ok = False

@@ -102,6 +102,14 @@ class RewardSpec:
         return self.name if self.user is None else self.user.function
 
 
+def _refuse(x: RewardInput) -> Parts:
+    raise RewardError("there is no reward", hint='name one: [reward] name = "path/to/file.py:function"')
+
+
+NO_REWARD = RewardSpec("", _refuse, {}, {}, pure=True)
+"""The reward of a source whose responses nobody scores: a supervised start without validation."""
+
+
 def counting_weights(parts: Parts, weights: Mapping[str, float]) -> Mapping[str, float]:
     """The weights that count for these parts: those given, else 1 for the part `reward`, else 1 for every part."""
     return weights or ({"reward": 1.0} if "reward" in parts else dict.fromkeys(parts, 1.0))
