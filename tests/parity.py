@@ -62,7 +62,8 @@ Picture = tuple[Mapping[str, Tensor], Sequence[int]]
 
 def world(family: TinyFamily, seed: int = 0, encoder: Encoder | None = None) -> list[TrainItem]:
     """Four groups: two images of very different size; text alone; one small image; and, among its siblings, a response
-    of three segments that begins with a tool's answer and holds two images of its own. The last is of one sample."""
+    of three segments that begins with a tool's answer and holds two images of its own. The last is of one sample. The
+    second has a demonstration beside its samples."""
     g = torch.Generator().manual_seed(seed)
     text = lambda n: torch.randint(20, 190, (n,), generator=g).tolist()  # noqa: E731
     picture = (lambda large: family.picture(large, g)) if encoder is None else (lambda large: _real(encoder, large))
@@ -86,6 +87,8 @@ def world(family: TinyFamily, seed: int = 0, encoder: Encoder | None = None) -> 
         for length in lengths:
             items.append(TrainItem(tokens, group, (Segment("assistant", tuple(text(length)), True),), len(items)))
     items.append(_agent(family, plan[2][0], 2, len(items), picture, text))
+    shown = Segment("assistant", tuple(text(6)), True, author="demonstration")
+    items.append(TrainItem(plan[1][0], 1, (shown,), len(items)))
     return sorted(items, key=lambda item: item.group)
 
 

@@ -36,7 +36,6 @@ ALLOWED = {
     ("demo.py", "digits"): "the demo is of that task",
     ("demo.py", "distance"): "the demo is of that task",
     ("data/columns.py", "human"): "who speaks in a conversation, as LLaVA's tables write it",
-    ("evaluate/metrics.py", "distance"): "saved evaluations are compared without their task, and hold it in the truth",
     ("check/health.py", "digits"): "a class of characters, no task",
 }
 """(file, what it names) -> why it may."""

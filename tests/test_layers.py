@@ -12,8 +12,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "vlmrl"
 LEVELS = {
-    "__init__": 1, "__main__": 8, "errors": 0, "json_text": 0, "packed": 0, "process": 0, "regular_file": 0, "types": 0,
-    "visible": 0,
+    "__init__": 1, "__main__": 8, "errors": 0, "json_text": 0, "metric": 0, "packed": 0, "process": 0,
+    "regular_file": 0, "types": 0, "visible": 0,
     "recipe": 1, "rewards": 1, "algo": 1, "store": 1,
     "data": 2, "model": 2, "dist": 2,
     "tasks": 3, "rollout": 3, "checkpoint": 3, "sinks": 3,

@@ -9,16 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vlmrl.errors import RewardUnavailable
+    from vlmrl.metric import Metric
     from vlmrl.tasks.attack import Attack
     from vlmrl.tasks.base import Task
+    from vlmrl.tasks.figure import Histogram, Lines, Table
     from vlmrl.tasks.own_prep import NewRow
     from vlmrl.types import RewardInput, RewardResult
 
 __version__ = "0.1.0"
-__all__ = ["Attack", "NewRow", "RewardInput", "RewardResult", "RewardUnavailable", "Task", "__version__"]
+__all__ = [
+    "Attack", "Histogram", "Lines", "Metric", "NewRow", "RewardInput", "RewardResult", "RewardUnavailable", "Table",
+    "Task", "__version__",
+]  # fmt: skip
 _HOMES = {
-    "Attack": "vlmrl.tasks.attack", "NewRow": "vlmrl.tasks.own_prep", "RewardInput": "vlmrl.types",
-    "RewardResult": "vlmrl.types", "RewardUnavailable": "vlmrl.errors", "Task": "vlmrl.tasks.base",
+    "Attack": "vlmrl.tasks.attack", "Histogram": "vlmrl.tasks.figure", "Lines": "vlmrl.tasks.figure",
+    "Metric": "vlmrl.metric", "NewRow": "vlmrl.tasks.own_prep", "RewardInput": "vlmrl.types",
+    "RewardResult": "vlmrl.types", "RewardUnavailable": "vlmrl.errors", "Table": "vlmrl.tasks.figure",
+    "Task": "vlmrl.tasks.base",
 }  # fmt: skip
 
 

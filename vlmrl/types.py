@@ -31,6 +31,15 @@ class Media:
     height: int
     kind: Literal["image"] = "image"
 
+    def fields(self) -> dict[str, Any]:
+        """Return the reference as files of a run hold it."""
+        return {"sha256": self.sha256, "width": self.width, "height": self.height, "kind": self.kind}
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Media:
+        """Return the reference of `fields`. Raises: KeyError where one is missing."""
+        return cls(fields["sha256"], fields["width"], fields["height"], fields["kind"])
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -174,6 +183,8 @@ class Sample:
 
 INAPPLICABLE = "the reward does not apply to this response"
 """`Score.error` of a response to which a reward in TRL's form gave None: left out like a failure, but no bug."""
+NO_SCORE: Mapping[Status, str] = {"failed": "the reward failed", "unavailable": "the reward was unavailable"}
+"""Status of a score without a value -> the words for it."""
 
 
 @dataclass(frozen=True, slots=True)

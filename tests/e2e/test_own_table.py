@@ -211,3 +211,24 @@ def test_validation_on_a_test_split_is_refused_unless_forced_and_then_labelled(p
     done = this_process("train", "recipe.toml", "--json", cwd=place)
     assert done.json["status"] == "done", done.err
     assert any("test split" in label for label in only_run(place).manifest.labels)
+
+
+@pytest.mark.slow
+def test_a_supervised_start_that_nobody_scores_needs_no_reward(tiny_folder, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "How many?", "answer": "3", "response": "three"}\n' * 2)
+    settings = """
+train = {steps = 1, rows_per_step = 2}
+optim.lr = 1e-3
+eval.enabled = false
+[[data]]
+path = "rows.jsonl"
+"""
+    (tmp_path / "start.toml").write_text(recipe_text(tiny_folder, settings, "sft"))
+    checked = this_process("check", "start.toml", cwd=tmp_path)
+    assert checked.code == 0, checked.err
+    done = this_process("sft", "start.toml", "--name", "start", "--json", cwd=tmp_path).json
+    assert done["status"] == "done" and open_run(tmp_path / "runs", "start").manifest.rewards == ()
+    for words in (("eval", "start"), ("sft", "start.toml", "--set", "eval.enabled=true")):
+        refused = this_process(*words, cwd=tmp_path)
+        assert refused.code == 2 and "has no reward of its own" in refused.err
+    assert "eval.enabled = false" in refused.err

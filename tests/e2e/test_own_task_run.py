@@ -13,6 +13,7 @@ from small_runs import recipe_text
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.store.media import RunImages
 from vlmrl.store.runs import open_run
+from vlmrl.types import Media
 
 RECIPE = """
 rollout = {prompts_per_step = 2, samples_per_prompt = 2, max_new_tokens = 8}
@@ -65,6 +66,13 @@ def test_the_written_folder_passes_its_test_and_trains(tmp_path: Path, tiny_fold
     assert {"counts aloud", "one more"} <= {p["name"] for one in checked["probes"].values() for p in one["probes"]}
     (measured,) = this_process("eval", "own", "--json", cwd=tmp_path).json["evaluations"]
     assert measured["metrics"]["accuracy"]["value"] == 0.0
+    assert measured["metrics"]["correlation"]["better"] == "higher" if "correlation" in measured["metrics"] else True
+    rows = read_evaluation(tmp_path / measured["folder"]).rows
+    assert all(RunImages(run.dir).find(Media.of(one)) for row in rows for one in row["artifacts"])
+    assert [row["detail"]["score"]["said"] for row in rows] == [row["said"] for row in rows]
+    assert "accuracy/answer-1" in measured["metrics"] and measured["figures"][0]["title"] == "squares"
+    assert this_process("report", "own", "--out", "report.html", cwd=tmp_path).code == 0
+    assert "squares" in (tmp_path / "report.html").read_text()
     said = [row["said"] for row in read_evaluation(tmp_path / measured["folder"]).rows]
     assert all(number is not None for number in said), "the reward's detail is what is measured"
     assert ("correlation" in measured["metrics"]) == (len(set(said)) > 1)

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.check.prompts import PromptScan, examples, named
 from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError
+from vlmrl.metric import metric_facts
+from vlmrl.recipe.check_eval import wrong_goal
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.rewards.accuracy import accuracy_part, with_accuracy
+from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.tasks.attack import responding
 from vlmrl.types import RewardInput, Row
@@ -94,13 +97,14 @@ def open_sources(loaded: LoadedRecipe) -> Opened:
 
 def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem]) -> Entry | None:
     """Open one entry, its validation rows too where the recipe validates. A broken reward keeps no rows closed."""
-    from vlmrl.tasks.source import open_source, open_validation
+    from vlmrl.tasks.source import open_source, open_validation, scores_responses
 
     train = validation = None
     reward = recipe.reward
     reward_ok = True
     try:
-        train = open_source(data, reward)
+        train = open_source(data, reward, scored=scores_responses(recipe))
+        reward_ok = train.reward is not NO_REWARD
     except VlmrlError as error:
         problems += problems_in(error, where)
         reward_ok = False
@@ -132,8 +136,12 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
         return [Problem("no source has validation rows: no best checkpoint, no early stop", where, hint, "warning")]
     metric = loaded.recipe.eval.metric
     for source in there:
+        wrong = list(wrong_goal(loaded, metric_facts(metric, source.task.metrics)))
+        if wrong and metric_facts(metric).better is None:  # else the recipe's own check has said it
+            return wrong
         known = metric_names(source)
-        open_ended = metric.startswith("accuracy/distance-") or (metric.startswith("part/") and not source.reward.pure)
+        open_ended = metric.startswith("part/") and not source.reward.pure
+        open_ended |= any(metric.startswith(f"accuracy/{field}-") for field in source.task.by)
         if metric == "accuracy" and metric not in known and source.reward.user is not None:
             parts = _parts_seen(loaded, source)
             open_ended = not parts or accuracy_part(parts, source.reward) is not None

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from vlmrl.check import diagnose_failures as failures
 from vlmrl.check import diagnose_prompts as prompts
 from vlmrl.check import diagnose_scores as scores
 from vlmrl.check import diagnose_settings as settings
@@ -23,7 +24,8 @@ from vlmrl.store.runs import Run
 
 Rule = Callable[[Facts], Iterator[Cause]]
 RULES: tuple[Rule, ...] = (
-    updates.stopped, scores.failing_reward, prompts.chat_template, prompts.prefilled_tag, prompts.stop_string,
+    updates.stopped, failures.failing_reward, failures.service_down, prompts.chat_template, prompts.prefilled_tag,
+    prompts.stop_string,
     prompts.cut_off, prompts.format_unmet, scores.other_layout, scores.constant_truth, settings.unpaid,
     settings.few_pixels, settings.entropy_term, settings.kl_term, settings.overlong, settings.weight_decay,
     settings.clipped_gradient, settings.clipped_ratio, updates.learning_rate, updates.gradients, updates.no_updates,
@@ -33,6 +35,7 @@ RULES: tuple[Rule, ...] = (
 _NO_CONTRAST = ("all_wrong", "dead_groups", "constant_part", "no_updates", "zero_gradient", "pays_wrong", "no_signal")
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "failing_reward": ("failed", *_NO_CONTRAST),
+    "service_down": ("failed", *_NO_CONTRAST),
     "reward_without_accuracy": ("characters", "repetition", "one_response", "grown_length", "pays_length", "one_answer",
                                 "few_distinct", "entropy_collapse", "all_right", *_NO_CONTRAST),
     "one_response": ("one_answer", "few_distinct", "entropy_collapse", "dead_groups", "no_signal", "no_updates"),

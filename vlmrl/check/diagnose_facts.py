@@ -22,11 +22,11 @@ from vlmrl.store.metrics import counted
 from vlmrl.store.refer import reference
 from vlmrl.store.rollouts import read_table
 from vlmrl.store.runs import Run
-from vlmrl.types import name_row
+from vlmrl.types import INAPPLICABLE, Status, name_row
 
 COLUMNS = (
     "group", "source", "task", "prompt_id", "sample", "truth", "prompt_text", "text", "token_ids", "finish", "parts",
-    "score", "note", "error", "images",
+    "score", "note", "error", "status", "images",
 )  # fmt: skip
 GRADIENT = "optim/grad_norm"
 ANSWER_PARTS = ("accuracy", "answer", "correct", "correctness")
@@ -62,8 +62,14 @@ class Response:
     score: float
     note: str
     error: str | None
+    status: Status
     images: tuple[str, ...]
     pixels: tuple[int, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether the reward failed on it, which is a bug in the reward."""
+        return self.error not in (None, INAPPLICABLE) and self.status != "unavailable"
 
     @property
     def where(self) -> str:
@@ -230,7 +236,7 @@ def read_responses(path: Path, step: int, first_group: int = 0, *, most: int = M
             Response(
                 step, first_group + row["group"], row["source"], row["prompt_id"], row["sample"],
                 parse_json(row["truth"]), row["prompt_text"], row["text"], tokens, row["finish"] == "length",
-                parse_json(row["parts"]), row["score"], row["note"], row["error"],
+                parse_json(row["parts"]), row["score"], row["note"], row["error"], row["status"],
                 tuple(image["sha256"] for image in row["images"]),
                 tuple(image["width"] * image["height"] for image in row["images"]),
             )

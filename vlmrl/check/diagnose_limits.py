@@ -47,6 +47,8 @@ LIMITS: dict[str, Limit] = {
     "dead_warning": Limit(0.7, "a third to a half is usual on a task of mixed difficulty"),
     "one_sided": Limit(0.8, "share of groups that are all wrong (or all right) from which the task is too hard (easy)"),
     "right_score": Limit(0.95, "share of the most possible score from which a response counts as right"),
+    "unavailable_warning": Limit(0.01, "less is a service that is asked often and fails now and then"),
+    "unavailable_error": Limit(0.5, "the run has learned from less than half of what it sampled"),
     "few_samples": Limit(16, "fewer responses than two groups of eight prove nothing about a part or a label"),
     "one_answer": Limit(0.95, "share of responses that give the same answer to prompts with different truths"),
     "distinct": Limit(0.2, "different texts in a group, as a share of its size: fewer than two of eight"),
@@ -139,11 +141,11 @@ class Cause:
 
 
 def rows_of(responses: Sequence[Response]) -> list[dict[str, Any]]:
-    """The first few responses, as evidence: where, text, score, parts, truth, note."""
+    """The first few responses, as evidence: where, text, score, parts, status, truth, note."""
     return [
         {"where": r.where, "text": short(r.text), "tokens": r.tokens,
          "score": r.score if r.error is None else None, "parts": dict(r.parts),
-         "truth": dict(r.truth), "note": r.note}
+         "status": "failed" if r.failed else r.status, "truth": dict(r.truth), "note": r.note}
         for r in responses[:MOST_ROWS]
     ]  # fmt: skip
 

@@ -28,26 +28,12 @@ from vlmrl.check.diagnose_limits import (
 from vlmrl.check.diagnose_prompts import responses_of
 from vlmrl.check.texts import answer_of
 from vlmrl.tasks import kind_of
-from vlmrl.types import INAPPLICABLE
 
 FIELD = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>([^<>]{1,200})</\1>")
 POSITION = re.compile(r"\b(?:image|img|picture|photo|left|right|first|second)\s*_?\d?\s*[=:]\s*", re.IGNORECASE)
 PIECES = re.compile(r"[;,|/\n]+")
 TRUE_ANSWERS = ("answer", "ground_truth", "solution", "label")
 YES, NO = {"true", "yes", "same", "1"}, {"false", "no", "different", "0"}
-
-
-def failing_reward(facts: Facts) -> Iterator[Cause]:
-    """The reward raised, hung or returned what is no score."""
-    failed = [r for r in facts.responses if r.error not in (None, INAPPLICABLE)]
-    counted = sum(facts.series("reward/errors"))
-    if not failed and not counted:
-        return
-    last = [line for r in failed[:1] for line in (r.error or "").strip().splitlines()[-1:]]
-    yield Cause(
-        "failing_reward", "error", f"the reward failed for {max(len(failed), round(counted))} sample(s), left out",
-        reward_check(facts), 0.9, last, rows_of(failed),
-    )  # fmt: skip
 
 
 def other_layout(facts: Facts) -> Iterator[Cause]:

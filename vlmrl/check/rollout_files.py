@@ -15,7 +15,7 @@ from vlmrl.check.scores import Coded, Ints, Scores
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.store.metrics import counted
-from vlmrl.store.rollouts import count_rows, media_of, read_batches, read_turns, seen_of
+from vlmrl.store.rollouts import count_rows, read_batches, read_turns, seen_of
 from vlmrl.types import Media, RewardInput, Score, Size, name_row
 
 COLUMNS = (
@@ -196,5 +196,5 @@ def _pictures(batch: Any) -> list[tuple[tuple[Media, ...], tuple[Size, ...]]]:
             made.append(made[-1])
             continue
         own = images[row].as_py()[:count]
-        made.append((tuple(map(media_of, own)), seen_of(own)))
+        made.append((tuple(map(Media.of, own)), seen_of(own)))
     return made

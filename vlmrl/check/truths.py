@@ -14,6 +14,8 @@ from vlmrl.json_text import parse_json
 from vlmrl.tasks.kinds import CONTRADICTS, TruthForm
 from vlmrl.tasks.own import is_own
 
+PLAIN_FIELDS = ("answer", "ground_truth")
+"""Where a reward finds a truth that is one value: under the first in training on a table, under both in a check."""
 Found = tuple[Mapping[str, Any], str, str]
 """(truth, why it cannot be used or "", what is doubtful about it or "")."""
 
@@ -23,7 +25,7 @@ class TruthRule:
     """How the ground truths of a table are read.
 
     Args:
-        task: name of the task; "" = none: the cell is the field `ground_truth`, a mapping is taken as the truth.
+        task: name of the task; "" = none: the cell is the truth's fields PLAIN_FIELDS, a mapping is the whole truth.
         form: how the task's truths stand in a table.    variant: of the task.
         lenient: a truth that breaks its form is kept as it is, told as a doubt, for a reward that takes any text.
     """
@@ -66,7 +68,7 @@ class TruthRule:
             return self._checked({"answer": plain(cell)})
         if self.task:
             return {}, f"the ground truth is {cell!r:.60}, not a mapping of truth fields", ""
-        return ({} if cell is None else {"ground_truth": plain(cell)}), "", ""
+        return ({} if cell is None else dict.fromkeys(PLAIN_FIELDS, plain(cell))), "", ""
 
     def _from_text(self, cell: Any, read: Callable[[str], Mapping[str, Any]]) -> Found:
         text = str(int(cell)) if isinstance(cell, bool) else str(cell)

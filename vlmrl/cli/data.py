@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from vlmrl.cli.output import JSON_HELP, console, emit, tell
 
 TASK_HELP = "Whose prompt is shown, by name or as file.py:function; default: the dataset's own task."
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at a dataset, examine it, or export it.")
+MOST_CHARS = 600
+"""Of a truth or of the columns of a row that is shown."""
 DATASET_HELP = "A prepared folder, a table file, a folder of tables, or hub:name."
 
 
@@ -61,8 +64,19 @@ def _show_rows(opened: Any, facts: dict[str, Any], rows: list[dict[str, Any]]) -
         tell(f"left out when it was made: {count:,} (dropped.jsonl)")
     for row in rows:
         sizes = ", ".join(f"{image['width']}x{image['height']} {image['sha256'][:8]}" for image in row["images"])
-        tell(f"\n{row['prompt_id']}  images: {sizes or 'none'}\n  truth: {row['truth']}")
+        tell(f"\n{row['prompt_id']}  images: {sizes or 'none'}\n  truth: {_short_json(row['truth'])}")
         tell(f"  prompt: {row['prompt']}")
+        others = {k: v for k, v in row["columns"].items() if k not in row["truth"] and str(v) not in row["prompt"]}
+        if others:
+            tell(f"  columns: {_short_json(others)}")
+        for problem in row["problems"]:
+            tell(f"  not sound: {problem}")
+
+
+def _short_json(value: Any) -> str:
+    """Return a value as JSON in one line, cut at MOST_CHARS."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]} ... ({len(text):,} characters)"
 
 
 def _row_fields(opened: Any, row: Any, task: Any, save: Path | None) -> dict[str, Any]:
@@ -75,7 +89,7 @@ def _row_fields(opened: Any, row: Any, task: Any, save: Path | None) -> dict[str
         if save is not None:
             save.mkdir(parents=True, exist_ok=True)
             image.save(save / f"{media.sha256[:16]}.png")
-        images.append({"sha256": media.sha256, "width": media.width, "height": media.height})
+        images.append(media.fields())
     prompt = "\n".join(f"[{turn.role}] {turn.content}" for turn in turns)
     return {
         "prompt_id": row.prompt_id,
@@ -83,6 +97,7 @@ def _row_fields(opened: Any, row: Any, task: Any, save: Path | None) -> dict[str
         "images": images,
         "prompt": prompt,
         "columns": dict(row.columns),
+        "problems": task.validate(row.truth),
     }
 
 

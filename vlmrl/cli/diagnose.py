@@ -9,6 +9,7 @@ import typer
 
 from vlmrl.cli.output import emit, say, tell
 from vlmrl.cli.runs import Json, Root
+from vlmrl.types import INAPPLICABLE, NO_SCORE
 from vlmrl.visible import visible_json
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _show_cause(number: int, cause: Cause) -> None:
         tell(f"   {line}")
     for row in cause.rows:
         note = f" ({_quoted(row['note'])[1:-1]})" if row["note"] else ""
-        score = "the reward failed" if row["score"] is None else f"{row['score']:.3f}"
+        score = NO_SCORE.get(row["status"], INAPPLICABLE) if row["score"] is None else f"{row['score']:.3f}"
         tell(f"   {row['where']}: {score}{note}\n     {_quoted(row['text'])}")
     tell(f"   next: {cause.command}")
 

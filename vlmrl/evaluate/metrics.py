@@ -2,8 +2,8 @@
 
 A row is one response (`evaluate.run.make_records`). Which numbers there are is the task's business (`Task.outcome`);
 here each is averaged over the rows it applies to. Metric names: `reward`, `accuracy`, `accuracy/<level>`,
-`accuracy/distance-<d>`, `brier`, `parse_failure`, any other outcome of the task, `auc`, `ece`, `precision`, `recall`,
-`f1`, `part/<name>`, `response_tokens`, `truncated`, `pass@<k>` for several samples a prompt.
+`accuracy/<field>-<value>` (see `Task.by`), `brier`, `parse_failure`, any other outcome of the task, `auc`, `ece`,
+`precision`, `recall`, `f1`, `part/<name>`, `response_tokens`, `truncated`, `pass@<k>` for several samples a prompt.
 
 `auc` to `f1` exist where the answer is a probability (outcomes `label` and `confidence`). They are of the counts of
 the whole split, never of means of means, and an answer that cannot be parsed counts as wrong in every one of them:
@@ -18,6 +18,7 @@ from typing import Any
 
 from vlmrl.evaluate.interval import METHOD, UNIT_RANGE, Clusters, Interval, Range, range_of
 from vlmrl.evaluate.stats import auc_interval, difference_interval, ece_interval, mean_interval, ratio_interval
+from vlmrl.metric import metric_facts
 from vlmrl.rewards.accuracy import RIGHT, is_binary
 from vlmrl.types import INAPPLICABLE
 
@@ -27,29 +28,34 @@ NOT_AVERAGED = frozenset({"label", "confidence"})
 """Outcomes that are not a quality of the answer: they make AUC and the baselines."""
 PROBABILITY_METRICS = ("auc", "ece", "precision", "recall", "f1")
 """Metrics of tasks whose answer is a probability."""
-SHARES = ("accuracy", "label_accuracy", "parse_failure", "consistent", "repaired", "truncated", "brier")
-"""Metrics that lie in [0, 1], with all their variants `<name>/...`."""
 LENGTHS = ("response_tokens",)
 """Metrics that count tokens: Student's t, clipped at the declared range."""
 SIGNED_RANGE = (-1.0, 1.0)
+MAX_VALUES = 20
+"""A field of the truth with more different values than that is a measurement or a name, not a kind of row."""
+OLD_BY = ("distance",)
+"""`by` of summaries that do not hold it: earlier versions knew this field alone."""
 FAILED_POSITIVE, FAILED_NEGATIVE = -math.inf, math.inf
 """Score for AUC of a row without a confidence: ranked behind everything, so that a failure counts as wrong."""
 
 
-def summarise(rows: Sequence[Record], ranges: Mapping[str, Range] | None = None) -> dict[str, Any]:
+def summarise(
+    rows: Sequence[Record], ranges: Mapping[str, Range] | None = None, by: Sequence[str] = ()
+) -> dict[str, Any]:
     """The summary of an evaluation.
 
     Args:
         rows: records with `score`, `parts`, `outcome`, `truth`, `finish`, `num_tokens`, `images`, `prompt_id`.
-        ranges: metric -> range that its value has by declaration; SHARES need none.
-    Returns: {"rows", "prompts", "samples", "images", "reward_errors", "reward_unavailable" (where there are any),
+        ranges: metric -> range that its value has by declaration, before those of `metric_facts`.
+        by: see `Task.by`.
+    Returns: {"rows", "prompts", "samples", "images", "by", "reward_errors", "reward_unavailable" (where there are any),
         "intervals": name of the method, "metrics": name -> {"value", "low", "high", "n", "clusters", "range"},
         "baselines": name -> {"value", "what"}}. A metric that no row has is left out. low and high are None where there
         is no interval, range where none is declared. pass@k needs accuracies that say right or wrong.
     """
     metrics: dict[str, dict[str, Any]] = {}
     behind = {name: as_json(found, UNIT_RANGE) for name, found in _of_probabilities(rows).items() if found.n}
-    for name, pick in picks(rows).items():
+    for name, pick in picks(rows, by).items():
         if name.startswith(("part/", "response_tokens")):
             metrics |= behind
         chosen = [(r, v) for r in rows if (v := pick(r)) is not None]
@@ -67,6 +73,7 @@ def summarise(rows: Sequence[Record], ranges: Mapping[str, Range] | None = None)
         "images": len({key for r in rows for key in image_ids(r)}),
         "reward_errors": sum(r.get("error") not in (None, INAPPLICABLE) for r in rows) - unavailable,
         **({"reward_unavailable": unavailable} if unavailable else {}),
+        "by": list(by),
         "intervals": METHOD,
         "metrics": metrics,
         "baselines": baselines(rows),
@@ -74,8 +81,8 @@ def summarise(rows: Sequence[Record], ranges: Mapping[str, Range] | None = None)
 
 
 def range_of_metric(name: str, ranges: Mapping[str, Range]) -> Range | None:
-    """Return the declared range of a metric: that of `ranges`, else [0, 1] for SHARES, else None."""
-    return ranges.get(name) or (UNIT_RANGE if name.split("/")[0] in SHARES else None)
+    """Return the declared range of a metric: that of `ranges`, else of what is known of it, else None."""
+    return ranges.get(name) or metric_facts(name).range
 
 
 def _holding(declared: Range | None, values: Sequence[float]) -> Range | None:
@@ -87,16 +94,17 @@ def _holding(declared: Range | None, values: Sequence[float]) -> Range | None:
     return SIGNED_RANGE if declared == UNIT_RANGE and is_binary(values) else None
 
 
-def picks(rows: Sequence[Record]) -> dict[str, Callable[[Record], float | None]]:
+def picks(rows: Sequence[Record], by: Sequence[str] = ()) -> dict[str, Callable[[Record], float | None]]:
     """Metric name -> its number of a row, or None where it does not apply: all that are a mean over rows, in order."""
     outcomes = [n for n in _names(rows, "outcome") if n not in NOT_AVERAGED]
     outcomes.sort(key=lambda n: (not n.startswith("accuracy"), n != "accuracy"))
     found: dict[str, Callable[[Record], float | None]] = {"reward": lambda r: _finite(r["score"])}
     for name in [n for n in outcomes if n.startswith("accuracy")]:
         found[name] = lambda r, name=name: _finite(r["outcome"].get(name))
-    for distance in _distances(rows):
-        found[f"accuracy/distance-{distance}"] = lambda r, d=distance: (
-            _finite(r["outcome"].get("accuracy")) if r["truth"].get("distance") == d else None
+    right = [r["truth"] for r in rows if r["outcome"].get("accuracy") is not None]
+    for name, (field, value) in accuracies_by(right, by).items():
+        found[name] = lambda r, field=field, value=value: (
+            _finite(r["outcome"].get("accuracy")) if r["truth"].get(field) == value else None
         )
     for name in [n for n in outcomes if not n.startswith("accuracy")]:
         found[name] = lambda r, name=name: _finite(r["outcome"].get(name))
@@ -218,31 +226,36 @@ def _names(rows: Sequence[Record], field: str) -> list[str]:
     return list(dict.fromkeys(name for r in rows for name in r[field]))
 
 
-def _distances(rows: Sequence[Record]) -> list[int]:
-    """Hierarchy distances of the rows' truths, when there is more than one and the task knows what is right."""
-    found = {
-        d
-        for r in rows
-        if r["outcome"].get("accuracy") is not None
-        and isinstance(d := r["truth"].get("distance"), int)
-        and not isinstance(d, bool)
-    }
-    return sorted(found) if len(found) > 1 else []
+def accuracies_by(truths: Sequence[Mapping[str, Any]], by: Sequence[str]) -> dict[str, tuple[str, Any]]:
+    """Return `accuracy/<field>-<value>` -> (field, value), for fields with 2 to MAX_VALUES different values.
+
+    Example: truths with a `shape` of "disc" or "ring", by = ["shape"] -> accuracy/shape-disc, accuracy/shape-ring.
+    """
+    names: dict[str, tuple[str, Any]] = {}
+    for field in by:
+        values = {v for t in truths if isinstance(v := t.get(field), (int, str)) and not isinstance(v, bool)}
+        if 1 < len(values) <= MAX_VALUES:
+            ordered = sorted(values, key=lambda v: (isinstance(v, str), v))
+            names |= {f"accuracy/{field}-{value}": (field, value) for value in ordered}
+    return names
 
 
 def paired_differences(
-    rows: Sequence[Record], others: Sequence[Record], ranges: Mapping[str, Range] | None = None
+    rows: Sequence[Record],
+    others: Sequence[Record],
+    ranges: Mapping[str, Range] | None = None,
+    by: Sequence[str] = (),
 ) -> dict[str, dict[str, Any]]:
     """Mean of (rows - others) for every number that both have, on the rows they share.
 
     Rows are the same when prompt id and sample are, and the truth: an answer to another question is no pair.
-    Args: ranges: as of `summarise`.
+    Args: ranges, by: as of `summarise`.
     Returns: metric name -> {"value", "low", "high", "n", "clusters", "range" (of the metric), "a", "b": the means of
         `others` and of `rows` on these rows}; names as in `summarise`. Empty when no row is shared.
     """
     pairs, _ = shared_rows(rows, others)
     found = {}
-    for name, pick in picks([r for r, _ in pairs]).items():
+    for name, pick in picks([r for r, _ in pairs], by).items():
         both = [(r, a, b) for r, o in pairs if (a := pick(r)) is not None and (b := pick(o)) is not None]
         if not both:
             continue
@@ -273,6 +286,12 @@ def joined_ranges(*summaries: Mapping[str, Any]) -> dict[str, Range]:
     each = [declared_ranges(s) for s in summaries]
     names = set.intersection(*(set(e) for e in each)) if each else set()
     return {n: (min(e[n][0] for e in each), max(e[n][1] for e in each)) for n in names}
+
+
+def joined_by(*summaries: Mapping[str, Any]) -> list[str]:
+    """Return the fields of the truth by which all of these summaries average accuracy too."""
+    each = [s.get("by", OLD_BY) for s in summaries]
+    return [field for field in each[0] if all(field in others for others in each)]
 
 
 def _finite(value: Any) -> float | None:

@@ -1,6 +1,7 @@
 """The files of an evaluation. No torch: whoever compares or shows evaluations reads them here.
 
 <run>/eval/<name>/rows.parquet     one row a response: text, score, parts, outcome
+                  media.arrow      images that rewards made of the responses, where there are any
                   summary.json     metrics with intervals, what was evaluated; written last
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.store.evaluated import SCHEMA, read_summary, training_name
 from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_atomic, write_json
-from vlmrl.store.layout import EVAL_ROWS, EVAL_SUMMARY, eval_dir
+from vlmrl.store.layout import EVAL_MEDIA, EVAL_ROWS, EVAL_SUMMARY, eval_dir
+from vlmrl.store.media import write_shard
 from vlmrl.store.redact import hide_known, redact_text, redact_value
 from vlmrl.visible import encodable
 
@@ -36,10 +38,12 @@ class Evaluation:
         rows: one mapping a response, see `evaluate.run.make_records`; each outcome is also a key of its own
             (`row["accuracy"]`).
         summary: see `evaluate.metrics.summarise`; as read from disk it also has "schema" and "meta".
+        files: sha256 -> image file that a reward made; not read from disk (store/media.py finds them).
     """
 
     rows: list[dict[str, Any]]
     summary: dict[str, Any]
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
 def write_evaluation(folder: Path, evaluation: Evaluation, meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,6 +56,8 @@ def write_evaluation(folder: Path, evaluation: Evaluation, meta: Mapping[str, An
     making.mkdir(parents=True)
     try:
         write_atomic(making / EVAL_ROWS, _parquet(evaluation.rows))
+        if evaluation.files:
+            write_shard(making / EVAL_MEDIA, sorted(evaluation.files.items()))
         write_json(making / EVAL_SUMMARY, summary)
         if folder.exists():
             remove_tree(folder)
@@ -82,12 +88,14 @@ def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    image = pa.struct([("sha256", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("kind", pa.string())])
+    media = [("sha256", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("kind", pa.string())]
+    image, artifact = pa.struct(media), pa.struct([("name", pa.string()), *media])
     kinds = {
         "prompt_id": pa.string(), "sample": pa.int32(), "seed": pa.int64(), "source": pa.string(), "task": pa.string(),
         "truth": pa.string(), "text": pa.string(), "finish": pa.string(), "num_tokens": pa.int32(),
         "score": pa.float64(), "parts": pa.string(), "note": pa.string(), "error": pa.string(),
         "status": pa.string(), "images": pa.list_(image),
+        "detail": pa.string(), "artifacts": pa.list_(artifact),
     }  # fmt: skip
     columns = {name: pa.array([_cell(name, row.get(name)) for row in rows], kind) for name, kind in kinds.items()}
     for name in dict.fromkeys(name for row in rows for name in row["outcome"]):
@@ -103,7 +111,7 @@ def _cell(name: str, value: Any) -> Any:
     rollouts.
     """
     if isinstance(value, Mapping):
-        return hide_known(json.dumps(dict(value)))
+        return hide_known(json.dumps(redact_value(dict(value)) if name == "detail" else dict(value)))
     if not isinstance(value, str):
         return value
     hide = redact_text if name in REMARKS else hide_known
@@ -121,6 +129,7 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
             outcome = {k.removeprefix(OUTCOME): v for k, v in row.items() if k.startswith(OUTCOME)}
             plain = {k: v for k, v in row.items() if not k.startswith(OUTCOME)}
             plain |= {k: parse_json(plain[k]) for k in JSON_COLUMNS}
+            plain |= {"detail": parse_json(plain.get("detail") or "null"), "artifacts": plain.get("artifacts") or []}
             rows.append(plain | {"outcome": outcome} | outcome)
     except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

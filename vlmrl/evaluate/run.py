@@ -8,16 +8,20 @@ from typing import Any
 
 from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import ALONE, World
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, VlmrlError
+from vlmrl.evaluate.artifacts import KEPT_BYTES, ArtifactLimit, kept_files
 from vlmrl.evaluate.interval import Range
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
 from vlmrl.evaluate.sets import no_clash, summarise_sets
+from vlmrl.metric import metric_facts
 from vlmrl.rewards.accuracy import accuracy_part, accuracy_words
 from vlmrl.rewards.base import RewardSpec, value_range
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
+from vlmrl.tasks.base import Task, Verdict
+from vlmrl.tasks.figure import figures_to_json
 from vlmrl.tasks.measure import outcome_of, response_input
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group, SamplingParams
@@ -32,7 +36,7 @@ __all__ = ["Evaluation", "evaluate", "read_evaluation", "write_evaluation"]
 def evaluate(
     generator: Generator, encoder: Encoder, source: Source, scorer: Scorer, *, params: SamplingParams, seed: int = 0,
     max_rows: int | None = None, samples: int = 1, strict: bool = False, progress: Callable[[int], Any] | None = None,
-    world: World = ALONE,
+    world: World = ALONE, artifact_bytes: int = KEPT_BYTES,
 ) -> Evaluation:  # fmt: skip
     """Answer, parse and score the rows of a source.
 
@@ -44,12 +48,14 @@ def evaluate(
         strict: a bug in the reward stops with its row; else the row's score is None and it is counted.
         progress: called with the number of responses newly finished.
         world: processes that share the work, each with an engine of its own; all get the whole evaluation.
+        artifact_bytes: of images that the reward makes, most that are kept; those of later responses are left out.
     Raises: DataError when the source has no rows; RewardError when strict, or when the reward failed for every row.
     """
     count = len(source.rows) if max_rows is None else min(max_rows, len(source.rows))
     if count == 0:
         raise DataError(f"split `{source.split}` of `{source.name}` has no rows to evaluate")
     groups: list[Group] = []
+    limit = ArtifactLimit(artifact_bytes // world.size)
     for start in range(0, count, CHUNK_PROMPTS):
         rows = [source.rows[start + i] for i in world.mine(min(CHUNK_PROMPTS, count - start))]
         prompts = [encode_prompt(source, row, 0, encoder, NO_PROMPT_LIMIT) for row in rows]
@@ -60,28 +66,43 @@ def evaluate(
         scored = score_rollouts(rollouts, {source.name: scorer}, strict=strict)
         if start == 0 and all(world.gather(all(s.score.error is not None for g in scored for s in g.samples))):
             score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)
-        groups += world.interleave(scored)
+        groups += world.interleave(limit.keep(scored))
     found = make_records(groups, source, scorer.spec)
-    summary = summarise(found, _ranges(found, source, scorer, params)) | _accuracy_of(found, source, scorer.spec)
-    return Evaluation(found, _with_sets(summary, found, groups, source))
+    ranges = _ranges(found, source, scorer, params)
+    summary = summarise(found, ranges, source.task.by) | _accuracy_of(found, source, scorer.spec)
+    summary = _of_the_whole(summary, found, groups, source)
+    for name, metric in summary["metrics"].items():
+        metric["better"] = metric_facts(name, source.task.metrics).better
+    if left_out := sum(world.gather(limit.left_out)):
+        summary["artifacts_left_out"] = left_out
+    return Evaluation(found, summary, kept_files(groups))
 
 
-def _with_sets(
+def _of_the_whole(
     summary: dict[str, Any], records: Sequence[Mapping[str, Any]], groups: Sequence[Group], source: Source
 ) -> dict[str, Any]:
-    """Return the summary with the task's metrics of the whole split, if it has any."""
+    """Return the summary with what the task says of the whole split: its set metrics and its figures."""
     task = source.task
-    if task.set_metrics is None:
-        return summary
     places = [(group, sample) for group in groups for sample in group.samples]
     verdicts = [
         (response_input(group, sample), sample.score, record["outcome"])
         for (group, sample), record in zip(places, records, strict=True)
     ]
+    summary = summary | _figures(task, verdicts)
+    if task.set_metrics is None:
+        return summary
     units = None if task.unit is None else [task.unit(group.row) for group, _ in places]
-    found = summarise_sets(task.set_metrics, verdicts, records, units)
+    found = summarise_sets(task.set_metrics, verdicts, records, units, task.replicates)
     no_clash(list(found["metrics"]), summary["metrics"], task.name)
     return summary | {"metrics": summary["metrics"] | found["metrics"], "set_metrics": found["set_metrics"]}
+
+
+def _figures(task: Task, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Return `figures` of a summary. A drawing is not worth an evaluation: its failure is noted, not raised."""
+    try:
+        return {"figures": figures_to_json(task.figures(verdicts))}
+    except VlmrlError as error:
+        return {"figures": [], "figures_problem": str(error)}
 
 
 def _ranges(
@@ -95,6 +116,9 @@ def _ranges(
     whole = value_range(scored, scorer.weights, spec.ranges)
     if whole is not None:
         found["reward"] = whole
+    own = source.task.metrics
+    names = dict.fromkeys(name for r in rows for name in r["outcome"])
+    found |= {name: ends for name in names if own and (ends := metric_facts(name, own).range) is not None}
     measured = "accuracy" in source.task.measured(rows[0]["truth"]) and not spec.accuracy_named
     part = None if measured else accuracy_part(dict.fromkeys(name for parts in scored for name in parts), spec)
     if part is not None and f"part/{part}" in finite:
@@ -112,7 +136,7 @@ def _accuracy_of(records: Sequence[Mapping[str, Any]], source: Source, spec: Rew
 
 def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> list[dict[str, Any]]:
     """One mapping a response: prompt_id, sample, seed, source, task, truth, text, finish, num_tokens, score, parts,
-    note, error, status, images, outcome, and each outcome under its own name.
+    note, error, status, images, detail, artifacts, outcome, and each outcome under its own name.
 
     Args: spec: the reward that gave the scores; its accuracy is an outcome where the task has none.
     Raises: DataError when the task gives an outcome the name of another field.
@@ -136,9 +160,9 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> l
                 "note": s.score.note,
                 "error": s.score.error,
                 "status": s.score.status,
-                "images": [
-                    {"sha256": m.sha256, "width": m.width, "height": m.height, "kind": m.kind} for m in group.row.media
-                ],
+                "images": [m.fields() for m in group.row.media],
+                "detail": s.score.detail,
+                "artifacts": [{"name": name, **m.fields()} for name, m in sorted(s.score.artifacts.items())],
                 "outcome": outcome,
             }
             found.append(_with_outcome(row, source.task.name))

@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from vlmrl.evaluate.interval import excludes_zero
-from vlmrl.recipe.check_eval import FALLING_METRICS
+from vlmrl.metric import metric_facts
 from vlmrl.store.evaluated import ROLES
 
 Verdict = Literal["better", "worse", "differs", "not clear", "same", "other reward"]
 Answer = Literal["better", "worse", "mixed", "not clear", "same", "not known"]
 
 OTHER_REWARDS = "A and B were scored by different rewards"
-NO_DIRECTION = ("response_tokens", "truncated", "repaired")
-"""Metrics of which more is neither better nor worse by itself."""
 OF_THE_REWARD = ("reward", "part")
 """Metrics that the reward makes: the score and its parts."""
 OF_THE_ACCURACY = ("accuracy", "pass@")
@@ -27,8 +25,11 @@ def verdict(
 ) -> Verdict:
     """Return what a difference (B - A) of a metric says of B: better or worse where its 95% interval excludes 0.
 
+    A metric whose better way is not known, or that has none, only differs.
+
     Args:
-        difference: {"value", "low", "high", "a", "b"}, as of `evaluate.metrics.paired_differences`.
+        difference: {"value", "low", "high", "a", "b"}, as of `evaluate.metrics.paired_differences`; "better" where the
+            task has declared it.
         scored_alike: whether one reward scored both; if not, the score and its parts cannot be compared.
         accuracy_of_reward: whether the accuracy is a part of the reward, so that it cannot be compared either.
     """
@@ -37,9 +38,10 @@ def verdict(
         return "other reward"
     if not excludes_zero(difference["low"], difference["high"]):
         return "same" if difference["value"] == 0 and difference["a"] == difference["b"] else "not clear"
-    if name in NO_DIRECTION:
+    better = difference.get("better") or metric_facts(metric).better
+    if better not in ("higher", "lower"):
         return "differs"
-    return "better" if (difference["value"] > 0) != (name in FALLING_METRICS) else "worse"
+    return "better" if (difference["value"] > 0) == (better == "higher") else "worse"
 
 
 def conclude(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> dict[str, Any]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vlmrl.errors import Problem
+from vlmrl.metric import Metric, metric_facts
 from vlmrl.recipe.load import LoadedRecipe
 
 TEST_SPLITS = ("test", "testing")
-FALLING_METRICS = ("brier", "ece", "repaired", "parse_failure", "parse_failures", "parse_failure_rate")
-RISING_METRICS = ("reward", "accuracy", "auc", "precision", "recall", "f1", "consistent")
 NEEDS_VALIDATION = ("train.stop_above", "eval.patience")
 """Keys that end a run by a validation."""
 USELESS_WITHOUT_VALIDATION = (
@@ -20,17 +19,21 @@ USELESS_WITHOUT_VALIDATION = (
 
 def _validation(loaded: LoadedRecipe) -> Iterator[Problem]:
     settings = loaded.recipe.eval
-    where = loaded.where(("eval", "goal"), ("eval", "metric"))
-    if settings.metric in FALLING_METRICS and settings.goal == "max":
-        hint = 'set eval.goal = "min"'
-        yield Problem(f"`eval.metric` {settings.metric} is better when lower, but `eval.goal` is max", where, hint)
-    if settings.metric in RISING_METRICS and settings.goal == "min":
-        hint = 'set eval.goal = "max"'
-        yield Problem(f"`eval.metric` {settings.metric} is better when higher, but `eval.goal` is min", where, hint)
+    yield from wrong_goal(loaded, metric_facts(settings.metric))
     if settings.patience and not settings.every_steps:
         message = f"`eval.patience` is {settings.patience}, but `eval.every_steps` is 0: there is nothing to wait for"
         where = loaded.where(("eval", "patience"))
         yield Problem(message, where, "set eval.every_steps, or leave eval.patience out")
+
+
+def wrong_goal(loaded: LoadedRecipe, metric: Metric) -> Iterator[Problem]:
+    """Yield a problem where `eval.goal` is against the direction in which `eval.metric` is better."""
+    settings = loaded.recipe.eval
+    goal = {"higher": "max", "lower": "min"}.get(metric.better or "", settings.goal)
+    if goal != settings.goal:
+        where = loaded.where(("eval", "goal"), ("eval", "metric"))
+        message = f"`eval.metric` {settings.metric} is better when {metric.better}, but `eval.goal` is {settings.goal}"
+        yield Problem(message, where, f'set eval.goal = "{goal}"')
 
 
 def _validation_off(loaded: LoadedRecipe) -> Iterator[Problem]:

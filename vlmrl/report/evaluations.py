@@ -1,4 +1,4 @@
-"""The evaluations of a report: tables with intervals and paired differences, and how sure the answers are."""
+"""The evaluations of a report: tables with intervals and paired differences, and the figures of their task."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from vlmrl.errors import StoreError
 from vlmrl.evaluate.interval import excludes_zero
 from vlmrl.evaluate.paired import differences
 from vlmrl.evaluate.records import read_evaluation
-from vlmrl.evaluate.sets import METHOD, set_metrics_of
+from vlmrl.evaluate.sets import set_metrics_of
 from vlmrl.evaluate.verdict import Verdict, verdict
-from vlmrl.report.curves import Chart
-from vlmrl.report.plots import interval_bar, mirrored_histogram
+from vlmrl.report.figures import FigureView, confidence_figures, figure_views
+from vlmrl.report.plots import interval_bar
 from vlmrl.store import layout
 from vlmrl.store.evaluated import ROLES, TRAINING_STEP, method_of, read_summary, role_label, role_of, without_step
 from vlmrl.store.runs import Run
 
 DIFFERENCES = ("reward", "accuracy", "brier", "parse_failure")
 """Metrics whose paired difference is shown, with every `accuracy/<level>`."""
-MAX_CONFIDENCE_CHARTS = 4
+MAX_FIGURE_COLUMNS = 4
+"""Evaluations of a table whose figures are shown."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
                 "kind": kind, "notes": _notes(group), "columns": group, "rows": rows, "paper": paper if numbers else {},
                 "baselines": bool(baselines), "differences": bool(differences),
                 "against": f"{group[-1].label} - {group[0].label}" if differences else "",
-                "confidence": _confidence_charts(group) if not group[0].meta.get("during") else [],
+                "figures": _figures(group) if not group[0].meta.get("during") else [],
             }
         )  # fmt: skip
     return sorted(tables, key=_rank)
@@ -97,7 +98,13 @@ def _notes(group: Sequence[EvalColumn]) -> list[str]:
     told = [f"{name}: {label}." for name, label in labels.items() if label]
     if len(set(labels.values())) == 1:
         told = [f"These are {label}." for label in {*labels.values()} if label]
-    sets = {f"Of {', '.join(names)}: {METHOD}." for c in group if (names := set_metrics_of(c.summary))}
+    lost = [(c.label, n) for c in group if (n := c.summary.get("artifacts_left_out"))]
+    told += [f"{label}: pictures of {n:,} responses were not kept, for their size." for label, n in lost]
+    sets = {
+        f"Of {', '.join(names)}: {c.summary['set_metrics'].get('method')}."
+        for c in group
+        if (names := set_metrics_of(c.summary))
+    }
     return [*told, *(f"Intervals: {m}." for m in dict.fromkeys(method_of(c.summary) for c in group)), *sorted(sets)]
 
 
@@ -112,26 +119,20 @@ def _kind_of(column: EvalColumn) -> str:
     return ", ".join(w for w in (*words, how, rows) if w)
 
 
-def _confidence_charts(group: Sequence[EvalColumn]) -> list[Chart]:
-    """For tasks whose answer is a probability: what was answered to pairs that are the same, and to those that differ.
-
-    A model that hedges has all its bars in the middle; one that knows has them at opposite ends.
-    """
-    charts = []
-    for column in group[:MAX_CONFIDENCE_CHARTS]:
-        try:
-            rows = read_evaluation(column.folder).rows
-        except StoreError:
-            continue
-        said = [(r["outcome"].get("label"), r["outcome"].get("confidence")) for r in rows]
-        same, different = ([c for y, c in said if y == label and c is not None] for label in (1.0, 0.0))
-        if same and different:
-            title = f"{column.label}: probability answered"
-            texts = ("truly the same", "truly different")
-            axis = "probability that both are the same"
-            drawn = mirrored_histogram(title, same, different, texts=texts, axis=axis, colour=column.colour)
-            charts.append(Chart(title, drawn))
-    return charts
+def _figures(group: Sequence[EvalColumn]) -> list[FigureView]:
+    """Return the figures of the evaluations of a table."""
+    views: list[FigureView] = []
+    for column in group[:MAX_FIGURE_COLUMNS]:
+        kept = column.summary.get("figures")
+        if kept is None:
+            try:
+                kept = confidence_figures(read_evaluation(column.folder).rows)
+            except StoreError:
+                continue
+        views += figure_views(kept, column.label, column.colour)
+        if problem := column.summary.get("figures_problem"):
+            views.append(FigureView(f"{column.label}: figures", f"They could not be made: {problem}"))
+    return views
 
 
 def _differences(group: Sequence[EvalColumn]) -> dict[str, dict[str, Any]]:

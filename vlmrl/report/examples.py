@@ -19,7 +19,7 @@ from vlmrl.errors import DataError, StoreError
 from vlmrl.store.media import RunImages
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
-from vlmrl.types import Group, Media, ScoredSample, Turn, hash64
+from vlmrl.types import INAPPLICABLE, NO_SCORE, Group, Media, ScoredSample, Turn, hash64
 from vlmrl.visible import visible
 
 MAX_STEPS = 4
@@ -184,10 +184,11 @@ def example_steps(run: Run, images: RunImages, album: Album, *, max_steps: int =
 def choose_groups(groups: Sequence[Group], *, seed: int) -> list[tuple[str, Group]]:
     """(why, group): the best and the worst mean score, the widest spread within a group, and one at random.
 
-    Each group once; groups in which every reward failed come first, with their error.
+    Each group once; a group without a score comes first, with its error.
     """
     scored = [g for g in groups if _scores(g)]
-    picks = [("the reward failed", g) for g in groups if g.samples and not _scores(g)][:1]
+    unscored = [g for g in groups if g.samples and not _scores(g)]
+    picks = [(NO_SCORE.get(g.samples[0].score.status, INAPPLICABLE), g) for g in unscored[:1]]
     left = list(scored)
 
     def take(why: str, key: Callable[[Group], float]) -> None:
@@ -231,7 +232,7 @@ def _view_sample(s: ScoredSample, images: RunImages, album: Album) -> SampleView
             for turn in turns
         ],
         artifacts=[(name, album.add(m, images)) for name, m in score.artifacts.items()],
-        detail=marked_text(json.dumps(score.detail, ensure_ascii=False, indent=1)) if score.detail else "",
+        detail=detail_text(score.detail),
     )  # fmt: skip
 
 
@@ -250,14 +251,21 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
     picks += [("random", r) for r in random.Random(0).sample(rest, min(count, len(rest)))]
     views = []
     for why, row in picks:
+        drawn = [(one["name"], album.add(Media.of(one), images)) for one in row["artifacts"]]
         sample = SampleView(
             row["sample"], marked_text(row["text"]), row["score"], None, row["parts"], row["finish"],
-            row["num_tokens"], visible(row["note"] or ""), visible(row["error"] or ""),
+            row["num_tokens"], visible(row["note"] or ""), visible(row["error"] or ""), artifacts=drawn,
+            detail=detail_text(row["detail"]),
         )  # fmt: skip
         pictures = [album.add(Media(i["sha256"], i["width"], i["height"]), images) for i in row["images"]]
         title = _title(row["source"], row["prompt_id"])
         views.append(GroupView(why, title, Markup(""), row["truth"], pictures, [sample], row["score"], None))
     return views
+
+
+def detail_text(detail: Mapping[str, Any] | None) -> str:
+    """Return what a reward found as indented JSON, escaped; "" without any."""
+    return marked_text(json.dumps(detail, ensure_ascii=False, indent=1)) if detail else ""
 
 
 def marked_text(text: str) -> Markup:

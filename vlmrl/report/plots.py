@@ -7,7 +7,7 @@ All text is escaped here; what these functions return may go into a page as it i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
@@ -20,6 +20,7 @@ NUM_COLOURS = 6
 MAX_POINTS = 400
 """Points of a line that are drawn; of a longer one the least and the largest of each stretch."""
 MAX_HOVERS = 160
+STEP = "step"
 SMOOTH_FROM = 30
 """A training series of at least this many points also gets a moving mean, and its raw line is faint."""
 
@@ -75,17 +76,19 @@ class Frame:
 
 def line_chart(
     title: str, series: Sequence[Series], *, marks: Sequence[Mark] = (), width: int = WIDTH, height: int = HEIGHT,
-    line: float | None = None, line_text: str = "",
+    line: float | None = None, line_text: str = "", axis: str = STEP,
 ) -> Markup:  # fmt: skip
     """A chart of series over the step. `line`: a horizontal reference (a baseline, a published number), dashed.
+
+    Args: axis: what x is. That of steps has whole numbers alone.
 
     Example: line_chart("reward", [Series("train", [0, 1], [0.2, 0.4])])
     """
     drawn = [s for s in series if any(map(math.isfinite, s.y))]
     if not drawn:
         return Markup('<p class="note">no numbers</p>')
-    frame = _frame(drawn, line, width, height)
-    parts = [_axes(frame)]
+    frame = _frame(drawn, line, width, height, whole=axis == STEP)
+    parts = [_axes(frame, axis)]
     if line is not None:
         (x0, y), (x1, _) = frame.at(frame.x[0], line), frame.at(frame.x[1], line)
         parts.append(
@@ -96,7 +99,7 @@ def line_chart(
     parts += [_band(s, frame) for s in drawn if s.low and not s.dots]
     parts += [_line(s, frame) for s in drawn]
     parts += [_whiskers(s, frame) for s in drawn if s.low and s.dots]
-    parts += [_points(s, frame) for s in drawn]
+    parts += [_points(s, frame, axis) for s in drawn]
     label = f"{title}: {', '.join(dict.fromkeys(s.name for s in drawn))}"
     opening = f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{_text(label)}">'
     return Markup(f"{opening}{''.join(parts)}</svg>")
@@ -120,38 +123,51 @@ def interval_bar(value: float, low: float | None, high: float | None, span: tupl
     )
 
 
-def mirrored_histogram(
-    title: str, above: Sequence[float], below: Sequence[float], *, texts: tuple[str, str], axis: str, colour: int,
-    bins: int = 20, width: int = WIDTH, height: int = HEIGHT,
+def histogram(
+    title: str, groups: Mapping[str, Sequence[int]], *, span: tuple[float, float], axis: str, colour: int,
+    width: int = WIDTH, height: int = HEIGHT,
 ) -> Markup:  # fmt: skip
-    """Two distributions of numbers in [0, 1] back to back: bars up and bars down, each as a share of its own total.
+    """Draw how numbers are spread over equal bins, each bar as a share of its own group.
 
-    Args: texts: what the upper and the lower bars are.    axis: what the numbers are.
+    Args:
+        groups: what a group is -> count of each bin; one group, or two back to back: the second's bars go down.
+        span: the numbers that the bins cover.    axis: what the numbers are.
     """
-    shares = [_shares(values, bins) for values in (above, below)]
-    top = max((*shares[0], *shares[1])) or 1.0
-    frame = Frame((0.0, 1.0), (-top * 1.15, top * 1.15), width, height)
-    (left, middle), (right, _) = frame.at(0.0, 0.0), frame.at(1.0, 0.0)
+    shares = [[count / max(1, sum(counts)) for count in counts] for counts in groups.values()]
+    top = (max(share for group in shares for share in group) or 1.0) * 1.15
+    frame = Frame(span, (-top if len(shares) > 1 else 0.0, top), width, height)
+    (left, middle), (right, _) = frame.at(span[0], 0.0), frame.at(span[1], 0.0)
     parts = [f'<line class="grid" x1="{left}" x2="{right}" y1="{middle}" y2="{middle}"/>']
-    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+    for tick in (t for t in nice_ticks(*span) if span[0] <= t <= span[1]):
         x, bottom = frame.at(tick, frame.y[0])
         parts.append(f'<text class="tick" x="{x}" y="{bottom + 16}" text-anchor="middle">{short(tick)}</text>')
-    for k, (values, share) in enumerate(zip((above, below), shares, strict=True)):
-        style = f"f{colour % NUM_COLOURS}" if k == 0 else f"f{colour % NUM_COLOURS} second"
-        for i, part in enumerate(share):
-            (x0, y), (x1, _) = frame.at(i / bins, part if k == 0 else 0.0), frame.at((i + 1) / bins, 0.0)
-            tall = abs(frame.at(0.0, part)[1] - middle)
-            told = f"{texts[k]}\n{i / bins:.2f} to {(i + 1) / bins:.2f}: {round(part * len(values))} of {len(values)}"
-            parts.append(
-                f'<rect class="{style}" x="{x0 + 0.5:g}" y="{y:g}" width="{x1 - x0 - 1:g}" height="{tall:g}">'
-                f"<title>{_text(told)}</title></rect>"
-            )
-        y = TOP + 8 if k == 0 else height - BOTTOM - 4
-        parts.append(f'<text class="tick" x="{left}" y="{y}">{_text(texts[k])}</text>')
+    for k, ((text, counts), share) in enumerate(zip(groups.items(), shares, strict=True)):
+        parts += _bars(text, counts, share, frame, f"f{colour % NUM_COLOURS}{' second' if k else ''}", down=bool(k))
+        y = height - BOTTOM - 4 if k else TOP + 8
+        parts.append(f'<text class="tick" x="{left}" y="{y}">{_text(text)}</text>')
     centre = (LEFT + width - RIGHT) / 2
     parts.append(f'<text class="axis" x="{centre}" y="{height - 3}" text-anchor="middle">{_text(axis)}</text>')
     opening = f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{_text(title)}">'
     return Markup(f"{opening}{''.join(parts)}</svg>")
+
+
+def _bars(
+    text: str, counts: Sequence[int], shares: Sequence[float], frame: Frame, style: str, *, down: bool
+) -> list[str]:
+    """Return the bars of one group, with their counts on hover."""
+    (low, high), bins = frame.x, len(counts)
+    edges = [low + (high - low) * i / bins for i in range(bins + 1)]
+    _, middle = frame.at(low, 0.0)
+    parts = []
+    for i, share in enumerate(shares):
+        (x0, y), (x1, _) = frame.at(edges[i], 0.0 if down else share), frame.at(edges[i + 1], 0.0)
+        tall = round(abs(frame.at(low, share)[1] - middle), 2)
+        hover = f"{text}\n{edges[i]:.2f} to {edges[i + 1]:.2f}: {counts[i]} of {sum(counts)}"
+        parts.append(
+            f'<rect class="{style}" x="{x0 + 0.5:g}" y="{y:g}" width="{max(0.5, x1 - x0 - 1):g}" height="{tall:g}">'
+            f"<title>{_text(hover)}</title></rect>"
+        )
+    return parts
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -189,15 +205,7 @@ def moving_mean(values: Sequence[float], width: int) -> list[float]:
     return out
 
 
-def _shares(values: Sequence[float], bins: int) -> list[float]:
-    """Share of the values in each of `bins` equal bins of [0, 1]; 1 itself is in the last."""
-    counts = [0] * bins
-    for value in values:
-        counts[min(bins - 1, max(0, int(value * bins)))] += 1
-    return [count / max(1, len(values)) for count in counts]
-
-
-def _frame(series: Sequence[Series], line: float | None, width: int, height: int) -> Frame:
+def _frame(series: Sequence[Series], line: float | None, width: int, height: int, *, whole: bool) -> Frame:
     xs = [x for s in series for x, y in zip(s.x, s.y, strict=True) if math.isfinite(y)]
     ys = [v for s in series for v in (*s.y, *s.low, *s.high) if math.isfinite(v)]
     ys += [line] if line is not None else []
@@ -210,11 +218,11 @@ def _frame(series: Sequence[Series], line: float | None, width: int, height: int
     x0, x1 = min(xs), max(xs)
     if x1 == x0:
         x0, x1 = x0 - 0.5, x1 + 0.5
-    steps = [t for t in nice_ticks(x0, x1, 6) if x0 <= t <= x1 and t == int(t)]
+    steps = [t for t in nice_ticks(x0, x1, 6) if x0 <= t <= x1 and (t == int(t) or not whole)]
     return Frame((x0, x1), (min(ticks[0], low), max(ticks[-1], high)), width, height, steps, ticks)
 
 
-def _axes(frame: Frame) -> str:
+def _axes(frame: Frame, axis: str) -> str:
     parts = []
     for tick in frame.ticks_y:
         x0, y = frame.at(frame.x[0], tick)
@@ -225,7 +233,7 @@ def _axes(frame: Frame) -> str:
         x, y = frame.at(tick, frame.y[0])
         parts.append(f'<text class="tick" x="{x}" y="{y + 16}" text-anchor="middle">{short(tick)}</text>')
     middle, bottom = (LEFT + frame.width - RIGHT) / 2, frame.height - 3
-    parts.append(f'<text class="axis" x="{middle}" y="{bottom}" text-anchor="middle">step</text>')
+    parts.append(f'<text class="axis" x="{middle}" y="{bottom}" text-anchor="middle">{_text(axis)}</text>')
     return "".join(parts)
 
 
@@ -294,7 +302,7 @@ def _whiskers(s: Series, frame: Frame) -> str:
     return "".join(parts)
 
 
-def _points(s: Series, frame: Frame) -> str:
+def _points(s: Series, frame: Frame, axis: str) -> str:
     """The dots of a sparse series, and for every series invisible ones that show a value on hover."""
     parts, colour = [], s.colour % NUM_COLOURS
     every = max(1, math.ceil(len(s.y) / MAX_HOVERS))
@@ -302,7 +310,7 @@ def _points(s: Series, frame: Frame) -> str:
         if not math.isfinite(s.y[i]):
             continue
         px, py = frame.at(s.x[i], s.y[i])
-        told = f"{s.name}\nstep {s.x[i]:g}: {s.y[i]:.4g}"
+        told = f"{s.name}\n{axis} {s.x[i]:g}: {s.y[i]:.4g}"
         if s.low and math.isfinite(s.low[i]):
             told += f"  [{s.low[i]:.4g}, {s.high[i]:.4g}]"
         shape = f'class="f{colour} dot" r="3.4"' if s.dots else 'class="hover" r="7"'

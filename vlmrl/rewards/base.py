@@ -102,6 +102,14 @@ class RewardSpec:
         return self.name if self.user is None else self.user.function
 
 
+def _refuse(x: RewardInput) -> Parts:
+    raise RewardError("there is no reward", hint='name one: [reward] name = "path/to/file.py:function"')
+
+
+NO_REWARD = RewardSpec("", _refuse, {}, {}, pure=True)
+"""The reward of a source whose responses nobody scores: a supervised start without validation."""
+
+
 def counting_weights(parts: Parts, weights: Mapping[str, float]) -> Mapping[str, float]:
     """The weights that count for these parts: those given, else 1 for the part `reward`, else 1 for every part."""
     return weights or ({"reward": 1.0} if "reward" in parts else dict.fromkeys(parts, 1.0))
@@ -285,7 +293,7 @@ def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, floa
     """
     checked: dict[str, float | None] = {}
     for key, value in parts.items():
-        name = part_name(key)
+        name = key if type(key) is str and key in ranges else part_name(key)  # a declared name is sound
         if name in checked:
             raise RewardError(f"two parts of the reward are called `{name}`", hint="give each a name of its own")
         number = value if value is None or type(value) is float else _number(value)

@@ -77,7 +77,7 @@ class SampledRollout:
 
     Args:
         source: name of the `[[data]]` entry.    prompt_id: of the row.    prompt: as rendered.    truth: of the row.
-        score, parts, advantage, note, finish: as in the rollouts; `error` is why a reward failed, else None.
+        score, parts, advantage, note, finish: as in the rollouts; `error` says why there is no score.
         images: the prompt's images as PNG or JPEG files, at most `host.MAX_SIDE` pixels wide and high. One that cannot
             be read is left out.
     """

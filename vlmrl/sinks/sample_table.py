@@ -28,7 +28,7 @@ def sample_table(
     for sample in samples:
         images = [shown[content] for content in sample.images]
         images += [None] * (num_images - len(images))
-        note = sample.note if sample.error is None else f"the reward failed: {sample.error}"
+        note = sample.error or sample.note
         truth = json.dumps(dict(sample.truth), ensure_ascii=False)
         rows.append([
             line.step, line.attempt, sample.source, sample.prompt_id, *images, sample.prompt, sample.response,

@@ -1,4 +1,4 @@
-"""Images of a run, by content: from the run's own media/*.arrow, then from the datasets its manifest names.
+"""Images of a run, by content: from its media/*.arrow and its evaluations, then from the datasets it names.
 
 A shard is an Arrow IPC file with the columns `sha256` (hex text) and `bytes` (an image file), memory-mapped; datasets
 made by `vlmrl prep` hold their images in the same form. Other sources (a table of one's own) come as a callable.
@@ -114,6 +114,7 @@ class RunImages:
     def _open(self) -> list[ShardFolder]:
         if self._folders is None:
             self._folders = [ShardFolder(self.run_dir / layout.MEDIA)]
+            self._folders += [ShardFolder(folder, layout.EVAL_MEDIA) for folder in layout.eval_dirs(self.run_dir)]
             for dataset in self._datasets:
                 folder = self._dataset_folder(dataset)
                 if folder is not None:
@@ -179,7 +180,7 @@ def write_shard(path: Path, images: Iterable[tuple[str, bytes]]) -> int:
 
 def rollout_media(paths: Iterable[Path]) -> dict[str, Media]:
     """Every image that rollout files name, by hash, in order of first appearance: of prompts, responses, rewards."""
-    from vlmrl.store.rollouts import media_of, read_table
+    from vlmrl.store.rollouts import read_table
 
     found: dict[str, Media] = {}
     for path in paths:
@@ -187,7 +188,7 @@ def rollout_media(paths: Iterable[Path]) -> dict[str, Media]:
         for name in table.column_names:
             for images in table.column(name).to_pylist():
                 for image in images:
-                    found.setdefault(image["sha256"], media_of(image))
+                    found.setdefault(image["sha256"], Media.of(image))
     return found
 
 

@@ -263,13 +263,9 @@ def _sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
         "reward_seconds": scored.reward_seconds,
         "status": scored.score.status,
         "detail": None if scored.score.detail is None else _json(redact_value(scored.score.detail)),
-        "artifacts": [{"name": name, **_fields(m)} for name, m in sorted(scored.score.artifacts.items())],
+        "artifacts": [{"name": name, **m.fields()} for name, m in sorted(scored.score.artifacts.items())],
         "turns": _turns_text(scored.turns) if scored.turns else None,
     }
-
-
-def _fields(media: Media) -> dict[str, Any]:
-    return {"sha256": media.sha256, "width": media.width, "height": media.height, "kind": media.kind}
 
 
 def _images(media: Sequence[Media], seen: Sequence[Size]) -> list[dict[str, Any]]:
@@ -278,7 +274,7 @@ def _images(media: Sequence[Media], seen: Sequence[Size]) -> list[dict[str, Any]
         raise ValueError(f"{len(media)} images but {len(seen)} sizes that the model saw")
     sizes = seen or [(None, None)] * len(media)
     return [
-        {**_fields(m), "seen_width": width, "seen_height": height}
+        {**m.fields(), "seen_width": width, "seen_height": height}
         for m, (width, height) in zip(media, sizes, strict=True)
     ]
 
@@ -287,7 +283,7 @@ def _turns_text(turns: Sequence[Turn]) -> str:
     """Turns as JSON text."""
     content = [
         {
-            "role": turn.role, "text": _text(turn.text), "media": [_fields(m) for m in turn.media],
+            "role": turn.role, "text": _text(turn.text), "media": [m.fields() for m in turn.media],
             "calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in turn.calls],
         }
         for turn in turns
@@ -300,11 +296,6 @@ def read_turns(text: str | None) -> tuple[Turn, ...]:
     return () if text is None else tuple(map(Turn.of, parse_json(text)["turns"]))
 
 
-def media_of(image: Mapping[str, Any]) -> Media:
-    """The reference to an image, from a value of the columns `images` or `artifacts`."""
-    return Media(image["sha256"], image["width"], image["height"], image["kind"])
-
-
 def seen_of(images: Sequence[Mapping[str, Any]]) -> tuple[Size, ...]:
     """The sizes that the model saw, from values of the column `images`; () where one is not known."""
     sizes = [(image.get("seen_width"), image.get("seen_height")) for image in images]
@@ -312,7 +303,7 @@ def seen_of(images: Sequence[Mapping[str, Any]]) -> tuple[Size, ...]:
 
 
 def _row(row: dict[str, Any]) -> Row:
-    media = tuple(map(media_of, row["images"][: row["num_row_images"]]))
+    media = tuple(map(Media.of, row["images"][: row["num_row_images"]]))
     truth, columns = parse_json(row["truth"]), parse_json(row["columns"])
     return Row(row["prompt_id"], row["source"], row["task"], truth, media, columns)
 
@@ -329,7 +320,7 @@ def _segments(row: Mapping[str, Any]) -> tuple[Segment, ...]:
                 s["role"], ids[s["start"] : s["end"]], s["trained"],
                 logp[s["start"] : s["end"]] if s["sampled"] else None,
                 author=s.get("author", "policy" if s["sampled"] else "environment"), version=s.get("version"),
-                media=tuple(map(media_of, images)), seen_sizes=seen_of(images),
+                media=tuple(map(Media.of, images)), seen_sizes=seen_of(images),
             )
         )  # fmt: skip
     return tuple(segments)
@@ -346,7 +337,7 @@ def _sample(row: dict[str, Any]) -> ScoredSample:
         seed=row["seed"],
         prompt_ids=tuple(row["prompt_ids"]),
         segments=_segments(row),
-        media=tuple(map(media_of, images)),
+        media=tuple(map(Media.of, images)),
         finish=row["finish"],
         seen_sizes=seen_of(images),
     )
@@ -355,7 +346,7 @@ def _sample(row: dict[str, Any]) -> ScoredSample:
     score = Score(
         row["score"], parse_json(row["parts"]), row["note"], row["error"], status=row["status"],
         detail=None if row["detail"] is None else parse_json(row["detail"]),
-        artifacts={a["name"]: media_of(a) for a in row["artifacts"]},
+        artifacts={a["name"]: Media.of(a) for a in row["artifacts"]},
     )  # fmt: skip
     return ScoredSample(
         trajectory, row["text"], score, row["advantage"], row["masked"], row["generate_seconds"], row["reward_seconds"],

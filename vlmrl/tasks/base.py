@@ -9,7 +9,9 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import RecipeError
+from vlmrl.metric import Metric
 from vlmrl.tasks.attack import Attack
+from vlmrl.tasks.figure import Figure
 from vlmrl.tasks.kinds import RowKind, TruthForm
 from vlmrl.types import Message, RewardInput, Row, Score
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from vlmrl.tasks.own import OwnFile
     from vlmrl.tasks.own_prep import NewRow
 
+REPLICATES = 400
 Outcome = Mapping[str, float | None]
 Measure = Callable[[RewardInput, Score], Outcome]
 Verdict = tuple[RewardInput, Score, Outcome]
@@ -44,9 +47,15 @@ class Task:
             detail of an older rollout may be None, then the text says it. With `accuracy` there is pass@k.
         outcome_as: the reward that scores the rows -> `outcome`, reading responses as that reward does (its repairs and
             aliases); None = `outcome` whatever the reward.
+        metrics: facts about numbers of `outcome` and `set_metrics`: their range and which way is better. Without them a
+            difference of two evaluations is called neither better nor worse.
+        by: fields of the truth, such as a count or a category, for whose values accuracy is averaged apart too:
+            `accuracy/<field>-<value>`, where there are 2 to 20 different ones.
         set_metrics: all responses of a split -> numbers of the whole, such as an average precision; None = not defined.
             It is called again for every resample, in which responses are there several times or not at all, and must
             take any list of at least one. None = the task has none.
+        replicates: resamples that an interval of `set_metrics` is made of, each a call of it; 0 = no intervals.
+        figures: all responses of a split -> figures for its report (tasks/figure.py), such as a confusion matrix.
         unit: row -> what its rows are resampled with, for the intervals of `set_metrics`; None = rows that share an
             image belong together.
         messages: row -> the prompt when the rows bring their own (task `table`); None = `template` is rendered.
@@ -69,7 +78,11 @@ class Task:
     profiles: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     outcome: Measure = lambda x, score: {}
     outcome_as: Callable[[RewardSpec | None], Measure] | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    by: tuple[str, ...] = ()
     set_metrics: SetMetrics | None = None
+    replicates: int = REPLICATES
+    figures: Callable[[Sequence[Verdict]], Sequence[Figure]] = lambda verdicts: ()
     unit: Callable[[Row], Hashable] | None = None
     messages: Callable[[Row], tuple[Message, ...]] | None = None
     trace: Callable[[Row, random.Random], str] | None = None

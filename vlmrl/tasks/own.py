@@ -19,10 +19,11 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from vlmrl.errors import RecipeError, VlmrlError
+from vlmrl.metric import Metric
 from vlmrl.tasks.base import Task
 
 MAX_SOURCE_BYTES = 1_000_000
-WATCHED = ("validate", "outcome", "set_metrics", "messages", "trace", "attacks")
+WATCHED = ("validate", "outcome", "set_metrics", "messages", "trace", "attacks", "unit", "figures")
 """Functions of a task whose mistakes are named with their line, wherever they are called."""
 HOW = "write it as path/to/file.py:function"
 
@@ -67,12 +68,13 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
         )  # fmt: skip
     make: Callable[[Mapping[str, Any]], Any] = function
     made = guarded(f"`{name}`", path_text, lambda: make(info))
+    line = getattr(getattr(function, "__code__", None), "co_firstlineno", 1)
     if not isinstance(made, Task):
-        line = getattr(getattr(function, "__code__", None), "co_firstlineno", 1)
         raise RecipeError(
             f"`{name}` returned {type(made).__name__}, not a Task", where=f"{path_text}:{line}",
             hint="return vlmrl.Task(...); `vlmrl init --task NAME` writes an example",
         )  # fmt: skip
+    _check_fields(made, f"{path_text}:{line}")
     profiles = {key: (_beside(path_text, reward), args) for key, (reward, args) in made.profiles.items()}
     watched = {
         key: _watched(function, f"`{key}` of `{name}`", path_text)
@@ -82,6 +84,23 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
     return replace(
         made, name=name, profiles=profiles, own=file, template_file=made.template_file or path_text, **watched
     )
+
+
+def _check_fields(task: Task, where: str) -> None:
+    """Raise a RecipeError where a field of a task is of another kind than it has to be."""
+    for key in (*WATCHED, "outcome_as", "prep"):
+        if (value := getattr(task, key)) is not None and not callable(value):
+            raise RecipeError(f"`{key}` of the task is {value!r:.80}, not a function", where=where)
+    if not isinstance(task.by, (tuple, list)) or not all(isinstance(name, str) for name in task.by):
+        hint = 'names of fields of the truth: by=("count",)'
+        raise RecipeError(f"`by` of the task is {task.by!r:.80}", where=where, hint=hint)
+    if not isinstance(task.metrics, Mapping) or not all(isinstance(m, Metric) for m in task.metrics.values()):
+        hint = 'metrics={"error": vlmrl.Metric("lower", (0.0, 1.0))}'
+        raise RecipeError(f"`metrics` of the task is {task.metrics!r:.80}", where=where, hint=hint)
+    if type(task.replicates) is not int or task.replicates < 0:
+        raise RecipeError(f"`replicates` of the task is {task.replicates!r:.80}, not a number from 0", where=where)
+    if not isinstance(task.template, str):
+        raise RecipeError(f"`template` of the task is {task.template!r:.80}, not a text", where=where)
 
 
 def read_own(path_text: str) -> OwnFile:

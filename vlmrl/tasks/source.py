@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.dataset import Dataset, Rows, open_dataset, require_split
 from vlmrl.errors import DataError, RecipeError
-from vlmrl.recipe.schema import Data, Reward
+from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.recipe.template import read_template
 from vlmrl.store.redact import learn
 from vlmrl.tasks import task_of
@@ -98,8 +98,15 @@ class Source:
         return replace(self, split=split, rows=self.dataset.rows(split), notes=self.notes)
 
 
-def open_source(data: Data, reward: Reward, *, split: str | None = None) -> Source:
+def scores_responses(recipe: Recipe) -> bool:
+    """Return whether a run of the recipe scores responses: all do but a supervised start without validation."""
+    return recipe.kind == "rl" or recipe.eval.enabled
+
+
+def open_source(data: Data, reward: Reward, *, split: str | None = None, scored: bool = True) -> Source:
     """Open a `[[data]]` entry with its task, prompt and reward; `split` default: the entry's own.
+
+    Args: scored: whether responses will be scored; if not, an entry for which there is no reward has NO_REWARD.
 
     Raises: DataError, RecipeError or RewardError: nothing there, no such task, split or reward, a template that is not
         valid.
@@ -114,7 +121,7 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None) -> Sour
     if not rows:
         raise DataError(f"split `{split}` of {dataset.path} has no rows")
     template, path = _template(data, task)
-    spec, weights = _reward(data, reward, task)
+    spec, weights = _reward(data, reward, task, scored)
     learn(filter(None, (template, data.system, spec.user and spec.user.source, task.own and task.own.text)))
     if task.outcome_as is not None:
         task = replace(task, outcome=task.outcome_as(spec))
@@ -164,23 +171,26 @@ def _template(data: Data, task: Task) -> tuple[str, str]:
     return template, where
 
 
-def _reward(data: Data, reward: Reward, task: Task) -> tuple[RewardSpec, dict[str, float]]:
+def _reward(data: Data, reward: Reward, task: Task, scored: bool) -> tuple[RewardSpec, dict[str, float]]:
     """The entry's reward, else the recipe's, else the task's of `[reward] profile`.
 
     `[reward] args` and `weights` belong to the recipe's choice: they reach an entry's own reward only when `[reward]`
     names no other. They go over the arguments that the task binds, key by key, in a table (`aliases`) too.
     """
     from vlmrl.rewards import earn_on_timeout, name_accuracy
-    from vlmrl.rewards.base import check_weight_sizes
+    from vlmrl.rewards.base import NO_REWARD, check_weight_sizes
     from vlmrl.tasks.rewards import load_reward
 
     is_named = bool(data.reward or reward.name)
     own, own_args = (None, {}) if is_named and not task.has_profile(reward.profile) else task.profile(reward.profile)
     name = data.reward or reward.name or own
+    if name is None and not scored:
+        return NO_REWARD, {}
     if name is None:
         raise RecipeError(
             f"task `{task.name}` has no reward of its own", where=data.path,
-            hint='name one: [reward] name = "path/to/file.py:function" (or a built-in: `vlmrl recipe list --rewards`)',
+            hint='name one: [reward] name = "path/to/file.py:function" (or a built-in: `vlmrl recipe list --rewards`); '
+            "a supervised start needs none with eval.enabled = false",
         )  # fmt: skip
     meant = data.reward is None or reward.name in (None, data.reward)
     args = dict(reward.args) if meant else {}

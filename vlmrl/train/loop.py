@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from vlmrl.dist import worker
+from vlmrl.evaluate.artifacts import KEPT_BYTES
 from vlmrl.evaluate.metrics import metric_value
 from vlmrl.evaluate.records import training_folder, write_evaluation
 from vlmrl.evaluate.run import evaluate
@@ -83,7 +84,7 @@ def validate(session: Session, generator: Generator) -> None:
     for source in s.validation:
         found = evaluate(
             generator, s.encoder, source, s.scorers[source.name], params=params, seed=s.recipe.train.seed,
-            max_rows=settings.max_rows, world=s.world,
+            max_rows=settings.max_rows, world=s.world, artifact_bytes=KEPT_BYTES // 8,
         )  # fmt: skip
         values.append(metric_value(found.summary, settings.metric))
         prefix = "eval" if len(s.validation) == 1 else f"eval/{source.name}"

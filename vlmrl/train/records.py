@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from vlmrl.recipe.changes import Change, Rule, hides
 from vlmrl.rewards import reward_record
+from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store.kept import Texts, kept_text
 from vlmrl.store.redact import HIDDEN, redact_text, redact_value
@@ -40,13 +41,14 @@ def records_of(sources: Sequence[Source], validation: Sequence[Source] = ()) -> 
     Validation rows that are in a file of their own count as a dataset of their own.
     """
     trained = {s.dataset.path for s in sources}
+    scored = [s for s in sources if s.reward is not NO_REWARD]
     apart = [s for s in validation if s.dataset.path not in trained]
     return {
         "datasets": [
             *(dataset_record(s) for s in sources),
             *(dataset_record(s, s.name + VALIDATION_SUFFIX) for s in apart),
         ],
-        "rewards": [{"source": s.name, **reward_record(s.reward, s.weights)} for s in sources],
+        "rewards": [{"source": s.name, **reward_record(s.reward, s.weights)} for s in scored],
         "prompts": [s.prompt_record for s in sources],
     }
 

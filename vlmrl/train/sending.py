@@ -26,7 +26,7 @@ from vlmrl.store.redact import redact_value
 from vlmrl.store.remote import read_remote, write_remote
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
-from vlmrl.types import Group
+from vlmrl.types import NO_SCORE, Group, Score
 
 MOST_PROMPTS = 4
 """Prompts of a step that are sent, the first ones drawn."""
@@ -176,10 +176,17 @@ def sampled(group: Group) -> list[SampledRollout]:
     return [
         SampledRollout(
             row.source, row.prompt_id, group.prompt_text, s.text, row.truth, s.score.value, s.score.parts, s.advantage,
-            s.score.note, s.score.error, s.trajectory.finish,
+            s.score.note, _no_score(s.score), s.trajectory.finish,
         )
         for s in group.samples[:MOST_SAMPLES]
     ]  # fmt: skip
+
+
+def _no_score(score: Score) -> str | None:
+    """Return why there is no score, in words; None where there is one."""
+    if score.error is None or score.status == "ok":
+        return score.error
+    return f"{NO_SCORE[score.status]}: {score.error}"
 
 
 def _line_of(line: Mapping[str, Any]) -> Line:

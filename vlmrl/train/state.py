@@ -31,7 +31,7 @@ from vlmrl.store.provenance import usable_cores
 from vlmrl.store.prune import RolloutRule
 from vlmrl.store.runs import Run
 from vlmrl.store.sealed import read_meta
-from vlmrl.tasks.source import Source, open_source, open_validation
+from vlmrl.tasks.source import Source, open_source, open_validation, scores_responses
 from vlmrl.train.health import Health
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.origin import ModelOrigin, origin_of
@@ -207,7 +207,7 @@ def open_sources(recipe: Recipe) -> tuple[list[Source], list[Source]]:
 
     Raises: DataError and others as `open_source`; DataError when validation is on the test split without permission.
     """
-    sources = [open_source(d, recipe.reward) for d in recipe.data]
+    sources = [open_source(d, recipe.reward, scored=scores_responses(recipe)) for d in recipe.data]
     validates = recipe.data if recipe.eval.enabled else []
     found = [v for v in (open_validation(d, recipe.reward) for d in validates) if v is not None]
     for v in found:

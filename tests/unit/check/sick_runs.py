@@ -129,7 +129,9 @@ def _metrics(groups: Sequence[Group], step: int) -> dict[str, Any]:
     learned = not all(dead)
     norms = {"": 1.0, "/vision": 0.3, "/language": 0.9} if learned else {}
     return {
-        "reward/errors": len(samples) - len(values), "reward/mean": fmean(s.value for s in values) if values else 0.0,
+        "reward/errors": sum(s.score.failed for s in samples), "rollout/samples": len(samples),
+        "reward/unavailable": sum(s.score.status == "unavailable" for s in samples),
+        "reward/mean": fmean(s.value for s in values) if values else 0.0,
         "rollout/dead_group_share": fmean(dead),
         "rollout/truncated_share": fmean(s.trajectory.finish == "length" for s in samples),
         "rollout/response_tokens_mean": fmean(len(s.trajectory.response_ids) for s in samples),

@@ -34,7 +34,7 @@ from vlmrl.check.diagnose_limits import (
 from vlmrl.check.diagnose_prompts import OPEN_TAG, ROLE_MARK, TURN_END
 from vlmrl.check.diagnose_scores import FIELD, agrees, truly_right
 from vlmrl.check.texts import answer_of
-from vlmrl.errors import StoreError
+from vlmrl.errors import RewardUnavailable, StoreError
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.store.runs import create_run, open_run
 from vlmrl.tasks.pairs.task import write_trace
@@ -122,6 +122,12 @@ def turned_around(x):
     return {"format": 1.0, "answer": 1 - (said - (not x.truth["same"])) ** 2}
 
 
+def down(x):
+    if len(x.response) % 3:
+        raise RewardUnavailable("no route to the judge")
+    return {"format": 1.0, "answer": 1.0}
+
+
 def capital(truth, rng):
     return f"<answer>{rng.choice(['Paris.', 'Rome.', 'Oslo.', 'Bern.'])}</answer>"
 
@@ -195,6 +201,8 @@ FAULTS = {
     "clipped_gradient": plan(settings=["optim.max_grad_norm=1e-7"], validations=EQUAL),
     "ratio_clipped": plan(settings=["algo.clip_low=1e-9"], metrics=lambda step: {"policy/clip_share": 0.45}),
     "importance_masks": plan(metrics=lambda step: {"policy/importance_weight": 0.2}),
+    "service_down": plan(spec=user_reward(down)),
+    "service_down at the end": plan(error="the reward was unavailable for 8 sample(s), which were left out: no route"),
     "failing_reward in the first step": plan(
         error="reward `r.py:f` raised KeyError: 'x' (digits row digits-1 sample 0)", steps=0
     ),
@@ -282,6 +290,17 @@ def test_responses_whose_reward_failed_are_in_no_mean(tmp_path):
 
     found = look(make_run(tmp_path, plan(spec=user_reward(score), cut=lambda text: True)))
     assert "failing_reward" in [c.name for c in found.causes] and "nan" not in str(found.as_dict())
+
+
+def test_a_service_that_is_down_is_no_bug_of_the_reward(tmp_path):
+    found = look(make_run(tmp_path, plan(spec=user_reward(down))))
+    (cause,) = [c for c in found.causes if c.name == "service_down"]
+    assert cause.level == "error" and "failing_reward" not in [c.name for c in found.causes]
+    assert cause.evidence[-1].endswith("no route to the judge")
+    for lost, level in ((2, "note"), (4, "warning")):  # of 6 steps of 36 samples
+        run = make_run(tmp_path / str(lost), plan(metrics=lambda step, n=lost: {"reward/unavailable": n * (step == 3)}))
+        (cause,) = [c for c in look(run).causes if c.name == "service_down"]
+        assert cause.level == level and cause.evidence[0].endswith("of the samples, in 1 step")
 
 
 def test_a_healthy_run_is_called_healthy(tmp_path):

@@ -66,7 +66,7 @@ def test_every_kind_of_file_gives_the_same_inputs_in_order(kind, tmp_path):
     assert facts.groups_N[0] == facts.groups_N[1] != facts.groups_N[2]
     picked = saved.pick([2, 0])
     assert [picked[i].input.response for i in (0, 2)] == [ROWS[0]["response"], ROWS[2]["response"]]
-    assert {**picked[2].input.truth} == {"ground_truth": "1"}
+    assert {**picked[2].input.truth} == {"answer": "1", "ground_truth": "1"}, "as in training, and as trainers write it"
     places = {
         ".jsonl": "rows.jsonl:3",
         ".csv": "rows.csv:5",

@@ -44,6 +44,8 @@ def row(
         "error": None,
         "status": "ok",
         "images": [{"sha256": i, "width": 8, "height": 6, "kind": "image"} for i in images],
+        "detail": None,
+        "artifacts": [],
         "outcome": outcome,
     }
     return {**fields, **outcome, **changes}

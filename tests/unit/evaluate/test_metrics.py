@@ -11,7 +11,15 @@ from evaluation_builders import row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmrl.evaluate.metrics import baselines, metric_value, paired_differences, pass_at_k, summarise
+from vlmrl.evaluate.metrics import (
+    accuracies_by,
+    baselines,
+    joined_by,
+    metric_value,
+    paired_differences,
+    pass_at_k,
+    summarise,
+)
 
 FOUR = [
     row("p0", score=1.0, label=1.0, confidence=0.9, images=("a", "b"), distance=0),
@@ -30,7 +38,7 @@ def test_every_metric_of_four_rows_by_hand():
     # auc: positives 0.9 and a failure (last), negatives 0.8 and 0.1: (1 + 1 + 0 + 0) / 4.
     # ece: four bins of one row, the failure counts as a certain 0: (|1 - 0.9| + |0 - 0.8| + |0 - 0.1| + |1 - 0|) / 4.
     # "the same" is said to rows 0 and 1, of the positives 0 and 3: 1 hit, 1 false alarm, 1 miss.
-    assert values(summarise(FOUR)) == {
+    assert values(summarise(FOUR, by=["distance"])) == {
         "reward": 0.4,
         "accuracy": 0.5,
         "accuracy/digit": round(2 / 3, 12),
@@ -51,10 +59,25 @@ def test_every_metric_of_four_rows_by_hand():
 
 
 def test_each_metric_says_how_many_rows_it_is_made_of():
-    metrics = summarise(FOUR)["metrics"]
+    metrics = summarise(FOUR, by=["distance"])["metrics"]
     assert metrics["accuracy"]["n"] == 4
     assert metrics["accuracy/digit"]["n"] == 3
     assert metrics["accuracy/distance-0"]["n"] == 2
+
+
+def test_accuracy_by_a_field_of_the_truth_has_two_to_twenty_values():
+    truths = [{"n": n, "shape": "disc", "same": n > 1, "size": n / 10, "id": str(n)} for n in range(10, 0, -1)]
+    assert list(accuracies_by(truths, ["n"])) == [f"accuracy/n-{n}" for n in range(1, 11)]
+    assert list(accuracies_by(truths, ["id"]))[:2] == ["accuracy/id-1", "accuracy/id-10"]
+    assert accuracies_by(truths, ["shape", "same", "size", "none"]) == {}
+    assert accuracies_by([{"n": n} for n in range(21)], ["n"]) == {}
+    assert summarise(FOUR)["by"] == [] and "accuracy/distance-0" not in summarise(FOUR)["metrics"]
+
+
+def test_differences_are_by_the_fields_that_both_summaries_have():
+    one, old = summarise(FOUR, by=["distance", "genus"]), {"metrics": {}}
+    assert joined_by(one, old) == ["distance"] == joined_by(old, old)
+    assert joined_by(one, summarise(FOUR)) == []
 
 
 def test_counts_of_rows_prompts_samples_and_images():

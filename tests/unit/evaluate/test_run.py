@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from threading import Barrier
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.dist.world import World
-from vlmrl.errors import DataError, RewardError, RewardUnavailable
+from vlmrl.errors import DataError, RecipeError, RewardError, RewardUnavailable
 from vlmrl.evaluate import run as evaluating
+from vlmrl.evaluate.records import read_evaluation, write_evaluation
 from vlmrl.evaluate.run import Evaluation, evaluate
+from vlmrl.metric import Metric
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Request
-from vlmrl.tasks.base import Task, Verdict
+from vlmrl.store.media import RunImages
+from vlmrl.tasks.base import REPLICATES, Task, Verdict
+from vlmrl.tasks.figure import Table
 from vlmrl.types import Media, Message, RewardInput, RewardResult, Row, Sample, SamplingParams, Score
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=4)
@@ -130,6 +137,62 @@ def test_the_reward_sees_the_prompt_the_length_and_how_it_ended():
 
 def test_max_rows_takes_the_first_rows():
     assert [r["prompt_id"] for r in run(ListSource(rows(5)), ScriptedEngine(), max_rows=2).rows] == ["p0", "p1"]
+
+
+def drawn(x: RewardInput) -> RewardResult:
+    """A reward that draws: each response an image of its own."""
+    shade = int(x.truth["id"][1:]) * 40
+    picture = Image.new("RGB", (8, 4), (shade, 0, 0))
+    return RewardResult({"reward": 0.5}, detail={"shade": shade}, artifacts={"overlay": picture})
+
+
+def test_what_the_reward_drew_is_kept_with_the_answers(tmp_path: Path):
+    found = run(ListSource(rows(3)), ScriptedEngine(), drawn)
+    write_evaluation(tmp_path / "eval" / "test", found, {"split": "test"})
+    back = read_evaluation(tmp_path / "eval" / "test").rows
+    assert [r["detail"] for r in back] == [{"test": {"shade": 40 * i}} for i in range(3)]
+    pictures = [Media.of(one) for r in back for one in r["artifacts"] if one["name"] == "overlay"]
+    images = RunImages(tmp_path)
+    assert [(m.width, m.height) for m in pictures] == [(8, 4)] * 3
+    shades = [Image.open(io.BytesIO(images.read(m))).getpixel((0, 0)) for m in pictures]
+    assert shades == [(0, 0, 0), (40, 0, 0), (80, 0, 0)]
+    assert "artifacts_left_out" not in found.summary
+
+
+def test_pictures_beyond_the_limit_are_left_out_and_counted(tmp_path: Path):
+    size = max(len(file) for file in run(ListSource(rows(1)), ScriptedEngine(), drawn).files.values())
+    found = run(ListSource(rows(5)), ScriptedEngine(), drawn, artifact_bytes=3 * size + size // 2)
+    kept = [bool(r["artifacts"]) for r in found.rows]
+    assert kept == [True, True, True, False, False] and len(found.files) == 3
+    assert found.summary["artifacts_left_out"] == 2 and all(r["detail"] for r in found.rows)
+
+
+def test_a_figure_that_fails_is_noted_and_ends_nothing():
+    def figures(verdicts):
+        raise RecipeError("`figures` of `echo` raised KeyError", where="task.py:3")
+
+    source = ListSource(rows(2))
+    source.task = replace(source.task, figures=figures)
+    found = run(source, ScriptedEngine())
+    assert found.summary["figures"] == [] and "`figures` of `echo` raised KeyError" in found.summary["figures_problem"]
+    source.task = replace(source.task, figures=lambda verdicts: [Table("t", ["n"], [[len(verdicts)]])])
+    assert run(source, ScriptedEngine()).summary["figures"][0]["rows"] == [[2]]
+
+
+def test_what_a_task_declares_of_its_metrics_is_in_the_summary():
+    source = ListSource(rows(4))
+    source.task = replace(
+        source.task, outcome=lambda x, score: {"accuracy": 1.0, "miss": 1.0, "miss/far": None},
+        set_metrics=lambda verdicts: {"spread": 1.0, "gain": 1.0},
+        metrics={"miss": Metric("lower", (0.0, 4.0)), "gain": Metric("higher")},
+    )  # fmt: skip
+    metrics = run(source, ScriptedEngine()).summary["metrics"]
+    ways = {name: m["better"] for name, m in metrics.items()}
+    assert ways == {
+        "reward": "higher", "accuracy": "higher", "miss": "lower", "spread": None, "gain": "higher",
+        "part/reward": "higher", "response_tokens": "neither", "truncated": "neither",
+    }  # fmt: skip
+    assert metrics["miss"]["range"] == [0.0, 4.0]
 
 
 def test_several_samples_have_seeds_of_their_own():
@@ -261,12 +324,15 @@ def test_metrics_of_the_whole_split_stand_beside_those_of_rows():
         right = [outcome["accuracy"] == 1.0 for _, _, outcome in verdicts]
         return {"all_right": float(all(right)), "values": sum(score.value for _, score, _ in verdicts)}
 
-    task = replace(ListSource([]).task, set_metrics=found, unit=lambda row: row.prompt_id in ("p0", "p1"))
-    summary = run(ListSource(rows(3), task=task), ScriptedEngine(), samples=2).summary
-    assert (summary["metrics"]["values"]["value"], summary["metrics"]["all_right"]["value"]) == (3.0, 1.0)
-    assert (summary["metrics"]["values"]["n"], summary["metrics"]["values"]["clusters"]) == (6, 2)
+    task = replace(
+        ListSource([]).task, set_metrics=found, unit=lambda row: row.prompt_id in ("p0", "p1") or row.prompt_id
+    )
+    summary = run(ListSource(rows(11), task=task), ScriptedEngine(), samples=2).summary
+    assert (summary["metrics"]["values"]["value"], summary["metrics"]["all_right"]["value"]) == (11.0, 1.0)
+    assert (summary["metrics"]["values"]["n"], summary["metrics"]["values"]["clusters"]) == (22, 10)
     assert summary["metrics"]["accuracy"]["value"] == 1.0, "those of rows are there as ever"
-    assert sizes[0] == 6 and set(sizes[1:]) == {4, 6, 8}, "units of four rows and of two, two of them drawn"
+    assert sizes[0] == 22 and len(sizes) == 1 + REPLICATES
+    assert {20, 22, 24, 26} <= set(sizes[1:]) and max(sizes) <= 40, "one unit of four rows, nine of two; ten drawn"
     assert summary["set_metrics"]["names"] == ["all_right", "values"]
     with pytest.raises(DataError, match="task `echo` calls a set metric `reward`"):
         run(ListSource(rows(3), task=replace(task, set_metrics=lambda verdicts: {"reward": 1.0})), ScriptedEngine())

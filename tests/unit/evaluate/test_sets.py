@@ -21,7 +21,8 @@ from vlmrl.evaluate.interval import Units
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.paired import differences
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
-from vlmrl.evaluate.sets import REPLICATES, no_clash, resamples, row_counts, set_differences, summarise_sets
+from vlmrl.evaluate.sets import no_clash, resamples, row_counts, set_differences, summarise_sets
+from vlmrl.tasks.base import REPLICATES
 from vlmrl.types import RewardInput, Score
 
 Pair = tuple[RewardInput, Score, dict[str, float | None]]
@@ -61,10 +62,10 @@ def test_the_replicates_of_a_mean_spread_as_theory_says():
 
 
 def test_rows_that_are_repeated_within_their_units_are_no_evidence():
-    values = [0.0, 1.0, 0.5, 0.25, 0.75]
-    once = summarise_sets(mean, *split(values), units=list("abcde"))
+    values = [0.0, 1.0, 0.5, 0.25, 0.75, 0.0, 1.0, 0.5, 0.25, 0.75]
+    once = summarise_sets(mean, *split(values), units=list("abcdefghij"))
     verdicts, records = split([v for v in values for _ in range(3)])
-    thrice = summarise_sets(mean, verdicts, records, units=[u for u in "abcde" for _ in range(3)])
+    thrice = summarise_sets(mean, verdicts, records, units=[u for u in "abcdefghij" for _ in range(3)])
     for key in ("value", "low", "high", "clusters"):
         assert thrice["metrics"]["pooled"][key] == pytest.approx(once["metrics"]["pooled"][key], abs=1e-12)
     apart = summarise_sets(mean, verdicts, records)["metrics"]["pooled"]
@@ -81,21 +82,59 @@ def test_a_row_is_in_a_resample_as_often_as_all_of_its_images_were_drawn_togethe
 @given(st.lists(st.lists(st.sampled_from("abcd"), max_size=3), min_size=2, max_size=8))
 def test_each_resample_draws_as_many_units_as_there_are(images):
     units = Units(images, len(images))
-    counts = resamples(units)
-    assert len(counts) == REPLICATES and all(len(c) == len(images) and c.min() >= 0 for c in counts)
+    counts = resamples(units, 30)
+    assert len(counts) == 30 and all(len(c) == len(images) and c.min() >= 0 for c in counts)
     if units.count == len(images) and len(units.unit_of) == len(images):
         assert all(c.sum() == len(images) for c in counts)
 
 
-def test_a_single_unit_has_no_interval_and_an_undefined_metric_is_left_out():
+def test_few_units_have_no_interval_and_an_undefined_metric_is_left_out():
     found = summarise_sets(mean, *split([0.0, 1.0], images=[["a"], ["a"]]))
     assert (found["metrics"]["pooled"]["low"], found["metrics"]["pooled"]["clusters"]) == (None, 1)
-    found = summarise_sets(pooled_ratio, *split([0.0, 0.0, 0.0]))
-    assert found["metrics"] == {}
-    found = summarise_sets(pooled_ratio, *split([1.0, 0.0, 0.0]))
+    for count, there in ((9, False), (10, True)):
+        pooled = summarise_sets(mean, *split([k / 7 for k in range(count)]))["metrics"]["pooled"]
+        assert (pooled["low"] is not None) == there == (pooled["high"] is not None)
+    assert summarise_sets(pooled_ratio, *split([0.0] * 12))["metrics"] == {}
+    found = summarise_sets(pooled_ratio, *split([1.0, *[0.0] * 11]))
     drawn = found["set_metrics"]["replicates"]["ratio"]
-    assert None in drawn and found["metrics"]["ratio"]["low"] is not None, "defined on most resamples: 1 - (2/3)^3"
+    assert None in drawn and found["metrics"]["ratio"]["low"] is not None, "defined on most resamples: 1 - (11/12)^12"
     json.dumps(found, allow_nan=False)
+
+
+def test_a_task_may_have_fewer_resamples_or_none():
+    values = [k / 7 for k in range(12)]
+    few = summarise_sets(mean, *split(values), num_resamples=20)["set_metrics"]
+    assert len(few["replicates"]["pooled"]) == 20 and few["method"].startswith("percentiles of 20 resamples")
+    none = summarise_sets(mean, *split(values), num_resamples=0)["metrics"]["pooled"]
+    assert none["value"] == pytest.approx(fmean(values)) and none["low"] is None
+
+
+def f1(verdicts: Sequence[Any]) -> dict[str, float | None]:
+    hits, either = (sum(outcome[name] for _, _, outcome in verdicts) for name in ("hit", "either"))
+    return {"f1": 2 * hits / either if either else None}
+
+
+def labelled(rng: np.random.Generator, images: int, rows: int):
+    """Responses to rows of some images, the answers to one image right as often as its own difficulty says."""
+    verdicts, records = [], []
+    for image in range(images):
+        share = rng.random()
+        for k in range(rows):
+            true, right = rng.random() < 0.5, rng.random() < share
+            said = true == right
+            verdicts.append((None, None, {"hit": float(true and said), "either": float(true) + float(said)}))
+            records.append(row(f"{image}-{k}", images=(f"i{image}",)))
+    return verdicts, records
+
+
+@pytest.mark.parametrize(("images", "rows"), [(12, 1), (20, 4)])
+def test_intervals_hold_the_truth_about_as_often_as_they_say(images, rows):
+    rng = np.random.default_rng(images)
+    worlds, held = 150, 0
+    for _ in range(worlds):
+        metric = summarise_sets(f1, *labelled(rng, images, rows), num_resamples=200)["metrics"]["f1"]
+        held += metric["low"] <= 0.5 <= metric["high"]  # half of the answers are right, whatever the label
+    assert 0.86 <= held / worlds <= 0.99
 
 
 def test_a_paired_difference_is_that_of_the_same_resamples():
@@ -109,10 +148,12 @@ def test_a_paired_difference_is_that_of_the_same_resamples():
 
 
 def test_other_rows_units_or_truths_are_no_pair():
-    values = [0.0, 1.0, 0.5]
+    values = [k / 7 for k in range(12)]
     mine = summarise_sets(mean, *split(values))
-    assert set_differences(mine, summarise_sets(mean, *split(values, images=[["a"], ["b"], ["b"]]))) == {}
+    shared = [["a"], ["b"], ["b"], *([f"i{k}"] for k in range(3, 12))]
+    assert set_differences(mine, summarise_sets(mean, *split(values, images=shared))) == {}
     assert set_differences(mine, summarise_sets(mean, *split([*values, 1.0]))) == {}
+    assert set_differences(mine, summarise_sets(mean, *split(values), num_resamples=20)) == {}
     verdicts, records = split(values)
     assert set_differences(mine, summarise_sets(mean, verdicts, [{**r, "truth": {"other": 1}} for r in records])) == {}
     assert set_differences(mine, {"metrics": {}}) == {} == set_differences({"metrics": {}}, mine)
@@ -133,21 +174,23 @@ def test_a_name_that_rows_have_already_is_an_error():
         no_clash(["reward"], {"reward": 1}, "mine")
 
 
-def evaluated(folder, shift: float) -> None:
+def evaluated(folder, shift: float, better: str | None) -> None:
     verdicts, records = split(np.random.default_rng(2).normal(size=20).tolist(), shift=shift)
     summary = summarise(records)
     found = summarise_sets(mean, verdicts, records)
+    found["metrics"]["pooled"]["better"] = better
     summary |= {"metrics": summary["metrics"] | found["metrics"], "set_metrics": found["set_metrics"]}
     write_evaluation(folder, Evaluation(records, summary), {"split": "test", "source": "s"})
 
 
-def test_compare_needs_no_task_for_it(tmp_path):
+@pytest.mark.parametrize(("better", "said"), [("higher", "better"), ("lower", "worse"), (None, "differs")])
+def test_compare_needs_no_task_for_it(tmp_path, better, said):
     for name, shift in (("a", 0.0), ("b", 0.25)):
-        evaluated(tmp_path / name / "eval" / "test", shift)
+        evaluated(tmp_path / name / "eval" / "test", shift, better)
     sides = [open_side(tmp_path, str(tmp_path / name / "eval" / "test")) for name in "ab"]
     (found,) = compare(*sides)["evaluations"]
     (pooled,) = [m for m in found["metrics"] if m["metric"] == "pooled"]
-    assert (pooled["difference"], pooled["verdict"]) == (pytest.approx(0.25), "better")
+    assert (pooled["difference"], pooled["verdict"]) == (pytest.approx(0.25), said)
     before, after = (read_evaluation(tmp_path / name / "eval" / "test") for name in "ab")
     assert differences(after, before)["pooled"]["value"] == pytest.approx(0.25)
     assert sets.set_metrics_of(after.summary) == ["pooled"]

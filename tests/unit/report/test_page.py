@@ -18,6 +18,8 @@ from vlmrl.report.page import render_report, run_labels, write_report
 from vlmrl.store import layout
 from vlmrl.store.damage import shortened
 from vlmrl.store.runs import Run, create_run, open_run, resume_run
+from vlmrl.tasks.figure import Lines, Table, figures_to_json
+from vlmrl.tasks.pairs.outcome import confidence_figures
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 SVG_LEAVES = {"line", "path", "circle", "rect", "use", "image", "text"}
@@ -246,16 +248,43 @@ def test_what_differs_between_the_recipes_is_shown_first(tmp_path: Path):
     assert "The recipes of these runs are the same" in same
 
 
-def test_answers_that_are_probabilities_are_drawn_by_truth(tmp_path: Path):
-    run = make_run(tmp_path, steps=1)
+def sure_rows() -> list[dict[str, Any]]:
     rows = [evaluation_row(f"p{i}", 0.5) for i in range(8)]
     for i, row in enumerate(rows):
         row["outcome"] = {"label": float(i % 2), "confidence": 0.93 if i % 2 else 0.07, "accuracy": 1.0}
+    return rows
+
+
+def test_the_figures_of_a_task_are_drawn(tmp_path: Path):
+    run, rows = make_run(tmp_path, steps=1), sure_rows()
+    shown = [
+        *confidence_figures([(None, None, row["outcome"]) for row in rows]),
+        Lines("precision", {"disc": [(0.0, 1.0), (0.5, 0.25)], "<u>": [(0.0, 0.5)]}, "recall", "precision"),
+        Table("confusion", ["true", "<u>"], [["disc", 0.125], ["ring", None]], "Of <u>all</u> rows."),
+    ]
+    summary = summarise(rows) | {"figures": figures_to_json(shown)}
+    write_evaluation(layout.eval_dir(run.dir, "sure"), Evaluation(rows, summary), {"split": "test"})
+    drawn = page(run)
+    assert "truly the same\n0.90 to 0.95: 4 of 4" in drawn.text
+    assert "truly different\n0.05 to 0.10: 4 of 4" in drawn.text
+    assert "disc\nrecall 0.5: 0.25" in drawn.text and "(precision)" in drawn.text
+    assert "Of <u>all</u> rows." in drawn.text and "0.125" in drawn.text
+    assert not drawn.named("u") and not drawn.wrong
+
+
+def test_figures_that_cannot_be_read_are_a_sentence(tmp_path: Path):
+    run, rows = make_run(tmp_path, steps=1), sure_rows()
+    summary = summarise(rows) | {"figures": [{"kind": "lines"}], "figures_problem": "`figures` raised KeyError"}
+    write_evaluation(layout.eval_dir(run.dir, "sure"), Evaluation(rows, summary), {"split": "test"})
+    text = page(run).text
+    assert "the figure None cannot be read" in text and "They could not be made: `figures` raised KeyError" in text
+
+
+def test_an_evaluation_of_an_earlier_version_shows_how_sure_its_answers_are(tmp_path: Path):
+    run, rows = make_run(tmp_path, steps=1), sure_rows()
     write_evaluation(layout.eval_dir(run.dir, "sure"), Evaluation(rows, summarise(rows)), {"split": "test"})
     text = page(run).text
-    assert "probability answered" in text
-    assert "truly the same\n0.90 to 0.95: 4 of 4" in text
-    assert "truly different\n0.05 to 0.10: 4 of 4" in text
+    assert "probability answered" in text and "the label is 1\n0.90 to 0.95: 4 of 4" in text
 
 
 def test_runs_of_one_name_are_called_by_their_ids(tmp_path: Path):

@@ -13,6 +13,7 @@ from PIL import Image
 from vlmrl.data.images import encode_png
 from vlmrl.errors import DataError, RecipeError, VlmrlError
 from vlmrl.recipe.schema import Data, Reward
+from vlmrl.rewards.base import NO_REWARD
 from vlmrl.tasks.source import open_source, open_validation
 
 TEXT64 = base64.b64encode(encode_png(Image.new("RGB", (6, 4), "red"))).decode()
@@ -92,6 +93,8 @@ def test_rewards_come_from_the_entry_then_the_recipe_then_the_task(table: Path) 
     assert open_source(Data(path=str(table)), EXACT).reward.name == "exact_match"
     with pytest.raises(RecipeError, match="no reward of its own"):
         open_source(Data(path=str(table)), Reward())
+    assert open_source(Data(path=str(table)), Reward(), scored=False).reward is NO_REWARD
+    assert open_source(Data(path=str(table)), EXACT, scored=False).reward.name == "exact_match"
 
 
 def test_weights_of_the_recipe_replace_the_rewards_own_and_must_name_its_parts(table: Path) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from vlmrl.metric import SHARE, Metric
 from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.tasks.base import Outcome
+from vlmrl.tasks.base import Outcome, Verdict
+from vlmrl.tasks.figure import Histogram
 from vlmrl.tasks.pairs.labels import LabelForm
 from vlmrl.tasks.pairs.reward import PairReward, Reading
 from vlmrl.tasks.pairs.rewards import REWARDS
 from vlmrl.types import RewardInput, Score
 
+METRICS = {
+    "label_accuracy": Metric("higher", SHARE),
+    "consistent": Metric("higher", SHARE),
+    "repaired": Metric("lower", SHARE),
+}
+"""Facts about the numbers of `pair_outcome` that no other task has."""
 RELAXED_FUNCTION = "lfw_relax_format:"
 """TaxonRL's reward file that forgives a missing slash in a closing tag."""
 
@@ -88,6 +96,20 @@ def pair_outcome(reward: PairReward, scored_by: str | None = None) -> Callable[[
         return found
 
     return outcome
+
+
+def confidence_figures(verdicts: Sequence[Verdict]) -> list[Histogram]:
+    """Return how sure the answers are: those to pairs that are the same, and those to pairs that differ."""
+    said = [(o.get("label"), o.get("confidence")) for _, _, o in verdicts]
+    same, different = ([c for y, c in said if y == label and c is not None] for label in (1.0, 0.0))
+    if not (same and different):
+        return []
+    groups = {"truly the same": same, "truly different": different}
+    note = (
+        "Bars up: pairs that are the same; down: pairs that differ. "
+        "A model that hedges answers in the middle, one that knows at the ends."
+    )
+    return [Histogram("probability answered", groups, "probability that both are the same", note=note)]
 
 
 def _levels(judge: PairReward, stated: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, float | None]:

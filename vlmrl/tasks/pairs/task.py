@@ -12,7 +12,7 @@ from vlmrl.rewards.parse import LEVEL_NAME
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.pairs.draw import pair_distance
 from vlmrl.tasks.pairs.kind import kind_of_levels
-from vlmrl.tasks.pairs.outcome import outcome_as
+from vlmrl.tasks.pairs.outcome import METRICS, confidence_figures, outcome_as
 
 SUMMARY = "same class or not: two images, a hierarchy of names, a probability (made by `vlmrl prep pairs`)"
 RESERVED_LEVELS = frozenset({"think", "answer", "format", "consistency", "note", "detail", "same", "distance"})
@@ -43,6 +43,9 @@ def pair_task(info: Mapping[str, Any], *, name: str = "pairs", summary: str = SU
         profiles={"default": ("taxonomy", {"levels": levels})},
         outcome=measure(None),
         outcome_as=measure,
+        metrics=METRICS,
+        figures=confidence_figures,
+        by=("distance",),
         trace=lambda row, rng: write_trace(row.truth, levels, rng),
         kind=kind_of_levels(levels),
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.pairs.outcome import outcome_as
+from vlmrl.tasks.pairs.outcome import METRICS, confidence_figures, outcome_as
 from vlmrl.tasks.taxonrl.domain import BASELINE, Domain, Variant
 from vlmrl.tasks.taxonrl.domain_trace import write_response
 from vlmrl.tasks.taxonrl.domain_truth import truth_problems
@@ -41,6 +41,9 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
         profiles={"default": own, "taxonrl": published_reward(domain, chosen)},
         outcome=measure(None),
         outcome_as=measure,
+        metrics=METRICS,
+        figures=confidence_figures,
+        by=("distance",),
         trace=partial(write_response, domain, chosen),
         kind=domain_kind(domain, chosen),
         variant=chosen.name,

@@ -1,0 +1,204 @@
+"""Figures that a task adds to its evaluations in a report: data, drawn by the report, kept in the summary.
+
+A summary may come from somebody else's machine. What is read from one is therefore checked like any input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vlmrl.errors import DataError
+
+MAX_FIGURES = 8
+MAX_SERIES = 6
+MAX_POINTS = 2_000
+MAX_ROWS = 200
+MAX_COLUMNS = 20
+MAX_TEXT = 500
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How often numbers fall into equal bins, for one group of them, or two back to back.
+
+    Args:
+        title: above it.
+        groups: what a group is -> its numbers, one or two groups; the second is drawn downwards. Each bar is a share
+            of its own group. A number outside `range` counts in the nearest bin.
+        axis: what the numbers are.
+        range: of the numbers.
+        bins: 1 to 100.
+        note: a sentence below it.
+    """
+
+    title: str
+    groups: Mapping[str, Sequence[float]]
+    axis: str = ""
+    range: tuple[float, float] = (0.0, 1.0)
+    bins: int = 20
+    note: str = ""
+
+    def counts(self) -> dict[str, list[int]]:
+        """Return group -> how many of its numbers are in each bin."""
+        low, high = self.range
+        found: dict[str, list[int]] = {}
+        for group, numbers in self.groups.items():
+            found[group] = [0] * self.bins
+            for number in numbers:
+                place = int((number - low) / (high - low) * self.bins)
+                found[group][min(self.bins - 1, max(0, place))] += 1
+        return found
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A histogram as a summary keeps it: counts in place of numbers; see `Histogram`."""
+
+    title: str
+    groups: Mapping[str, Sequence[int]]
+    axis: str
+    range: tuple[float, float]
+    note: str
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines through points, such as precision over recall.
+
+    Args:
+        title: above it.    series: name -> (x, y) in the order in which they are joined, up to 6 lines.
+        x, y: what the axes are.    note: a sentence below it.
+    """
+
+    title: str
+    series: Mapping[str, Sequence[tuple[float, float]]]
+    x: str = ""
+    y: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A small table, such as a confusion matrix.
+
+    Args:
+        title: above it.    header: of the columns.    rows: texts, numbers, or None for an empty cell.
+        note: a sentence below it.
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str | float | None]]
+    note: str = ""
+
+
+Figure = Histogram | Lines | Table
+Kept = Counted | Lines | Table
+KINDS = {"histogram": Counted, "lines": Lines, "table": Table}
+
+
+def figures_to_json(figures: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return figures as a summary keeps them.
+
+    Raises: DataError for anything but a Histogram, Lines or Table, and for figures beyond the limits above.
+    """
+    kept: list[dict[str, Any]] = []
+    for figure in figures:
+        one = _counted(figure) if isinstance(figure, Histogram) else figure
+        kind = next((name for name, cls in KINDS.items() if type(one) is cls), None)
+        if kind is None:
+            hint = "return vlmrl.Histogram, vlmrl.Lines or vlmrl.Table"
+            raise DataError(f"a figure is a {type(figure).__name__}", hint=hint)
+        kept.append({"kind": kind, **_plain(asdict(one))})
+    figures_from_json(kept)
+    return kept
+
+
+def figures_from_json(kept: Any) -> list[Kept]:
+    """Return the figures of a summary. Raises: DataError for what cannot be one."""
+    if not isinstance(kept, list) or len(kept) > MAX_FIGURES:
+        raise DataError(f"the figures of an evaluation are not a list of at most {MAX_FIGURES}")
+    return [_checked(one) for one in kept]
+
+
+def _counted(figure: Histogram) -> Counted:
+    try:
+        sound = 1 <= figure.bins <= 100 and -math.inf < figure.range[0] < figure.range[1] < math.inf
+        numbers = [float(number) for group in figure.groups.values() for number in group]
+    except (TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"the histogram `{figure.title!s:.80}` cannot be counted: {error}") from error
+    if not sound or not all(map(math.isfinite, numbers)):
+        hint = "1 to 100 bins, a range of two growing numbers, and numbers that are finite"
+        raise DataError(f"the histogram `{figure.title!s:.80}` cannot be counted", hint=hint)
+    return Counted(figure.title, figure.counts(), figure.axis, figure.range, figure.note)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: numbers of numpy and torch as floats, tuples as lists."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    return float(value) if hasattr(value, "__float__") else str(value)
+
+
+def _checked(one: Any) -> Kept:
+    what = f"the figure {one.get('title')!r:.80}" if isinstance(one, dict) else "a figure"
+    try:
+        kind, fields = one["kind"], {key: value for key, value in one.items() if key != "kind"}
+        figure: Kept = KINDS[kind](**fields)
+        if isinstance(figure, Counted):
+            texts, sound = [figure.axis, *figure.groups], _sound_counts(figure)
+        elif isinstance(figure, Lines):
+            texts, sound = [figure.x, figure.y, *figure.series], _sound_lines(figure)
+        else:
+            texts, sound = list(figure.header), _sound_table(figure)
+        texts += [figure.title, figure.note]
+        sound &= all(isinstance(text, str) and len(text) <= MAX_TEXT for text in texts)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise DataError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
+    if not sound:
+        hint = (
+            f"a histogram has 1 or 2 groups; lines are at most {MAX_SERIES} of {MAX_POINTS:,} finite points; a table "
+            f"has at most {MAX_ROWS} rows as long as its header, of {MAX_COLUMNS} columns at most; a text has at most "
+            f"{MAX_TEXT} characters"
+        )
+        raise DataError(f"{what} is beyond what a report shows", hint=hint)
+    return figure
+
+
+def _sound_counts(figure: Counted) -> bool:
+    groups = list(figure.groups.values())
+    low, high = figure.range
+    return (
+        1 <= len(groups) <= 2
+        and 1 <= len(groups[0]) <= 100
+        and len({len(counts) for counts in groups}) == 1
+        and all(isinstance(n, int) and n >= 0 for counts in groups for n in counts)
+        and -math.inf < low < high < math.inf
+    )
+
+
+def _sound_lines(figure: Lines) -> bool:
+    lines = list(figure.series.values())
+    return (
+        1 <= len(lines) <= MAX_SERIES
+        and all(len(points) <= MAX_POINTS for points in lines)
+        and all(math.isfinite(x) and math.isfinite(y) for points in lines for x, y in points)
+    )
+
+
+def _sound_table(figure: Table) -> bool:
+    cells = [cell for row in figure.rows for cell in row]
+    return (
+        1 <= len(figure.header) <= MAX_COLUMNS
+        and len(figure.rows) <= MAX_ROWS
+        and all(len(row) == len(figure.header) for row in figure.rows)
+        and all(cell is None or isinstance(cell, (str, int, float)) for cell in cells)
+        and all(len(cell) <= MAX_TEXT for cell in cells if isinstance(cell, str))
+    )
