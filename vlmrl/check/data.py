@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.check.prompts import PromptScan, examples, named
+from vlmrl.data.build import canonical_json
 from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
@@ -56,12 +58,15 @@ class Opened:
 class Scan:
     """What a walk over a source's rows found.
 
-    Args: rows: in the split.    seen: looked at.    prompt_ids, images: of the rows seen (images by content).
+    Args:
+        rows: in the split.    seen: looked at.
+        contents: `row_content` of each row seen -> the id of the first one that has it.
+        images: content hashes of the images seen.    repeated: rows seen whose content an earlier row has.
     """
 
     rows: int
     seen: int = 0
-    prompt_ids: set[str] = field(default_factory=set)
+    contents: dict[bytes, str] = field(default_factory=dict)
     images: set[str] = field(default_factory=set)
     repeated: int = 0
     problems: list[Problem] = field(default_factory=list)
@@ -169,7 +174,7 @@ def metric_names(source: Source) -> list[str]:
 
 
 def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: PromptScan | None = None) -> Scan:
-    """Validate the truth of every row (or of `limit` rows spread evenly), and collect ids and image hashes.
+    """Validate the truth of every row (or of `limit` rows spread evenly), and collect contents and image hashes.
 
     Stops after SCAN_SECONDS; `Scan.seen` says how far it got. Args: prompts: also looks at each row's prompt.
     """
@@ -185,11 +190,13 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
         except VlmrlError as error:
             bad.append((error.where or f"row {index}", error.message))
             continue
-        content = row.prompt_id.rpartition("-")[2]  # without the name of its source
-        scan.repeated += content in scan.prompt_ids
-        scan.prompt_ids.add(content)
+        content = row_content(row)
+        scan.repeated += content in scan.contents
+        scan.contents.setdefault(content, row.prompt_id)
         scan.images.update(media.sha256 for media in row.media)
         bad += [(row.place, words) for words in source.task.validate(row.truth)]
+        if scan.seen == 1 and source.task.unit is not None:
+            source.task.unit(row)  # a mistake in it is met here, not after a whole evaluation
         if prompts is not None:
             prompts.look(row)
     if bad:
@@ -203,13 +210,19 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
     return scan
 
 
+def row_content(row: Row) -> bytes:
+    """Return a hash of what a row holds: images, columns and truth. Its id and source may be called anything."""
+    parts = [[media.sha256 for media in row.media], row.columns, row.truth]
+    return hashlib.sha256(canonical_json(parts)).digest()
+
+
 def check_overlap(name: str, split: str, train: Scan, other: Scan, where: str) -> list[Problem]:
     """Rows or images of the training split that also stand in a split meant to measure what was learned."""
     problems = []
-    rows, images = train.prompt_ids & other.prompt_ids, train.images & other.images
+    rows, images = train.contents.keys() & other.contents.keys(), train.images & other.images
     if rows:
         message = f"{len(rows):,} of {other.seen:,} {split} rows of `{name}` are training rows too"
-        hint = f"the {split} numbers will flatter; first: {min(rows)}"
+        hint = f"the {split} numbers will flatter; first: {min(other.contents[content] for content in rows)}"
         problems.append(Problem(message, where, hint, "warning"))
     elif images:
         message = f"{len(images):,} of {len(other.images):,} {split} images of `{name}` are training images too"

@@ -47,8 +47,8 @@ class Task:
         set_metrics: all responses of a split -> numbers of the whole, such as an average precision; None = not defined.
             It is called again for every resample, in which responses are there several times or not at all, and must
             take any list of at least one. None = the task has none.
-        unit: row -> what its rows are resampled with, for the intervals of `set_metrics`; None = rows that share an
-            image belong together.
+        unit: row (`truth`, `columns`, `media`, `prompt_id`) -> a name; rows of one name are resampled together for the
+            intervals of `set_metrics`. None = rows that share an image belong together.
         messages: row -> the prompt when the rows bring their own (task `table`); None = `template` is rendered.
         trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None when there is none.
         attacks: inputs of rows -> tricks that the probe tries on the reward beside the known ones (tasks/attack.py).
@@ -102,8 +102,12 @@ class Task:
         """Return the names of what `set_metrics` measures."""
         from vlmrl.rewards.base import UNSCORED
 
+        if self.set_metrics is None:
+            return ()
         x = RewardInput("", truth)
-        return () if self.set_metrics is None else tuple(self.set_metrics([(x, UNSCORED, self.outcome(x, UNSCORED))]))
+        verdict = (x, UNSCORED, self.outcome(x, UNSCORED))
+        self.set_metrics([verdict, verdict])  # a resample may hold a response twice
+        return tuple(self.set_metrics([verdict]))
 
     def has_profile(self, name: str) -> bool:
         """Whether `profile` knows it."""

@@ -154,6 +154,18 @@ def test_training_rows_in_the_validation_table_are_reported(world, tmp_path):
     assert the(world().problems, "1 of 2 validation rows of `rows` are training rows too").level == "warning"
 
 
+def test_ids_that_end_alike_are_not_the_same_row(tmp_path):
+    from vlmrl.check.data import row_content
+    from vlmrl.types import Media, Row
+
+    def row(name: str, sha256: str, shape: str = "disc") -> Row:
+        return Row(name, "data", "t", {"cell": "A1"}, (Media(sha256, 8, 8),), {"shape": shape})
+
+    one = row_content(row("train-000-1", "aa"))
+    assert one == row_content(row("validation-7", "aa"))
+    assert one not in (row_content(row("train-000-1", "bb")), row_content(row("train-000-1", "aa", "ring")))
+
+
 def test_training_images_in_other_validation_rows_are_reported(world, tmp_path):
     rows = rows_of(tmp_path, "ax")
     write(tmp_path / "other.jsonl", [{**row, "prompt": "<image>Another question"} for row in rows])
