@@ -11,12 +11,21 @@ from vlmrl.errors import StoreError
 from vlmrl.evaluate.interval import excludes_zero
 from vlmrl.evaluate.paired import differences
 from vlmrl.evaluate.records import read_evaluation
-from vlmrl.evaluate.sets import METHOD, set_metrics_of
+from vlmrl.evaluate.sets import set_metrics_of
 from vlmrl.evaluate.verdict import Verdict, verdict
 from vlmrl.report.curves import Chart
 from vlmrl.report.plots import interval_bar, mirrored_histogram
 from vlmrl.store import layout
-from vlmrl.store.evaluated import ROLES, TRAINING_STEP, method_of, read_summary, role_label, role_of, without_step
+from vlmrl.store.evaluated import (
+    ROLES,
+    TRAINING_STEP,
+    method_of,
+    read_summary,
+    role_label,
+    role_of,
+    set_method_of,
+    without_step,
+)
 from vlmrl.store.runs import Run
 
 DIFFERENCES = ("reward", "accuracy", "brier", "parse_failure")
@@ -97,7 +106,7 @@ def _notes(group: Sequence[EvalColumn]) -> list[str]:
     told = [f"{name}: {label}." for name, label in labels.items() if label]
     if len(set(labels.values())) == 1:
         told = [f"These are {label}." for label in {*labels.values()} if label]
-    sets = {f"Of {', '.join(names)}: {METHOD}." for c in group if (names := set_metrics_of(c.summary))}
+    sets = {f"Intervals {words}." for c in group if (words := set_method_of(c.summary))}
     return [*told, *(f"Intervals: {m}." for m in dict.fromkeys(method_of(c.summary) for c in group)), *sorted(sets)]
 
 

@@ -21,7 +21,8 @@ from vlmrl.evaluate.interval import Units
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.paired import differences
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
-from vlmrl.evaluate.sets import REPLICATES, no_clash, resamples, row_counts, set_differences, summarise_sets
+from vlmrl.evaluate.sets import METHOD, REPLICATES, no_clash, resamples, row_counts, set_differences, summarise_sets
+from vlmrl.store.evaluated import set_method_of
 from vlmrl.types import RewardInput, Score
 
 Pair = tuple[RewardInput, Score, dict[str, float | None]]
@@ -91,9 +92,11 @@ def test_a_single_unit_has_no_interval_and_an_undefined_metric_is_left_out():
     found = summarise_sets(mean, *split([0.0, 1.0], images=[["a"], ["a"]]))
     assert (found["metrics"]["pooled"]["low"], found["metrics"]["pooled"]["clusters"]) == (None, 1)
     found = summarise_sets(pooled_ratio, *split([0.0, 0.0, 0.0]))
-    assert found["metrics"] == {}
+    assert found["metrics"] == {} and found["set_metrics"]["undefined"] == ["ratio"]
+    assert set_method_of(found) == ""
     found = summarise_sets(pooled_ratio, *split([1.0, 0.0, 0.0]))
     drawn = found["set_metrics"]["replicates"]["ratio"]
+    assert found["set_metrics"]["undefined"] == [] and set_method_of(found) == f"of ratio: {METHOD}"
     assert None in drawn and found["metrics"]["ratio"]["low"] is not None, "defined on most resamples: 1 - (2/3)^3"
     json.dumps(found, allow_nan=False)
 
