@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.check.prompts import PromptScan, examples, named
@@ -17,9 +18,9 @@ from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.messages import nearest
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.rewards.accuracy import accuracy_part, with_accuracy
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scorer import Scorer, earned_on_timeout
 from vlmrl.tasks.attack import responding
-from vlmrl.types import RewardInput, Row
+from vlmrl.types import RewardInput, Row, Score
 
 if TYPE_CHECKING:
     from vlmrl.tasks.source import Source
@@ -280,6 +281,10 @@ class RewardFacts:
     empty: float | None = None
     problems: list[Problem] = field(default_factory=list)
 
+    def take(self, scores: Sequence[Score]) -> None:
+        """Add the names of the parts of these scores."""
+        self.parts = sorted({*self.parts, *(part for score in scores for part in score.parts)})
+
 
 def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFacts:
     """Score sampled rows' own correct response (where the task can write one) and an empty one, strictly.
@@ -291,8 +296,13 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFact
     try:
         if source.task.trace is not None:
             traces = [source.task.trace(row, random.Random(i)) for i, row in enumerate(rows)]
-            facts.correct = _mean_score(loaded, source, rows, traces, facts)
-        facts.empty = _mean_score(loaded, source, rows, [""] * len(rows), facts)
+            scores = _scored(loaded, source, rows, traces, "correct")
+            facts.take(scores)
+            facts.correct = fmean(score.value for score in scores)
+            facts.problems += _missing_parts(source, scores, where)
+        scores = _scored(loaded, source, rows, [""] * len(rows), "empty")
+        facts.take(scores)
+        facts.empty = fmean(score.value for score in scores)
     except VlmrlError as error:
         named = [("reward", "weights", name) for name in source.weights if f"part `{name}`" in error.message]
         facts.problems += problems_in(error, loaded.where(*named) if named else where)
@@ -326,9 +336,26 @@ def _readable(source: Source, indices: Sequence[int]) -> Iterator[Row]:
             continue
 
 
-def _mean_score(
-    loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Sequence[str], facts: RewardFacts
-) -> float:
+def _missing_parts(source: Source, scores: Sequence[Score], where: str) -> list[Problem]:
+    """Return a warning where correct responses lack a weighted part: a name that was changed in one place looks so."""
+    returned = {part for score in scores for part in score.parts}
+    missing = [part for part, weight in source.weights.items() if weight and part not in returned]
+    if not missing:
+        return []
+    spare = sorted(returned - source.weights.keys())
+    hint = "return None for a part that does not apply" + (f"; without a weight: {', '.join(spare)}" if spare else "")
+    message = (
+        f"the reward of `{source.name}` returns no part {', '.join(f'`{part}`' for part in missing)} for a correct "
+        "response: its weight goes to the other parts"
+    )
+    return [Problem(message, where, hint, "warning")]
+
+
+def _scored(loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Sequence[str], kind: str) -> list[Score]:
+    """Return the scores of a response to each row. Args: kind: of the responses, for messages.
+
+    Raises: RewardError for a reward that fails, hangs, or scores none of them.
+    """
     inputs: list[RewardInput] = []
     for row, text in zip(rows, texts, strict=True):
         inputs.append(responding(source.reward_input(row, text, "stop", 0, ""), text))
@@ -336,8 +363,14 @@ def _mean_score(
         scores = scorer.score(inputs, strict=True)
     if not scores:
         raise RewardError(f"the reward of `{source.name}` was given no row it could score")
-    facts.parts = sorted({*facts.parts, *(part for score in scores for part in score.parts)})
-    return sum(score.value for score in scores) / len(scores)
+    if hung := sum(map(earned_on_timeout, scores)):
+        seconds = loaded.recipe.reward.timeout_seconds
+        raise RewardError(
+            f"reward `{source.reward.name}` does not answer within {seconds:g} s for {hung} of {len(scores)} {kind} "
+            "responses",
+            hint="mend it, or give it longer: [reward] timeout_seconds",
+        )
+    return scores
 
 
 def _limits(loaded: LoadedRecipe) -> dict[str, Any]:

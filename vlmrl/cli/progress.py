@@ -120,8 +120,9 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
         parts.append(f"reward {m['reward/mean']:.3f}{ends}")
         parts += [f"accuracy {m['reward/accuracy']:.3f}"] if "reward/accuracy" in m else []
         rewards = {n.rpartition("/")[2]: v for n, v in m.items() if n.startswith("reward/part/")}
-        is_one_number = list(rewards.values()) == [m["reward/mean"]]  # a part that is the reward is not said twice
-        parts += [f"{n} {v:.2f}" for n, v in rewards.items() if not is_one_number]
+        is_one_number = list(rewards.values()) == [m["reward/mean"]]  # what is the reward or the accuracy is said once
+        said = "accuracy" if rewards.get("accuracy") == m.get("reward/accuracy") else None
+        parts += [f"{n} {v:.2f}" for n, v in rewards.items() if not is_one_number and n != said]
         parts.append(f"dead {m['rollout/dead_group_share']:.0%}")
         parts.append(f"cut {m['rollout/truncated_share']:.0%}")
         parts.append(f"len {m['rollout/response_tokens_mean']:.0f}")
@@ -131,6 +132,8 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
         parts.append(f"reward errors {m['reward/errors']}")
     if m.get("reward/unavailable"):
         parts.append(f"reward unavailable {m['reward/unavailable']}")
+    if m.get("reward/timeouts"):
+        parts.append(f"reward timeouts {m['reward/timeouts']}")
     if m.get("reward/inapplicable"):
         parts.append(f"not judged {m['reward/inapplicable']}")
     if "policy/entropy" in m:
