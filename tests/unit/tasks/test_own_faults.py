@@ -127,3 +127,9 @@ def test_an_import_of_a_file_beside_it_is_told_why_not(tmp_path: Path) -> None:
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     task = load(tmp_path, "True,", "__import__('numpy').float32(0.25),")
     assert task.outcome(X, UNSCORED)["accuracy"] == 0.25 and math.isfinite(task.outcome(X, UNSCORED)["accuracy"])
+
+
+def test_what_a_task_is_made_of_is_found_by_dir() -> None:
+    import vlmrl
+
+    assert {*vlmrl.__all__} <= {*dir(vlmrl)} and vlmrl.RewardResult.__name__ == "RewardResult"
