@@ -56,7 +56,7 @@ class Task:
         kind: what the probe, the data doctor and `diagnose` know of the rows (tasks/kinds.py); None = what their truth
             tells.
         prep: options -> split -> rows (tasks/own_prep.py), for `vlmrl prep file.py:function`; its parameters are the
-            options of the command, each with a default.
+            options of the command; one without a default must be given.
         own: the file of a task of one's own (tasks/own.py).
         variant: how much is asked for, one of `variants`; "" for a task without variants.
     """
