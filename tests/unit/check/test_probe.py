@@ -366,5 +366,5 @@ def test_honest_play_in_a_form_of_the_tasks_own_is_its_correct_responses(tmp_pat
 
 def test_a_known_form_that_pays_as_much_as_the_tasks_own_stays_honest_play(tmp_path):
     spec = load(tmp_path, "def reward(x):\n    return float(x.response.strip() == x.truth['answer'])\n")
-    trace = {"trace": lambda x: "nonsense"}
-    assert probe_reward(spec, {}, TEXT_ROWS, **trace)["honest"] == probe_reward(spec, {}, TEXT_ROWS)["honest"]
+    traced = probe_reward(spec, {}, TEXT_ROWS, trace=lambda x: "nonsense")
+    assert traced["honest"] == probe_reward(spec, {}, TEXT_ROWS)["honest"]
