@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.check.prompts import PromptScan, examples, named
+from vlmrl.data.build import canonical_json
 from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError
 from vlmrl.metric import metric_facts
 from vlmrl.recipe.check_eval import wrong_goal
@@ -18,9 +21,9 @@ from vlmrl.recipe.messages import nearest
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.rewards.accuracy import accuracy_part, with_accuracy
 from vlmrl.rewards.base import NO_REWARD
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scorer import Scorer, earned_on_timeout
 from vlmrl.tasks.attack import responding
-from vlmrl.types import RewardInput, Row
+from vlmrl.types import RewardInput, Row, Score
 
 if TYPE_CHECKING:
     from vlmrl.tasks.source import Source
@@ -59,12 +62,15 @@ class Opened:
 class Scan:
     """What a walk over a source's rows found.
 
-    Args: rows: in the split.    seen: looked at.    prompt_ids, images: of the rows seen (images by content).
+    Args:
+        rows: in the split.    seen: looked at.
+        contents: `row_content` of each row seen -> the id of the first one that has it.
+        images: content hashes of the images seen.    repeated: rows seen whose content an earlier row has.
     """
 
     rows: int
     seen: int = 0
-    prompt_ids: set[str] = field(default_factory=set)
+    contents: dict[bytes, str] = field(default_factory=dict)
     images: set[str] = field(default_factory=set)
     repeated: int = 0
     problems: list[Problem] = field(default_factory=list)
@@ -177,7 +183,7 @@ def metric_names(source: Source) -> list[str]:
 
 
 def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: PromptScan | None = None) -> Scan:
-    """Validate the truth of every row (or of `limit` rows spread evenly), and collect ids and image hashes.
+    """Validate the truth of every row (or of `limit` rows spread evenly), and collect contents and image hashes.
 
     Stops after SCAN_SECONDS; `Scan.seen` says how far it got. Args: prompts: also looks at each row's prompt.
     """
@@ -193,11 +199,13 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
         except VlmrlError as error:
             bad.append((error.where or f"row {index}", error.message))
             continue
-        content = row.prompt_id.rpartition("-")[2]  # without the name of its source
-        scan.repeated += content in scan.prompt_ids
-        scan.prompt_ids.add(content)
+        content = row_content(row)
+        scan.repeated += content in scan.contents
+        scan.contents.setdefault(content, row.prompt_id)
         scan.images.update(media.sha256 for media in row.media)
         bad += [(row.place, words) for words in source.task.validate(row.truth)]
+        if scan.seen == 1 and source.task.unit is not None:
+            source.task.unit(row)  # a mistake in it is met here, not after a whole evaluation
         if prompts is not None:
             prompts.look(row)
     if bad:
@@ -211,13 +219,19 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
     return scan
 
 
+def row_content(row: Row) -> bytes:
+    """Return a hash of what a row holds: images, columns and truth. Its id and source may be called anything."""
+    parts = [[media.sha256 for media in row.media], row.columns, row.truth]
+    return hashlib.sha256(canonical_json(parts)).digest()
+
+
 def check_overlap(name: str, split: str, train: Scan, other: Scan, where: str) -> list[Problem]:
     """Rows or images of the training split that also stand in a split meant to measure what was learned."""
     problems = []
-    rows, images = train.prompt_ids & other.prompt_ids, train.images & other.images
+    rows, images = train.contents.keys() & other.contents.keys(), train.images & other.images
     if rows:
         message = f"{len(rows):,} of {other.seen:,} {split} rows of `{name}` are training rows too"
-        hint = f"the {split} numbers will flatter; first: {min(rows)}"
+        hint = f"the {split} numbers will flatter; first: {min(other.contents[content] for content in rows)}"
         problems.append(Problem(message, where, hint, "warning"))
     elif images:
         message = f"{len(images):,} of {len(other.images):,} {split} images of `{name}` are training images too"
@@ -275,6 +289,10 @@ class RewardFacts:
     empty: float | None = None
     problems: list[Problem] = field(default_factory=list)
 
+    def take(self, scores: Sequence[Score]) -> None:
+        """Add the names of the parts of these scores."""
+        self.parts = sorted({*self.parts, *(part for score in scores for part in score.parts)})
+
 
 def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFacts:
     """Score sampled rows' own correct response (where the task can write one) and an empty one, strictly.
@@ -286,8 +304,13 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFact
     try:
         if source.task.trace is not None:
             traces = [source.task.trace(row, random.Random(i)) for i, row in enumerate(rows)]
-            facts.correct = _mean_score(loaded, source, rows, traces, facts)
-        facts.empty = _mean_score(loaded, source, rows, [""] * len(rows), facts)
+            scores = _scored(loaded, source, rows, traces, "correct")
+            facts.take(scores)
+            facts.correct = fmean(score.value for score in scores)
+            facts.problems += _missing_parts(source, scores, where)
+        scores = _scored(loaded, source, rows, [""] * len(rows), "empty")
+        facts.take(scores)
+        facts.empty = fmean(score.value for score in scores)
     except VlmrlError as error:
         named = [("reward", "weights", name) for name in source.weights if f"part `{name}`" in error.message]
         facts.problems += problems_in(error, loaded.where(*named) if named else where)
@@ -321,9 +344,26 @@ def _readable(source: Source, indices: Sequence[int]) -> Iterator[Row]:
             continue
 
 
-def _mean_score(
-    loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Sequence[str], facts: RewardFacts
-) -> float:
+def _missing_parts(source: Source, scores: Sequence[Score], where: str) -> list[Problem]:
+    """Return a warning where correct responses lack a weighted part: a name that was changed in one place looks so."""
+    returned = {part for score in scores for part in score.parts}
+    missing = [part for part, weight in source.weights.items() if weight and part not in returned]
+    if not missing:
+        return []
+    spare = sorted(returned - source.weights.keys())
+    hint = "return None for a part that does not apply" + (f"; without a weight: {', '.join(spare)}" if spare else "")
+    message = (
+        f"the reward of `{source.name}` returns no part {', '.join(f'`{part}`' for part in missing)} for a correct "
+        "response: its weight goes to the other parts"
+    )
+    return [Problem(message, where, hint, "warning")]
+
+
+def _scored(loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Sequence[str], kind: str) -> list[Score]:
+    """Return the scores of a response to each row. Args: kind: of the responses, for messages.
+
+    Raises: RewardError for a reward that fails, hangs, or scores none of them.
+    """
     inputs: list[RewardInput] = []
     for row, text in zip(rows, texts, strict=True):
         inputs.append(responding(source.reward_input(row, text, "stop", 0, ""), text))
@@ -331,8 +371,14 @@ def _mean_score(
         scores = scorer.score(inputs, strict=True)
     if not scores:
         raise RewardError(f"the reward of `{source.name}` was given no row it could score")
-    facts.parts = sorted({*facts.parts, *(part for score in scores for part in score.parts)})
-    return sum(score.value for score in scores) / len(scores)
+    if hung := sum(map(earned_on_timeout, scores)):
+        seconds = loaded.recipe.reward.timeout_seconds
+        raise RewardError(
+            f"reward `{source.reward.name}` does not answer within {seconds:g} s for {hung} of {len(scores)} {kind} "
+            "responses",
+            hint="mend it, or give it longer: [reward] timeout_seconds",
+        )
+    return scores
 
 
 def _limits(loaded: LoadedRecipe) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +29,8 @@ COLUMNS = (
     "group", "source", "task", "prompt_id", "sample", "truth", "prompt_text", "text", "token_ids", "finish", "parts",
     "score", "note", "error", "status", "images",
 )  # fmt: skip
+HASH = re.compile(r"[0-9a-f]{16}")
+"""End of an id that was made from the content of its row."""
 GRADIENT = "optim/grad_norm"
 ANSWER_PARTS = ("accuracy", "answer", "correct", "correctness")
 """What rewards call the part that says whether a response is right."""
@@ -95,7 +98,7 @@ class Facts:
     responses: list[Response] = field(default_factory=list)
     steps_read: int = 0
     steps_saved: int = 0
-    validated: set[tuple[Any, ...]] = field(default_factory=set)
+    validated: set[tuple[str, ...]] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -244,12 +247,12 @@ def read_responses(path: Path, step: int, first_group: int = 0, *, most: int = M
     return found
 
 
-def _validated(run_dir: Path, notes: list[str]) -> set[tuple[Any, ...]]:
+def _validated(run_dir: Path, notes: list[str]) -> set[tuple[str, ...]]:
     """`identity` of every row that was validated while the run trained."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found: set[tuple[Any, ...]] = set()
+    found: set[tuple[str, ...]] = set()
     seen: set[str] = set()
     for folder in layout.eval_dirs(run_dir):
         of = folder.name.rpartition("-step-")[0]  # each step validates the same rows
@@ -272,6 +275,10 @@ def _is_validation(folder: Path) -> bool:
         return False
 
 
-def identity(prompt_id: str, images: Sequence[str]) -> tuple[Any, ...]:
-    """What makes two rows the same one, whatever their source is called: the hash at the end of the id, the images."""
-    return (prompt_id.rpartition("-")[2], *images)
+def identity(prompt_id: str, images: Sequence[str]) -> tuple[str, ...]:
+    """Return what makes two rows the same one: their id without the name of their source, and their images.
+
+    An id that does not end with a hash was given by the user, and counts as a whole.
+    """
+    last = prompt_id.rpartition("-")[2]
+    return (last if HASH.fullmatch(last) else prompt_id, *images)

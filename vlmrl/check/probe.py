@@ -9,6 +9,8 @@ or takes its answer back is a leak.
 from __future__ import annotations
 
 import math
+import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,9 +29,10 @@ from vlmrl.errors import RewardError
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.tasks import kind_of
-from vlmrl.tasks.attack import IGNORED, Attack, Belief, Play, Stage, says
+from vlmrl.tasks.attack import IGNORED, Attack, Belief, Make, Play, Stage, says
+from vlmrl.tasks.base import Task
 from vlmrl.tasks.kinds import TEXTS
-from vlmrl.types import RewardInput
+from vlmrl.types import RewardInput, Row
 
 MAX_ROWS = 48
 MOST_HUNG = 3
@@ -60,20 +63,33 @@ def probe_source(saved: Saved, facts: Facts, source: str, choice: Chosen) -> dic
     more = task.attacks(inputs) if task is not None else ()
     echo = task.template if task is not None else ""
     return probe_reward(
-        choice.spec, choice.weights, inputs, play=kind.play, more=more, echo=echo, limits=saved.limits()
-    )
+        choice.spec, choice.weights, inputs, play=kind.play, trace=_tracer(task, source), more=more, echo=echo,
+        limits=saved.limits(),
+    )  # fmt: skip
+
+
+def _tracer(task: Task | None, source: str) -> Make | None:
+    """Return the response that a task of one's own calls correct, for the input of a row; None where it has none.
+
+    The same random numbers serve each row: two texts differ because their rows do.
+    """
+    if task is None or task.own is None or (trace := task.trace) is None:
+        return None
+    name = task.name
+    return lambda x: trace(Row(x.prompt_id, source, name, x.truth, x.media, x.columns), random.Random(0))
 
 
 def probe_reward(
     spec: RewardSpec, weights: Mapping[str, float], inputs: Sequence[RewardInput], *,
-    play: Callable[[Stage], Play] | None = None, more: Sequence[Attack] = (), echo: str = "",
-    limits: Mapping[str, Any] | None = None,
+    play: Callable[[Stage], Play] | None = None, trace: Make | None = None, more: Sequence[Attack] = (),
+    echo: str = "", limits: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Try the tricks on up to 48 rows.
 
     Args:
         inputs: one input a row, with its truth, columns and images; the responses are replaced.
         play: how the task is played, see `RowKind.play`; None = rows have text answers.
+        trace: a correct response to a row in the task's own form; with `play` it is not used.
         more: tricks of the task's own.
         echo: the prompt's template, for rows that do not hold their prompt.
         limits: of the scorer: timeout_seconds, memory_mb, workers.
@@ -87,7 +103,7 @@ def probe_reward(
     with Scorer(replace(spec, on_timeout={}), weights, **(limits or {})) as scorer:  # what hangs is to be seen
         attempts = Attempts(scorer, rows)
         unpaid = [part for part in spec.ranges if not (weights or spec.weights).get(part)]
-        played = play(Stage(rows, echo, unpaid)) if play is not None else _text_play(attempts)
+        played = play(Stage(rows, echo, unpaid)) if play is not None else _text_play(attempts, trace)
         honest = _honest(attempts, played)
         allowed = [trick for name, trick in ASKED_FOR.items() if spec.pure and spec.args.get(name)]
         attacks = [a for a in (*played.attacks, *more) if a.name not in allowed]
@@ -171,8 +187,11 @@ def _text_forms(attempts: Attempts) -> list[str]:
     return sorted(forms, key=lambda form: -(told[form].mean or -math.inf))
 
 
-def _text_play(attempts: Attempts) -> Play:
-    """The play of rows whose answers are texts, in the form of them that this reward takes."""
+def _text_play(attempts: Attempts, trace: Make | None) -> Play:
+    """Return the play of rows whose answers are texts, in the form of them that this reward takes.
+
+    Where no known form earns what the task's own correct responses do, honest play is those.
+    """
     known, forms = answers(attempts.rows), _text_forms(attempts)
     guesses = [
         Attack(f"always {(text := form.format(guess))[:60]}", "the same well-formed guess", "guess", says(text))
@@ -180,7 +199,29 @@ def _text_play(attempts: Attempts) -> Play:
         for form in forms
     ]
     informed, wrong = (_in_form(forms[0], known, right=right) for right in (True, False))
-    return Play(informed, wrong, guesses, text_attacks(attempts.rows, forms[0]), asked=right_text)
+    play = Play(informed, wrong, guesses, text_attacks(attempts.rows, forms[0]), asked=right_text)
+    return play if trace is None else _traced_play(attempts, play, trace)
+
+
+def _traced_play(attempts: Attempts, play: Play, trace: Make) -> Play:
+    """Return a play whose honest answers are the task's correct responses, where these earn more than `play.informed`.
+
+    A wrong answer is the response that is correct for another row.
+    """
+    counts = Counter(text for x in attempts.rows if (text := trace(x)) is not None)
+    texts = [text for text, _ in counts.most_common()]
+
+    def wrong(x: RewardInput) -> str | None:
+        right = trace(x)
+        return next((text for text in texts if text != right), None)
+
+    informed = Attack("honest", "the response that the task calls correct", "fair", trace)
+    known, traced = (attempts.on(one).mean for one in (play.informed, informed))
+    if traced is None or (known is not None and known >= traced):
+        return play
+    constants = [Attack(f"always {text[:60]}", "the same correct response", "guess", says(text)) for text in texts[:5]]
+    other = Attack("honest, wrong", "the correct response of another row", "fair", wrong)
+    return replace(play, informed=informed, wrong=other, guesses=[*play.guesses, *constants], asked=trace)
 
 
 def _in_form(form: str, known: Sequence[str], *, right: bool) -> Attack:

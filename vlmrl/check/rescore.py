@@ -153,7 +153,10 @@ def image_reader(saved: Saved) -> Callable[[Sequence[Media], str], list[Any]]:
         from vlmrl.data.run_images import run_images
 
         if saved.run is None:
-            raise StoreError("the reward looks at images, and loose rollout files do not have them", where=where)
+            raise StoreError(
+                "the reward looks at images (NEEDS_IMAGES), which only the rollouts of a run have", where=where,
+                hint="score a run; the images of a table are shown by --html, and no reward gets them",
+            )  # fmt: skip
         if "store" not in cache:
             cache["store"] = run_images(saved.run.dir)
         return [Image.open(io.BytesIO(cache["store"].read(m))).convert("RGB") for m in media]

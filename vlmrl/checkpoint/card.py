@@ -18,7 +18,7 @@ from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
-from vlmrl.store.evaluated import method_of, role_label
+from vlmrl.store.evaluated import method_of, role_label, set_method_of
 from vlmrl.store.kept import newest_resolved
 from vlmrl.store.manifest import Manifest, read_manifest
 from vlmrl.store.sealed import read_meta
@@ -139,14 +139,16 @@ def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> s
         if meta.get("step") != layout.parse_checkpoint_name(checkpoint.name):
             continue
         split = "validation in training" if meta.get("during") else f"{meta.get('source')}/{meta.get('split')}"
-        methods[method_of(summary)] = None
+        methods[f": {method_of(summary)}"] = None
+        if of_sets := set_method_of(summary):
+            methods[f" {of_sets}"] = None
         if (label := role_label(meta)) and not meta.get("during"):
             notes.append(f"{folder.name} was made on {label}.")
         for name, m in metrics.items():
             if not name.startswith("part/"):
                 rows.append((folder.name, split, name, _number(m["value"]), _interval(m), str(m["n"])))
     if rows:
-        notes += [f"Intervals: {method}." for method in methods]
+        notes += [f"Intervals{method}." for method in methods]
         table = _table(("evaluation", "data", "metric", "value", "95% interval", "rows"), rows)
         return table + "\n" + "\n\n".join(notes) + "\n"
     best = manifest.best if manifest else None

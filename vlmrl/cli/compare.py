@@ -51,6 +51,9 @@ def compare_(
         _paired(evaluation)
     if result["evaluations"]:
         tell(f"intervals: {result['intervals']}")
+    for of_sets in dict.fromkeys(evaluation["intervals_of_sets"] for evaluation in result["evaluations"]):
+        if of_sets:
+            tell(f"intervals {of_sets}")
     _differences("Recipe", result["recipe"], "the same recipe")
     _differences("Made with", result["made_with"], "the same code, packages, data and seeds")
     _side_by_side("Training, last step", result["train"])

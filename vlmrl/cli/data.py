@@ -10,7 +10,8 @@ import typer
 
 from vlmrl.cli.output import JSON_HELP, console, emit, tell
 
-TASK_HELP = "Whose prompt is shown, by name or as file.py:function; default: the dataset's own task."
+LENGTHS_HELP = "Whose prompt the lengths are of; default: the dataset's own, unless that is a file."
+TASK_HELP = "Whose prompt is shown, by name or as file.py:function; default: the dataset's own, unless that is a file."
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at a dataset, examine it, or export it.")
 MOST_CHARS = 600
 """Of a truth or of the columns of a row that is shown."""
@@ -104,7 +105,7 @@ def _row_fields(opened: Any, row: Any, task: Any, save: Path | None) -> dict[str
 @data.command("doctor")
 def doctor(
     dataset: str = typer.Argument(..., help=DATASET_HELP),
-    task: str | None = typer.Option(None, help="Whose prompt the lengths are of; default: the dataset's own task."),
+    task: str | None = typer.Option(None, help=LENGTHS_HELP),
     max_prompt_tokens: int | None = typer.Option(None, min=1, help="Count the rows over this many tokens."),
     workers: int | None = typer.Option(None, min=1, help="Processes; default: one a core."),
     as_json: bool = typer.Option(False, "--json", help=JSON_HELP),

@@ -98,6 +98,8 @@ def eval_(
     if not launched():
         say_origin(model, origin.parent)
         _announce(planned)
+        if chosen.run_dir is not None and recipe is None and data is None and not overrides:
+            _warn_of_changes(chosen.run_dir, planned)
         if gpus is not None:
             from vlmrl.cli.eval_ranks import evaluate_on
 
@@ -123,6 +125,17 @@ def _announce(planned: Sequence[Planned]) -> None:
         if rows.role == "training":
             there = f"; splits there: {', '.join(rows.others)}" if rows.others else ""
             say(f"hint: name other rows with --split, a split or a file such as rows.jsonl{there}")
+
+
+def _warn_of_changes(run_dir: Path, planned: Sequence[Planned]) -> None:
+    """Say which task, reward or prompt is not that of the run, whose own recipe is evaluated with."""
+    from vlmrl.store.runs import open_run
+    from vlmrl.train.records import changed_since
+
+    run = open_run(run_dir.parent, run_dir.name)
+    if changed := changed_since(run, [one.rows.source for one in planned]):
+        say(f"warning: changed since the run was made: {', '.join(changed)}")
+        say("hint: these numbers do not compare with those of its training; the run's copies are in its folder kept/")
 
 
 def _evaluate(

@@ -10,7 +10,7 @@ from vlmrl.cli.output import say, show_table, tell
 
 def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
     """The metrics of one evaluation. `other`: the evaluation that its differences are to."""
-    from vlmrl.store.evaluated import method_of, role_label
+    from vlmrl.store.evaluated import method_of, role_label, set_method_of
 
     meta, sampling = result["meta"], result["meta"]["sampling"]
     of = meta["model"] if meta["checkpoint"] is None else f"{meta['model']} {meta['checkpoint']}"
@@ -30,8 +30,10 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
     title = f"{of} on {meta['source']}/{meta['split']}: {result['prompts']:,} prompts, {images}{how}"
     show_table(title, headers, rows)
     tell(f"intervals: {method_of(result)}; - = one cluster of rows has none")
-    if sets := result.get("set_metrics"):
-        tell(f"intervals of {', '.join(sets['names'])}: {sets['method']}")
+    if of_sets := set_method_of(result):
+        tell(f"intervals {of_sets}")
+    if undefined := (result.get("set_metrics") or {}).get("undefined"):
+        tell(f"not defined on these answers: {', '.join(undefined)}")
     if numbers:
         tell(f"paper: {meta['paper'].get('source', 'no source named')}")
     if other:

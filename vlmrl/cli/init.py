@@ -48,4 +48,5 @@ def init(
     err.print(f"next: {change}, then")
     for command in commands:
         err.print(f"  {command}")
+    err.print(f"without a GPU: vlmrl demo --model-only tiny --data {name}/recipe.toml, then --set model.path=tiny")
     emit({"path": str(name), "files": [str(path) for path in written], "next": commands}, as_json)

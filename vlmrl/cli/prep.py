@@ -52,7 +52,8 @@ class PrepGroup(TyperGroup):
         from vlmrl.tasks.base import unknown
 
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            raise unknown("task with data to prepare", args[0], self.list_commands(ctx))
+            known = [*self.list_commands(ctx), "or a file of your own: path/to/file.py:function"]
+            raise unknown("task with data to prepare", args[0], known)
         return super().resolve_command(ctx, args)
 
 
@@ -178,3 +179,5 @@ def show_doctor(report: Mapping[str, Any]) -> None:
     for check in report["checks"]:
         table.add_row(*(Text(visible(check[column])) for column in ("check", "verdict", "finding")))
     console(stderr=False).print(table)
+    if note := report.get("note"):
+        tell(note)

@@ -132,6 +132,8 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
         parts.append(f"reward errors {m['reward/errors']}")
     if m.get("reward/unavailable"):
         parts.append(f"reward unavailable {m['reward/unavailable']}")
+    if m.get("reward/timeouts"):
+        parts.append(f"reward timeouts {m['reward/timeouts']}")
     if m.get("reward/inapplicable"):
         parts.append(f"not judged {m['reward/inapplicable']}")
     if "policy/entropy" in m:

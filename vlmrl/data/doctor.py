@@ -17,6 +17,7 @@ from vlmrl.data.likeness import find_near_copies
 from vlmrl.data.measure import NOTE, estimate_image_tokens, histogram, measure_images
 from vlmrl.data.shards import Examined
 from vlmrl.errors import DataError
+from vlmrl.visible import plural
 
 Verdict = Literal["ok", "look", "bad"]
 TOKEN_LIMIT = 2048
@@ -253,7 +254,7 @@ def _check_limit(report: Mapping[str, Any], *, asked: bool) -> dict[str, str]:
 def _check_labels(report: Mapping[str, Any]) -> dict[str, str]:
     labels = {split: found for split, found in report["labels"].items() if found}
     if not labels:
-        return _check("labels", "ok", "no label to count: the answers are open")
+        return _check("labels", "ok", "none to count: no truth has an `answer`, or answers have many values")
     worst = max(found["baseline"]["accuracy"] for found in labels.values())
     parts = []
     for split, found in labels.items():
@@ -298,7 +299,7 @@ def _check_near(report: Mapping[str, Any]) -> dict[str, str]:
     if found["within"]:
         told.append(f"{found['within']:,} look like another of their split")
     if found["flat_images"]:
-        told.append(f"{found['flat_images']:,} flat images not compared")
+        told.append(f"{found['flat_images']:,} flat image{plural(found['flat_images'])} not compared")
     return _check("near copies (by look)", "look" if found["between"] else "ok", "; ".join(told) or "none")
 
 

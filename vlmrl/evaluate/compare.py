@@ -32,6 +32,7 @@ from vlmrl.store.evaluated import (
     role_label,
     role_of,
     same_rows_key,
+    set_method_of,
     without_step,
 )
 from vlmrl.store.kept import newest_resolved
@@ -294,6 +295,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "label": role_label(worst) if len(set(roles)) == 1 else f"{roles[0]} rows for A and {roles[1]} rows for B",
         "scored_alike": alike,
         "accuracy_of_reward": of_reward,
+        "intervals_of_sets": set_method_of(right.summary),
         "scored_by": [scored_by(meta) for meta in metas] if said is False else None,
         "rows_a": len(left.rows),
         "rows_b": len(right.rows),

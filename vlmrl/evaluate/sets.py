@@ -48,9 +48,9 @@ def summarise_sets(
         compute: `Task.set_metrics`.    verdicts, records: of the same responses, in the same order.
         units: of each response, what it is resampled with; None = the images that rows share.
         num_resamples: that an interval is made of; 0 = no intervals.
-    Returns: {"metrics": name -> as `summarise` has them, "set_metrics": {"names", "method", "key": hash of rows, units
-        and draws, "replicates": name -> [num_resamples] values, None where a metric is not defined}}. A metric that is
-        None on all of the rows is left out.
+    Returns: {"metrics": name -> as `summarise` has them, "set_metrics": {"names", "undefined": names of metrics that
+        are None on all of the rows and left out, "method", "key": hash of rows, units and draws, "replicates": name ->
+        [num_resamples] values, None where a metric is not defined}}.
     Raises: DataError for a metric that is not a number.
     """
     clusters = clusters_of(records) if units is None else [(unit,) for unit in units]
@@ -68,6 +68,7 @@ def summarise_sets(
         "metrics": metrics,
         "set_metrics": {
             "names": list(metrics),
+            "undefined": [name for name in values if name not in metrics],
             "method": f"percentiles of {num_resamples} resamples of the units that rows share",
             "key": _key(records, clusters, num_resamples),
             "replicates": {name: [_finite(v) for v in drawn_R.tolist()] for name, drawn_R in replicates.items()},

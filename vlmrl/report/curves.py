@@ -38,6 +38,7 @@ TITLES = {
     "optim/lr": "Learning rate",
     "reward/errors": "Failed rewards (samples)",
     "reward/unavailable": "Rewards that were unavailable (samples)",
+    "reward/timeouts": "Responses that hung the reward (samples)",
     "time/step_seconds": "Seconds a step",
     "memory/peak_bytes": "Peak memory (bytes)",
     "loss/kl": "KL to the reference (nats)",
@@ -48,8 +49,9 @@ TITLES = {
 }
 HEALTH = (
     "rollout/dead_group_share", "rollout/truncated_share", "rollout/response_tokens_mean", "policy/entropy",
-    "optim/grad_norm", "policy/sampler_gap_max", "policy/clip_share", "reward/errors", "reward/unavailable", "loss/kl",
-    "policy/kl_in_reward", "loss/value", "value/explained_variance", "optim/lr", "rollout/tokens_per_second",
+    "optim/grad_norm", "policy/sampler_gap_max", "policy/clip_share", "reward/errors", "reward/unavailable",
+    "reward/timeouts", "loss/kl", "policy/kl_in_reward", "loss/value", "value/explained_variance", "optim/lr",
+    "rollout/tokens_per_second",
     "time/step_seconds",
 )  # fmt: skip
 VALIDATION_TITLES = {

@@ -16,7 +16,16 @@ from vlmrl.evaluate.verdict import Verdict, verdict
 from vlmrl.report.figures import FigureView, confidence_figures, figure_views
 from vlmrl.report.plots import interval_bar
 from vlmrl.store import layout
-from vlmrl.store.evaluated import ROLES, TRAINING_STEP, method_of, read_summary, role_label, role_of, without_step
+from vlmrl.store.evaluated import (
+    ROLES,
+    TRAINING_STEP,
+    method_of,
+    read_summary,
+    role_label,
+    role_of,
+    set_method_of,
+    without_step,
+)
 from vlmrl.store.runs import Run
 
 DIFFERENCES = ("reward", "accuracy", "brier", "parse_failure")
@@ -100,11 +109,7 @@ def _notes(group: Sequence[EvalColumn]) -> list[str]:
         told = [f"These are {label}." for label in {*labels.values()} if label]
     lost = [(c.label, n) for c in group if (n := c.summary.get("artifacts_left_out"))]
     told += [f"{label}: pictures of {n:,} responses were not kept, for their size." for label, n in lost]
-    sets = {
-        f"Of {', '.join(names)}: {c.summary['set_metrics'].get('method')}."
-        for c in group
-        if (names := set_metrics_of(c.summary))
-    }
+    sets = {f"Intervals {words}." for c in group if (words := set_method_of(c.summary))}
     return [*told, *(f"Intervals: {m}." for m in dict.fromkeys(method_of(c.summary) for c in group)), *sorted(sets)]
 
 

@@ -175,6 +175,8 @@ def _facts(about: Mapping[str, Any], lines: curves.RunCurves) -> list[tuple[str,
         pairs.append(("failed rewards", f"{errors:,}"))
     if unavailable := sum(int(n.get("reward/unavailable") or 0) for n in train):
         pairs.append(("unavailable rewards", f"{unavailable:,}"))
+    if timeouts := sum(int(n.get("reward/timeouts") or 0) for n in train):
+        pairs.append(("responses that hung the reward", f"{timeouts:,}"))
     if about["best"]:
         best = about["best"]
         pairs.append((f"best {best['metric']}", f"{number(best['value'])} at step {best['step']}"))

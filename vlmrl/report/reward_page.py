@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class RowView:
     """One response. `scores`: what each reward says (one, or the two that are compared): value (None = it failed) and
     note; `parts`: name -> the part in each; `advantage`: under both, where groups are known; `artifacts` and `detail`:
-    images that the reward made, and what else it found, of the last of the scores.
+    images that the reward made, and what else it found, of the last of the scores; `prompt`: "" where it is not known.
     """
 
     where: str
@@ -46,6 +46,7 @@ class RowView:
     advantage: tuple[float, float] | None
     artifacts: Sequence[tuple[str, Picture]] = ()
     detail: Markup | None = None
+    prompt: Markup | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,7 @@ def _view(row: Mapping[str, Any], checked: Checked, pictures: Mapping[int, Seque
         scores=[(score["value"], visible(score["error"] or score["note"])) for score in scores],
         parts={n: [score["parts"].get(n) for score in scores] for n in names},
         advantage=tuple(row["advantage"]) if grouped and "advantage" in row else None,
+        prompt=marked_text(sample.input.prompt),
     )
 
 

@@ -32,6 +32,8 @@ CHUNK = 32
 """Most inputs in one request to a worker."""
 CHUNK_WITH_IMAGES = 4
 """The same where each input carries its images: a megapixel is three megabytes."""
+EARNED = "alone too: it earns `on_timeout`"
+"""End of the note of a score that is `on_timeout`."""
 LOST_IN_A_ROW = 8
 """After so many rows on end that hung or ended their worker, the rest of the call is not asked: it would take hours."""
 ALONE_FAILURES = 3
@@ -197,7 +199,8 @@ class Scorer:
         has and the reward does not declare.
         """
         known = {name for score in scores for name in score.parts} | set(self.spec.ranges)
-        named = [("[reward.weights]", name) for name in self.weights]
+        place = "WEIGHTS" if self.spec.user is not None and self.weights == self.spec.weights else "[reward.weights]"
+        named = [(place, name) for name in self.weights]
         if self.spec.accuracy_named:
             named.append(("[reward] accuracy", str(self.spec.accuracy)))
         for place, name in named:
@@ -255,7 +258,7 @@ class Scorer:
             return outcomes
         priced = {i: o for i in lost if isinstance(o := outcomes[i], Failure) and o.is_lost}
         parts: dict[str, float | None] = {**self.spec.on_timeout}
-        notes = {i: f"{failure.message}; alone too: it earns `on_timeout`" for i, failure in priced.items()}
+        notes = {i: f"{failure.message}; {EARNED}" for i, failure in priced.items()}
         return outcomes | {i: Result(parts, notes[i], 0.0) for i in priced}
 
     def _trimmed(self, x: RewardInput) -> RewardInput:
@@ -278,6 +281,11 @@ class Scorer:
             if failed == ALONE_FAILURES:
                 break
         return outcomes
+
+
+def earned_on_timeout(score: Score) -> bool:
+    """Return whether a score is `on_timeout`: the response hung or killed the reward twice."""
+    return score.note.endswith(EARNED)
 
 
 def _is_lost(outcome: Outcome) -> bool:

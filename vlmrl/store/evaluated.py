@@ -72,6 +72,13 @@ def method_of(summary: Mapping[str, Any]) -> str:
     return str(summary.get("intervals") or "bootstrap over images (of an older version)")
 
 
+def set_method_of(summary: Mapping[str, Any]) -> str:
+    """Return how the intervals of a summary's metrics of the whole split were made, in words; "" without any."""
+    sets = summary.get("set_metrics") or {}
+    names = sets.get("names") or ()
+    return f"of {', '.join(names)}: {sets.get('method')}" if names else ""
+
+
 def without_step(name: str) -> str:
     """The name of an evaluation's folder without its step: what those of several checkpoints have in common."""
     return TRAINING_STEP.sub("", name)

@@ -211,12 +211,18 @@ class PromptLengths:
         self._tokens = lru_cache(maxsize=10_000)(self._render)
         self._task = task
 
-    def of(self, columns: Mapping[str, Any], media: Sequence[Media]) -> int:
-        """Of a row with these columns, and so many images."""
+    def of(self, columns: Mapping[str, Any], media: Sequence[Media], where: str = "") -> int:
+        """Return the text tokens of a row with these columns and so many images.
+
+        Raises: DataError at `where` when the template fails on them, or its marks are not one for each image.
+        """
         try:
-            return self._tokens(tuple(columns.items()), len(media))
-        except TypeError:  # a list or a mapping among them, which no cache can keep
-            return self._render(tuple(columns.items()), len(media))
+            try:
+                return self._tokens(tuple(columns.items()), len(media))
+            except TypeError:  # a list or a mapping among them, which no cache can keep
+                return self._render(tuple(columns.items()), len(media))
+        except DataError as error:
+            raise DataError(error.message, where=where or error.where, hint=error.hint) from error
 
     def _render(self, columns: tuple[tuple[str, Any], ...], num_images: int) -> int:
         row = Row("", "", self._task.name, {}, (Media("", 1, 1),) * num_images, dict(columns))

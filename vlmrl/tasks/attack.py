@@ -1,4 +1,4 @@
-"""Attacks on a reward: responses that no model wrote. A task adds its own (`Task.attacks`, `Task.play`)."""
+"""Attacks on a reward: responses that no model wrote. A task adds its own (`Task.attacks`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Attack:
     """A response to every row.
 
     Args:
-        name, idea: in a few words, and what it tries.
+        name, idea: in a few words, and what it tries.    kind: decides what it may earn, see `Kind`.
         make: the response to a row; None = the trick does not fit it.
         cut: it was ended by the token limit.
         turned: the same trick the other way round; the lower of both values counts, for a trick must not need to know

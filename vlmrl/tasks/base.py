@@ -56,8 +56,8 @@ class Task:
             take any list of at least one. None = the task has none.
         replicates: resamples that an interval of `set_metrics` is made of, each a call of it; 0 = no intervals.
         figures: all responses of a split -> figures for its report (tasks/figure.py), such as a confusion matrix.
-        unit: row -> what its rows are resampled with, for the intervals of `set_metrics`; None = rows that share an
-            image belong together.
+        unit: row (`truth`, `columns`, `media`, `prompt_id`) -> a name; rows of one name are resampled together for the
+            intervals of `set_metrics`. None = rows that share an image belong together.
         messages: row -> the prompt when the rows bring their own (task `table`); None = `template` is rendered.
         trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None when there is none.
         attacks: inputs of rows -> tricks that the probe tries on the reward beside the known ones (tasks/attack.py).
@@ -65,7 +65,7 @@ class Task:
         kind: what the probe, the data doctor and `diagnose` know of the rows (tasks/kinds.py); None = what their truth
             tells.
         prep: options -> split -> rows (tasks/own_prep.py), for `vlmrl prep file.py:function`; its parameters are the
-            options of the command, each with a default.
+            options of the command; one without a default must be given.
         own: the file of a task of one's own (tasks/own.py).
         variant: how much is asked for, one of `variants`; "" for a task without variants.
     """
@@ -115,8 +115,12 @@ class Task:
         """Return the names of what `set_metrics` measures."""
         from vlmrl.rewards.base import UNSCORED
 
+        if self.set_metrics is None:
+            return ()
         x = RewardInput("", truth)
-        return () if self.set_metrics is None else tuple(self.set_metrics([(x, UNSCORED, self.outcome(x, UNSCORED))]))
+        verdict = (x, UNSCORED, self.outcome(x, UNSCORED))
+        self.set_metrics([verdict, verdict])  # a resample may hold a response twice
+        return tuple(self.set_metrics([verdict]))
 
     def has_profile(self, name: str) -> bool:
         """Whether `profile` knows it."""

@@ -69,7 +69,7 @@ def parameters_of(function: Callable[..., Any], where: str = "") -> list[Paramet
         if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD) or plain[0] not in PLAIN:
             raise RecipeError(
                 f"the parameter `{name}` of `prep` cannot be an option", where=where,
-                hint="give it one of the types int, float, str, bool and pathlib.Path, and a default",
+                hint="give it one of the types int, float, str, bool and pathlib.Path",
             )  # fmt: skip
         found.append(Parameter(name, kind, parameter.default, option))
     return found

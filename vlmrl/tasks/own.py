@@ -21,11 +21,14 @@ from typing import Any
 from vlmrl.errors import RecipeError, VlmrlError
 from vlmrl.metric import Metric
 from vlmrl.tasks.base import Task
+from vlmrl.tasks.own_results import WrongResultError, checked
 
 MAX_SOURCE_BYTES = 1_000_000
-WATCHED = ("validate", "outcome", "set_metrics", "messages", "trace", "attacks", "unit", "figures")
+WATCHED = ("validate", "outcome", "set_metrics", "figures", "unit", "messages", "trace", "attacks")
 """Functions of a task whose mistakes are named with their line, wherever they are called."""
 HOW = "write it as path/to/file.py:function"
+ONE_FILE = "a task is one file: it may import installed packages, but no file beside it"
+INFO = "a task's function gets the dataset's dataset.json, empty where there is no dataset yet"
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
             hint=f"it defines: {', '.join(_functions(module)) or 'no function'}",
         )  # fmt: skip
     make: Callable[[Mapping[str, Any]], Any] = function
-    made = guarded(f"`{name}`", path_text, lambda: make(info))
+    made = guarded(f"`{name}`", path_text, lambda: make(info), hint=INFO)
     line = getattr(getattr(function, "__code__", None), "co_firstlineno", 1)
     if not isinstance(made, Task):
         raise RecipeError(
@@ -77,13 +80,14 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
     _check_fields(made, f"{path_text}:{line}")
     profiles = {key: (_beside(path_text, reward), args) for key, (reward, args) in made.profiles.items()}
     watched = {
-        key: _watched(function, f"`{key}` of `{name}`", path_text)
+        key: _watched(key, function, f"`{key}` of `{name}`", path_text)
         for key in WATCHED
         if (function := getattr(made, key, None)) is not None
     }
     return replace(
-        made, name=name, profiles=profiles, own=file, template_file=made.template_file or path_text, **watched
-    )
+        made, name=name, profiles=profiles, own=file,
+        template_file=made.template_file or f"template of {path_text}", **watched,
+    )  # fmt: skip
 
 
 def _check_fields(task: Task, where: str) -> None:
@@ -149,7 +153,7 @@ def _module(path_text: str, file: OwnFile) -> ModuleType:
     return module
 
 
-def guarded(what: str, path_text: str, run: Callable[[], Any]) -> Any:
+def guarded(what: str, path_text: str, run: Callable[[], Any], *, hint: str | None = None) -> Any:
     """Run the user's code. Raises: RecipeError with the line of the file that failed."""
     try:
         return run()
@@ -159,15 +163,29 @@ def guarded(what: str, path_text: str, run: Callable[[], Any]) -> Any:
         where = f"{path_text}:{error.lineno or 1}"
         raise RecipeError(f"{what} is not valid Python: {error.msg}", where=where) from error
     except (Exception, SystemExit) as error:
-        told = f"{type(error).__name__}: {error}"
-        hint = "mend that line; a task's function gets the dataset's dataset.json, empty where there is no dataset yet"
-        raise RecipeError(f"{what} raised {told}", where=_place(error, path_text), hint=hint) from error
+        message = f"{what} raised {type(error).__name__}: {error}"
+        hint = ONE_FILE if isinstance(error, ImportError) else hint
+        raise RecipeError(message, where=_place(error, path_text), hint=hint) from error
 
 
-def _watched(function: Callable[..., Any], what: str, path_text: str) -> Callable[..., Any]:
+def _watched(key: str, function: Callable[..., Any], what: str, path_text: str) -> Callable[..., Any]:
+    """Return a function of the user's that names what it raises, and what it must not return, with a line."""
+
+    def guard(inner: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(inner)
+        def run(*args: Any, **more: Any) -> Any:
+            return guarded(what, path_text, lambda: inner(*args, **more))
+
+        return run
+
     @wraps(function)
     def call(*args: Any, **more: Any) -> Any:
-        return guarded(what, path_text, lambda: function(*args, **more))
+        result = guard(function)(*args, **more)
+        try:
+            return checked(key, result, guard)
+        except WrongResultError as error:
+            line = getattr(getattr(function, "__code__", None), "co_firstlineno", 1)
+            raise RecipeError(f"{what} {error}", where=f"{path_text}:{line}") from error
 
     return call
 

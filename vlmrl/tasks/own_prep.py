@@ -185,8 +185,7 @@ def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> l
     taken: set[str] = set()
     for index, row in enumerate(_each(task, rows)):
         where = row.origin if isinstance(row, NewRow) and row.origin else f"{split} row {index}"
-        if not isinstance(row, NewRow):
-            raise DataError(f"`prep` gave {type(row).__name__}, not a vlmrl.NewRow", where=where)
+        _require_fields(row, where)
         bad += [f"{where}: {problem}" for problem in task.validate(row.truth)]
         numbers = tuple(shelf.put(image, where) for image in row.images)
         media = tuple(shelf.seen[number].media for number in numbers)
@@ -200,13 +199,29 @@ def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> l
         taken.add(prompt_id)
         made = Row(prompt_id, "", task.name, row.truth, media, dict(row.columns), where)
         labels = _labels(task, made)
-        tokens = lengths.of(dict(row.columns), media) if task.template else 0
+        tokens = lengths.of(dict(row.columns), media, where) if task.template else 0
         facts = RowFacts(numbers, labels.label, labels.distance, tokens, labels.names, where)
         found.append(Planned((made, labels), facts))
     if bad:
         shown = "".join(f"\n    {line}" for line in bad[:SHOWN_BAD])
         raise DataError(f"{len(bad):,} mistakes in the truths that `prep` made:{shown}", hint="nothing was written")
     return found
+
+
+def _require_fields(row: Any, where: str) -> None:
+    """Raise a DataError unless a row is a NewRow whose fields have their types."""
+    if not isinstance(row, NewRow):
+        raise DataError(f"`prep` gave {type(row).__name__}, not a vlmrl.NewRow", where=where)
+    for name, value in (("truth", row.truth), ("columns", row.columns)):
+        if not isinstance(value, Mapping):
+            raise DataError(
+                f"`{name}` of a row is {type(value).__name__}, not a mapping of names to values", where=where
+            )
+    if not isinstance(row.images, (list, tuple)):
+        raise DataError(
+            f"`images` of a row is {type(row.images).__name__}, not a list of images", where=where,
+            hint="one image is a list too: images=[image]",
+        )  # fmt: skip
 
 
 def _each(task: Task, rows: Iterable[NewRow]) -> Iterator[NewRow]:

@@ -171,7 +171,7 @@ def _template(data: Data, task: Task) -> tuple[str, str]:
     return template, where
 
 
-def _reward(data: Data, reward: Reward, task: Task, scored: bool) -> tuple[RewardSpec, dict[str, float]]:
+def _reward(data: Data, reward: Reward, task: Task, scored: bool = True) -> tuple[RewardSpec, dict[str, float]]:
     """The entry's reward, else the recipe's, else the task's of `[reward] profile`.
 
     `[reward] args` and `weights` belong to the recipe's choice: they reach an entry's own reward only when `[reward]`

@@ -18,6 +18,7 @@ from vlmrl.recipe.files import find_recipe
 from vlmrl.recipe.load import AUTO_ORIGIN, load_recipe, recipe_from_resolved
 from vlmrl.recipe.messages import nearest
 from vlmrl.recipe.overrides import apply_override, parse_override
+from vlmrl.recipe.paths import is_path_key, names_file
 from vlmrl.recipe.schema import Recipe
 from vlmrl.store.evaluated import read_summary
 from vlmrl.store.kept import newest_resolved, read_resolved, refuse_hidden
@@ -29,7 +30,6 @@ from vlmrl.train.origin import ModelOrigin
 
 NEWEST = 200
 """Runs whose names are compared with a name that is none."""
-DATA_FILES = ("path", "prompt", "images_root", "reward", "validation")
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,10 @@ def _run_recipe(run_dir: Path) -> dict[str, Any] | None:
     if str((resolved.get("origins") or {}).get("rollout.engine", "")).startswith(AUTO_ORIGIN):
         values["rollout"]["engine"] = "auto"  # chosen for the machine that trained: chosen anew for this one
     cwd = Path(open_run(run_dir.parent, run_dir.name).manifest.cwd)
-    for table, keys in [(values["reward"], ("name",)), *((d, DATA_FILES) for d in values["data"])]:
-        for key in keys:
-            if isinstance(value := table.get(key), str):
+    for name, table in [("reward", values["reward"]), *(("data", entry) for entry in values["data"])]:
+        for key, value in table.items():
+            place = (name, key)
+            if is_path_key(place) and isinstance(value, str) and names_file(place, value):
                 table[key] = _found_from(value, cwd)
     return values
 

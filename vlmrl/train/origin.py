@@ -116,4 +116,7 @@ def origin_of(run: Run, path: str, runs_root: Path) -> ModelOrigin:
     parent = run.manifest.first_weights
     if parent is None or (Path(path) / COMPLETE).is_file():
         return find_model(path, runs_root)
-    return ModelOrigin(path, runs_root / parent["run"] / CHECKPOINTS / parent["checkpoint"], parent)
+    folder = Path(path)  # a run of another runs folder is named by its own
+    is_named = os.path.isfile(folder / MANIFEST) and folder.resolve().name == parent["run"]
+    run_dir = folder if is_named else runs_root / parent["run"]
+    return ModelOrigin(path, run_dir / CHECKPOINTS / parent["checkpoint"], parent)

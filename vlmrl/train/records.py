@@ -94,7 +94,26 @@ def content_changes(run: Run, now: Records, texts: Texts, recipe: Sequence[Chang
             name = f"prompt of {new['source']}"
             diff = _diff(run, "prompt", name, old, new, texts)
             found.append(Change(name, old.get("sha256"), new["sha256"], PROMPT, diff=diff))
-    return list({change.what: change for change in found}.values())  # a reward of several sources once
+    once = {change.what: change for change in found}  # a reward of several sources once
+    return _each_diff_once(list(once.values()))
+
+
+def _each_diff_once(changes: Sequence[Change]) -> list[Change]:
+    """Return the changes, with the diff of a file that is both task and reward at the first of them alone."""
+    shown: set[tuple[Any, Any]] = set()
+    found = []
+    for change in changes:
+        pair = (change.old, change.new)
+        found.append(replace(change, diff="") if change.diff and pair in shown else change)
+        if change.diff:
+            shown.add(pair)
+    return found
+
+
+def changed_since(run: Run, sources: Sequence[Source]) -> list[str]:
+    """Return the names of the tasks, rewards and prompts of these sources that are not what a run was made with."""
+    changes = content_changes(run, records_of(sources), texts_of(sources))
+    return [change.what for change in changes if change.rule is not ROWS]
 
 
 def _reward_change(

@@ -19,7 +19,7 @@ from vlmrl.evaluate.interval import Interval
 from vlmrl.evaluate.stats import mean_interval
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.base import value_range
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scorer import Scorer, earned_on_timeout
 from vlmrl.rollout.hosted_engine import HostedEngine
 from vlmrl.rollout.sample import encode_prompt, is_dead_group
 from vlmrl.tasks.source import Source
@@ -253,6 +253,8 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None 
     }
     if unavailable := sum(x.score.status == "unavailable" for x in samples):
         metrics["reward/unavailable"] = unavailable
+    if timeouts := sum(map(earned_on_timeout, (x.score for x in scored))):
+        metrics["reward/timeouts"] = timeouts
     if left_out := len(samples) - len(scored) - metrics["reward/errors"] - unavailable:
         metrics["reward/inapplicable"] = left_out
     if not scored:

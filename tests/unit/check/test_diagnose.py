@@ -20,7 +20,7 @@ from reward_runs import LEVELS
 from sick_runs import PROMPT, make_run, mixed, plan
 
 from vlmrl.check.diagnose import EXPLAINS, Diagnosis, diagnose, ranked
-from vlmrl.check.diagnose_facts import read_facts
+from vlmrl.check.diagnose_facts import identity, read_facts
 from vlmrl.check.diagnose_limits import (
     LIMITS,
     Cause,
@@ -306,6 +306,12 @@ def test_a_service_that_is_down_is_no_bug_of_the_reward(tmp_path):
 def test_a_healthy_run_is_called_healthy(tmp_path):
     found = look(make_run(tmp_path, plan(validated_rows=["9-0000000000000000"])))
     assert found.causes == [] and found.healthy and found.notes == []
+
+
+def test_ids_given_by_the_user_count_as_a_whole():
+    assert identity("train-0001", ["aa"]) != identity("validation-0001", ["aa"])
+    assert identity("one-00000000000000ff", ["aa"]) == identity("two-00000000000000ff", ["aa"])
+    assert identity("one-00000000000000ff", ["aa"]) != identity("one-00000000000000ff", ["bb"])
 
 
 def test_the_command_shows_causes_rows_and_what_to_type(tmp_path):

@@ -16,6 +16,21 @@ from vlmrl.check.preflight import Preflight, check_model, preflight, run_quick_c
 from vlmrl.errors import Problem
 from vlmrl.recipe.load import load_recipe
 
+RENAMED = """
+RANGES = {"right": (0.0, 1.0), "form": (0.0, 1.0)}
+def score(x):
+    if not x.response:
+        return {"right": 0.0, "form": 0.0}
+    return {"correct": float(x.truth["answer"] in x.response), "form": 1.0}
+"""
+HANGING = """
+import time
+ON_TIMEOUT = {"right": 0.0}
+def score(x):
+    while x.response == "it is c":
+        time.sleep(60)
+    return {"right": float(x.truth["answer"] in x.response)}
+"""
 REWARDS = """
 import time
 def exact(x):
@@ -154,6 +169,18 @@ def test_training_rows_in_the_validation_table_are_reported(world, tmp_path):
     assert the(world().problems, "1 of 2 validation rows of `rows` are training rows too").level == "warning"
 
 
+def test_ids_that_end_alike_are_not_the_same_row(tmp_path):
+    from vlmrl.check.data import row_content
+    from vlmrl.types import Media, Row
+
+    def row(name: str, sha256: str, shape: str = "disc") -> Row:
+        return Row(name, "data", "t", {"cell": "A1"}, (Media(sha256, 8, 8),), {"shape": shape})
+
+    one = row_content(row("train-000-1", "aa"))
+    assert one == row_content(row("validation-7", "aa"))
+    assert one not in (row_content(row("train-000-1", "bb")), row_content(row("train-000-1", "aa", "ring")))
+
+
 def test_training_images_in_other_validation_rows_are_reported(world, tmp_path):
     rows = rows_of(tmp_path, "ax")
     write(tmp_path / "other.jsonl", [{**row, "prompt": "<image>Another question"} for row in rows])
@@ -195,6 +222,20 @@ def test_resized_images_are_counted(world, tmp_path):
 def test_a_broken_reward_is_an_error_with_its_words(world, function, words):
     found = world(f"reward.name=rewards.py:{function}", "reward.timeout_seconds=1", "reward.weights={}")
     assert any(words in message for message in errors(found)), found.problems
+
+
+def test_a_weighted_part_that_a_correct_response_lacks_is_a_warning(world, tmp_path):
+    (tmp_path / "renamed.py").write_text(RENAMED)
+    recipe = ("reward.name=renamed.py:score", "reward.weights={right = 0.8, form = 0.2}")
+    problem = the(world(*recipe).problems, "returns no part `right` for a correct response")
+    assert problem.level == "warning" and "without a weight: correct" in str(problem.hint)
+    assert not [p for p in world().problems if "returns no part" in p.message]
+
+
+def test_a_reward_that_hangs_on_correct_responses_is_an_error_whatever_on_timeout_says(world, tmp_path):
+    (tmp_path / "hanging.py").write_text(HANGING)
+    problems = world("reward.name=hanging.py:score", "reward.timeout_seconds=1").problems
+    assert the(problems, "does not answer within 1 s for 1 of 6 correct responses").level == "error"
 
 
 def test_a_reward_that_asks_for_nothing_is_a_warning(world):

@@ -345,3 +345,26 @@ def test_of_one_kind_what_pays_most_comes_first():
     results = [result("a", "unfair", 1.0), result("b", "leak", 0.2), result("c", "", 0.9), result("d", "leak", 0.7),
                result("e", "breaks", None), result("f", "hole", 0.1), result("g", "leak", None)]  # fmt: skip
     assert [r.name for r in ranked(results)] == ["f", "d", "b", "g", "e", "a", "c"]
+
+
+def test_honest_play_in_a_form_of_the_tasks_own_is_its_correct_responses(tmp_path):
+    source = """
+        import re
+        def reward(x):
+            found = re.fullmatch(r"<cell>([AB])</cell>", x.response)
+            return 0.2 * (found is not None) + 0.8 * (found is not None and found[1] == x.truth["cell"])
+    """
+    rows = [RewardInput("", {"cell": cell, "scene": str(i)}) for i, cell in enumerate("AABAB")]
+    blind = probe_reward(load(tmp_path, source), {}, rows)
+    assert "the right answer" in flagged(blind)  # no known form fits
+    report = probe_reward(load(tmp_path, source), {}, rows, trace=lambda x: f"<cell>{x.truth['cell']}</cell>")
+    assert flagged(report) == set()
+    assert report["honest"]["informed"] == 1.0 and report["honest"]["wrong"] == 0.2
+    assert report["honest"]["answer"] == "always <cell>A</cell>"
+    assert report["honest"]["uninformed"] == pytest.approx(0.2 + 0.8 * 3 / 5)
+
+
+def test_a_known_form_that_pays_as_much_as_the_tasks_own_stays_honest_play(tmp_path):
+    spec = load(tmp_path, "def reward(x):\n    return float(x.response.strip() == x.truth['answer'])\n")
+    traced = probe_reward(spec, {}, TEXT_ROWS, trace=lambda x: "nonsense")
+    assert traced["honest"] == probe_reward(spec, {}, TEXT_ROWS)["honest"]

@@ -22,6 +22,7 @@ from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.paired import differences
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
 from vlmrl.evaluate.sets import no_clash, resamples, row_counts, set_differences, summarise_sets
+from vlmrl.store.evaluated import set_method_of
 from vlmrl.tasks.base import REPLICATES
 from vlmrl.types import RewardInput, Score
 
@@ -94,9 +95,13 @@ def test_few_units_have_no_interval_and_an_undefined_metric_is_left_out():
     for count, there in ((9, False), (10, True)):
         pooled = summarise_sets(mean, *split([k / 7 for k in range(count)]))["metrics"]["pooled"]
         assert (pooled["low"] is not None) == there == (pooled["high"] is not None)
-    assert summarise_sets(pooled_ratio, *split([0.0] * 12))["metrics"] == {}
+    found = summarise_sets(pooled_ratio, *split([0.0] * 12))
+    assert found["metrics"] == {} and found["set_metrics"]["undefined"] == ["ratio"]
+    assert set_method_of(found) == ""
     found = summarise_sets(pooled_ratio, *split([1.0, *[0.0] * 11]))
     drawn = found["set_metrics"]["replicates"]["ratio"]
+    method = "of ratio: percentiles of 400 resamples of the units that rows share"
+    assert found["set_metrics"]["undefined"] == [] and set_method_of(found) == method
     assert None in drawn and found["metrics"]["ratio"]["low"] is not None, "defined on most resamples: 1 - (11/12)^12"
     json.dumps(found, allow_nan=False)
 

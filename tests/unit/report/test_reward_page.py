@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,18 @@ def test_the_page_shows_the_most_changed_with_their_images_and_nothing_runs(save
     pictures = set(re.findall(r'href="(data:image/png;base64,[^"]+)"', page))
     assert len(pictures) == 2, "each image once, however many responses show it"
     assert "0.000" in page and "advantage" in page
+
+
+def test_the_prompt_is_shown_beside_the_truth(saved, tmp_path):
+    found = checked(saved, tmp_path)
+    asked = {
+        row: replace(sample, input=replace(sample.input, prompt="Where is the <b>disc</b>?"))
+        for row, sample in found.samples.items()
+    }
+    unknown = {row: replace(sample, input=replace(sample.input, prompt="")) for row, sample in found.samples.items()}
+    page = render_reward_page(saved, replace(found, samples=asked))
+    assert page.count("<summary>prompt</summary><pre>Where is the ") == 6 and "<b>disc" not in page
+    assert "<summary>prompt</summary>" not in render_reward_page(saved, replace(found, samples=unknown))
 
 
 def test_images_are_shrunk_and_bounded(saved, tmp_path, monkeypatch):

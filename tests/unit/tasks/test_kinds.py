@@ -70,7 +70,7 @@ def test_every_task_says_how_a_table_holds_its_truths_and_can_be_sent_to_a_proce
 
 def test_a_plain_value_is_the_answer_of_a_task_without_fields_of_its_own() -> None:
     assert TruthRule("table").read(4, {}) == ({"answer": 4}, "", "")
-    assert TruthRule().read(4, {}) == ({"ground_truth": 4}, "", "")
+    assert TruthRule().read(4, {}) == ({"answer": 4, "ground_truth": 4}, "", "")
     assert TruthRule("table").read(None, {})[1] == "the ground truth is None, not a mapping of truth fields"
 
 

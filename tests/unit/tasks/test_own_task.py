@@ -221,7 +221,7 @@ def test_the_written_task_folder_is_prepared(tmp_path: Path, monkeypatch: pytest
 def test_a_run_keeps_the_file_and_a_resume_sees_that_it_changed(here: Path) -> None:
     from types import SimpleNamespace
 
-    from vlmrl.train.records import content_changes, records_of, texts_of
+    from vlmrl.train.records import changed_since, content_changes, records_of, texts_of
 
     data = Data(path=str(made(here)), task="sums/task.py:task")
     before = open_source(data, Reward())
@@ -229,7 +229,8 @@ def test_a_run_keeps_the_file_and_a_resume_sees_that_it_changed(here: Path) -> N
     sha256 = records["datasets"][0]["task_sha256"]
     assert texts_of([before])["task", sha256] == TASK
     (here / "kept").mkdir()
-    (here / "kept" / f"task-{sha256[:16]}.py").write_text(TASK)
+    for what in ("task", "reward"):
+        (here / "kept" / f"{what}-{sha256[:16]}.py").write_text(TASK)
     (here / "sums" / "task.py").write_text(TASK.replace("i + 1", "i + 2"))
     after = open_source(data, Reward())
     run: Any = SimpleNamespace(manifest=SimpleNamespace(**records), dir=here)
@@ -238,7 +239,9 @@ def test_a_run_keeps_the_file_and_a_resume_sees_that_it_changed(here: Path) -> N
     changed = changes["task sums/task.py:task"]
     assert changed.old == sha256 and after.task.own is not None and changed.new == after.task.own.sha256
     assert '+    return {"train": (NewRow({"answer": start + i + 2}' in changed.diff
+    assert changes["reward sums/task.py:score"].diff == ""  # the same lines were shown
     assert content_changes(run, records, texts_of([before])) == []
+    assert changed_since(run, [after]) == list(changes) and changed_since(run, [before]) == []
 
 
 def test_the_example_of_the_readme_makes_data_and_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,10 +25,17 @@ from vlmrl.train.eval_recipe import choose_recipe
 from vlmrl.train.eval_rows import EvalRows, only_training_rows, rows_to_evaluate
 from vlmrl.train.evaluation import EvalSettings, plan
 from vlmrl.train.origin import ModelOrigin
+from vlmrl.train.origin import origin_of as first_origin
 from vlmrl.train.resume import Request, plan_resume
 from vlmrl.train.start import Labels, reopen_run, start_run
 
 REWARD = "def score(x):\n    return 1.0\n"
+OWN_TASK = """
+from vlmrl import Task
+
+def task(info):
+    return Task(name="t", summary="s", template="{{ prompt }}", profiles={"default": ("reward.py:score", {})})
+"""
 SETTINGS = """
 model = {path = "nobody/nothing", dtype = "float32"}
 rollout.engine = "torch"
@@ -229,6 +237,40 @@ def test_files_of_a_run_are_found_from_another_folder(place: Path, monkeypatch: 
     monkeypatch.chdir(place / "elsewhere")
     chosen = choose_recipe(replace(origin_of(run), checkpoint=layout.checkpoint_dir(runs / run.id, 4)), runs)
     assert facts(rows_to_evaluate(chosen.recipe, chosen.seen)) == [("train", "validation", "validation", 6)]
+
+
+def test_a_plain_name_is_no_file_of_the_folder_that_the_run_was_started_in(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = run_of(entry("all", 'validation = "validation"\nreward = "exact_match"'))
+    runs = Path("runs").absolute()
+    for name in ("validation", "exact_match", "table", "elsewhere"):
+        (place / name).mkdir()
+    monkeypatch.chdir(place / "elsewhere")
+    chosen = choose_recipe(replace(origin_of(run), checkpoint=layout.checkpoint_dir(runs / run.id, 4)), runs).recipe
+    data = chosen.data[0]
+    assert (data.reward, data.validation, data.task) == ("exact_match", "validation", "table")
+    assert data.path == str(place / "all") and chosen.reward.name == f"{place / 'reward.py'}:score"
+
+
+def test_a_task_of_ones_own_is_found_from_another_folder(place: Path, monkeypatch: pytest.MonkeyPatch):
+    (place / "t.py").write_text(OWN_TASK)
+    run = run_of('[[data]]\npath = "train.jsonl"\ntask = "t.py:task"\n')
+    runs = Path("runs").absolute()
+    (place / "elsewhere").mkdir()
+    monkeypatch.chdir(place / "elsewhere")
+    chosen = choose_recipe(replace(origin_of(run), checkpoint=layout.checkpoint_dir(runs / run.id, 4)), runs)
+    assert chosen.recipe.data[0].task == f"{place / 't.py'}:task"
+
+
+def test_the_first_weights_of_a_run_elsewhere_are_found(place: Path):
+    run = run_of(entry("train.jsonl"))
+    folder = origin_of(run).checkpoint
+    assert folder is not None
+    parent = {"run": run.id, "checkpoint": folder.name, "why": "the best"}
+    child = SimpleNamespace(manifest=SimpleNamespace(first_weights=parent))
+    for path, root in ((str(run.dir), Path("other")), (run.id, run.dir.parent)):
+        assert first_origin(child, path, root).checkpoint == folder  # type: ignore[arg-type]
 
 
 # Names: nothing of training's own is overwritten

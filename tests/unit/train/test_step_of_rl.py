@@ -304,6 +304,14 @@ def test_a_service_that_is_down_is_said_and_is_no_failure(session):
     assert "reward/unavailable" not in rl.group_metrics(groups_with(1, 8))
 
 
+def test_responses_that_hung_the_reward_are_counted():
+    hung = Score(0.0, {}, "no answer within 1 s; alone too: it earns `on_timeout`")
+    groups = [group(*(replace(sample(k, 0.0), score=hung) for k in range(3)), *(sample(k, 1.0) for k in range(5)))]
+    metrics = rl.group_metrics(groups)
+    assert (metrics["reward/timeouts"], metrics["reward/errors"]) == (3, 0)
+    assert "reward/timeouts" not in rl.group_metrics(groups_with(1, 8))
+
+
 def test_a_service_that_is_down_stops_a_run_that_wants_it(session):
     session.progress.step = 7
     with pytest.raises(RewardUnavailable, match="no answer from judge:8000") as caught:
