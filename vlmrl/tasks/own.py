@@ -18,13 +18,11 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from vlmrl.errors import RecipeError, VlmrlError
-from vlmrl.metric import Metric
+from vlmrl.errors import DataError, RecipeError, VlmrlError
 from vlmrl.tasks.base import Task
+from vlmrl.tasks.own_checks import RETURNS, check_fields
 
 MAX_SOURCE_BYTES = 1_000_000
-WATCHED = ("validate", "outcome", "set_metrics", "messages", "trace", "attacks", "unit", "figures")
-"""Functions of a task whose mistakes are named with their line, wherever they are called."""
 HOW = "write it as path/to/file.py:function"
 
 
@@ -74,31 +72,21 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
             f"`{name}` returned {type(made).__name__}, not a Task", where=f"{path_text}:{line}",
             hint="return vlmrl.Task(...); `vlmrl init --task NAME` writes an example",
         )  # fmt: skip
-    _check_fields(made, f"{path_text}:{line}")
+    check_fields(made, f"{path_text}:{line}")
     profiles = {key: (_beside(path_text, reward), args) for key, (reward, args) in made.profiles.items()}
     watched = {
-        key: _watched(function, f"`{key}` of `{name}`", path_text)
-        for key in WATCHED
-        if (function := getattr(made, key, None)) is not None
+        key: _watched(function, f"`{key}` of `{name}`", path_text, check)
+        for key, check in RETURNS.items()
+        if (function := getattr(made, key)) is not None
     }
+    if made.outcome_as is not None:
+        measure_for = _watched(made.outcome_as, f"`outcome_as` of `{name}`", path_text, _function)
+        watched["outcome_as"] = lambda spec: _watched(
+            measure_for(spec), f"`outcome` of `{name}`", path_text, RETURNS["outcome"]
+        )
     return replace(
         made, name=name, profiles=profiles, own=file, template_file=made.template_file or path_text, **watched
     )
-
-
-def _check_fields(task: Task, where: str) -> None:
-    """Raise a RecipeError where a field of a task is of another kind than it has to be."""
-    for key in (*WATCHED, "outcome_as", "prep"):
-        if (value := getattr(task, key)) is not None and not callable(value):
-            raise RecipeError(f"`{key}` of the task is {value!r:.80}, not a function", where=where)
-    if not isinstance(task.by, (tuple, list)) or not all(isinstance(name, str) for name in task.by):
-        hint = 'names of fields of the truth: by=("count",)'
-        raise RecipeError(f"`by` of the task is {task.by!r:.80}", where=where, hint=hint)
-    if not isinstance(task.metrics, Mapping) or not all(isinstance(m, Metric) for m in task.metrics.values()):
-        hint = 'metrics={"error": vlmrl.Metric("lower", (0.0, 1.0))}'
-        raise RecipeError(f"`metrics` of the task is {task.metrics!r:.80}", where=where, hint=hint)
-    if not isinstance(task.template, str):
-        raise RecipeError(f"`template` of the task is {task.template!r:.80}, not a text", where=where)
 
 
 def read_own(path_text: str) -> OwnFile:
@@ -157,17 +145,41 @@ def guarded(what: str, path_text: str, run: Callable[[], Any]) -> Any:
         where = f"{path_text}:{error.lineno or 1}"
         raise RecipeError(f"{what} is not valid Python: {error.msg}", where=where) from error
     except (Exception, SystemExit) as error:
-        told = f"{type(error).__name__}: {error}"
+        told = f"{type(error).__name__}: {_said(error)}"
         hint = "mend that line; a task's function gets the dataset's dataset.json, empty where there is no dataset yet"
         raise RecipeError(f"{what} raised {told}", where=_place(error, path_text), hint=hint) from error
 
 
-def _watched(function: Callable[..., Any], what: str, path_text: str) -> Callable[..., Any]:
+def _watched(
+    function: Callable[..., Any], what: str, path_text: str, check: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """Return the user's function with its mistakes named, and with the check of what it returns."""
+
     @wraps(function)
     def call(*args: Any, **more: Any) -> Any:
-        return guarded(what, path_text, lambda: function(*args, **more))
+        return guarded(what, path_text, lambda: _checked(check, function(*args, **more), what))
 
     return call
+
+
+def _checked(check: Callable[[Any], Any], returned: Any, what: str) -> Any:
+    try:
+        return check(returned)
+    except DataError as error:
+        raise DataError(f"{what}: {error.message}", hint=error.hint) from error
+
+
+def _function(returned: Any) -> Callable[..., Any]:
+    if not callable(returned):
+        raise DataError(f"it returned {returned!r:.80}, not a function")
+    return returned
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as nested:
+        return f"(its text cannot be made: {type(nested).__name__})"
 
 
 def _place(error: BaseException, path_text: str) -> str:

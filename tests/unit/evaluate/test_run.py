@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,9 @@ from PIL import Image
 
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.dist.world import World
-from vlmrl.errors import DataError, RecipeError, RewardError, RewardUnavailable
+from vlmrl.errors import DataError, RecipeError, RewardError, RewardUnavailable, VlmrlError
 from vlmrl.evaluate import run as evaluating
+from vlmrl.evaluate.metrics import task_problems
 from vlmrl.evaluate.records import read_evaluation, write_evaluation
 from vlmrl.evaluate.run import Evaluation, evaluate
 from vlmrl.metric import Metric
@@ -24,6 +26,7 @@ from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Request
 from vlmrl.store.media import RunImages
+from vlmrl.tasks import make_task
 from vlmrl.tasks.base import Task, Verdict
 from vlmrl.tasks.figure import Table
 from vlmrl.types import Media, Message, RewardInput, RewardResult, Row, Sample, SamplingParams, Score
@@ -331,8 +334,97 @@ def test_metrics_of_the_whole_split_stand_beside_those_of_rows():
     assert summary["metrics"]["accuracy"]["value"] == 1.0, "those of rows are there as ever"
     assert sizes[0] == 6 and set(sizes[1:]) == {4, 6, 8}, "units of four rows and of two, two of them drawn"
     assert summary["set_metrics"]["names"] == ["all_right", "values"]
-    with pytest.raises(DataError, match="task `echo` calls a set metric `reward`"):
-        run(ListSource(rows(3), task=replace(task, set_metrics=lambda verdicts: {"reward": 1.0})), ScriptedEngine())
+
+
+def own_task(folder: Path, fields: str) -> Task:
+    """The task of a file whose `Task` has these fields besides its name, summary and template."""
+    (folder / "task.py").write_text(
+        "import itertools, numpy as np\nfrom vlmrl import Histogram, Lines, Metric, Table, Task\n\n"
+        "def boom(*given):\n    raise KeyError('x')\n\n"
+        f"def task(info):\n    return Task('any', 'a sum', 'x', **dict({fields}))\n"
+    )
+    return make_task(f"{folder}/task.py:task", {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ("set_metrics=boom", "`set_metrics` of .* raised KeyError"),
+        ("set_metrics=lambda v: {'reward': 1.0}", "calls a set metric `reward`"),
+        ("set_metrics=lambda v: {'ap': 10**400}", "the metric `ap` is 1000"),
+        ("set_metrics=lambda v: {'ap': np.array([1, 2])}", "the metric `ap` is array"),
+        ("set_metrics=lambda v: 5", "it returned a int, not names with numbers"),
+        ("set_metrics=lambda v: {'ap': 1.0}, unit=boom", "`unit` of .* raised KeyError"),
+        ("set_metrics=lambda v: {'ap': 1.0}, unit=lambda row: [1]", "a list, which cannot be a key"),
+    ],
+)
+def test_set_metrics_that_fail_are_noted_and_the_answers_are_kept(tmp_path: Path, fields: str, told: str):
+    found = run(ListSource(rows(3), task=own_task(tmp_path, fields)), ScriptedEngine())
+    assert len(found.rows) == 3 and found.summary["metrics"]["reward"]["n"] == 3
+    assert re.search(told, found.summary["set_metrics_problem"])
+    assert re.search(told, *task_problems(found.summary))
+
+
+def test_set_metrics_may_change_the_list_that_they_get(tmp_path: Path):
+    task = own_task(tmp_path, "set_metrics=lambda v: {'ap': float(len(v)) + (v.clear() or 0)}")
+    assert run(ListSource(rows(3), task=task), ScriptedEngine()).summary["metrics"]["ap"]["value"] == 3.0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "figures=lambda v: None",
+        "figures=lambda v: (1 / 0 for _ in v)",
+        "figures=lambda v: (Table('t', ['a'], [[1]]) for _ in itertools.count())",
+        "figures=lambda v: [Table('t', ['a'], [[float('nan')]])]",
+        "figures=lambda v: [Table('t', ['a'], [[10**5000]])]",
+        "figures=lambda v: [Table('t', ['a'], [[np.array([1, 2])]])]",
+        "figures=lambda v: [Histogram('t', {'a': [10**400]})]",
+        "figures=lambda v: [Histogram('t', {'a': [1]}, bins=2.5)]",
+        "figures=lambda v: [Histogram('t', {'a': [1]}, range=(-1e308, 1e308))]",
+        "figures=lambda v: [Lines('t', {'a': [(10**400, 1)]})]",
+    ],
+)
+def test_figures_that_cannot_be_drawn_are_noted_and_the_evaluation_is_written(tmp_path: Path, fields: str):
+    found = run(ListSource(rows(2), task=own_task(tmp_path, fields)), ScriptedEngine())
+    assert found.summary["figures"] == [] and found.summary["figures_problem"]
+    write_evaluation(tmp_path / "e", found, {})
+    assert len(read_evaluation(tmp_path / "e").rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("outcome", "told"),
+    [
+        ("boom() if 'p1' in x.response else {'accuracy': 1.0}", "raised KeyError"),
+        ("{'accuracy': 'yes' if 'p1' in x.response else 1}", "`accuracy` is 'yes'"),
+        ("None if 'p1' in x.response else {'accuracy': 1.0}", "it returned None"),
+        ("{'reward' if 'p1' in x.response else 'accuracy': 1.0}", "calls an outcome `reward`"),
+        ("{'a\\nb' if 'p1' in x.response else 'accuracy': 1.0}", "a metric is called 'a.nb'"),
+    ],
+)
+def test_an_answer_that_the_task_cannot_measure_costs_its_numbers_alone(tmp_path: Path, outcome: str, told: str):
+    source = ListSource(rows(3), task=own_task(tmp_path, f"outcome=lambda x, score: {outcome}"))
+    found = run(source, ScriptedEngine())
+    assert [row["outcome"] for row in found.rows] == [{"accuracy": 1.0}, {}, {"accuracy": 1.0}]
+    assert found.summary["metrics"]["accuracy"]["n"] == 2 and found.summary["metrics"]["reward"]["n"] == 3
+    assert found.summary["outcome_problems"]["rows"] == 1
+    assert re.search(told, found.summary["outcome_problems"]["first"])
+    write_evaluation(tmp_path / "e", found, {})
+    assert len(read_evaluation(tmp_path / "e").rows) == 3
+
+
+@pytest.mark.parametrize("outcome", ["boom()", "5", "{'truncated': 1.0}", "{'pass@2': 1.0}", "{'score': 1.0}"])
+def test_a_task_that_can_measure_no_answer_stops_before_any_is_made(tmp_path: Path, outcome: str):
+    engine = ScriptedEngine()
+    with pytest.raises(VlmrlError):
+        run(ListSource(rows(3), task=own_task(tmp_path, f"outcome=lambda x, score: {outcome}")), engine)
+    assert not engine.asked
+
+
+def test_numbers_of_numpy_count_like_floats(tmp_path: Path):
+    task = own_task(tmp_path, "outcome=lambda x, score: {'accuracy': np.float32(0.5), 'hit': np.bool_(True)}")
+    found = run(ListSource(rows(2), task=task), ScriptedEngine())
+    assert found.summary["metrics"]["accuracy"]["value"] == 0.5 and found.summary["metrics"]["hit"]["value"] == 1.0
 
 
 def test_an_outcome_reads_what_the_reward_has_found():

@@ -254,3 +254,50 @@ def test_the_example_of_the_readme_makes_data_and_pays(tmp_path: Path, monkeypat
     (tmp_path / "a.jsonl").write_text('{"response": "<answer>3</answer>", "answer": 3}\n')
     checked = this_process("reward-check", "a.jsonl", "--task", "task.py:task", "--json", cwd=tmp_path)
     assert json.loads(checked.out)["parts"], checked.err
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "profiles=5", "profiles={'default': 5}", "profiles={'default': (':score',)}", "profiles={'default': (5, {})}",
+        "profiles={'default': (':score', 5)}", "profiles={5: (':score', {})}", "outcome=None", "validate=None",
+        "figures=None", "variables=5", "variables={1: 2}", "summary=None", "metrics={5: Metric('higher')}",
+        "metrics={'a': Metric('higher', (0, 1, 2))}", "metrics={'a': Metric(range=('0', '1'))}", "truths=5", "kind=5",
+        "template_file=5", "variants=5", "trace='x'",
+    ],
+)  # fmt: skip
+def test_a_field_of_another_kind_is_named_when_the_task_is_made(here: Path, field: str) -> None:
+    key = field.partition("=")[0]
+    (here / "own.py").write_text(
+        "from vlmrl import Metric, Task\n\ndef task(info):\n"
+        f"    return Task(**{{'name': 'a', 'summary': 's', 'template': 'x', **dict({field})}})\n"
+    )
+    with pytest.raises(RecipeError, match=f"`{key}` of the task|`range` of a metric") as error:
+        make_task("own.py:task", {})
+    assert str(error.value.where).startswith("own.py:")
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "told"),
+    [
+        ("validate", ({},), "not a list of texts"), ("attacks", ([],), "not a list of vlmrl.Attack"),
+        ("trace", (None, None), "not the text of a response"), ("messages", (None,), "not a tuple of"),
+    ],
+)  # fmt: skip
+def test_what_a_function_returns_is_checked_where_it_is_called(
+    here: Path, function: str, given: Any, told: str
+) -> None:
+    (here / "own.py").write_text(
+        f"from vlmrl import Task\n\ndef task(info):\n    return Task('a', 's', 'x', {function}=lambda *given: 5)\n"
+    )
+    with pytest.raises(RecipeError, match=f"`{function}` of `own.py:task`: .*{told}"):
+        getattr(make_task("own.py:task", {}), function)(*given)
+
+
+def test_an_error_without_a_text_is_named_by_its_kind(here: Path) -> None:
+    (here / "own.py").write_text(
+        "class Odd(Exception):\n    def __str__(self):\n        raise RuntimeError\n\n"
+        "def task(info):\n    raise Odd()\n"
+    )
+    with pytest.raises(RecipeError, match=r"raised Odd: .its text cannot be made: RuntimeError"):
+        make_task("own.py:task", {})
