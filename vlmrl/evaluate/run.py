@@ -72,6 +72,7 @@ def evaluate(
         rollouts = sample_rollouts(
             generator, prompts, params, num_samples=samples, run_seed=seed, version=generator.version, progress=progress
         )
+        limit.left_out += scorer.images_left_out
         # A reward that fails on every row of the first chunk is a bug, not bad luck: strict shows the first row.
         scored = score_rollouts(rollouts, {source.name: scorer}, strict=strict)
         if start == 0 and all(world.gather(all(s.score.error is not None for g in scored for s in g.samples))):
