@@ -72,23 +72,34 @@ def evaluate(
         rollouts = sample_rollouts(
             generator, prompts, params, num_samples=samples, run_seed=seed, version=generator.version, progress=progress
         )
-        limit.left_out += scorer.images_left_out
         # A reward that fails on every row of the first chunk is a bug, not bad luck: strict shows the first row.
         scored = score_rollouts(rollouts, {source.name: scorer}, strict=strict)
+        limit.left_out += scorer.images_left_out
         if start == 0 and all(world.gather(all(s.score.error is not None for g in scored for s in g.samples))):
             score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)
         groups += world.interleave(limit.keep(scored))
     found, problems = make_records(groups, source, scorer.spec)
-    ranges = _ranges(found, source, scorer, params)
-    summary = summarise(found, ranges, source.task.by) | _accuracy_of(found, source, scorer.spec)
-    summary = _of_the_whole(summary, found, groups, source)
-    for name, metric in summary["metrics"].items():
-        metric["better"] = metric_facts(name, source.task.metrics).better
-    if left_out := sum(world.gather(limit.left_out)):
+    left_out = sum(world.gather(limit.left_out))
+    # The task's own functions need not give the same twice: all processes go on with what one of them has measured.
+    summary = world.from_main(lambda: _summary(found, groups, source, scorer, params))
+    if left_out:
         summary["artifacts_left_out"] = left_out
     if problems:
         summary["outcome_problems"] = {"rows": len(problems), "first": problems[0]}
     return Evaluation(found, summary, kept_files(groups))
+
+
+def _summary(
+    records: Sequence[Mapping[str, Any]], groups: Sequence[Group], source: Source, scorer: Scorer,
+    params: SamplingParams,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the metrics of an evaluation, of its rows and of the whole split, and the figures of its task."""
+    ranges = _ranges(records, source, scorer, params)
+    summary = summarise(records, ranges, source.task.by) | _accuracy_of(records, source, scorer.spec)
+    summary = _of_the_whole(summary, records, groups, source)
+    for name, metric in summary["metrics"].items():
+        metric["better"] = metric_facts(name, source.task.metrics).better
+    return summary
 
 
 def _of_the_whole(

@@ -170,6 +170,15 @@ def test_pictures_beyond_the_limit_are_left_out_and_counted(tmp_path: Path):
     assert found.summary["artifacts_left_out"] == 2 and all(r["detail"] for r in found.rows)
 
 
+def test_pictures_that_one_call_could_not_hold_are_counted_too(monkeypatch: pytest.MonkeyPatch):
+    size = max(len(file) for file in run(ListSource(rows(1)), ScriptedEngine(), drawn).files.values())
+    monkeypatch.setattr("vlmrl.rewards.scorer.MOST_CALL_BYTES", 2 * size)
+    monkeypatch.setattr(evaluating, "CHUNK_PROMPTS", 4)
+    found = run(ListSource(rows(5)), ScriptedEngine(), drawn)
+    kept = [bool(r["artifacts"]) for r in found.rows]
+    assert found.summary["artifacts_left_out"] == kept.count(False) and kept[0] and kept[4] and not kept[3]
+
+
 def test_a_figure_that_fails_is_noted_and_ends_nothing():
     def figures(verdicts):
         raise RecipeError("`figures` of `echo` raised KeyError", where="task.py:3")
@@ -245,6 +254,19 @@ def test_several_processes_make_the_evaluation_of_one(monkeypatch: pytest.Monkey
     alone = run(ListSource(rows(7)), ScriptedEngine(), lambda x: len(x.response) / 9, samples=2, seed=5)
     for found in shared(size, samples=2, seed=5):
         assert found.rows == alone.rows and found.summary == alone.summary
+
+
+def test_processes_go_on_with_one_value_of_a_metric_that_differs_between_them():
+    """Which step is the best, and so who saves, follows from it: every process must see the same number."""
+    numbers = iter(range(100))
+    task = replace(ListSource([]).task, set_metrics=lambda verdicts: {"odd": float(next(numbers))})
+    meeting = (Barrier(2), [None] * 2)
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [
+            pool.submit(run, ListSource(rows(1), task=task), ScriptedEngine(), world=Meeting(r, 2, group=meeting))
+            for r in range(2)
+        ]
+        assert [job.result().summary["metrics"]["odd"]["value"] for job in jobs] == [0.0, 0.0]
 
 
 def test_a_reward_that_fails_on_one_process_alone_is_counted_and_on_all_it_is_an_error():

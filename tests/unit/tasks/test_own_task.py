@@ -318,7 +318,7 @@ def prep_of(here: Path, function: str) -> None:
         ("n: int | str = 3", "parameter `n` of `prep` cannot be an option"),
         ("n: Nowhere = 3", "name 'Nowhere' is not defined"),
         ("*n", "cannot be an option"),
-        *((f"{name}: int = 3", f"the parameter `{name}`, which every") for name in ("force", "limits", "json", "workers")),
+        *((f"{name}: int = 3", f"the parameter `{name}`, which every") for name in ("force", "limits", "workers")),
     ],
 )  # fmt: skip
 def test_a_parameter_that_cannot_be_an_option_is_named(here: Path, parameters: str, told: str) -> None:
