@@ -24,7 +24,7 @@ from vlmrl.tasks.base import Task, Verdict
 from vlmrl.tasks.figure import figures_to_json
 from vlmrl.tasks.measure import outcome_of, response_input
 from vlmrl.tasks.source import Source
-from vlmrl.types import Group, SamplingParams
+from vlmrl.types import Group, SamplingParams, Score
 
 CHUNK_PROMPTS = 512
 """Prompts encoded at once: bounds memory, does not change results."""
@@ -45,7 +45,7 @@ __all__ = ["Evaluation", "evaluate", "read_evaluation", "write_evaluation"]
 def evaluate(
     generator: Generator, encoder: Encoder, source: Source, scorer: Scorer, *, params: SamplingParams, seed: int = 0,
     max_rows: int | None = None, samples: int = 1, strict: bool = False, progress: Callable[[int], Any] | None = None,
-    world: World = ALONE, artifact_bytes: int = KEPT_BYTES,
+    world: World = ALONE, artifact_bytes: int = KEPT_BYTES, patient: bool = False,
 ) -> Evaluation:  # fmt: skip
     """Answer, parse and score the rows of a source.
 
@@ -58,6 +58,7 @@ def evaluate(
         progress: called with the number of responses newly finished.
         world: processes that share the work, each with an engine of its own; all get the whole evaluation.
         artifact_bytes: of images that the reward makes, most that are kept; those of later responses are left out.
+        patient: a service that is down for every row is no error: there are no scores then.
     Raises: DataError when the source has no rows; RewardError when strict, or when the reward failed for every row.
     """
     count = len(source.rows) if max_rows is None else min(max_rows, len(source.rows))
@@ -75,7 +76,7 @@ def evaluate(
         # A reward that fails on every row of the first chunk is a bug, not bad luck: strict shows the first row.
         scored = score_rollouts(rollouts, {source.name: scorer}, strict=strict)
         limit.left_out += scorer.images_left_out
-        if start == 0 and all(world.gather(all(s.score.error is not None for g in scored for s in g.samples))):
+        if start == 0 and _is_broken([s.score for g in scored for s in g.samples], world, patient):
             score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)
         groups += world.interleave(limit.keep(scored))
     found, problems = make_records(groups, source, scorer.spec)
@@ -87,6 +88,13 @@ def evaluate(
     if problems:
         summary["outcome_problems"] = {"rows": len(problems), "first": problems[0]}
     return Evaluation(found, summary, kept_files(groups))
+
+
+def _is_broken(scores: Sequence[Score], world: World, patient: bool) -> bool:
+    """Return whether a reward gives no score at all, on any process; see `evaluate`."""
+    seen = [one for found in world.gather({(s.error is None, s.status) for s in scores}) for one in found]
+    is_down = patient and all(status == "unavailable" for _, status in seen)
+    return not is_down and not any(scored for scored, _ in seen)
 
 
 def _summary(

@@ -126,7 +126,7 @@ def _trace(returned: Any) -> str:
 
 
 def _attacks(returned: Any) -> list[Attack]:
-    attacks = list(islice(returned, MOST_ATTACKS)) if isinstance(returned, Iterable) else [None]
+    attacks: list[Any] = list(islice(returned, MOST_ATTACKS)) if isinstance(returned, Iterable) else [None]
     if not all(isinstance(attack, Attack) for attack in attacks):
         raise DataError(f"it returned {_kind(returned)}, not a list of vlmrl.Attack")
     return attacks

@@ -85,6 +85,7 @@ def validate(session: Session, generator: Generator) -> None:
         found = evaluate(
             generator, s.encoder, source, s.scorers[source.name], params=params, seed=s.recipe.train.seed,
             max_rows=settings.max_rows, world=s.world, artifact_bytes=KEPT_BYTES // 8,
+            patient=step > 0 and s.recipe.reward.on_unavailable == "mask",
         )  # fmt: skip
         for problem in task_problems(found.summary):
             s.watcher.message(f"validation on {source.name}: {problem}")

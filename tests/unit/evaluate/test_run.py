@@ -170,6 +170,20 @@ def test_pictures_beyond_the_limit_are_left_out_and_counted(tmp_path: Path):
     assert found.summary["artifacts_left_out"] == 2 and all(r["detail"] for r in found.rows)
 
 
+def test_a_service_that_is_down_stops_an_evaluation_and_no_training():
+    def down(x: RewardInput) -> float:
+        raise RewardUnavailable("busy")
+
+    with pytest.raises(RewardUnavailable):
+        run(ListSource(rows(2)), ScriptedEngine(), down)
+    found = run(ListSource(rows(2)), ScriptedEngine(), down, patient=True)
+    assert found.summary["reward_unavailable"] == 2 and "reward" not in found.summary["metrics"]
+    with pytest.raises(RewardError, match="ZeroDivisionError"):
+        run(ListSource(rows(2)), ScriptedEngine(), lambda x: 1 / 0, patient=True)
+    for found in shared(2, down, patient=True):
+        assert found.summary["reward_unavailable"] == 7
+
+
 def test_pictures_that_one_call_could_not_hold_are_counted_too(monkeypatch: pytest.MonkeyPatch):
     size = max(len(file) for file in run(ListSource(rows(1)), ScriptedEngine(), drawn).files.values())
     monkeypatch.setattr("vlmrl.rewards.scorer.MOST_CALL_BYTES", 2 * size)
