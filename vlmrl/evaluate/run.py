@@ -208,7 +208,7 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
                 outcome, problem = {}, str(error)
             if problem:
                 problems.append(problem)
-            found.append(row | {"outcome": outcome} | outcome)
+            found.append({**row, "outcome": outcome, **outcome})
     return found, problems
 
 

@@ -101,7 +101,7 @@ def _notes(group: Sequence[EvalColumn]) -> list[str]:
         told = [f"These are {label}." for label in {*labels.values()} if label]
     lost = [(c.label, n) for c in group if (n := c.summary.get("artifacts_left_out"))]
     told += [f"{label}: pictures of {n:,} responses were not kept, for their size." for label, n in lost]
-    told += [f"{c.label}: {problem}" for c in group for problem in task_problems(c.summary | {"figures_problem": ""})]
+    told += [f"{c.label}: {problem}" for c in group for problem in task_problems({**c.summary, "figures_problem": ""})]
     sets = {f"Of {', '.join(names)}: {METHOD}." for c in group if (names := set_metrics_of(c.summary))}
     return [*told, *(f"Intervals: {m}." for m in dict.fromkeys(method_of(c.summary) for c in group)), *sorted(sets)]
 
