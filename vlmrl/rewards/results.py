@@ -48,7 +48,7 @@ def detail_text(detail: Any) -> str | None:
     if detail is None:
         return None
     if (least := _least_bytes(detail)) > MOST_DETAIL_BYTES:
-        raise _too_long(least, "at least ")
+        raise _too_long(least, "holds itself, or is at least")
     try:
         text = _encode(detail)
     except (TypeError, ValueError, RecursionError) as error:
@@ -92,9 +92,9 @@ def _least_bytes(value: Any) -> int:
     return size
 
 
-def _too_long(size: int, more: str = "") -> RewardError:
+def _too_long(size: int, words: str = "is") -> RewardError:
     return RewardError(
-        f"the detail of the reward is {more}{size:,} bytes of JSON; the cap is {MOST_DETAIL_BYTES:,}",
+        f"the detail of the reward {words} {size:,} bytes of JSON; the cap is {MOST_DETAIL_BYTES:,}",
         hint="keep what a person or a metric reads of it: an answer, boxes, numbers",
     )
 
@@ -126,7 +126,7 @@ def artifact_files(artifacts: Any) -> dict[str, bytes]:
 
 def _check_count(number: int) -> None:
     if number > MOST_ARTIFACTS:
-        raise RewardError(f"the reward returned {number:,} artifacts or more; the cap is {MOST_ARTIFACTS}")
+        raise RewardError(f"the reward returned {number:,} artifacts; the cap is {MOST_ARTIFACTS}")
 
 
 def _artifact_name(key: Any) -> str:
