@@ -10,19 +10,20 @@ MOST_LEVELS = 200
 level, and Python stops them at about 1000."""
 
 
-def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
+def parse_json(text: str | bytes, *, unique_keys: bool = False, most_levels: int = MOST_LEVELS) -> Any:
     """Return the value of a JSON text.
 
-    Args: unique_keys: refuse an object that has a key twice; Python keeps the last value without a word.
-    Raises: ValueError when it is no JSON, no UTF-8, has a repeated key where it must not, or is
-        nested deeper than MOST_LEVELS.
+    Args:
+        unique_keys: refuse an object that has a key twice; Python keeps the last value without a word.
+        most_levels: arrays and objects inside each other, at most.
+    Raises: ValueError when it is no JSON, no UTF-8, has a repeated key where it must not, or is nested deeper.
     """
-    too_deep = ValueError(f"it nests more than {MOST_LEVELS} levels of JSON")
+    too_deep = ValueError(f"it nests more than {most_levels} levels of JSON")
     try:
         value = json.loads(text, object_pairs_hook=_unique if unique_keys else None)
     except RecursionError:
         raise too_deep from None
-    if _openings(text) > MOST_LEVELS and _is_deep(value):
+    if _openings(text) > most_levels and _is_deep(value, most_levels):
         raise too_deep
     return value
 
@@ -43,9 +44,9 @@ def _openings(text: str | bytes) -> int:
     return text.count(b"[") + text.count(b"{")
 
 
-def _is_deep(value: Any) -> bool:
+def _is_deep(value: Any, levels: int) -> bool:
     level = [value]
-    for _ in range(MOST_LEVELS):
+    for _ in range(levels):
         level = [
             child
             for parent in level

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Better = Literal["higher", "lower", "neither"]
 SHARE = (0.0, 1.0)
@@ -27,12 +28,20 @@ class Metric:
         if self.better not in (None, *get_args(Better)):
             known = ", ".join(repr(word) for word in get_args(Better))
             raise ValueError(f"`better` of a metric is {self.better!r}; it can be {known} or None")
-        try:
-            sound = self.range is None or float(self.range[0]) < float(self.range[1])
-        except (TypeError, ValueError, IndexError, KeyError):
-            sound = False
-        if not sound:
-            raise ValueError(f"`range` of a metric is {self.range!r:.80}; it must be two growing numbers or None")
+        if self.range is not None:
+            object.__setattr__(self, "range", _growing(self.range))
+
+
+def _growing(given: Any) -> tuple[float, float]:
+    """Return a declared range as two floats. Raises: ValueError for anything but two growing numbers."""
+    try:
+        low, high = given
+        ends = (math.nan, math.nan) if isinstance(low, str) or isinstance(high, str) else (float(low), float(high))
+    except (TypeError, ValueError, OverflowError):
+        ends = (math.nan, math.nan)
+    if not ends[0] < ends[1]:
+        raise ValueError(f"`range` of a metric is {given!r:.80}; it must be two growing numbers or None")
+    return ends
 
 
 METRICS: Mapping[str, Metric] = {

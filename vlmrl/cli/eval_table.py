@@ -10,6 +10,7 @@ from vlmrl.cli.output import say, show_table, tell
 
 def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
     """The metrics of one evaluation. `other`: the evaluation that its differences are to."""
+    from vlmrl.evaluate.metrics import task_problems
     from vlmrl.store.evaluated import method_of, role_label, set_method_of
 
     meta, sampling = result["meta"], result["meta"]["sampling"]
@@ -47,6 +48,8 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
         tell(f"the reward failed for {result['reward_errors']} of {result['rows']} answers: they are not in `reward`")
     if down := result.get("reward_unavailable"):
         tell(f"the reward was unavailable for {down} of {result['rows']} answers: they are not in `reward`")
+    for problem in task_problems(result):
+        say(f"warning: {problem}")
     label = role_label(meta)
     if label:
         tell(f"these are {label}")

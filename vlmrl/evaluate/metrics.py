@@ -80,6 +80,18 @@ def summarise(
     }
 
 
+def task_problems(summary: Mapping[str, Any]) -> list[str]:
+    """Return in words what the task failed to measure of an evaluation: [] where it measured all."""
+    told = []
+    if found := summary.get("outcome_problems"):
+        told.append(f"the task measured nothing of {found['rows']:,} of {summary['rows']:,} answers: {found['first']}")
+    if found := summary.get("set_metrics_problem"):
+        told.append(f"the metrics of the whole split are missing: {found}")
+    if found := summary.get("figures_problem"):
+        told.append(f"the figures are missing: {found}")
+    return told
+
+
 def range_of_metric(name: str, ranges: Mapping[str, Range]) -> Range | None:
     """Return the declared range of a metric: that of `ranges`, else of what is known of it, else None."""
     return ranges.get(name) or metric_facts(name).range

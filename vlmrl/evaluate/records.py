@@ -112,6 +112,8 @@ def _cell(name: str, value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         return hide_known(json.dumps(redact_value(dict(value)) if name == "detail" else dict(value)))
+    if name == "artifacts" and value:
+        return [{**one, "name": encodable(redact_text(one["name"]))} for one in value]
     if not isinstance(value, str):
         return value
     hide = redact_text if name in REMARKS else hide_known

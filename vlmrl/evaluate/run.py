@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from vlmrl.data.encode import Encoder
@@ -24,11 +24,20 @@ from vlmrl.tasks.base import Task, Verdict
 from vlmrl.tasks.figure import figures_to_json
 from vlmrl.tasks.measure import outcome_of, response_input
 from vlmrl.tasks.source import Source
-from vlmrl.types import Group, SamplingParams
+from vlmrl.types import Group, SamplingParams, Score
 
 CHUNK_PROMPTS = 512
 """Prompts encoded at once: bounds memory, does not change results."""
 NO_PROMPT_LIMIT = 2**31
+
+FIELDS = (
+    "prompt_id", "sample", "seed", "source", "task", "truth", "text", "finish", "num_tokens", "score", "parts", "note",
+    "error", "status", "images", "detail", "artifacts", "outcome",
+)  # fmt: skip
+"""Fields of a row of an evaluation."""
+TAKEN = {*FIELDS, "reward", "response_tokens", "truncated"}
+TAKEN_BEGINNINGS = ("part/", "pass@")
+"""Names that no outcome may have, and their beginnings: fields, and metrics that every evaluation has."""
 
 __all__ = ["Evaluation", "evaluate", "read_evaluation", "write_evaluation"]
 
@@ -36,7 +45,7 @@ __all__ = ["Evaluation", "evaluate", "read_evaluation", "write_evaluation"]
 def evaluate(
     generator: Generator, encoder: Encoder, source: Source, scorer: Scorer, *, params: SamplingParams, seed: int = 0,
     max_rows: int | None = None, samples: int = 1, strict: bool = False, progress: Callable[[int], Any] | None = None,
-    world: World = ALONE, artifact_bytes: int = KEPT_BYTES,
+    world: World = ALONE, artifact_bytes: int = KEPT_BYTES, patient: bool = False,
 ) -> Evaluation:  # fmt: skip
     """Answer, parse and score the rows of a source.
 
@@ -49,11 +58,13 @@ def evaluate(
         progress: called with the number of responses newly finished.
         world: processes that share the work, each with an engine of its own; all get the whole evaluation.
         artifact_bytes: of images that the reward makes, most that are kept; those of later responses are left out.
+        patient: a service that is down for every row is no error: there are no scores then.
     Raises: DataError when the source has no rows; RewardError when strict, or when the reward failed for every row.
     """
     count = len(source.rows) if max_rows is None else min(max_rows, len(source.rows))
     if count == 0:
         raise DataError(f"split `{source.split}` of `{source.name}` has no rows to evaluate")
+    _check_names(source.task.measured(source.rows[0].truth), source.task.name)
     groups: list[Group] = []
     limit = ArtifactLimit(artifact_bytes // world.size)
     for start in range(0, count, CHUNK_PROMPTS):
@@ -64,24 +75,48 @@ def evaluate(
         )
         # A reward that fails on every row of the first chunk is a bug, not bad luck: strict shows the first row.
         scored = score_rollouts(rollouts, {source.name: scorer}, strict=strict)
-        if start == 0 and all(world.gather(all(s.score.error is not None for g in scored for s in g.samples))):
+        limit.left_out += scorer.images_left_out
+        if start == 0 and _is_broken([s.score for g in scored for s in g.samples], world, patient):
             score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)
         groups += world.interleave(limit.keep(scored))
-    found = make_records(groups, source, scorer.spec)
-    ranges = _ranges(found, source, scorer, params)
-    summary = summarise(found, ranges, source.task.by) | _accuracy_of(found, source, scorer.spec)
-    summary = _of_the_whole(summary, found, groups, source)
+    found, problems = make_records(groups, source, scorer.spec)
+    left_out = sum(world.gather(limit.left_out))
+    # The task's own functions need not give the same twice: all processes go on with what one of them has measured.
+    summary = world.from_main(lambda: _summary(found, groups, source, scorer, params))
+    if left_out:
+        summary["artifacts_left_out"] = left_out
+    if problems:
+        summary["outcome_problems"] = {"rows": len(problems), "first": problems[0]}
+    return Evaluation(found, summary, kept_files(groups))
+
+
+def _is_broken(scores: Sequence[Score], world: World, patient: bool) -> bool:
+    """Return whether a reward gives no score at all, on any process; see `evaluate`."""
+    seen = [one for found in world.gather({(s.error is None, s.status) for s in scores}) for one in found]
+    is_down = patient and all(status == "unavailable" for _, status in seen)
+    return not is_down and not any(scored for scored, _ in seen)
+
+
+def _summary(
+    records: Sequence[Mapping[str, Any]], groups: Sequence[Group], source: Source, scorer: Scorer,
+    params: SamplingParams,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the metrics of an evaluation, of its rows and of the whole split, and the figures of its task."""
+    ranges = _ranges(records, source, scorer, params)
+    summary = summarise(records, ranges, source.task.by) | _accuracy_of(records, source, scorer.spec)
+    summary = _of_the_whole(summary, records, groups, source)
     for name, metric in summary["metrics"].items():
         metric["better"] = metric_facts(name, source.task.metrics).better
-    if left_out := sum(world.gather(limit.left_out)):
-        summary["artifacts_left_out"] = left_out
-    return Evaluation(found, summary, kept_files(groups))
+    return summary
 
 
 def _of_the_whole(
     summary: dict[str, Any], records: Sequence[Mapping[str, Any]], groups: Sequence[Group], source: Source
 ) -> dict[str, Any]:
-    """Return the summary with what the task says of the whole split: its set metrics and its figures."""
+    """Return the summary with what the task says of the whole split: its set metrics and its figures.
+
+    The answers are there, and may have taken an hour: a failure of the task is noted, not raised.
+    """
     task = source.task
     places = [(group, sample) for group in groups for sample in group.samples]
     verdicts = [
@@ -91,16 +126,19 @@ def _of_the_whole(
     summary = summary | _figures(task, verdicts)
     if task.set_metrics is None:
         return summary
-    units = None if task.unit is None else [task.unit(group.row) for group, _ in places]
-    found = summarise_sets(task.set_metrics, verdicts, records, units, task.replicates)
-    no_clash(list(found["metrics"]), summary["metrics"], task.name)
+    try:
+        units = None if task.unit is None else [task.unit(group.row) for group, _ in places]
+        found = summarise_sets(task.set_metrics, verdicts, records, units, task.replicates)
+        no_clash(list(found["metrics"]), summary["metrics"], task.name)
+    except VlmrlError as error:
+        return summary | {"set_metrics_problem": str(error)}
     return summary | {"metrics": summary["metrics"] | found["metrics"], "set_metrics": found["set_metrics"]}
 
 
 def _figures(task: Task, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Return `figures` of a summary. A drawing is not worth an evaluation: its failure is noted, not raised."""
+    """Return `figures` of a summary, and `figures_problem` where they cannot be made."""
     try:
-        return {"figures": figures_to_json(task.figures(verdicts))}
+        return {"figures": figures_to_json(task.figures(list(verdicts)))}
     except VlmrlError as error:
         return {"figures": [], "figures_problem": str(error)}
 
@@ -134,17 +172,17 @@ def _accuracy_of(records: Sequence[Mapping[str, Any]], source: Source, spec: Rew
     return {"accuracy_of": words} if words and values else {}
 
 
-def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> list[dict[str, Any]]:
+def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> tuple[list[dict[str, Any]], list[str]]:
     """One mapping a response: prompt_id, sample, seed, source, task, truth, text, finish, num_tokens, score, parts,
-    note, error, status, images, detail, artifacts, outcome, and each outcome under its own name.
+    note, error, status, images, detail, artifacts, outcome, and each outcome under its own name. And why outcomes are
+    not there, of each response that has none.
 
     Args: spec: the reward that gave the scores; its accuracy is an outcome where the task has none.
-    Raises: DataError when the task gives an outcome the name of another field.
     """
-    found = []
+    found, problems = [], []
     for group in groups:
         for s in group.samples:
-            outcome = outcome_of(source.task, group, s, spec)
+            outcome, problem = outcome_of(source.task, group, s, spec)
             row: dict[str, Any] = {
                 "prompt_id": group.row.prompt_id,
                 "sample": s.trajectory.sample,
@@ -163,14 +201,22 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> l
                 "images": [m.fields() for m in group.row.media],
                 "detail": s.score.detail,
                 "artifacts": [{"name": name, **m.fields()} for name, m in sorted(s.score.artifacts.items())],
-                "outcome": outcome,
             }
-            found.append(_with_outcome(row, source.task.name))
-    return found
+            try:
+                _check_names(outcome, source.task.name)
+            except DataError as error:
+                outcome, problem = {}, str(error)
+            if problem:
+                problems.append(problem)
+            found.append({**row, "outcome": outcome, **outcome})
+    return found, problems
 
 
-def _with_outcome(row: dict[str, Any], task: str) -> dict[str, Any]:
-    taken = sorted(set(row) & set(row["outcome"]))
-    if taken:
-        raise DataError(f"task `{task}` calls an outcome `{taken[0]}`, which is a field of every evaluation row")
-    return row | row["outcome"]
+def _check_names(names: Iterable[str], task: str) -> None:
+    """Raise a DataError for a name of an outcome that stands for something else in every evaluation."""
+    for name in names:
+        if name in TAKEN or name.startswith(TAKEN_BEGINNINGS):
+            raise DataError(
+                f"task `{task}` calls an outcome `{name}`, which is a field or a metric of every evaluation",
+                hint="give it a name of its own",
+            )

@@ -54,7 +54,7 @@ def summarise_sets(
     Raises: DataError for a metric that is not a number.
     """
     clusters = clusters_of(records) if units is None else [(unit,) for unit in units]
-    values = _numbers(compute(verdicts))
+    values = _numbers(compute(list(verdicts)))
     shared = Units(clusters, len(verdicts))
     replicates = {name: np.full(num_resamples, math.nan) for name, value in values.items() if math.isfinite(value)}
     if shared.count >= LEAST_UNITS:

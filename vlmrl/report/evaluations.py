@@ -9,6 +9,7 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.interval import excludes_zero
+from vlmrl.evaluate.metrics import task_problems
 from vlmrl.evaluate.paired import differences
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.evaluate.sets import set_metrics_of
@@ -109,6 +110,7 @@ def _notes(group: Sequence[EvalColumn]) -> list[str]:
         told = [f"These are {label}." for label in {*labels.values()} if label]
     lost = [(c.label, n) for c in group if (n := c.summary.get("artifacts_left_out"))]
     told += [f"{label}: pictures of {n:,} responses were not kept, for their size." for label, n in lost]
+    told += [f"{c.label}: {problem}" for c in group for problem in task_problems({**c.summary, "figures_problem": ""})]
     sets = {f"Intervals {words}." for c in group if (words := set_method_of(c.summary))}
     return [*told, *(f"Intervals: {m}." for m in dict.fromkeys(method_of(c.summary) for c in group)), *sorted(sets)]
 

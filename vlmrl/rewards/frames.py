@@ -58,6 +58,8 @@ class StrictEncoder(_Encoder):
 
     def default(self, o: Any) -> Any:
         if hasattr(o, "dtype") and hasattr(o, "tolist"):
+            if getattr(o, "nbytes", 0) > MOST_ANSWER_BYTES:
+                raise ValueError(f"it holds an array of {o.nbytes:,} bytes")
             return o.tolist()
         raise TypeError(f"it holds a {type(o).__name__}")
 

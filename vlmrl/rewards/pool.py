@@ -19,6 +19,7 @@ from typing import Any
 from vlmrl.errors import RewardError, RewardUnavailable
 from vlmrl.process import has_terminal, patience
 from vlmrl.rewards.base import UserReward, part_name
+from vlmrl.rewards.file_limit import LEFT_OUT, FileLimit
 from vlmrl.rewards.frames import (
     BROKEN,
     CONTRACT,
@@ -49,6 +50,16 @@ class Result:
     artifacts: Mapping[str, Media] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
 
+    @property
+    def size(self) -> int:
+        """Bytes of its images."""
+        return sum(map(len, self.files.values()))
+
+    def without_images(self) -> Result:
+        """Return the result without its images, and with a note that says so."""
+        note = "; ".join(filter(None, (self.note, LEFT_OUT)))
+        return replace(self, note=note, artifacts={}, files={}) if self.files else self
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -65,6 +76,11 @@ class Failure:
     lines: tuple[str, ...] = ()
     hint: str | None = None
     output: str = ""
+    size = 0
+
+    def without_images(self) -> Failure:
+        """Return itself: it has none."""
+        return self
 
     def __str__(self) -> str:
         line = f" ({self.lines[-1].partition(' in ')[0]})" if self.lines else ""
@@ -111,11 +127,13 @@ class WorkerPool:
 
     def run(
         self, batches: Sequence[Sequence[int]], inputs: Sequence[RewardInput], stop: Callable[[Outcome], bool],
-        *, fresh: bool = False,
+        *, fresh: bool = False, limit: FileLimit | None = None,
     ) -> dict[int, Outcome]:  # fmt: skip
         """Score the inputs named by `batches` (one request each). Ends early once `stop` says so of an outcome.
 
-        Args: fresh: each request gets a worker that has had no other one.
+        Args:
+            fresh: each request gets a worker that has had no other one.
+            limit: of the images; None = all are kept.
         Raises: RewardError when the user's file cannot be loaded.
         """
         queue, outcomes = deque(list(b) for b in batches if b), {}
@@ -126,6 +144,9 @@ class WorkerPool:
                 for worker in self._wait():
                     for index, outcome in self._answers(worker, queue):
                         outcomes[index] = outcome
+                        for gone in limit.add(index, outcome.size) if limit is not None else ():
+                            if gone in outcomes:
+                                outcomes[gone] = outcomes[gone].without_images()
                         if stop(outcome):
                             self.close()
                             return outcomes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import struct
 import warnings
 import zlib
@@ -32,6 +33,8 @@ MOST_ARTIFACT_BYTES = MOST_BLOB_BYTES
 MOST_NAME_CHARS = 200
 """Longest name of a part or an artifact."""
 PNG_MODES = ("1", "L", "LA", "RGB", "RGBA")
+MOST_DETAIL_LEVELS = 100
+"""Lists and mappings inside each other. Files nest a detail a few levels deeper, and must be read again."""
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error,
            zlib.error)  # fmt: skip
 _encode = StrictEncoder().encode
@@ -44,6 +47,8 @@ def detail_text(detail: Any) -> str | None:
     """
     if detail is None:
         return None
+    if (least := _least_bytes(detail)) > MOST_DETAIL_BYTES:
+        raise _too_long(least, "holds itself, or is at least")
     try:
         text = _encode(detail)
     except (TypeError, ValueError, RecursionError) as error:
@@ -63,20 +68,39 @@ def read_detail(text: str | None) -> Any:
     if len(text) > MOST_DETAIL_BYTES:
         raise _too_long(len(text))
     try:
-        return _written(parse_json(text))
+        return _written(parse_json(text, unique_keys=True, most_levels=MOST_DETAIL_LEVELS))
     except ValueError as error:
         raise RewardError(f"the detail of the reward is no JSON value: {str(error)[:200]}") from error
 
 
-def _too_long(size: int) -> RewardError:
+def _least_bytes(value: Any) -> int:
+    """Return a lower bound of the length of a value's JSON text, counted until it is beyond the cap.
+
+    Writing out a value that is too large could take the reward's time and memory: it must not look like a hang.
+    """
+    size, left = 0, [value]
+    while left and size <= MOST_DETAIL_BYTES:
+        one = left.pop()
+        if isinstance(one, str):
+            size += str.__len__(one) + 2
+        elif isinstance(one, dict):
+            size += 2 * dict.__len__(one)  # a colon and a comma or bracket each
+            left += (x for pair in dict.items(one) for x in pair) if size <= MOST_DETAIL_BYTES else ()
+        elif isinstance(one, (list, tuple)):
+            size += len(one) + 1
+            left += one if size <= MOST_DETAIL_BYTES else ()
+    return size
+
+
+def _too_long(size: int, words: str = "is") -> RewardError:
     return RewardError(
-        f"the detail of the reward is {size:,} bytes of JSON; the cap is {MOST_DETAIL_BYTES:,}",
+        f"the detail of the reward {words} {size:,} bytes of JSON; the cap is {MOST_DETAIL_BYTES:,}",
         hint="keep what a person or a metric reads of it: an answer, boxes, numbers",
     )
 
 
 def _written(value: Any) -> Any:
-    """Return the value with texts that every file can hold. `parse_json` bounds its depth."""
+    """Return the value with texts that every file can hold."""
     if isinstance(value, str):
         return encodable(value)
     if isinstance(value, list):
@@ -91,20 +115,27 @@ def artifact_files(artifacts: Any) -> dict[str, bytes]:
     """
     if not isinstance(artifacts, Mapping):
         raise RewardError(f"the artifacts of the reward are a {type(artifacts).__name__}, not names with images")
-    if not artifacts:
-        return {}
-    if len(artifacts) > MOST_ARTIFACTS:
-        raise RewardError(f"the reward returned {len(artifacts):,} artifacts; the cap is {MOST_ARTIFACTS}")
     files: dict[str, bytes] = {}
-    for key, image in artifacts.items():
-        name = part_name(key, "artifact")
-        if len(name) > MOST_NAME_CHARS:
-            raise RewardError(
-                f"the name of an artifact has {len(name):,} characters; the cap is {MOST_NAME_CHARS}: {name[:80]}"
-            )
+    for number, (key, image) in enumerate(artifacts.items(), 1):
+        _check_count(max(number, len(artifacts)))
+        name = _artifact_name(key)
         files[name] = _png(name, image)
     _check_bytes(files)
     return files
+
+
+def _check_count(number: int) -> None:
+    if number > MOST_ARTIFACTS:
+        raise RewardError(f"the reward returned {number:,} artifacts; the cap is {MOST_ARTIFACTS}")
+
+
+def _artifact_name(key: Any) -> str:
+    name = part_name(key, "artifact")
+    if len(name) > MOST_NAME_CHARS:
+        raise RewardError(
+            f"the name of an artifact has {len(name):,} characters; the cap is {MOST_NAME_CHARS}: {name[:80]}"
+        )
+    return name
 
 
 def _png(name: str, image: Any) -> bytes:
@@ -116,6 +147,7 @@ def _png(name: str, image: Any) -> bytes:
             hint="PIL.Image.fromarray makes one of an array",
         )
     _check_pixels(name, *image.size)
+    image = _shaded(name, image) if image.mode[0] in "IF" else image
     mode = image.mode if image.mode in PNG_MODES else "RGBA" if image.mode in ("PA", "La", "RGBa") else "RGB"
     if "transparency" in image.info:
         mode = "RGBA"
@@ -126,6 +158,22 @@ def _png(name: str, image: Any) -> bytes:
     return sink.getvalue()
 
 
+def _shaded(name: str, image: Any) -> Any:
+    """Return an image of 16-bit, 32-bit or real numbers in 256 shades: its least number black, its largest white.
+
+    Pillow would cut every number at 255: a map of depths would be white, one of probabilities black.
+    """
+    import numpy as np
+    from PIL import Image
+
+    values_HW = np.asarray(image, dtype=np.float64)
+    low, high = float(values_HW.min()), float(values_HW.max())
+    if not -math.inf < low <= high < math.inf:
+        raise RewardError(f"the artifact `{name}` holds numbers that are not finite", hint="numpy.nan_to_num, say")
+    shades_HW = (values_HW - low) * (255 / (high - low)) if high > low else np.zeros_like(values_HW)
+    return Image.fromarray(shades_HW.round().astype(np.uint8))
+
+
 def read_artifacts(files: Mapping[str, bytes]) -> tuple[dict[str, Media], dict[str, bytes]]:
     """Return (name -> reference, sha256 -> PNG file) of artifacts. Each is decoded, to prove it sound.
 
@@ -133,6 +181,7 @@ def read_artifacts(files: Mapping[str, bytes]) -> tuple[dict[str, Media], dict[s
     """
     from PIL import Image
 
+    _check_count(len(files))
     _check_bytes(files)
     media: dict[str, Media] = {}
     kept: dict[str, bytes] = {}
@@ -144,9 +193,11 @@ def read_artifacts(files: Mapping[str, bytes]) -> tuple[dict[str, Media], dict[s
                 _check_pixels(name, *image.size)
                 image.load()
         except (*_BROKEN, Image.DecompressionBombError) as error:
-            raise RewardError(f"the artifact `{name}` is no PNG image that can be read: {str(error)[:200]}") from error
+            raise RewardError(
+                f"the artifact `{name}` is no PNG image that can be read ({type(error).__name__})"
+            ) from error
         sha256 = hashlib.sha256(data).hexdigest()
-        media[name] = Media(sha256, *image.size)
+        media[_artifact_name(name)] = Media(sha256, *image.size)
         kept[sha256] = data
     return media, kept
 

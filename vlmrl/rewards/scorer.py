@@ -21,6 +21,7 @@ from vlmrl.rewards.base import (
     counting_weights,
     split_result,
 )
+from vlmrl.rewards.file_limit import LEFT_OUT, MOST_CALL_BYTES, FileLimit
 from vlmrl.rewards.frames import CONTRACT, UNAVAILABLE
 from vlmrl.rewards.pool import Failure, Outcome, Result, WorkerPool, as_error
 from vlmrl.rewards.results import artifact_files, read_artifacts
@@ -53,6 +54,7 @@ class Scorer:
     Attributes:
         failures: rows so far on which the reward failed, a service that was down aside.
         seconds: time the reward took for each row of the last call.
+        images_left_out: rows of the last call whose images had no place; see `FileLimit`.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Scorer:
         check_weight_sizes(self.weights, spec.name)
         self.failures = 0
         self.seconds: list[float] = []
+        self.images_left_out = 0
         self._pool = None
         self._answers = False
         if spec.user is not None:
@@ -107,12 +110,14 @@ class Scorer:
             rows: names of the rows for messages; default `row 0`, `row 1`, ...
         Raises: RewardError (strict); RewardError when the user's file cannot be loaded (always).
         """
+        limit = FileLimit(MOST_CALL_BYTES)
         if self._pool is None:
-            scored: Iterable[tuple[int, Any]] = enumerate(self._score_here(inputs))
+            scored: Iterable[tuple[int, Any]] = enumerate(self._score_here(inputs, limit))
         else:
-            outcomes = sorted(self._run_workers(self._pool, inputs, strict).items())
+            outcomes = sorted(self._run_workers(self._pool, inputs, strict, limit).items())
+            outcomes = [(i, o if limit.keeps(i) else o.without_images()) for i, o in outcomes]
             scored = ((index, self._score_of(outcome)) for index, outcome in outcomes)
-        scores, self.seconds = [], []
+        scores, self.seconds, self.images_left_out = [], [], 0
         for index, (score, seconds) in scored:
             if isinstance(score, Failure):
                 if strict:
@@ -121,6 +126,7 @@ class Scorer:
                 self.failures += not unavailable
                 status = "unavailable" if unavailable else "failed"
                 score = Score(math.nan, {}, error=encodable(str(score)), status=status)
+            self.images_left_out += score.note.endswith(LEFT_OUT)
             scores.append(score)
             self.seconds.append(seconds)
         if strict and scores:
@@ -130,10 +136,10 @@ class Scorer:
             self.check_weights(scores)
         return scores
 
-    def _score_here(self, inputs: Sequence[RewardInput]) -> Iterator[tuple[Score | Failure, float]]:
+    def _score_here(self, inputs: Sequence[RewardInput], limit: FileLimit) -> Iterator[tuple[Score | Failure, float]]:
         """Score or failure of each input in this process, and the seconds that the function took."""
         fn, clock = self.spec.fn, time.perf_counter
-        for x in inputs:
+        for index, x in enumerate(inputs):
             start = clock()
             try:
                 result = fn(x)
@@ -146,13 +152,15 @@ class Scorer:
                 yield Failure(type(error).__name__, str(error), (line,)), clock() - start
             else:
                 seconds = clock() - start
-                yield self._taken(result), seconds
+                yield self._taken(result, index, limit), seconds
 
-    def _taken(self, result: Any) -> Score | Failure:
+    def _taken(self, result: Any, index: int, limit: FileLimit) -> Score | Failure:
         """Return the score of a built-in reward's result; its details are JSON values, by its own tests."""
         try:
             parts, note, detail, images = split_result(result)
             artifacts, files = read_artifacts(artifact_files(images)) if images else ({}, {})
+            if limit.add(index, sum(map(len, files.values()))):  # of rows in order, the last one alone can go
+                artifacts, files, note = {}, {}, "; ".join(filter(None, (note, LEFT_OUT)))
         except RewardError as error:
             return Failure(CONTRACT, error.message, hint=error.hint)
         return self._valued(parts, note, detail, artifacts, files)
@@ -210,7 +218,9 @@ class Scorer:
                     hint=f"its parts: {', '.join(sorted(known))}",
                 )
 
-    def _run_workers(self, pool: WorkerPool, inputs: Sequence[RewardInput], strict: bool) -> dict[int, Outcome]:
+    def _run_workers(
+        self, pool: WorkerPool, inputs: Sequence[RewardInput], strict: bool, limit: FileLimit
+    ) -> dict[int, Outcome]:
         """Outcomes by index; in strict mode those up to the first failure that was met, perhaps not all of them."""
         inputs = [self._trimmed(x) for x in inputs]
         indices = range(len(inputs))
@@ -227,17 +237,17 @@ class Scorer:
             run_of_lost = run_of_lost + 1 if _is_lost(outcome) and not pool.user.batched else 0
             return (strict and self._is_bug(outcome)) or run_of_lost == LOST_IN_A_ROW
 
-        outcomes = pool.run(batches, inputs, give_up)
+        outcomes = pool.run(batches, inputs, give_up, limit=limit)
         self._answers = self._answers or any(isinstance(o, Result) for o in outcomes.values())
         if strict and any(map(self._is_bug, outcomes.values())):
             return {i: o for i, o in outcomes.items() if isinstance(o, Result) or self._is_bug(o)}
         lost = [i for i, outcome in outcomes.items() if _is_lost(outcome)]
         raised = [o for o in outcomes.values() if isinstance(o, Failure) and o.kind not in (CONTRACT, UNAVAILABLE)]
         if pool.user.batched and len(inputs) > 1 and len(raised) == len(inputs):
-            alone = self._run_alone(pool, inputs)
+            alone = self._run_alone(pool, inputs, limit)
             return self._forgiven(outcomes | alone, [i for i in lost if i in alone])
         if self.spec.on_timeout and lost:
-            again = pool.run([[i] for i in lost], inputs, lambda outcome: False, fresh=True)
+            again = pool.run([[i] for i in lost], inputs, lambda outcome: False, fresh=True, limit=limit)
             outcomes = self._forgiven(outcomes | {i: _noted(o, outcomes[i]) for i, o in again.items()}, lost)
         if len(outcomes) < len(inputs):
             told = f"not asked: its worker had been lost {LOST_IN_A_ROW} times in a row"
@@ -267,12 +277,12 @@ class Scorer:
             x = replace(x, images=())
         return replace(x, token_ids=None) if x.token_ids is not None and not self.spec.needs_token_ids else x
 
-    def _run_alone(self, pool: WorkerPool, inputs: Sequence[RewardInput]) -> dict[int, Outcome]:
+    def _run_alone(self, pool: WorkerPool, inputs: Sequence[RewardInput], limit: FileLimit) -> dict[int, Outcome]:
         """Each row in a call of its own. Rows after too many failures on end keep the failure of the batch call."""
         outcomes: dict[int, Outcome] = {}
         failed = 0
         for index in range(len(inputs)):
-            outcome = pool.run([[index]], inputs, lambda _: False)[index]
+            outcome = pool.run([[index]], inputs, lambda _: False, limit=limit)[index]
             failed = failed + 1 if isinstance(outcome, Failure) else 0
             if isinstance(outcome, Result):
                 note = "; ".join(filter(None, (outcome.note, "scored alone: the batch call failed")))

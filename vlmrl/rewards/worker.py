@@ -289,7 +289,8 @@ def _answer_of(result: Any, seconds: float, file: str) -> Answer:
             return {"error": {"kind": CONTRACT, "hint": None, "lines": [], "message":
                               f"it returned {len(parts):,} parts; a reward has at most {MOST_PARTS}, "
                               f"with names of at most {MOST_NAME_CHARS} characters"}}, ()  # fmt: skip
-        answer: dict[str, Any] = {"parts": check_parts(parts, {}), "note": note[:MOST_NOTE_CHARS], "seconds": seconds}
+        note = str.__str__(note)[:MOST_NOTE_CHARS]  # of a subclass, whose own methods may return anything
+        answer: dict[str, Any] = {"parts": check_parts(parts, {}), "note": note, "seconds": seconds}
         text, files = detail_text(detail), artifact_files(artifacts)
         if text is not None:
             answer["detail"] = text
@@ -304,7 +305,8 @@ def describe_error(error: BaseException, file: str) -> dict[str, Any]:
     """An exception as JSON: kind, message, and the user's own lines of the traceback."""
     if isinstance(error, VlmrlError):
         kind = UNAVAILABLE if isinstance(error, RewardUnavailable) else CONTRACT
-        return {"kind": kind, "message": str(error.message)[:1000], "hint": error.hint, "lines": []}
+        hint = None if error.hint is None else _text(error.hint)
+        return {"kind": kind, "message": _text(error.message), "hint": hint, "lines": []}
     lines = []
     with suppress(Exception):  # the traceback is made by modules that the user's code may have changed
         if isinstance(error, SyntaxError) and error.filename == file:
@@ -316,8 +318,9 @@ def describe_error(error: BaseException, file: str) -> dict[str, Any]:
     return {"kind": type(error).__name__[:200], "message": _text(error), "hint": hint, "lines": lines[-8:]}
 
 
-def _text(error: BaseException) -> str:
+def _text(said: Any) -> str:
+    """Return the text of an exception, or of what it holds: the user's own methods may make it."""
     try:
-        return str(error)[:1000]
-    except Exception as nested:
+        return str.__str__(str(said))[:1000]
+    except BaseException as nested:
         return f"(its text cannot be made: {type(nested).__name__})"

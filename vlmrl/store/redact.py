@@ -74,9 +74,11 @@ def redact_argv(argv: Sequence[str]) -> list[str]:
 
 
 def redact_value(value: Any, name: str = "") -> Any:
-    """Return a JSON value with the strings under secret names hidden, and all others as `redact_text`."""
+    """Return a JSON value with the strings under secret names hidden, all others as `redact_text`, and names as
+    `redact_said`.
+    """
     if isinstance(value, Mapping):
-        return {str(k): redact_value(v, str(k)) for k, v in value.items()}
+        return {redact_said(str(k)): redact_value(v, str(k)) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [redact_value(v, name) for v in value]
     if isinstance(value, str):

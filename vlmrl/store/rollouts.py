@@ -263,7 +263,7 @@ def _sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
         "reward_seconds": scored.reward_seconds,
         "status": scored.score.status,
         "detail": None if scored.score.detail is None else _json(redact_value(scored.score.detail)),
-        "artifacts": [{"name": name, **m.fields()} for name, m in sorted(scored.score.artifacts.items())],
+        "artifacts": [{"name": _remark(name), **m.fields()} for name, m in sorted(scored.score.artifacts.items())],
         "turns": _turns_text(scored.turns) if scored.turns else None,
     }
 

@@ -42,9 +42,10 @@ class Task:
         profiles: reward profile (`[reward] profile`) -> name in REWARDS and arguments that the task binds; `default` is
             the task's own reward. Empty when the user must bring one.
         outcome: (what the reward saw, its score) -> measured numbers of one answer, e.g. accuracy 0/1, brier,
-            confidence, label, parse_failure 0/1; None = does not apply. A response that cannot be parsed counts as
-            wrong, never as missing. What the reward has found is in `Score.detail` and is not found out again; the
-            detail of an older rollout may be None, then the text says it. With `accuracy` there is pass@k.
+            confidence, label, parse_failure 0/1; None, or a number that is not finite = does not apply. A response that
+            cannot be parsed counts as wrong, never as missing. What the reward has found is in `Score.detail` and is
+            not found out again; the detail of an older rollout may be None, then the text says it. With `accuracy`
+            there is pass@k.
         outcome_as: the reward that scores the rows -> `outcome`, reading responses as that reward does (its repairs and
             aliases); None = `outcome` whatever the reward.
         metrics: facts about numbers of `outcome` and `set_metrics`: their range and which way is better. Without them a

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 from vlmrl.errors import DataError
+from vlmrl.visible import encodable
 
 MAX_FIGURES = 8
 MAX_SERIES = 6
@@ -18,6 +20,8 @@ MAX_POINTS = 2_000
 MAX_ROWS = 200
 MAX_COLUMNS = 20
 MAX_TEXT = 500
+MAX_INTEGER = 2**63
+"""Larger ones are kept as floats."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,8 @@ class Histogram:
         for group, numbers in self.groups.items():
             found[group] = [0] * self.bins
             for number in numbers:
-                place = int((number - low) / (high - low) * self.bins)
-                found[group][min(self.bins - 1, max(0, place))] += 1
+                place = (min(high, max(low, number)) - low) / (high - low) * self.bins
+                found[group][min(self.bins - 1, int(place))] += 1
         return found
 
 
@@ -106,13 +110,16 @@ def figures_to_json(figures: Iterable[Any]) -> list[dict[str, Any]]:
     Raises: DataError for anything but a Histogram, Lines or Table, and for figures beyond the limits above.
     """
     kept: list[dict[str, Any]] = []
-    for figure in figures:
+    for figure in islice(figures, MAX_FIGURES + 1):
         one = _counted(figure) if isinstance(figure, Histogram) else figure
         kind = next((name for name, cls in KINDS.items() if type(one) is cls), None)
         if kind is None:
             hint = "return vlmrl.Histogram, vlmrl.Lines or vlmrl.Table"
             raise DataError(f"a figure is a {type(figure).__name__}", hint=hint)
-        kept.append({"kind": kind, **_plain(asdict(one))})
+        try:
+            kept.append({"kind": kind, **_plain(asdict(one))})
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise DataError(f"the figure {one.title!r:.80} cannot be kept: {error}") from error
     figures_from_json(kept)
     return kept
 
@@ -125,15 +132,16 @@ def figures_from_json(kept: Any) -> list[Kept]:
 
 
 def _counted(figure: Histogram) -> Counted:
+    hint = "1 to 100 bins, a range of two growing numbers, and numbers that are finite"
     try:
-        sound = 1 <= figure.bins <= 100 and -math.inf < figure.range[0] < figure.range[1] < math.inf
+        low, high = map(float, figure.range)
         numbers = [float(number) for group in figure.groups.values() for number in group]
-    except (TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"the histogram `{figure.title!s:.80}` cannot be counted: {error}") from error
-    if not sound or not all(map(math.isfinite, numbers)):
-        hint = "1 to 100 bins, a range of two growing numbers, and numbers that are finite"
-        raise DataError(f"the histogram `{figure.title!s:.80}` cannot be counted", hint=hint)
-    return Counted(figure.title, figure.counts(), figure.axis, figure.range, figure.note)
+        sound = isinstance(figure.bins, int) and 1 <= figure.bins <= 100 and 0 < high - low < math.inf
+        if not sound or not all(map(math.isfinite, numbers)):
+            raise DataError(f"the histogram `{figure.title!s:.80}` cannot be counted", hint=hint)
+        return Counted(figure.title, figure.counts(), figure.axis, (low, high), figure.note)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise DataError(f"the histogram `{figure.title!s:.80}` cannot be counted: {error}", hint=hint) from error
 
 
 def _plain(value: Any) -> Any:
@@ -142,9 +150,12 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
-    if value is None or isinstance(value, (str, int, float)):
-        return value
-    return float(value) if hasattr(value, "__float__") else str(value)
+    if value is None or isinstance(value, (bool, str)):
+        return encodable(value) if isinstance(value, str) else value
+    if isinstance(value, int):
+        return value if abs(value) < MAX_INTEGER else float(value)
+    number = float(value) if hasattr(value, "__float__") else None
+    return str(value) if number is None else number
 
 
 def _checked(one: Any) -> Kept:
@@ -160,13 +171,13 @@ def _checked(one: Any) -> Kept:
             texts, sound = list(figure.header), _sound_table(figure)
         texts += [figure.title, figure.note]
         sound &= all(isinstance(text, str) and len(text) <= MAX_TEXT for text in texts)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         raise DataError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
     if not sound:
         hint = (
             f"a histogram has 1 or 2 groups; lines are at most {MAX_SERIES} of {MAX_POINTS:,} finite points; a table "
-            f"has at most {MAX_ROWS} rows as long as its header, of {MAX_COLUMNS} columns at most; a text has at most "
-            f"{MAX_TEXT} characters"
+            f"has at most {MAX_ROWS} rows as long as its header, of {MAX_COLUMNS} columns at most, with texts, finite "
+            f"numbers and None; a text has at most {MAX_TEXT} characters"
         )
         raise DataError(f"{what} is beyond what a report shows", hint=hint)
     return figure
@@ -199,6 +210,10 @@ def _sound_table(figure: Table) -> bool:
         1 <= len(figure.header) <= MAX_COLUMNS
         and len(figure.rows) <= MAX_ROWS
         and all(len(row) == len(figure.header) for row in figure.rows)
-        and all(cell is None or isinstance(cell, (str, int, float)) for cell in cells)
+        and all(cell is None or isinstance(cell, (str, int)) or _is_finite(cell) for cell in cells)
         and all(len(cell) <= MAX_TEXT for cell in cells if isinstance(cell, str))
     )
+
+
+def _is_finite(cell: Any) -> bool:
+    return isinstance(cell, float) and math.isfinite(cell)

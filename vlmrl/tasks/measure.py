@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from vlmrl.errors import VlmrlError
 from vlmrl.rewards.accuracy import with_accuracy
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.tasks.base import Outcome, Task
 from vlmrl.types import Group, RewardInput, ScoredSample
 
 
-def outcome_of(task: Task, group: Group, sample: ScoredSample, spec: RewardSpec) -> Outcome:
-    """Return the outcome of a response of a group. Args: spec: the reward that gave the score."""
-    return with_accuracy(task.outcome(response_input(group, sample), sample.score), sample.score.parts, spec)
+def outcome_of(task: Task, group: Group, sample: ScoredSample, spec: RewardSpec) -> tuple[Outcome, str]:
+    """Return the outcome of a response of a group, and why it is incomplete, or "".
+
+    A task that fails on one response costs the numbers of that response, not the run.
+
+    Args: spec: the reward that gave the score.
+    """
+    try:
+        outcome, problem = task.outcome(response_input(group, sample), sample.score), ""
+    except VlmrlError as error:
+        outcome, problem = {}, str(error)
+    return with_accuracy(outcome, sample.score.parts, spec), problem
 
 
 def response_input(group: Group, sample: ScoredSample) -> RewardInput:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from vlmrl.errors import RecipeError
 
 PLAIN = (int, float, str, bool, Path)
+TYPES = "give it one of the types int, float, str, bool and pathlib.Path, and a default"
 
 
 @dataclass(frozen=True)
@@ -59,20 +60,26 @@ def parameters_of(function: Callable[..., Any], where: str = "") -> list[Paramet
 
     Raises: RecipeError for a parameter that no option can give: it is no number, text, path or yes/no.
     """
-    hints = get_type_hints(getattr(function, "func", function), include_extras=True)
+    try:
+        hints, parameters = hints_of(function), inspect.signature(function).parameters
+    except (NameError, TypeError, ValueError) as error:
+        raise RecipeError(f"the parameters of `prep` cannot be read: {error}", where=where, hint=TYPES) from error
     found = []
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in parameters.items():
         if name in ("limits", "force"):
             continue
         kind, option = _annotation(hints.get(name), parameter.default)
         plain = [one for one in get_args(kind) if one is not type(None)] or [kind]
-        if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD) or plain[0] not in PLAIN:
-            raise RecipeError(
-                f"the parameter `{name}` of `prep` cannot be an option", where=where,
-                hint="give it one of the types int, float, str, bool and pathlib.Path",
-            )  # fmt: skip
+        named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        if not named or len(plain) > 1 or plain[0] not in PLAIN:
+            raise RecipeError(f"the parameter `{name}` of `prep` cannot be an option", where=where, hint=TYPES)
         found.append(Parameter(name, kind, parameter.default, option))
     return found
+
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of a function's parameters, of a `functools.partial` too. Raises: NameError or TypeError."""
+    return get_type_hints(getattr(function, "func", function), include_extras=True)
 
 
 def _annotation(hint: Any, default: Any) -> tuple[Any, Option]:

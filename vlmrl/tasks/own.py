@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -18,14 +18,12 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from vlmrl.errors import RecipeError, VlmrlError
-from vlmrl.metric import Metric
+from vlmrl.errors import DataError, RecipeError, VlmrlError
+from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.own_results import WrongResultError, checked
+from vlmrl.tasks.own_checks import RETURNS, check_fields, response_of
 
 MAX_SOURCE_BYTES = 1_000_000
-WATCHED = ("validate", "outcome", "set_metrics", "figures", "unit", "messages", "trace", "attacks")
-"""Functions of a task whose mistakes are named with their line, wherever they are called."""
 HOW = "write it as path/to/file.py:function"
 ONE_FILE = "a task is one file: it may import installed packages, but no file beside it"
 INFO = "a task's function gets the dataset's dataset.json, empty where there is no dataset yet"
@@ -77,34 +75,23 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
             f"`{name}` returned {type(made).__name__}, not a Task", where=f"{path_text}:{line}",
             hint="return vlmrl.Task(...); `vlmrl init --task NAME` writes an example",
         )  # fmt: skip
-    _check_fields(made, f"{path_text}:{line}")
+    check_fields(made, f"{path_text}:{line}")
     profiles = {key: (_beside(path_text, reward), args) for key, (reward, args) in made.profiles.items()}
     watched = {
-        key: _watched(key, function, f"`{key}` of `{name}`", path_text)
-        for key in WATCHED
-        if (function := getattr(made, key, None)) is not None
+        key: _watched(function, f"`{key}` of `{name}`", path_text, check)
+        for key, check in RETURNS.items()
+        if (function := getattr(made, key)) is not None
     }
+    watched["attacks"] = _with_attacks_watched(watched["attacks"], f"`attacks` of `{name}`", path_text)
+    if made.outcome_as is not None:
+        measure_for = _watched(made.outcome_as, f"`outcome_as` of `{name}`", path_text, _function)
+        watched["outcome_as"] = lambda spec: _watched(
+            measure_for(spec), f"`outcome` of `{name}`", path_text, RETURNS["outcome"]
+        )
     return replace(
         made, name=name, profiles=profiles, own=file,
         template_file=made.template_file or f"template of {path_text}", **watched,
     )  # fmt: skip
-
-
-def _check_fields(task: Task, where: str) -> None:
-    """Raise a RecipeError where a field of a task is of another kind than it has to be."""
-    for key in (*WATCHED, "outcome_as", "prep"):
-        if (value := getattr(task, key)) is not None and not callable(value):
-            raise RecipeError(f"`{key}` of the task is {value!r:.80}, not a function", where=where)
-    if not isinstance(task.by, (tuple, list)) or not all(isinstance(name, str) for name in task.by):
-        hint = 'names of fields of the truth: by=("count",)'
-        raise RecipeError(f"`by` of the task is {task.by!r:.80}", where=where, hint=hint)
-    if not isinstance(task.metrics, Mapping) or not all(isinstance(m, Metric) for m in task.metrics.values()):
-        hint = 'metrics={"error": vlmrl.Metric("lower", (0.0, 1.0))}'
-        raise RecipeError(f"`metrics` of the task is {task.metrics!r:.80}", where=where, hint=hint)
-    if type(task.replicates) is not int or task.replicates < 0:
-        raise RecipeError(f"`replicates` of the task is {task.replicates!r:.80}, not a number from 0", where=where)
-    if not isinstance(task.template, str):
-        raise RecipeError(f"`template` of the task is {task.template!r:.80}, not a text", where=where)
 
 
 def read_own(path_text: str) -> OwnFile:
@@ -158,36 +145,68 @@ def guarded(what: str, path_text: str, run: Callable[[], Any], *, hint: str | No
     try:
         return run()
     except VlmrlError as error:
-        raise RecipeError(error.message, where=_place(error, path_text), hint=error.hint) from error
+        place = _place(error, path_text)
+        if place == path_text and (error.where or "").startswith(f"{path_text}:"):
+            place = str(error.where)
+        raise RecipeError(error.message, where=place, hint=error.hint) from error
     except SyntaxError as error:
         where = f"{path_text}:{error.lineno or 1}"
         raise RecipeError(f"{what} is not valid Python: {error.msg}", where=where) from error
     except (Exception, SystemExit) as error:
-        message = f"{what} raised {type(error).__name__}: {error}"
+        message = f"{what} raised {type(error).__name__}: {_said(error)}"
         hint = ONE_FILE if isinstance(error, ImportError) else hint
         raise RecipeError(message, where=_place(error, path_text), hint=hint) from error
 
 
-def _watched(key: str, function: Callable[..., Any], what: str, path_text: str) -> Callable[..., Any]:
-    """Return a function of the user's that names what it raises, and what it must not return, with a line."""
+def _watched(
+    function: Callable[..., Any], what: str, path_text: str, check: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """Return the user's function with its mistakes named, and with the check of what it returns."""
+    line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
+    place = path_text if line is None else f"{path_text}:{line}"
 
-    def guard(inner: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(inner)
-        def run(*args: Any, **more: Any) -> Any:
-            return guarded(what, path_text, lambda: inner(*args, **more))
-
-        return run
+    def checked(returned: Any) -> Any:
+        try:
+            return check(returned)
+        except DataError as error:
+            raise RecipeError(f"{what}: {error.message}", where=place, hint=error.hint) from error
 
     @wraps(function)
     def call(*args: Any, **more: Any) -> Any:
-        result = guard(function)(*args, **more)
-        try:
-            return checked(key, result, guard)
-        except WrongResultError as error:
-            line = getattr(getattr(function, "__code__", None), "co_firstlineno", 1)
-            raise RecipeError(f"{what} {error}", where=f"{path_text}:{line}") from error
+        return guarded(what, path_text, lambda: checked(function(*args, **more)))  # a generator runs in its check
 
     return call
+
+
+def _with_attacks_watched(
+    attacks: Callable[..., Sequence[Attack]], what: str, path_text: str
+) -> Callable[..., list[Attack]]:
+    """Return a task's `attacks` whose tricks name what they raise, and what is no text, with its line."""
+
+    def call(*args: Any, **more: Any) -> list[Attack]:
+        return [
+            replace(
+                attack,
+                make=_watched(attack.make, what, path_text, response_of),
+                turned=None if attack.turned is None else _watched(attack.turned, what, path_text, response_of),
+            )
+            for attack in attacks(*args, **more)
+        ]
+
+    return call
+
+
+def _function(returned: Any) -> Callable[..., Any]:
+    if not callable(returned):
+        raise DataError(f"it returned {returned!r:.80}, not a function")
+    return returned
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as nested:
+        return f"(its text cannot be made: {type(nested).__name__})"
 
 
 def _place(error: BaseException, path_text: str) -> str:

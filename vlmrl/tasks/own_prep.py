@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +19,20 @@ from vlmrl.data.shards import Examined, examine
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.tasks.assemble import Assembly, Limits, Planned, Prepared, PromptLengths, assemble
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.options import Option, PrepCommand, parameters_of
+from vlmrl.tasks.options import Option, PrepCommand, hints_of, parameters_of
 from vlmrl.tasks.own import guarded, load_own
 from vlmrl.types import Media, Row
 
 SHOWN_BAD = 3
+SPLIT = re.compile(r"[A-Za-z0-9_-]{1,100}", re.ASCII)
+"""Name of a split, which is the name of a file."""
+COLUMNS = ("prompt_id", "truth", "images")
+"""Columns of every dataset, which no row may have as its own."""
+MOST_ID_CHARS = 200
+TAKEN = {
+    "out", "name", "limits", "force", "as_json", "json", "help", "max_prompt_tokens", "on_overlong", "workers"
+}  # fmt: skip
+"""Options of every `vlmrl prep`."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,7 @@ class _Shelf:
                 self.numbers[name] = len(self.seen)
                 self.seen.append(found)
                 self.places.append(name)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise DataError(f"an image cannot be read: {error}", where=where) from error
         except DataError as error:
             raise DataError(f"an image cannot be used: {error.message}", where=where, hint=error.hint) from error
@@ -91,14 +102,18 @@ def prepare_own(
     if task.prep is None:
         raise no_prep(task.name)
     args = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
+    _require_kept(args, f"the options of `prep` of `{task.name}`")
     refuse_other(out, args, force=force)
     splits = guarded(f"`prep` of `{task.name}`", _path_of(task), lambda: task.prep and task.prep(**options))
     if not isinstance(splits, Mapping) or not splits:
         raise DataError(f"`prep` of `{task.name}` gave {type(splits).__name__}, not a mapping of split -> rows")
+    for split in splits:
+        if not isinstance(split, str) or not SPLIT.fullmatch(split):
+            raise DataError(f"`prep` calls a split {split!r:.80}", hint="letters, digits, `-` and `_`, such as train")
     with building(out) as build:
         shelf = _Shelf(build.work / "own")
         shelf.folder.mkdir()
-        rows = {str(split): _planned(task, str(split), rows, shelf) for split, rows in splits.items()}
+        rows = {split: _planned(task, split, rows, shelf) for split, rows in splits.items()}
         parts = Assembly(shelf.seen, shelf.places, FileReader(_Folder(shelf.folder)), rows, _fields)
         parts.group = next((p.key[1].group for found in rows.values() for p in found if p.key[1].group), "")
         whole = {"name": name or out.name, "task": task.name, "source": {"name": task.name}, "args": args}
@@ -113,8 +128,8 @@ def own_command(name: str) -> PrepCommand:
     task = load_own(name, {})
     if task.prep is None:
         raise no_prep(name)
-    parameters = {p.name: p for p in parameters_of(task.prep, name)}
-    if taken := sorted({"out", "name"} & parameters.keys()):
+    parameters_of(task.prep, name)
+    if taken := sorted(TAKEN & inspect.signature(task.prep).parameters.keys()):
         raise RecipeError(
             f"`prep` of `{name}` has the parameter `{taken[0]}`, which every `vlmrl prep` has", where=name
         )
@@ -139,7 +154,7 @@ def _with_parameters(run: Callable[..., Prepared], prep: Callable[..., Any]) -> 
     """Return `run` with the parameters of `prep` in the place of its `**options`."""
     own = [p for p in inspect.signature(run).parameters.values() if p.kind is not p.VAR_KEYWORD]
     more = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(prep).parameters.values()]
-    hints = get_type_hints(run, include_extras=True) | get_type_hints(prep, include_extras=True)
+    hints = get_type_hints(run, include_extras=True) | hints_of(prep)
     run.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
     run.__annotations__ = hints
     return run
@@ -184,16 +199,14 @@ def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> l
     lengths, found, bad = PromptLengths(task), list[Planned](), list[str]()
     taken: set[str] = set()
     for index, row in enumerate(_each(task, rows)):
-        where = row.origin if isinstance(row, NewRow) and row.origin else f"{split} row {index}"
-        _require_fields(row, where)
+        where = str(row.origin) if isinstance(row, NewRow) and row.origin else f"{split} row {index}"
+        if not isinstance(row, NewRow):
+            raise DataError(f"`prep` gave {type(row).__name__}, not a vlmrl.NewRow", where=where)
+        _check_row(row, where)
         bad += [f"{where}: {problem}" for problem in task.validate(row.truth)]
         numbers = tuple(shelf.put(image, where) for image in row.images)
         media = tuple(shelf.seen[number].media for number in numbers)
-        try:
-            prompt_id = row.id or _id_of(row, media)
-            canonical_json([dict(row.truth), dict(row.columns)])
-        except (TypeError, ValueError) as error:
-            raise DataError(f"a row of `prep` cannot be kept as JSON: {error}", where=where) from error
+        prompt_id = row.id or _id_of(row, media)
         if prompt_id in taken:
             raise DataError(f"`{prompt_id}` is the id of two rows of the split `{split}`", where=where)
         taken.add(prompt_id)
@@ -208,20 +221,33 @@ def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> l
     return found
 
 
-def _require_fields(row: Any, where: str) -> None:
-    """Raise a DataError unless a row is a NewRow whose fields have their types."""
-    if not isinstance(row, NewRow):
-        raise DataError(f"`prep` gave {type(row).__name__}, not a vlmrl.NewRow", where=where)
-    for name, value in (("truth", row.truth), ("columns", row.columns)):
-        if not isinstance(value, Mapping):
-            raise DataError(
-                f"`{name}` of a row is {type(value).__name__}, not a mapping of names to values", where=where
-            )
+def _check_row(row: NewRow, where: str) -> None:
+    """Raise a DataError for a field of a row that is of another kind than it has to be."""
+    for key in ("truth", "columns"):
+        value = getattr(row, key)
+        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            raise DataError(f"`{key}` of a row of `prep` is {value!r:.80}, not names with values", where=where)
+    if not row.truth:
+        raise DataError("a row of `prep` has an empty `truth`", where=where, hint="what its answer is checked against")
+    if taken := [name for name in COLUMNS if name in row.columns]:
+        hint = "give it another name; `NewRow` has fields for the id, the truth and the images"
+        raise DataError(f"a row of `prep` has the column `{taken[0]}`, which every dataset has", where=where, hint=hint)
     if not isinstance(row.images, (list, tuple)):
-        raise DataError(
-            f"`images` of a row is {type(row.images).__name__}, not a list of images", where=where,
-            hint="one image is a list too: images=[image]",
-        )  # fmt: skip
+        hint = "one image is a list too: images=[image]"
+        raise DataError(f"`images` of a row of `prep` is {row.images!r:.80}, not a list", where=where, hint=hint)
+    is_named = row.id is None or (isinstance(row.id, str) and row.id.isprintable() and len(row.id) <= MOST_ID_CHARS)
+    if not is_named:
+        hint = f"a text on one line, of at most {MOST_ID_CHARS} characters"
+        raise DataError(f"the `id` of a row of `prep` is {row.id!r:.80}", where=where, hint=hint)
+    _require_kept([dict(row.truth), dict(row.columns)], "a row of `prep`", where)
+
+
+def _require_kept(value: Any, what: str, where: str | None = None) -> None:
+    """Raise a DataError unless a value can be written as JSON in UTF-8."""
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"{what} cannot be kept as JSON: {error}", where=where) from error
 
 
 def _each(task: Task, rows: Iterable[NewRow]) -> Iterator[NewRow]:

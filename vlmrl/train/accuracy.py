@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from vlmrl.rewards.accuracy import accuracy_words
+from vlmrl.tasks.base import Outcome
 from vlmrl.tasks.measure import outcome_of
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group
@@ -13,18 +14,28 @@ from vlmrl.types import Group
 
 def accuracies(groups: Sequence[Group], sources: Sequence[Source]) -> list[list[float | None]]:
     """Return the accuracy of every sample of every group; None where there is none."""
-    by_name = {source.name: source for source in sources}
-    return [
-        [outcome_of(source.task, group, s, source.reward).get("accuracy") for s in group.samples]
-        for group in groups
-        for source in (by_name[group.row.source],)
-    ]
+    return [[found.get("accuracy") for found, _ in measured] for measured in _outcomes(groups, sources)]
 
 
 def accuracy_metrics(groups: Sequence[Group], sources: Sequence[Source]) -> dict[str, float]:
-    """Return `reward/accuracy`, the mean over the samples that have one; {} where none has."""
-    found = [value for values in accuracies(groups, sources) for value in values if value is not None]
-    return {"reward/accuracy": fmean(found)} if found else {}
+    """Return `reward/accuracy`, the mean over the samples that have one, and `reward/outcome_errors`, the samples on
+    which the task failed; each only where there is one.
+    """
+    measured = [one for of_group in _outcomes(groups, sources) for one in of_group]
+    values = [value for found, _ in measured if (value := found.get("accuracy")) is not None]
+    failed = sum(bool(problem) for _, problem in measured)
+    errors = {"reward/outcome_errors": float(failed)} if failed else {}
+    return ({"reward/accuracy": fmean(values)} if values else {}) | errors
+
+
+def _outcomes(groups: Sequence[Group], sources: Sequence[Source]) -> list[list[tuple[Outcome, str]]]:
+    """Return `outcome_of` of every sample of every group."""
+    by_name = {source.name: source for source in sources}
+    return [
+        [outcome_of(source.task, group, s, source.reward) for s in group.samples]
+        for group in groups
+        for source in (by_name[group.row.source],)
+    ]
 
 
 def accuracy_told(groups: Sequence[Group], sources: Sequence[Source]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from vlmrl.dist import worker
 from vlmrl.evaluate.artifacts import KEPT_BYTES
-from vlmrl.evaluate.metrics import metric_value
+from vlmrl.evaluate.metrics import metric_value, task_problems
 from vlmrl.evaluate.records import training_folder, write_evaluation
 from vlmrl.evaluate.run import evaluate
 from vlmrl.rollout.engine import Generator
@@ -85,7 +85,10 @@ def validate(session: Session, generator: Generator) -> None:
         found = evaluate(
             generator, s.encoder, source, s.scorers[source.name], params=params, seed=s.recipe.train.seed,
             max_rows=settings.max_rows, world=s.world, artifact_bytes=KEPT_BYTES // 8,
+            patient=step > 0 and s.recipe.reward.on_unavailable == "mask",
         )  # fmt: skip
+        for problem in task_problems(found.summary):
+            s.watcher.message(f"validation on {source.name}: {problem}")
         values.append(metric_value(found.summary, settings.metric))
         prefix = "eval" if len(s.validation) == 1 else f"eval/{source.name}"
         flat |= {f"{prefix}/{name}": m["value"] for name, m in found.summary["metrics"].items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,9 @@ from PIL import Image
 
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.dist.world import World
-from vlmrl.errors import DataError, RecipeError, RewardError, RewardUnavailable
+from vlmrl.errors import DataError, RecipeError, RewardError, RewardUnavailable, VlmrlError
 from vlmrl.evaluate import run as evaluating
+from vlmrl.evaluate.metrics import task_problems
 from vlmrl.evaluate.records import read_evaluation, write_evaluation
 from vlmrl.evaluate.run import Evaluation, evaluate
 from vlmrl.metric import Metric
@@ -24,6 +26,7 @@ from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Request
 from vlmrl.store.media import RunImages
+from vlmrl.tasks import make_task
 from vlmrl.tasks.base import REPLICATES, Task, Verdict
 from vlmrl.tasks.figure import Table
 from vlmrl.types import Media, Message, RewardInput, RewardResult, Row, Sample, SamplingParams, Score
@@ -167,6 +170,29 @@ def test_pictures_beyond_the_limit_are_left_out_and_counted(tmp_path: Path):
     assert found.summary["artifacts_left_out"] == 2 and all(r["detail"] for r in found.rows)
 
 
+def test_a_service_that_is_down_stops_an_evaluation_and_no_training():
+    def down(x: RewardInput) -> float:
+        raise RewardUnavailable("busy")
+
+    with pytest.raises(RewardUnavailable):
+        run(ListSource(rows(2)), ScriptedEngine(), down)
+    found = run(ListSource(rows(2)), ScriptedEngine(), down, patient=True)
+    assert found.summary["reward_unavailable"] == 2 and "reward" not in found.summary["metrics"]
+    with pytest.raises(RewardError, match="ZeroDivisionError"):
+        run(ListSource(rows(2)), ScriptedEngine(), lambda x: 1 / 0, patient=True)
+    for found in shared(2, down, patient=True):
+        assert found.summary["reward_unavailable"] == 7
+
+
+def test_pictures_that_one_call_could_not_hold_are_counted_too(monkeypatch: pytest.MonkeyPatch):
+    size = max(len(file) for file in run(ListSource(rows(1)), ScriptedEngine(), drawn).files.values())
+    monkeypatch.setattr("vlmrl.rewards.scorer.MOST_CALL_BYTES", 2 * size)
+    monkeypatch.setattr(evaluating, "CHUNK_PROMPTS", 4)
+    found = run(ListSource(rows(5)), ScriptedEngine(), drawn)
+    kept = [bool(r["artifacts"]) for r in found.rows]
+    assert found.summary["artifacts_left_out"] == kept.count(False) and kept[0] and kept[4] and not kept[3]
+
+
 def test_a_figure_that_fails_is_noted_and_ends_nothing():
     def figures(verdicts):
         raise RecipeError("`figures` of `echo` raised KeyError", where="task.py:3")
@@ -242,6 +268,19 @@ def test_several_processes_make_the_evaluation_of_one(monkeypatch: pytest.Monkey
     alone = run(ListSource(rows(7)), ScriptedEngine(), lambda x: len(x.response) / 9, samples=2, seed=5)
     for found in shared(size, samples=2, seed=5):
         assert found.rows == alone.rows and found.summary == alone.summary
+
+
+def test_processes_go_on_with_one_value_of_a_metric_that_differs_between_them():
+    """Which step is the best, and so who saves, follows from it: every process must see the same number."""
+    numbers = iter(range(100))
+    task = replace(ListSource([]).task, set_metrics=lambda verdicts: {"odd": float(next(numbers))})
+    meeting = (Barrier(2), [None] * 2)
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [
+            pool.submit(run, ListSource(rows(1), task=task), ScriptedEngine(), world=Meeting(r, 2, group=meeting))
+            for r in range(2)
+        ]
+        assert [job.result().summary["metrics"]["odd"]["value"] for job in jobs] == [0.0, 0.0]
 
 
 def test_a_reward_that_fails_on_one_process_alone_is_counted_and_on_all_it_is_an_error():
@@ -334,8 +373,97 @@ def test_metrics_of_the_whole_split_stand_beside_those_of_rows():
     assert sizes[0] == 22 and len(sizes) == 1 + REPLICATES
     assert {20, 22, 24, 26} <= set(sizes[1:]) and max(sizes) <= 40, "one unit of four rows, nine of two; ten drawn"
     assert summary["set_metrics"]["names"] == ["all_right", "values"]
-    with pytest.raises(DataError, match="task `echo` calls a set metric `reward`"):
-        run(ListSource(rows(3), task=replace(task, set_metrics=lambda verdicts: {"reward": 1.0})), ScriptedEngine())
+
+
+def own_task(folder: Path, fields: str) -> Task:
+    """The task of a file whose `Task` has these fields besides its name, summary and template."""
+    (folder / "task.py").write_text(
+        "import itertools, numpy as np\nfrom vlmrl import Histogram, Lines, Metric, Table, Task\n\n"
+        "def boom(*given):\n    raise KeyError('x')\n\n"
+        f"def task(info):\n    return Task('any', 'a sum', 'x', **dict({fields}))\n"
+    )
+    return make_task(f"{folder}/task.py:task", {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ("set_metrics=boom", "`set_metrics` of .* raised KeyError"),
+        ("set_metrics=lambda v: {'reward': 1.0}", "calls a set metric `reward`"),
+        ("set_metrics=lambda v: {'ap': 10**400}", "the metric `ap` is 1000"),
+        ("set_metrics=lambda v: {'ap': np.array([1, 2])}", "the metric `ap` is array"),
+        ("set_metrics=lambda v: 5", "it returned int 5, not names with numbers"),
+        ("set_metrics=lambda v: {'ap': 1.0}, unit=boom", "`unit` of .* raised KeyError"),
+        ("set_metrics=lambda v: {'ap': 1.0}, unit=lambda row: [1]", "list .1., which cannot be a key"),
+    ],
+)
+def test_set_metrics_that_fail_are_noted_and_the_answers_are_kept(tmp_path: Path, fields: str, told: str):
+    found = run(ListSource(rows(3), task=own_task(tmp_path, fields)), ScriptedEngine())
+    assert len(found.rows) == 3 and found.summary["metrics"]["reward"]["n"] == 3
+    assert re.search(told, found.summary["set_metrics_problem"])
+    assert re.search(told, *task_problems(found.summary))
+
+
+def test_set_metrics_may_change_the_list_that_they_get(tmp_path: Path):
+    task = own_task(tmp_path, "set_metrics=lambda v: {'ap': float(len(v)) + (v.clear() or 0)}")
+    assert run(ListSource(rows(3), task=task), ScriptedEngine()).summary["metrics"]["ap"]["value"] == 3.0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "figures=lambda v: None",
+        "figures=lambda v: (1 / 0 for _ in v)",
+        "figures=lambda v: (Table('t', ['a'], [[1]]) for _ in itertools.count())",
+        "figures=lambda v: [Table('t', ['a'], [[float('nan')]])]",
+        "figures=lambda v: [Table('t', ['a'], [[10**5000]])]",
+        "figures=lambda v: [Table('t', ['a'], [[np.array([1, 2])]])]",
+        "figures=lambda v: [Histogram('t', {'a': [10**400]})]",
+        "figures=lambda v: [Histogram('t', {'a': [1]}, bins=2.5)]",
+        "figures=lambda v: [Histogram('t', {'a': [1]}, range=(-1e308, 1e308))]",
+        "figures=lambda v: [Lines('t', {'a': [(10**400, 1)]})]",
+    ],
+)
+def test_figures_that_cannot_be_drawn_are_noted_and_the_evaluation_is_written(tmp_path: Path, fields: str):
+    found = run(ListSource(rows(2), task=own_task(tmp_path, fields)), ScriptedEngine())
+    assert found.summary["figures"] == [] and found.summary["figures_problem"]
+    write_evaluation(tmp_path / "e", found, {})
+    assert len(read_evaluation(tmp_path / "e").rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("outcome", "told"),
+    [
+        ("boom() if 'p1' in x.response else {'accuracy': 1.0}", "raised KeyError"),
+        ("{'accuracy': 'yes' if 'p1' in x.response else 1}", "`accuracy` is 'yes'"),
+        ("None if 'p1' in x.response else {'accuracy': 1.0}", "it returned None"),
+        ("{'reward' if 'p1' in x.response else 'accuracy': 1.0}", "calls an outcome `reward`"),
+        ("{'a\\nb' if 'p1' in x.response else 'accuracy': 1.0}", "a metric is called 'a.nb'"),
+    ],
+)
+def test_an_answer_that_the_task_cannot_measure_costs_its_numbers_alone(tmp_path: Path, outcome: str, told: str):
+    source = ListSource(rows(3), task=own_task(tmp_path, f"outcome=lambda x, score: {outcome}"))
+    found = run(source, ScriptedEngine())
+    assert [row["outcome"] for row in found.rows] == [{"accuracy": 1.0}, {}, {"accuracy": 1.0}]
+    assert found.summary["metrics"]["accuracy"]["n"] == 2 and found.summary["metrics"]["reward"]["n"] == 3
+    assert found.summary["outcome_problems"]["rows"] == 1
+    assert re.search(told, found.summary["outcome_problems"]["first"])
+    write_evaluation(tmp_path / "e", found, {})
+    assert len(read_evaluation(tmp_path / "e").rows) == 3
+
+
+@pytest.mark.parametrize("outcome", ["boom()", "5", "{'truncated': 1.0}", "{'pass@2': 1.0}", "{'score': 1.0}"])
+def test_a_task_that_can_measure_no_answer_stops_before_any_is_made(tmp_path: Path, outcome: str):
+    engine = ScriptedEngine()
+    with pytest.raises(VlmrlError):
+        run(ListSource(rows(3), task=own_task(tmp_path, f"outcome=lambda x, score: {outcome}")), engine)
+    assert not engine.asked
+
+
+def test_numbers_of_numpy_count_like_floats(tmp_path: Path):
+    task = own_task(tmp_path, "outcome=lambda x, score: {'accuracy': np.float32(0.5), 'hit': np.bool_(True)}")
+    found = run(ListSource(rows(2), task=task), ScriptedEngine())
+    assert found.summary["metrics"]["accuracy"]["value"] == 0.5 and found.summary["metrics"]["hit"]["value"] == 1.0
 
 
 def test_an_outcome_reads_what_the_reward_has_found():

@@ -90,9 +90,9 @@ ATTACKS = {
     "a result whose detail exits": ("return RewardResult(0.25, detail=Items())", "SystemExit: 6"),
     "a note that is none": ("return RewardResult(0.25, note=7)", "the note of the reward is a int, not a text"),
     "a detail that holds itself": (
-        "detail = []; detail.append(detail)\nreturn RewardResult(0.25, detail=detail)", "no JSON value: Circular"
+        "detail = []; detail.append(detail)\nreturn RewardResult(0.25, detail=detail)", "holds itself, or is"
     ),
-    "a detail without an end": ("return RewardResult(0.25, detail=deep(10 ** 5))", "no JSON value"),
+    "a detail without an end": ("return RewardResult(0.25, detail=deep(10 ** 5))", "bytes of JSON; the cap is"),
     "a detail deeper than files may be": ("return RewardResult(0.25, detail=deep(300))", "no JSON value"),
     "an enormous detail": (
         "return RewardResult(0.25, detail='d' * 10 ** 7)", "10,000,002 bytes of JSON; the cap is 65,536"

@@ -8,16 +8,20 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from vlmrl import RewardInput, RewardResult
 from vlmrl.errors import RewardError
 from vlmrl.rewards import results
 from vlmrl.rewards.base import RewardSpec, split_result
+from vlmrl.rewards.file_limit import FileLimit
 from vlmrl.rewards.results import artifact_files, detail_text, read_artifacts, read_detail
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.store.rollouts import read_rollouts, write_rollouts
 from vlmrl.tasks.rewards import load_reward
-from vlmrl.types import Call, Media, Turn
+from vlmrl.types import Call, Group, Media, Row, Score, ScoredSample, Segment, Trajectory, Turn
 
 DRAWS = """
 from PIL import Image
@@ -89,7 +93,7 @@ def test_a_detail_that_is_no_json_says_what_it_holds(value, told):
 def test_the_cap_of_a_detail_is_exact():
     at = results.MOST_DETAIL_BYTES
     assert len(detail_text("d" * (at - 2)) or "") == at
-    with pytest.raises(RewardError, match=f"is {at + 1:,} bytes of JSON; the cap is {at:,}"):
+    with pytest.raises(RewardError, match=f"holds itself, or is at least {at + 1:,} bytes of JSON; the cap is {at:,}"):
         detail_text("d" * (at - 1))
     with pytest.raises(RewardError, match="the cap is"):
         read_detail(json.dumps("d" * (at - 1)))
@@ -166,3 +170,152 @@ def test_a_dict_in_verls_form_keeps_its_numbers_alone(scorer):
 def test_the_name_of_a_detail_is_that_of_the_function_or_of_the_built_in(reward_file):
     assert reward_file("def grade(x): return 1.0", function="grade").key == "grade"
     assert load_reward("exact_match").key == "exact_match"
+
+
+def nested(levels: int) -> list:
+    value: list = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+def test_a_detail_of_the_most_levels_can_be_read_from_the_rollouts_again(tmp_path):
+    at = results.MOST_DETAIL_LEVELS
+    detail = read_detail(detail_text(nested(at)))
+    with pytest.raises(RewardError, match=f"nests more than {at} levels"):
+        read_detail(detail_text(nested(at + 1)))
+    segment = Segment("assistant", (1,), True, (0.0,))
+    trajectory = Trajectory("t", "p", 0, 0, 0, 0, (1,), (segment,), (), "stop")
+    sample = ScoredSample(trajectory, "x", Score(1.0, {}, detail={"mine": detail}))
+    write_rollouts(tmp_path / "r.parquet", [Group(Row("p", "s", "t", {}), "x", (sample,))], step=0)
+    [group] = read_rollouts(tmp_path / "r.parquet")
+    assert group.samples[0].score.detail == {"mine": detail}
+
+
+def test_a_detail_that_names_a_thing_twice_is_refused():
+    with pytest.raises(RewardError, match="the key `1` is there more than once"):
+        read_detail(detail_text({1: "a", "1": "b"}))
+
+
+@pytest.mark.parametrize(
+    "detail",
+    [["x" * 1000] * 10_000_000, np.zeros((10_000, 10_000), np.uint8), {"a": {str(i): 0 for i in range(100_000)}}],
+)
+def test_a_detail_that_is_far_too_large_is_refused_before_it_is_written_out(detail):
+    with pytest.raises(RewardError, match=r"at least .* bytes of JSON; the cap is|it holds an array of 100,000,000"):
+        detail_text(detail)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers() | st.none(), inner),
+    )
+)
+def test_the_least_length_of_a_detail_is_never_above_its_length(value):
+    assert results._least_bytes(value) <= len(detail_text(value) or "null")
+
+
+class Endless(dict):
+    """A mapping that says it holds one thing and gives them without end."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def items(self):
+        while True:
+            yield "same", Image.new("L", (1, 1))
+
+
+def test_the_cap_of_artifacts_holds_whatever_a_mapping_says_and_whoever_sent_them():
+    with pytest.raises(RewardError, match="9 artifacts; the cap is 8"):
+        artifact_files(Endless())
+    (data,) = artifact_files({"a": Image.new("L", (1, 1))}).values()
+    with pytest.raises(RewardError, match="the cap is 8"):
+        read_artifacts({str(i): data for i in range(9)})
+    with pytest.raises(RewardError, match="the cap is 200"):
+        read_artifacts({"n" * 201: data})
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"), [([0, 300, 65535], np.uint16), ([-7, 0, 90_000], np.int32), ([0.0, 0.25, 1.0], np.float32)]
+)
+def test_numbers_beyond_bytes_are_shown_in_their_own_range(values, kind):
+    image = Image.fromarray(np.array([values], kind))
+    media, kept = read_artifacts(artifact_files({"a": image}))
+    shown = np.asarray(Image.open(io.BytesIO(kept[media["a"].sha256])))[0]
+    low, high = values[0], values[-1]
+    assert shown.tolist() == [round((v - low) / (high - low) * 255) for v in values]
+    with pytest.raises(RewardError, match="not finite"):
+        artifact_files({"a": Image.fromarray(np.array([[np.nan, 1.0]], np.float32))})
+
+
+ODD = """
+from vlmrl import RewardResult, RewardUnavailable
+ON_TIMEOUT = {"reward": 0.0}
+
+class Note(str):
+    def __getitem__(self, place):
+        return "x" * 5_000_000
+
+class Odd(Exception):
+    def __str__(self):
+        raise SystemExit
+
+def reward(x):
+    if x.response == "note":
+        return RewardResult({"reward": 1.0}, note=Note("abc"))
+    if x.response == "text":
+        raise Odd()
+    if x.response == "hint":
+        raise RewardUnavailable("down", hint="h" * 5_000_000)
+    if x.response == "object":
+        error = RewardUnavailable("down")
+        error.hint = object()
+        raise error
+    return 1.0
+"""
+
+
+def test_texts_of_a_reward_that_are_none_are_no_hang_that_earns_on_timeout(scorer):
+    with scorer(ODD) as s:
+        fine, note, text, hint, odd = s.score([RewardInput(t) for t in ("fine", "note", "text", "hint", "object")])
+    assert (note.value, note.note, fine.value) == (1.0, "abc", 1.0)
+    assert (text.status, text.error) == ("failed", "Odd: (its text cannot be made: SystemExit) (mine.py:17)")
+    assert (hint.status, hint.error, odd.status) == ("unavailable", "down", "unavailable")
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=8), st.randoms())
+def test_which_images_are_kept_does_not_depend_on_the_order_of_answers(sizes, random):
+    limit, order, kept = FileLimit(10), list(range(len(sizes))), {}
+    random.shuffle(order)
+    for index in order:
+        kept[index] = sizes[index]
+        for gone in limit.add(index, sizes[index]):
+            del kept[gone]
+        assert sum(kept.values()) <= 10
+    first = next((i for i in range(len(sizes)) if sum(sizes[: i + 1]) > 10), len(sizes))
+    assert {i for i, size in kept.items() if size} == {i for i, size in enumerate(sizes[:first]) if size}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_images_of_a_call_beyond_the_limit_are_left_out_and_counted(scorer, monkeypatch, workers):
+    size = len(artifact_files({"a": Image.new("L", (9, 9))})["a"])
+    monkeypatch.setattr("vlmrl.rewards.scorer.MOST_CALL_BYTES", 3 * size + 1)
+    source = """
+    from PIL import Image
+    from vlmrl import RewardResult
+    def reward(x):
+        return RewardResult(float(x.response), artifacts={"a": Image.new("L", (9, 9))})
+    """
+
+    def here(x):
+        return RewardResult(float(x.response), artifacts={"a": Image.new("L", (9, 9))})
+
+    own = Scorer(RewardSpec("own", here, {}, {}, pure=True))
+    with scorer(source, options={"workers": workers}) if workers else own as s:
+        scores = s.score([RewardInput(str(i)) for i in range(6)], strict=True)
+        assert [score.value for score in scores] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+        assert [bool(score.files) for score in scores] == [bool(score.artifacts) for score in scores]
+        assert [bool(score.files) for score in scores] == [True] * 3 + [False] * 3
+        assert s.images_left_out == 3 and all("left out" in score.note for score in scores[3:])

@@ -67,16 +67,16 @@ def test_sound_results_come_through_as_plain_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "call", "message", "line"),
     [
-        ("return []\n", "return 'bad'\n", lambda t: t.validate({}), "`validate` of .* returned str 'bad', not", 8),
-        ("return []\n", "return None\n", lambda t: t.validate({}), "returned NoneType None, not a list of texts", 8),
-        ("True,", "'yes',", lambda t: t.outcome(X, UNSCORED), "returned str 'yes' for `accuracy`, not a finite", 11),
-        ("True,", "float('nan'),", lambda t: t.outcome(X, UNSCORED), "returned float nan for `accuracy`", 11),
+        ("return []\n", "return 'bad'\n", lambda t: t.validate({}), "`validate` of .*: it returned str 'bad', not a", 8),
+        ("return []\n", "return None\n", lambda t: t.validate({}), "`validate` of .*: it returned None, not", 8),
+        ("True,", "'yes',", lambda t: t.outcome(X, UNSCORED), "the metric `accuracy` is 'yes', not a number", 11),
+        ("True,", "float('nan'),", lambda t: t.outcome(X, UNSCORED), "the metric `accuracy` is nan, not a finite", 11),
         ('{"share": 0.5}', "0.5", lambda t: t.set_metrics([]), "`set_metrics` of .* returned float 0.5, not", 14),
-        ("0.5}", "1e999}", lambda t: t.set_metrics([]), "returned float inf for `share`", 14),
+        ("0.5}", "1e999}", lambda t: t.set_metrics([]), "the metric `share` is inf, not a finite number", 14),
         ('row.truth["scene"]', "row.scene", lambda t: t.unit(ROW), "`unit` of .* raised AttributeError", 18),
-        ('row.truth["scene"]', "[1]", lambda t: t.unit(ROW), "returned list \\[1\\], which cannot be hashed", 17),
-        ('return "a"', "return 3", lambda t: t.trace(ROW, None), "`trace` of .* returned int 3, not a text", 20),
-        ('"guess"', '"gess"', lambda t: t.attacks([X]), "gave the attack `one` the kind 'gess'; kinds: void", 23),
+        ('row.truth["scene"]', "[1]", lambda t: t.unit(ROW), "it returned list \\[1\\], which cannot be a key", 17),
+        ('return "a"', "return 3", lambda t: t.trace(ROW, None), "`trace` of .*: it returned int 3, not the text", 20),
+        ('"guess"', '"gess"', lambda t: t.attacks([X]), "the attack `one` has the kind 'gess'", 23),
         ('"1")', "x.nothing)", lambda t: t.attacks([X])[0].make(X), "`attacks` of .* raised AttributeError", 24),
     ],
 )  # fmt: skip
@@ -90,6 +90,11 @@ def test_a_wrong_result_is_named_with_the_function_and_its_line(
     assert "dataset.json" not in str(error.value.hint)  # that is the hint of the task's function alone
 
 
+def test_a_mean_over_nothing_is_a_metric_that_is_not_defined(tmp_path: Path) -> None:
+    task = load(tmp_path, '{"share": 0.5}', '{"share": float("nan"), "none": None}')
+    assert task.set_metrics([]) == {"share": None, "none": None}
+
+
 def test_check_asks_a_set_metric_for_a_resample_that_holds_a_response_twice(tmp_path: Path) -> None:
     task = load(tmp_path, 'return {"share": 0.5}', "assert len(verdicts) < 2, 'twice'")
     with pytest.raises(RecipeError, match="raised AssertionError: twice"):
@@ -99,10 +104,10 @@ def test_check_asks_a_set_metric_for_a_resample_that_holds_a_response_twice(tmp_
 @pytest.mark.parametrize(
     ("old", "new", "message", "where"),
     [
-        ('images=[picture]', 'images=picture', "`images` of a row is Image, not a list", "train row 0"),
-        ('images=[picture]', 'images="a.png"', "`images` of a row is str, not a list", "train row 0"),
-        ('truth={"answer": 1}', 'truth="A1"', "`truth` of a row is str, not a mapping", "train row 0"),
-        ('columns={"a": "b"}', 'columns=["a"]', "`columns` of a row is list, not a mapping", "train row 0"),
+        ('images=[picture]', 'images=picture', "`images` of a row of `prep` is <PIL.*, not a list", "train row 0"),
+        ('images=[picture]', 'images="a.png"', "`images` of a row of `prep` is 'a.png', not a list", "train row 0"),
+        ('truth={"answer": 1}', 'truth="A1"', "`truth` of a row of `prep` is 'A1', not names", "train row 0"),
+        ('columns={"a": "b"}', 'columns=["a"]', "`columns` of a row of `prep` is .*, not names", "train row 0"),
         ('images=[picture]', 'images=[picture] * 2', "the row has 2 images but its prompt has 1", "train row 0"),
         ('columns={"a": "b"}', "columns={}", "the prompt template fails: 'a' is undefined", "train row 0"),
         ("{{ a }}", "\\n{{ a }", "the prompt template is not valid Jinja", "template of {file}:2"),

@@ -257,3 +257,115 @@ def test_the_example_of_the_readme_makes_data_and_pays(tmp_path: Path, monkeypat
     (tmp_path / "a.jsonl").write_text('{"response": "<answer>3</answer>", "answer": 3}\n')
     checked = this_process("reward-check", "a.jsonl", "--task", "task.py:task", "--json", cwd=tmp_path)
     assert json.loads(checked.out)["parts"], checked.err
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "profiles=5", "profiles={'default': 5}", "profiles={'default': (':score',)}", "profiles={'default': (5, {})}",
+        "profiles={'default': (':score', 5)}", "profiles={5: (':score', {})}", "outcome=None", "validate=None",
+        "figures=None", "variables=5", "variables={1: 2}", "summary=None", "metrics={5: Metric('higher')}",
+        "metrics={'a': Metric('higher', (0, 1, 2))}", "metrics={'a': Metric(range=('0', '1'))}", "truths=5", "kind=5",
+        "template_file=5", "variants=5", "trace='x'",
+    ],
+)  # fmt: skip
+def test_a_field_of_another_kind_is_named_when_the_task_is_made(here: Path, field: str) -> None:
+    key = field.partition("=")[0]
+    (here / "own.py").write_text(
+        "from vlmrl import Metric, Task\n\ndef task(info):\n"
+        f"    return Task(**{{'name': 'a', 'summary': 's', 'template': 'x', **dict({field})}})\n"
+    )
+    with pytest.raises(RecipeError, match=f"`{key}` of the task|`range` of a metric") as error:
+        make_task("own.py:task", {})
+    assert str(error.value.where).startswith("own.py:")
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "told"),
+    [
+        ("validate", ({},), "not a list of texts"), ("attacks", ([],), "not a list of vlmrl.Attack"),
+        ("trace", (None, None), "not the text of a response"), ("messages", (None,), "not a tuple of"),
+    ],
+)  # fmt: skip
+def test_what_a_function_returns_is_checked_where_it_is_called(
+    here: Path, function: str, given: Any, told: str
+) -> None:
+    (here / "own.py").write_text(
+        f"from vlmrl import Task\n\ndef task(info):\n    return Task('a', 's', 'x', {function}=lambda *given: 5)\n"
+    )
+    with pytest.raises(RecipeError, match=f"`{function}` of `own.py:task`: .*{told}"):
+        getattr(make_task("own.py:task", {}), function)(*given)
+
+
+def test_an_error_without_a_text_is_named_by_its_kind(here: Path) -> None:
+    (here / "own.py").write_text(
+        "class Odd(Exception):\n    def __str__(self):\n        raise RuntimeError\n\n"
+        "def task(info):\n    raise Odd()\n"
+    )
+    with pytest.raises(RecipeError, match=r"raised Odd: .its text cannot be made: RuntimeError"):
+        make_task("own.py:task", {})
+
+
+def prep_of(here: Path, function: str) -> None:
+    """Write a task whose `prep` is this function; `rows(n)` makes rows."""
+    (here / "own.py").write_text(
+        "import sys\nfrom functools import partial\nfrom PIL import Image\nfrom vlmrl import NewRow, Task\n"
+        "def rows(n):\n    return [NewRow({'answer': i}, columns={'a': i}) for i in range(n)]\n"
+        f"{function}\ndef task(info):\n    return Task('a', 's', '{{{{ a }}}}', prep=prep)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ("n: int | str = 3", "parameter `n` of `prep` cannot be an option"),
+        ("n: Nowhere = 3", "name 'Nowhere' is not defined"),
+        ("*n", "cannot be an option"),
+        *((f"{name}: int = 3", f"the parameter `{name}`, which every") for name in ("force", "limits", "workers")),
+    ],
+)  # fmt: skip
+def test_a_parameter_that_cannot_be_an_option_is_named(here: Path, parameters: str, told: str) -> None:
+    prep_of(here, f"def prep({parameters}):\n    return {{'train': rows(2)}}")
+    source = (here / "own.py").read_text()
+    (here / "own.py").write_text("from __future__ import annotations\n" + source)
+    done = this_process("prep", "own.py:task", "--out", "made", cwd=here)
+    assert (done.code, (here / "made").exists()) == (2, False) and told in done.err, done.err
+
+
+def test_a_function_without_a_signature_and_one_with_bound_arguments(here: Path) -> None:
+    prep_of(here, "prep = dict")
+    assert "cannot be read" in this_process("prep", "own.py:task", "--out", "made", cwd=here).err
+    prep_of(here, "def full(n: int, more: int = 1):\n    return {'train': rows(n + more)}\nprep = partial(full, 2)")
+    assert this_process("prep", "own.py:task", "--out", "made", "--more", 3, cwd=here).code == 0
+    assert json.loads((here / "made" / "dataset.json").read_text())["splits"]["train"]["rows"] == 5
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ("{'../outside': rows(2)}", "calls a split '../outside'"),
+        ("{'': rows(2)}", "calls a split ''"),
+        ("{5: rows(2)}", "calls a split 5"),
+        ("{'train': [NewRow({}, columns={'a': 1})]}", "an empty `truth`"),
+        ("{'train': [NewRow({1: 2}, columns={'a': 1})]}", "not names with values"),
+        ("{'train': [NewRow(5, columns={'a': 1})]}", "`truth` of a row of `prep` is 5"),
+        ("{'train': [NewRow({'answer': 1}, columns={'a': 1, 'truth': 2})]}", "the column `truth`"),
+        ("{'train': [NewRow({'answer': 1}, columns={'a': 1, 'images': 2})]}", "the column `images`"),
+        ("{'train': [NewRow({'answer': '\\ud800'}, columns={'a': 1})]}", "cannot be kept as JSON"),
+        ("{'train': [NewRow({'answer': 1}, columns={'a': 1}, id='\\ud800')]}", "the `id` of a row"),
+        ("{'train': [NewRow({'answer': 1}, columns={'a': 1}, id=5)]}", "the `id` of a row of `prep` is 5"),
+        ("{'train': [NewRow({'answer': 1}, images=5, columns={'a': 1})]}", "`images` of a row of `prep` is 5"),
+        ("{'train': [NewRow({'answer': 1}, images=[Image.new('L', (0, 9))], columns={'a': 1})]}", "cannot be read"),
+    ],
+)
+def test_a_row_or_a_split_that_no_dataset_can_hold_is_named(here: Path, returned: str, told: str) -> None:
+    prep_of(here, f"def prep():\n    return {returned}")
+    done = this_process("prep", "own.py:task", "--out", "made/deep", cwd=here)
+    assert (done.code, (here / "made" / "deep").exists()) == (2, False) and told in done.err, done.err
+    assert not list(here.rglob("*.parquet"))
+
+
+def test_an_option_that_no_json_can_hold_is_named(here: Path) -> None:
+    prep_of(here, "def prep(share: float = 0.5):\n    return {'train': rows(2)}")
+    done = this_process("prep", "own.py:task", "--out", "made", "--share", "nan", cwd=here)
+    assert done.code == 2 and "the options of `prep` of `own.py:task` cannot be kept" in done.err

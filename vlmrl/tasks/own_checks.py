@@ -1,0 +1,189 @@
+"""Checks of a task of one's own: the kinds of its fields, and what its functions return.
+
+Its functions run at every answer and after the last one. A wrong value is therefore named where it was returned, and
+what passes has one form: numbers of NumPy and torch are floats, iterators are lists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from itertools import islice
+from typing import Any, get_args
+
+from vlmrl.errors import DataError, RecipeError
+from vlmrl.metric import Metric
+from vlmrl.tasks.attack import Attack, Kind
+from vlmrl.tasks.base import Outcome, Task
+from vlmrl.tasks.figure import MAX_FIGURES
+from vlmrl.tasks.kinds import RowKind, TruthForm
+from vlmrl.types import Message
+
+ALWAYS = ("validate", "outcome", "attacks", "figures")
+"""Functions that every task has; a task may set the others to None."""
+FUNCTIONS = (*ALWAYS, "set_metrics", "messages", "trace", "unit", "outcome_as", "prep")
+MOST_ATTACKS = 1000
+MOST_NUMBERS = 1000
+"""Numbers that are measured of one answer, or of one split."""
+
+
+def check_fields(task: Task, where: str) -> None:
+    """Raise a RecipeError where a field of a task is of another kind than it has to be."""
+    for key in FUNCTIONS:
+        value = getattr(task, key)
+        if not callable(value) and (value is not None or key in ALWAYS):
+            raise RecipeError(f"`{key}` of the task is {value!r:.80}, not a function", where=where)
+    for key, (is_sound, words) in FIELDS.items():
+        if not is_sound(value := getattr(task, key)):
+            raise RecipeError(f"`{key}` of the task is {value!r:.80}", where=where, hint=words)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and all(map(_is_text, value))
+
+
+def _named(value: Any, is_sound: Callable[[Any], bool]) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(k, str) and is_sound(v) for k, v in value.items())
+
+
+def _is_profile(value: Any) -> bool:
+    return (
+        isinstance(value, (tuple, list)) and len(value) == 2 and _is_text(value[0])
+        and _named(value[1], lambda _: True)
+    )  # fmt: skip
+
+
+FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "summary": (_is_text, 'a line of text: summary="count the squares"'),
+    "template": (_is_text, 'a text: template="How many squares are there? <image>"'),
+    "template_file": (_is_text, "a text: the place of `template`, for messages"),
+    "variables": (lambda v: _named(v, lambda _: True), 'names with values: variables={"most": 9}'),
+    "profiles": (lambda v: _named(v, _is_profile), 'rewards with arguments: profiles={"default": (":score", {})}'),
+    "metrics": (
+        lambda v: _named(v, lambda m: isinstance(m, Metric)), 'metrics={"error": vlmrl.Metric("lower", (0.0, 1.0))}'
+    ),
+    "replicates": (lambda v: type(v) is int and v >= 0, "a number of resamples, 0 = no intervals"),
+    "by": (_are_texts, 'names of fields of the truth: by=("count",)'),
+    "variant": (_is_text, "leave it out: a task of one's own has no variants"),
+    "variants": (_are_texts, "leave it out: a task of one's own has no variants"),
+    "truths": (lambda v: v is None or isinstance(v, TruthForm), "a vlmrl.tasks.kinds.TruthForm, or None"),
+    "kind": (lambda v: v is None or isinstance(v, RowKind), "a vlmrl.tasks.kinds.RowKind, or None"),
+}  # fmt: skip
+
+
+def _measures(returned: Any) -> Outcome:
+    """Return what is measured of one answer as floats; None for what does not apply.
+
+    Raises: DataError for anything but a mapping of names to finite numbers.
+    """
+    return {_name(k): None if v is None else _number(k, v) for k, v in _mapping(returned).items()}
+
+
+def _whole(returned: Any) -> Outcome:
+    """Return the metrics of a split: the same, and NaN, which means over empty lists give, is not defined either."""
+    numbers = {_name(k): math.nan if v is None else _number(k, v, nan=True) for k, v in _mapping(returned).items()}
+    return {name: None if math.isnan(number) else number for name, number in numbers.items()}
+
+
+def _mapping(returned: Any) -> Mapping[Any, Any]:
+    if not isinstance(returned, Mapping):
+        raise DataError(f"it returned {_shown(returned)}, not names with numbers", hint='return {"accuracy": 1.0}')
+    if len(returned) > MOST_NUMBERS:
+        raise DataError(f"it returned {len(returned):,} numbers; the cap is {MOST_NUMBERS:,}")
+    return returned
+
+
+def _name(key: Any) -> str:
+    if not isinstance(key, str) or not key.strip() or not key.isprintable():
+        raise DataError(f"a metric is called {key!r:.80}; its name is a text on one line", hint='such as "accuracy"')
+    return str(key)
+
+
+def _number(name: str, value: Any, *, nan: bool = False) -> float:
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")
+    try:
+        if isinstance(value, (str, bytes, bytearray)) or kind not in "biuf":
+            raise TypeError("no real number")
+        number = float(value.item() if getattr(value, "shape", ()) or hasattr(value, "is_complex") else value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise DataError(f"the metric `{name}` is {value!r:.80}, not a number or None") from error
+    if not (math.isfinite(number) or (nan and math.isnan(number))):
+        hint = "None says that it does not apply"
+        raise DataError(f"the metric `{name}` is {value!r:.80}, not a finite number or None", hint=hint)
+    return number
+
+
+def _texts(returned: Any) -> list[str]:
+    if isinstance(returned, str) or not isinstance(returned, Iterable):
+        raise DataError(f"it returned {_shown(returned)}, not a list of texts", hint="an empty list says: sound")
+    texts = list(islice(returned, MOST_NUMBERS))
+    if not all(map(_is_text, texts)):
+        raise DataError("it returned a list of other things than texts", hint="say in words what is wrong")
+    return texts
+
+
+def _turns(returned: Any) -> tuple[Message, ...]:
+    turns = tuple(returned) if isinstance(returned, (tuple, list)) else ()
+    if not turns or not all(isinstance(turn, Message) for turn in turns):
+        raise DataError(f"it returned {_shown(returned)}, not a tuple of vlmrl.types.Message")
+    return turns
+
+
+def response_of(returned: Any) -> str | None:
+    """Return the text of a response, or None where a trick does not fit the row. Raises: DataError."""
+    if returned is not None and not isinstance(returned, str):
+        raise DataError(f"it returned {_shown(returned)}, not the text of a response")
+    return returned
+
+
+def _trace(returned: Any) -> str:
+    if not isinstance(returned, str):
+        raise DataError(f"it returned {_shown(returned)}, not the text of a response")
+    return returned
+
+
+def _attacks(returned: Any) -> list[Attack]:
+    attacks: list[Any] = list(islice(returned, MOST_ATTACKS)) if isinstance(returned, Iterable) else [None]
+    if not all(isinstance(attack, Attack) for attack in attacks):
+        raise DataError(f"it returned {_shown(returned)}, not a list of vlmrl.Attack")
+    for attack in attacks:
+        if attack.kind not in get_args(Kind):
+            known = ", ".join(get_args(Kind))
+            raise DataError(f"the attack `{attack.name}` has the kind {attack.kind!r:.80}", hint=f"kinds: {known}")
+    return attacks
+
+
+def _unit(returned: Any) -> Hashable:
+    try:
+        hash(returned)
+    except TypeError as error:
+        raise DataError(f"it returned {_shown(returned)}, which cannot be a key", hint="a text, or a number") from error
+    return returned
+
+
+def _figures(returned: Any) -> list[Any]:
+    """Return the figures, one more than there may be at most: figure.py says that they are too many."""
+    if not isinstance(returned, Iterable):
+        raise DataError(f"it returned {_shown(returned)}, not a list of figures")
+    return list(islice(returned, MAX_FIGURES + 1))
+
+
+def _shown(value: Any) -> str:
+    return "None" if value is None else f"{type(value).__name__} {value!r:.80}"
+
+
+RETURNS: Mapping[str, Callable[[Any], Any]] = {
+    "validate": _texts,
+    "outcome": _measures,
+    "set_metrics": _whole,
+    "messages": _turns,
+    "trace": _trace,
+    "attacks": _attacks,
+    "unit": _unit,
+    "figures": _figures,
+}
+"""Function of a task -> the check of what it returns, which gives it in one form."""
