@@ -67,7 +67,7 @@ def test_sound_results_come_through_as_plain_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "call", "message", "line"),
     [
-        ("return []\n", "return 'bad'\n", lambda t: t.validate({}), "`validate` of .*: it returned str 'bad', not a", 8),
+        ("return []\n", "return 'bad'\n", lambda t: t.validate({}), "`validate` of .*: it returned str 'bad', not", 8),
         ("return []\n", "return None\n", lambda t: t.validate({}), "`validate` of .*: it returned None, not", 8),
         ("True,", "'yes',", lambda t: t.outcome(X, UNSCORED), "the metric `accuracy` is 'yes', not a number", 11),
         ("True,", "float('nan'),", lambda t: t.outcome(X, UNSCORED), "the metric `accuracy` is nan, not a finite", 11),
