@@ -1,7 +1,7 @@
 """95% intervals of estimates over rows that share images: Wilson's score at the clusters' effective sample size.
 
-Rows of a pair task share images: two pairs with one scan in common are not two independent observations. What rows
-share are their clusters. An interval is made in three steps:
+Rows may share images: two that show the same one are not two independent observations. What rows share are their
+clusters. An interval is made in three steps:
 
 1. The variance of the estimate, robust to any dependence of rows that share a cluster: the sum of e_p * e_q over all
    rows p, q that share one, e = influence of a row (Aronow, Samii and Assenova 2015, eq. 4; for rows of one cluster

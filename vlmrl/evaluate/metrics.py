@@ -166,8 +166,8 @@ def baselines(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
         "brier": {"value": rate * (1 - rate), "what": "always the base rate"},
         "auc": {"value": 0.5, "what": "any answer that ignores the images"},
         "ece": {"value": 0.0, "what": "always the base rate"},
-        "precision": {"value": rate, "what": "always the same"},
-        "f1": {"value": 2 * rate / (1 + rate), "what": "always the same"},
+        "precision": {"value": rate, "what": "always the label 1"},
+        "f1": {"value": 2 * rate / (1 + rate), "what": "always the label 1"},
     }
 
 
@@ -221,13 +221,13 @@ def _of_probabilities(rows: Sequence[Record]) -> dict[str, Interval]:
 
 
 def _of_counts(labels: Sequence[float], probabilities: Sequence[float], clusters: Clusters) -> dict[str, Interval]:
-    """Precision, recall and F1 of the answer "the same"; a probability of 0.5 is wrong, whatever the label."""
+    """Return precision, recall and F1 of the label 1; a probability of 0.5 is wrong, whatever the label."""
     cells = [(y, (p > 0.5) if y else (p >= 0.5)) for y, p in zip(labels, probabilities, strict=True)]
     hit = [float(y == 1 and said) for y, said in cells]
-    said_same = [float(said) for _, said in cells]
-    both = [y + float(said) for y, said in cells]  # 2 TP + FP + FN = positives + answers "the same"
+    said_one = [float(said) for _, said in cells]
+    both = [y + float(said) for y, said in cells]  # 2 TP + FP + FN = positives + answers with the label 1
     return {
-        "precision": ratio_interval(hit, said_same, clusters),
+        "precision": ratio_interval(hit, said_one, clusters),
         "recall": ratio_interval(hit, labels, clusters),
         "f1": ratio_interval([2 * h for h in hit], both, clusters),
     }
