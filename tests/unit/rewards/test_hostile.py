@@ -224,7 +224,8 @@ def test_nothing_that_a_reward_started_outlives_its_scorer(scorer, tmp_path):
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
-                open({str(tmp_path)!r} + "/daemon", "w").write(str(os.getpid()))
+                with open({str(tmp_path)!r} + "/begun", "w") as file: file.write(str(os.getpid()))
+                os.rename({str(tmp_path)!r} + "/begun", {str(tmp_path)!r} + "/daemon")  # whole, once it is there
                 os.closerange(0, 4096)
                 time.sleep(60)
             os._exit(0)
