@@ -87,6 +87,8 @@ def task_problems(summary: Mapping[str, Any]) -> list[str]:
         told.append(f"the task measured nothing of {found['rows']:,} of {summary['rows']:,} answers: {found['first']}")
     if found := summary.get("set_metrics_problem"):
         told.append(f"the metrics of the whole split are missing: {found}")
+    if found := (summary.get("set_metrics") or {}).get("problem"):
+        told.append(f"the metrics of the whole split have no intervals, for one of their resamples failed: {found}")
     if found := summary.get("figures_problem"):
         told.append(f"the figures are missing: {found}")
     return told

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, VlmrlError
 from vlmrl.evaluate.interval import Clusters, Floats, Interval, Units
 from vlmrl.evaluate.metrics import as_json, clusters_of
 from vlmrl.tasks.base import REPLICATES, SetMetrics, Verdict
@@ -50,19 +50,19 @@ def summarise_sets(
         num_resamples: that an interval is made of; 0 = no intervals.
     Returns: {"metrics": name -> as `summarise` has them, "set_metrics": {"names", "undefined": names of metrics that
         are None on all of the rows and left out, "method", "key": hash of rows, units and draws, "replicates": name ->
-        [num_resamples] values, None where a metric is not defined}}.
+        [num_resamples] values, None where a metric is not defined, "problem": why a resample could not be measured, and
+        there is no interval, where that is so}}.
     Raises: DataError for a metric that is not a number.
     """
     clusters = clusters_of(records) if units is None else [(unit,) for unit in units]
     values = _numbers(compute(list(verdicts)))
     shared = Units(clusters, len(verdicts))
-    replicates = {name: np.full(num_resamples, math.nan) for name, value in values.items() if math.isfinite(value)}
-    if shared.count >= LEAST_UNITS:
-        for k, count_N in enumerate(resamples(shared, num_resamples)):
-            chosen = [verdicts[i] for i in np.repeat(np.arange(len(verdicts)), count_N).tolist()]
-            for name, value in _numbers(compute(chosen)).items() if chosen else ():
-                if name in replicates:
-                    replicates[name][k] = value
+    defined = [name for name, value in values.items() if math.isfinite(value)]
+    problem, number = "", num_resamples if shared.count >= LEAST_UNITS else 0
+    try:
+        replicates = _replicates(compute, verdicts, shared, defined, number)
+    except VlmrlError as error:
+        problem, replicates = str(error), _replicates(compute, verdicts, shared, defined, 0)
     metrics = {name: as_json(_interval(values[name], drawn_R, shared)) for name, drawn_R in replicates.items()}
     return {
         "metrics": metrics,
@@ -71,9 +71,23 @@ def summarise_sets(
             "undefined": [name for name in values if name not in metrics],
             "method": f"percentiles of {num_resamples} resamples of the units that rows share",
             "key": _key(records, clusters, num_resamples),
+            **({"problem": problem} if problem else {}),
             "replicates": {name: [_finite(v) for v in drawn_R.tolist()] for name, drawn_R in replicates.items()},
         },
     }
+
+
+def _replicates(
+    compute: SetMetrics, verdicts: Sequence[Verdict], units: Units, names: Sequence[str], number: int
+) -> dict[str, Floats]:
+    """Return name -> the metric on each of so many resamples, NaN where it is not defined; [number] each."""
+    replicates = {name: np.full(number, math.nan) for name in names}
+    for k, count_N in enumerate(resamples(units, number) if number else ()):
+        chosen = [verdicts[i] for i in np.repeat(np.arange(len(verdicts)), count_N).tolist()]
+        for name, value in _numbers(compute(chosen)).items() if chosen else ():
+            if name in replicates:
+                replicates[name][k] = value
+    return replicates
 
 
 def resamples(units: Units, number: int) -> list[NDArray[np.int64]]:
@@ -103,7 +117,9 @@ def set_differences(summary: Mapping[str, Any], other: Mapping[str, Any]) -> dic
         a, b = other["metrics"].get(name), summary["metrics"].get(name)
         if name not in theirs["replicates"] or a is None or b is None:
             continue
-        drawn_R = np.array(drawn, dtype=np.float64) - np.array(theirs["replicates"][name], dtype=np.float64)
+        before = theirs["replicates"][name]
+        pairs = zip(drawn, before, strict=True) if len(drawn) == len(before) else ()  # one of them has no intervals
+        drawn_R = np.array([math.nan if None in pair else pair[0] - pair[1] for pair in pairs], dtype=np.float64)
         low, high = _ends(drawn_R)
         value = b["value"] - a["value"]
         difference = Interval(value, low, high, b["n"], b["clusters"])

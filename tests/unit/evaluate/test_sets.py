@@ -14,11 +14,11 @@ from evaluation_builders import row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, RecipeError
 from vlmrl.evaluate import sets
 from vlmrl.evaluate.compare import compare, open_side
 from vlmrl.evaluate.interval import Units
-from vlmrl.evaluate.metrics import summarise
+from vlmrl.evaluate.metrics import summarise, task_problems
 from vlmrl.evaluate.paired import differences
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
 from vlmrl.evaluate.sets import no_clash, resamples, row_counts, set_differences, summarise_sets
@@ -104,6 +104,20 @@ def test_few_units_have_no_interval_and_an_undefined_metric_is_left_out():
     assert found["set_metrics"]["undefined"] == [] and set_method_of(found) == method
     assert None in drawn and found["metrics"]["ratio"]["low"] is not None, "defined on most resamples: 1 - (11/12)^12"
     json.dumps(found, allow_nan=False)
+
+
+def test_a_resample_that_fails_costs_the_intervals_alone():
+    def strict(verdicts: Sequence[Any]) -> dict[str, float | None]:
+        if len({x.response for x, _, _ in verdicts}) < 12:
+            raise RecipeError("`set_metrics` raised ValueError: a response is there twice")
+        return mean(verdicts)
+
+    found = summarise_sets(strict, *split([k / 7 for k in range(12)]))
+    pooled = found["metrics"]["pooled"]
+    assert pooled["value"] == pytest.approx(fmean(k / 7 for k in range(12))) and pooled["low"] is None
+    assert "a response is there twice" in task_problems(found)[0] and "no intervals" in task_problems(found)[0]
+    (difference,) = set_differences(found, summarise_sets(mean, *split([k / 7 for k in range(12)]))).values()
+    assert (difference["value"], difference["low"]) == (0.0, None)
 
 
 def test_a_task_may_have_fewer_resamples_or_none():
