@@ -2,8 +2,8 @@
 
     python limited_run.py RECIPE RUNS WHERE MIB [KEY=VALUE ...]
 
-WHERE: `rehearsal`, or `update N`: the limit is set before the rehearsal, or before update N (from 0), at what the
-process has by then and so many MiB more. Memory that runs out is then refused for real, by the system.
+WHERE: `rehearsal`, or `update N`: the limit holds during the rehearsal, or during update N (from 0). It is what the
+process has before it and so many MiB more. Memory that runs out is then refused for real, by the system.
 """
 
 from __future__ import annotations
@@ -19,29 +19,38 @@ from vlmrl.train import rl
 from vlmrl.train.choices import settle_for_run
 from vlmrl.train.start import Labels, run_session, start_run
 
-
-def set_limit(mib: int) -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + mib * 2**20, resource.RLIM_INFINITY))
+FAR_AWAY = 2**45
 
 
-def limit_before(name: str, call: int, mib: int) -> None:
-    """Set the limit before call number `call` of a function of the step loop."""
+def set_limit(num_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, resource.RLIM_INFINITY))
+
+
+def used_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def limit_during(name: str, call: int, mib: int) -> None:
+    """Set the limit during call number `call` of a function of the step loop, and no longer: saving needs some too."""
     run, calls = getattr(rl, name), []
 
     def limited(*args, **kwargs):
         calls.append(name)
-        if len(calls) == call + 1:
-            set_limit(mib)
-        return run(*args, **kwargs)
+        if len(calls) != call + 1:
+            return run(*args, **kwargs)
+        set_limit(used_bytes() + mib * 2**20)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            set_limit(FAR_AWAY)
 
     setattr(rl, name, limited)
 
 
 def main(recipe: str, root: str, where: str, mib: str, *overrides: str) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 45, resource.RLIM_INFINITY))  # there is a limit, for now far away
+    set_limit(FAR_AWAY)
     name, _, call = where.partition(" ")
-    limit_before("rehearse" if name == "rehearsal" else "learn", int(call or 0), int(mib))
+    limit_during("rehearse" if name == "rehearsal" else "learn", int(call or 0), int(mib))
     loaded, _ = settle_for_run(load_recipe(Path(recipe), overrides=overrides, kind="rl"), Path(root))
     run = start_run(loaded, Path(root), ["vlmrl"], Labels())
     try:
