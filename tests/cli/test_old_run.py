@@ -31,7 +31,7 @@ from vlmrl.train.start import Labels, start_run
 
 DATA = Path(__file__).parents[1] / "data" / "run-75082c1"
 GONE_ON = json.loads((DATA / "gone-on.json").read_text("utf-8"))
-"""What the code of that time measured itself: the second step of each run, and the checkpoint of the first."""
+"""Figures of the code of that time itself: of the second step of each run, and of the checkpoint of the first."""
 WORDS_OF_CHANGE = ("has changed since", "different rewards", "source 33af6ce6b71c", "would not go on")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.check.prompts import PromptScan, examples, named
-from vlmrl.data.build import canonical_json
+from vlmrl.data.build import content_hash
 from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError
 from vlmrl.metric import metric_facts
 from vlmrl.recipe.check_eval import wrong_goal
@@ -220,9 +219,8 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
 
 
 def row_content(row: Row) -> bytes:
-    """Return a hash of what a row holds: images, columns and truth. Its id and source may be called anything."""
-    parts = [[media.sha256 for media in row.media], row.columns, row.truth]
-    return hashlib.sha256(canonical_json(parts)).digest()
+    """Return a hash of what a row holds, whatever its id and source are called."""
+    return content_hash(row.media, row.columns, row.truth)
 
 
 def check_overlap(name: str, split: str, train: Scan, other: Scan, where: str) -> list[Problem]:

@@ -12,12 +12,12 @@ from vlmrl.types import NO_SCORE
 def failing_reward(facts: Facts) -> Iterator[Cause]:
     """The reward raised, hung or returned what is no score."""
     failed = [r for r in facts.responses if r.failed]
-    counted = sum(facts.series("reward/errors"))
-    if not failed and not counted:
+    number = max(len(failed), round(sum(facts.series("reward/errors"))))
+    if not number:
         return
     last = [line for r in failed[:1] for line in (r.error or "").strip().splitlines()[-1:]]
     yield Cause(
-        "failing_reward", "error", f"the reward failed for {max(len(failed), round(counted))} sample(s), left out",
+        "failing_reward", "error", f"the reward failed for {number} sample(s), left out",
         reward_check(facts), 0.9, last, rows_of(failed),
     )  # fmt: skip
 

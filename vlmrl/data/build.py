@@ -343,6 +343,12 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
 
+def content_hash(media: Sequence[Media], columns: Mapping[str, Any], truth: Mapping[str, Any]) -> bytes:
+    """Return a SHA-256 of what a row holds: images, columns and truth. Its id and source may be called anything."""
+    parts = [[one.sha256 for one in media], dict(columns), dict(truth)]
+    return hashlib.sha256(canonical_json(parts)).digest()
+
+
 def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:

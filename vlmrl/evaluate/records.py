@@ -23,6 +23,13 @@ from vlmrl.store.media import write_shard
 from vlmrl.store.redact import hide_known, redact_text, redact_value
 from vlmrl.visible import encodable
 
+COLUMNS: Mapping[str, str] = {
+    "prompt_id": "string", "sample": "int32", "seed": "int64", "source": "string", "task": "string",
+    "truth": "string", "text": "string", "finish": "string", "num_tokens": "int32", "score": "double",
+    "parts": "string", "note": "string", "error": "string", "status": "string", "images": "list", "detail": "string",
+    "artifacts": "list",
+}  # fmt: skip
+"""Columns of the rows of an evaluation -> their Arrow types; of a list, images."""
 JSON_COLUMNS = ("truth", "parts")
 REMARKS = ("note", "error")
 """Columns that no score is computed from."""
@@ -89,14 +96,8 @@ def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
     import pyarrow.parquet as pq
 
     media = [("sha256", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("kind", pa.string())]
-    image, artifact = pa.struct(media), pa.struct([("name", pa.string()), *media])
-    kinds = {
-        "prompt_id": pa.string(), "sample": pa.int32(), "seed": pa.int64(), "source": pa.string(), "task": pa.string(),
-        "truth": pa.string(), "text": pa.string(), "finish": pa.string(), "num_tokens": pa.int32(),
-        "score": pa.float64(), "parts": pa.string(), "note": pa.string(), "error": pa.string(),
-        "status": pa.string(), "images": pa.list_(image),
-        "detail": pa.string(), "artifacts": pa.list_(artifact),
-    }  # fmt: skip
+    lists = {"images": pa.list_(pa.struct(media)), "artifacts": pa.list_(pa.struct([("name", pa.string()), *media]))}
+    kinds = {name: lists[name] if kind == "list" else pa.type_for_alias(kind) for name, kind in COLUMNS.items()}
     columns = {name: pa.array([_cell(name, row.get(name)) for row in rows], kind) for name, kind in kinds.items()}
     for name in dict.fromkeys(name for row in rows for name in row["outcome"]):
         columns[OUTCOME + name] = pa.array([row["outcome"].get(name) for row in rows], pa.float64())

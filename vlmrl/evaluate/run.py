@@ -12,7 +12,7 @@ from vlmrl.errors import DataError, VlmrlError
 from vlmrl.evaluate.artifacts import KEPT_BYTES, ArtifactLimit, kept_files
 from vlmrl.evaluate.interval import Range
 from vlmrl.evaluate.metrics import summarise
-from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
+from vlmrl.evaluate.records import COLUMNS, Evaluation, read_evaluation, write_evaluation
 from vlmrl.evaluate.sets import no_clash, summarise_sets
 from vlmrl.metric import metric_facts
 from vlmrl.rewards.accuracy import accuracy_part, accuracy_words
@@ -30,12 +30,7 @@ CHUNK_PROMPTS = 512
 """Prompts encoded at once: bounds memory, does not change results."""
 NO_PROMPT_LIMIT = 2**31
 
-FIELDS = (
-    "prompt_id", "sample", "seed", "source", "task", "truth", "text", "finish", "num_tokens", "score", "parts", "note",
-    "error", "status", "images", "detail", "artifacts", "outcome",
-)  # fmt: skip
-"""Fields of a row of an evaluation."""
-TAKEN = {*FIELDS, "reward", "response_tokens", "truncated"}
+TAKEN = {*COLUMNS, "outcome", "reward", "response_tokens", "truncated"}
 TAKEN_BEGINNINGS = ("part/", "pass@")
 """Names that no outcome may have, and their beginnings: fields, and metrics that every evaluation has."""
 

@@ -129,7 +129,7 @@ def _reward_problem(loaded: LoadedRecipe, key: Key, name: str) -> Problem | None
 
 
 def _function_problem(loaded: LoadedRecipe, key: Key, name: str, what: str) -> Problem | None:
-    """What is wrong with `file.py:function`, from its source alone; `what` it is to give."""
+    """Return what is wrong with `file.py:function`, from its source alone. Args: what: `reward` or `task`."""
     where = loaded.where(key)
     file, _, function = name.rpartition(":") if ".py:" in name else (name, "", "")
     path = Path(file)

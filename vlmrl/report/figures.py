@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmrl.errors import DataError
 from vlmrl.report.plots import NUM_COLOURS, Series, histogram, line_chart
-from vlmrl.tasks.figure import Counted, Histogram, Lines, figures_from_json, figures_to_json
+from vlmrl.tasks.figure import Counted, Lines, by_label, figures_from_json, figures_to_json
 
 Record = Mapping[str, Any]
 
@@ -58,12 +58,8 @@ def confidence_figures(rows: Sequence[Record]) -> list[dict[str, Any]]:
 
     Where the answer is a probability: those given where the label is 1, and those given where it is 0.
     """
-    said = [(r["outcome"].get("label"), r["outcome"].get("confidence")) for r in rows]
-    ones, zeros = ([c for y, c in said if y == label and c is not None] for label in (1.0, 0.0))
-    if not (ones and zeros):
-        return []
-    groups = {"the label is 1": ones, "the label is 0": zeros}
-    return figures_to_json([Histogram("probability answered", groups, "probability of the label 1")])
+    texts = ("the label is 1", "the label is 0")
+    return figures_to_json(by_label((r["outcome"] for r in rows), texts, "probability of the label 1"))
 
 
 def _lines(title: str, figure: Lines, colour: int) -> FigureView:

@@ -66,7 +66,7 @@ class Belief:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a play is written for.
+    """Rows that a play is written for, and what is known of them.
 
     Args:
         rows: one input a row, with its truth and columns.
@@ -81,7 +81,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Play:
-    """How a task is played in the probe of its reward.
+    """Honest answers and tricks of a task, for the probe of its reward.
 
     Args:
         informed: an answer of one who knows the truth.    wrong: a well-formed answer of one who errs.

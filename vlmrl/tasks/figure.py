@@ -26,7 +26,7 @@ MAX_INTEGER = 2**63
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often numbers fall into equal bins, for one group of them, or two back to back.
+    """Shares of numbers in equal bins, for one group of numbers, or two back to back.
 
     Args:
         title: above it.
@@ -55,6 +55,22 @@ class Histogram:
                 place = (min(high, max(low, number)) - low) / (high - low) * self.bins
                 found[group][min(self.bins - 1, int(place))] += 1
         return found
+
+
+def by_label(
+    outcomes: Iterable[Mapping[str, float | None]], texts: tuple[str, str], axis: str, note: str = ""
+) -> list[Histogram]:
+    """Return how sure the answers are, by their label: [] unless there are some of both labels.
+
+    Args:
+        outcomes: with `label` (1 or 0) and `confidence`, the probability of 1; None where an answer has none.
+        texts: what the label 1 and the label 0 mean.    axis, note: of the histogram.
+    """
+    said = [(one.get("label"), one.get("confidence")) for one in outcomes]
+    ones, zeros = ([c for y, c in said if y == label and c is not None] for label in (1.0, 0.0))
+    if not (ones and zeros):
+        return []
+    return [Histogram("probability answered", dict(zip(texts, (ones, zeros), strict=True)), axis, note=note)]
 
 
 @dataclass(frozen=True)

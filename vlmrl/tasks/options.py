@@ -16,7 +16,7 @@ TYPES = "give it one of the types int, float, str, bool and pathlib.Path, and a 
 
 @dataclass(frozen=True)
 class Option:
-    """What an annotation says of a parameter: `Annotated[int, Option("Training rows.", min=2)]`. A text is its help.
+    """Facts about a parameter: `Annotated[int, Option("Training rows.", min=2)]`. A text is its help.
 
     Args:
         help: a sentence.    flag: its name on the command line; "" = the parameter's, `_` as `-`.

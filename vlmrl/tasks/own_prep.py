@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from vlmrl.data.build import Build, building, canonical_json, refuse_other
+from vlmrl.data.build import Build, building, content_hash, refuse_other
 from vlmrl.data.doctor import RowFacts
 from vlmrl.data.images import encode_png
 from vlmrl.data.scan import FileReader
@@ -206,7 +206,7 @@ def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> l
         bad += [f"{where}: {problem}" for problem in task.validate(row.truth)]
         numbers = tuple(shelf.put(image, where) for image in row.images)
         media = tuple(shelf.seen[number].media for number in numbers)
-        prompt_id = row.id or _id_of(row, media)
+        prompt_id = row.id or content_hash(media, row.columns, row.truth).hex()[:16]
         if prompt_id in taken:
             raise DataError(f"`{prompt_id}` is the id of two rows of the split `{split}`", where=where)
         taken.add(prompt_id)
@@ -270,11 +270,6 @@ def _fields(rows: Sequence[Planned], media: Sequence[Media]) -> Iterator[dict[st
         row = planned.key[0]
         images = [media[number] for number in planned.facts.images]
         yield {**row.columns, "prompt_id": row.prompt_id, "truth": dict(row.truth), "images": images}
-
-
-def _id_of(row: NewRow, media: Sequence[Media]) -> str:
-    parts = [[one.sha256 for one in media], dict(row.columns), dict(row.truth)]
-    return hashlib.sha256(canonical_json(parts)).hexdigest()[:16]
 
 
 def _file_of(image: Any) -> bytes:

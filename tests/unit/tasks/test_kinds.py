@@ -1,4 +1,4 @@
-"""What is known of rows by their truth alone, how tables hold truths, and where a reward is found by its name."""
+"""Tests of rows known by their truth alone, of how tables hold truths, and of where a reward is found by its name."""
 
 from __future__ import annotations
 

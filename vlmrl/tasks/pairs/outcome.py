@@ -10,7 +10,7 @@ from vlmrl.metric import SHARE, Metric
 from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.tasks.base import Outcome, Verdict
-from vlmrl.tasks.figure import Histogram
+from vlmrl.tasks.figure import Histogram, by_label
 from vlmrl.tasks.pairs.labels import LabelForm
 from vlmrl.tasks.pairs.reward import PairReward, Reading
 from vlmrl.tasks.pairs.rewards import REWARDS
@@ -100,16 +100,12 @@ def pair_outcome(reward: PairReward, scored_by: str | None = None) -> Callable[[
 
 def confidence_figures(verdicts: Sequence[Verdict]) -> list[Histogram]:
     """Return how sure the answers are: those to pairs that are the same, and those to pairs that differ."""
-    said = [(o.get("label"), o.get("confidence")) for _, _, o in verdicts]
-    same, different = ([c for y, c in said if y == label and c is not None] for label in (1.0, 0.0))
-    if not (same and different):
-        return []
-    groups = {"truly the same": same, "truly different": different}
     note = (
         "Bars up: pairs that are the same; down: pairs that differ. "
         "A model that hedges answers in the middle, one that knows at the ends."
     )
-    return [Histogram("probability answered", groups, "probability that both are the same", note=note)]
+    texts = ("truly the same", "truly different")
+    return by_label((o for _, _, o in verdicts), texts, "probability that both are the same", note)
 
 
 def _levels(judge: PairReward, stated: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, float | None]:
