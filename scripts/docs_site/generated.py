@@ -43,7 +43,7 @@ def commands() -> str:
         arguments, options = [], []
         for parameter in command.get_params(context):
             record = parameter.get_help_record(context)
-            if record is not None:
+            if record is not None and "--help" not in parameter.opts:
                 named = options if any(name.startswith("-") for name in parameter.opts) else arguments
                 named.append((f"`{_one_line(record[0])}`", _cell(record[1])))
         for title, rows in (("argument", arguments), ("option", options)):

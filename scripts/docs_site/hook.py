@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,3 +15,12 @@ from generated import fill
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Return the text of a page with its generated parts."""
     return fill(markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Return the HTML of a page with comments in console blocks shown as comments; Pygments takes `#` for a prompt."""
+    return re.sub(r'<span class="gp"># ?</span>(.*)', lambda m: f'<span class="c1"># {_without_tags(m[1])}</span>', html)
+
+
+def _without_tags(html: str) -> str:
+    return re.sub(r"<[^>]+>", "", html)
