@@ -50,7 +50,7 @@ def test_every_reward_pays(page: str, text: str, tmp_path: Path) -> None:
     right = namespace["score"](RewardInput("<answer>3</answer>" if "<answer>" in text else "3", truth=truth))
     parts = getattr(right, "parts", right)
     assert parts if isinstance(parts, float) else all(0 <= value <= 1 for value in parts.values())
-    if "match[1] == x.truth" in text or "isdigit" in text:
+    if not isinstance(parts, float) and set(parts) == {"format", "answer"}:
         assert parts == {"format": 1.0, "answer": 1.0}
 
 
