@@ -43,6 +43,11 @@ def test_nothing_is_loaded_from_elsewhere(pages: Mapping[str, str]) -> None:
     assert {name: loaded.findall(text) for name, text in pages.items() if loaded.search(text)} == {}
 
 
+def test_comments_between_commands_look_like_comments(pages: Mapping[str, str]) -> None:
+    assert '<span class="c1"># from the last complete checkpoint</span>' in pages["runs.html"]
+    assert [name for name, text in pages.items() if '<span class="gp">#' in text] == []
+
+
 def test_no_marker_is_left(pages: Mapping[str, str]) -> None:
     assert [name for name, text in pages.items() if "generated:" in text] == []
 

@@ -135,6 +135,28 @@ def test_the_page_of_taxonrl_names_every_recipe_of_it() -> None:
     assert sorted({recipe.name for recipe in list_recipes() if recipe.kind != "base"} - others) == sorted(named)
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_every_script_takes_the_options_that_a_page_gives_it(page: str) -> None:
+    unknown = []
+    for name, words in re.findall(r"scripts/((?:bench/)?[\w.-]+)((?: [^\s`#()]+)+)", read_page(page)):
+        script = (ROOT / "scripts" / name).read_text("utf-8")
+        script += "".join(
+            (ROOT / "scripts" / started).read_text("utf-8") for started in re.findall(r"bench/\w+\.py", script)
+        )
+        own = words.partition(" vlmrl ")[0]  # `scripts/vllm-cpu vlmrl ...`: the rest is looked at as a command
+        unknown += [
+            (name, o) for o in re.findall(r" (--[a-z-]+)", own) if f'"{o}"' not in script and f"{o})" not in script
+        ]
+    scripts_of_vlmrl = {("demo", "--seed"), ("test", "--fast")}  # handed to `vlmrl demo`; read by bash
+    assert set(unknown) <= scripts_of_vlmrl
+
+
+def test_every_table_of_measurements_has_its_command() -> None:
+    sections = read_page("docs/measurements.md").split("\n## ")[1:]
+    assert len(sections) >= 4
+    assert [s.splitlines()[0] for s in sections if "\n|" in s and "scripts/" not in s] == []
+
+
 def test_every_link_of_the_readme_leads_somewhere() -> None:
     links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", read_page("README.md"))}
     assert len(links) > 15

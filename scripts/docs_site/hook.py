@@ -18,9 +18,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Return the HTML of a page with comments in console blocks shown as comments; Pygments takes `#` for a prompt."""
-    return re.sub(r'<span class="gp"># ?</span>(.*)', lambda m: f'<span class="c1"># {_without_tags(m[1])}</span>', html)
+    """Return the HTML of a page with comments in console blocks as comments: Pygments takes `#` for a prompt."""
+    return re.sub(r'<span class="gp"># ?</span>(.*)', _comment, html)
 
 
-def _without_tags(html: str) -> str:
-    return re.sub(r"<[^>]+>", "", html)
+def _comment(match: re.Match[str]) -> str:
+    words = re.sub(r"<[^>]+>", "", match[1])
+    return f'<span class="c1"># {words}</span>'
