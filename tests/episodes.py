@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from PIL import Image, ImageDraw
 
-from vlmrl.data.batch import PromptTokens, TrainItem, make_row
 from vlmrl.data.encode import Encoder
+from vlmrl.data.packing import PromptTokens, TrainItem, make_row
 from vlmrl.model.policy import Policy
 from vlmrl.rollout.engine import Generator, Request
 from vlmrl.types import Call, Media, Sample, SamplingParams, Segment, Turn

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vlmrl.data.batch import PromptTokens, TrainItem, make_row
 from vlmrl.data.encode import EncodedPrompt, Encoder
+from vlmrl.data.packing import PromptTokens, TrainItem, make_row
 from vlmrl.packed import PackedRow
 from vlmrl.rollout.engine import Request
 from vlmrl.types import Media, Message, Row, Sample, Segment

@@ -15,14 +15,14 @@ import torch
 import transformers
 from torch import Tensor
 
-from vlmrl.data.batch import PromptTokens, TrainItem, make_row, pack
+from vlmrl.data.packing import PromptTokens, TrainItem, make_row, pack
+from vlmrl.model.attention.prefix import VISION_NAME
 from vlmrl.model.families import head_of, part_of
 from vlmrl.model.flops import Work, forked_work
 from vlmrl.model.load import checkpoint_gradients, share_prefix
 from vlmrl.model.logprobs import token_logprobs
 from vlmrl.model.lora import attach_adapter
 from vlmrl.model.policy import Policy
-from vlmrl.model.prefix_attention import VISION_NAME
 from vlmrl.packed import PackedRow
 from vlmrl.train.optim import Optimizer
 from vlmrl.types import Segment

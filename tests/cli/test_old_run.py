@@ -18,16 +18,16 @@ from vlmrl.checkpoint.merge import merge
 from vlmrl.checkpoint.proof import Request as ProofRequest
 from vlmrl.checkpoint.proof import check_gap, prove
 from vlmrl.errors import StoreError
+from vlmrl.inference.eval_recipe import choose_recipe
+from vlmrl.inference.eval_rows import rows_to_evaluate
+from vlmrl.inference.evaluation import EvalSettings, plan
 from vlmrl.recipe.load import load_recipe
+from vlmrl.setup.model_origin import ModelOrigin
+from vlmrl.setup.new_run import Labels, start_run
 from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
-from vlmrl.tasks.digits.task import prepare_digits
-from vlmrl.train.eval_recipe import choose_recipe
-from vlmrl.train.eval_rows import rows_to_evaluate
-from vlmrl.train.evaluation import EvalSettings, plan
-from vlmrl.train.origin import ModelOrigin
+from vlmrl.tasks.digits import prepare_digits
 from vlmrl.train.resume import Request, plan_resume
-from vlmrl.train.start import Labels, start_run
 
 DATA = Path(__file__).parents[1] / "data" / "run-75082c1"
 GONE_ON = json.loads((DATA / "gone-on.json").read_text("utf-8"))

@@ -15,9 +15,10 @@ from small_runs import Ears
 
 from vlmrl.dist.world import World, join_world
 from vlmrl.recipe.load import load_recipe
-from vlmrl.train.choices import settle_for_run
+from vlmrl.setup.new_run import Labels, start_run
+from vlmrl.setup.open_values import settle_for_run
 from vlmrl.train.resume import Request, plan_resume
-from vlmrl.train.start import Labels, reopen_run, run_session, share_run, start_run
+from vlmrl.train.start import reopen_run, run_session, share_run
 
 
 def job(

@@ -26,9 +26,9 @@ from vlmrl.model.lora import adapter_rank, attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
 from vlmrl.rollout.engine import Request
-from vlmrl.rollout.hosted_engine import HostedEngine, Place
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.rollout.vllm_engine import EngineSettings
+from vlmrl.rollout.vllm.engine import EngineSettings
+from vlmrl.rollout.vllm.hosted_engine import HostedEngine, Place
 from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.store.runs import open_run
 from vlmrl.types import SamplingParams

@@ -23,12 +23,13 @@ from small_runs import (
 
 from vlmrl.checkpoint import io
 from vlmrl.errors import StoreError
-from vlmrl.store.kept import newest_resolved, read_resolved
+from vlmrl.setup.new_run import Labels
+from vlmrl.store.kept_recipe import newest_resolved, read_resolved
 from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
-from vlmrl.tasks.digits.task import prepare_digits
+from vlmrl.tasks.digits import prepare_digits
 from vlmrl.train.resume import Request, notes_of, plan_fork, plan_resume, told
-from vlmrl.train.start import Labels, fork_run, run_session
+from vlmrl.train.start import fork_run, run_session
 
 CONSTANT = ("optim.schedule=constant",)
 

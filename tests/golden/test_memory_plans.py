@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from vlmrl.check.gpus import Gpu, parse_gpu
-from vlmrl.check.memory import MemoryPlan, Target, plan_memory
-from vlmrl.check.plan_sizes import Prompts
-from vlmrl.model.facts import ModelFacts, model_facts
+from vlmrl.model.model_facts import ModelFacts, model_facts
+from vlmrl.preflight.gpu_models import Gpu, parse_gpu
+from vlmrl.preflight.memory import MemoryPlan, Target, plan_memory
+from vlmrl.preflight.memory_sizes import Prompts
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
 
 MODELS = Path(__file__).parent / "models"

@@ -21,18 +21,17 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from vlmrl import __version__
-from vlmrl.checkpoint.files import check_files, sync_tree
+from vlmrl.checkpoint.checked_files import check_files, sync_tree
 from vlmrl.checkpoint.format import ADAPTER, DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, VALUE_HEAD
-from vlmrl.checkpoint.shards import TensorSpec, read_tensors, split_shards
+from vlmrl.checkpoint.safetensors_blocks import TensorSpec, read_tensors, split_shards
 from vlmrl.dist.fsdp import HostCopies, own_part, own_rows, sharded_as, whole
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
-from vlmrl.store.faults import crash_point
-from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_atomic, write_json
+from vlmrl.store.checkpoints import SCHEMA, file_facts, listed, sha256_of
+from vlmrl.store.files import crash_point, remove_tree, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import COMPLETE, META, checkpoint_dir
-from vlmrl.store.sealed import SCHEMA, file_facts, listed, sha256_of
 
 T = TypeVar("T")
 

@@ -99,9 +99,10 @@ def begin(
 ) -> tuple[Run, Recipe, Path | None]:
     """The run, taken by this process; its recipe; the checkpoint it goes on from, None at step 0."""
     from vlmrl.cli.sft import arithmetic
-    from vlmrl.dist.worker import launched
+    from vlmrl.dist.rank_process import launched
     from vlmrl.recipe.load import LoadedRecipe
-    from vlmrl.train.start import Labels, fork_run, reopen_run, start_run
+    from vlmrl.setup.new_run import Labels, start_run
+    from vlmrl.train.start import fork_run, reopen_run
 
     if not launched():  # the launcher has shown them
         show_changes(ready)

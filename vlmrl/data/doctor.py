@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import combinations, islice
 from typing import Any, Literal, NamedTuple
 
-from vlmrl.data.likeness import find_near_copies
-from vlmrl.data.measure import NOTE, estimate_image_tokens, histogram, measure_images
-from vlmrl.data.shards import Examined
+from vlmrl.data.image_shards import Examined
+from vlmrl.data.measurements import NOTE, estimate_image_tokens, histogram, measure_images
+from vlmrl.data.near_duplicates import find_near_copies
 from vlmrl.errors import DataError
 from vlmrl.visible import plural
 

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from vlmrl.errors import LaunchError
-from vlmrl.launch.cards import Placement
+from vlmrl.launch.gpu_assignment import Placement
 from vlmrl.process import die_with_parent
 from vlmrl.store import layout
 from vlmrl.store.listing import Listed, list_runs

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from vlmrl.model.families import part_of
-from vlmrl.model.fork import MIN_TOKENS, batches_of_similar_length
+from vlmrl.model.forked_cache import MIN_TOKENS, batches_of_similar_length
 
 DELTA_CHUNK = 64
 """Tokens that transformers' chunked gated delta rule takes at once; sequences are padded to a multiple."""

@@ -17,10 +17,10 @@ from pydantic_core import PydanticUndefined
 
 from vlmrl.errors import RecipeError
 from vlmrl.recipe.files import read_layer, shipped_folder
-from vlmrl.recipe.lines import Key, dotted, parse_dotted
 from vlmrl.recipe.load import LoadedRecipe, leaves
-from vlmrl.recipe.messages import FOREIGN_KEYS, literal_choices, nearest, shown_bound, table_class
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.toml_lines import Key, dotted, parse_dotted
+from vlmrl.recipe.validation_messages import FOREIGN_KEYS, literal_choices, nearest, shown_bound, table_class
 from vlmrl.visible import visible
 
 TYPE_WORDS = {int: "whole number", float: "number", str: "string", bool: "true or false"}

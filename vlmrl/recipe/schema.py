@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vlmrl.recipe.algo_table import Algo
-from vlmrl.recipe.log_table import Log
 from vlmrl.recipe.table import (
     MOST,
     Count,
     Fraction,
+    Log,
     NotNegative,
     Number,
     Pixels,

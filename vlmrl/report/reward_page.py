@@ -12,22 +12,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.check.findings import findings
-from vlmrl.check.response_table import TableReader
-from vlmrl.check.table_images import row_images
 from vlmrl.data.run_images import run_images
-from vlmrl.report.examples import Album, Picture, marked_text
-from vlmrl.report.probes import probe_views
-from vlmrl.report.shell import render, write_page
-from vlmrl.store.redact import redact_value
+from vlmrl.report.page_shell import render, write_page
+from vlmrl.report.probe_view import probe_views
+from vlmrl.report.rollout_examples import Album, Picture, marked_text
+from vlmrl.reward_check.rescore import findings
+from vlmrl.reward_check.response_table import TableReader
+from vlmrl.reward_check.table_images import row_images
+from vlmrl.store.secrets.redact import redact_value
 from vlmrl.types import Score
 from vlmrl.visible import visible
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from vlmrl.check.reward_check import Checked
-    from vlmrl.check.saved import Saved
+    from vlmrl.reward_check.run import Checked
+    from vlmrl.reward_check.saved_responses import Saved
 
 
 @dataclass(frozen=True)

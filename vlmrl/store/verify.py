@@ -7,19 +7,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from vlmrl.errors import StoreError
+from vlmrl.errors import Problem, StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.store import layout
-from vlmrl.store.evaluated import read_summary
+from vlmrl.store.checkpoints import faults, sha256_of
+from vlmrl.store.evaluated_rows import read_summary
 from vlmrl.store.files import leftovers
-from vlmrl.store.kept import resolved_files
+from vlmrl.store.kept_recipe import resolved_files
 from vlmrl.store.listing import status_of
+from vlmrl.store.logger_ids import read_remote
 from vlmrl.store.manifest import Manifest, read_manifest, read_raw
 from vlmrl.store.media import RunImages, rollout_media
-from vlmrl.store.redact import HIDDEN
-from vlmrl.store.remote import read_remote
 from vlmrl.store.rollouts import count_rows, read_rollouts
-from vlmrl.store.sealed import faults, sha256_of
+from vlmrl.store.secrets.redact import HIDDEN
 from vlmrl.store.verify_metrics import Held, Verdict, check_metrics
 
 
@@ -223,3 +223,27 @@ def _read_json(path: Path, verdict: Verdict) -> dict[str, Any] | None:
         verdict.error("does not hold a JSON object", path)
         return None
     return value
+
+
+MOST_LINES = 20
+
+
+def damage_of(run_dir: Path) -> list[str]:
+    """Return one sentence for each file of a run that is missing, cut or not what it should be.
+
+    Every file is looked at, and only as much of it read as that takes.
+    """
+    return [_sentence(problem, run_dir) for problem in verify_run(run_dir, quick=True).errors]
+
+
+def shortened(lines: list[str], run_id: str) -> list[str]:
+    """Return at most MOST_LINES of them, and where the rest can be seen."""
+    if len(lines) <= MOST_LINES:
+        return lines
+    return [*lines[:MOST_LINES], f"... and {len(lines) - MOST_LINES} more: vlmrl runs verify {run_id}"]
+
+
+def _sentence(problem: Problem, run_dir: Path) -> str:
+    where = problem.where or ""
+    inside = where.removeprefix(f"{run_dir}/") if where != str(run_dir) else ""
+    return f"{inside}: {problem.message}" if inside else problem.message

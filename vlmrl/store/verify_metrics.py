@@ -11,7 +11,7 @@ from typing import Any
 
 from vlmrl.errors import Problem, StoreError
 from vlmrl.store import layout, metrics
-from vlmrl.store.kept import planned_steps
+from vlmrl.store.kept_recipe import planned_steps
 from vlmrl.store.manifest import Manifest
 from vlmrl.store.prune import pruned_ranges
 from vlmrl.store.runs import rollout_files

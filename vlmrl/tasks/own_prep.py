@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from vlmrl.data.build import Build, building, content_hash, refuse_other
+from vlmrl.data.dataset_writer import Build, building, content_hash, refuse_other
 from vlmrl.data.doctor import RowFacts
+from vlmrl.data.image_scan import FileReader
+from vlmrl.data.image_shards import Examined, examine
 from vlmrl.data.images import encode_png
-from vlmrl.data.scan import FileReader
-from vlmrl.data.shards import Examined, examine
 from vlmrl.errors import DataError, RecipeError
-from vlmrl.tasks.assemble import Assembly, Limits, Planned, Prepared, PromptLengths, assemble
 from vlmrl.tasks.base import Task
+from vlmrl.tasks.dataset_assembly import Assembly, Limits, Planned, Prepared, PromptLengths, assemble
 from vlmrl.tasks.options import Option, PrepCommand, hints_of, parameters_of
-from vlmrl.tasks.own import guarded, load_own
+from vlmrl.tasks.own_task import guarded, load_own
 from vlmrl.types import Media, Row
 
 SHOWN_BAD = 3

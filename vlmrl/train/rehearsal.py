@@ -23,15 +23,15 @@ import torch
 from torch import Tensor
 
 from vlmrl.algo.family import algorithm_of
-from vlmrl.data.batch import TrainItem, row_load
-from vlmrl.data.measure import CHARACTERS_PER_TOKEN, estimate_image_tokens
-from vlmrl.dist import worker
+from vlmrl.data.measurements import CHARACTERS_PER_TOKEN, estimate_image_tokens
+from vlmrl.data.packing import TrainItem, row_load
+from vlmrl.dist import rank_process
 from vlmrl.errors import Load, OutOfMemoryError, gib
-from vlmrl.model.memory import give_back, memory_use
+from vlmrl.model.device_memory import give_back, memory_use
 from vlmrl.packed import TokenStats
 from vlmrl.recipe.schema import Recipe
 from vlmrl.tasks.source import Source
-from vlmrl.train.memory import ROWS, budget_of, halve, may_halve
+from vlmrl.train.out_of_memory import ROWS, budget_of, halve, may_halve
 from vlmrl.train.state import Session
 from vlmrl.train.step import StepBatch
 from vlmrl.train.update import (
@@ -114,7 +114,7 @@ def rehearse(
     if not s.recipe.train.rehearsal:
         s.run.write_log("the largest row is not rehearsed: train.rehearsal = false")
         return
-    worker.phase("rehearsal", s.progress.step)
+    rank_process.phase("rehearsal", s.progress.step)
     start = time.perf_counter()
     scan = s.world.gather(coming_rows(s, response_text))[0]  # of the first process: the others take the same rows
     if not scan.rows:

@@ -16,14 +16,14 @@ from vlmrl.recipe.changes import Change, compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe, with_defaults
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import keep_settled
+from vlmrl.setup.open_values import settle_for_run
+from vlmrl.setup.run_records import Records, content_changes, records_of, texts_of
 from vlmrl.store import layout
-from vlmrl.store.kept import Fork, Renewal, Texts, newest_recipe, newest_resolved, read_resolved, refuse_hidden
+from vlmrl.store.checkpoints import read_meta
+from vlmrl.store.kept_recipe import Fork, Renewal, Texts, newest_recipe, newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.manifest import short_value
-from vlmrl.store.redact import HIDDEN, redact_value
 from vlmrl.store.runs import Run, open_run
-from vlmrl.store.sealed import read_meta
-from vlmrl.train.choices import settle_for_run
-from vlmrl.train.records import Records, content_changes, records_of, texts_of
+from vlmrl.store.secrets.redact import HIDDEN, redact_value
 
 COMMANDS = {"rl": "train", "sft": "sft"}
 LENGTH_KEYS = {"train.steps", "train.epochs", "train.stop_above", "train.max_seconds", "eval.patience"}
@@ -189,7 +189,7 @@ def notes_of(plan: Plan) -> list[str]:
 
 def _plan(run: Run, checkpoint: Path | None, asked: Request) -> Plan:
     """The plan, whatever it may hold."""
-    from vlmrl.train.state import open_sources
+    from vlmrl.setup.sources import open_sources
 
     if checkpoint is not None:
         read_meta(checkpoint)  # what does not belong into its folder is refused before anything is written

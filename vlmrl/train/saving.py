@@ -8,7 +8,7 @@ import torch
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.proof import make_proof
-from vlmrl.dist import worker
+from vlmrl.dist import rank_process
 from vlmrl.errors import VlmrlError
 from vlmrl.train.saver import Written
 from vlmrl.train.state import Session
@@ -26,7 +26,7 @@ def save(session: Session, *, wait: bool = False) -> None:
     Raises: CheckpointError when this one or the one before could not be written.
     """
     s, recipe = session, session.recipe
-    worker.phase("saving", s.progress.step)
+    rank_process.phase("saving", s.progress.step)
     s.rollouts.finish()
     finish_save(s)
     meta = {

@@ -17,9 +17,9 @@ from vlmrl.checkpoint import merge as merges
 from vlmrl.checkpoint.format import ADAPTER, MODEL
 from vlmrl.checkpoint.load import fingerprint, load_saved
 from vlmrl.checkpoint.merge import merge
-from vlmrl.checkpoint.plan import CannotStreamError
+from vlmrl.checkpoint.merge_plan import CannotStreamError
 from vlmrl.checkpoint.proof import proof_gap, prove_items
-from vlmrl.checkpoint.shards import weight_files
+from vlmrl.checkpoint.safetensors_blocks import weight_files
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import load_model
 from vlmrl.model.lora import attach_adapter

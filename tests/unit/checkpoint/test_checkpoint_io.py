@@ -15,19 +15,19 @@ import torch
 from checkpoint_files import contents_of, seal
 
 from vlmrl.algo.family import ALGORITHMS
-from vlmrl.checkpoint import files, io
+from vlmrl.checkpoint import checked_files, io
 from vlmrl.checkpoint.format import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG
 from vlmrl.checkpoint.load import load_checkpoint_model
 from vlmrl.checkpoint.proof import proof_gap, prove_items
-from vlmrl.checkpoint.shards import read_tensors
+from vlmrl.checkpoint.safetensors_blocks import read_tensors
 from vlmrl.dist.fsdp import HostCopies
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import prepare_model
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model, Optim
-from vlmrl.store import sealed
+from vlmrl.store import checkpoints as sealed
+from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.layout import COMPLETE, META, complete_checkpoints
-from vlmrl.store.sealed import read_meta
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.step import StepBatch
 from vlmrl.train.update import PolicyGradient, update
@@ -275,7 +275,7 @@ def test_saving_a_step_again_replaces_it(trained, saved, tiny_processor):
 SCRIPT = """
 import sys
 from pathlib import Path
-from vlmrl.checkpoint import files, io
+from vlmrl.checkpoint import io
 from vlmrl.model.load import load_model, load_processor
 from vlmrl.recipe.schema import Model
 settings = Model(path=sys.argv[1], dtype="float32", device="cpu")
@@ -375,20 +375,20 @@ def test_several_processes_read_each_file_once_between_them(saved, monkeypatch):
     hashed: list[str] = []
     real = sealed.sha256_of
     monkeypatch.setattr(sealed, "sha256_of", lambda path: hashed.append(path.name) or real(path))
-    count = len(files.check_files(saved))
+    count = len(checked_files.check_files(saved))
     assert len(hashed) == count
     hashed.clear()
-    with files.compared_once(saved, OfTwo()):
-        files.check_files(saved)
+    with checked_files.compared_once(saved, OfTwo()):
+        checked_files.check_files(saved)
         assert len(hashed) == -(-count // 2)
         (saved / "data.json").write_text("{}")
         with pytest.raises(CheckpointError, match=r"data.json was changed"):
-            files.check_files(saved, "data.json")  # its size is still looked at
+            checked_files.check_files(saved, "data.json")  # its size is still looked at
     with pytest.raises(CheckpointError, match=r"data.json was changed"):
-        files.check_files(saved, "data.json")
+        checked_files.check_files(saved, "data.json")
     hashed.clear()
-    with files.compared_once(saved, io.ALONE):
-        files.check_files(saved, "hf")
+    with checked_files.compared_once(saved, io.ALONE):
+        checked_files.check_files(saved, "hf")
     assert hashed
 
 
@@ -396,16 +396,16 @@ def test_a_damaged_file_is_named_by_all_whoever_has_read_it(saved):
     name = sorted(read_meta(saved)["files"])[0]
     good = (saved / name).read_bytes()
     (saved / name).write_bytes(bytes(len(good)))
-    with pytest.raises(CheckpointError, match=f"{name} was changed"), files.compared_once(saved, OfTwo()):
+    with pytest.raises(CheckpointError, match=f"{name} was changed"), checked_files.compared_once(saved, OfTwo()):
         pass
     (saved / name).write_bytes(good)
     other = OfTwo(CheckpointError("the other"))
-    with pytest.raises(CheckpointError, match="the other"), files.compared_once(saved, other):
+    with pytest.raises(CheckpointError, match="the other"), checked_files.compared_once(saved, other):
         pass
     (saved / name).write_bytes(bytes(len(good)))
-    files.check_files(saved, "hf")
+    checked_files.check_files(saved, "hf")
     with pytest.raises(CheckpointError, match=f"{name} was changed"):
-        files.check_files(saved)  # nothing is remembered of a comparison that failed
+        checked_files.check_files(saved)  # nothing is remembered of a comparison that failed
 
 
 def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_told_in_words(trained, tmp_path):

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from vlmrl.data.doctor import Facts, RowFacts, baseline, examine_dataset
-from vlmrl.data.likeness import HASH_BYTES
-from vlmrl.data.shards import Examined
+from vlmrl.data.image_shards import Examined
+from vlmrl.data.near_duplicates import HASH_BYTES
 from vlmrl.errors import DataError
 from vlmrl.types import Media
 

@@ -9,20 +9,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vlmrl.check.cells import ArrowCells, json_row
-from vlmrl.check.gpus import parse_gpu
-from vlmrl.check.response_table import first_row
 from vlmrl.data.encode import Encoder
-from vlmrl.data.row_files import Piece, read_piece
+from vlmrl.data.table_pieces import Piece, read_piece
 from vlmrl.data.tables import open_tables
 from vlmrl.errors import CheckpointError, DataError, LaunchError, RecipeError
-from vlmrl.launch.cards import parse_gpus
+from vlmrl.inference.evaluation import _words
+from vlmrl.launch.gpu_assignment import parse_gpus
+from vlmrl.preflight.gpu_models import parse_gpu
 from vlmrl.recipe.overrides import Problem, parse_override
 from vlmrl.recipe.template import read_template
 from vlmrl.recipe.template_worker import TemplateLimitError, TemplateWorker
+from vlmrl.reward_check.response_table import first_row
+from vlmrl.reward_check.table_cells import ArrowCells, json_row
+from vlmrl.setup.model_origin import find_model
 from vlmrl.tasks.scaffold import write_task
-from vlmrl.train.evaluation import _words
-from vlmrl.train.origin import find_model
 from vlmrl.types import Media, Row
 
 

@@ -12,13 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from transformers import Qwen2_5_VLConfig
 from transformers.vision_utils import get_vision_window_index
 
-from vlmrl.data.batch import make_row
+from vlmrl.data.packing import make_row
 from vlmrl.model import flops as formula
+from vlmrl.model.attention.row_plan import plan_row
 from vlmrl.model.flops import Work, alone_work, forked_work, padded_work, shared_work, training_flops
 from vlmrl.model.load import share_prefix
 from vlmrl.model.lora import attach_adapter
 from vlmrl.model.policy import Policy
-from vlmrl.model.row_plan import plan_row
 from vlmrl.recipe.schema import Lora
 
 aten = torch.ops.aten

@@ -13,8 +13,8 @@ from parity import TOLERANCE, world
 from tinyfamilies import BUILDERS, IMAGE, build
 from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
-from vlmrl.data.batch import PromptTokens, TrainItem, make_row
 from vlmrl.data.encode import EncodedPrompt
+from vlmrl.data.packing import PromptTokens, TrainItem, make_row
 from vlmrl.model.decode_cache import DecodeCache, SplitLayer
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tinyworld import RELATIVE_TOLERANCE, mixed_prompts, prompt_tokens, sampler_gap
 
-from vlmrl.data.batch import TrainItem, make_row
+from vlmrl.data.packing import TrainItem, make_row
 from vlmrl.errors import OutOfMemoryError
 from vlmrl.model.load import stop_ids_of
 from vlmrl.model.policy import Policy

@@ -19,10 +19,11 @@ from vlmrl.model.load import stop_ids_of
 from vlmrl.model.lora import adapted_parts, adapter_off, adapter_rank, attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
-from vlmrl.rollout import vllm_engine, weight_sync
+from vlmrl.rollout import weight_sync
 from vlmrl.rollout.engine import Request
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
+from vlmrl.rollout.vllm import engine as vllm_engine
+from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
 from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.types import SamplingParams
 

@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.build import Build, building
+from vlmrl.data.dataset_writer import Build, building
 from vlmrl.data.doctor import RowFacts, Verdict
-from vlmrl.data.scan import FileReader, Files
-from vlmrl.data.shards import examine
+from vlmrl.data.image_scan import FileReader, Files
+from vlmrl.data.image_shards import examine
 from vlmrl.data.splits import LabelledImage, Splits, drop_repeats, split_classes, split_images
 from vlmrl.errors import DataError
-from vlmrl.tasks.assemble import Assembly, Limits, Planned, Prepared, PromptLengths, assemble
 from vlmrl.tasks.base import Task
+from vlmrl.tasks.dataset_assembly import Assembly, Limits, Planned, Prepared, PromptLengths, assemble
 from vlmrl.tasks.pairs.draw import Pair, build_pairs
 from vlmrl.types import Media, hash64
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.parse import LEVEL_NAME, MAX_NAME_CHARS, normalise_name
+from vlmrl.rewards.text_parsing import LEVEL_NAME, MAX_NAME_CHARS, normalise_name
 from vlmrl.tasks.pairs.parse import Names, PairFormat, two_names
 from vlmrl.types import RewardInput
 

@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.build import building, refuse_other
+from vlmrl.data.dataset_writer import building, refuse_other
 from vlmrl.data.doctor import RowFacts
-from vlmrl.data.parts import make_parts
-from vlmrl.data.row_files import RowFiles, locate_rows, open_row_files
-from vlmrl.data.scan import examined
-from vlmrl.data.shards import Examined
+from vlmrl.data.image_scan import examined
+from vlmrl.data.image_shards import Examined
+from vlmrl.data.parallel_parts import make_parts
+from vlmrl.data.table_pieces import RowFiles, locate_rows, open_row_files
 from vlmrl.errors import DataError
-from vlmrl.tasks.assemble import Assembly, Limits, Planned, Prepared, PromptLengths, assemble, is_few, leave_out
-from vlmrl.tasks.pairs.cut import Cut, PairUnits, cut_rows
+from vlmrl.tasks.dataset_assembly import Assembly, Limits, Planned, Prepared, PromptLengths, assemble, is_few, leave_out
 from vlmrl.tasks.pairs.prep import count_pairs, pair_id
+from vlmrl.tasks.pairs.validation_cut import Cut, PairUnits, cut_rows
 from vlmrl.tasks.taxonrl.domain import Domain, classes_of, known_fields
 from vlmrl.tasks.taxonrl.domain_rows import Place, RowColumns, RowReader, ScanRows, checked_rows, find_columns
 from vlmrl.tasks.taxonrl.domain_task import domain_task

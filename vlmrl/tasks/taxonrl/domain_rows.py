@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlmrl.data.columns import SPELLINGS, read_image, split_images
-from vlmrl.data.parts import write_lines
-from vlmrl.data.row_files import Piece, RowFiles, read_piece
-from vlmrl.data.scan import EXAMINER, Examiner
+from vlmrl.data.image_scan import EXAMINER, Examiner
+from vlmrl.data.parallel_parts import write_lines
+from vlmrl.data.table_pieces import Piece, RowFiles, read_piece
 from vlmrl.errors import DataError, RewardError
-from vlmrl.tasks.render import IMAGE
+from vlmrl.tasks.prompt_template import IMAGE
 from vlmrl.tasks.taxonrl.domain import Domain, truth_distance
 from vlmrl.tasks.taxonrl.domains import DOMAINS
 from vlmrl.tasks.taxonrl.layouts import LAYOUTS
@@ -101,7 +101,7 @@ def complete_truth(domain: Domain, truth: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ScanRows:
-    """One part a piece of the table: a JSON line a row, for `checked_rows`. See data/parts.py."""
+    """One part a piece of the table: a JSON line a row, for `checked_rows`. See data/parallel_parts.py."""
 
     table: RowFiles
     columns: RowColumns
