@@ -35,7 +35,7 @@ from vlmrl.model.lora import adapter_rank
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model, Optim
 from vlmrl.rollout import weight_sync
-from vlmrl.rollout.engine import Request
+from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.vllm import engine as vllm_engine
 from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
 from vlmrl.rollout.weight_sync import PolicyWeights
@@ -81,7 +81,7 @@ class Place:
 
     def answer(self) -> tuple[list[list[list[int]]], StepBatch]:
         """(ids of all prompts' samples, this process's part of a step made of them)."""
-        made = self.engine.generate([Request(self.prompts[i], SAMPLES, 70 + i) for i in self.own], self.params)
+        made = self.engine.generate([SamplingRequest(self.prompts[i], SAMPLES, 70 + i) for i in self.own], self.params)
         mine: dict[int, list[Sample]] = dict(zip(self.own, made, strict=True))
         ids = {i: [list(s.token_ids) for s in samples] for i, samples in mine.items()}
         everybody = dict(pair for theirs in self.world.gather(list(ids.items())) for pair in theirs)

@@ -246,7 +246,7 @@ def test_trackio_holds_one_run_with_everything(logged):
 @pytest.mark.slow
 def test_a_logger_of_ones_own_gets_both_kinds_of_runs_and_forks_have_a_parent(place, plain, tmp_path):
     from vlmrl.setup.new_run import Labels
-    from vlmrl.train.resume import Request, plan_fork
+    from vlmrl.train.resume import ResumeRequest, plan_fork
     from vlmrl.train.start import fork_run, run_session
 
     sink = f'log.sinks=["{place / "own.py"}:Own"]'
@@ -260,7 +260,7 @@ def test_a_logger_of_ones_own_gets_both_kinds_of_runs_and_forks_have_a_parent(pl
     for words, line in zip(said(run, "log")[1::2], run.metrics("train"), strict=True):
         assert words[2] == {k: v for k, v in line.items() if k not in ("step", "attempt", "kind", "time")}
 
-    plan = plan_fork(tmp_path, Request(f"{run.id}@1", "rl", None, ("optim.lr=2e-3",), False))
+    plan = plan_fork(tmp_path, ResumeRequest(f"{run.id}@1", "rl", None, ("optim.lr=2e-3",), False))
     forked, recipe, checkpoint = fork_run(tmp_path, plan, ["vlmrl"], Labels("fork"))
     run_session(forked, recipe, tmp_path, Ears(), checkpoint)
     ((label, attempt, _, step, _, parent, remembered),) = said(forked, "open")

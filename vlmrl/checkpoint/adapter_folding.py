@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vlmrl.checkpoint.merge_plan import CannotStreamError, Plan
+from vlmrl.checkpoint.merge_plan import CannotStreamError, MergePlan
 from vlmrl.errors import CheckpointError
 from vlmrl.model.lora import PEFT_PREFIX, linear_names, read_adapter, target_names
 
@@ -48,7 +48,7 @@ class Fold:
         return folded
 
 
-def read_folds(folder: Path, plan: Plan, lora: Lora, freeze: Sequence[str]) -> dict[str, Fold]:
+def read_folds(folder: Path, plan: MergePlan, lora: Lora, freeze: Sequence[str]) -> dict[str, Fold]:
     """The folds of a PEFT folder by the name of the weight they change: exactly those that `lora` asks for.
 
     Raises: CheckpointError naming a tensor that is missing, unknown or of another shape; CannotStreamError when the

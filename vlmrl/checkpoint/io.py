@@ -42,7 +42,7 @@ MIN_FILE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class Saved:
+class CheckpointContent:
     """What goes into a checkpoint besides tensors.
 
     Args:
@@ -88,7 +88,7 @@ class Staged:
 
     final: Path
     temp: Path
-    saved: Saved
+    saved: CheckpointContent
     model: Any
     weights: Mapping[str, Tensor]
     adapter: Mapping[str, Tensor]
@@ -97,7 +97,7 @@ class Staged:
 
 
 def save_checkpoint(
-    run_dir: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
+    run_dir: Path, saved: CheckpointContent, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
     world: World = ALONE, dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> Path:  # fmt: skip
     """Write `checkpoints/step-<step>/`. Killed at any instant, the folder is complete or, for any reader, not there.
@@ -109,7 +109,7 @@ def save_checkpoint(
 
 
 def stage(
-    run_dir: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
+    run_dir: Path, saved: CheckpointContent, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
     world: World = ALONE, dtypes: Mapping[str, torch.dtype] | None = None, copies: HostCopies | None = None,
 ) -> Staged:  # fmt: skip
     """Take everything that a checkpoint is made of as it is now; its folder is begun with the small files.

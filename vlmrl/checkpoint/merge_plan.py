@@ -35,7 +35,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MergePlan:
     """The model on the meta device, its tensors, and what is written.
 
     Args:
@@ -50,7 +50,7 @@ class Plan:
     parameters: int = field(default=0)
 
 
-def make_plan(hf: Path, dtype: torch.dtype) -> Plan:
+def make_plan(hf: Path, dtype: torch.dtype) -> MergePlan:
     """Plan from a checkpoint's `hf` folder. Raises: CannotStreamError when an output is made from several tensors."""
     from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
@@ -65,7 +65,7 @@ def make_plan(hf: Path, dtype: torch.dtype) -> Plan:
     names = {group[0]: tuple(group) for group in by_id.values()}
     outputs = _outputs(model, {first: state[first] for first in names}, names)
     parameters = sum(p.numel() for p in model.parameters())
-    return Plan(model, {first: state[first] for first in names}, names, tuple(outputs), parameters)
+    return MergePlan(model, {first: state[first] for first in names}, names, tuple(outputs), parameters)
 
 
 def _outputs(model: Any, tensors: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]]) -> list[Output]:
@@ -94,7 +94,7 @@ def _outputs(model: Any, tensors: Mapping[str, Tensor], names: Mapping[str, tupl
     return outputs
 
 
-def match_stored(plan: Plan, stored: Mapping[str, StoredTensor], where: Path) -> dict[str, StoredTensor]:
+def match_stored(plan: MergePlan, stored: Mapping[str, StoredTensor], where: Path) -> dict[str, StoredTensor]:
     """Own first name -> what a checkpoint stored, every tensor accounted for.
 
     Raises: CheckpointError naming the first that is missing, unknown, stored twice, or of another shape.
@@ -118,7 +118,7 @@ def match_stored(plan: Plan, stored: Mapping[str, StoredTensor], where: Path) ->
     return matched
 
 
-def match_written(plan: Plan, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def match_written(plan: MergePlan, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Own first name -> what a Hugging Face folder holds: under the model's names, the published ones, or those that
     transformers writes for a model that came from elsewhere.
 

@@ -16,7 +16,7 @@ from vlmrl.checkpoint.checked_files import check_files
 from vlmrl.checkpoint.format import ADAPTER, HF, MODEL
 from vlmrl.checkpoint.io import weight_files_of
 from vlmrl.checkpoint.load import BitSums, find_base, refuse_base, saved_lora
-from vlmrl.checkpoint.merge_plan import CannotStreamError, Plan, make_plan, match_stored, match_written
+from vlmrl.checkpoint.merge_plan import CannotStreamError, MergePlan, make_plan, match_stored, match_written
 from vlmrl.checkpoint.safetensors_blocks import StoredTensor, TensorSpec, read_tensors, weight_files, write_shards
 from vlmrl.model.load import DTYPES
 from vlmrl.model.published_names import as_published
@@ -25,7 +25,7 @@ from vlmrl.store.checkpoints import read_meta
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightSource:
     """Where each of the model's tensors comes from.
 
     Args:
@@ -62,12 +62,12 @@ def write_streaming(checkpoint: Path, folder: Path, dtype: str | None, base: str
     return plan.parameters
 
 
-def _whole(checkpoint: Path, plan: Plan, trained: torch.dtype) -> Source:
+def _whole(checkpoint: Path, plan: MergePlan, trained: torch.dtype) -> WeightSource:
     stored = read_tensors(weight_files_of(checkpoint, MODEL))
-    return Source(match_stored(plan, stored, checkpoint / MODEL), trained, {}, None)
+    return WeightSource(match_stored(plan, stored, checkpoint / MODEL), trained, {}, None)
 
 
-def _folded(checkpoint: Path, plan: Plan, base: str | None) -> Source:
+def _folded(checkpoint: Path, plan: MergePlan, base: str | None) -> WeightSource:
     meta = read_meta(checkpoint)
     trained = DTYPES[meta["dtype"]]
     check_files(checkpoint, ADAPTER)
@@ -84,10 +84,10 @@ def _folded(checkpoint: Path, plan: Plan, base: str | None) -> Source:
         stored = match_written(plan, read_tensors(weight_files(Path(found))))
     if {o.source for o in plan.outputs} != plan.tensors.keys():
         raise CannotStreamError("the base model's checksum counts tensors that are not written")
-    return Source(stored, trained, folds, meta["base"]["fingerprint"])
+    return WeightSource(stored, trained, folds, meta["base"]["fingerprint"])
 
 
-def _same_types_as_loaded(plan: Plan, trained: torch.dtype) -> None:
+def _same_types_as_loaded(plan: MergePlan, trained: torch.dtype) -> None:
     """A base model is compared in the types it was loaded in; some families keep parts of it in float32."""
     model = plan.model
     kept = getattr(model, "_keep_in_fp32_modules", None) or getattr(model, "_keep_in_fp32_modules_strict", None)
@@ -99,7 +99,7 @@ def _same_types_as_loaded(plan: Plan, trained: torch.dtype) -> None:
 class _Writer:
     """Blocks of each output, in the order of the plan; what was read of a base model goes into its checksum."""
 
-    def __init__(self, plan: Plan, source: Source, dtype: torch.dtype) -> None:
+    def __init__(self, plan: MergePlan, source: WeightSource, dtype: torch.dtype) -> None:
         self.plan, self.source, self.dtype = plan, source, dtype
         self.by_name = {o.name: o for o in plan.outputs}
         self.sums: dict[str, BitSums] = {}

@@ -38,7 +38,7 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2*
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """A box of a tensor as a file holds it: where in the tensor it begins, its shape, where its bytes begin."""
 
     path: Path
@@ -54,7 +54,7 @@ class StoredTensor:
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         """(first row, rows) in order, rows in full width; about BLOCK_BYTES each. A scalar is one row without width."""
@@ -93,14 +93,14 @@ def read_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
 
     Raises: CheckpointError naming the file that is cut short, damaged, or holds what does not fit the others.
     """
-    found: dict[str, list[tuple[torch.dtype, Piece]]] = {}
+    found: dict[str, list[tuple[torch.dtype, TensorPiece]]] = {}
     for path in files:
         for name, dtype, piece in _header(path):
             found.setdefault(name, []).append((dtype, piece))
     return {name: _put_together(name, parts) for name, parts in found.items()}
 
 
-def _put_together(name: str, parts: list[tuple[torch.dtype, Piece]]) -> StoredTensor:
+def _put_together(name: str, parts: list[tuple[torch.dtype, TensorPiece]]) -> StoredTensor:
     dtype, pieces = parts[0][0], tuple(sorted((p for _, p in parts), key=lambda p: p.offsets))
     where = ", ".join(sorted({p.path.name for p in pieces}))
     if any(d != dtype or len(p.shape) != len(pieces[0].shape) for d, p in parts):
@@ -116,12 +116,12 @@ def _put_together(name: str, parts: list[tuple[torch.dtype, Piece]]) -> StoredTe
     return StoredTensor(name, dtype, shape, pieces)
 
 
-def _overlap(a: Piece, b: Piece) -> bool:
+def _overlap(a: TensorPiece, b: TensorPiece) -> bool:
     sides = zip(a.offsets, a.shape, b.offsets, b.shape, strict=True)
     return all(max(x, y) < min(x + m, y + n) for x, m, y, n in sides)
 
 
-def _header(path: Path) -> list[tuple[str, torch.dtype, Piece]]:
+def _header(path: Path) -> list[tuple[str, torch.dtype, TensorPiece]]:
     header, data = read_header(path)
     try:
         sharding = parse_json(header.pop("__metadata__", {}).get(SHARDING, "{}"))
@@ -132,13 +132,13 @@ def _header(path: Path) -> list[tuple[str, torch.dtype, Piece]]:
             if last - first != math.prod(shape) * dtype.itemsize:
                 raise ValueError(f"{name} has {last - first} bytes, which is not its shape")
             offsets = tuple(sharding[name][OFFSETS]) if sharding else (0,) * len(shape)
-            found.append((name, dtype, Piece(path, data + first, offsets, shape)))
+            found.append((name, dtype, TensorPiece(path, data + first, offsets, shape)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path)) from error
     return found
 
 
-def _read_rows(piece: Piece, dtype: torch.dtype, start: int, end: int) -> Tensor:
+def _read_rows(piece: TensorPiece, dtype: torch.dtype, start: int, end: int) -> Tensor:
     """Rows [start, end) of a piece; a row is contiguous in the file."""
     shape = piece.shape or (1,)
     row_bytes = math.prod(shape[1:]) * dtype.itemsize

@@ -15,7 +15,7 @@ from vlmrl.errors import RecipeError
 
 if TYPE_CHECKING:
     from vlmrl.evaluate.records import Evaluation
-    from vlmrl.inference.evaluation import EvalSettings, Planned
+    from vlmrl.inference.evaluation import EvalSettings, PlannedEvaluation
     from vlmrl.recipe.schema import Recipe
     from vlmrl.setup.model_origin import ModelOrigin
 
@@ -115,7 +115,7 @@ def eval_(
         _tell([f.folder for f in found], [f.evaluation for f in found], others, as_json)
 
 
-def _announce(planned: Sequence[Planned]) -> None:
+def _announce(planned: Sequence[PlannedEvaluation]) -> None:
     """Say which rows are evaluated, before any work; where they say nothing about new ones, what to do instead. What
     must be known of them is said once, beside the numbers.
     """
@@ -127,7 +127,7 @@ def _announce(planned: Sequence[Planned]) -> None:
             say(f"hint: name other rows with --split, a split or a file such as rows.jsonl{there}")
 
 
-def _warn_of_changes(run_dir: Path, planned: Sequence[Planned]) -> None:
+def _warn_of_changes(run_dir: Path, planned: Sequence[PlannedEvaluation]) -> None:
     """Say which task, reward or prompt is not that of the run, whose own recipe is evaluated with."""
     from vlmrl.setup.run_records import changed_since
     from vlmrl.store.runs import open_run
@@ -139,7 +139,7 @@ def _warn_of_changes(run_dir: Path, planned: Sequence[Planned]) -> None:
 
 
 def _evaluate(
-    recipe: Recipe, origin: ModelOrigin, planned: Sequence[Planned], run_dir: Path | None, root: Path,
+    recipe: Recipe, origin: ModelOrigin, planned: Sequence[PlannedEvaluation], run_dir: Path | None, root: Path,
     settings: EvalSettings, argv: Sequence[str],
 ) -> list[Any]:  # fmt: skip
     """Evaluate in this process: alone, or as one of those that a launcher started."""

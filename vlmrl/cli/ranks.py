@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from vlmrl.cli.begin import Beginning
     from vlmrl.cli.sft import Machines
     from vlmrl.recipe.load import LoadedRecipe
-    from vlmrl.train.resume import Plan
+    from vlmrl.train.resume import ResumePlan
 
 LAUNCH_OPTIONS = {"--gpus": 1, "--nnodes": 1, "--node-rank": 1, "--rdzv-endpoint": 1, "--dry-run": 0,
                   "--debug-rank": 1}  # fmt: skip
 """Options that are the launcher's alone, with the number of words that follow each."""
 
 
-def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: bool) -> LoadedRecipe | Plan:
+def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: bool) -> LoadedRecipe | ResumePlan:
     """Start the ranks and leave with their exit code. Returns only when this process itself is to be the one rank: what
     it is to train, checked.
     """

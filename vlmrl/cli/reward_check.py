@@ -15,7 +15,7 @@ from vlmrl.errors import RewardError
 
 if TYPE_CHECKING:
     from vlmrl.reward_check.run import Checked
-    from vlmrl.reward_check.saved_responses import Saved
+    from vlmrl.reward_check.saved_responses import SavedResponses
 
 FAILED = 3
 """Exit code when a condition of --fail-on holds."""
@@ -105,7 +105,7 @@ def reward_check(
 
 def _open(
     place: str, runs: Path | None, of_run: Mapping[str, str | None], of_table: Mapping[str, str | None], lenient: bool
-) -> Saved:
+) -> SavedResponses:
     """A table of responses or saved rollouts; options of the other one are refused."""
     from vlmrl.reward_check.open_table import is_table, open_table
     from vlmrl.reward_check.saved_responses import open_saved
@@ -131,7 +131,7 @@ def _check_places(written: Mapping[str, Path | None]) -> None:
         check_out(written["out"])
 
 
-def _write(written: Mapping[str, Path | None], saved: Saved, checked: Checked) -> None:
+def _write(written: Mapping[str, Path | None], saved: SavedResponses, checked: Checked) -> None:
     from vlmrl.reward_check.scores_file import write_scores
 
     if written["out"] is not None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from vlmrl.data.control_tokens import typed_in
 from vlmrl.data.dataset import Dataset
-from vlmrl.data.doctor import Facts, RowFacts, Verdict, examine_dataset
+from vlmrl.data.doctor import DatasetFacts, RowFacts, Verdict, examine_dataset
 from vlmrl.data.image_scan import examined, look_at
 from vlmrl.data.image_shards import Examined
 from vlmrl.data.parallel_parts import Progress
@@ -86,7 +86,7 @@ def visit(
         notes["control tokens in text"] = ("look", _of_control_tokens(typed))
     if broken:
         notes["broken images"] = ("bad", f"{len(broken):,}, such as {broken[0]}")
-    return examine_dataset(Facts(seen, rows, group, notes), max_prompt_tokens=max_prompt_tokens)
+    return examine_dataset(DatasetFacts(seen, rows, group, notes), max_prompt_tokens=max_prompt_tokens)
 
 
 def _of_control_tokens(typed: Sequence[tuple[str, Counter[str]]]) -> str:

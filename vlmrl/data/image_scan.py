@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
-from vlmrl.data.image_shards import Examined, Reader, examine
+from vlmrl.data.image_shards import Examined, ShardReader, examine
 from vlmrl.data.images import image_hash
 from vlmrl.data.parallel_parts import Progress, make_parts, write_lines
 from vlmrl.errors import DataError
@@ -148,7 +148,7 @@ def _fields(seen: Examined) -> dict[str, Any]:
 
 
 def shrink_images(
-    reader: Reader,
+    reader: ShardReader,
     places: Sequence[Any],
     max_pixels: int,
     work: Path,
@@ -167,7 +167,7 @@ def shrink_images(
 
 @dataclass(frozen=True)
 class _Shrink:
-    reader: Reader
+    reader: ShardReader
     max_pixels: int
 
     def __call__(self, places: Sequence[Any], part: Path) -> None:

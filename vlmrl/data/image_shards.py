@@ -24,7 +24,7 @@ class Stored:
 
     Args:
         sha256, bytes: of the file as it is stored.
-        place: where its source is; what the `Reader` takes.
+        place: where its source is; what the `ShardReader` takes.
         max_pixels: the size it is brought down to; None = as it is.
     """
 
@@ -34,7 +34,7 @@ class Stored:
     max_pixels: int | None = None
 
 
-class Reader(Protocol):
+class ShardReader(Protocol):
     """Image files from where they came. Picklable: each process has its own."""
 
     def files(self, places: Sequence[Any]) -> Iterator[bytes]:
@@ -109,7 +109,7 @@ def plan_shards(images: Iterable[Stored]) -> list[list[Stored]]:
 def write_shards(
     folder: Path,
     images: Sequence[Stored],
-    reader: Reader,
+    reader: ShardReader,
     *,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -126,7 +126,7 @@ def write_shards(
 
 @dataclass(frozen=True)
 class _WriteShard:
-    reader: Reader
+    reader: ShardReader
 
     def __call__(self, images: Sequence[Stored], path: Path) -> None:
         shard, batch = ShardFile(path), ImageBatch()

@@ -33,7 +33,7 @@ BATCH_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TablePiece:
     """Some rows of a split.
 
     Args:
@@ -67,7 +67,7 @@ class RowFiles:
 
     label: str
     columns: tuple[str, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TablePiece, ...]
     root: Path | None
 
     @property
@@ -78,14 +78,14 @@ class RowFiles:
             counts[piece.split] = counts.get(piece.split, 0) + piece.rows
         return counts
 
-    def where(self, piece: Piece, index: int) -> str:
+    def where(self, piece: TablePiece, index: int) -> str:
         """How a person finds row `index` of a piece: its line in a text file, else its split and number from 0."""
         if piece.numbers:
             return f"{Path(self.label).name}:{piece.numbers[index]}"
         return f"{piece.split} row {piece.first + index}"
 
 
-def read_piece(piece: Piece, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def read_piece(piece: TablePiece, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The rows of a piece, in order. Raises: DataError when the file cannot be read."""
     import pyarrow as pa
 
@@ -110,7 +110,7 @@ def read_piece(piece: Piece, columns: Sequence[str]) -> Iterator[dict[str, Any]]
         raise DataError(f"the table cannot be read: {error}", where=piece.path) from error
 
 
-def _parquet_batches(piece: Piece, columns: Sequence[str]) -> Iterator[Any]:
+def _parquet_batches(piece: TablePiece, columns: Sequence[str]) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(piece.path, buffer_size=1 << 20) as file:
@@ -118,7 +118,7 @@ def _parquet_batches(piece: Piece, columns: Sequence[str]) -> Iterator[Any]:
         yield from file.iter_batches(BATCH_ROWS, row_groups=[piece.group], columns=names, use_threads=False)
 
 
-def _arrow_batches(piece: Piece, columns: Sequence[str]) -> Iterator[Any]:
+def _arrow_batches(piece: TablePiece, columns: Sequence[str]) -> Iterator[Any]:
     skip, left = piece.skip, piece.rows
     for batch in _file_batches(piece.path):
         taken = batch.slice(skip, left)
@@ -224,7 +224,7 @@ def open_row_files(located: Located, work: Path) -> RowFiles:
 
     Raises: DataError when it cannot be read.
     """
-    pieces: list[Piece] = []
+    pieces: list[TablePiece] = []
     columns: list[str] = []
     for split, table in located.tables.items():
         if not isinstance(table, list):
@@ -248,11 +248,11 @@ def split_spelling(source: str) -> tuple[str, str | None]:
     return path, split
 
 
-def _parquet_pieces(split: str, files: Sequence[Path]) -> tuple[list[Piece], list[str]]:
+def _parquet_pieces(split: str, files: Sequence[Path]) -> tuple[list[TablePiece], list[str]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pieces: list[Piece] = []
+    pieces: list[TablePiece] = []
     columns: list[str] = []
     first = 0
     for file in files:
@@ -265,12 +265,12 @@ def _parquet_pieces(split: str, files: Sequence[Path]) -> tuple[list[Piece], lis
             raise DataError(f"not a readable Parquet file: {error}", where=str(file)) from error
         for group, rows in enumerate(groups):
             if rows:
-                pieces.append(Piece(split, first, rows, "parquet", str(file), group=group))
+                pieces.append(TablePiece(split, first, rows, "parquet", str(file), group=group))
             first += rows
     return pieces, columns
 
 
-def _text_pieces(split: str, files: Sequence[Path], work: Path) -> tuple[list[Piece], list[str]]:
+def _text_pieces(split: str, files: Sequence[Path], work: Path) -> tuple[list[TablePiece], list[str]]:
     """CSV, JSON and JSONL, checked once as a whole, as files of a few rows each."""
     table = open_files(files)
     pieces = []
@@ -280,7 +280,7 @@ def _text_pieces(split: str, files: Sequence[Path], work: Path) -> tuple[list[Pi
         write_lines(path, [_plain_row(table, index) for index in indices])
         numbers = [table.where(index).rpartition(":")[2] for index in indices]
         lines = tuple(int(number) for number in numbers) if all(n.isdigit() for n in numbers) else ()
-        pieces.append(Piece(split, first, len(indices), "text", str(path), numbers=lines))
+        pieces.append(TablePiece(split, first, len(indices), "text", str(path), numbers=lines))
     return pieces, list(table.columns)
 
 
@@ -291,7 +291,7 @@ def _plain_row(table: RawTable, index: int) -> dict[str, Any]:
         raise DataError(error.message, where=table.where(index)) from error
 
 
-def _of_dataset(split: str, part: Any, work: Path) -> tuple[list[Piece], list[str]]:
+def _of_dataset(split: str, part: Any, work: Path) -> tuple[list[TablePiece], list[str]]:
     files = [str(file["filename"]) for file in part.cache_files]
     counts = [sum(batch.num_rows for batch in _file_batches(file)) for file in files]
     if not files or sum(counts) != part.num_rows:  # held in memory, or a selection of what the files hold
@@ -300,7 +300,7 @@ def _of_dataset(split: str, part: Any, work: Path) -> tuple[list[Piece], list[st
     for file, count in zip(files, counts, strict=True):
         for skip in range(0, count, PIECE_ROWS):
             rows = min(PIECE_ROWS, count - skip)
-            pieces.append(Piece(split, first + skip, rows, "arrow", file, skip=skip))
+            pieces.append(TablePiece(split, first + skip, rows, "arrow", file, skip=skip))
         first += count
     return pieces, list(part.column_names)
 

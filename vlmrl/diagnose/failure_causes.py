@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vlmrl.diagnose.run_facts import Facts
+from vlmrl.diagnose.run_facts import RunFacts
 from vlmrl.diagnose.thresholds import Cause, Level, counted, limit, percent, reward_check, rows_of
 from vlmrl.types import NO_SCORE
 
 
-def failing_reward(facts: Facts) -> Iterator[Cause]:
+def failing_reward(facts: RunFacts) -> Iterator[Cause]:
     """The reward raised, hung or returned what is no score."""
     failed = [r for r in facts.responses if r.failed]
     number = max(len(failed), round(sum(facts.series("reward/errors"))))
@@ -22,7 +22,7 @@ def failing_reward(facts: Facts) -> Iterator[Cause]:
     )  # fmt: skip
 
 
-def service_down(facts: Facts) -> Iterator[Cause]:
+def service_down(facts: RunFacts) -> Iterator[Cause]:
     """Report a service that the reward asks and that did not answer, where samples were left out for it."""
     lost = [r for r in facts.responses if r.status == "unavailable"]
     known, sampled = sum(facts.series("reward/unavailable")), sum(facts.series("rollout/samples"))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
-from vlmrl.diagnose.run_facts import Facts, Response
+from vlmrl.diagnose.run_facts import Response, RunFacts
 from vlmrl.diagnose.thresholds import (
     Cause,
     Level,
@@ -36,7 +36,7 @@ CLOSED = re.compile(r"</([A-Za-z][A-Za-z0-9_-]{0,30})>")
 MOST_NOTES = 3
 
 
-def chat_template(facts: Facts) -> Iterator[Cause]:
+def chat_template(facts: RunFacts) -> Iterator[Cause]:
     """The prompt has no turns, or stops before the assistant's."""
     prompts = _prompts(facts)
     if not prompts:
@@ -58,7 +58,7 @@ def chat_template(facts: Facts) -> Iterator[Cause]:
     )  # fmt: skip
 
 
-def prefilled_tag(facts: Facts) -> Iterator[Cause]:
+def prefilled_tag(facts: RunFacts) -> Iterator[Cause]:
     """The prompt itself opens (or closes) the tag that the reward expects in the response."""
     prompts = _prompts(facts)
     opened = Counter(m.group(1) for p in prompts if (m := OPEN_TAG.search(p)))
@@ -86,14 +86,14 @@ def prefilled_tag(facts: Facts) -> Iterator[Cause]:
     )  # fmt: skip
 
 
-def _without_prefill(facts: Facts, closed: bool) -> str:
+def _without_prefill(facts: RunFacts, closed: bool) -> str:
     """Templates close an empty <think> for `thinking = "off"`, and open it for "on"."""
     now = facts.recipe.model.thinking if facts.recipe else "template"
     other = "on" if closed else "off"
     return look_again(facts, f'model.thinking="{other}"') if now != other else look_again(facts)
 
 
-def stop_string(facts: Facts) -> Iterator[Cause]:
+def stop_string(facts: RunFacts) -> Iterator[Cause]:
     """Responses end at a string of `rollout.stop`, and none of these is well formed."""
     stops = tuple(facts.recipe.rollout.stop) if facts.recipe else ()
     ended = [r for r in facts.responses if stops and not r.cut and r.text.endswith(stops)]
@@ -107,7 +107,7 @@ def stop_string(facts: Facts) -> Iterator[Cause]:
     )  # fmt: skip
 
 
-def cut_off(facts: Facts) -> Iterator[Cause]:
+def cut_off(facts: RunFacts) -> Iterator[Cause]:
     """Responses end at the token limit."""
     if not facts.responses:
         return
@@ -136,7 +136,7 @@ def cut_off(facts: Facts) -> Iterator[Cause]:
     )  # fmt: skip
 
 
-def format_unmet(facts: Facts) -> Iterator[Cause]:
+def format_unmet(facts: RunFacts) -> Iterator[Cause]:
     """The format that the reward reads is hardly ever there."""
     names = [n for n in facts.part_names if "format" in n.lower()]
     values = facts.part(names[0]) if names else []
@@ -176,7 +176,7 @@ def format_unmet(facts: Facts) -> Iterator[Cause]:
     )  # fmt: skip
 
 
-def few_answers(facts: Facts) -> Iterator[Cause]:
+def few_answers(facts: RunFacts) -> Iterator[Cause]:
     """The samples of a prompt are alike, or one answer is given to all prompts."""
     temperature = facts.recipe.rollout.temperature if facts.recipe else 1.0
     distinct = [(len({r.text for r in g}) - 1) / (len(g) - 1) for g in facts.groups]
@@ -207,7 +207,7 @@ def few_answers(facts: Facts) -> Iterator[Cause]:
     yield from _one_answer(facts)
 
 
-def _one_answer(facts: Facts) -> Iterator[Cause]:
+def _one_answer(facts: RunFacts) -> Iterator[Cause]:
     answers = [(r, a) for r in facts.responses if (a := answer_of(r.text)) is not None]
     truths = {str(sorted(r.truth.items(), key=lambda kv: kv[0])) for r in facts.responses}
     prompts = {r.prompt_id for r, _ in answers}
@@ -225,7 +225,7 @@ def _one_answer(facts: Facts) -> Iterator[Cause]:
     )  # fmt: skip
 
 
-def _prompts(facts: Facts) -> list[str]:
+def _prompts(facts: RunFacts) -> list[str]:
     return list(dict.fromkeys(r.prompt for r in facts.responses if r.prompt))
 
 
@@ -233,17 +233,17 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else float("nan")
 
 
-def _mean_score(facts: Facts) -> float:
+def _mean_score(facts: RunFacts) -> float:
     return _mean([r.score for r in facts.responses if r.error is None])
 
 
-def _poor(facts: Facts) -> bool:
+def _poor(facts: RunFacts) -> bool:
     """Whether the scores are low, or nothing says how high they could be and most are the lowest."""
     shares = [r.score / most for r in facts.responses if (most := facts.most_possible(r.source))]
     return _mean(shares) < limit("poor_score") if shares else _format_poor(facts)
 
 
-def _format_poor(facts: Facts) -> bool:
+def _format_poor(facts: RunFacts) -> bool:
     """Whether most responses break the format; without such a part, whether most have the lowest score seen."""
     names = [n for n in facts.part_names if "format" in n.lower()]
     if names and (values := facts.part(names[0])):

@@ -7,7 +7,7 @@ from math import sqrt
 from statistics import fmean, median
 
 from vlmrl.algo.family import ALGORITHMS
-from vlmrl.diagnose.run_facts import ANSWER_PARTS, GRADIENT, Facts
+from vlmrl.diagnose.run_facts import ANSWER_PARTS, GRADIENT, RunFacts
 from vlmrl.diagnose.thresholds import Cause, Level, again, check_again, limit, look_again, percent, rows_of
 
 EPSILON = 1e-8
@@ -18,7 +18,7 @@ PARAMETERS = 1e6
 """Taken where the run does not say how many parameters it trains: few, so that the rule names too little."""
 
 
-def kl_term(facts: Facts) -> Iterator[Cause]:
+def kl_term(facts: RunFacts) -> Iterator[Cause]:
     """The KL to the start holds the policy where it is."""
     coefs = facts.series("policy/kl_coef")
     if facts.recipe is None or not coefs or max(coefs) < limit("kl_warning"):
@@ -30,7 +30,7 @@ def kl_term(facts: Facts) -> Iterator[Cause]:
     yield Cause("kl_large", level, what, again(facts, "algo.kl_coef=0.01"), 0.95, evidence)
 
 
-def entropy_term(facts: Facts) -> Iterator[Cause]:
+def entropy_term(facts: RunFacts) -> Iterator[Cause]:
     """The entropy bonus (or, negative, its opposite) outweighs the reward."""
     coef = facts.recipe.algo.entropy_coef if facts.recipe and facts.manifest.kind == "rl" else 0.0
     if abs(coef) < limit("entropy_coef") and coef >= 0:
@@ -44,7 +44,7 @@ def entropy_term(facts: Facts) -> Iterator[Cause]:
     yield Cause("entropy_coef", level, what, again(facts, "algo.entropy_coef=0.0"), 1.0, told)
 
 
-def clipped_gradient(facts: Facts) -> Iterator[Cause]:
+def clipped_gradient(facts: RunFacts) -> Iterator[Cause]:
     """Gradients are scaled down so far that AdamW's epsilon is all that is left of the update."""
     norms, recipe = [n for n in facts.series(GRADIENT) if n], facts.recipe
     if recipe is None or not norms:
@@ -57,7 +57,7 @@ def clipped_gradient(facts: Facts) -> Iterator[Cause]:
     yield Cause("clipped_gradient", "error", what, again(facts, "optim.max_grad_norm=1.0"), 1.0, [told])
 
 
-def clipped_ratio(facts: Facts) -> Iterator[Cause]:
+def clipped_ratio(facts: RunFacts) -> Iterator[Cause]:
     """Most tokens learn nothing: their probability ratio is clipped, or their importance weight is 0."""
     shares, weights = facts.series("policy/clip_share"), facts.series("policy/importance_weight")
     if shares and fmean(shares) >= limit("clip_share"):
@@ -79,7 +79,7 @@ def clipped_ratio(facts: Facts) -> Iterator[Cause]:
         yield Cause("importance_masks", "error", what, command, 0.9, told)
 
 
-def weight_decay(facts: Facts) -> Iterator[Cause]:
+def weight_decay(facts: RunFacts) -> Iterator[Cause]:
     """The weights shrink faster than they learn."""
     if facts.recipe is None or facts.recipe.optim.weight_decay == 0:
         return
@@ -93,7 +93,7 @@ def weight_decay(facts: Facts) -> Iterator[Cause]:
     yield Cause("weight_decay", "error", what, again(facts, "optim.weight_decay=0.01"), 1.0, [told])
 
 
-def overlong(facts: Facts) -> Iterator[Cause]:
+def overlong(facts: RunFacts) -> Iterator[Cause]:
     """The punishment of length reaches usual responses, or outweighs all else."""
     if facts.recipe is None or not (tokens := facts.recipe.algo.overlong_tokens):
         return
@@ -112,7 +112,7 @@ def overlong(facts: Facts) -> Iterator[Cause]:
                 "algo.overlong_penalty=1.0"), 0.9, [told], rows_of(reached))  # fmt: skip
 
 
-def few_pixels(facts: Facts) -> Iterator[Cause]:
+def few_pixels(facts: RunFacts) -> Iterator[Cause]:
     """Images are shrunk until little is left to see."""
     if facts.recipe is None or facts.recipe.model.max_pixels >= limit("few_pixels"):
         return
@@ -127,7 +127,7 @@ def few_pixels(facts: Facts) -> Iterator[Cause]:
     yield Cause("few_pixels", "warning", what, command, 0.7, [told])
 
 
-def unpaid(facts: Facts) -> Iterator[Cause]:
+def unpaid(facts: RunFacts) -> Iterator[Cause]:
     """The part that says whether a response is right has no weight, or a negative one."""
     for source in dict.fromkeys(r.source for r in facts.responses):
         weights = facts.weights(source)

@@ -17,12 +17,12 @@ from vlmrl.diagnose import recipe_causes as settings
 from vlmrl.diagnose import score_causes as scores
 from vlmrl.diagnose import trend_causes as signs
 from vlmrl.diagnose import update_causes as updates
-from vlmrl.diagnose.run_facts import Facts, read_facts
+from vlmrl.diagnose.run_facts import RunFacts, read_facts
 from vlmrl.diagnose.thresholds import LEVELS, Cause, counted
 from vlmrl.errors import StoreError
 from vlmrl.store.runs import Run
 
-Rule = Callable[[Facts], Iterator[Cause]]
+Rule = Callable[[RunFacts], Iterator[Cause]]
 RULES: tuple[Rule, ...] = (
     updates.stopped, failures.failing_reward, failures.service_down, prompts.chat_template, prompts.prefilled_tag,
     prompts.stop_string,
@@ -124,7 +124,7 @@ def diagnose(run: Run) -> Diagnosis:
     return Diagnosis(run.id, run.manifest.status, len(facts.train), found, figures, _read(facts), facts.notes)
 
 
-def _read(facts: Facts) -> str:
+def _read(facts: RunFacts) -> str:
     """What the diagnosis was drawn from."""
     steps, updates = len(facts.train), len(facts.updates)
     with_update = "" if updates == steps else f" ({updates or 'none'} of them with an update)"

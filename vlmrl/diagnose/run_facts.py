@@ -80,7 +80,7 @@ class Response:
 
 
 @dataclass
-class Facts:
+class RunFacts:
     """A run as the rules of `diagnose/run.py` see it. Everything comes from its folder; nothing is loaded or run.
 
     Args:
@@ -189,14 +189,14 @@ class Facts:
         return any(".py:" in str(record.get("name")) for record in self.manifest.rewards)
 
 
-def read_facts(run: Run) -> Facts:
+def read_facts(run: Run) -> RunFacts:
     """Return everything the rules need. What is missing or damaged is left out or doubtful, and said in `notes`.
 
     Raises: StoreError when the run has neither metrics nor rollouts that can be read.
     """
     notes = shortened(damage_of(run.dir), run.id)
     lines = [run.metrics(kind) for kind in ("train", "validation", "event")]
-    facts = Facts(run, _recipe(run, notes), lines[0], lines[1], lines[2], notes=notes)
+    facts = RunFacts(run, _recipe(run, notes), lines[0], lines[1], lines[2], notes=notes)
     files = run.rollout_files()
     facts.steps_saved = len(files)
     for step in spread_steps(sorted(files), MOST_STEPS):

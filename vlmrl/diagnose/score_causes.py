@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vlmrl.diagnose.prompt_causes import responses_of
-from vlmrl.diagnose.run_facts import ANSWER_PARTS, Facts, Response
+from vlmrl.diagnose.run_facts import ANSWER_PARTS, Response, RunFacts
 from vlmrl.diagnose.thresholds import (
     Cause,
     again,
@@ -36,7 +36,7 @@ TRUE_ANSWERS = ("answer", "ground_truth", "solution", "label")
 YES, NO = {"true", "yes", "same", "1"}, {"false", "no", "different", "0"}
 
 
-def other_layout(facts: Facts) -> Iterator[Cause]:
+def other_layout(facts: RunFacts) -> Iterator[Cause]:
     """What the response says is the truth, spelled in a way that the reward does not take."""
     unpaid, hits, spelled = 0, {}, {}
     for r in facts.responses:
@@ -70,7 +70,7 @@ def other_layout(facts: Facts) -> Iterator[Cause]:
         yield from _other_words(facts)
 
 
-def _other_words(facts: Facts) -> Iterator[Cause]:
+def _other_words(facts: RunFacts) -> Iterator[Cause]:
     """Truth and responses use closed vocabularies that have no word in common."""
     said: dict[str, list[str]] = {}
     true: dict[str, list[str]] = {}
@@ -104,7 +104,7 @@ def _other_words(facts: Facts) -> Iterator[Cause]:
             )  # fmt: skip
 
 
-def constant_truth(facts: Facts) -> Iterator[Cause]:
+def constant_truth(facts: RunFacts) -> Iterator[Cause]:
     """Every row has the same truth, or none."""
     truths = {r.prompt_id: json.dumps(dict(r.truth), sort_keys=True) for r in facts.responses}
     if len(truths) < limit("few_samples") or len(set(truths.values())) > 1:
@@ -116,7 +116,7 @@ def constant_truth(facts: Facts) -> Iterator[Cause]:
     )  # fmt: skip
 
 
-def constant_part(facts: Facts) -> Iterator[Cause]:
+def constant_part(facts: RunFacts) -> Iterator[Cause]:
     """Parts of the reward that give every response the same, or never apply. Those of one value are told together."""
     if len(facts.responses) < limit("few_samples"):
         return
@@ -149,7 +149,7 @@ def constant_part(facts: Facts) -> Iterator[Cause]:
         )  # fmt: skip
 
 
-def _unlike(facts: Facts) -> str:
+def _unlike(facts: RunFacts) -> str:
     """Why responses are too different to earn the same; "" when they may well."""
     cut = fmean(r.cut for r in facts.responses)
     if 0.05 < cut < 0.95:
@@ -158,7 +158,7 @@ def _unlike(facts: Facts) -> str:
     return f"{empty} {'is' if empty == 1 else 'are'} empty" if empty else ""
 
 
-def no_contrast(facts: Facts) -> Iterator[Cause]:
+def no_contrast(facts: RunFacts) -> Iterator[Cause]:
     """Groups in which no sample is right, or all are, or all are paid the same."""
     groups = facts.groups
     if not groups:
@@ -204,7 +204,7 @@ def no_contrast(facts: Facts) -> Iterator[Cause]:
         )  # fmt: skip
 
 
-def pays_wrong(facts: Facts) -> Iterator[Cause]:
+def pays_wrong(facts: RunFacts) -> Iterator[Cause]:
     """Of two answers to one prompt the wrong one is paid more: the reward reads another truth, or turns it around."""
     formed = [[r for r in group if r.parts.get("format", 1.0) != 0] for group in facts.groups]
     told = [[(r, truly_right(r)) for r in group] for group in formed]
@@ -233,7 +233,7 @@ def truly_right(r: Response) -> bool | None:
     return None if true is None else answer.strip() == str(true).strip() or bool(agrees(answer, str(true)))
 
 
-def pays_length(facts: Facts) -> Iterator[Cause]:
+def pays_length(facts: RunFacts) -> Iterator[Cause]:
     """Within a group, longer responses score higher (or lower), whatever they say."""
     live = [g for g in facts.groups if max(r.score for r in g) > min(r.score for r in g)]
     whole = [[r for r in g if not r.cut and r.parts.get("format", 1.0) != 0] for g in live]
@@ -321,7 +321,7 @@ def _part_of(name: str, parts: Mapping[str, Any]) -> str | None:
     )
 
 
-def _right(r: Response, facts: Facts) -> bool:
+def _right(r: Response, facts: RunFacts) -> bool:
     """Whether a response is on the right side. Where that is a matter of degree, whether it beats the worst seen."""
     part = next((p for p in ANSWER_PARTS if r.parts.get(p) is not None), None)
     if part is not None and set(facts.part(part)) <= {0.0, 1.0}:
@@ -333,7 +333,7 @@ def _right(r: Response, facts: Facts) -> bool:
     return r.score > low if high > low else r.score > 0
 
 
-def _perfect(r: Response, facts: Facts) -> bool:
+def _perfect(r: Response, facts: RunFacts) -> bool:
     most = facts.most_possible(r.source)
     if most:
         return r.score >= limit("right_score") * most

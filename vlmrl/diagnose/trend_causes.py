@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vlmrl.diagnose.health import MAX_RESPONSES, PREFIX, Sampled, measure_health
-from vlmrl.diagnose.run_facts import Facts, Response, read_responses, spread_steps
+from vlmrl.diagnose.run_facts import Response, RunFacts, read_responses, spread_steps
 from vlmrl.diagnose.signs import Sign, find_signs, since
 from vlmrl.diagnose.thresholds import (
     Cause,
@@ -32,7 +32,7 @@ LEVELS: dict[str, tuple[Level, float]] = {
 }  # fmt: skip
 
 
-def lasting_changes(facts: Facts) -> Iterator[Cause]:
+def lasting_changes(facts: RunFacts) -> Iterator[Cause]:
     """The signs that training warns of (diagnose/signs.py), with responses from before and after each change."""
     for sign in find_signs(_lines(facts), facts.validation):
         level, weight = LEVELS[sign.name]
@@ -44,7 +44,7 @@ def lasting_changes(facts: Facts) -> Iterator[Cause]:
         )
 
 
-def _command(facts: Facts, sign: Sign) -> str:
+def _command(facts: RunFacts, sign: Sign) -> str:
     if sign.name == "no_signal":
         return again(facts, "algo.filter=spread")
     if sign.name == "all_cut":
@@ -53,7 +53,7 @@ def _command(facts: Facts, sign: Sign) -> str:
     return reward_check(facts, "--probe")
 
 
-def _lines(facts: Facts) -> Sequence[Mapping[str, Any]]:
+def _lines(facts: RunFacts) -> Sequence[Mapping[str, Any]]:
     """The train lines; of a run whose lines have no `health/...` those of some steps, measured from their rollouts."""
     if facts.manifest.kind != "rl" or any(n.startswith(PREFIX) for line in facts.train[-1:] for n in line):
         return facts.train
@@ -78,7 +78,7 @@ def _sampled(r: Response) -> Sampled:
     return Sampled(r.group, r.prompt_id, truth, r.text, r.tokens, r.cut, None if r.error else r.score, formed)
 
 
-def _examples(facts: Facts, sign: Sign) -> list[dict[str, Any]]:
+def _examples(facts: RunFacts, sign: Sign) -> list[dict[str, Any]]:
     """The best-paid responses of the last step before a change and of the run's last step, of different prompts."""
     files = facts.run.rollout_files()
     before = [step for step in files if sign.step is not None and step < sign.step]

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from statistics import fmean, median
 
-from vlmrl.diagnose.run_facts import GRADIENT, Facts, identity
+from vlmrl.diagnose.run_facts import GRADIENT, RunFacts, identity
 from vlmrl.diagnose.thresholds import (
     Cause,
     again,
@@ -26,7 +26,7 @@ MIN_UPDATES = 3
 """Updates before greedy answers may be expected to change."""
 
 
-def stopped(facts: Facts) -> Iterator[Cause]:
+def stopped(facts: RunFacts) -> Iterator[Cause]:
     """The run did not come to its end by itself."""
     error = facts.manifest.error
     if facts.manifest.status != "failed" or not error:
@@ -38,7 +38,7 @@ def stopped(facts: Facts) -> Iterator[Cause]:
         yield Cause("failed", "error", what, f"vlmrl runs show {shlex.quote(facts.key)}", 0.85)
 
 
-def learning_rate(facts: Facts) -> Iterator[Cause]:
+def learning_rate(facts: RunFacts) -> Iterator[Cause]:
     """The learning rate is 0, or far from what is usual for a model of this size."""
     recipe, rates = facts.recipe, facts.series("optim/lr")
     if recipe is None or not rates:
@@ -69,7 +69,7 @@ def learning_rate(facts: Facts) -> Iterator[Cause]:
     yield from _too_large(facts, peak, lora)
 
 
-def _too_large(facts: Facts, peak: float, lora: bool) -> Iterator[Cause]:
+def _too_large(facts: RunFacts, peak: float, lora: bool) -> Iterator[Cause]:
     size = sum(facts.parts[0].values())
     small = not lora and size < limit("big_model")  # or of unknown size
     most = limit("lr_large_small_model") if small else limit("lr_large_lora" if lora else "lr_large_full")
@@ -89,7 +89,7 @@ def _too_large(facts: Facts, peak: float, lora: bool) -> Iterator[Cause]:
         yield Cause("collapse", "warning", f"the policy fell apart: {broken}", command, 0.7, [hint], rows)
 
 
-def gradients(facts: Facts) -> Iterator[Cause]:
+def gradients(facts: RunFacts) -> Iterator[Cause]:
     """No gradient arrives, or none in a part that is trained; parts that are frozen."""
     norms, check = facts.series(GRADIENT), check_again(facts)
     if norms and not any(norms):
@@ -115,14 +115,14 @@ def gradients(facts: Facts) -> Iterator[Cause]:
         yield Cause("frozen", "warning" if writer else "note", what, command, 0.8 if writer else 0.5, evidence)
 
 
-def no_updates(facts: Facts) -> Iterator[Cause]:
+def no_updates(facts: RunFacts) -> Iterator[Cause]:
     """Steps without any update."""
     if facts.train and facts.manifest.kind == "rl" and not facts.updates:
         what = f"no update was made in {counted(len(facts.train), 'step')}: there was nothing to learn from"
         yield Cause("no_updates", "error", what, reward_check(facts), 0.4)
 
 
-def engine_gap(facts: Facts) -> Iterator[Cause]:
+def engine_gap(facts: RunFacts) -> Iterator[Cause]:
     """The engine's log-probs are not the trainer's."""
     gaps = facts.series("policy/sampler_gap_mean")
     if not gaps or facts.recipe is None:
@@ -149,7 +149,7 @@ def engine_gap(facts: Facts) -> Iterator[Cause]:
     yield Cause("engine_gap", level, what, command, min(1.0, 0.5 + gap / allowed / 100), evidence)
 
 
-def entropy(facts: Facts) -> Iterator[Cause]:
+def entropy(facts: RunFacts) -> Iterator[Cause]:
     """The policy became certain of every token."""
     ends, dead = facts.ends("policy/entropy"), facts.ends("rollout/dead_group_share")
     if ends is None or ends[1] >= limit("entropy_low") or ends[1] >= limit("entropy_fall") * ends[0]:
@@ -162,7 +162,7 @@ def entropy(facts: Facts) -> Iterator[Cause]:
     yield Cause("entropy_collapse", "warning" if harm else "note", what, command, 0.75, evidence)
 
 
-def validation(facts: Facts) -> Iterator[Cause]:
+def validation(facts: RunFacts) -> Iterator[Cause]:
     """Checkpoints are chosen on rows that are trained on."""
     shared = facts.validated & {identity(r.prompt_id, r.images) for r in facts.responses}
     sources, datasets = facts.recipe.data if facts.recipe else [], facts.manifest.datasets
@@ -186,7 +186,7 @@ def validation(facts: Facts) -> Iterator[Cause]:
     )  # fmt: skip
 
 
-def _unmoved(facts: Facts) -> str:
+def _unmoved(facts: RunFacts) -> str:
     """That greedy validation gave the very same numbers although updates were made; "" when it did not.
 
     Numbers of responses that earn nothing, or are all cut off, are equal anyway.
@@ -203,7 +203,7 @@ def _unmoved(facts: Facts) -> str:
     )
 
 
-def _collapse(facts: Facts) -> str:
+def _collapse(facts: RunFacts) -> str:
     ends = facts.ends("reward/mean")
     if ends is None or ends[0] <= 0 or ends[1] > limit("collapse") * ends[0]:
         return ""

@@ -33,7 +33,7 @@ NEWEST = 200
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenRecipe:
     """What a model is evaluated with.
 
     Args: run_dir: the run whose checkpoint it is, None for a model that is no run.    seen: what its record says.
@@ -47,7 +47,7 @@ class Chosen:
 def choose_recipe(
     origin: ModelOrigin, root: Path, *, recipe: str | None = None, data: str | None = None,
     overrides: Sequence[str] = (),
-) -> Chosen:  # fmt: skip
+) -> ChosenRecipe:  # fmt: skip
     """What to evaluate with: the named recipe (a file, or a run's), else the run's own, else defaults on `data`;
     `overrides` on top. Of a model that `vlmrl merge` wrote, the run is the one it was made of, while that is there.
 
@@ -87,7 +87,7 @@ def choose_recipe(
     seen = SeenRows() if made_of is None else seen_by(made_of)
     if made_of is None and data is None:
         seen = trained_by(chosen)
-    return Chosen(chosen, run_dir, seen)
+    return ChosenRecipe(chosen, run_dir, seen)
 
 
 def _require_there(path: str, root: Path) -> None:

@@ -64,7 +64,7 @@ class EvalSettings:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedEvaluation:
     """An evaluation that will be made: of these rows, in a folder of this name, with this account of itself."""
 
     rows: EvalRows
@@ -93,7 +93,7 @@ class Answerer:
 def plan(
     recipe: Recipe, origin: ModelOrigin, rows: Sequence[EvalRows], run_dir: Path | None, settings: EvalSettings,
     argv: Sequence[str] = (),
-) -> list[Planned]:  # fmt: skip
+) -> list[PlannedEvaluation]:  # fmt: skip
     """What will be written for the rows of every source.
 
     Args: run_dir: the run whose folder it goes to; None = a new one.
@@ -104,7 +104,7 @@ def plan(
     planned = []
     for one in rows:
         name = _name(settings, origin, one, len(rows))
-        made = Planned(one, name, _meta(recipe, origin, one, settings, argv))
+        made = PlannedEvaluation(one, name, _meta(recipe, origin, one, settings, argv))
         if run_dir is not None:
             _check_free(layout.eval_dir(run_dir, name), made.meta, settings.force)
         planned.append(made)
@@ -151,7 +151,7 @@ def load_answerer(
 
 
 def run_evaluation(
-    recipe: Recipe, answerer: Answerer, planned: Sequence[Planned], run_dir: Path, settings: EvalSettings, *,
+    recipe: Recipe, answerer: Answerer, planned: Sequence[PlannedEvaluation], run_dir: Path, settings: EvalSettings, *,
     progress: Callable[[int, int], None] = lambda done, total: None, world: World = ALONE,
 ) -> list[Evaluated]:  # fmt: skip
     """Evaluate a model and write each result to `run_dir`/eval/<name>. All processes of `world` get all results.

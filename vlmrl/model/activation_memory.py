@@ -2,8 +2,8 @@
 
 Counted, not measured on a GPU: per token and layer, in numbers of the compute dtype, as multiples of the layer's
 widths. The multiples were found by counting the tensors that real passes of small Qwen2.5-VL, Qwen3-VL and Qwen3.5
-models keep (tests/unit/preflight/test_memory_plan.py counts whole updates); for models that are built otherwise they are
-estimates.
+models keep (tests/unit/preflight/test_memory_plan.py counts whole updates). For models that are built otherwise they
+are estimates.
 """
 
 from __future__ import annotations

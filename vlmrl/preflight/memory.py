@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.errors import Problem, gib
 from vlmrl.preflight.gpu_models import TYPICAL_BANDWIDTH, Gpu, known_gpu
 from vlmrl.preflight.memory_fit import Fit, find_fits
-from vlmrl.preflight.memory_plan import Cluster, Plan, make_plan
-from vlmrl.preflight.memory_sizes import Prompts
+from vlmrl.preflight.memory_plan import Cluster, MemoryPlan, make_plan
+from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ HERE = Target()
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
+class FittedPlan:
     """A plan, and the smallest changes that make it fit where it does not."""
 
-    plan: Plan
+    plan: MemoryPlan
     fits: tuple[Fit, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -52,13 +52,13 @@ class MemoryPlan:
         return self.plan.as_dict() | {"changes": ways}
 
 
-def plan_memory(loaded: LoadedRecipe, facts: ModelFacts, target: Target, prompts: Prompts) -> MemoryPlan:
+def plan_memory(loaded: LoadedRecipe, facts: ModelFacts, target: Target, prompts: PromptLengths) -> FittedPlan:
     """Plan a run on its target, and look for changes where it does not fit."""
     cluster = find_cluster(loaded, target)
     kernels = linear_kernels()
     plan = make_plan(loaded, facts, cluster, prompts, kernels)
     fits = () if plan.fits else find_fits(loaded, facts, cluster, prompts, kernels)
-    return MemoryPlan(plan, tuple(fits))
+    return FittedPlan(plan, tuple(fits))
 
 
 def find_cluster(loaded: LoadedRecipe, target: Target) -> Cluster:
@@ -99,7 +99,7 @@ def check_device(loaded: LoadedRecipe, target: Target) -> list[Problem]:
     return []
 
 
-def check_memory(loaded: LoadedRecipe, found: MemoryPlan) -> list[Problem]:
+def check_memory(loaded: LoadedRecipe, found: FittedPlan) -> list[Problem]:
     """Say that a plan does not fit, and what to change first."""
     plan = found.plan
     cluster = plan.cluster
@@ -132,7 +132,7 @@ def check_memory(loaded: LoadedRecipe, found: MemoryPlan) -> list[Problem]:
     return []
 
 
-def _hint(found: MemoryPlan) -> str:
+def _hint(found: FittedPlan) -> str:
     if not found.fits:
         return "none of the usual changes makes it fit: a smaller model, shorter prompts and responses, or more GPUs"
     first, *others = found.fits

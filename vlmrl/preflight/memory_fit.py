@@ -8,8 +8,8 @@ from itertools import combinations
 from math import prod
 from typing import TYPE_CHECKING
 
-from vlmrl.preflight.memory_plan import Cluster, Plan, make_plan
-from vlmrl.preflight.memory_sizes import Prompts
+from vlmrl.preflight.memory_plan import Cluster, MemoryPlan, make_plan
+from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Lora, Recipe
 from vlmrl.recipe.settle import Choice, with_values
@@ -27,7 +27,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Change:
+class RecipeEdit:
     """One change of a recipe or of the number of GPUs.
 
     Args:
@@ -49,8 +49,8 @@ class Change:
 class Fit:
     """Changes that together make a run fit, and its plan with them."""
 
-    changes: tuple[Change, ...]
-    plan: Plan
+    changes: tuple[RecipeEdit, ...]
+    plan: MemoryPlan
 
     @property
     def words(self) -> str:
@@ -67,7 +67,7 @@ class Fit:
 
 
 def find_fits(
-    loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: Prompts, kernels: str = "torch"
+    loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths, kernels: str = "torch"
 ) -> list[Fit]:
     """Return the smallest ways to make a run fit that does not, with room to spare; [] when none is known here."""
     changes = list(possible_changes(loaded.recipe, facts, cluster, prompts))
@@ -82,51 +82,53 @@ def find_fits(
     return _different(sorted(found, key=lambda fit: fit.order))
 
 
-def possible_changes(recipe: Recipe, facts: ModelFacts, cluster: Cluster, prompts: Prompts) -> Iterator[Change]:
+def possible_changes(
+    recipe: Recipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths
+) -> Iterator[RecipeEdit]:
     """Yield what may be tried, the cheapest first."""
     r, train = recipe.rollout, recipe.train
     vllm = recipe.kind == "rl" and r.engine == "vllm"
     if recipe.model.gradient_checkpointing is not True:
-        yield Change(
+        yield RecipeEdit(
             "--set model.gradient_checkpointing=true", "an update takes about a third longer", 1.2,
             "model.gradient_checkpointing", True,
         )  # fmt: skip
     budget = train.tokens_per_row // 2
     while budget >= max(512, prompts.longest):
         factor = 1.0 + 0.03 * (train.tokens_per_row / budget)
-        yield Change(f"--set train.tokens_per_row={budget}", "smaller rows", factor, "train.tokens_per_row", budget)
+        yield RecipeEdit(f"--set train.tokens_per_row={budget}", "smaller rows", factor, "train.tokens_per_row", budget)
         budget //= 2
     if vllm and r.kv_cache_gib is not None:
-        yield Change("--set rollout.kv_cache_gib=1", "fewer responses at once", 1.3, "rollout.kv_cache_gib", 1.0)
+        yield RecipeEdit("--set rollout.kv_cache_gib=1", "fewer responses at once", 1.3, "rollout.kv_cache_gib", 1.0)
     if recipe.kind == "rl" and r.engine == "torch" and r.batch_tokens > 2 * prompts.longest:
         tokens = max(2 * prompts.longest, r.batch_tokens // 4)
         key = "rollout.batch_tokens"
-        yield Change(f"--set {key}={tokens}", "fewer responses at once", 1.3, key, tokens)
+        yield RecipeEdit(f"--set {key}={tokens}", "fewer responses at once", 1.3, key, tokens)
     if recipe.parallel.shard_size is not None:
         size = cluster.processes
         key = "parallel.shard_size"
-        yield Change(f"--set {key}={size}", "more traffic between machines", 1.3, key, size)
+        yield RecipeEdit(f"--set {key}={size}", "more traffic between machines", 1.3, key, size)
     engines = (r.engine_gpus or cluster.processes) if vllm else 0
     for parts in (2, 4, 8):
         if r.tensor_parallel < parts <= engines and engines % parts == 0:
             key = "rollout.tensor_parallel"
-            yield Change(f"--set {key}={parts}", "each token takes longer", 1.0 + 0.1 * parts, key, parts)
+            yield RecipeEdit(f"--set {key}={parts}", "each token takes longer", 1.0 + 0.1 * parts, key, parts)
     if cluster.processes > 1 and not recipe.parallel.offload and recipe.optim.name == "adamw":
         told = "an update takes several times as long"
-        yield Change("--set parallel.offload=true", told, 3.0, "parallel.offload", True)
+        yield RecipeEdit("--set parallel.offload=true", told, 3.0, "parallel.offload", True)
     for gpus in (2, 4, 8, 16, 32, 64):
         if cluster.processes < gpus <= 8 * cluster.processes and recipe.model.quantize is None:
             machines = f" ({gpus // 8} machines of 8)" if gpus > 8 else ""
-            yield Change(f"--gpus {gpus}", f"more GPUs{machines}", gpus / cluster.processes, "gpus", gpus)
+            yield RecipeEdit(f"--gpus {gpus}", f"more GPUs{machines}", gpus / cluster.processes, "gpus", gpus)
     if recipe.lora is None and not recipe.model.freeze:
         told = "an adapter is trained, not the weights"
-        yield Change(f"--set lora.rank={ADAPTER_RANK}", told, 1.0, "lora", learns=True)
+        yield RecipeEdit(f"--set lora.rank={ADAPTER_RANK}", told, 1.0, "lora", learns=True)
 
 
 def _plan(
-    changes: tuple[Change, ...], loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: Prompts,
+    changes: tuple[RecipeEdit, ...], loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths,
     kernels: str,
-) -> Plan:  # fmt: skip
+) -> MemoryPlan:  # fmt: skip
     recipe = loaded.recipe
     for change in changes:
         if change.key == "gpus":
@@ -139,7 +141,7 @@ def _plan(
     return make_plan(replace(loaded, recipe=recipe), facts, cluster, prompts, kernels)
 
 
-def _needless(some: tuple[Change, ...], found: list[Fit]) -> bool:
+def _needless(some: tuple[RecipeEdit, ...], found: list[Fit]) -> bool:
     """Whether fewer of these changes are enough."""
     return any(set(fit.changes) < set(some) for fit in found)
 

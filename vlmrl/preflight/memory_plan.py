@@ -1,7 +1,7 @@
 """The plan of a run's memory: what each GPU holds in each phase, what the main memory holds, and whether it fits.
 
 A GPU trains and generates in turn, so that the largest phase counts, not their sum. Estimates, made to be within 15%
-of what a GPU takes; tests/unit/preflight/test_memory_plan.py compares updates with counted tensors. What they leave out:
+of what a GPU takes; tests/unit/preflight/test_memory_plan.py compares updates with counted tensors. They leave out the
 memory that torch keeps in fragments.
 """
 
@@ -22,7 +22,7 @@ from vlmrl.model.engine_memory import (
     text_cache_shape,
 )
 from vlmrl.preflight.gpu_models import Gpu
-from vlmrl.preflight.memory_sizes import Prompts, Sizes
+from vlmrl.preflight.memory_sizes import PromptLengths, Sizes
 from vlmrl.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """The memory of a run.
 
     Args:
@@ -148,8 +148,8 @@ class Plan:
 
 
 def make_plan(
-    loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: Prompts, kernels: str = "torch"
-) -> Plan:
+    loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths, kernels: str = "torch"
+) -> MemoryPlan:
     """Plan a run. Nothing of its recipe may be open; a number of GPUs that cannot be divided as it says is taken as if.
 
     Args: kernels: of linear attention on these GPUs, "torch" or "fla".
@@ -161,7 +161,7 @@ class _Planner:
     """Puts the sizes of a run together, phase by phase."""
 
     def __init__(
-        self, loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: Prompts, kernels: str
+        self, loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths, kernels: str
     ) -> None:
         recipe = loaded.recipe
         self.loaded, self.recipe, self.facts, self.cluster, self.prompts = loaded, recipe, facts, cluster, prompts
@@ -176,7 +176,7 @@ class _Planner:
         self.on_gpu = cluster.device == "cuda"
         self.runtime = {"runtime": RUNTIME_BYTES} if self.on_gpu else {}
 
-    def plan(self) -> Plan:
+    def plan(self) -> MemoryPlan:
         self.cache = self.needed = self.elastic = 0
         if self.vllm:
             self._size_cache()
@@ -188,7 +188,7 @@ class _Planner:
             if self.apart:
                 phases.append(Phase("rollout", "engine", self._engine() | self.runtime))
         phases.append(Phase("save", "trainer", self._resting() | self.runtime))
-        return Plan(
+        return MemoryPlan(
             self.cluster, self.trainers, self.apart, tuple(phases), self._host(tuple(phases)), self.cache, self.needed,
             self.elastic, tuple(self._notes()),
         )  # fmt: skip

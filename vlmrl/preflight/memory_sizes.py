@@ -25,7 +25,7 @@ PIXEL_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptLengths:
     """How long prompts and responses are.
 
     Args:
@@ -43,7 +43,7 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Row:
+class LargestRow:
     """The largest packed row, made as the rehearsal makes it: every response as long as it may be.
 
     Args: tokens: of it.      prompts: in it.      trained: response tokens.      run: the most tokens that run at once.
@@ -55,7 +55,7 @@ class Row:
     run: int
 
 
-def largest_row(loaded: LoadedRecipe, prompts: Prompts, sharing: str) -> Row:
+def largest_row(loaded: LoadedRecipe, prompts: PromptLengths, sharing: str) -> LargestRow:
     """Return the largest row under `train.tokens_per_row`."""
     recipe = loaded.recipe
     is_rl = recipe.kind == "rl"
@@ -68,11 +68,11 @@ def largest_row(loaded: LoadedRecipe, prompts: Prompts, sharing: str) -> Row:
     trained = max(prompts.response, tokens - count * prompts.tokens)
     responses = -(-trained // max(1, prompts.response))
     if sharing == "padded":  # every response runs behind a copy of its prompt, one after the other
-        return Row(trained + responses * prompts.tokens, responses, trained, prompts.longest)
+        return LargestRow(trained + responses * prompts.tokens, responses, trained, prompts.longest)
     if sharing == "forked":  # a prompt runs, then its responses
         own = min(samples, responses) * prompts.response
-        return Row(tokens, count, trained, max(prompts.tokens, min(own, trained)))
-    return Row(tokens, count, trained, tokens)
+        return LargestRow(tokens, count, trained, max(prompts.tokens, min(own, trained)))
+    return LargestRow(tokens, count, trained, tokens)
 
 
 class Sizes:
@@ -84,7 +84,13 @@ class Sizes:
     """
 
     def __init__(
-        self, loaded: LoadedRecipe, facts: ModelFacts, prompts: Prompts, shards: int, world: int, kernels: str = "torch"
+        self,
+        loaded: LoadedRecipe,
+        facts: ModelFacts,
+        prompts: PromptLengths,
+        shards: int,
+        world: int,
+        kernels: str = "torch",
     ) -> None:
         self.loaded, self.facts, self.prompts = loaded, facts, prompts
         self.recipe, self.shards, self.world = loaded.recipe, shards, world

@@ -58,7 +58,7 @@ class Opened:
 
 
 @dataclass
-class Scan:
+class RowScan:
     """What a walk over a source's rows found.
 
     Args:
@@ -181,12 +181,12 @@ def metric_names(source: Source) -> list[str]:
     return [*names, *(f"part/{part}" for part in known), "response_tokens", "truncated"]
 
 
-def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: PromptScan | None = None) -> Scan:
+def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: PromptScan | None = None) -> RowScan:
     """Validate the truth of every row (or of `limit` rows spread evenly), and collect contents and image hashes.
 
     Stops after SCAN_SECONDS; `Scan.seen` says how far it got. Args: prompts: also looks at each row's prompt.
     """
-    scan = Scan(len(source.rows))
+    scan = RowScan(len(source.rows))
     bad: list[tuple[str, str]] = []
     start = time.monotonic()
     for index in spread(scan.rows, limit or scan.rows):
@@ -223,7 +223,7 @@ def row_content(row: Row) -> bytes:
     return content_hash(row.media, row.columns, row.truth)
 
 
-def check_overlap(name: str, split: str, train: Scan, other: Scan, where: str) -> list[Problem]:
+def check_overlap(name: str, split: str, train: RowScan, other: RowScan, where: str) -> list[Problem]:
     """Rows or images of the training split that also stand in a split meant to measure what was learned."""
     problems = []
     rows, images = train.contents.keys() & other.contents.keys(), train.images & other.images

@@ -18,7 +18,7 @@ from vlmrl.preflight.catalogs import catalogs
 from vlmrl.preflight.kernels import attention_kernel, check_kernels
 from vlmrl.preflight.loggers import check_loggers
 from vlmrl.preflight.memory import HERE, Target, check_device, check_memory, plan_memory
-from vlmrl.preflight.memory_sizes import Prompts
+from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.preflight.model_path import check_location
 from vlmrl.preflight.prompt_lengths import estimate_prompts, longest_allowed
 from vlmrl.preflight.prompts import PromptScan
@@ -63,7 +63,7 @@ def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
     return quick_look(loaded)[0]
 
 
-def quick_look(loaded: LoadedRecipe) -> tuple[list[Problem], Prompts | None]:
+def quick_look(loaded: LoadedRecipe) -> tuple[list[Problem], PromptLengths | None]:
     """`run_quick_checks`, and the longest prompt of some rows, estimated without a tokenizer; None = not known."""
     problems = check_recipe(loaded, catalogs()) + machine.check_installed(loaded) + check_loggers(loaded)
     if any(p.level == "error" for p in problems):
@@ -82,7 +82,7 @@ def quick_look(loaded: LoadedRecipe) -> tuple[list[Problem], Prompts | None]:
 
 def check_model(
     loaded: LoadedRecipe, model_files: str | None = None, runs_folder: Path | None = None, *,
-    target: Target = HERE, prompts: Prompts | None = None,
+    target: Target = HERE, prompts: PromptLengths | None = None,
 ) -> list[Problem]:  # fmt: skip
     """What the recipe says of the model's parts, layers and images, against its configuration; no weight is read.
 
@@ -228,7 +228,7 @@ def _accuracy(source: Source, parts: Sequence[str]) -> str | None:
 
 def _check_tokens(
     found: Preflight, loaded: LoadedRecipe, entries: Sequence[rows.Entry], encoder: Encoder
-) -> Prompts | None:
+) -> PromptLengths | None:
     """Measure prompts with the model's processor. Returns the longest; None when no row of any source was measured."""
     longest = images = traces = 0
     for where, source in ((entry.where, entry.train) for entry in entries):
@@ -239,7 +239,7 @@ def _check_tokens(
             traces = max(traces, *facts.trace_tokens, 0)
             found.plan.setdefault("prompts", {})[source.name] = _token_plan(facts)
     response = traces if loaded.recipe.kind == "sft" and traces else loaded.recipe.rollout.max_new_tokens
-    return Prompts(longest, images, response) if longest else None
+    return PromptLengths(longest, images, response) if longest else None
 
 
 def _token_plan(facts: tokens.TokenFacts) -> Mapping[str, Any]:
@@ -260,7 +260,7 @@ def _token_plan(facts: tokens.TokenFacts) -> Mapping[str, Any]:
 
 
 def _check_machine(
-    found: Preflight, loaded: LoadedRecipe, runs_folder: Path, model_files: str | None, longest: Prompts | None,
+    found: Preflight, loaded: LoadedRecipe, runs_folder: Path, model_files: str | None, longest: PromptLengths | None,
     target: Target,
 ) -> None:  # fmt: skip
     """Args: longest: what `_check_tokens` found. Without it memory is planned for the longest prompt that the recipe

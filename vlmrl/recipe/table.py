@@ -31,7 +31,7 @@ PositiveFraction = Annotated[float, Field(ge=1e-9, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 
 
-class Table(BaseModel):
+class RecipeTable(BaseModel):
     """Base of every recipe table: unknown keys are errors, no silent conversion between types."""
 
     model_config = ConfigDict(
@@ -39,7 +39,7 @@ class Table(BaseModel):
     )
 
 
-class Log(Table):
+class Log(RecipeTable):
     """What is shown and where it is sent."""
 
     sample_every_steps: Count = 10

@@ -27,7 +27,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProbeVerdict:
     """The findings of one kind, what they say and what to do about them; `mild`: no way to be paid."""
 
     name: str
@@ -43,7 +43,7 @@ class ProbeView:
 
     source: str
     report: Mapping[str, Any]
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[ProbeVerdict]
     quiet: Sequence[Mapping[str, Any]]
     troubles: Sequence[tuple[str, str]]
 
@@ -59,7 +59,7 @@ def _view(source: str, report: Mapping[str, Any]) -> ProbeView:
     for verdict, words in WORDS.items():
         found = [_finding(p) for p in tried if p["verdict"] == verdict]
         if found:
-            verdicts.append(Verdict(verdict, words, ADVICE[verdict], verdict in WARNINGS, found))
+            verdicts.append(ProbeVerdict(verdict, words, ADVICE[verdict], verdict in WARNINGS, found))
     quiet = [p for p in tried if not p["verdict"] and p["mean"] is not None]
     return ProbeView(source, report, verdicts, quiet, troubles(report["behaviour"]))
 

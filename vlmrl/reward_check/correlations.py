@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from vlmrl.reward_check.ngrams import paid_ngrams
-from vlmrl.reward_check.response_columns import Facts
+from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.scores import Floats, Scores
 from vlmrl.reward_check.statistics import correlation, mean, ranks
 
 
-def correlations(facts: Facts, scores: Scores, texts: Mapping[int, str]) -> dict[str, Any]:
+def correlations(facts: ResponseColumns, scores: Scores, texts: Mapping[int, str]) -> dict[str, Any]:
     """Pearson's and rank correlations (Spearman's) of the score, over the rows that have one.
 
     Returns: length, tokens (None where nothing says them), step: {"pearson", "spearman"} each; ends_cut = mean score of

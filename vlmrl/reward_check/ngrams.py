@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmrl.reward_check.response_columns import Facts
+from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.scores import Floats, Ints, Scores
 from vlmrl.reward_check.texts import joins_words
 
@@ -47,7 +47,7 @@ class Holders:
     words: Callable[[int], list[int]]
 
 
-def paid_ngrams(facts: Facts, scores: Scores, texts: Mapping[int, str]) -> dict[str, Any]:
+def paid_ngrams(facts: ResponseColumns, scores: Scores, texts: Mapping[int, str]) -> dict[str, Any]:
     """N-grams (1 to 3 words, or 1 to 8 characters of text without spaces) whose frequency rose over the run and that go
     with the score.
 
@@ -67,9 +67,9 @@ def paid_ngrams(facts: Facts, scores: Scores, texts: Mapping[int, str]) -> dict[
     told: dict[str, Any] = {"texts": len(at), "thirds": bool(len(at)) and int(third_D.max()) > 0, "found": []}
     if not told["thirds"]:
         return told
-    prompts = Prompts.of(facts.groups_N[at], facts.steps_N[at], third_D, scores.values_N[at])
+    prompts = TextsByPrompt.of(facts.groups_N[at], facts.steps_N[at], third_D, scores.values_N[at])
     found: dict[bytes, dict[str, Any]] = {}
-    units = Units.of([texts[row] for row in facts.rows_N[at].tolist()])
+    units = WordSequence.of([texts[row] for row in facts.rows_N[at].tolist()])
     for holders in _ngrams(units, len(at)):
         for gram, one in _judged(holders, prompts):
             key = np.sort(holders.text_P[holders.gram_P == gram]).tobytes()
@@ -79,7 +79,7 @@ def paid_ngrams(facts: Facts, scores: Scores, texts: Mapping[int, str]) -> dict[
 
 
 @dataclass(frozen=True)
-class Prompts:
+class TextsByPrompt:
     """The texts by prompt: D texts of C prompts (each text its own where nothing says which belong together).
 
     Args:
@@ -96,7 +96,7 @@ class Prompts:
     size_S: Ints
 
     @classmethod
-    def of(cls, groups_D: Ints, steps_D: Any, third_D: Ints, values_D: Floats) -> Prompts:
+    def of(cls, groups_D: Ints, steps_D: Any, third_D: Ints, values_D: Floats) -> TextsByPrompt:
         _, first, prompt_D, size_C = np.unique(groups_D, return_index=True, return_inverse=True, return_counts=True)
         stratum_D = prompt_D if size_C.max() > 1 else np.unique(steps_D, return_inverse=True)[1]
         size_S = np.bincount(stratum_D)
@@ -105,7 +105,7 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Units:
+class WordSequence:
     """The words of texts, one after the other; T of them.
 
     Args: text_T: number of its text.      word_T: index in `names`.      names: spellings, in lower case.
@@ -118,7 +118,7 @@ class Units:
     character: Any
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> Units:
+    def of(cls, texts: Sequence[str]) -> WordSequence:
         """Split the texts into words, each text's first MAX_WORDS. A word that is none is split into its characters."""
         known: dict[str, int] = {}
         rows = [
@@ -150,7 +150,7 @@ def _is_word(text: str) -> bool:
     return text.startswith("<") or (len(text) <= LONGEST_WORD and (text.isascii() or not any(map(joins_words, text))))
 
 
-def _ngrams(units: Units, texts: int) -> Iterator[Holders]:
+def _ngrams(units: WordSequence, texts: int) -> Iterator[Holders]:
     """The n-grams of each length that are in at least MIN_TEXTS of the texts.
 
     A frequent n-gram has frequent ends, so the longer ones are made of frequent shorter ones alone. Those that are
@@ -191,7 +191,7 @@ def _words(longer: Sequence[Ints], vocabulary: int, gram: int) -> list[int]:
     return [gram, *words]
 
 
-def _judged(holders: Holders, prompts: Prompts) -> Iterator[tuple[int, dict[str, Any]]]:
+def _judged(holders: Holders, prompts: TextsByPrompt) -> Iterator[tuple[int, dict[str, Any]]]:
     """The n-grams with a certain rise and a certain pay, with both. Letters: K pairs of an n-gram and a prompt."""
     size, p = holders.number, prompts
     number = len(p.size_C)

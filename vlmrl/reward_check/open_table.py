@@ -10,7 +10,7 @@ from typing import Any
 from vlmrl.errors import DataError
 from vlmrl.reward_check.response_columns import Head
 from vlmrl.reward_check.response_table import SUFFIXES, TableDecoder, TableReader, first_row, map_roles
-from vlmrl.reward_check.saved_responses import Saved
+from vlmrl.reward_check.saved_responses import SavedResponses
 from vlmrl.reward_check.scoring import TaskRef
 from vlmrl.reward_check.table_truths import TruthRule
 
@@ -26,7 +26,7 @@ def is_table(path: Path) -> bool:
 def open_table(
     path: Path, *, columns: Mapping[str, str] | None = None, task: str | None = None, variant: str | None = None,
     lenient: bool = False,
-) -> Saved:  # fmt: skip
+) -> SavedResponses:  # fmt: skip
     """A table of responses, ready to be scored.
 
     Args:
@@ -50,7 +50,9 @@ def open_table(
     reader = TableReader(str(path), decoder, tuple(names))
     truth, _, _ = rule.read(first.get(roles.get("ground_truth", "")), first)
     head = Head(ref.name if ref is not None else "", truth, {})
-    return Saved(path, reader, {path.stem: head}, task=ref, grouped="group" in roles, has_scores="score" in roles)
+    return SavedResponses(
+        path, reader, {path.stem: head}, task=ref, grouped="group" in roles, has_scores="score" in roles
+    )
 
 
 def _task_rule(

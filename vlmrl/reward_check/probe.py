@@ -20,10 +20,10 @@ import numpy as np
 from vlmrl.errors import RewardError
 from vlmrl.reward_check.behaviour import behaviour, milliseconds
 from vlmrl.reward_check.rescore import image_reader
-from vlmrl.reward_check.response_columns import Facts
-from vlmrl.reward_check.saved_responses import Saved
+from vlmrl.reward_check.response_columns import ResponseColumns
+from vlmrl.reward_check.saved_responses import SavedResponses
 from vlmrl.reward_check.scores import Floats
-from vlmrl.reward_check.scoring import Chosen
+from vlmrl.reward_check.scoring import ChosenReward
 from vlmrl.reward_check.text_attacks import FORMS, answers, right_text, text_attacks, wrong_text
 from vlmrl.reward_check.trick_results import (
     EPSILON,
@@ -55,7 +55,7 @@ REPEATS = 8
 REPEATED_ROWS = 12
 
 
-def probe_source(saved: Saved, facts: Facts, source: str, choice: Chosen) -> dict[str, Any]:
+def probe_source(saved: SavedResponses, facts: ResponseColumns, source: str, choice: ChosenReward) -> dict[str, Any]:
     """`probe_reward` with the truths of up to 48 different prompts of a source, spread over what was saved."""
     code = facts.sources.words.index(source)
     places = np.flatnonzero(facts.sources.codes_N == code)

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from vlmrl.errors import RewardError, StoreError
-from vlmrl.reward_check.saved_responses import Saved, SavedSample
-from vlmrl.reward_check.scoring import Chosen, Plan, Scan, scan
+from vlmrl.reward_check.saved_responses import SavedResponses, SavedSample
+from vlmrl.reward_check.scoring import ChosenReward, ScoredResponses, ScoringPlan, scan
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.identity import identity_of
@@ -20,12 +20,12 @@ from vlmrl.tasks.builtin_rewards import PROFILE, REWARDS, load_recorded, load_re
 from vlmrl.types import Media, Score
 
 
-def own_rewards(saved: Saved) -> dict[str, Chosen]:
+def own_rewards(saved: SavedResponses) -> dict[str, ChosenReward]:
     """The rewards that scored the rollouts, by source, as they are today.
 
     Raises: RewardError when the manifest does not name them, or they cannot be loaded any more.
     """
-    chosen: dict[str, Chosen] = {}
+    chosen: dict[str, ChosenReward] = {}
     for source in saved.sources:
         record = saved.records.get(source)
         if record is None or saved.run is None:
@@ -41,7 +41,7 @@ def own_rewards(saved: Saved) -> dict[str, Chosen]:
                 hint=f"name the reward with it: --reward {record.get('name')} --set {hidden[0]}=...",
             )
         spec = load_recorded(record, base_dir=saved.run.manifest.cwd or None)
-        chosen[source] = Chosen(spec, dict(record.get("weights") or spec.weights), _changed(record, spec))
+        chosen[source] = ChosenReward(spec, dict(record.get("weights") or spec.weights), _changed(record, spec))
     return chosen
 
 
@@ -56,8 +56,13 @@ def _changed(record: Mapping[str, Any], spec: RewardSpec) -> str:
 
 
 def named_rewards(
-    saved: Saved, name: str, *, args: Mapping[str, Any], weights: Mapping[str, float] | None, style: str = "auto"
-) -> dict[str, Chosen]:
+    saved: SavedResponses,
+    name: str,
+    *,
+    args: Mapping[str, Any],
+    weights: Mapping[str, float] | None,
+    style: str = "auto",
+) -> dict[str, ChosenReward]:
     """The reward `name` for every source: a built-in, `file.py:function`, or `profile:name` of each source's task."""
     if name.startswith(PROFILE):
         return profile_rewards(saved, name.removeprefix(PROFILE), args=args, weights=weights)
@@ -65,14 +70,14 @@ def named_rewards(
 
 
 def profile_rewards(
-    saved: Saved, profile: str, *, args: Mapping[str, Any], weights: Mapping[str, float] | None
-) -> dict[str, Chosen]:
+    saved: SavedResponses, profile: str, *, args: Mapping[str, Any], weights: Mapping[str, float] | None
+) -> dict[str, ChosenReward]:
     """A reward profile of each source's task, `args` added to the arguments that the task binds.
 
     Raises: RewardError where a source's task is not known or has no reward of its own; RecipeError for an unknown
         profile.
     """
-    chosen: dict[str, Chosen] = {}
+    chosen: dict[str, ChosenReward] = {}
     for source in saved.sources:
         ref = saved.task_ref(source)
         task = ref.make() if ref is not None else None
@@ -84,29 +89,36 @@ def profile_rewards(
                 hint="name the task: --task NAME; or the reward: --reward path/to/file.py:function",
             )
         spec = load_reward(name, args={**bound, **args})
-        chosen[source] = Chosen(spec, dict(weights or spec.weights))
+        chosen[source] = ChosenReward(spec, dict(weights or spec.weights))
     return chosen
 
 
 def other_rewards(
-    saved: Saved, name: str, *, args: Mapping[str, Any], weights: Mapping[str, float] | None, style: str = "auto"
-) -> dict[str, Chosen]:
+    saved: SavedResponses,
+    name: str,
+    *,
+    args: Mapping[str, Any],
+    weights: Mapping[str, float] | None,
+    style: str = "auto",
+) -> dict[str, ChosenReward]:
     """The reward `name` for every source. A built-in gets the arguments that the rows themselves say (`RowKind`).
 
     Where the run itself used `name`, its own arguments and weights hold as far as `args` and `weights` do not say more.
     """
-    chosen: dict[str, Chosen] = {}
+    chosen: dict[str, ChosenReward] = {}
     for source in saved.sources:
         record = saved.records.get(source, {})
         own = record.get("name") == name
         bound = {**(record.get("args", {}) if own else {}), **args}
         bound = {**_taken(name, saved.arguments(source)), **bound}
         spec = load_reward(name, args=bound, style=style)
-        chosen[source] = Chosen(spec, dict(weights or (_kept_weights(saved, record, spec) if own else spec.weights)))
+        chosen[source] = ChosenReward(
+            spec, dict(weights or (_kept_weights(saved, record, spec) if own else spec.weights))
+        )
     return chosen
 
 
-def _kept_weights(saved: Saved, record: Mapping[str, Any], spec: RewardSpec) -> Mapping[str, float]:
+def _kept_weights(saved: SavedResponses, record: Mapping[str, Any], spec: RewardSpec) -> Mapping[str, float]:
     """The run's weights if its recipe chose them; else the reward's defaults, which depend on its arguments."""
     kept = dict(record.get("weights") or {})
     base_dir = saved.run.manifest.cwd if saved.run is not None else None
@@ -133,16 +145,16 @@ def parse_weights(text: str) -> dict[str, float]:
 
 
 def scan_saved(
-    saved: Saved, sides: Sequence[Mapping[str, Chosen]], *, jobs: int = 1, keep_going: bool = False,
+    saved: SavedResponses, sides: Sequence[Mapping[str, ChosenReward]], *, jobs: int = 1, keep_going: bool = False,
     progress: Callable[[int], None] | None = None,
-) -> Scan:  # fmt: skip
+) -> ScoredResponses:  # fmt: skip
     """One pass over what was saved, scored with each of `sides`; see `scan`."""
     tasks = {source: ref for source in saved.sources if (ref := saved.task_ref(source)) is not None}
-    plan = Plan(saved.reader.decoder, sides, tasks, keep_going, saved.limits(), image_reader(saved))
+    plan = ScoringPlan(saved.reader.decoder, sides, tasks, keep_going, saved.limits(), image_reader(saved))
     return scan(saved.reader, plan, jobs=jobs, progress=progress)
 
 
-def image_reader(saved: Saved) -> Callable[[Sequence[Media], str], list[Any]]:
+def image_reader(saved: SavedResponses) -> Callable[[Sequence[Media], str], list[Any]]:
     """A function that gives the images of a row as PIL RGB, from their references and the row's name.
 
     It raises: StoreError when the rollouts belong to no run, or the image is nowhere any more.
@@ -174,7 +186,9 @@ def _taken(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if key in taken}
 
 
-def findings(saved: Saved, chosen: Mapping[str, Chosen], samples: Mapping[int, SavedSample]) -> dict[int, Score]:
+def findings(
+    saved: SavedResponses, chosen: Mapping[str, ChosenReward], samples: Mapping[int, SavedSample]
+) -> dict[int, Score]:
     """Return row -> its score with details, images and their files, where the reward returned any.
 
     Args: chosen: source -> its reward; rows of other sources are left out.

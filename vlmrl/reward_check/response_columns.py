@@ -14,7 +14,7 @@ from vlmrl.types import Media, RewardInput
 
 
 @dataclass
-class Facts:
+class ResponseColumns:
     """Columns over N responses, in the order of the input.
 
     Args:
@@ -42,12 +42,12 @@ class Facts:
     def __len__(self) -> int:
         return len(self.rows_N)
 
-    def at(self, rows: Any) -> Facts:
+    def at(self, rows: Any) -> ResponseColumns:
         """These rows, in that order."""
-        return Facts(**{f.name: _at(getattr(self, f.name), rows) for f in fields(self)})
+        return ResponseColumns(**{f.name: _at(getattr(self, f.name), rows) for f in fields(self)})
 
     @classmethod
-    def concat(cls, pieces: Sequence[Facts]) -> Facts:
+    def concat(cls, pieces: Sequence[ResponseColumns]) -> ResponseColumns:
         return cls(**{f.name: _concat([getattr(piece, f.name) for piece in pieces]) for f in fields(cls)})
 
     def group_bounds(self) -> tuple[Ints, Ints]:
@@ -102,14 +102,14 @@ class Decoded:
     """
 
     inputs: list[RewardInput]
-    facts: Facts
+    facts: ResponseColumns
     stored: Scores | None
     broken: Sequence[Broken] = ()
     media: Sequence[tuple[Media, ...]] = ()
     doubts: Sequence[Broken] = ()
 
 
-class Reader(Protocol):
+class PieceReader(Protocol):
     """An input: its pieces, in order, and how a piece is read. The decoder can be handed to another process."""
 
     @property
@@ -131,7 +131,7 @@ class Decoder(Protocol):
         """
         ...
 
-    def where(self, facts: Facts, index: int) -> str:
+    def where(self, facts: ResponseColumns, index: int) -> str:
         """How a person finds a row."""
         ...
 

@@ -20,7 +20,7 @@ import numpy as np
 from vlmrl.data.unreadable import unreadable_cell
 from vlmrl.errors import DataError
 from vlmrl.json_text import parse_json
-from vlmrl.reward_check.response_columns import Broken, Chunk, Decoded, Facts
+from vlmrl.reward_check.response_columns import Broken, Chunk, Decoded, ResponseColumns
 from vlmrl.reward_check.scores import Coded, Ints, Scores
 from vlmrl.reward_check.table_cells import ArrowCells, Cells, RowCells, json_row, number_of, show, text_of
 from vlmrl.reward_check.table_truths import Found, TruthRule
@@ -137,7 +137,7 @@ class TableDecoder:
             inputs, self._facts(chunk, cells, kept, inputs), self._stored(cells, kept), broken, images, doubts
         )
 
-    def where(self, facts: Facts, index: int) -> str:
+    def where(self, facts: ResponseColumns, index: int) -> str:
         return self.place(int(facts.places_N[index]))
 
     def place(self, place: int) -> str:
@@ -180,7 +180,7 @@ class TableDecoder:
             for i in kept
         ]
 
-    def _facts(self, chunk: Chunk, cells: Cells, kept: Sequence[int], inputs: Sequence[RewardInput]) -> Facts:
+    def _facts(self, chunk: Chunk, cells: Cells, kept: Sequence[int], inputs: Sequence[RewardInput]) -> ResponseColumns:
         size, at = len(kept), np.asarray(kept, dtype=np.int64)
         steps = np.zeros(size, np.int32)
         if (name := self.roles.get("step")) is not None:
@@ -195,7 +195,7 @@ class TableDecoder:
             distinct, inverse = np.unique(keys[named], return_inverse=True)
             hashes = [hash64(prompts.words[key >> 32], key & 0xFFFFFFFF) for key in distinct.tolist()]
             groups_N[named] = np.asarray(hashes, dtype=np.int64)[inverse].reshape(-1)
-        return Facts(
+        return ResponseColumns(
             rows_N=at + chunk.first,
             places_N=np.asarray(cells.places, dtype=np.int64)[at],
             files_N=np.zeros(size, np.int32),

@@ -10,8 +10,8 @@ import numpy as np
 
 from vlmrl.algo.family import ALGORITHMS, Algorithm, algorithm_of, stand_in, without_greedy
 from vlmrl.algo.inputs import scored_group, step_advantages, untrained_values
-from vlmrl.reward_check.response_columns import Facts
-from vlmrl.reward_check.saved_responses import Saved
+from vlmrl.reward_check.response_columns import ResponseColumns
+from vlmrl.reward_check.saved_responses import SavedResponses
 from vlmrl.reward_check.scores import Flags, Floats, Scores, same_part
 from vlmrl.reward_check.statistics import correlation, mean, ranks, row_of, score_json
 
@@ -32,7 +32,7 @@ class Estimate:
         return self.algorithm.advantage
 
 
-def estimate_of(saved: Saved) -> Estimate:
+def estimate_of(saved: SavedResponses) -> Estimate:
     """The run's own estimator; GRPO's when the rollouts belong to no run.
 
     Greedy answers (ReMax) are not saved: the group mean stands in for them; nor is what a critic said (PPO): 0 stands
@@ -44,7 +44,7 @@ def estimate_of(saved: Saved) -> Estimate:
     return Estimate(without_greedy(asked), saved.recipe.rollout.max_new_tokens, stand_in(asked))
 
 
-def advantages_of(saved: Saved, facts: Facts, scores: Scores, estimate: Estimate) -> Floats:
+def advantages_of(saved: SavedResponses, facts: ResponseColumns, scores: Scores, estimate: Estimate) -> Floats:
     """The advantage of every sample under these scores, by the rules of training, each step a batch of its own: failed
     rewards are left out, and truncated responses where the recipe drops them.
     """
@@ -70,14 +70,16 @@ def advantages_of(saved: Saved, facts: Facts, scores: Scores, estimate: Estimate
     return advantages
 
 
-def groups_of(facts: Facts) -> list[list[int]]:
+def groups_of(facts: ResponseColumns) -> list[list[int]]:
     """Indices of the samples of each group, groups in the order of their first samples."""
     order, starts = facts.group_bounds()
     groups = [g.tolist() for g in np.split(order, starts[1:])]
     return sorted(groups, key=lambda g: g[0]) if len(order) else []
 
 
-def diff_rewards(saved: Saved, facts: Facts, first: Scores, second: Scores, most: int = 5) -> dict[str, Any]:
+def diff_rewards(
+    saved: SavedResponses, facts: ResponseColumns, first: Scores, second: Scores, most: int = 5
+) -> dict[str, Any]:
     """Compare two scorings of the same responses; `first` is what was, `second` what would have been.
 
     Returns a mapping with:
@@ -129,7 +131,7 @@ def diff_rewards(saved: Saved, facts: Facts, first: Scores, second: Scores, most
     }  # fmt: skip
 
 
-def _groups(facts: Facts, first: Scores, second: Scores, old: Floats, new: Floats) -> dict[str, Any]:
+def _groups(facts: ResponseColumns, first: Scores, second: Scores, old: Floats, new: Floats) -> dict[str, Any]:
     dead_first = dead_second = died = revived = best_changes = alive = 0
     found: list[float] = []
     failed = first.failed_N | second.failed_N

@@ -12,7 +12,7 @@ import numpy as np
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
-from vlmrl.reward_check.response_columns import Chunk, Decoded, Facts, Head
+from vlmrl.reward_check.response_columns import Chunk, Decoded, Head, ResponseColumns
 from vlmrl.reward_check.scores import Coded, Ints, Scores
 from vlmrl.store.metrics import counted
 from vlmrl.store.rollouts import count_rows, read_batches, read_turns, seen_of
@@ -118,7 +118,7 @@ class RolloutDecoder:
                 token_ids, steps_N.tolist(), prompt_ids, samples, *zip(*pictures, strict=True), turns, strict=True,
             )
         ]  # fmt: skip
-        facts = Facts(
+        facts = ResponseColumns(
             rows_N=at + chunk.first,
             places_N=at + chunk.place,
             files_N=np.full(len(at), chunk.file, np.int32),
@@ -144,7 +144,7 @@ class RolloutDecoder:
         )  # fmt: skip
         return Decoded(inputs, facts, stored, media=[x.media for x in inputs] if media else ())
 
-    def where(self, facts: Facts, index: int) -> str:
+    def where(self, facts: ResponseColumns, index: int) -> str:
         step, sample = facts.steps_N[index], facts.samples_N[index]
         row = name_row(facts.sources[index] or "", facts.prompts[index] or "")
         return f"step {counted(int(step))}, {row} sample {sample}"

@@ -12,11 +12,11 @@ import numpy as np
 from vlmrl.errors import DataError, RewardError, VlmrlError
 from vlmrl.reward_check.correlations import correlations
 from vlmrl.reward_check.rescore import named_rewards, own_rewards, profile_rewards, scan_saved
-from vlmrl.reward_check.response_columns import Facts
+from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.reward_diff import diff_rewards
-from vlmrl.reward_check.saved_responses import Saved, SavedSample
+from vlmrl.reward_check.saved_responses import SavedResponses, SavedSample
 from vlmrl.reward_check.scores import Scores
-from vlmrl.reward_check.scoring import Chosen, Scan
+from vlmrl.reward_check.scoring import ChosenReward, ScoredResponses
 from vlmrl.reward_check.statistics import (
     compare_stored,
     disagreements,
@@ -75,16 +75,18 @@ class Checked:
     """
 
     report: dict[str, Any]
-    facts: Facts
+    facts: ResponseColumns
     scores: Scores
     samples: Mapping[int, SavedSample]
-    chosen: Mapping[str, Chosen] = field(default_factory=dict)
+    chosen: Mapping[str, ChosenReward] = field(default_factory=dict)
 
 
-Sides = tuple["dict[str, Chosen] | None", "dict[str, Chosen] | None"]
+Sides = tuple["dict[str, ChosenReward] | None", "dict[str, ChosenReward] | None"]
 
 
-def check_rewards(saved: Saved, question: RewardQuestion, progress: Callable[[int], None] | None = None) -> Checked:
+def check_rewards(
+    saved: SavedResponses, question: RewardQuestion, progress: Callable[[int], None] | None = None
+) -> Checked:
     """The whole report.
 
     It is a mapping with: path, run, steps, samples, groups, sources, notes, seconds;
@@ -150,7 +152,7 @@ def _tells(apart: Mapping[str, Any] | None) -> bool:
     return apart is not None and bool(apart["wrong"]["paid"] or apart["right"]["unpaid"])
 
 
-def _own(saved: Saved) -> tuple[dict[str, Chosen] | None, VlmrlError | None]:
+def _own(saved: SavedResponses) -> tuple[dict[str, ChosenReward] | None, VlmrlError | None]:
     """The reward that belongs to what is looked at: the run's, or that of the task a table was said to answer."""
     try:
         if saved.run is None and saved.task is not None:
@@ -161,7 +163,7 @@ def _own(saved: Saved) -> tuple[dict[str, Chosen] | None, VlmrlError | None]:
 
 
 def _sides(
-    saved: Saved, question: RewardQuestion, own: dict[str, Chosen] | None, own_error: VlmrlError | None
+    saved: SavedResponses, question: RewardQuestion, own: dict[str, ChosenReward] | None, own_error: VlmrlError | None
 ) -> Sides:
     """(the reward that scores first, the one to compare it with). A first side of None stands for the stored scores;
     the second is None when there is nothing to compare.
@@ -185,7 +187,7 @@ def _sides(
     return own, changed
 
 
-def _changed(saved: Saved, own: dict[str, Chosen], q: RewardQuestion) -> dict[str, Chosen] | None:
+def _changed(saved: SavedResponses, own: dict[str, ChosenReward], q: RewardQuestion) -> dict[str, ChosenReward] | None:
     """The run's own reward with other arguments or weights; None without any."""
     if q.args and saved.run is None:
         return profile_rewards(saved, "default", args=q.args, weights=q.weights)
@@ -198,7 +200,7 @@ def _changed(saved: Saved, own: dict[str, Chosen], q: RewardQuestion) -> dict[st
     return None
 
 
-def _tell_broken(saved: Saved, found: Scan, keep_going: bool) -> None:
+def _tell_broken(saved: SavedResponses, found: ScoredResponses, keep_going: bool) -> None:
     """Raise for rows that cannot be read, naming them; note doubtful truths, and what `keep_going` leaves out."""
     _tell_doubts(saved, found)
     if not found.num_broken:
@@ -213,7 +215,7 @@ def _tell_broken(saved: Saved, found: Scan, keep_going: bool) -> None:
     saved.notes.append(f"left out: {told}")
 
 
-def _tell_doubts(saved: Saved, found: Scan) -> None:
+def _tell_doubts(saved: SavedResponses, found: ScoredResponses) -> None:
     """Note how many truths were scored as they are although they contradict themselves, or break the task's form."""
     kinds = {
         True: ("ground truth contradicts itself, and was scored as it is",
@@ -228,13 +230,13 @@ def _tell_doubts(saved: Saved, found: Scan) -> None:
             saved.notes.append(f"{counts[contradicts]:,} {words[counts[contradicts] > 1]}{example}")
 
 
-def _errors(facts: Facts, scores: Scores, most: int) -> dict[str, Any]:
+def _errors(facts: ResponseColumns, scores: Scores, most: int) -> dict[str, Any]:
     failed = np.flatnonzero(scores.failed_N & ~scores.errors.is_word(INAPPLICABLE) & ~scores.unavailable_N)
     first = [row_of(facts, int(i), scores) for i in failed[:most]]
     return {"number": len(failed), "first": first, "unavailable": int(scores.unavailable_N.sum())}
 
 
-def _fill(saved: Saved, report: Mapping[str, Any]) -> Mapping[int, SavedSample]:
+def _fill(saved: SavedResponses, report: Mapping[str, Any]) -> Mapping[int, SavedSample]:
     """Read the rows that the report shows, and put their texts into it."""
     places = [report["errors"]["first"], (report["stored"] or {}).get("worst", [])]
     places += [(report["disagreements"] or {}).get(k, []) for k in ("wrong_but_paid", "right_but_unpaid")]
@@ -246,13 +248,13 @@ def _fill(saved: Saved, report: Mapping[str, Any]) -> Mapping[int, SavedSample]:
     return samples
 
 
-def _probes(saved: Saved, facts: Facts, chosen: Mapping[str, Chosen]) -> dict[str, Any]:
+def _probes(saved: SavedResponses, facts: ResponseColumns, chosen: Mapping[str, ChosenReward]) -> dict[str, Any]:
     from vlmrl.reward_check.probe import probe_source
 
     return {source: probe_source(saved, facts, source, choice) for source, choice in chosen.items()}
 
 
-def _about(saved: Saved, facts: Facts) -> dict[str, Any]:
+def _about(saved: SavedResponses, facts: ResponseColumns) -> dict[str, Any]:
     return {
         "path": str(saved.path),
         "run": saved.run.id if saved.run is not None else None,
@@ -264,13 +266,13 @@ def _about(saved: Saved, facts: Facts) -> dict[str, Any]:
     }
 
 
-def _returned(facts: Facts, source: str, scores: Scores) -> set[str]:
+def _returned(facts: ResponseColumns, source: str, scores: Scores) -> set[str]:
     """Return the names of the parts that the reward of a source returned: sources share columns, not parts."""
     of_source_N = facts.sources.is_word(source)
     return {name for name, column in scores.parts.items() if not np.isnan(column[of_source_N]).all()}
 
 
-def _accuracy_part(saved: Saved, source: str, choice: Chosen, parts: Collection[str]) -> str | None:
+def _accuracy_part(saved: SavedResponses, source: str, choice: ChosenReward, parts: Collection[str]) -> str | None:
     """The part of the reward that is its accuracy; None where there is none, or where the task measures accuracy."""
     ref = saved.task_ref(source)
     task = ref.make() if ref is not None and not choice.spec.accuracy_named else None
@@ -282,7 +284,7 @@ def _accuracy_part(saved: Saved, source: str, choice: Chosen, parts: Collection[
     return accuracy_part(parts, choice.spec)
 
 
-def _described(choice: Chosen, accuracy: str | None) -> dict[str, Any]:
+def _described(choice: ChosenReward, accuracy: str | None) -> dict[str, Any]:
     return {
         "name": choice.spec.name,
         "version": choice.spec.version,
@@ -294,5 +296,5 @@ def _described(choice: Chosen, accuracy: str | None) -> dict[str, Any]:
     }
 
 
-def _names(chosen: Mapping[str, Chosen]) -> str:
+def _names(chosen: Mapping[str, ChosenReward]) -> str:
     return ", ".join(dict.fromkeys(c.spec.name for c in chosen.values()))

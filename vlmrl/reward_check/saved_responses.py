@@ -11,7 +11,7 @@ import numpy as np
 
 from vlmrl.errors import RecipeError, StoreError, VlmrlError
 from vlmrl.json_text import parse_json
-from vlmrl.reward_check.response_columns import Head, Reader
+from vlmrl.reward_check.response_columns import Head, PieceReader
 from vlmrl.reward_check.rollout_files import RolloutReader
 from vlmrl.reward_check.scoring import TaskRef
 from vlmrl.store import layout
@@ -40,7 +40,7 @@ class SavedSample:
 
 
 @dataclass
-class Saved:
+class SavedResponses:
     """Responses to look at, and what their run says of them. Texts are read when they are needed.
 
     Args:
@@ -55,7 +55,7 @@ class Saved:
     """
 
     path: Path
-    reader: Reader
+    reader: PieceReader
     heads: Mapping[str, Head]
     run: Run | None = None
     recipe: Recipe | None = None
@@ -132,7 +132,9 @@ class Saved:
         return found
 
 
-def open_saved(ref: str, root: Path, *, steps: tuple[int, int] | None = None, source: str | None = None) -> Saved:
+def open_saved(
+    ref: str, root: Path, *, steps: tuple[int, int] | None = None, source: str | None = None
+) -> SavedResponses:
     """The rollouts that `ref` names: a run (as in `open_run`), a run folder, a rollouts folder, or one Parquet file.
 
     Args:
@@ -162,7 +164,7 @@ def open_saved(ref: str, root: Path, *, steps: tuple[int, int] | None = None, so
         raise StoreError(f"there are no saved rollouts{of}{within}", where=str(path))
     if run is not None:
         notes += _damage(run, path)
-    return Saved(path, reader, heads, run, _recipe_of(run, notes), _records_of(run), notes=notes)
+    return SavedResponses(path, reader, heads, run, _recipe_of(run, notes), _records_of(run), notes=notes)
 
 
 def _damage(run: Run, path: Path) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vlmrl.errors import StoreError
-from vlmrl.reward_check.response_columns import Facts
+from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.scores import Scores
 from vlmrl.store.files import write_atomic
 from vlmrl.visible import encodable
@@ -30,7 +30,7 @@ def check_out(path: Path) -> None:
         raise StoreError(f"--out {path}: there is no folder {path.parent}", hint="make it first")
 
 
-def write_scores(path: Path, facts: Facts, scores: Scores) -> None:
+def write_scores(path: Path, facts: ResponseColumns, scores: Scores) -> None:
     """Write `row` (index in the input, from 0), `score`, one column a part, `note`; atomically.
 
     Where the reward failed, the score and parts are missing and the note says `failed: ...`. A part that is called like
@@ -41,7 +41,7 @@ def write_scores(path: Path, facts: Facts, scores: Scores) -> None:
     write_atomic(path, writers[path.suffix.lower()](_table(facts, scores)))
 
 
-def _table(facts: Facts, scores: Scores) -> Any:
+def _table(facts: ResponseColumns, scores: Scores) -> Any:
     import pyarrow as pa
 
     words = [encodable(w) for w in (*scores.notes.words, *(f"failed: {error}" for error in scores.errors.words))]

@@ -20,7 +20,7 @@ import numpy as np
 
 from vlmrl.errors import RewardError, VlmrlError
 from vlmrl.process import die_with_parent
-from vlmrl.reward_check.response_columns import Broken, Chunk, Decoded, Decoder, Facts, Reader
+from vlmrl.reward_check.response_columns import Broken, Chunk, Decoded, Decoder, PieceReader, ResponseColumns
 from vlmrl.reward_check.scores import Floats, Scores
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.accuracy_part import accuracy_part
@@ -38,7 +38,7 @@ HASH_RANGE = 1 << 32
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenReward:
     """The reward of one source. `changed`: how it differs from the one that scored the rollouts, or ""."""
 
     spec: RewardSpec
@@ -65,7 +65,7 @@ class TaskRef:
 
 
 @dataclass
-class Scan:
+class ScoredResponses:
     """What one pass found; columns over the rows that could be read.
 
     Args:
@@ -78,7 +78,7 @@ class Scan:
             themselves.
     """
 
-    facts: Facts
+    facts: ResponseColumns
     stored: Scores | None
     sides: list[Scores]
     seconds: list[Floats]
@@ -92,7 +92,7 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ScoringPlan:
     """What is done to every piece.
 
     Args:
@@ -103,7 +103,7 @@ class Plan:
     """
 
     decoder: Decoder
-    sides: Sequence[Mapping[str, Chosen]]
+    sides: Sequence[Mapping[str, ChosenReward]]
     tasks: Mapping[str, TaskRef]
     keep_going: bool = False
     limits: Mapping[str, Any] = field(default_factory=dict)
@@ -114,7 +114,9 @@ class Plan:
         return all(c.spec.pure and not c.spec.needs_images for side in self.sides for c in side.values())
 
 
-def scan(reader: Reader, plan: Plan, *, jobs: int = 1, progress: Callable[[int], None] | None = None) -> Scan:
+def scan(
+    reader: PieceReader, plan: ScoringPlan, *, jobs: int = 1, progress: Callable[[int], None] | None = None
+) -> ScoredResponses:
     """Go once over the input. The result does not depend on `jobs`.
 
     Args:
@@ -132,13 +134,13 @@ def scan(reader: Reader, plan: Plan, *, jobs: int = 1, progress: Callable[[int],
     return _joined(pieces, limit)
 
 
-def _here(reader: Reader, plan: Plan) -> Iterator[tuple[Scan, int]]:
-    with Work(plan) as work:
+def _here(reader: PieceReader, plan: ScoringPlan) -> Iterator[tuple[ScoredResponses, int]]:
+    with ScoringWork(plan) as work:
         for chunk, limit in _with_limits(reader):
             yield work.on(chunk, limit), limit
 
 
-def _spread(reader: Reader, plan: Plan, jobs: int) -> Iterator[tuple[Scan, int]]:
+def _spread(reader: PieceReader, plan: ScoringPlan, jobs: int) -> Iterator[tuple[ScoredResponses, int]]:
     """The pieces in order, each done by one of `jobs` processes; this one reads. Small inputs are done here."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
@@ -148,7 +150,7 @@ def _spread(reader: Reader, plan: Plan, jobs: int) -> Iterator[tuple[Scan, int]]
     first: list[tuple[Chunk, int]] = []
     while sum(chunk.rows for chunk, _ in first) < POOL_ROWS:
         if (got := next(pieces, None)) is None:
-            with Work(plan) as work:
+            with ScoringWork(plan) as work:
                 yield from ((work.on(chunk, limit), limit) for chunk, limit in first)
             return
         first.append(got)
@@ -173,7 +175,7 @@ def _spread(reader: Reader, plan: Plan, jobs: int) -> Iterator[tuple[Scan, int]]
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _with_limits(reader: Reader) -> Iterator[tuple[Chunk, int]]:
+def _with_limits(reader: PieceReader) -> Iterator[tuple[Chunk, int]]:
     """Each piece, with the hash below which a group's texts are kept: halved as the input turns out to be longer."""
     limit, rows = HASH_RANGE, 0
     for chunk in reader.chunks():
@@ -183,29 +185,30 @@ def _with_limits(reader: Reader) -> Iterator[tuple[Chunk, int]]:
         yield chunk, limit
 
 
-_work: Work | None = None
+_work: ScoringWork | None = None
 
 
-def _begin(plan: Plan, sides: Sequence[Mapping[str, Mapping[str, Any]]], parent: int) -> None:
+def _begin(plan: ScoringPlan, sides: Sequence[Mapping[str, Mapping[str, Any]]], parent: int) -> None:
     """Start of a spawned process: Ctrl-C is the parent's affair, and the process does not outlive it."""
     global _work
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent)
     loaded = [
-        {source: Chosen(load_recorded(record), record["weights"]) for source, record in side.items()} for side in sides
+        {source: ChosenReward(load_recorded(record), record["weights"]) for source, record in side.items()}
+        for side in sides
     ]
-    _work = Work(replace(plan, sides=loaded))
+    _work = ScoringWork(replace(plan, sides=loaded))
 
 
-def _on(chunk: Chunk, limit: int) -> Scan:
+def _on(chunk: Chunk, limit: int) -> ScoredResponses:
     assert _work is not None
     return _work.on(chunk, limit)
 
 
-class Work:
+class ScoringWork:
     """What is done to one piece after another. A context manager: users' rewards have workers."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ScoringPlan) -> None:
         self.plan = plan
         self._stack = ExitStack()
         self._scorers = [
@@ -216,20 +219,20 @@ class Work:
         specs = [c.spec for side in plan.sides for c in side.values()]
         self._images, self._ids = any(s.needs_images for s in specs), any(s.needs_token_ids for s in specs)
 
-    def __enter__(self) -> Work:
+    def __enter__(self) -> ScoringWork:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
-    def on(self, chunk: Chunk, limit: int) -> Scan:
+    def on(self, chunk: Chunk, limit: int) -> ScoredResponses:
         """Read and score one piece; texts of groups whose hash is below `limit` are kept."""
         made = self.plan.decoder.decode(chunk, media=self._images, ids=self._ids)
         found = [self._score(made, side) for side in self._scorers]
         scored, sides = [scores for scores, _ in found], [Scores.of(scores) for scores, _ in found]
         kept = np.flatnonzero(hashes(made.facts.groups_N) < limit)
         texts = {int(made.facts.rows_N[i]): made.inputs[i].response for i in kept.tolist()}
-        return Scan(
+        return ScoredResponses(
             made.facts, made.stored, sides, [seconds for _, seconds in found],
             self._right(made, sides, scored), texts,
             list(made.broken[:100]), list(made.doubts[:100]), len(made.broken), len(made.doubts),
@@ -317,7 +320,7 @@ def hashes(numbers_N: Any) -> Any:
 class _Names(Sequence[str]):
     """Names of rows, made when asked for."""
 
-    def __init__(self, decoder: Decoder, facts: Facts) -> None:
+    def __init__(self, decoder: Decoder, facts: ResponseColumns) -> None:
         self._decoder, self._facts = decoder, facts
 
     def __len__(self) -> int:
@@ -327,7 +330,7 @@ class _Names(Sequence[str]):
         return self._decoder.where(self._facts, index)
 
 
-def _calls(facts: Facts) -> Iterator[tuple[str, Any]]:
+def _calls(facts: ResponseColumns) -> Iterator[tuple[str, Any]]:
     """(source, rows) of every call of a reward: one a step and source, in their order."""
     codes = facts.sources.codes_N.astype(np.int64)
     key = facts.steps_N.astype(np.int64) * (len(facts.sources.words) + 1) + codes
@@ -336,7 +339,7 @@ def _calls(facts: Facts) -> Iterator[tuple[str, Any]]:
         yield facts.sources.words[codes[rows[0]]], rows
 
 
-def _code(facts: Facts, source: str) -> int:
+def _code(facts: ResponseColumns, source: str) -> int:
     return facts.sources.words.index(source) if source in facts.sources.words else -2
 
 
@@ -344,12 +347,12 @@ def _failures(made: Decoded, rows: Any) -> Any:
     return made.stored.failed_N[rows] if made.stored is not None else np.zeros(len(rows), dtype=bool)
 
 
-def _joined(pieces: Sequence[Scan], limit: int) -> Scan:
-    facts = Facts.concat([p.facts for p in pieces])
+def _joined(pieces: Sequence[ScoredResponses], limit: int) -> ScoredResponses:
+    facts = ResponseColumns.concat([p.facts for p in pieces])
     stored = [p.stored for p in pieces]
     texts = {row: text for p in pieces for row, text in p.texts.items()}
     kept = set(facts.rows_N[hashes(facts.groups_N) < limit].tolist())
-    return Scan(
+    return ScoredResponses(
         facts,
         Scores.concat([s for s in stored if s is not None]) if all(s is not None for s in stored) else None,
         [Scores.concat([p.sides[k] for p in pieces]) for k in range(len(pieces[0].sides))],

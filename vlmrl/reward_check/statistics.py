@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmrl.reward_check.response_columns import Facts
+from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.saved_responses import SavedSample
 from vlmrl.reward_check.scores import Flags, Floats, Scores, same_scores
 from vlmrl.rewards.accuracy_part import RIGHT, is_binary
@@ -20,7 +20,7 @@ MAX_TEXT_CHARS = 2000
 MOST_REASONS = 10
 
 
-def compare_stored(facts: Facts, stored: Scores, scores: Scores, most: int = 5) -> dict[str, Any]:
+def compare_stored(facts: ResponseColumns, stored: Scores, scores: Scores, most: int = 5) -> dict[str, Any]:
     """Compare the new scores with the stored ones, to the digit: value, every part, and which rows failed. Rows for
     which a service was down, then or now, say nothing about the reward and count as equal.
 
@@ -71,7 +71,7 @@ def reasons(scores: Scores) -> list[dict[str, Any]]:
     return [{"count": n, "share": n / len(scores), "example": examples[k]} for k, n in counts.most_common(MOST_REASONS)]
 
 
-def group_table(facts: Facts, scores: Scores) -> dict[str, Any]:
+def group_table(facts: ResponseColumns, scores: Scores) -> dict[str, Any]:
     """Groups without a signal, all together and by step: at most one score differs from nothing, or all are equal.
 
     Returns: number, dead, dead_share, by_step = [step, groups, share of dead ones] of each step.
@@ -87,7 +87,7 @@ def group_table(facts: Facts, scores: Scores) -> dict[str, Any]:
     }
 
 
-def dead_groups(facts: Facts, scores: Scores) -> tuple[Flags, Any]:
+def dead_groups(facts: ResponseColumns, scores: Scores) -> tuple[Flags, Any]:
     """(dead_G, steps_G): whether each group's scores, failed rows aside, are all equal; and its step."""
     order, starts = facts.group_bounds()
     values = scores.values_N[order]
@@ -96,7 +96,7 @@ def dead_groups(facts: Facts, scores: Scores) -> tuple[Flags, Any]:
     return high <= low, facts.steps_N[order[starts]]
 
 
-def disagreements(facts: Facts, scores: Scores, right_N: Floats, most: int = 5) -> dict[str, Any] | None:
+def disagreements(facts: ResponseColumns, scores: Scores, right_N: Floats, most: int = 5) -> dict[str, Any] | None:
     """Where the reward and the measure of right and wrong part ways; None where there is no such measure.
 
     A wrong row is paid when it earns more than the least of its source (0, or the lowest score where that is below 0);
@@ -130,7 +130,7 @@ def disagreements(facts: Facts, scores: Scores, right_N: Floats, most: int = 5) 
     }
 
 
-def extremes(facts: Facts, scores: Scores, most: int = 5) -> dict[str, list[dict[str, Any]]]:
+def extremes(facts: ResponseColumns, scores: Scores, most: int = 5) -> dict[str, list[dict[str, Any]]]:
     """paid_most and paid_least: the scored rows with the highest and, of the others, the lowest values."""
     rows = np.flatnonzero(~scores.failed_N)
     high = _first(rows, -scores.values_N[rows], most)
@@ -167,7 +167,7 @@ def _agreement(groups: Any, values: Floats, right: Floats) -> float | None:
     return float(np.sum(won)) / pairs if pairs else None
 
 
-def row_of(facts: Facts, index: int, new: Scores, **more: Any) -> dict[str, Any]:
+def row_of(facts: ResponseColumns, index: int, new: Scores, **more: Any) -> dict[str, Any]:
     """A row to be shown: `fill_rows` gives it its text. `index` counts the scored rows, `row` those of the input."""
     return {"row": int(facts.rows_N[index]), "new": score_json(new[index]), **more}
 

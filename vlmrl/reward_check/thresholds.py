@@ -106,7 +106,7 @@ MEASURES: dict[str, Measure] = {
 
 
 @dataclass(frozen=True)
-class Limit:
+class GateLimit:
     """One condition."""
 
     name: str
@@ -141,7 +141,7 @@ class Limit:
         return f"{self}: {self.measure.words}: {value:.4g}"
 
 
-def parse_limits(text: str, *, diff: bool) -> list[Limit]:
+def parse_limits(text: str, *, diff: bool) -> list[GateLimit]:
     """The conditions of --fail-on.
 
     Args:
@@ -152,7 +152,7 @@ def parse_limits(text: str, *, diff: bool) -> list[Limit]:
     return [_parse(item, diff) for item in text.split(",")]
 
 
-def _parse(item: str, diff: bool) -> Limit:
+def _parse(item: str, diff: bool) -> GateLimit:
     match = CONDITION.fullmatch(item)
     if match is None:
         raise RewardError(f"--fail-on {item.strip()!r} is not a condition", hint="write NAME, or NAME>0.5; " + known())
@@ -175,12 +175,12 @@ def _parse(item: str, diff: bool) -> Limit:
         raise RewardError(f"--fail-on {item.strip()!r}: {number!r} is not a number")
     if "%" in item:
         bound /= 100
-    return Limit(name, of, op or ">", bound)
+    return GateLimit(name, of, op or ">", bound)
 
 
 def known() -> str:
     return "known: " + ", ".join(f"{n}({m.of})" if m.of else n for n, m in MEASURES.items())
 
 
-def needs_probe(limits: Sequence[Limit]) -> bool:
+def needs_probe(limits: Sequence[GateLimit]) -> bool:
     return any(limit.measure.needs == "probe" for limit in limits)

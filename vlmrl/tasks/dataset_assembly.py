@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 from vlmrl.data.dataset import read_info
 from vlmrl.data.dataset_writer import DROPPED_FILE, Build
-from vlmrl.data.doctor import Facts, RowFacts, Verdict, examine_dataset
+from vlmrl.data.doctor import DatasetFacts, RowFacts, Verdict, examine_dataset
 from vlmrl.data.image_scan import shrink_images
-from vlmrl.data.image_shards import Examined, Reader, Stored, write_shards
+from vlmrl.data.image_shards import Examined, ShardReader, Stored, write_shards
 from vlmrl.data.measurements import PATCH_PIXELS, estimate_image_tokens, estimate_text_tokens
 from vlmrl.data.parallel_parts import Progress
 from vlmrl.errors import DataError
@@ -32,14 +32,14 @@ SHOWN_DROPS = 100
 MIN_IMAGE_TOKENS = 4
 
 
-class Planned(NamedTuple):
+class PlannedRow(NamedTuple):
     """A row to be written: where it is in its source, and its facts."""
 
     key: Any
     facts: RowFacts
 
 
-RowFields = Callable[[Sequence[Planned], Sequence[Media]], Iterator[dict[str, Any]]]
+RowFields = Callable[[Sequence[PlannedRow], Sequence[Media]], Iterator[dict[str, Any]]]
 """(rows of a split, in the order of the source; every image as stored) -> what `Build.write_rows` takes."""
 
 
@@ -75,8 +75,8 @@ class Assembly:
 
     images: list[Examined]
     places: list[Any]
-    reader: Reader
-    rows: dict[str, list[Planned]]
+    reader: ShardReader
+    rows: dict[str, list[PlannedRow]]
     fields: RowFields
     schema: Any = None
     dropped: list[dict[str, Any]] = field(default_factory=list)
@@ -115,7 +115,7 @@ def assemble(
     media = [image.media for image in parts.images]
     for split, rows in parts.rows.items():
         build.write_rows(split, parts.fields(rows, media), parts.schema)
-    facts = Facts(
+    facts = DatasetFacts(
         parts.images,
         {split: [row.facts for row in rows] for split, rows in parts.rows.items()},
         parts.group,

@@ -44,7 +44,7 @@ TEXTS = RowKind(lambda truth: True)
 """Rows whose answer is a text or a number."""
 
 
-class Reading(NamedTuple):
+class TruthReading(NamedTuple):
     """The truth that a cell holds, why it cannot be used or "", and what is doubtful about it or ""."""
 
     truth: Truth

@@ -72,7 +72,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Scan:
+class ComingRows:
     """What looking at the rows to come found. `complete`: whether the run draws no others."""
 
     rows: tuple[Drawn, ...]
@@ -137,7 +137,7 @@ def rehearse(
         torch.cuda.reset_peak_memory_stats(s.policy.device)
 
 
-def coming_rows(session: Session, response_text: ResponseText, seconds: float = SCAN_SECONDS) -> Scan:
+def coming_rows(session: Session, response_text: ResponseText, seconds: float = SCAN_SECONDS) -> ComingRows:
     """The different rows that the rest of the run will draw (under a filter: may draw), in that order."""
     s, recipe, start = session, session.recipe, time.perf_counter()
     stream, found = copy.deepcopy(s.stream), {}
@@ -149,8 +149,8 @@ def coming_rows(session: Session, response_text: ResponseText, seconds: float = 
         if len(found) == sum(len(source.rows) for source in s.sources):
             break
         if time.perf_counter() - start > seconds:
-            return Scan(tuple(found.values()), False)
-    return Scan(tuple(found.values()), True)
+            return ComingRows(tuple(found.values()), False)
+    return ComingRows(tuple(found.values()), True)
 
 
 def _draws_a_step(recipe: Recipe) -> int:
@@ -168,7 +168,7 @@ def _estimate(session: Session, source: int, row: int, occurrence: int, response
     return Drawn(source, row, occurrence, characters // CHARACTERS_PER_TOKEN, images)
 
 
-def heaviest(scan: Scan) -> list[Drawn]:
+def heaviest(scan: ComingRows) -> list[Drawn]:
     """The longest rows and those with most image tokens, by estimate: at most twice `ENCODED_ROWS`."""
     longest = heapq.nlargest(ENCODED_ROWS, scan.rows, key=lambda d: d.tokens)
     pictured = heapq.nlargest(ENCODED_ROWS, scan.rows, key=lambda d: d.image_tokens)

@@ -44,7 +44,7 @@ def save(session: Session, *, wait: bool = False) -> None:
         "stream": dict(s.cursor or s.stream.state_dict()),
     }
     value_head = {} if s.policy.value_head is None else s.policy.value_head.state_dict()
-    saved = io.Saved(s.progress.step, meta, data, _proof(s), value_head)
+    saved = io.CheckpointContent(s.progress.step, meta, data, _proof(s), value_head)
     staged = io.stage(
         s.run.dir, saved, s.policy.model, s.processor, s.optimizer.state_tensors(), s.world, s.policy.saved_dtypes,
         s.saver.copies,

@@ -13,13 +13,13 @@ from vlmrl.setup.new_run import Labels
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.read_only_run import FollowedRun
 from vlmrl.store.runs import Run, create_run, resume_run
-from vlmrl.train.resume import Plan
+from vlmrl.train.resume import ResumePlan
 
 if TYPE_CHECKING:
     from vlmrl.train.state import Watcher
 
 
-def reopen_run(root: Path, plan: Plan, argv: Sequence[str]) -> tuple[Run, Recipe, Path | None]:
+def reopen_run(root: Path, plan: ResumePlan, argv: Sequence[str]) -> tuple[Run, Recipe, Path | None]:
     """A run taken for a new attempt, as planned: (run, recipe, the checkpoint to go on from).
 
     Raises: StoreError when a live process writes it.
@@ -33,7 +33,7 @@ def reopen_run(root: Path, plan: Plan, argv: Sequence[str]) -> tuple[Run, Recipe
     return run, plan.loaded.recipe, checkpoints[-1] if checkpoints else None
 
 
-def fork_run(root: Path, plan: Plan, argv: Sequence[str], labels: Labels) -> tuple[Run, Recipe, Path | None]:
+def fork_run(root: Path, plan: ResumePlan, argv: Sequence[str], labels: Labels) -> tuple[Run, Recipe, Path | None]:
     """A new run that goes on from the whole of a checkpoint of another: (run, recipe, its copy of the checkpoint)."""
     parent, loaded = plan.run, plan.loaded
     assert plan.checkpoint is not None

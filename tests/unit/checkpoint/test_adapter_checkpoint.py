@@ -56,7 +56,7 @@ def save(run: Path, base: str, made, items, processor, lora: Lora) -> Path:
         "lora": lora.model_dump(mode="json"), "quantize": None,
         "base": {"path": base, "revision": None, "fingerprint": checksum},
     }  # fmt: skip
-    what = io.Saved(2, meta, {}, prove_items(policy, items))
+    what = io.CheckpointContent(2, meta, {}, prove_items(policy, items))
     return io.save_checkpoint(run, what, policy.model, processor, optimizer.state_tensors())
 
 
@@ -272,7 +272,8 @@ def test_a_base_that_is_the_checkpoint_of_a_run_is_streamed_too(
 ):
     base = tmp_path / "runs" / "sft" / "checkpoints" / "step-000007"
     saved = io.save_checkpoint(
-        tmp_path / "runs" / "sft", io.Saved(7, {"dtype": "float32"}, {}), load_model(settings(small_folder)),
+        tmp_path / "runs" / "sft",
+        io.CheckpointContent(7, {"dtype": "float32"}, {}), load_model(settings(small_folder)),
         tiny_processor, {},
     )  # fmt: skip
     assert saved == base

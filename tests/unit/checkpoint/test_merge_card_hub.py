@@ -46,7 +46,9 @@ def checkpoint(tmp_path, frozen_tiny_model, tiny_processor, tiny_banned, items) 
     )  # fmt: skip
     proof = prove_items(Policy(frozen_tiny_model, temperature=0.7, banned_ids=tiny_banned), items)
     meta = META | {"policy": {"temperature": 0.7, "banned_ids": list(tiny_banned)}}
-    folder = io.save_checkpoint(run.dir, io.Saved(50, meta, {}, proof), frozen_tiny_model, tiny_processor, {})
+    folder = io.save_checkpoint(
+        run.dir, io.CheckpointContent(50, meta, {}, proof), frozen_tiny_model, tiny_processor, {}
+    )
     run.finish()
     return folder
 

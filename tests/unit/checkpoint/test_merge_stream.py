@@ -40,7 +40,7 @@ class NoProcessor:
 
 
 def save(run: Path, model, dtype: str = "float32") -> Path:
-    return io.save_checkpoint(run, io.Saved(3, {"dtype": dtype}, {}), model, NoProcessor(), {})
+    return io.save_checkpoint(run, io.CheckpointContent(3, {"dtype": dtype}, {}), model, NoProcessor(), {})
 
 
 def written(folder: Path) -> dict[str, torch.Tensor]:
@@ -280,7 +280,7 @@ def test_a_model_larger_than_the_memory_is_proven_from_mapped_files_or_says_why_
     checkpoint = save(tmp_path / "run", build(family).model)
     (tmp_path / "out").mkdir()
     write_streaming(checkpoint, tmp_path / "out", None, None, 10**9)
-    asked = proof.Request(str(checkpoint), str(tmp_path / "out"), "float32")
+    asked = proof.ProofRequest(str(checkpoint), str(tmp_path / "out"), "float32")
     io.save_file({"count": torch.tensor(0)}, checkpoint / "proof.safetensors")
     seal(checkpoint, policy={"temperature": 1.0, "banned_ids": []})
     assert proof.prove(asked).skipped is None

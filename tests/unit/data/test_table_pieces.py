@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vlmrl.data.table_pieces import PIECE_ROWS, Piece, RowFiles, locate_rows, open_row_files, read_piece
+from vlmrl.data.table_pieces import PIECE_ROWS, RowFiles, TablePiece, locate_rows, open_row_files, read_piece
 from vlmrl.errors import DataError
 
 ROWS = [{"problem": f"p{i}", "answer": str(i % 2), "n": str(i)} for i in range(300)]
@@ -76,7 +76,7 @@ def test_a_stretch_of_an_arrow_file_may_cross_its_batches(tmp_path: Path, form: 
         for batch in table.to_batches(max_chunksize=30):
             writer.write_batch(batch)
     for skip, rows in ((0, 300), (29, 2), (30, 30), (65, 120), (299, 1)):
-        piece = Piece("train", skip, rows, "arrow", str(path), skip=skip)
+        piece = TablePiece("train", skip, rows, "arrow", str(path), skip=skip)
         assert list(read_piece(piece, ["n"])) == [{"n": row["n"]} for row in ROWS[skip : skip + rows]]
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vlmrl.data.encode import Encoder
-from vlmrl.data.table_pieces import Piece, read_piece
+from vlmrl.data.table_pieces import TablePiece, read_piece
 from vlmrl.data.tables import open_tables
 from vlmrl.errors import CheckpointError, DataError, LaunchError, RecipeError
 from vlmrl.inference.evaluation import _words
@@ -37,9 +37,9 @@ def test_a_date_that_python_cannot_hold_is_named_by_column_and_row(tmp_path, kin
         open_tables(str(path))["train"].row(bad)
     assert "column `when`" in error.value.where and f"row {bad}" in error.value.where
     with pytest.raises(DataError) as error:
-        list(read_piece(Piece("train", 0, 2, "parquet", str(path)), ["response", "when"]))
+        list(read_piece(TablePiece("train", 0, 2, "parquet", str(path)), ["response", "when"]))
     assert error.value.where == f"train row {bad}, column `when`"
-    assert len(list(read_piece(Piece("train", 0, 2, "parquet", str(path)), ["response"]))) == 2
+    assert len(list(read_piece(TablePiece("train", 0, 2, "parquet", str(path)), ["response"]))) == 2
     batch = table.to_batches()[0]
     assert ArrowCells(batch, 0).column("response") == ["a", "b"]
     with pytest.raises(DataError, match="cannot be read"):

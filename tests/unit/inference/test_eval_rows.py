@@ -27,7 +27,7 @@ from vlmrl.store.manifest import update_manifest
 from vlmrl.store.runs import Run
 from vlmrl.tasks.digits import prepare_digits
 from vlmrl.tasks.source import open_validation
-from vlmrl.train.resume import Request, plan_resume
+from vlmrl.train.resume import ResumeRequest, plan_resume
 from vlmrl.train.start import reopen_run
 
 REWARD = "def score(x):\n    return 1.0\n"
@@ -196,7 +196,7 @@ def test_a_supervised_run_on_a_split_of_its_own_and_the_run_that_goes_on_from_it
 def test_a_resume_on_other_data_has_still_seen_the_old(place: Path):
     run = run_of(entry("train.jsonl"))
     update_manifest(run.dir, lambda m: replace(m, status="interrupted"))
-    ready = plan_resume(Path("runs"), Request(run.id, "rl", None, ("data.0.path=fresh.jsonl",), True))
+    ready = plan_resume(Path("runs"), ResumeRequest(run.id, "rl", None, ("data.0.path=fresh.jsonl",), True))
     reopened, _, _ = reopen_run(Path("runs"), ready, ["vlmrl"])
     with reopened:
         pass

@@ -25,7 +25,7 @@ from vlmrl.model.model_facts import model_facts
 from vlmrl.model.policy import Policy
 from vlmrl.preflight.memory import Target
 from vlmrl.preflight.memory_plan import Cluster, make_plan
-from vlmrl.preflight.memory_sizes import Prompts
+from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.recipe.load import load_recipe
 from vlmrl.train.optim import Optimizer
 from vlmrl.types import Segment
@@ -92,7 +92,7 @@ def planned(folder: Path, family: str, dtype: str, recomputed: bool, world: int)
     loaded = load_recipe(folder / "r.toml")
     cluster = Cluster(Target(world).processes, None, 64 << 30)
     facts = model_facts(loaded.recipe.model, path=str(folder / "model"))
-    plan = make_plan(loaded, facts, cluster, Prompts(PROMPT, 0, RESPONSE))
+    plan = make_plan(loaded, facts, cluster, PromptLengths(PROMPT, 0, RESPONSE))
     [update] = [phase for phase in plan.phases if phase.name == "update"]
     return update.total
 

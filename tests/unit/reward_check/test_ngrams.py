@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from vlmrl.reward_check.ngrams import Units, paid_ngrams
-from vlmrl.reward_check.response_columns import Facts
+from vlmrl.reward_check.ngrams import WordSequence, paid_ngrams
+from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.scores import Coded, Scores
 
 STEPS = 30
@@ -44,7 +44,7 @@ def made(
         texts[i] = join.join(said)
         values.append(value)
     zeros, names = np.zeros(n, np.int32), Coded(np.zeros(n, np.int32), ["s"])
-    facts = Facts(
+    facts = ResponseColumns(
         np.arange(n), np.arange(n), zeros, step, group.astype(np.int64), zeros, names, names, zeros > 0, zeros, zeros,
         np.zeros(n),
     )  # fmt: skip
@@ -76,7 +76,7 @@ def test_characters_that_came_to_be_paid_are_found_where_text_has_no_spaces(phra
 
 
 def test_words_stay_words_beside_text_without_spaces():
-    units = Units.of(["A naïve <loop> 東京 is big", "3" * 30 + " x", "<" + "t" * 30 + ">"])
+    units = WordSequence.of(["A naïve <loop> 東京 is big", "3" * 30 + " x", "<" + "t" * 30 + ">"])
     rows = [[units.names[w] for w in units.word_T[units.text_T == t]] for t in range(3)]
     assert rows == [["a", "naïve", "<loop>", "東", "京", "is", "big"], [*"3" * 30, "x"], ["<" + "t" * 30 + ">"]]
     words = [units.names.index(w) for w in ("naïve", "big")] + units.word_T[3:5].tolist()

@@ -9,22 +9,22 @@ from reward_runs import make_pair_run
 
 from vlmrl.algo.family import resolve
 from vlmrl.reward_check.rescore import own_rewards, scan_saved
-from vlmrl.reward_check.response_columns import Facts
+from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.reward_diff import Estimate, advantages_of, diff_rewards, estimate_of
-from vlmrl.reward_check.saved_responses import Saved, open_saved
+from vlmrl.reward_check.saved_responses import SavedResponses, open_saved
 from vlmrl.reward_check.scores import Coded, Scores
 from vlmrl.types import Score
 
 
-def saved_groups(*sizes: int, finish: str = "stop") -> tuple[Saved, Facts]:
+def saved_groups(*sizes: int, finish: str = "stop") -> tuple[SavedResponses, ResponseColumns]:
     groups = np.repeat(np.arange(len(sizes)), sizes)
     n = len(groups)
     zeros, names = np.zeros(n, np.int32), Coded(np.zeros(n, np.int32), ["s"])
-    facts = Facts(
+    facts = ResponseColumns(
         np.arange(n), np.arange(n), zeros, zeros, groups, zeros, names, names, np.full(n, finish == "length"), zeros,
         zeros, np.zeros(n),
     )  # fmt: skip
-    return Saved(Path("x"), None, {}), facts  # type: ignore[arg-type]
+    return SavedResponses(Path("x"), None, {}), facts  # type: ignore[arg-type]
 
 
 def scores(*values: float | None, part: str = "a") -> Scores:

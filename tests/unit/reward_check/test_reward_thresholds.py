@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vlmrl.errors import RewardError
-from vlmrl.reward_check.thresholds import MEASURES, Limit, needs_probe, parse_limits
+from vlmrl.reward_check.thresholds import MEASURES, GateLimit, needs_probe, parse_limits
 
 REPORT = {
     "errors": {"number": 2},
@@ -85,4 +85,4 @@ def test_every_name_is_in_the_readme():
     readme = (Path(__file__).resolve().parents[3] / "README.md").read_text("utf-8")
     told = readme.split("`--fail-on` takes conditions")[1].split("What cannot be measured fails.")[0]
     assert [name for name in MEASURES if f"`{name}" not in told] == []
-    assert isinstance(parse_limits("errors", diff=False)[0], Limit)
+    assert isinstance(parse_limits("errors", diff=False)[0], GateLimit)

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vlmrl.errors import StoreError
-from vlmrl.reward_check.response_columns import Facts
+from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.scores import Coded, Scores
 from vlmrl.reward_check.scores_file import check_out, write_scores
 from vlmrl.types import Score
@@ -27,7 +27,7 @@ WANTED = [
 
 def facts(rows):
     zeros, names = np.zeros(len(rows), np.int32), Coded(np.zeros(len(rows), np.int32), ["s"])
-    return Facts(
+    return ResponseColumns(
         np.array(rows), np.array(rows), zeros, zeros, np.array(rows), zeros, names, names, zeros > 0, zeros, zeros,
         np.zeros(len(rows)),
     )  # fmt: skip

@@ -14,7 +14,7 @@ from reward_runs import LEVELS, make_pair_run, pair_texts, pair_truth
 from vlmrl.reward_check import response_table, scoring
 from vlmrl.reward_check.open_table import open_table
 from vlmrl.reward_check.rescore import named_rewards, own_rewards, scan_saved
-from vlmrl.reward_check.response_columns import Facts
+from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.saved_responses import open_saved
 from vlmrl.reward_check.scores import Coded, Scores, same_scores
 from vlmrl.types import Score
@@ -54,7 +54,7 @@ def test_two_processes_say_what_one_says(fault, tmp_path, monkeypatch):
 
     one, two = scanned(1), scanned(2)
     assert len(one.facts) == 400 and one.texts == two.texts and 20 < len(one.texts) < 200
-    for field in fields(Facts):
+    for field in fields(ResponseColumns):
         assert equal(getattr(one.facts, field.name), getattr(two.facts, field.name)), field.name
     assert equal(one.right_N, two.right_N) and 0 < np.nanmean(one.right_N) < 1
     for a, b in zip(one.sides, two.sides, strict=True):
@@ -100,7 +100,7 @@ def test_a_run_is_read_in_pieces_as_a_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(rollout_files, "CHUNK_ROWS", 5)
     saved = open_saved("last", tmp_path)
     pieces = scan_saved(saved, [own_rewards(saved)])
-    for field in fields(Facts):
+    for field in fields(ResponseColumns):
         assert equal(getattr(whole.facts, field.name), getattr(pieces.facts, field.name)), field.name
     assert same_scores(whole.sides[0], pieces.sides[0]).all() and same_scores(whole.stored, pieces.stored).all()
     only = open_saved("last", tmp_path, source="digits").pick([0, 13, 47, 99])

@@ -49,7 +49,7 @@ class RowTokens:
 
 
 @dataclass(frozen=True)
-class Piece:
+class AttentionPiece:
     """Queries [start, end) of the row that attend together to `prompt` and, for responses, to themselves.
 
     `prompt` is None when the queries are a prompt: it attends to itself.
@@ -74,11 +74,11 @@ class RowPlan:
 
     spans: tuple[Span, ...]
     tokens: RowTokens
-    pieces: tuple[Piece, ...]
+    pieces: tuple[AttentionPiece, ...]
     has_images: bool = False
     bidirectional: str = "never"
     backend: str = "sdpa"
-    masks: dict[tuple[Piece, int | None, bool], Tensor | None] = field(default_factory=dict)
+    masks: dict[tuple[AttentionPiece, int | None, bool], Tensor | None] = field(default_factory=dict)
     prepared: dict[object, object] = field(default_factory=dict)
 
     def has_blocks(self, window: int | None) -> bool:
@@ -86,7 +86,7 @@ class RowPlan:
         wanted = self.bidirectional == "always" or (self.bidirectional == "sliding" and window is not None)
         return wanted and self.has_images
 
-    def mask(self, piece: Piece, window: int | None) -> Tensor | None:
+    def mask(self, piece: AttentionPiece, window: int | None) -> Tensor | None:
         """bool [queries, keys], True = sees; the keys are the piece's prompt and the piece itself.
 
         None = plainly causal: a prompt without anything special.
@@ -99,10 +99,10 @@ class RowPlan:
             self.masks[key] = self._make_mask(piece, window, blocks)
         return self.masks[key]
 
-    def _longest(self, piece: Piece) -> int:
+    def _longest(self, piece: AttentionPiece) -> int:
         return piece.end - piece.start + (piece.prompt[1] - piece.prompt[0] if piece.prompt else 0)
 
-    def _make_mask(self, piece: Piece, window: int | None, blocks: bool) -> Tensor | None:
+    def _make_mask(self, piece: AttentionPiece, window: int | None, blocks: bool) -> Tensor | None:
         if piece.prompt is None and window is None and not blocks:
             return None
         device = self.tokens.index.device
@@ -179,18 +179,18 @@ def _image_blocks(kinds_N: Tensor, layout: Sequence[Span]) -> Tensor:
     return torch.where(is_image, starts.long().cumsum(0) - 1, -1)
 
 
-def _pieces(layout: Sequence[Span]) -> list[Piece]:
+def _pieces(layout: Sequence[Span]) -> list[AttentionPiece]:
     """Each prompt by itself; the responses of a group together while they are few tokens."""
-    pieces: list[Piece] = []
+    pieces: list[AttentionPiece] = []
     prompt = (0, 0)
     for span in layout:
         if span.response == -1:
             prompt = (span.start, span.end)
-            pieces.append(Piece(span.start, span.end, None))
+            pieces.append(AttentionPiece(span.start, span.end, None))
             continue
         last = pieces[-1]
         if last.prompt == prompt and last.end == span.start and span.end - last.start <= CHUNK_TOKENS:
-            pieces[-1] = Piece(last.start, span.end, prompt)
+            pieces[-1] = AttentionPiece(last.start, span.end, prompt)
         elif span.end > span.start:
-            pieces.append(Piece(span.start, span.end, prompt))
+            pieces.append(AttentionPiece(span.start, span.end, prompt))
     return [p for p in pieces if p.end > p.start]

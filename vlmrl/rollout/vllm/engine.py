@@ -19,7 +19,7 @@ from vlmrl.dist.isolation import has_world, undisturbed, world_kept
 from vlmrl.errors import EngineError
 from vlmrl.model.engine_memory import BATCHED_TOKENS, MAX_SEQUENCES
 from vlmrl.recipe.rules.engine import MIN_TEMPERATURE, TORCH_HINT, VLLM_HINT, vllm_refusal
-from vlmrl.rollout.engine import Request, finish_reason
+from vlmrl.rollout.engine import SamplingRequest, finish_reason
 from vlmrl.rollout.vllm.shared_memory_dir import OwnedFolder
 from vlmrl.rollout.vllm.shared_pixels import SharedPixels
 from vlmrl.rollout.vllm.weight_transport import Handover, InProcess, ToWorkers
@@ -160,7 +160,7 @@ class VllmEngine:
         self.wake()
 
     def generate(
-        self, requests: Sequence[Request], params: SamplingParams, progress: Callable[[int], Any] | None = None
+        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
     ) -> list[list[Sample]]:
         """See `Generator.generate`. One request a prompt: its samples share the prompt's keys and values.
 
@@ -172,7 +172,9 @@ class VllmEngine:
             outputs = self._run(requests, params, progress or (lambda n: None))
         return [self._samples(*pair, params) for pair in zip(requests, outputs, strict=True)]
 
-    def _run(self, requests: Sequence[Request], params: SamplingParams, progress: Callable[[int], Any]) -> list[Any]:
+    def _run(
+        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any]
+    ) -> list[Any]:
         """vLLM's outputs, in the order of the requests."""
         engine = self._llm.llm_engine
         ids: list[str] = []
@@ -193,7 +195,7 @@ class VllmEngine:
                 engine.abort_request(ids, internal=True)
         return sorted(outputs, key=lambda output: int(output.request_id))  # numbered as they were given
 
-    def _check(self, requests: Sequence[Request], params: SamplingParams) -> None:
+    def _check(self, requests: Sequence[SamplingRequest], params: SamplingParams) -> None:
         if not self._loaded:
             raise EngineError("the engine has no weights yet", hint="call load_weights first")
         if 0 < params.temperature < MIN_TEMPERATURE:
@@ -210,14 +212,14 @@ class VllmEngine:
                     where=_name(r), hint="raise rollout.max_prompt_tokens",
                 )  # fmt: skip
 
-    def _samples(self, request: Request, output: Any, params: SamplingParams) -> list[Sample]:
+    def _samples(self, request: SamplingRequest, output: Any, params: SamplingParams) -> list[Sample]:
         _check_prompt(request, output.prompt_token_ids)
         outputs = sorted(output.outputs, key=lambda o: o.index)
         if params.temperature == 0:  # asked for once: all would be the same
             outputs = outputs * request.num_samples
         return [self._sample(o, params, request, request.seed + k) for k, o in enumerate(outputs)]
 
-    def _sample(self, output: Any, params: SamplingParams, request: Request, seed: int) -> Sample:
+    def _sample(self, output: Any, params: SamplingParams, request: SamplingRequest, seed: int) -> Sample:
         ids = list(output.token_ids)
         logp = [said[token].logprob for token, said in zip(ids, output.logprobs, strict=True)]
         # vLLM looks for stop strings in text it decodes piece by piece; the one rule of both engines has the last word.
@@ -276,11 +278,11 @@ def _image_processor(llm: Any, settings: EngineSettings) -> Any:
     return processor.info.get_hf_processor(**settings.image_arguments).image_processor
 
 
-def _name(request: Request) -> str:
+def _name(request: SamplingRequest) -> str:
     return name_row(request.prompt.row.source, request.prompt.row.prompt_id)
 
 
-def _prompt(request: Request) -> dict[str, Any]:
+def _prompt(request: SamplingRequest) -> dict[str, Any]:
     e = request.prompt
     prompt: dict[str, Any] = {"prompt_token_ids": list(e.unexpanded_ids)}
     if e.pictures:
@@ -290,7 +292,7 @@ def _prompt(request: Request) -> dict[str, Any]:
     return prompt
 
 
-def _vllm_params(request: Request, params: SamplingParams) -> Any:
+def _vllm_params(request: SamplingRequest, params: SamplingParams) -> Any:
     from vllm import SamplingParams as VllmParams  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
@@ -306,7 +308,7 @@ def _vllm_params(request: Request, params: SamplingParams) -> Any:
     return made
 
 
-def _check_prompt(request: Request, ids: Sequence[int]) -> None:
+def _check_prompt(request: SamplingRequest, ids: Sequence[int]) -> None:
     """Raise unless the engine made of a prompt what the trainer made of it."""
     expected = request.prompt.prompt_ids
     if tuple(ids) == tuple(expected):

@@ -26,7 +26,7 @@ from vlmrl.rollout.vllm.weight_transport import SentWeights
 from vlmrl.types import SamplingParams
 
 
-class Host:
+class EngineHost:
     """The engine and its trainers, by rank."""
 
     def __init__(self, trainers: dict[int, socket.socket], leader: int) -> None:
@@ -105,7 +105,7 @@ def main(path: str, count: str, parent: str) -> None:
             trainers[header["rank"]] = trainer
             leader = header["rank"] if header["leads"] else leader
     try:
-        Host(dict(sorted(trainers.items())), leader).serve()
+        EngineHost(dict(sorted(trainers.items())), leader).serve()
     finally:
         for trainer in trainers.values():
             trainer.close()

@@ -26,7 +26,7 @@ from vlmrl.dist.isolation import environment_without_world
 from vlmrl.dist.rank_process import ENGINES_VARIABLE
 from vlmrl.dist.world import World
 from vlmrl.errors import EngineError, LaunchError
-from vlmrl.rollout.engine import Request
+from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.vllm import wire
 from vlmrl.rollout.vllm.engine import EngineSettings
 from vlmrl.rollout.vllm.shared_memory_dir import OwnedFolder
@@ -39,7 +39,7 @@ START_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
-class Place:
+class EnginePlace:
     """Where an engine runs, and for whom.
 
     Args:
@@ -52,7 +52,7 @@ class Place:
     leader: int
 
 
-def places_apart(cards: Sequence[str], world: World, parts: int) -> list[Place]:
+def places_apart(cards: Sequence[str], world: World, parts: int) -> list[EnginePlace]:
     """Engines of so many parts on cards that do nothing else, each for all trainers.
 
     Raises: LaunchError when a card would be left over.
@@ -64,11 +64,12 @@ def places_apart(cards: Sequence[str], world: World, parts: int) -> list[Place]:
         )
     everybody = tuple(range(world.size))
     return [
-        Place(tuple(cards[i * parts : (i + 1) * parts]), everybody, i % world.size) for i in range(len(cards) // parts)
+        EnginePlace(tuple(cards[i * parts : (i + 1) * parts]), everybody, i % world.size)
+        for i in range(len(cards) // parts)
     ]
 
 
-def places_shared(world: World, parts: int, visible: Sequence[str]) -> list[Place]:
+def places_shared(world: World, parts: int, visible: Sequence[str]) -> list[EnginePlace]:
     """An engine in so many parts for as many trainers each, on their own cards.
 
     Args: visible: cards that each process sees, in order of local rank; on a CPU as many words.
@@ -81,10 +82,10 @@ def places_shared(world: World, parts: int, visible: Sequence[str]) -> list[Plac
             hint=f"give --gpus a multiple of {parts}, or change rollout.tensor_parallel",
         )
     groups = [tuple(range(first, first + parts)) for first in range(0, world.size, parts)]
-    return [Place(tuple(visible[rank % world.local_size] for rank in ranks), ranks, ranks[0]) for ranks in groups]
+    return [EnginePlace(tuple(visible[rank % world.local_size] for rank in ranks), ranks, ranks[0]) for ranks in groups]
 
 
-def place_alone(parts: int, visible: Sequence[str]) -> Place:
+def place_alone(parts: int, visible: Sequence[str]) -> EnginePlace:
     """An engine in so many parts for a process that is alone, on the first of the cards that it sees.
 
     Raises: LaunchError when it sees too few.
@@ -94,7 +95,7 @@ def place_alone(parts: int, visible: Sequence[str]) -> Place:
             f"rollout.tensor_parallel = {parts}, and this process sees {len(visible)} card(s)",
             hint="--set rollout.tensor_parallel=1, or let it see more",
         )
-    return Place(tuple(visible[:parts]), (0,), 0)
+    return EnginePlace(tuple(visible[:parts]), (0,), 0)
 
 
 def visible_cards(device: str, count: int) -> list[str]:
@@ -117,7 +118,7 @@ class HostedEngine:
     copies_weights = True
 
     def __init__(
-        self, weights: WeightSource, settings: EngineSettings, world: World, places: Sequence[Place], *,
+        self, weights: WeightSource, settings: EngineSettings, world: World, places: Sequence[EnginePlace], *,
         shared: bool = False, log: Callable[[str], Path] | None = None,
     ) -> None:  # fmt: skip
         self.weights, self.settings, self.world, self.shared = weights, settings, world, shared
@@ -142,7 +143,7 @@ class HostedEngine:
         for i in self._hosts:
             self._answer(i)
 
-    def _start(self, engine: int, place: Place, log: Callable[[str], Path] | None) -> subprocess.Popen[bytes]:
+    def _start(self, engine: int, place: EnginePlace, log: Callable[[str], Path] | None) -> subprocess.Popen[bytes]:
         """An engine's process, in a group of its own with those of its parts: no Ctrl-C of a terminal reaches them."""
         env = environment_without_world()
         if self.settings.device == "cuda":
@@ -189,13 +190,13 @@ class HostedEngine:
         self.version, self._loaded = version, True
 
     def generate(
-        self, requests: Sequence[Request], params: SamplingParams, progress: Callable[[int], Any] | None = None
+        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
     ) -> list[list[Sample]]:
         """See `Generator.generate`. All processes of the trainer call it, each with its own requests."""
         self.ask(requests, params)
         return self.answers(progress)
 
-    def ask(self, requests: Sequence[Request], params: SamplingParams) -> None:
+    def ask(self, requests: Sequence[SamplingRequest], params: SamplingParams) -> None:
         """Begin `generate`; the engines answer while the trainer does something else."""
         if self._asked is not None:
             raise EngineError("the engines have been asked and their answers were not fetched")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.errors import EngineError
-from vlmrl.rollout.engine import Request
+from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.types import Media, Row, Sample
 
 MAX_HEADER_BYTES = 1 << 30
@@ -92,7 +92,7 @@ class Known:
         return True
 
 
-def pack_requests(requests: Sequence[Request], known: Known) -> tuple[list[dict[str, Any]], list[bytes]]:
+def pack_requests(requests: Sequence[SamplingRequest], known: Known) -> tuple[list[dict[str, Any]], list[bytes]]:
     """Requests as (JSON values, blobs): images by hash, and the pixels of those that the other end does not have yet.
 
     Args: known: what it has; what goes along is added.
@@ -117,7 +117,7 @@ def pack_requests(requests: Sequence[Request], known: Known) -> tuple[list[dict[
 
 def unpack_requests(
     packed: Sequence[Mapping[str, Any]], blobs: Sequence[bytes | bytearray], pictures: dict[str, Image.Image]
-) -> list[Request]:
+) -> list[SamplingRequest]:
     """What `pack_requests` packed. Args: pictures: by hash; those that came along are added."""
     left = iter(blobs)
     requests = []
@@ -131,7 +131,7 @@ def unpack_requests(
             num_images=len(p["pictures"]), num_image_tokens=0, image_sizes=(), unexpanded_ids=tuple(p["unexpanded"]),
             pictures=tuple(pictures[x["hash"]] for x in p["pictures"]),
         )  # fmt: skip
-        requests.append(Request(prompt, p["samples"], p["seed"]))
+        requests.append(SamplingRequest(prompt, p["samples"], p["seed"]))
     return requests
 
 

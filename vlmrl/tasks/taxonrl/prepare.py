@@ -25,7 +25,7 @@ from vlmrl.tasks.taxonrl.domain_images import (
     read_image_table,
     refuse_bad,
 )
-from vlmrl.tasks.taxonrl.domain_prep import MAX_BAD, VALIDATION_PAIRS, RowPlan, prepare_rows, row_schema
+from vlmrl.tasks.taxonrl.domain_prep import MAX_BAD, VALIDATION_PAIRS, DomainRowPlan, prepare_rows, row_schema
 from vlmrl.tasks.taxonrl.domain_task import domain_task
 from vlmrl.tasks.taxonrl.domains import DOMAINS
 from vlmrl.tasks.taxonrl.face_pairs import find_pair_lists, read_face_pairs
@@ -80,7 +80,7 @@ def prepare_domain(request: DomainRequest, limits: Limits, *, force: bool = Fals
     if is_image_table(domain, located.columns()):
         return _prepare_images(request, domain, name, Path(source), located, out, limits, force)
     pairs = request.num_pairs["validation"]
-    plan = RowPlan(source, name, request.seed, pairs, request.max_bad, request.images_root)
+    plan = DomainRowPlan(source, name, request.seed, pairs, request.max_bad, request.images_root)
     return prepare_rows(out, domain, plan, limits, force=force)
 
 
