@@ -14,7 +14,7 @@ OTHERS = ("typer", "pydantic", "pyarrow", "datasets", "peft", "jinja2", "cairosv
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         first, _, rest = name.partition(".")
-        if first == "vlmrl" and rest and rest.split(".")[0] not in ALLOWED and rest not in ("data", "data.batch"):
+        if first == "vlmrl" and rest and rest.split(".")[0] not in ALLOWED and rest not in ("data", "data.packing"):
             raise ImportError(f"{name} was imported")
         if first in OTHERS:
             raise ImportError(f"{name} was imported")
@@ -26,7 +26,7 @@ import importlib, pkgutil
 import vlmrl.algo, vlmrl.model
 names = ["vlmrl.data.packing"]
 for package in (vlmrl.algo, vlmrl.model):
-    names += [m.name for m in pkgutil.iter_modules(package.__path__, package.__name__ + ".")]
+    names += [m.name for m in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
 for name in names:
     importlib.import_module(name)
 

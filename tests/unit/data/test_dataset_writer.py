@@ -143,7 +143,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {folder!r})
 import vlmrl.data.dataset_writer as build_module
-from test_build import make
+from test_dataset_writer import make
 point = {point!r}
 real = os.rename
 def rename(a, b):

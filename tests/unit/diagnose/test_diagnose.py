@@ -470,7 +470,7 @@ def test_causes_are_ranked_by_what_explains_them_then_level_then_weight():
 def test_every_threshold_has_a_reason_and_every_explanation_a_rule():
     assert all(limit.why for limit in LIMITS.values())
     files = [
-        *Path("vlmrl/check").glob("diagnose_*.py"),
+        *Path("vlmrl/diagnose").glob("*_causes.py"),
         Path("vlmrl/diagnose/signs.py"),
         Path("vlmrl/diagnose/trends.py"),
     ]
