@@ -157,14 +157,15 @@ def test_a_text_keeps_its_values_and_their_formats(new: str):
     assert compare(SOURCE, changed('f"{by} of {limit} is too small"', new), texts=True).differences
 
 
-def test_every_mutant_of_the_algorithms_is_other_code():
+def test_mutants_of_the_algorithms_are_other_code():
+    small = (mutate_algo.KL, mutate_algo.RETURNS, mutate_algo.SHAPING, mutate_algo.AGGREGATE)
+    mutants = [m for m in mutate_algo.MUTANTS if m[0] in small]
     unseen = []
-    for file, old, new, _ in mutate_algo.MUTANTS:
-        if file.startswith("vlmrl/algo/"):
-            source = (SCRIPTS.parent / file).read_text("utf-8")
-            if not compare(source, source.replace(old, new), rename_locals=True).differences:
-                unseen.append(f"{file}: {old!r} -> {new!r}")
-    assert len(mutate_algo.MUTANTS) > 100 and not unseen, unseen
+    for file, old, new, _ in mutants:
+        source = (SCRIPTS.parent / file).read_text("utf-8")
+        if not compare(source, source.replace(old, new), rename_locals=True).differences:
+            unseen.append(f"{file}: {old!r} -> {new!r}")
+    assert len(mutants) > 20 and not unseen, unseen
 
 
 def test_help_texts_are_reported_where_they_are_shown():
