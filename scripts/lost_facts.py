@@ -44,7 +44,7 @@ PATTERNS = {
     "number": re.compile(r"(?<![\w.])[-+]?\d[\d,_]*(?:\.\d+)?(?:e[-+]?\d+)?%?"),
     "error": re.compile(r"\b[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning)\b"),
     "identifier": re.compile(r"\b[A-Za-z]\w*_\w+\b|--[a-z][\w-]+"),
-    "unit": re.compile(rf"\b(?:{'|'.join(UNITS.split())})\b"),
+    "unit": re.compile(rf"(?<!['\w])(?:{'|'.join(UNITS.split())})\b"),
     "word": re.compile(rf"\b(?:{WORDS})\b"),
     "capitalised": re.compile(r"\b[A-Z][A-Za-z0-9]*(?:[-+.][A-Za-z0-9]+)*\b"),
 }
@@ -72,7 +72,8 @@ def facts(text: str) -> dict[str, str]:
                 continue
             if kind == "shape" and not re.search(r"[\[\d]|[A-Z]\b", fact):
                 continue  # an ordinary word in parentheses
-            fact = fact.replace(",", "").replace("_", "").rstrip(".") if kind == "number" else fact
+            fact = fact.replace(",", "").replace("_", "") if kind == "number" else fact
+            fact = fact.rstrip("s") or fact if kind == "unit" else fact  # a token is the same unit as tokens
             found.setdefault(fact, kind)
     return found
 
@@ -119,13 +120,20 @@ def markdown_texts(source: str) -> dict[str, str]:
 
 def lost(old: dict[str, str], new: dict[str, str]) -> list[Lost]:
     """Return the facts of each old text that the new text of the same name does not state, in order."""
-    everywhere = facts("\n".join(new.values()))
+    whole = "\n".join(new.values())
+    everywhere = facts(whole)
+
+    def stated(fact: str, known: dict[str, str], in_text: str) -> bool:
+        return fact in known or re.search(rf"(?<!\w){re.escape(fact)}(?!\w)", in_text) is not None
+
     result = []
     for place, text in old.items():
         if text == new.get(place):
             continue
-        here = facts(new.get(place, ""))
-        result += [Lost(place, kind, f, f in everywhere) for f, kind in facts(text).items() if f not in here]
+        here = new.get(place, "")
+        known = facts(here)
+        missing = {fact: kind for fact, kind in facts(text).items() if not stated(fact, known, here)}
+        result += [Lost(place, kind, fact, stated(fact, everywhere, whole)) for fact, kind in missing.items()]
     return result
 
 
