@@ -1,6 +1,6 @@
-"""Where the rows of family.py differ on purpose from the code of others that has the same name. No torch.
+"""Deliberate differences between the rows of family.py and other systems' code with the same name. No torch.
 
-All rows are compared with verl's functions and TRL's, value and gradient: tests/golden/test_equal_to_verl.py and
+All rows are compared with verl's functions and TRL's, in value and gradient: tests/golden/test_equal_to_verl.py and
 test_equal_to_trl.py. What is not named here is equal.
 """
 
@@ -16,7 +16,7 @@ EVERYWHERE = (
     " of sequences, 0 above 3 (importance_level, importance, importance_cap).",
     "Metrics are means over the tokens that enter a forward pass; groups of equal scores do not (see count_dead).",
 )
-"""What holds for all rows."""
+"""Differences that all rows have."""
 
 _DUAL = (
     "verl's policy loss always has a dual clip (clip_ratio_c = 3); the paper and TRL have none. As verl: dual_clip = 3."
@@ -49,4 +49,4 @@ OF_ROWS: dict[str, str] = {
     " gae_lambda = 1, value_clip = 0.5.",
     "maye": "Whitening is over the whole batch. MAYE's code whitens on each process alone.",
 }
-"""Row -> what differs in it, and the keys of `[algo]` that remove the difference."""
+"""Row -> its differences, and the keys of `[algo]` that remove them."""

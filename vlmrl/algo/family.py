@@ -1,8 +1,8 @@
-"""The GRPO family as a table: one row = one member, one column = one choice. No torch.
+"""Table of algorithms, the GRPO family: one row = one algorithm, one column = one choice. No torch.
 
-A recipe names a row (`algo.name`) and overrides single cells. A new member is a new row, or a new cell value with its
-function in advantages.py, losses.py, kl.py or aggregate.py. differences.py says where a row differs on purpose from the
-code of others that has the same name.
+A recipe names a row (`algo.name`) and overrides single cells. A new algorithm is a new row, or a new value of a cell
+with its function in advantages.py, losses.py, kl.py or aggregate.py. differences.py lists where a row differs on
+purpose from the code of others that has the same name.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from vlmrl.algo.advantages import ESTIMATORS, SCALES
 from vlmrl.errors import RecipeError
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
-"""Names of the aggregations in aggregate.py (kept here too because this file has no torch)."""
+"""Names of the aggregations in aggregate.py (repeated here because this file must not import torch)."""
 RATIOS = ("token", "sequence", "sequence_token")
 """Levels of the probability ratio in losses.py."""
 SURROGATES = ("clip", "reinforce", "cispo", "gmpo", "sapo", "clip_cov", "kl_cov")
 """Names of the surrogates in losses.py."""
 KL_ESTIMATORS = ("k1", "k2", "k3", "low_var_kl", "abs", "full")
-"""Names of the KL estimators in kl.py; "full" is model/logprobs.py's sum over the vocabulary."""
+"""Names of the KL estimators in kl.py; "full" is the sum over the vocabulary in model/logprobs.py."""
 CHOICES: dict[str, tuple[str, ...]] = {
     "advantage": tuple(ESTIMATORS),
     "scale": SCALES,
@@ -34,41 +34,51 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "importance_level": ("token", "sequence"),
     "truncated": ("keep", "mask", "drop"),
 }
-"""Cell -> the names it may hold."""
+"""Cell -> the names that it may hold. Cells that are not here hold numbers or booleans."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """One member of the family. Every field but the first two is a cell, and the recipe key `algo.<cell>` overrides it.
+    """Row of the table. Every field but the first two is a cell, which the recipe key `algo.<cell>` overrides.
 
     Args:
-        summary: one line for `vlmrl recipe list --algos`, with its source.
-        advantage: key of advantages.ESTIMATORS.      scale: one of advantages.SCALES; None = the estimator's own.
-        gamma: discount of token returns (estimators "none", "greedy" and "gae").      gae_lambda: of "gae".
-        value_coef, value_clip: with a critic: weight of its loss, and how far its value counts from what it said before
-            the updates.
-        ratio: "token"; "sequence" (length-normalised ratio of the whole response); "sequence_token" (its value, with
-            each token's own gradient).
+        name: name of the row.
+        summary: one line for `vlmrl recipe list --algos`, with the source.
+        advantage: key of advantages.ESTIMATORS.
+        scale: one of advantages.SCALES; None = the estimator's own.
+        gamma: discount of token returns (estimators "none", "greedy" and "gae").
+        gae_lambda: lambda of the estimator "gae".
+        value_coef: with a critic: weight of its loss.
+        value_clip: with a critic: largest distance from its value before the first update at which its value counts.
+        ratio: "token"; "sequence" (length-normalised ratio of the whole response); "sequence_token" (the value of
+            "sequence", with each token's own gradient).
         surrogate: one of SURROGATES.
         clip_low, clip_high: the ratio counts within [1 - clip_low, 1 + clip_high]; None = no bound. For "gmpo" the
             bounds are on the log-ratio: [-clip_low, clip_high].
         dual_clip: with a negative advantage the loss is at most dual_clip * |advantage|; None = off.
-        tau_positive, tau_negative: temperatures of "sapo" by the sign of the advantage.
-        cov_share: share of the tokens that "clip_cov" or "kl_cov" picks.      cov_low, cov_high: covariances that
-            "clip_cov" picks from.      cov_kl_coef: weight of |log-ratio| on the tokens that "kl_cov" picked.
+        tau_positive, tau_negative: temperatures of "sapo", by the sign of the advantage.
+        cov_share: share of the tokens that "clip_cov" or "kl_cov" picks.
+        cov_low, cov_high: range of the covariances that "clip_cov" picks from.
+        cov_kl_coef: weight of |log-ratio| on the tokens that "kl_cov" picked.
         aggregation: one of AGGREGATIONS.
-        kl: one of KL_ESTIMATORS.     kl_in: where the KL goes.     kl_coef: its weight, 0 = off.
-        kl_target: mean KL per token that the coefficient is steered to; None = it is fixed.     kl_horizon: how slowly.
+        kl: one of KL_ESTIMATORS.
+        kl_in: "loss" or "reward", where the KL is added.
+        kl_coef: weight of the KL, 0 = off.
+        kl_target: mean KL per token that the coefficient is steered to, in nats; None = the coefficient is fixed.
+        kl_horizon: responses; the larger, the slower the coefficient is steered.
         filter: "spread": prompts whose scores differ by no more than `min_spread` are replaced by others, in at most
-            `filter_tries` draws a step.
-        importance: "truncate" or "mask": correct for the engine's own log-probs, at `importance_level`, limit
-            `importance_cap`. "ratio": they are the old log-probs of the surrogate's ratio, so that its bounds are
-            around the policy that sampled. "auto": see `importance_of`.
-        truncated: what happens to responses cut by the token limit.
-        truncated_score: the score of such a response; None = the reward's.
-        overlong_tokens: length of DAPO's soft punishment before the limit; 0 = off.     overlong_penalty: its most.
-        count_dead: the responses of dead groups count in the denominator of the loss: leaving them out of the forward
-            pass changes no gradient. False = the live ones alone count. Groups that a filter refused never do.
+            `filter_tries` draws per step.
+        importance: "truncate" or "mask": correct for the difference between the engine's log-probs and the trainer's,
+            at `importance_level`, with the limit `importance_cap`. "ratio": the surrogate's ratio takes the engine's
+            log-probs as its old ones, so that its bounds are around the policy that sampled. "auto": see
+            `importance_of`.
+        truncated: what happens to responses cut by the token limit: "keep", "mask" (count in baselines, no loss) or
+            "drop" (count nowhere).
+        truncated_score: score of a cut response; None = the reward's.
+        overlong_tokens: length of DAPO's soft punishment before the token limit, in tokens; 0 = off.
+        overlong_penalty: largest value of that punishment.
+        count_dead: whether the responses of dead groups count in the denominator of the loss. They do by default, so
+            that leaving them out of the forward pass changes no gradient. Groups that a filter refused never count.
     """
 
     name: str
@@ -110,29 +120,37 @@ class Algorithm:
 
     @property
     def needs_group(self) -> bool:
-        """Whether it compares the samples of a prompt, so that one sample is not enough."""
+        """Whether the estimator compares the samples of a prompt, so that one sample is not enough."""
         return ESTIMATORS[self.advantage].needs_group
 
     @property
     def needs_critic(self) -> bool:
-        """Whether the policy gets a value head, which judges every token."""
+        """Whether the policy gets a value head, which predicts the score before every token."""
         return ESTIMATORS[self.advantage].critic
 
     @property
     def limits_ratio(self) -> bool:
-        """Whether the surrogate bounds what a token does whose probability is far above the old one."""
+        """Whether the surrogate bounds the effect of a token whose probability is far above the old one."""
         bounded = self.surrogate in ("clip", "clip_cov", "cispo", "gmpo") and self.clip_high is not None
         return bounded or self.surrogate == "sapo"
 
     def importance_of(self, *, own_engine: bool, filtered: bool, stale: bool) -> str:
-        """What `importance` comes to in a run.
+        """Return the `importance` of a run, with "auto" resolved.
 
-        Of an engine of the trainer's own weights, or of filtered sampling, "auto" is "none"; of another, "truncate".
-        Of one whose weights are a step older it is "ratio": the bounds of PPO and its kin are meant to be around the
-        policy that sampled, and around the trainer's they would let the policy drift away from it twice as far. Where
-        nothing bounds a token's ratio, or the ratio is that of a whole response (whose bounds are narrower than what
-        two engines differ by), it is "mask": what is too unlikely under either policy has no gradient.
-        Args: own_engine: the trainer samples. filtered: with top-p or top-k. stale: by older weights.
+        "auto" is "none" when the trainer samples with its own weights or when sampling is filtered, and "truncate" when
+        another engine samples with the same weights.
+
+        With an engine whose weights are one step older it is "ratio": the bounds of PPO-like surrogates are meant to be
+        around the policy that sampled. Around the trainer's weights they would let the policy drift away from it twice
+        as far. It is "mask" instead where nothing bounds a token's ratio, or where the ratio is that of a whole
+        response (its bounds are narrower than the difference between two engines): a token that is too unlikely under
+        either policy then has no gradient.
+
+        Args:
+            own_engine: whether the trainer samples.
+            filtered: whether sampling uses top-p or top-k.
+            stale: whether older weights sample.
+        Returns: "none", "truncate", "mask" or "ratio".
         """
         if self.importance != "auto":
             return self.importance
@@ -144,17 +162,17 @@ class Algorithm:
 
     @property
     def counts_dead(self) -> bool:
-        """Whether dead groups count in the denominator. Under a filter they are those that it refused: never."""
+        """Whether dead groups count in the denominator. With a filter they never do: it has refused them."""
         return self.count_dead and self.filter == "none"
 
     @property
     def selects(self) -> bool:
-        """Whether the surrogate treats some tokens of an update differently, picked from all of them."""
+        """Whether the surrogate treats some tokens differently, which are picked from all tokens of an update."""
         return self.surrogate in ("clip_cov", "kl_cov")
 
 
 CELLS = tuple(f.name for f in fields(Algorithm) if f.name not in ("name", "summary"))
-"""What a recipe may override, in the order of the table."""
+"""Names of the cells, which a recipe may override, in the order of the fields."""
 PPO: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.2}
 HIGHER: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28}
 
@@ -217,9 +235,12 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def resolve(name: str, **overrides: Any) -> Algorithm:
-    """A row of the table with a recipe's overrides; None = the row's cell stays.
+    """Return a row of the table with a recipe's overrides.
 
-    Raises: RecipeError for a name or cell value that does not exist, naming those that do; TypeError for no cell.
+    Args:
+        name: name of the row.
+        overrides: cell -> value; None = the row's own value stays.
+    Raises: RecipeError for an unknown name or value of a cell, with the known ones; TypeError for an unknown cell.
     """
     given = {cell: value for cell, value in overrides.items() if value is not None}
     if unknown := given.keys() - set(CELLS):
@@ -233,17 +254,24 @@ def resolve(name: str, **overrides: Any) -> Algorithm:
 
 
 def algorithm_of(settings: Any) -> Algorithm:
-    """The row and overrides of a recipe's `[algo]` table (recipe.schema.Algo, or anything with its fields)."""
+    """Return the row of a recipe's `[algo]` table with its overrides.
+
+    Args:
+        settings: recipe.schema.Algo, or any object with its fields.
+    """
     return resolve(settings.name, **{cell: getattr(settings, cell, None) for cell in CELLS})
 
 
 def without_greedy(algorithm: Algorithm) -> Algorithm:
-    """The algorithm where no greedy answers are at hand (saved rollouts, `vlmrl try`): the group mean stands in."""
+    """Return the algorithm for use without greedy answers (saved rollouts, `vlmrl try`): it uses the group mean."""
     return replace(algorithm, advantage="group_mean") if algorithm.advantage == "greedy" else algorithm
 
 
 def stand_in(algorithm: Algorithm) -> str:
-    """What stands in where advantages are made without a model (saved rollouts, `vlmrl try`); "" = they need none."""
+    """Return what replaces the model where advantages are computed without one (saved rollouts, `vlmrl try`).
+
+    Returns: a sentence for the user; "" = the advantages need no model.
+    """
     if algorithm.advantage == "greedy":
         return "the group mean stands in for the score of the greedy answer"
     if algorithm.needs_critic:
