@@ -156,17 +156,17 @@ def part_by_part(kept: _Kept) -> list[Array]:
     Example: parts [[1, 0], [0, 0]], weights [2, 1]: part 1 -> +-0.7071, part 2 -> 0 -> [1.4142, -1.4142].
     """
     parts_GP, weights_P = _parts(kept)
-    there_GP = ~np.isnan(parts_GP)  # bool, True = the part applies to the sample
+    applies_GP = ~np.isnan(parts_GP)  # bool, True = the part applies to the sample
     normal_GP = np.zeros_like(parts_GP)
     for p in range(parts_GP.shape[1]):
-        rows = there_GP[:, p]
+        rows = applies_GP[:, p]
         values = parts_GP[rows, p]
         if not is_dead(values.tolist()):
             normal_GP[rows, p] = (values - values.mean()) / (values.std(ddof=1) + STD_EPSILON)
     # [G, P] -> [G]: weight of the parts that apply; the factor makes up for those that do not.
-    present_G = (there_GP * weights_P).sum(1)
-    spread_G = np.divide(weights_P.sum(), present_G, out=np.zeros(len(present_G)), where=present_G != 0)
-    return _column((normal_GP * weights_P).sum(1) * spread_G)
+    present_G = (applies_GP * weights_P).sum(1)
+    rescale_G = np.divide(weights_P.sum(), present_G, out=np.zeros(len(present_G)), where=present_G != 0)
+    return _column((normal_GP * weights_P).sum(1) * rescale_G)
 
 
 def generalised(kept: _Kept) -> list[Array]:
@@ -190,8 +190,8 @@ def value_targets(group: ScoredGroup, *, gamma: float, lam: float) -> list[Array
     """
     index = [i for i, use in enumerate(group.included) if use]
     targets = [np.zeros(0) for _ in group.scores]
-    for i, (_, found) in zip(index, _generalised(group, index, gamma, lam), strict=True):
-        targets[i] = found
+    for i, (_, target) in zip(index, _generalised(group, index, gamma, lam), strict=True):
+        targets[i] = target
     return targets
 
 
@@ -257,27 +257,27 @@ def batch_advantages(
     Raises: KeyError for an unknown estimator; ValueError when a score is not finite, for an unknown scale, and for a
         scale that a critic cannot have.
     """
-    found = ESTIMATORS[estimator]
-    scale = scale if scale is not None else found.scale
+    entry = ESTIMATORS[estimator]
+    scale = scale if scale is not None else entry.scale
     if scale not in SCALES:
         raise ValueError(f"unknown scale {scale!r}")
-    if found.critic and scale not in CRITIC_SCALES:
+    if entry.critic and scale not in CRITIC_SCALES:
         raise ValueError(f"the scale {scale!r} is not for a critic; {', '.join(CRITIC_SCALES)} are")
     all_kept = [_keep(g, gamma, lam) for g in groups]
     dead = [_is_dead_kept(k, estimator) for k in all_kept]
     centred: list[list[Array]] = []
-    for kept, is_still in zip(all_kept, dead, strict=True):
+    for kept, group_is_dead in zip(all_kept, dead, strict=True):
         # Dead groups stay in the statistics of the batch, as published; their own advantage is set below.
-        if not kept.index or (is_still and found.needs_group):
+        if not kept.index or (group_is_dead and entry.needs_group):
             centred.append([np.zeros(1) for _ in kept.index])
         else:
-            centred.append(found.baseline(kept))
+            centred.append(entry.baseline(kept))
     scaled = _scaled(centred, all_kept, dead, scale)
     advantages: list[list[Array]] = []
-    for group, kept, values, is_still in zip(groups, all_kept, scaled, dead, strict=True):
+    for group, kept, values, group_is_dead in zip(groups, all_kept, scaled, dead, strict=True):
         by_index = dict(zip(kept.index, values, strict=True))
         zero = [np.zeros(1) for _ in group.scores]
-        advantages.append([zero[i] if is_still else by_index.get(i, zero[i]) for i in range(len(group.scores))])
+        advantages.append([zero[i] if group_is_dead else by_index.get(i, zero[i]) for i in range(len(group.scores))])
     return advantages
 
 
@@ -290,8 +290,8 @@ def group_advantages(scores: Sequence[float], included: Sequence[bool], estimato
     """
     kept = [float(s) for s, use in zip(scores, included, strict=True) if use]
     greedy = float(np.mean(kept)) if estimator == "greedy" and kept else None
-    (found,) = batch_advantages([ScoredGroup(scores, included, greedy=greedy)], estimator)
-    return [float(a[0]) for a in found] if len(kept) > 1 else [0.0] * len(scores)
+    (advantages,) = batch_advantages([ScoredGroup(scores, included, greedy=greedy)], estimator)
+    return [float(a[0]) for a in advantages] if len(kept) > 1 else [0.0] * len(scores)
 
 
 def _scaled(centred: list[list[Array]], all_kept: list[_Kept], dead: list[bool], scale: str) -> list[list[Array]]:
@@ -316,7 +316,7 @@ def _scaled(centred: list[list[Array]], all_kept: list[_Kept], dead: list[bool],
         ]
     if scale == "alive":
         samples = sum(len(k.index) for k in all_kept)
-        alive = sum(len(k.index) for k, is_still in zip(all_kept, dead, strict=True) if not is_still)
+        alive = sum(len(k.index) for k, group_is_dead in zip(all_kept, dead, strict=True) if not group_is_dead)
         return [[a * samples / max(1, alive) for a in values] for values in centred]
     if scale == "batch":
         totals = np.concatenate([np.zeros(0), *(k.totals_G for k in all_kept)])
@@ -345,10 +345,10 @@ def _keep(group: ScoredGroup, gamma: float, lam: float) -> _Kept:
     lengths = np.array([group.lengths[i] if group.lengths else 1 for i in index], dtype=np.float64)
     totals, returns = np.array(scores, dtype=np.float64), [np.array([s]) for s in scores]
     if len(group.penalties) or gamma != 1.0:
-        for at, i in enumerate(index):
+        for position, i in enumerate(index):
             rewards = group.token_rewards(i)
-            totals[at] = rewards.sum()
-            returns[at] = rewards_to_go(rewards, gamma)
+            totals[position] = rewards.sum()
+            returns[position] = rewards_to_go(rewards, gamma)
     return _Kept(group, index, totals, returns, lengths, gamma, lam)
 
 

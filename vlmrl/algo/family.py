@@ -245,8 +245,8 @@ def resolve(name: str, **overrides: Any) -> Algorithm:
     given = {cell: value for cell, value in overrides.items() if value is not None}
     if unknown := given.keys() - set(CELLS):
         raise TypeError(f"the table has no cell {', '.join(sorted(unknown))}")
-    asked = {"name": name} | {cell: value for cell, value in given.items() if cell in CHOICES}
-    for cell, value in asked.items():
+    choices = {"name": name} | {cell: value for cell, value in given.items() if cell in CHOICES}
+    for cell, value in choices.items():
         known = tuple(ALGORITHMS) if cell == "name" else CHOICES[cell]
         if value not in known:
             raise RecipeError(f"unknown algo.{cell} `{value}`", hint=f"known: {', '.join(known)}")

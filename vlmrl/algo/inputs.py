@@ -35,9 +35,9 @@ def scored_group(
     """
     # A critic compares no samples, so a masked response must not count in the advantages of others. Estimators that
     # compare keep its score in the baseline; only "drop" removes it there.
-    out = ("drop", "mask") if algorithm.needs_critic else ("drop",)
+    excluded = ("drop", "mask") if algorithm.needs_critic else ("drop",)
     included = [
-        score.error is None and not (finish == "length" and algorithm.truncated in out)
+        score.error is None and not (finish == "length" and algorithm.truncated in excluded)
         for score, finish in zip(scores, finishes, strict=True)
     ]
     if algorithm.advantage == "greedy" and greedy is None:
@@ -70,14 +70,14 @@ def step_advantages(groups: Sequence[ScoredGroup], algorithm: Algorithm) -> list
     Groups that the filter refuses get 0 and count in no statistic of the batch.
     """
     passed = [passes_filter(g, algorithm) for g in groups]
-    found = iter(
+    advantages = iter(
         batch_advantages(
             [g for g, ok in zip(groups, passed, strict=True) if ok],
             algorithm.advantage, scale=algorithm.scale, gamma=algorithm.gamma,
             lam=algorithm.gae_lambda,
         )
     )  # fmt: skip
-    return [next(found) if ok else [np.zeros(1) for _ in g.scores] for g, ok in zip(groups, passed, strict=True)]
+    return [next(advantages) if ok else [np.zeros(1) for _ in g.scores] for g, ok in zip(groups, passed, strict=True)]
 
 
 def untrained_values(lengths: Sequence[int]) -> list[Array]:

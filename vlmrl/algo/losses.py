@@ -194,9 +194,9 @@ def clip(a: Algorithm, x: Tokens) -> Loss:
     Source: PPO, arXiv:1707.06347 eq. 7; DAPO, arXiv:2503.14476 eq. 8; GSPO, arXiv:2507.18071 eq. 5; dual clip:
         arXiv:1912.09729.
     """
-    ratio = log_ratio(x.logp, x.old_logp, x.response, a.ratio)
+    change = log_ratio(x.logp, x.old_logp, x.response, a.ratio)
     bounds = {"clip_low": a.clip_low, "clip_high": a.clip_high}
-    loss, clipped = clipped_surrogate(ratio, x.advantage, **bounds), clipped_share(ratio, x.advantage, **bounds)
+    loss, clipped = clipped_surrogate(change, x.advantage, **bounds), clipped_share(change, x.advantage, **bounds)
     if a.dual_clip is None:
         return loss, clipped
     limited = dual_clipped(loss, x.advantage, a.dual_clip)
@@ -243,9 +243,9 @@ def gmpo(a: Algorithm, x: Tokens) -> Loss:
     high = a.clip_high if a.clip_high is not None else LOG_RATIO_LIMIT
     limited = change.clamp(low, high)
     # As in PPO's minimum: a positive advantage has an upper bound, a negative one a lower bound.
-    kept = torch.where(x.advantage >= 0, torch.minimum(change, limited), torch.maximum(change, limited))
-    mean = log_ratio(kept, torch.zeros_like(kept), x.response, "sequence")
-    return -x.advantage * mean.exp(), ((kept != change) & (x.advantage != 0)).detach().float()
+    bounded = torch.where(x.advantage >= 0, torch.minimum(change, limited), torch.maximum(change, limited))
+    mean = log_ratio(bounded, torch.zeros_like(bounded), x.response, "sequence")
+    return -x.advantage * mean.exp(), ((bounded != change) & (x.advantage != 0)).detach().float()
 
 
 def sapo(a: Algorithm, x: Tokens) -> Loss:
@@ -346,8 +346,8 @@ def select_tokens(
         )
         ratio = log_ratio(logp, old, response, algorithm.ratio)
         clipped = clipped_share(ratio, advantage, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high) > 0
-        able = ~clipped & (covariance > algorithm.cov_low) & (covariance < algorithm.cov_high)
-        places = able.nonzero()[:, 0]  # indices of the tokens that may be picked
+        eligible = ~clipped & (covariance > algorithm.cov_low) & (covariance < algorithm.cov_high)
+        indices = eligible.nonzero()[:, 0]  # of the tokens that may be picked
         generator = torch.Generator().manual_seed(seed)
-        chosen[places[torch.randperm(len(places), generator=generator)[:count]]] = True
+        chosen[indices[torch.randperm(len(indices), generator=generator)[:count]]] = True
     return list(chosen.split([len(x) for x in logps]))
