@@ -262,7 +262,7 @@ def batch_advantages(
     if scale not in SCALES:
         raise ValueError(f"unknown scale {scale!r}")
     if entry.critic and scale not in CRITIC_SCALES:
-        raise ValueError(f"the scale {scale!r} is not for a critic; {', '.join(CRITIC_SCALES)} are")
+        raise ValueError(f"the scale {scale!r} is not for a critic; use one of: {', '.join(CRITIC_SCALES)}")
     all_kept = [_keep(g, gamma, lam) for g in groups]
     dead = [_is_dead_kept(k, estimator) for k in all_kept]
     centred: list[list[Array]] = []
@@ -338,10 +338,10 @@ def _scaled(centred: list[list[Array]], all_kept: list[_Kept], dead: list[bool],
 def _keep(group: ScoredGroup, gamma: float, lam: float) -> _Kept:
     index = [i for i, use in enumerate(group.included) if use]
     if len(group.included) != len(group.scores):
-        raise ValueError(f"{len(group.scores)} scores but {len(group.included)} say whether they count")
+        raise ValueError(f"{len(group.scores)} scores but {len(group.included)} entries in `included`")
     scores = [float(group.scores[i]) for i in index]
     if not all(np.isfinite(scores)):
-        raise ValueError(f"a score that is not finite reached the advantages: {scores}")
+        raise ValueError(f"a score is not finite, so there are no advantages: {scores}")
     lengths = np.array([group.lengths[i] if group.lengths else 1 for i in index], dtype=np.float64)
     totals, returns = np.array(scores, dtype=np.float64), [np.array([s]) for s in scores]
     if len(group.penalties) or gamma != 1.0:

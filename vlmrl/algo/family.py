@@ -184,14 +184,14 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm(name="grpo_paper", **PPO, aggregation="sequence_mean",
                   summary="as published: clip 0.2/0.2, mean of each response first (arXiv:2402.03300 eq. 3)"),
         Algorithm(name="dr_grpo", advantage="group_mean", **PPO, aggregation="constant",
-                  summary="no std, constant denominator: no bias by length or difficulty (arXiv:2503.20783)"),
+                  summary="no std, constant denominator: no bias towards lengths or difficulties (arXiv:2503.20783)"),
         Algorithm(name="dapo", **HIGHER, filter="spread",
-                  summary="clip-higher 0.2/0.28, token mean, prompts of equal scores drawn anew (arXiv:2503.14476; "
-                          "its length punishment: overlong_tokens)"),
+                  summary="clip-higher 0.2/0.28, token mean, prompts of equal scores replaced by others "
+                          "(arXiv:2503.14476; its length punishment: overlong_tokens)"),
         Algorithm(name="gdpo", advantage="part_by_part", **HIGHER,
-                  summary="each reward part normalised on its own, summed, then over the batch (arXiv:2601.05242)"),
+                  summary="each reward part normalised on its own, then their sum over the batch (arXiv:2601.05242)"),
         Algorithm(name="gspo", ratio="sequence", clip_low=3e-4, clip_high=4e-4, aggregation="sequence_mean",
-                  summary="one length-normalised ratio a response, clip 3e-4/4e-4 (arXiv:2507.18071)"),
+                  summary="one length-normalised ratio per response, clip 3e-4/4e-4 (arXiv:2507.18071)"),
         Algorithm(name="gspo_token", ratio="sequence_token", clip_low=3e-4, clip_high=4e-4, aggregation="sequence_mean",
                   summary="the response's ratio with each token's own gradient (arXiv:2507.18071 eq. 13)"),
         Algorithm(name="gmpo", surrogate="gmpo", clip_low=0.4, clip_high=0.4, aggregation="sequence_mean",
@@ -199,19 +199,19 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm(name="cispo", surrogate="cispo", clip_high=4.0,
                   summary="clipped ratio as a constant weight of the gradient, at most 5 (arXiv:2506.13585 eq. 4-5)"),
         Algorithm(name="sapo", surrogate="sapo", aggregation="sequence_mean",
-                  summary="a smooth gate in place of the clip, temperatures 1 and 1.05 (arXiv:2511.20347)"),
+                  summary="a smooth gate instead of the clip, temperatures 1 and 1.05 (arXiv:2511.20347)"),
         Algorithm(name="clip_cov", surrogate="clip_cov", clip_low=1.0, clip_high=1.0, cov_share=2e-4,
-                  summary="a few tokens of high covariance get no gradient, at random (arXiv:2505.22617)"),
+                  summary="a few tokens of high covariance, picked at random, get no gradient (arXiv:2505.22617)"),
         Algorithm(name="kl_cov", surrogate="kl_cov", cov_share=2e-3,
                   summary="the tokens of highest covariance get a KL penalty, no clip (arXiv:2505.22617)"),
         Algorithm(name="rloo", advantage="leave_one_out",
                   summary="leave-one-out baseline, no clip (arXiv:2402.14740)"),
         Algorithm(name="opo", advantage="length_weighted",
-                  summary="baseline weighted by length, no clip: meant for one update a step (arXiv:2505.23585)"),
+                  summary="baseline weighted by length, no clip: meant for one update per step (arXiv:2505.23585)"),
         Algorithm(name="gpg", advantage="group_mean", scale="alive", surrogate="reinforce",
                   summary="plain policy gradient, scaled up by the share of dead samples (arXiv:2504.02546)"),
         Algorithm(name="pass_at_k", advantage="best_of_group", scale="group", **HIGHER,
-                  summary="only the best of a group, by what it adds over the second (arXiv:2503.19595)"),
+                  summary="only the best sample of a group counts, by its lead over the second (arXiv:2503.19595)"),
         Algorithm(name="reinforce", advantage="none", surrogate="reinforce",
                   summary="score times log-prob, no baseline (Williams 1992; cf. arXiv:2402.14740)"),
         Algorithm(name="reinforce++", advantage="none", scale="tokens", **PPO, kl="k1", kl_in="reward",
@@ -219,12 +219,13 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm(name="reinforce++-baseline", advantage="group_mean", scale="tokens", **PPO, kl="k2",
                   summary="score minus group mean, normalised over the batch (arXiv:2501.03262, with baseline)"),
         Algorithm(name="ppo", advantage="gae", scale="tokens", **PPO, kl="k1", kl_in="reward",
-                  summary="a value head on the policy judges every token: GAE 1/0.95, clip 0.2, value loss 0.1 clipped "
-                          "at 0.2 (arXiv:1707.06347, 1506.02438; numbers of 1909.08593's code)"),
+                  summary="a value head on the policy predicts the score before every token: GAE 1/0.95, clip "
+                          "0.2, value loss 0.1 clipped at 0.2 (arXiv:1707.06347, 1506.02438; numbers of "
+                          "1909.08593's code)"),
         Algorithm(name="remax", advantage="greedy", surrogate="reinforce", kl="k1", kl_in="reward",
-                  summary="baseline = score of one greedy answer a prompt, not trained on (arXiv:2310.10505)"),
+                  summary="baseline = score of one greedy answer per prompt, not trained on (arXiv:2310.10505)"),
         Algorithm(name="easyr1", clip_low=0.2, clip_high=0.3, dual_clip=3.0, kl="low_var_kl", kl_coef=0.01,
-                  summary="EasyR1 as TaxonRL runs it: clip 0.2/0.3, dual clip 3, KL 0.01 in the loss (cf. GRPO, "
+                  summary="EasyR1 with TaxonRL's settings: clip 0.2/0.3, dual clip 3, KL 0.01 in the loss (cf. GRPO, "
                           "arXiv:2402.03300)"),
         Algorithm(name="maye", advantage="none", scale="tokens_keep_mean", **PPO, kl="k3", kl_coef=0.001,
                   truncated_score=-0.1,
@@ -244,7 +245,7 @@ def resolve(name: str, **overrides: Any) -> Algorithm:
     """
     given = {cell: value for cell, value in overrides.items() if value is not None}
     if unknown := given.keys() - set(CELLS):
-        raise TypeError(f"the table has no cell {', '.join(sorted(unknown))}")
+        raise TypeError(f"the algorithm table has no cell {', '.join(sorted(unknown))}")
     choices = {"name": name} | {cell: value for cell, value in given.items() if cell in CHOICES}
     for cell, value in choices.items():
         known = tuple(ALGORITHMS) if cell == "name" else CHOICES[cell]
@@ -273,7 +274,7 @@ def stand_in(algorithm: Algorithm) -> str:
     Returns: a sentence for the user; "" = the advantages need no model.
     """
     if algorithm.advantage == "greedy":
-        return "the group mean stands in for the score of the greedy answer"
+        return "the group mean replaces the score of the greedy answer"
     if algorithm.needs_critic:
-        return "a critic that says 0 everywhere stands in: these are the advantages before it has learned anything"
+        return "an untrained critic, with the value 0 everywhere, replaces the policy's: advantages before any learning"
     return ""
