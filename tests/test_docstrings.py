@@ -1,6 +1,7 @@
 """How texts are written, as far as a test can see it: first words, sections, the word for a GPU, names of variables.
 
-CONTRIBUTING says why. Ruff's `D` checks the rest. Packages that pyproject.toml exempts from `D` are exempt here, too.
+CONTRIBUTING says why. Ruff's `D` checks the rest. Packages that pyproject.toml exempts from `D` are exempt here, too;
+`python tests/test_docstrings.py vlmrl/data` lists the findings of one, exempt or not.
 """
 
 from __future__ import annotations
@@ -211,3 +212,10 @@ class Row:
         """
 '''
     assert problems(good) == []
+
+
+if __name__ == "__main__":
+    for folder in sys.argv[1:]:
+        for file in sorted([ROOT / folder] if folder.endswith(".py") else (ROOT / folder).rglob("*.py")):
+            for finding in problems(file.read_text("utf-8")):
+                print(f"{file.relative_to(ROOT)}:{finding}")
