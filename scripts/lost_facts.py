@@ -3,7 +3,8 @@
 
 A fact is a number (in digits or as a word), a unit, an arXiv id, a name in backticks or double quotes, an identifier,
 a shape or range in brackets, the name of an exception, a capitalised name. The old docstring, comments and strings of
-each definition are compared with the new ones of the same definition. Markdown files are compared by section.
+each definition are compared with the new ones of the same definition. Markdown files, where their paths are given, are
+compared by section.
 
     gone    the new file states it nowhere
     moved   it stands elsewhere in the new file, not in this definition
@@ -12,6 +13,7 @@ Exit code 0, whatever is listed: a fact may go on purpose.
 
     scripts/lost_facts.py                    the working tree against the branch's base (else its parent commit)
     scripts/lost_facts.py --base A --head B  two commits
+    scripts/lost_facts.py README.md docs     pages
 """
 
 from __future__ import annotations
@@ -84,21 +86,37 @@ def _is_name(word: str, before: str) -> bool:
     return inner or (len(word) > 1 and not SENTENCE_START.search(before))
 
 
+def assigned_name(statement: ast.stmt, scope: str) -> str:
+    """Return the name of the attribute or constant that a statement assigns; else that of its scope."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)) and isinstance(targets[0], ast.Name):
+        return targets[0].id if scope == "module" else f"{scope}.{targets[0].id}"
+    return scope
+
+
 def python_texts(source: str) -> dict[str, str]:
-    """Return definition ("module", "Class.method") -> its docstring, strings and comments, inner functions included."""
+    """Return definition -> its docstring, strings and comments, inner functions included.
+
+    A definition is "module", a function, a class, a method ("Class.method"), or an attribute or constant with the
+    string below it ("Class.key", "LIMIT").
+    """
     tree = ast.parse(source)
     owner: dict[int, str] = {}  # line -> definition
     texts: dict[str, list[str]] = defaultdict(list)
 
     def walk(node: ast.AST, name: str) -> None:
+        attribute = name
         for child in ast.iter_child_nodes(node):
-            inner = name
+            if isinstance(child, ast.stmt) and isinstance(node, (ast.Module, ast.ClassDef)):
+                is_text = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
+                attribute = attribute if is_text else assigned_name(child, name)
+            inner = attribute
             if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 inner = child.name if name == "module" else f"{name}.{child.name}"
                 inner = name if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else inner
                 owner.update(dict.fromkeys(range(child.lineno, (child.end_lineno or child.lineno) + 1), inner))
             elif isinstance(child, ast.Constant) and isinstance(child.value, str):
-                texts[name].append(child.value)
+                texts[inner].append(child.value)
             walk(child, inner)
 
     walk(tree, "module")

@@ -118,14 +118,16 @@ def _changed_docstrings(old: ast.Module, new: ast.Module) -> list[str]:
 
 
 def _docstrings(tree: ast.AST, name: str = "module") -> Iterator[tuple[str, str]]:
-    """Yield (name, all string statements joined) of the module and of every definition."""
-    body = getattr(tree, "body", [])
-    if isinstance(body, list):
-        yield name, "\n".join(s.value.value for s in body if _is_text(s))  # type: ignore[attr-defined]
-        prefix = "" if name == "module" else f"{name}."
-        for node in body:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                yield from _docstrings(node, f"{prefix}{node.name}")
+    """Yield (name, text) of every docstring; of that of an attribute, the name of the attribute."""
+    prefix, own = "" if name == "module" else f"{name}.", name
+    for node in getattr(tree, "body", []):
+        if _is_text(node):
+            yield own, node.value.value
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            own = f"{prefix}{ast.unparse(target)}"
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield from _docstrings(node, f"{prefix}{node.name}")
 
 
 # Texts

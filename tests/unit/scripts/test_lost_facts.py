@@ -93,6 +93,14 @@ def test_a_removed_definition_loses_its_facts():
     assert [m.fact for m in lost(python_texts(OLD), python_texts(OLD[: OLD.index("def g")]))] == ["7"]
 
 
+def test_each_key_of_a_table_is_a_place_of_its_own():
+    old = (
+        'class Table:\n    """A table."""\n\n    a: int = 1\n    """At most 5."""\n    b: int = 2\n    """From 5."""\n'
+    )
+    new = old.replace("At most 5", "At most some")
+    assert lost(python_texts(old), python_texts(new)) == [Lost("Table.a", "number", "5", True)]
+
+
 def test_markdown_is_compared_by_section():
     old, new = "# A\n\nTakes 5 minutes.\n\n## B\n\nAt 3.\n", "# A\n\nTakes minutes.\n\n## B\n\nAt 3 or 5.\n"
     assert lost(markdown_texts(old), markdown_texts(new)) == [Lost("A", "number", "5", True)]

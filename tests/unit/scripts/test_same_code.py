@@ -170,8 +170,8 @@ def test_mutants_of_the_algorithms_are_other_code():
 
 def test_help_texts_are_reported_where_they_are_shown():
     comparison = compare(SOURCE, changed("Its size.", "How large."))
-    assert comparison.shown == ["Box"]
-    assert "help texts changed: Box" in "\n".join(same_code.report("vlmrl/recipe/schema.py", comparison))
+    assert comparison.shown == ["Box.size"]
+    assert "help texts changed: Box.size" in "\n".join(same_code.report("vlmrl/recipe/schema.py", comparison))
     assert "help texts" not in "\n".join(same_code.report("vlmrl/train/rl.py", comparison))
 
 
