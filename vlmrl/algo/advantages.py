@@ -115,7 +115,9 @@ def length_weighted(kept: _Kept) -> list[Array]:
 
 
 def best_of_group(kept: _Kept) -> list[Array]:
-    """Return best minus second best score for the best sample, and 0 for the others and for two equal best ones.
+    """Return the lead of the best sample over the second best, and 0 for the others.
+
+    Two equal best samples both get 0.
 
     Source: Pass@k objective, arXiv:2503.19595 (the case k = G, the form that verl and RLLaVA ship).
     Example: [0.2, 1, 0.6] -> [0, 0.4, 0].
@@ -174,7 +176,8 @@ def generalised(kept: _Kept) -> list[Array]:
 
     Raises: ValueError when the group has no values.
     Source: GAE, arXiv:1506.02438 eq. 16; over the tokens of a response, the score at its last one and the KL in the
-        rewards: arXiv:1909.08593, section 2. Deviation: its code also divides the rewards by their deviation.
+        rewards: arXiv:1909.08593, section 2. Deviation: its code also divides the rewards by their
+        standard deviation.
     """
     return [advantages for advantages, _ in _generalised(kept.group, kept.index, kept.gamma, kept.lam)]
 

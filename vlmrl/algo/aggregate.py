@@ -3,7 +3,7 @@
 The denominator is fixed before the first backward, so the gradient does not depend on how an update is split into
 microbatches.
 
-Letters: K trained tokens of a microbatch, S responses of the whole step.
+Letters: K trained tokens of a microbatch, S responses of the whole update.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Denominator:
-    """Denominator of the loss, computed once from ALL responses of the step (on several ranks: the ranks' sum).
+    """Denominator of the loss, computed once from ALL responses of an update, on all ranks.
 
     Args:
         aggregation: "token_mean" (all trained tokens count the same), "sequence_mean" (all responses count the
             same), or "constant" (responses x `max_tokens`: a token's weight does not depend on the length of its
             response).
-        num_tokens: trained tokens of the whole step.
-        num_sequences: responses with at least one trained token, of the whole step.
+        num_tokens: trained tokens of the whole update.
+        num_sequences: responses with at least one trained token, of the whole update.
         max_tokens: token limit of a response; used by "constant".
         num_dead_tokens: tokens within `num_tokens` that never enter a forward pass, because their loss is exactly 0.
     """
@@ -39,7 +39,7 @@ class Denominator:
     def of(
         cls, aggregation: str, tokens_S: Sequence[int], max_tokens: int, dead_tokens_S: Sequence[int] = ()
     ) -> Denominator:
-        """Count the trained tokens of every response of the step.
+        """Count the trained tokens of every response of the update.
 
         Args:
             tokens_S: tokens of each response that enters a forward pass.
@@ -51,7 +51,7 @@ class Denominator:
 
 
 def aggregate(loss_K: Tensor, sequence_tokens_K: Tensor, total: Denominator) -> Tensor:
-    """Return this microbatch's share of the step's loss; the shares of all microbatches add up to the loss.
+    """Return this microbatch's share of the loss of its update; the shares of all microbatches add up to the loss.
 
     Args:
         loss_K: loss per token, trained tokens only.
@@ -61,7 +61,7 @@ def aggregate(loss_K: Tensor, sequence_tokens_K: Tensor, total: Denominator) -> 
     Example: responses with losses [1, 1, 1] and [4]: token_mean (3 + 4) / 4 = 1.75; sequence_mean (1 + 4) / 2 = 2.5;
         constant with max_tokens 10: 7 / 20 = 0.35.
     """
-    # max(1, ...): a step without a trained token has the loss 0, not NaN.
+    # max(1, ...): an update without a trained token has the loss 0, not NaN.
     if total.aggregation == "token_mean":
         return loss_K.sum() / max(1, total.num_tokens)
     if total.aggregation == "sequence_mean":
@@ -73,7 +73,7 @@ def aggregate(loss_K: Tensor, sequence_tokens_K: Tensor, total: Denominator) -> 
 
 
 def global_mean(values_K: Tensor, total: Denominator) -> Tensor:
-    """Return this microbatch's share of a mean over the step's tokens that enter a forward pass.
+    """Return this microbatch's share of a mean over the tokens of its update that enter a forward pass.
 
     Args:
         values_K: a metric per token.
