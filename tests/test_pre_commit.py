@@ -20,8 +20,11 @@ def test_hooks_are_local_and_name_files_that_exist():
         assert all((ROOT / path).is_file() for path in re.findall(r"tests/\S+", hook["entry"]))
 
 
-def test_contributing_names_scripts_and_tests_that_exist():
+def test_contributing_names_files_that_exist():
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     named = set(re.findall(r"\b(?:scripts|tests)/[\w./-]*\w", text))
+    modules = {path for path in re.findall(r"`([a-z_/]+/\w+\.py)`", text) if path not in named}
     assert {"scripts/same_code.py", "scripts/lost_facts.py", "tests/test_docstrings.py"} <= named
+    assert "algo/family.py" in modules
+    assert not [path for path in sorted(modules) if not (ROOT / "vlmrl" / path).exists()]
     assert not [path for path in sorted(named) if not (ROOT / path).exists()]
