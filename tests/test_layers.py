@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,7 @@ def package_of(path: Path) -> str:
     return first.removesuffix(".py")
 
 
+@cache
 def imports(path: Path) -> list[tuple[int, str]]:
     """(line, module) of every import, wherever it is, except what only a type checker sees. `from a import b` gives
     both a and a.b.
