@@ -26,9 +26,9 @@ PACK = ["tests/property/test_pack_property.py", *STEP]
 UPDATE = [*STEP, "tests/unit/train"]
 ADVANTAGES, LOSSES, KL, AGGREGATE = (f"vlmrl/algo/{n}.py" for n in ("advantages", "losses", "kl", "aggregate"))
 RETURNS, SHAPING, INPUTS = (f"vlmrl/algo/{n}.py" for n in ("returns", "shaping", "inputs"))
-STEP_FILE, BATCH, OPTIM = "vlmrl/train/update.py", "vlmrl/data/batch.py", "vlmrl/train/optim.py"
-STEP_BATCH, REFERENCE, TALLY = (f"vlmrl/train/{n}.py" for n in ("step", "reference", "tally"))
-LOGPROBS, POLICY, ATTENTION = (f"vlmrl/model/{n}.py" for n in ("logprobs", "policy", "prefix_attention"))
+STEP_FILE, BATCH, OPTIM = "vlmrl/train/update.py", "vlmrl/data/packing.py", "vlmrl/train/optim.py"
+STEP_BATCH, REFERENCE, TALLY = "vlmrl/train/step.py", "vlmrl/train/reference.py", "vlmrl/train/device_sums.py"
+LOGPROBS, POLICY, ATTENTION = "vlmrl/model/logprobs.py", "vlmrl/model/policy.py", "vlmrl/model/attention/prefix.py"
 SAMPLE, LOOP, COLLECT = "vlmrl/rollout/sample.py", "vlmrl/train/rl.py", "vlmrl/train/collect.py"
 BATCHES, LORA = "vlmrl/train/batches.py", "vlmrl/model/lora.py"
 STATE, CHECKPOINT = "vlmrl/train/state.py", "vlmrl/checkpoint/io.py"
@@ -54,9 +54,9 @@ MUTANTS = [
     (ADVANTAGES, "r - kept.group.greedy for r", "r + kept.group.greedy for r", GOLDEN),
     (ADVANTAGES, "(values - values.mean()) / (values.std(ddof=1)", "(values.mean() - values) / (values.std(ddof=1)", GOLDEN),
     (ADVANTAGES, "(values - values.mean()) / (values.std(ddof=1)", "(values - values.mean()) / (values.std()", GOLDEN),
-    (ADVANTAGES, "return _column((normal_GP * weights_P).sum(1) * spread_G)", "return _column((normal_GP * weights_P).sum(1))", GOLDEN),
-    (ADVANTAGES, "return _column((normal_GP * weights_P).sum(1) * spread_G)", "return _column(normal_GP.sum(1) * spread_G)", GOLDEN),
-    (ADVANTAGES, "[zero[i] if is_still else by_index", "[by_index", GOLDEN),
+    (ADVANTAGES, "return _column((normal_GP * weights_P).sum(1) * rescale_G)", "return _column((normal_GP * weights_P).sum(1))", GOLDEN),
+    (ADVANTAGES, "return _column((normal_GP * weights_P).sum(1) * rescale_G)", "return _column(normal_GP.sum(1) * rescale_G)", GOLDEN),
+    (ADVANTAGES, "[zero[i] if group_is_dead else by_index", "[by_index", GOLDEN),
     (ADVANTAGES, "a * samples / max(1, alive)", "a * alive / samples", GOLDEN),
     (ADVANTAGES, "a * samples / max(1, alive)", "a", GOLDEN),
     (ADVANTAGES, "deviation = totals.std(ddof=1)", "deviation = totals.std(ddof=0)", GOLDEN),
@@ -66,7 +66,7 @@ MUTANTS = [
     (ADVANTAGES, "rewards -= self.penalties[index]", "rewards += self.penalties[index]", GOLDEN),
     (ADVANTAGES, "rewards -= self.penalties[index]", "rewards -= self.penalties[0]", GOLDEN),
     (ADVANTAGES, "rewards[-1:] += float", "rewards[:1] += float", GOLDEN),
-    (ADVANTAGES, "totals[at] = rewards.sum()", "totals[at] = scores[at]", GOLDEN),
+    (ADVANTAGES, "totals[position] = rewards.sum()", "totals[position] = scores[position]", GOLDEN),
     (ADVANTAGES, "return ESTIMATORS[estimator].needs_group", "return True", GOLDEN),
     (ADVANTAGES, "return all(is_dead(column) for column in columns)", "return is_dead(kept.totals_G.tolist())", GOLDEN),
     (RETURNS, "+ gamma * after", "- gamma * after", GOLDEN),
@@ -122,7 +122,7 @@ MUTANTS = [
     (LOSSES, "covariance = (logp - logp.mean()) * (advantage - advantage.mean())", "covariance = (logp.mean() - logp) * (advantage - advantage.mean())", GOLDEN),
     (LOSSES, "max(1, int(algorithm.cov_share * len(logp)))", "1", GOLDEN),
     (LOSSES, "max(1, int(algorithm.cov_share * len(logp)))", "int(algorithm.cov_share * len(logp))", GOLDEN),
-    (LOSSES, "able = ~clipped &", "able =", GOLDEN),
+    (LOSSES, "eligible = ~clipped &", "eligible =", GOLDEN),
     (LOSSES, "(covariance < algorithm.cov_high)", "(covariance < 1e9)", GOLDEN),
     (LOSSES, ".manual_seed(seed)", ".manual_seed(0)", GOLDEN),
     (LOSSES, "return -advantage_K * ratio_K", "return advantage_K * ratio_K", GOLDEN),
@@ -210,19 +210,19 @@ MUTANTS = [
     (BATCHES, "order[k::number]", "order[:number]", STEP_OF_RL),
     (LOOP, "if share > MAX_ERROR_SHARE:", "if share > 1:", UPDATE),
     (ADVANTAGES, "if ESTIMATORS[estimator].critic:\n        return False", "if ESTIMATORS[estimator].critic:\n        return is_dead(kept.totals_G.tolist())", CRITIC),
-    (ADVANTAGES, "if found.critic and scale not in CRITIC_SCALES:", "if False:", CRITIC),
+    (ADVANTAGES, "if entry.critic and scale not in CRITIC_SCALES:", "if False:", CRITIC),
     (ADVANTAGES, "if index and not len(group.values):", "if False:", CRITIC),
     (ADVANTAGES, "group.values[i], gamma=gamma, lam=lam)", "group.values[0], gamma=gamma, lam=lam)", CRITIC),
     (ADVANTAGES, "group.values[i], gamma=gamma, lam=lam)", "group.values[i], gamma=gamma, lam=gamma)", CRITIC),
     (ADVANTAGES, "group.values[i], gamma=gamma, lam=lam)", "group.values[i], gamma=lam, lam=lam)", CRITIC),
-    (ADVANTAGES, "targets[i] = found", "targets[i] = found - group.values[i]", CRITIC),
+    (ADVANTAGES, "targets[i] = target", "targets[i] = target - group.values[i]", CRITIC),
     (ADVANTAGES, "[advantages for advantages, _ in _gen", "[advantages for _, advantages in _gen", CRITIC),
     (RETURNS, "np.append(values_T, 0.0)[1:]", "np.append(values_T, values_T[-1])[1:]", CRITIC),
     (RETURNS, "1.0 - np.var(targets_N - values_N)", "1.0 - np.var(targets_N + values_N)", CRITIC),
     (RETURNS, "np.var(targets_N - values_N) / np.var(targets_N)", "np.mean((targets_N - values_N) ** 2) / np.var(targets_N)", CRITIC),
     (RETURNS, "np.var(targets_N - values_N) / np.var(targets_N)", "np.var(targets_N - values_N) / np.var(values_N)", CRITIC),
     (INPUTS, "lam=algorithm.gae_lambda", "lam=1.0", CRITIC),
-    (INPUTS, 'out = ("drop", "mask") if', 'out = ("drop",) if', CRITIC),
+    (INPUTS, 'excluded = ("drop", "mask") if', 'excluded = ("drop",) if', CRITIC),
     (INPUTS, "greedy, penalties, values,", "greedy, penalties, (),", CRITIC),
     (LOSSES, "limited_K = old_value_K + (value_K", "limited_K = (value_K", CRITIC),
     (LOSSES, "limited_K = old_value_K + (value_K", "limited_K = old_value_K - (value_K", CRITIC),

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from PIL import Image, ImageDraw
 
-from vlmrl.data.batch import PromptTokens, TrainItem, make_row
 from vlmrl.data.encode import Encoder
+from vlmrl.data.packing import PromptTokens, TrainItem, make_row
 from vlmrl.model.policy import Policy
-from vlmrl.rollout.engine import Generator, Request
+from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.types import Call, Media, Sample, SamplingParams, Segment, Turn
 
 
@@ -42,7 +42,7 @@ class Episodes:
         return getattr(self.inner, name)
 
     def generate(
-        self, requests: Sequence[Request], params: SamplingParams, progress: Callable[[int], Any] | None = None
+        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
     ) -> list[list[Sample]]:
         answers = self.inner.generate(requests, params, progress)
         if params.temperature == 0 or max(map(len, answers)) < 2:  # validation, and the check of a sync
@@ -57,7 +57,7 @@ class Episodes:
         segment = Segment("assistant", ids, False, author="demonstration")
         return Sample(ids, self.demonstration, (), "stop", sample.version, sample.seed, (segment,))
 
-    def _episode(self, request: Request, sample: Sample) -> Sample:
+    def _episode(self, request: SamplingRequest, sample: Sample) -> Sample:
         half = max(1, len(sample.token_ids) // 2)
         media, content, image = drawn(sample.seed % 5)
         token = self.encoder.processor.image_token

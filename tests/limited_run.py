@@ -15,9 +15,10 @@ from pathlib import Path
 from vlmrl.cli.progress import ConsoleWatcher
 from vlmrl.errors import exit_of
 from vlmrl.recipe.load import load_recipe
+from vlmrl.setup.new_run import Labels, start_run
+from vlmrl.setup.open_values import settle_for_run
 from vlmrl.train import rl
-from vlmrl.train.choices import settle_for_run
-from vlmrl.train.start import Labels, run_session, start_run
+from vlmrl.train.start import run_session
 
 FAR_AWAY = 2**45
 

@@ -15,13 +15,13 @@ from parity import TOLERANCE, adapted, differences, packed, world
 from small_runs import TWO_STEPS, answers, assert_close_history, finite, make_place, train
 from tinyfamilies import build
 
+from vlmrl.inference.parity import deep_check
 from vlmrl.model import load
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.load import load_recipe
 from vlmrl.recipe.schema import Lora
 from vlmrl.store.runs import Run
-from vlmrl.train.parity import deep_check
 
 RUNS = {
     "several updates, the full KL, checkpoints beside": (

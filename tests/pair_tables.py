@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vlmrl.data.build import Build
+from vlmrl.data.dataset_writer import Build
 from vlmrl.data.images import encode_png, probe_image
 from vlmrl.types import Media
 

@@ -16,8 +16,8 @@ from tinyfamilies import IMAGE, TinyFamily
 from tinyworld import encoded, prompt_tokens
 from torch import Tensor
 
-from vlmrl.data.batch import PromptTokens, TrainItem, make_row, pack
 from vlmrl.data.encode import Encoder
+from vlmrl.data.packing import PromptTokens, TrainItem, make_row, pack
 from vlmrl.model.lora import attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora

@@ -20,13 +20,14 @@ from checkpoint_files import contents_of
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import ADAPTER, DATA, MODEL
-from vlmrl.checkpoint.shards import read_tensors
+from vlmrl.checkpoint.safetensors_blocks import read_tensors
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
+from vlmrl.setup.new_run import Labels, start_run
+from vlmrl.setup.open_values import settle_for_run
 from vlmrl.store.runs import Run, open_run
-from vlmrl.tasks.digits.task import prepare_digits
-from vlmrl.train.choices import settle_for_run
-from vlmrl.train.resume import COMMANDS, Request, plan_resume
-from vlmrl.train.start import Labels, reopen_run, run_session, start_run
+from vlmrl.tasks.digits import prepare_digits
+from vlmrl.train.resume import COMMANDS, ResumeRequest, plan_resume
+from vlmrl.train.start import reopen_run, run_session
 from vlmrl.types import Group
 
 MEASURED = ("time/", "memory/", "rollout/tokens_per_second")
@@ -142,7 +143,7 @@ def go_on(
 ) -> tuple[Run, str]:  # fmt: skip
     """(the run after one more attempt, how that ended)."""
     root = run.dir.parent
-    plan = plan_resume(root, Request(run.id, run.manifest.kind, recipe, overrides, accept))
+    plan = plan_resume(root, ResumeRequest(run.id, run.manifest.kind, recipe, overrides, accept))
     reopened, settings, checkpoint = reopen_run(root, plan, ["vlmrl"])
     status = run_session(reopened, settings, root, ears or Ears(stop_at), checkpoint)
     return open_run(root, run.id), status

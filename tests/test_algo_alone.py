@@ -1,4 +1,4 @@
-"""algo/, model/ and data/batch.py run anywhere with torch and transformers alone: nothing of the rest is loaded."""
+"""algo/, model/ and data/packing.py run anywhere with torch and transformers alone: nothing of the rest is loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OTHERS = ("typer", "pydantic", "pyarrow", "datasets", "peft", "jinja2", "cairosv
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         first, _, rest = name.partition(".")
-        if first == "vlmrl" and rest and rest.split(".")[0] not in ALLOWED and rest not in ("data", "data.batch"):
+        if first == "vlmrl" and rest and rest.split(".")[0] not in ALLOWED and rest not in ("data", "data.packing"):
             raise ImportError(f"{name} was imported")
         if first in OTHERS:
             raise ImportError(f"{name} was imported")
@@ -24,15 +24,15 @@ from transformers import AttentionInterface, AutoModelForImageTextToText, Dynami
 sys.meta_path.insert(0, Refuse())
 import importlib, pkgutil
 import vlmrl.algo, vlmrl.model
-names = ["vlmrl.data.batch"]
+names = ["vlmrl.data.packing"]
 for package in (vlmrl.algo, vlmrl.model):
-    names += [m.name for m in pkgutil.iter_modules(package.__path__, package.__name__ + ".")]
+    names += [m.name for m in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
 for name in names:
     importlib.import_module(name)
 
 from vlmrl.algo.aggregate import Denominator, aggregate
 from vlmrl.algo.losses import clipped_surrogate, log_ratio
-from vlmrl.data.batch import PromptTokens, TrainItem, make_row, pack
+from vlmrl.data.packing import PromptTokens, TrainItem, make_row, pack
 from vlmrl.model.logprobs import token_logprobs
 from vlmrl.types import Segment
 prompt = PromptTokens((1, 2, 3), (0, 0, 0), {}, 0)

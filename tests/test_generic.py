@@ -32,11 +32,11 @@ ROOM = re.compile(r"vlmrl\.tasks\.(taxonrl|pairs|digits)(\.|$)")
 
 ALLOWED = {
     ("algo/family.py", "TaxonRL"): "the summary of a row of published settings says whose they are",
-    ("recipe/import_easyr1.py", "TaxonRL"): "it says which published launch scripts were tried",
+    ("recipe/imports/easyr1.py", "TaxonRL"): "it says which published launch scripts were tried",
     ("demo.py", "digits"): "the demo is of that task",
     ("demo.py", "distance"): "the demo is of that task",
     ("data/columns.py", "human"): "who speaks in a conversation, as LLaVA's tables write it",
-    ("check/health.py", "digits"): "a class of characters, no task",
+    ("diagnose/health.py", "digits"): "a class of characters, no task",
 }
 """(file, what it names) -> why it may."""
 
@@ -75,7 +75,7 @@ def test_nothing_generic_names_a_task():
         for path in generic_files()
         for name in named_in(path.read_text("utf-8"))
     }
-    assert found - ALLOWED.keys() == set(), "ask the task (vlmrl/tasks/base.py, vlmrl/tasks/kinds.py) instead"
+    assert found - ALLOWED.keys() == set(), "ask the task (vlmrl/tasks/base.py, vlmrl/tasks/truth_kinds.py) instead"
     assert ALLOWED.keys() - found == set(), "a reason that is not needed any more"
 
 

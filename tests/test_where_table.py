@@ -13,8 +13,6 @@ TYPED = sorted({(page, tuple(words)) for page in PAGES for words in typed_comman
 OPTIONS = set().union(*(options_of(command) for command in COMMANDS.values()))
 OTHERS_OPTIONS = {"--no-build-isolation", "--compile-bytecode"}
 """Options of pip and uv that the pages name."""
-LINKED_LATER: set[str] = {"CONTRIBUTING.md"}
-"""Files that README links to and another change brings."""
 
 
 def where_table() -> list[tuple[str, str]]:
@@ -160,8 +158,7 @@ def test_every_table_of_measurements_has_its_command() -> None:
 def test_every_link_of_the_readme_leads_somewhere() -> None:
     links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", read_page("README.md"))}
     assert len(links) > 15
-    missing = {link for link in links if "://" not in link and not (ROOT / link).exists()}
-    assert missing <= LINKED_LATER
+    assert {link for link in links if "://" not in link and not (ROOT / link).exists()} == set()
     on_a_page = {f"docs/{name}" for name in re.findall(r"\((?:docs/)([\w/-]+\.md)\)", read_page("README.md"))}
     assert on_a_page == set(PAGES) - {"README.md"}, "pages that README does not link to"
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from vlmrl.data.batch import PromptTokens, TrainItem, make_row
 from vlmrl.data.encode import EncodedPrompt, Encoder
+from vlmrl.data.packing import PromptTokens, TrainItem, make_row
 from vlmrl.packed import PackedRow
-from vlmrl.rollout.engine import Request
+from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.types import Media, Message, Row, Sample, Segment
 
 RELATIVE_TOLERANCE = 1e-5
@@ -109,7 +109,11 @@ def two_groups(encoder: Encoder) -> list[TrainItem]:
 
 
 def sampler_gap(
-    policy: torch.nn.Module, requests: Sequence[Request], answers: Sequence[Sequence[Sample]], *, relative: bool = False
+    policy: torch.nn.Module,
+    requests: Sequence[SamplingRequest],
+    answers: Sequence[Sequence[Sample]],
+    *,
+    relative: bool = False,
 ) -> float:
     """Largest |trainer - engine| log-prob of samples: in nats, or as a share of the prompt's largest log-prob."""
     gaps = []

@@ -15,9 +15,9 @@ from vlmrl.model.load import banned_ids_of, share_prefix
 from vlmrl.model.lora import adapter_rank, attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
-from vlmrl.rollout.engine import Request
+from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
+from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
 from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.types import SamplingParams
 
@@ -63,7 +63,7 @@ def measure(name: str, folder: Path, *, lora: bool = False, dtype: str = "float3
     ]  # fmt: skip
     warm = SamplingParams(0.9, max_new_tokens=16, banned_ids=banned)
     greedy = replace(warm, temperature=0.0)
-    requests = [Request(p, 3, 100 * i) for i, p in enumerate(prompts)]
+    requests = [SamplingRequest(p, 3, 100 * i) for i, p in enumerate(prompts)]
     weights = PolicyWeights(policy.model, DTYPES[dtype], settings.folder)
     engine, ours = VllmEngine(weights, encoder.tokenizer, settings, say=str), TorchEngine(cold, encoder.tokenizer)
     gaps, stale, same = [], [], []

@@ -165,7 +165,7 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) ->
 
 def compare(sft_run: Path, rl_run: Path) -> dict[str, Any]:
     """Both test evaluations side by side, and the paired difference with its interval."""
-    from vlmrl.evaluate.paired import differences as differences_of
+    from vlmrl.evaluate.compare import differences as differences_of
     from vlmrl.evaluate.run import read_evaluation
     from vlmrl.store.layout import eval_dir
 

@@ -1,8 +1,8 @@
 """Text that somebody else wrote (a model, a dataset, a reward, a file name), made safe to show.
 
 `visible` is the one function for it. Every door to people calls it: the terminal (`cli/output.py`, `cli/progress.py`),
-logs (`store/runs.py`), pages (`report/shell.py`). Nothing that passes can move the cursor, colour a terminal, hide, or
-reorder what is read (Trojan Source, arXiv:2111.00169).
+logs (`store/runs.py`), pages (`report/page_shell.py`). Nothing that passes can move the cursor, colour a terminal,
+hide, or reorder what is read (Trojan Source, arXiv:2111.00169).
 """
 
 from __future__ import annotations

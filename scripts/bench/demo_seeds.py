@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from vlmrl.evaluate.estimates import difference_interval, pooled_difference_interval
 from vlmrl.evaluate.metrics import clusters_of, joined_ranges, range_of_metric
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
-from vlmrl.evaluate.stats import difference_interval, pooled_difference_interval
 from vlmrl.store.layout import eval_dir
 from vlmrl.store.listing import run_ids
 from vlmrl.store.manifest import read_manifest

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmrl.model import flex_attention, varlen_attention
-from vlmrl.model.prefix_attention import choose_backend, prefix_attention
-from vlmrl.model.row_plan import plan_row
-from vlmrl.model.varlen_attention import vision_attention
+from vlmrl.model.attention import flex as flex_attention
+from vlmrl.model.attention import varlen as varlen_attention
+from vlmrl.model.attention.prefix import choose_backend, prefix_attention
+from vlmrl.model.attention.row_plan import plan_row
+from vlmrl.model.attention.varlen import vision_attention
 from vlmrl.packed import Span
 
 ALLOWED_ERROR = 1.2

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from vlmrl.dist.fsdp import shard, whole
 from vlmrl.dist.world import World as Processes
-from vlmrl.model.memory import give_back
-from vlmrl.model.units import units_of
+from vlmrl.model.device_memory import give_back
+from vlmrl.model.families import units_of
 
 Row = dict[str, Any]
 Outcome = tuple[Tensor, dict[str, Tensor]]

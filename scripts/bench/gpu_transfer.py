@@ -22,8 +22,8 @@ from torch import Tensor
 
 from vlmrl.dist.fsdp import shard
 from vlmrl.dist.world import World as Processes
-from vlmrl.model.units import units_of
-from vlmrl.rollout import wire
+from vlmrl.model.families import units_of
+from vlmrl.rollout.vllm import wire
 from vlmrl.rollout.weight_sync import base_tensors, engine_names
 
 Row = dict[str, Any]
@@ -85,7 +85,7 @@ def _receive(path: str) -> None:
 
 @contextmanager
 def _receiver() -> Iterator[socket.socket]:
-    """A connection to a process that takes tensors, as an engine in a process of its own does (rollout/handover.py)."""
+    """Connect to a process that takes tensors, as a hosted engine does (rollout/vllm/weight_transport.py)."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         path = str(Path(folder, "weights"))
         listener.bind(path)

@@ -15,14 +15,14 @@ import torch
 import transformers
 from torch import Tensor
 
-from vlmrl.data.batch import PromptTokens, TrainItem, make_row, pack
+from vlmrl.data.packing import PromptTokens, TrainItem, make_row, pack
+from vlmrl.model.attention.prefix import VISION_NAME
 from vlmrl.model.families import head_of, part_of
-from vlmrl.model.flops import Work, forked_work
+from vlmrl.model.flops import PassWork, forked_work
 from vlmrl.model.load import checkpoint_gradients, share_prefix
 from vlmrl.model.logprobs import token_logprobs
 from vlmrl.model.lora import attach_adapter
 from vlmrl.model.policy import Policy
-from vlmrl.model.prefix_attention import VISION_NAME
 from vlmrl.packed import PackedRow
 from vlmrl.train.optim import Optimizer
 from vlmrl.types import Segment
@@ -186,7 +186,7 @@ class Batch:
 
     run: Callable[[], Tensor]
     items: list[TrainItem]
-    work: Work
+    work: PassWork
 
 
 def batches(path: str, policy: Policy, items: list[TrainItem], budget: int) -> Iterator[Batch]:
@@ -216,7 +216,7 @@ def _grids(items: list[TrainItem]) -> list[tuple[int, int]]:
     return [(rows, columns) for _, rows, columns in items[0].prompt.images["image_grid_thw"].tolist()]
 
 
-def _work_of(row: PackedRow, items: list[TrainItem], sharing: str) -> Work:
+def _work_of(row: PackedRow, items: list[TrainItem], sharing: str) -> PassWork:
     grids = _grids(items) * sum(span.response == -1 for span in row.layout)
     lengths = [span.end - span.start for span in row.layout]
     if sharing == "forked":
@@ -225,7 +225,7 @@ def _work_of(row: PackedRow, items: list[TrainItem], sharing: str) -> Work:
     for span, length in zip(row.layout, lengths, strict=True):
         spans.append((length, 0 if span.response == -1 else prompt))
         prompt = length if span.response == -1 else prompt
-    return Work(tuple(spans), tuple(grids), len(row.target_K))
+    return PassWork(tuple(spans), tuple(grids), len(row.target_K))
 
 
 def _padded(policy: Policy, items: list[TrainItem], longest: int) -> Batch:
@@ -250,7 +250,7 @@ def _padded(policy: Policy, items: list[TrainItem], longest: int) -> Batch:
         policy.model.eval()
         return token_logprobs(hidden[places - 1], ids.flatten()[places], head_of(policy.model), temperature=1.0)[0]
 
-    work = Work(((longest, 0),) * len(items), tuple(_grids(items) * len(items)), len(at))
+    work = PassWork(((longest, 0),) * len(items), tuple(_grids(items) * len(items)), len(at))
     return Batch(run, items, work)
 
 
@@ -263,7 +263,7 @@ def use_attention(model: Any, case: Case) -> None:
 
 def one_pass(
     path: str, policy: Policy, items: list[TrainItem], budget: int, backward: bool = True
-) -> tuple[Tensor, list[Work]]:
+) -> tuple[Tensor, list[PassWork]]:
     """Forward and backward of the group. Returns log-probs in the order of trajectories, and the work of each batch."""
     total = sum(item.num_tokens for item in items)
     found: dict[int, Tensor] = {}
@@ -297,14 +297,14 @@ class World:
         self.backward = self.device.type == "cuda" or case.backend != "flex"
         self.optimizer = None if case.kind == "parity" else make_optimizer(self.policy, case.optimizer)
 
-    def gradients(self) -> list[Work]:
+    def gradients(self) -> list[PassWork]:
         """Forward, backward and clipping."""
         works = one_pass(self.case.path, self.policy, self.items, self.case.tokens_per_row, self.backward)[1]
         if self.backward and self.optimizer is not None:
             self.optimizer.clip()
         return works
 
-    def update(self) -> list[Work]:
+    def update(self) -> list[PassWork]:
         works = self.gradients()
         if self.backward and self.optimizer is not None:
             self.optimizer.step(1e-6)

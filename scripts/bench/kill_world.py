@@ -243,7 +243,9 @@ def tree(pid: int) -> set[int]:
 
 def engines(pids: set[int]) -> list[int]:
     """Those of these processes that are engines, or parts of one."""
-    return [pid for pid in sorted(pids) if any(name in command_of(pid) for name in ("vlmrl.rollout.host", "Worker_TP"))]
+    return [
+        pid for pid in sorted(pids) if any(name in command_of(pid) for name in ("vlmrl.rollout.vllm.host", "Worker_TP"))
+    ]
 
 
 def command_of(pid: int) -> str:

@@ -30,7 +30,7 @@ WORKER = """
 import json, sys, time
 from pathlib import Path
 from vlmrl.checkpoint import merge
-from vlmrl.checkpoint.plan import CannotStreamError
+from vlmrl.checkpoint.merge_plan import CannotStreamError
 checkpoint, out, size, how = sys.argv[1:]
 if how == "whole":
     def refuse(*_): raise CannotStreamError("the benchmark asks for it")
@@ -55,8 +55,8 @@ def make_checkpoint(folder: Path, gigabytes: float, width: int, inner: int, voca
     import torch
     from transformers import AutoConfig
 
-    from vlmrl.checkpoint.plan import make_plan
-    from vlmrl.checkpoint.shards import TensorSpec, write_shards
+    from vlmrl.checkpoint.merge_plan import make_plan
+    from vlmrl.checkpoint.safetensors_blocks import TensorSpec, write_shards
     from vlmrl.model.tiny import build_tiny
 
     build_tiny(folder / "tiny", ["one two three"], vocabulary=300, hidden=128, layers=1)
@@ -95,7 +95,7 @@ def make_checkpoint(folder: Path, gigabytes: float, width: int, inner: int, voca
 
 def seal(checkpoint: Path) -> None:
     """meta.json and COMPLETE for the files as they are."""
-    from vlmrl.store.sealed import sha256_of
+    from vlmrl.store.checkpoints import sha256_of
 
     for name in ("meta.json", "COMPLETE"):
         (checkpoint / name).unlink(missing_ok=True)
@@ -116,7 +116,7 @@ def write_proof(checkpoint: Path, merged: Path) -> None:
     from safetensors.torch import save_file
 
     from vlmrl.checkpoint.proof import prove_items
-    from vlmrl.data.batch import PromptTokens, TrainItem
+    from vlmrl.data.packing import PromptTokens, TrainItem
     from vlmrl.model.load import load_model
     from vlmrl.model.policy import Policy
     from vlmrl.recipe.schema import Model

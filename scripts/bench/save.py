@@ -50,7 +50,7 @@ def measure(place: Path, *, hidden: int, layers: int, saves: int, device: str = 
         held, whole = [], []
         for step in range(saves):
             start = time.perf_counter()
-            what = io.Saved(step, {"dtype": "float32"}, {})
+            what = io.CheckpointContent(step, {"dtype": "float32"}, {})
             staged = io.stage(place, what, model, processor, tensors, copies=saver.copies)
             saver.begin(lambda staged=staged, step=step: Written(step, io.write_staged(staged), ()))
             held.append(time.perf_counter() - start)

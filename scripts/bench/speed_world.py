@@ -105,10 +105,10 @@ def compare_paths(model: Any, processor: Any, items: list[Any], repeats: int = 2
     Returns: the largest log-prob difference, the relative gradient difference over all parameters, the best time of
         each way, their ratio, the ratio of counted FLOPs, and the share of it that was reached.
     """
+    from vlmrl.inference.parity import relative_difference, shared_logps, stock_logps, take_gradients
     from vlmrl.model.flops import alone_work, shared_work, training_flops
     from vlmrl.model.load import banned_ids_of
     from vlmrl.model.policy import Policy
-    from vlmrl.train.parity import relative_difference, shared_logps, stock_logps, take_gradients
 
     policy, prompt = Policy(model, banned_ids=banned_ids_of(model, processor.tokenizer)), items[0].prompt
     lengths = [item.num_tokens for item in items]

@@ -4,7 +4,7 @@
 
 Each line is a process of its own: a tiny random model of the family's own class, three full weight syncs (or of the
 adapter alone), text and image prompts. `gap`: largest difference of the trainer's and the engine's log-probs after a
-sync, nats; `ids`: greedy ids equal to the built-in engine's. Known refusals (vlmrl/recipe/check_engine.py) are tried
+sync, nats; `ids`: greedy ids equal to the built-in engine's. Known refusals (vlmrl/recipe/rules/engine.py) are tried
 all the same. `--smoke` is one family that is refused before an engine starts.
 """
 
@@ -28,7 +28,7 @@ def line(family: str, lora: bool, dtype: str) -> str:
     sys.path.insert(0, str(HERE.parents[2] / "tests"))
     from vllm_family import measure
 
-    from vlmrl.rollout import vllm_engine
+    from vlmrl.rollout.vllm import engine as vllm_engine
 
     vllm_engine.vllm_refusal = lambda *_: None
     with tempfile.TemporaryDirectory() as folder:

@@ -151,13 +151,13 @@ def parity(out: Path, run: Path) -> dict[str, Any]:
     """The shared-prefix update of one saved group against the same packed without sharing; see `compare_paths`."""
     from speed_world import compare_paths
 
-    from vlmrl.data.batch import PromptTokens, TrainItem
+    from vlmrl.data.packing import PromptTokens, TrainItem
     from vlmrl.model.load import load_model, load_processor
     from vlmrl.recipe.load import load_recipe
     from vlmrl.rollout.sample import encode_prompt
+    from vlmrl.setup.model import make_encoder
     from vlmrl.store.runs import open_run
     from vlmrl.tasks.source import open_source
-    from vlmrl.train.state import make_encoder
 
     recipe = load_recipe(out / "recipe.toml").recipe
     group = open_run(run.parent, run.name).read_rollouts(0)[0]

@@ -13,7 +13,7 @@ HOLDS = {
     "algo": "algorithms: table, losses, advantages", "store": "run folders", "data": "datasets, images, packing",
     "model": "models, shared prefix, LoRA", "dist": "processes, FSDP2", "tasks": "tasks: prompt, truth, reward",
     "rollout": "engines, weight sync", "checkpoint": "checkpoints, merge", "sinks": "loggers",
-    "evaluate": "metrics, intervals, comparison", "check": "checks, reward-check, diagnose",
+    "evaluate": "metrics, intervals, comparison",
     "preflight": "checks before a run, memory plan", "reward_check": "saved responses, probe",
     "diagnose": "why a run does not learn", "setup": "start of a run", "inference": "eval, try, parity",
     "train": "training loop", "report": "HTML pages", "launch": "several processes, Slurm", "demo": "the demo",

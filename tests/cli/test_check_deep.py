@@ -13,11 +13,11 @@ from tinyworld import image
 from typer.testing import CliRunner
 
 from vlmrl.cli.app import app
-from vlmrl.model import split_attention
+from vlmrl.inference import parity
+from vlmrl.inference.parity import TOLERANCES, compare
+from vlmrl.model.attention import split as split_attention
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
-from vlmrl.train import parity
-from vlmrl.train.parity import TOLERANCES, compare
 
 RECIPE = """[model]
 path = "{folder}"

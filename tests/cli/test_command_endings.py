@@ -18,9 +18,21 @@ from vlmrl.store.runs import create_run
 INTERRUPTED = [
     ("vlmrl.store.pack.pack_run", ("runs", "pack", "one"), "runs was interrupted: what it has already done stays done"),
     ("vlmrl.report.page.write_report", ("report", "one"), "report was interrupted: nothing half written is left"),
-    ("vlmrl.store.choice.choose_checkpoint", ("merge", "one"), "merge was interrupted: nothing half written is left"),
-    ("vlmrl.train.origin.find_model", ("eval", "one"), "eval was interrupted: evaluations that were finished are kept"),
-    ("vlmrl.check.open_table.is_table", ("reward-check", "one"), "reward-check was interrupted: nothing half written"),
+    (
+        "vlmrl.store.checkpoints.choose_checkpoint",
+        ("merge", "one"),
+        "merge was interrupted: nothing half written is left",
+    ),
+    (
+        "vlmrl.setup.model_origin.find_model",
+        ("eval", "one"),
+        "eval was interrupted: evaluations that were finished are kept",
+    ),
+    (
+        "vlmrl.reward_check.open_table.is_table",
+        ("reward-check", "one"),
+        "reward-check was interrupted: nothing half written",
+    ),
     ("vlmrl.recipe.load.load_recipe", ("fetch", "r.toml"), "fetch was interrupted: what has arrived is kept"),
     ("vlmrl.cli.sft.load_checked", ("try", "r.toml"), "try was interrupted: nothing half written is left"),
     ("vlmrl.cli.begin.prepare", ("sft", "r.toml"), "sft was interrupted: nothing half written is left"),
@@ -44,7 +56,7 @@ def test_an_interrupted_command_says_what_is_kept_and_how_to_go_on(tmp_path, mon
 
 @pytest.mark.parametrize(
     ("where", "words", "line"),
-    [("vlmrl.store.follow.Followed", ("runs", "watch", "one"), "stopped watching\n"),
+    [("vlmrl.store.tail.Followed", ("runs", "watch", "one"), "stopped watching\n"),
      ("vlmrl.evaluate.compare.compare", ("compare", "one", "one"), "")],
 )  # fmt: skip
 def test_a_command_that_only_reads_has_nothing_to_say_of_what_is_kept(

@@ -11,7 +11,7 @@ from command_line import own_process, settings, this_process
 from vlmrl.cli.begin import say_other_processes
 from vlmrl.cli.ranks import launch_options, without_launch_options
 from vlmrl.store.runs import create_run, resume_run
-from vlmrl.tasks.digits.task import prepare_digits
+from vlmrl.tasks.digits import prepare_digits
 
 SHORT = settings(
     "train.steps=1", "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "rollout.max_new_tokens=8",

@@ -15,19 +15,19 @@ from small_runs import weights
 from tinyworld import assert_close
 
 from vlmrl.checkpoint.merge import merge
-from vlmrl.checkpoint.proof import Request as ProofRequest
+from vlmrl.checkpoint.proof import ResumeRequest as ProofRequest
 from vlmrl.checkpoint.proof import check_gap, prove
 from vlmrl.errors import StoreError
+from vlmrl.inference.eval_recipe import choose_recipe
+from vlmrl.inference.eval_rows import rows_to_evaluate
+from vlmrl.inference.evaluation import EvalSettings, plan
 from vlmrl.recipe.load import load_recipe
+from vlmrl.setup.model_origin import ModelOrigin
+from vlmrl.setup.new_run import Labels, start_run
 from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
-from vlmrl.tasks.digits.task import prepare_digits
-from vlmrl.train.eval_recipe import choose_recipe
-from vlmrl.train.eval_rows import rows_to_evaluate
-from vlmrl.train.evaluation import EvalSettings, plan
-from vlmrl.train.origin import ModelOrigin
-from vlmrl.train.resume import Request, plan_resume
-from vlmrl.train.start import Labels, start_run
+from vlmrl.tasks.digits import prepare_digits
+from vlmrl.train.resume import ResumeRequest, plan_resume
 
 DATA = Path(__file__).parents[1] / "data" / "run-75082c1"
 GONE_ON = json.loads((DATA / "gone-on.json").read_text("utf-8"))
@@ -78,7 +78,7 @@ def vlmrl(*words: object) -> Done:
 
 def resumed(run: Run) -> dict[str, str]:
     """What a resume would change -> whether it may."""
-    changes = plan_resume(run.dir.parent, Request("old", "rl", None, ("train.steps=3",))).changes
+    changes = plan_resume(run.dir.parent, ResumeRequest("old", "rl", None, ("train.steps=3",))).changes
     return {change.what: change.kind for change in changes}
 
 
@@ -107,10 +107,10 @@ def test_another_prompt_is_still_another(old: Run):
     Path("ask.jinja").write_text("<image><image>Which digits?\n", "utf-8")
     overrides = ("train.steps=3", "data.0.prompt=ask.jinja")
     with pytest.raises(StoreError, match="prompt of digits: ebf9e6cc62ff -> "):
-        plan_resume(old.dir.parent, Request("old", "rl", None, overrides))
+        plan_resume(old.dir.parent, ResumeRequest("old", "rl", None, overrides))
     asked = (old.dir / "kept" / "prompt-ebf9e6cc62ffefcd.jinja").read_text("utf-8")
     Path("ask.jinja").write_text(asked + "\n\n", "utf-8")
-    same = plan_resume(old.dir.parent, Request("old", "rl", None, overrides)).changes
+    same = plan_resume(old.dir.parent, ResumeRequest("old", "rl", None, overrides)).changes
     assert "prompt of digits" not in {change.what for change in same}, "the same text, from a file of one's own"
 
 
@@ -220,7 +220,7 @@ def test_a_reward_file_that_has_changed_is_told(project: Path):
     source = Path("reward.py").read_text("utf-8")
     Path("reward.py").write_text(source.replace("97", "89"), "utf-8")
     with pytest.raises(StoreError, match=r"reward reward\.py:score") as told:
-        plan_resume(project / "runs", Request("trained", "rl", None, ("train.steps=2",)))
+        plan_resume(project / "runs", ResumeRequest("trained", "rl", None, ("train.steps=2",)))
     assert "train.steps" in str(told.value) and "eval." not in str(told.value)
     assert "reward.py has changed since the run" in vlmrl("reward-check", "trained").out
     Path("reward.py").write_text(source, "utf-8")

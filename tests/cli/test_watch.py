@@ -13,8 +13,8 @@ import pytest
 from command_line import own_process, started, this_process
 
 from vlmrl.store import layout
-from vlmrl.store.follow import Followed, phase_seconds
 from vlmrl.store.runs import Run, create_run, resume_run
+from vlmrl.store.tail import Followed, phase_seconds
 
 STEPS = 5
 

@@ -15,9 +15,10 @@ from small_runs import Ears
 
 from vlmrl.dist.world import World, join_world
 from vlmrl.recipe.load import load_recipe
-from vlmrl.train.choices import settle_for_run
-from vlmrl.train.resume import Request, plan_resume
-from vlmrl.train.start import Labels, reopen_run, run_session, share_run, start_run
+from vlmrl.setup.new_run import Labels, start_run
+from vlmrl.setup.open_values import settle_for_run
+from vlmrl.train.resume import ResumeRequest, plan_resume
+from vlmrl.train.start import reopen_run, run_session, share_run
 
 
 def job(
@@ -43,7 +44,7 @@ def train(job: dict, world: World) -> None:
 
     def make():
         if job["resume"]:
-            return reopen_run(root, plan_resume(root, Request("last", job["kind"])), ["vlmrl"])
+            return reopen_run(root, plan_resume(root, ResumeRequest("last", job["kind"])), ["vlmrl"])
         loaded = load_recipe(job["recipe"], overrides=job["overrides"], kind=job["kind"])
         loaded, _ = settle_for_run(loaded, root)
         return start_run(loaded, root, ["vlmrl"], Labels()), loaded.recipe, None

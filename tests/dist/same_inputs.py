@@ -16,12 +16,12 @@ from tinyfamilies import build
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from vlmrl.data.batch import make_row
+from vlmrl.data.packing import make_row
 from vlmrl.dist.fsdp import shard, whole
 from vlmrl.dist.world import World
+from vlmrl.model.families import units_of
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
-from vlmrl.model.units import units_of
 from vlmrl.packed import PackedRow
 
 Seen = dict[str, list[torch.Tensor]]

@@ -19,8 +19,8 @@ from small_runs import (
     weights,
 )
 
-from vlmrl.checkpoint import files, io
-from vlmrl.checkpoint.shards import read_tensors
+from vlmrl.checkpoint import checked_files, io
+from vlmrl.checkpoint.safetensors_blocks import read_tensors
 from vlmrl.store.runs import Run, open_run
 
 LORA = ["lora.rank=4"]
@@ -104,7 +104,7 @@ def test_both_wrote_their_shards_and_a_log_and_one_the_rest(runs: Path) -> None:
     checkpoint = run.checkpoint_dirs()[-1]
     for part in ("model", "optimizer"):
         assert {f.name[:11] for f in (checkpoint / part).glob("*.safetensors")} == {"shard-00001", "shard-00002"}
-    files.check_files(checkpoint)
+    checked_files.check_files(checkpoint)
     assert [a.processes for a in run.manifest.attempts] == [2] and run.manifest.threads == 1
     assert run.log_path(1).is_file()
     assert "rows are run by" in run.log_path(1).read_text()

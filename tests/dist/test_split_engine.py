@@ -15,7 +15,7 @@ from processes import below, command_of, lives
 from run_rank import job, run_jobs
 from small_runs import TWO_STEPS, make_place
 
-from vlmrl.dist.worker import ENGINES_VARIABLE
+from vlmrl.dist.rank_process import ENGINES_VARIABLE
 from vlmrl.store.runs import Run, open_run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
@@ -86,7 +86,7 @@ def test_an_engine_that_is_killed_ends_the_run_in_words_and_leaves_nothing(place
     while not (steps := list((place / "killed").glob("*/rollouts/step-000001.parquet"))):
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.2)
-    [engine] = [p for p in below(process.pid) if "vlmrl.rollout.host" in command_of(p)]
+    [engine] = [p for p in below(process.pid) if "vlmrl.rollout.vllm.host" in command_of(p)]
     os.kill(engine, signal.SIGKILL)
     told = process.communicate(timeout=30)[1]
     assert process.returncode == 2 and "engine 0 has died" in told and "engine-0.log" in told, told[-2000:]

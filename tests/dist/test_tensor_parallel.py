@@ -25,10 +25,10 @@ from vlmrl.errors import EngineError
 from vlmrl.model.lora import adapter_rank, attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
-from vlmrl.rollout.engine import Request
-from vlmrl.rollout.hosted_engine import HostedEngine, Place
+from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.rollout.vllm_engine import EngineSettings
+from vlmrl.rollout.vllm.engine import EngineSettings
+from vlmrl.rollout.vllm.hosted_engine import EnginePlace, HostedEngine
 from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.store.runs import open_run
 from vlmrl.types import SamplingParams
@@ -56,13 +56,13 @@ class Trainer:
             str(folder), "float32", "cpu", 400, 2**26, encoder.image_arguments, lora_rank=adapter_rank(model),
             tensor_parallel=2,
         )  # fmt: skip
-        place = Place(("cpu", "cpu"), (0,), 0)
+        place = EnginePlace(("cpu", "cpu"), (0,), 0)
         weights = PolicyWeights(model, torch.float32, str(folder))
         self.engine = HostedEngine(weights, settings, ALONE, [place], shared=True)
         self.other = TorchEngine(Policy(model, banned_ids=banned), processor.tokenizer)
 
-    def requests(self, samples: int) -> list[Request]:
-        return [Request(p, samples, 100 * i) for i, p in enumerate(self.prompts)]
+    def requests(self, samples: int) -> list[SamplingRequest]:
+        return [SamplingRequest(p, samples, 100 * i) for i, p in enumerate(self.prompts)]
 
     def gap(self) -> float:
         """Largest |trainer - engine| log-prob of samples, nats."""

@@ -24,16 +24,16 @@ from tinyfamilies import BUILDERS, build
 from tinyworld import encoded, four_prompts, items_of, prompt_tokens, response
 
 from vlmrl.algo.family import ALGORITHMS
-from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import EncodedPrompt, Encoder
+from vlmrl.data.packing import TrainItem
 from vlmrl.dist.fsdp import shard, whole
 from vlmrl.dist.world import World, join_world
 from vlmrl.errors import EngineError, TrainError
+from vlmrl.model.families import sharded_units, units_of
 from vlmrl.model.load import checkpoint_gradients, load_model, load_processor, share_prefix
 from vlmrl.model.policy import Policy
-from vlmrl.model.units import sharded_units, units_of
 from vlmrl.recipe.schema import Data, Lora, Model, Optim, Recipe, Rollout
-from vlmrl.rollout.engine import Request
+from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.sample import Prompt
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.train.optim import Optimizer
@@ -97,7 +97,7 @@ def sampled(policy: Policy, prompts: list[EncodedPrompt], tokenizer: Any, world:
     """Ids of three samples a prompt, each process answering its own, some more than others."""
     mine = [i for i in range(len(prompts)) if i % 3 % world.size == world.rank]
     params = SamplingParams(max_new_tokens=12)
-    made = TorchEngine(policy, tokenizer).generate([Request(prompts[i], 3, 70 + i) for i in mine], params)
+    made = TorchEngine(policy, tokenizer).generate([SamplingRequest(prompts[i], 3, 70 + i) for i in mine], params)
     by_prompt = dict(pair for theirs in world.gather(list(zip(mine, made, strict=True))) for pair in theirs)
     return [[list(s.token_ids) for s in by_prompt[i]] for i in range(len(prompts))]
 

@@ -23,25 +23,26 @@ from parity import adapted
 from tinyworld import encoded, four_prompts, prompt_tokens, response
 
 from vlmrl.algo.family import ALGORITHMS
-from vlmrl.data.batch import TrainItem
 from vlmrl.data.encode import Encoder
-from vlmrl.dist import worker
+from vlmrl.data.packing import TrainItem
+from vlmrl.dist import rank_process
 from vlmrl.dist.fsdp import shard
 from vlmrl.dist.world import World, join_world
 from vlmrl.errors import EngineError
+from vlmrl.model.families import units_of
 from vlmrl.model.load import banned_ids_of, load_model, load_processor
 from vlmrl.model.lora import adapter_rank
 from vlmrl.model.policy import Policy
-from vlmrl.model.units import units_of
 from vlmrl.recipe.schema import Lora, Model, Optim
-from vlmrl.rollout import vllm_engine, weight_sync
-from vlmrl.rollout.engine import Request
-from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
+from vlmrl.rollout import weight_sync
+from vlmrl.rollout.engine import SamplingRequest
+from vlmrl.rollout.vllm import engine as vllm_engine
+from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
 from vlmrl.rollout.weight_sync import PolicyWeights
-from vlmrl.train.mismatch import Mismatch, tally_mismatch
+from vlmrl.train.device_sums import Tally
 from vlmrl.train.optim import Optimizer
+from vlmrl.train.sampler_mismatch import Mismatch, tally_mismatch
 from vlmrl.train.step import FILLER, StepBatch
-from vlmrl.train.tally import Tally
 from vlmrl.train.update import PolicyGradient, fill_logps, update
 from vlmrl.types import Sample, SamplingParams, Segment
 
@@ -80,7 +81,7 @@ class Place:
 
     def answer(self) -> tuple[list[list[list[int]]], StepBatch]:
         """(ids of all prompts' samples, this process's part of a step made of them)."""
-        made = self.engine.generate([Request(self.prompts[i], SAMPLES, 70 + i) for i in self.own], self.params)
+        made = self.engine.generate([SamplingRequest(self.prompts[i], SAMPLES, 70 + i) for i in self.own], self.params)
         mine: dict[int, list[Sample]] = dict(zip(self.own, made, strict=True))
         ids = {i: [list(s.token_ids) for s in samples] for i, samples in mine.items()}
         everybody = dict(pair for theirs in self.world.gather(list(ids.items())) for pair in theirs)
@@ -228,5 +229,5 @@ def main(folder: str, out: str, forever: str = "") -> None:
 
 if __name__ == "__main__":
     if "forever" in sys.argv:
-        worker.run(lambda: main(*sys.argv[1:]))
+        rank_process.run(lambda: main(*sys.argv[1:]))
     main(*sys.argv[1:])

@@ -81,14 +81,14 @@ def test_where_there_is_no_critic_what_stands_in_is_said(place, trained):
     words = ("try", "rl.toml", "--prompts", "2")
     tried = vlmrl(place, root, *words, "--json").json
     assert "critic" in tried["stand_in"] and tried["summary"]["rollout/dead_group_share"] == 0.0
-    assert "a critic that says 0 everywhere" in " ".join(vlmrl(place, root, *words).out.split())
+    assert "an untrained critic, with the value 0 everywhere" in " ".join(vlmrl(place, root, *words).out.split())
     plain = vlmrl(place, root, *words, "--set", "algo.name=grpo")
-    assert "stands in" not in plain.out
+    assert "replaces" not in plain.out
     words = ("reward-check", run.id, "--diff", f"{place}/reward.py:same")
     diff = vlmrl(place, root, *words, "--json").json["diff"]
     assert diff["advantages"]["estimator"] == "gae" and "critic" in diff["advantages"]["stand_in"]
     assert diff["groups"]["dead_first"] == diff["groups"]["dead_second"] == 0
-    assert "a critic that says 0 everywhere" in " ".join(vlmrl(place, root, *words).out.split())
+    assert "an untrained critic, with the value 0 everywhere" in " ".join(vlmrl(place, root, *words).out.split())
 
 
 def test_one_sample_a_prompt_is_enough_and_equal_scores_teach(place, tmp_path):

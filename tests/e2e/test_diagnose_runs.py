@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small_runs import events, make_place, train
 
-from vlmrl.check.diagnose import diagnose
+from vlmrl.diagnose.run import diagnose
 from vlmrl.errors import RewardError
 from vlmrl.store.runs import open_run
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from small_runs import Ears, assert_same_run, begin, events, go_on, make_place, train
 
-from vlmrl.store.followed import FollowedRun
-from vlmrl.store.remote import read_remote
+from vlmrl.store.logger_ids import read_remote
+from vlmrl.store.read_only_run import FollowedRun
 from vlmrl.store.runs import Run
 from vlmrl.store.verify import verify_run
-from vlmrl.train.sending import MOST_PROMPTS, MOST_SAMPLES, loggers_of
+from vlmrl.train.loggers import MOST_PROMPTS, MOST_SAMPLES, loggers_of
 
 SETTINGS = """
 rollout = {prompts_per_step = 5, samples_per_prompt = 3, max_new_tokens = 12, temperature = 0.9}
@@ -245,8 +245,9 @@ def test_trackio_holds_one_run_with_everything(logged):
 
 @pytest.mark.slow
 def test_a_logger_of_ones_own_gets_both_kinds_of_runs_and_forks_have_a_parent(place, plain, tmp_path):
-    from vlmrl.train.resume import Request, plan_fork
-    from vlmrl.train.start import Labels, fork_run, run_session
+    from vlmrl.setup.new_run import Labels
+    from vlmrl.train.resume import ResumeRequest, plan_fork
+    from vlmrl.train.start import fork_run, run_session
 
     sink = f'log.sinks=["{place / "own.py"}:Own"]'
     run = train(place, tmp_path, sink, "train.steps=2")
@@ -259,7 +260,7 @@ def test_a_logger_of_ones_own_gets_both_kinds_of_runs_and_forks_have_a_parent(pl
     for words, line in zip(said(run, "log")[1::2], run.metrics("train"), strict=True):
         assert words[2] == {k: v for k, v in line.items() if k not in ("step", "attempt", "kind", "time")}
 
-    plan = plan_fork(tmp_path, Request(f"{run.id}@1", "rl", None, ("optim.lr=2e-3",), False))
+    plan = plan_fork(tmp_path, ResumeRequest(f"{run.id}@1", "rl", None, ("optim.lr=2e-3",), False))
     forked, recipe, checkpoint = fork_run(tmp_path, plan, ["vlmrl"], Labels("fork"))
     run_session(forked, recipe, tmp_path, Ears(), checkpoint)
     ((label, attempt, _, step, _, parent, remembered),) = said(forked, "open")

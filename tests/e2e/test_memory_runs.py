@@ -23,7 +23,7 @@ from small_runs import (
 )
 
 from vlmrl.checkpoint import io
-from vlmrl.dist import worker
+from vlmrl.dist import rank_process
 from vlmrl.errors import EngineError, OutOfMemoryError, exit_of
 from vlmrl.model.policy import Policy
 from vlmrl.model.tiny import build_tiny
@@ -60,7 +60,7 @@ def limit_rows(monkeypatch, tokens: int, doing: str = "") -> list[int]:
     run, rows = Policy._states, []
 
     def states(self, row):
-        if torch.is_grad_enabled() and doing in worker.doing():
+        if torch.is_grad_enabled() and doing in rank_process.doing():
             rows.append(row.input_ids_N.numel())
             if rows[-1] > tokens:
                 ask_for_too_much()

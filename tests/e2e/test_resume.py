@@ -27,9 +27,9 @@ from small_runs import (
     weights,
 )
 
-from vlmrl.checkpoint import files, io
+from vlmrl.checkpoint import checked_files, io
 from vlmrl.errors import CheckpointError, RewardError
-from vlmrl.store.faults import EXIT_CODE, VARIABLE
+from vlmrl.store.files import EXIT_CODE, VARIABLE
 from vlmrl.store.runs import open_run
 from vlmrl.store.verify import verify_run
 
@@ -171,7 +171,7 @@ def test_killed_at_a_named_point_and_resumed_equals_uninterrupted(place, whole, 
     assert died.code == 137, died.err
     run = open_run(tmp_path, "last")
     for folder in run.checkpoint_dirs():
-        files.check_files(folder)
+        checked_files.check_files(folder)
     resumed = own_process("train", "--resume", "last", "--json", "--runs", ".", cwd=tmp_path)
     assert resumed.json["status"] == "done"
     run = open_run(tmp_path, "last")
@@ -195,7 +195,7 @@ def test_a_write_that_fails_beside_the_training_ends_the_run_with_its_error(plac
     run = open_run(tmp_path, "last")
     assert run.status == "failed" and "the disk is full" in (run.manifest.error or "")
     assert began == [2, 4] and [f.name for f in run.checkpoint_dirs()] == ["step-000002"]
-    files.check_files(run.checkpoint_dirs()[0])
+    checked_files.check_files(run.checkpoint_dirs()[0])
 
 
 @pytest.mark.slow

@@ -23,12 +23,13 @@ from small_runs import (
 
 from vlmrl.checkpoint import io
 from vlmrl.errors import StoreError
-from vlmrl.store.kept import newest_resolved, read_resolved
+from vlmrl.setup.new_run import Labels
+from vlmrl.store.kept_recipe import newest_resolved, read_resolved
 from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
-from vlmrl.tasks.digits.task import prepare_digits
-from vlmrl.train.resume import Request, notes_of, plan_fork, plan_resume, told
-from vlmrl.train.start import Labels, fork_run, run_session
+from vlmrl.tasks.digits import prepare_digits
+from vlmrl.train.resume import ResumeRequest, notes_of, plan_fork, plan_resume, told
+from vlmrl.train.start import fork_run, run_session
 
 CONSTANT = ("optim.schedule=constant",)
 
@@ -39,7 +40,7 @@ def place(tmp_path_factory, tiny_folder) -> Path:
 
 
 def fork(root: Path, ref: str, *overrides: str, stop_at: int | None = None) -> tuple[Run, str]:
-    plan = plan_fork(root, Request(ref, "rl", None, overrides))
+    plan = plan_fork(root, ResumeRequest(ref, "rl", None, overrides))
     made, recipe, checkpoint = fork_run(root, plan, ["vlmrl"], Labels())
     status = run_session(made, recipe, root, Ears(stop_at), checkpoint)
     return open_run(root, made.id), status
@@ -129,7 +130,7 @@ def test_a_done_run_without_more_to_do_is_left_alone_and_the_command_that_gives_
     before = files(run.dir)
     for overrides in ((), ("train.steps=3",), ("train.steps=4",), ("eval.every_steps=1",)):
         with pytest.raises(StoreError, match="has done all its") as caught:
-            plan_resume(root, Request(run.id, "rl", None, overrides))
+            plan_resume(root, ResumeRequest(run.id, "rl", None, overrides))
         assert f"vlmrl train --resume {run.id} --set train.steps=" in (caught.value.hint or "")
     assert files(run.dir) == before
 
@@ -179,7 +180,7 @@ def test_what_the_checkpoint_does_not_fit_is_refused_even_when_accepted_and_for_
     before = files(root)
     for plan, ref in ((plan_resume, run.id), (plan_fork, f"{run.id}@3")):
         with pytest.raises(StoreError) as caught:
-            plan(root, Request(ref, "rl", None, ("train.steps=6", override), True))
+            plan(root, ResumeRequest(ref, "rl", None, ("train.steps=6", override), True))
         assert "REFUSED" in str(caught.value) and override.split("=")[0].split(".")[0] in str(caught.value)
     assert files(root) == before
 
@@ -201,7 +202,7 @@ def test_an_edited_recipe_file_is_compared_with_the_run(place, done, tmp_path):
 @pytest.mark.slow
 def test_a_falling_learning_rate_cannot_be_continued_exactly_and_that_is_said(place, tmp_path):
     run = train(place, tmp_path, "train.steps=2", kind="sft")
-    plan = plan_resume(tmp_path, Request(run.id, "sft", None, ("train.steps=4",)))
+    plan = plan_resume(tmp_path, ResumeRequest(run.id, "sft", None, ("train.steps=4",)))
     assert any("cosine" in note and "from step 2 on" in note for note in notes_of(plan))
 
 
@@ -253,7 +254,7 @@ def test_another_dataset_is_told_by_rows_and_fingerprint_and_begins_its_first_ep
     run = train(place, tmp_path, "train.steps=2", named, kind="sft")
     moved = tmp_path / "moved"
     shutil.move(data, moved)
-    plan = plan_resume(tmp_path, Request(run.id, "sft", None, ("train.steps=3", f'data.0.path="{moved}"')))
+    plan = plan_resume(tmp_path, ResumeRequest(run.id, "sft", None, ("train.steps=3", f'data.0.path="{moved}"')))
     assert {c.what: c.kind for c in plan.changes} == {"train.steps": "free", "data.0.path": "free"}
     prepare_digits(data, num_pairs=36)
     with pytest.raises(StoreError) as caught:
@@ -359,9 +360,9 @@ def test_forks_that_cannot_be(done):
         ("nobody@3", "no run"),
     ):
         with pytest.raises(StoreError, match=match):
-            plan_fork(root, Request(ref, "rl"))
+            plan_fork(root, ResumeRequest(ref, "rl"))
     with pytest.raises(StoreError, match="was made by `vlmrl train`, not `vlmrl sft`"):
-        plan_fork(root, Request(parent.id, "sft"))
+        plan_fork(root, ResumeRequest(parent.id, "sft"))
     assert len(list(root.iterdir())) == 1
 
 

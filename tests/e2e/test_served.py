@@ -29,7 +29,7 @@ from vlmrl.data.encode import Encoder
 from vlmrl.model.load import load_model, load_processor, stop_ids_of
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model
-from vlmrl.rollout.engine import Request
+from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.types import Media, Message, Row, SamplingParams
 
@@ -116,7 +116,7 @@ def expected(folder: Path, max_tokens: int) -> list[tuple[tuple[int, ...], tuple
         row = Row("row", "source", "task", {}, tuple(Media(f"{text}-{k}", *size) for k, size in enumerate(sizes)))
         pictures = [image(k, *size) for k, size in enumerate(sizes)]
         prompt = encoder.encode(row, [Message("user", "<image>" * len(sizes) + text)], pictures)
-        [[answer]] = engine.generate([Request(prompt, 1, 0)], params)
+        [[answer]] = engine.generate([SamplingRequest(prompt, 1, 0)], params)
         made.append((prompt.prompt_ids, answer.token_ids))
     return made
 

@@ -13,15 +13,15 @@ from command_line import settings, this_process
 from pair_tables import add_square
 from small_runs import start
 
-from vlmrl.data.build import building
+from vlmrl.data.dataset_writer import building
 from vlmrl.recipe.explain import diff_recipes
 from vlmrl.recipe.files import shipped_folder
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
+from vlmrl.setup.sources import make_scorer
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import open_source
 from vlmrl.tasks.taxonrl.domain import truth_distance
 from vlmrl.tasks.taxonrl.domains import DOMAINS
-from vlmrl.train.state import make_scorer
 
 BASE = "qwen2_5_vl_7b_taxonrl.toml"
 RECIPES = sorted(p.stem for p in shipped_folder().glob("*.toml") if BASE in p.read_text())

@@ -11,7 +11,7 @@ import sys
 from reward_cases import CASES
 from reward_scores import FOLDER, as_text, golden, path_of, recorded, scored
 
-from vlmrl.tasks.rewards import REWARDS
+from vlmrl.tasks.builtin_rewards import REWARDS
 
 
 def changed(name: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import check_parts, combine, split_note
-from vlmrl.tasks.rewards import REWARDS, load_reward
+from vlmrl.tasks.builtin_rewards import REWARDS, load_reward
 from vlmrl.types import RewardInput
 
 FOLDER = Path(__file__).parent / "rewards"

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from vlmrl.check.gpus import Gpu, parse_gpu
-from vlmrl.check.memory import MemoryPlan, Target, plan_memory
-from vlmrl.check.plan_sizes import Prompts
-from vlmrl.model.facts import ModelFacts, model_facts
+from vlmrl.model.model_facts import ModelFacts, model_facts
+from vlmrl.preflight.gpu_models import Gpu, parse_gpu
+from vlmrl.preflight.memory import FittedPlan, Target, plan_memory
+from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
 
 MODELS = Path(__file__).parent / "models"
@@ -35,12 +35,12 @@ def facts_of(model: str) -> ModelFacts:
     return model_facts(recipe(model).recipe.model, path=str(MODELS / model))
 
 
-def planned(model: str, image_tokens: int, *overrides: str, gpus: int = 8, gpu: Gpu = GPU) -> MemoryPlan:
-    prompts = Prompts(image_tokens + 300, image_tokens, 2048)
+def planned(model: str, image_tokens: int, *overrides: str, gpus: int = 8, gpu: Gpu = GPU) -> FittedPlan:
+    prompts = PromptLengths(image_tokens + 300, image_tokens, 2048)
     return plan_memory(recipe(model, *overrides), facts_of(model), Target(gpus, gpu), prompts)
 
 
-def gb(plan: MemoryPlan, phase: str) -> float:
+def gb(plan: FittedPlan, phase: str) -> float:
     [found] = [p for p in plan.plan.phases if p.name == phase and p.on == "trainer"]
     return found.total / GB
 

@@ -15,7 +15,7 @@ import record_rewards
 from reward_cases import CASES
 from reward_scores import as_text, golden, path_of, recorded, scored
 
-from vlmrl.tasks.rewards import REWARDS
+from vlmrl.tasks.builtin_rewards import REWARDS
 
 RECORD = "python tests/golden/record_rewards.py"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.tasks.rewards import load_reward
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.taxonrl.layouts import LAYOUTS
 from vlmrl.tasks.taxonrl.published import FUNCTIONS, score_batch
 from vlmrl.types import RewardInput

@@ -30,7 +30,7 @@ from vlmrl.errors import RewardError
 from vlmrl.rewards.adapters import bind_user_reward
 from vlmrl.rewards.base import UserReward
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.tasks.rewards import load_reward
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import INAPPLICABLE, RewardInput
 
 pytest.importorskip("trl")

@@ -10,8 +10,8 @@ import torch
 from parity import world
 from tinyfamilies import build
 
-from vlmrl.data.batch import TrainItem, make_row, pack
-from vlmrl.model import flex_attention
+from vlmrl.data.packing import TrainItem, make_row, pack
+from vlmrl.model.attention import flex as flex_attention
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
 

@@ -16,7 +16,7 @@ from tinyworld import assert_close, assert_same_gradients, encoded, gradients, i
 from torch import Tensor
 
 from vlmrl.algo.family import ALGORITHMS, resolve
-from vlmrl.data.batch import TrainItem, make_row, pack
+from vlmrl.data.packing import TrainItem, make_row, pack
 from vlmrl.model import logprobs
 from vlmrl.model.head_chunks import HeadChunks
 from vlmrl.model.lora import adapter_tensors, attach_adapter

@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmrl.tasks.pairs.cut import MAX_LOST, PairUnits, cut_rows
+from vlmrl.tasks.pairs.validation_cut import MAX_LOST, PairUnits, cut_rows
 
 rows_of_pairs = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()).map(lambda row: PairUnits(row[:2], row[2])),

@@ -7,7 +7,7 @@ import torch
 from tinyworld import encoded, items_of
 
 from vlmrl.algo.family import ALGORITHMS
-from vlmrl.data.batch import make_row
+from vlmrl.data.packing import make_row
 from vlmrl.model.load import load_model
 from vlmrl.model.lora import attach_adapter
 from vlmrl.model.policy import Policy

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmrl.data.batch import PromptTokens, TrainItem, make_row, pack
-from vlmrl.model import row_plan
-from vlmrl.model.row_plan import plan_row
+from vlmrl.data.packing import PromptTokens, TrainItem, make_row, pack
+from vlmrl.model.attention import row_plan
+from vlmrl.model.attention.row_plan import plan_row
 from vlmrl.packed import Span
 from vlmrl.train.rehearsal import full_row
 from vlmrl.types import Segment

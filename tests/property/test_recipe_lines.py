@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.recipe.files import parse_toml
-from vlmrl.recipe.lines import dotted, key_lines, parse_dotted
+from vlmrl.recipe.toml_lines import dotted, key_lines, parse_dotted
 
 BARE = st.text("abcdefgh_-0123", min_size=1, max_size=6)
 NAMES = st.one_of(BARE, st.text("ab. \"'#=[]\\é", min_size=1, max_size=5))

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import combine
-from vlmrl.rewards.parse import MAX_NAME_CHARS, normalise_name
+from vlmrl.rewards.text_parsing import MAX_NAME_CHARS, normalise_name
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.pairs.parse import parse_pair_response
-from vlmrl.tasks.rewards import load_reward
 from vlmrl.types import RewardInput
 
 LEVELS = ("loop", "digit")

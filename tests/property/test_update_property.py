@@ -23,7 +23,7 @@ from tinyworld import (
 )
 
 from vlmrl.algo.family import AGGREGATIONS, ALGORITHMS, Algorithm
-from vlmrl.data.batch import TrainItem, make_row, pack
+from vlmrl.data.packing import TrainItem, make_row, pack
 from vlmrl.model.head_chunks import HeadChunks
 from vlmrl.model.load import load_model
 from vlmrl.model.policy import Policy

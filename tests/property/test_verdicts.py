@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from vlmrl.rewards.base import UNSCORED
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.tasks.builtin_rewards import REWARDS, load_reward
 from vlmrl.tasks.pairs.outcome import outcome_as
-from vlmrl.tasks.pairs.reward import PairReward, Reading
-from vlmrl.tasks.rewards import REWARDS, load_reward
+from vlmrl.tasks.pairs.reward import PairReading, PairReward
 from vlmrl.types import RewardInput
 
 LEVELS = ["loop", "digit"]
@@ -107,7 +107,7 @@ def test_a_reward_that_reads_otherwise_does_not_measure():
     ],
 )  # fmt: skip
 def test_a_damaged_detail_is_not_believed(detail):
-    assert Reading.of_detail(detail) is None
+    assert PairReading.of_detail(detail) is None
     spec = load_reward("taxonomy", args=OWN["taxonomy"])
     truth = {"same": False, **{level: ["a", "b"] for level in LEVELS}}
     x = RewardInput("<think><loop>a; b</loop></think><answer>0.1</answer>", truth)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmrl.check.catalogs import catalogs
+from vlmrl.preflight.catalogs import catalogs
 from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.explain import list_recipes
 from vlmrl.recipe.files import shipped_folder

@@ -14,23 +14,23 @@ import vlmrl
 from vlmrl.data.dataset import read_info
 from vlmrl.errors import VlmrlError
 from vlmrl.json_text import MOST_LEVELS, parse_json
-from vlmrl.store.evaluated import read_summary
-from vlmrl.store.kept import planned_steps, read_resolved
+from vlmrl.store.checkpoints import read_meta
+from vlmrl.store.evaluated_rows import read_summary
+from vlmrl.store.kept_recipe import planned_steps, read_resolved
 from vlmrl.store.lock import read_owner
+from vlmrl.store.logger_ids import read_remote
 from vlmrl.store.manifest import read_raw
 from vlmrl.store.metrics import parse_line
 from vlmrl.store.prune import pruned_ranges
-from vlmrl.store.remote import read_remote
-from vlmrl.store.sealed import read_meta
 
 OWN_MESSAGES = {
-    "checkpoint/proof.py", "data/control_tokens.py", "demo.py", "dist/worker.py", "rewards/__init__.py",
-    "rollout/vllm_probe.py", "rollout/wire.py", "recipe/template_worker.py",
+    "checkpoint/proof.py", "data/control_tokens.py", "demo.py", "dist/rank_process.py", "rewards/__init__.py",
+    "rollout/vllm/known_models.py", "rollout/vllm/wire.py", "recipe/template_worker.py",
 }  # fmt: skip
 """Files that read what a process of this program has just written to another one."""
-SCRATCH = {"data/row_files.py", "data/scan.py", "tasks/taxonrl/domain_prep.py", "tasks/taxonrl/domain_rows.py"}
+SCRATCH = {"data/table_pieces.py", "data/image_scan.py", "tasks/taxonrl/domain_prep.py", "tasks/taxonrl/domain_rows.py"}
 """Files that read what the same command wrote into a folder for its own use."""
-CAUGHT = {"recipe/import_read.py"}
+CAUGHT = {"recipe/imports/read.py"}
 """Reads foreign recipes with a parser of its own hooks, and catches what it raises."""
 
 

@@ -1,10 +1,13 @@
-"""Advantage estimators: the scores of a step become one number a sample (or one a token). NumPy float64, no torch.
+"""Advantage estimators: from the scores of a step to one advantage per sample (or per token). NumPy float64, no torch.
 
-An advantage is a baseline taken off a score (an `Estimator`) and a scale. Letters: G samples of one prompt, P reward
-parts. A group whose scores are all equal has exactly zero advantage, in every estimator: the mean of n equal floats can
-differ from them in the last bit, and dividing by a tiny spread would turn that into a push; and a mean over the batch
-would push all its samples the same way. The one exception is "gae": a critic judges each response on its own, so equal
-scores still say where it was wrong, one sample of a prompt is enough, and no group is dead.
+An advantage is a score minus a baseline (an `Estimator`), divided by a scale. Letters: G samples of one prompt, P
+reward parts, T tokens of a response.
+
+A group whose scores are all equal has an advantage of exactly 0, in every estimator but "gae". Without this rule the
+mean of n equal floats could differ from them in the last bit, and the division by a tiny spread would turn that into a
+large gradient; a mean over the batch would move all samples of the group in the same direction. With "gae" a critic
+judges each response on its own: equal scores can still differ from its values, one sample per prompt is enough, and no
+group is dead.
 """
 
 from __future__ import annotations
@@ -19,24 +22,24 @@ from vlmrl.algo.returns import gae, rewards_to_go, whiten
 
 Array = NDArray[np.float64]
 STD_EPSILON = 1e-6
-"""Added to the standard deviation (DeepSeekMath's code and its descendants use the same)."""
+"""Added to a standard deviation (DeepSeekMath's code and its descendants use the same)."""
 SCALES = ("none", "group", "batch", "alive", "samples", "tokens", "tokens_keep_mean")
-"""What an advantage is divided by; see `_scaled`."""
+"""Names of the scales that advantages are divided by; see `_scaled`."""
 
 
 @dataclass(frozen=True)
 class ScoredGroup:
-    """What the estimators know of the samples of one prompt.
+    """Scores of the samples of one prompt, with everything that an estimator may use.
 
     Args:
-        scores: one a sample; may be NaN where not included.
-        included: True = the sample counts for baselines and gets an advantage; the others get exactly 0.
-        lengths: trained tokens of each sample; () = 1 each.
+        scores: [G], one per sample; may be NaN where the sample is not included.
+        included: [G], True = the sample counts for baselines and gets an advantage; the others get exactly 0.
+        lengths: [G], trained tokens of each sample; () = 1 each.
         parts: [G][P], the reward's parts; None = not applicable to that sample. () = the score is the only part.
-        weights: one a part.
+        weights: [P], one per part.
         greedy: score of the greedy answer to the prompt; None = there is none.
-        penalties: what each token of each sample costs (the KL in the reward); () = nothing.
-        values: what the critic said before each token of each sample that is included; () = there is no critic.
+        penalties: [G][T], subtracted from each token's reward (the KL in the reward); () = none.
+        values: [G][T], the critic's value before each token, for included samples; () = there is no critic.
     """
 
     scores: Sequence[float]
@@ -49,7 +52,7 @@ class ScoredGroup:
     values: Sequence[Array] = ()
 
     def token_rewards(self, index: int) -> Array:
-        """What each token of a sample earns: nothing but its penalty, and the last one the score. Shape [tokens]."""
+        """Return the reward of each token of a sample: minus its penalty; the last token also gets the score. [T]."""
         rewards = np.zeros(int(self.lengths[index]) if self.lengths else 1)
         if len(self.penalties):
             rewards -= self.penalties[index]
@@ -59,7 +62,16 @@ class ScoredGroup:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A group's included samples. `totals_G`: score minus all penalties; `returns`: [T] a sample, or [1] for all."""
+    """Included samples of a group.
+
+    Args:
+        index: positions of the included samples in the group; G counts these alone.
+        totals_G: score minus all penalties of each sample.
+        returns: discounted return before each token, [T] per sample; [1] = the same for all its tokens.
+        lengths_G: trained tokens of each sample.
+        gamma: discount.
+        lam: of "gae".
+    """
 
     group: ScoredGroup
     index: list[int]
@@ -71,18 +83,29 @@ class _Kept:
 
 
 def group_mean(kept: _Kept) -> list[Array]:
-    """Score minus the group's mean. Source: Dr. GRPO, arXiv:2503.20783, section 3.2. Example: [1, 0] -> [0.5, -0.5]."""
+    """Return score minus the group's mean.
+
+    Source: Dr. GRPO, arXiv:2503.20783, section 3.2.
+    Example: [1, 0] -> [0.5, -0.5].
+    """
     return _column(kept.totals_G - kept.totals_G.mean())
 
 
 def leave_one_out(kept: _Kept) -> list[Array]:
-    """Score minus the mean of the others. Source: RLOO, arXiv:2402.14740 eq. 5. [1, 0, 0] -> [1, -0.5, -0.5]."""
+    """Return score minus the mean of the group's other scores.
+
+    Source: RLOO, arXiv:2402.14740 eq. 5.
+    Example: [1, 0, 0] -> [1, -0.5, -0.5].
+    """
+    # (n s - sum) / (n - 1) = s - (sum - s) / (n - 1)
     n = len(kept.totals_G)
     return _column((kept.totals_G - kept.totals_G.mean()) * n / (n - 1))
 
 
 def length_weighted(kept: _Kept) -> list[Array]:
-    """Score minus the mean weighted by length: the baseline of least variance when a gradient grows with its length.
+    """Return score minus the mean weighted by length.
+
+    This is the baseline of least variance when the size of a response's gradient grows with its length.
 
     Source: OPO, arXiv:2505.23585 (its practical form of the optimal baseline).
     Example: scores [1, 0], lengths [3, 1] -> baseline 0.75 -> [0.25, -0.75].
@@ -92,7 +115,9 @@ def length_weighted(kept: _Kept) -> list[Array]:
 
 
 def best_of_group(kept: _Kept) -> list[Array]:
-    """The best sample gets what it adds over the second best; the others 0. Two equal best: nobody adds anything.
+    """Return the lead of the best sample over the second best, and 0 for the others.
+
+    Two equal best samples both get 0.
 
     Source: Pass@k objective, arXiv:2503.19595 (the case k = G, the form that verl and RLLaVA ship).
     Example: [0.2, 1, 0.6] -> [0, 0.4, 0].
@@ -104,15 +129,19 @@ def best_of_group(kept: _Kept) -> list[Array]:
 
 
 def no_baseline(kept: _Kept) -> list[Array]:
-    """The return of each token as it is. Source: REINFORCE (Williams, 1992); REINFORCE++, arXiv:2501.03262."""
+    """Return the discounted return of each token, without a baseline.
+
+    Source: REINFORCE (Williams, 1992); REINFORCE++, arXiv:2501.03262.
+    """
     return kept.returns
 
 
 def greedy_baseline(kept: _Kept) -> list[Array]:
-    """The return of each token minus the score of the prompt's greedy answer.
+    """Return the discounted return of each token minus the score of the prompt's greedy answer.
 
-    Source: ReMax, arXiv:2310.10505 (its greedy baseline). Example: scores [1, 0], greedy 0.5 -> [0.5, -0.5].
     Raises: ValueError when the group has no greedy score.
+    Source: ReMax, arXiv:2310.10505 (its greedy baseline).
+    Example: scores [1, 0], greedy 0.5 -> [0.5, -0.5].
     """
     if kept.group.greedy is None:
         raise ValueError("the greedy baseline needs the score of a greedy answer")
@@ -120,45 +149,52 @@ def greedy_baseline(kept: _Kept) -> list[Array]:
 
 
 def part_by_part(kept: _Kept) -> list[Array]:
-    """Each part minus its group mean over its unbiased standard deviation + 1e-6; then the weighted sum.
+    """Return the weighted sum of (part - group mean) / (unbiased standard deviation + 1e-6) over the reward's parts.
 
-    A part that is None for a sample leaves its weight to the sample's other parts, as in the score; a part with fewer
-    than two values, or equal ones, adds 0.
+    A part that is None for a sample leaves its weight to the sample's other parts, as in the score. A part with fewer
+    than two values, or with equal ones, adds 0.
+
     Source: GDPO, arXiv:2601.05242; the scale "samples" is its batch-wise advantage normalisation.
     Example: parts [[1, 0], [0, 0]], weights [2, 1]: part 1 -> +-0.7071, part 2 -> 0 -> [1.4142, -1.4142].
     """
     parts_GP, weights_P = _parts(kept)
-    there_GP = ~np.isnan(parts_GP)
+    applies_GP = ~np.isnan(parts_GP)  # bool, True = the part applies to the sample
     normal_GP = np.zeros_like(parts_GP)
     for p in range(parts_GP.shape[1]):
-        rows = there_GP[:, p]
+        rows = applies_GP[:, p]
         values = parts_GP[rows, p]
         if not is_dead(values.tolist()):
             normal_GP[rows, p] = (values - values.mean()) / (values.std(ddof=1) + STD_EPSILON)
-    present_G = (there_GP * weights_P).sum(1)
-    spread_G = np.divide(weights_P.sum(), present_G, out=np.zeros(len(present_G)), where=present_G != 0)
-    return _column((normal_GP * weights_P).sum(1) * spread_G)
+    # [G, P] -> [G]: weight of the parts that apply; the factor makes up for those that do not.
+    present_G = (applies_GP * weights_P).sum(1)
+    rescale_G = np.divide(weights_P.sum(), present_G, out=np.zeros(len(present_G)), where=present_G != 0)
+    return _column((normal_GP * weights_P).sum(1) * rescale_G)
 
 
 def generalised(kept: _Kept) -> list[Array]:
-    """Each token's generalised advantage over what the critic said; see `returns.gae`.
+    """Return the generalised advantage of each token over the critic's value; see `returns.gae`.
 
-    Source: GAE, arXiv:1506.02438 eq. 16; over the tokens of a response, the score at its last one and the KL in the
-        rewards: arXiv:1909.08593, section 2 (its code also divides the rewards by their deviation: not here).
     Raises: ValueError when the group has no values.
+    Source: GAE, arXiv:1506.02438 eq. 16; over the tokens of a response, the score at its last one and the KL in the
+        rewards: arXiv:1909.08593, section 2. Deviation: its code also divides the rewards by their
+        standard deviation.
     """
     return [advantages for advantages, _ in _generalised(kept.group, kept.index, kept.gamma, kept.lam)]
 
 
 def value_targets(group: ScoredGroup, *, gamma: float, lam: float) -> list[Array]:
-    """What the critic should have said before each token: advantage + value. [tokens] a sample; empty if not included.
+    """Return the value targets of the critic before each token: advantage + value.
 
-    Example: see `returns.gae`. Raises: ValueError when the group has no values.
+    Args:
+        gamma, lam: see `returns.gae`.
+    Returns: one array per sample, [T]; empty for samples that are not included.
+    Raises: ValueError when the group has no values.
+    Example: see `returns.gae`.
     """
     index = [i for i, use in enumerate(group.included) if use]
     targets = [np.zeros(0) for _ in group.scores]
-    for i, (_, found) in zip(index, _generalised(group, index, gamma, lam), strict=True):
-        targets[i] = found
+    for i, (_, target) in zip(index, _generalised(group, index, gamma, lam), strict=True):
+        targets[i] = target
     return targets
 
 
@@ -170,11 +206,13 @@ def _generalised(group: ScoredGroup, index: list[int], gamma: float, lam: float)
 
 @dataclass(frozen=True)
 class Estimator:
-    """A baseline.
+    """Baseline with its properties.
 
     Args:
-        scale: its usual one.      needs_group: compares the samples of a prompt: one is not enough.
-        critic: judges with the values of a critic; no group is dead then.
+        baseline: included samples -> score or return minus baseline: one array per sample, [1] or [T].
+        scale: the default scale, one of `SCALES`.
+        needs_group: whether it compares the samples of a prompt, so that one sample is not enough.
+        critic: whether it uses the values of a critic; no group is dead then.
     """
 
     baseline: Callable[[_Kept], list[Array]]
@@ -195,75 +233,82 @@ ESTIMATORS: dict[str, Estimator] = {
     "gae": Estimator(generalised, needs_group=False, critic=True),
 }
 CRITIC_SCALES = ("none", "tokens", "tokens_keep_mean")
-"""Scales for a critic. The others divide by a spread of scores, which may be 0 where its advantages are not."""
+"""Scales that a critic may have. The others divide by a spread of scores, which can be 0 while advantages are not."""
 
 
 def is_dead(scores: Sequence[float]) -> bool:
-    """Whether a group teaches nothing: fewer than two scores, or all of them equal."""
+    """Return whether a group is dead (teaches nothing): fewer than two scores, or all of them equal."""
     return len(scores) < 2 or min(scores) == max(scores)
 
 
 def batch_advantages(
     groups: Sequence[ScoredGroup], estimator: str, *, scale: str | None = None, gamma: float = 1.0, lam: float = 1.0
 ) -> list[list[Array]]:
-    """Advantages of all samples of a step.
+    """Return the advantages of all samples of a step.
 
     Args:
-        groups: ALL groups of the step (over all ranks): some scales are those of the batch.
-        estimator: key of `ESTIMATORS`.      scale: one of `SCALES`; None = the estimator's own.
+        groups: ALL groups of the step (of all ranks), because some scales are computed over the batch.
+        estimator: key of `ESTIMATORS`.
+        scale: one of `SCALES`; None = the estimator's own.
         gamma: discount of the token returns; for estimators without a group baseline ("none", "greedy", "gae").
-        lam: how far "gae" trusts returns over values: 0 = one token, 1 = to the end of the response.
-    Returns: an array a sample: [1] = the same for all its tokens, or [T] (penalties, gamma < 1, or a critic); exactly 0
-        for samples that are not included and for dead groups: scores (minus penalties; for "part_by_part": every part)
-        all equal, or a single one where the estimator compares; under "gae" none is.
-    Raises: KeyError for an unknown estimator; ValueError when a score is not finite, or for an unknown scale or one
-        that is not for a critic.
+        lam: for "gae": how many tokens' rewards count before the critic's values do; 0 = one, 1 = all to the end of the
+            response.
+    Returns: one list per group, with one array per sample: [1] = the same for all its tokens, or [T] (with penalties,
+        gamma < 1, or a critic). Exactly 0 for samples that are not included and for dead groups: their scores (minus
+        penalties; for "part_by_part": every part) are all equal, or there is a single score and the estimator compares
+        samples. With "gae" no group is dead.
+    Raises: KeyError for an unknown estimator; ValueError when a score is not finite, for an unknown scale, and for a
+        scale that a critic cannot have.
     """
-    found = ESTIMATORS[estimator]
-    scale = scale if scale is not None else found.scale
+    entry = ESTIMATORS[estimator]
+    scale = scale if scale is not None else entry.scale
     if scale not in SCALES:
         raise ValueError(f"unknown scale {scale!r}")
-    if found.critic and scale not in CRITIC_SCALES:
-        raise ValueError(f"the scale {scale!r} is not for a critic; {', '.join(CRITIC_SCALES)} are")
+    if entry.critic and scale not in CRITIC_SCALES:
+        raise ValueError(f"the scale {scale!r} is not for a critic; use one of: {', '.join(CRITIC_SCALES)}")
     all_kept = [_keep(g, gamma, lam) for g in groups]
     dead = [_is_dead_kept(k, estimator) for k in all_kept]
     centred: list[list[Array]] = []
-    for kept, is_still in zip(all_kept, dead, strict=True):
+    for kept, group_is_dead in zip(all_kept, dead, strict=True):
         # Dead groups stay in the statistics of the batch, as published; their own advantage is set below.
-        if not kept.index or (is_still and found.needs_group):
+        if not kept.index or (group_is_dead and entry.needs_group):
             centred.append([np.zeros(1) for _ in kept.index])
         else:
-            centred.append(found.baseline(kept))
+            centred.append(entry.baseline(kept))
     scaled = _scaled(centred, all_kept, dead, scale)
     advantages: list[list[Array]] = []
-    for group, kept, values, is_still in zip(groups, all_kept, scaled, dead, strict=True):
+    for group, kept, values, group_is_dead in zip(groups, all_kept, scaled, dead, strict=True):
         by_index = dict(zip(kept.index, values, strict=True))
         zero = [np.zeros(1) for _ in group.scores]
-        advantages.append([zero[i] if is_still else by_index.get(i, zero[i]) for i in range(len(group.scores))])
+        advantages.append([zero[i] if group_is_dead else by_index.get(i, zero[i]) for i in range(len(group.scores))])
     return advantages
 
 
 def group_advantages(scores: Sequence[float], included: Sequence[bool], estimator: str) -> list[float]:
-    """Advantages of one group on its own, one number a sample; see `batch_advantages`, of which this is a batch of one.
+    """Return the advantages of one group, one number per sample: `batch_advantages` of a batch with one group.
 
-    A single sample gets 0 under every estimator, and the greedy answer is taken to be as good as the mean.
-    Raises: ValueError for "gae", whose values are not given here.
+    A single sample gets 0 with every estimator. The score of the greedy answer is taken to be the group's mean.
+
+    Raises: ValueError for "gae", because there are no values.
     """
     kept = [float(s) for s, use in zip(scores, included, strict=True) if use]
     greedy = float(np.mean(kept)) if estimator == "greedy" and kept else None
-    (found,) = batch_advantages([ScoredGroup(scores, included, greedy=greedy)], estimator)
-    return [float(a[0]) for a in found] if len(kept) > 1 else [0.0] * len(scores)
+    (advantages,) = batch_advantages([ScoredGroup(scores, included, greedy=greedy)], estimator)
+    return [float(a[0]) for a in advantages] if len(kept) > 1 else [0.0] * len(scores)
 
 
 def _scaled(centred: list[list[Array]], all_kept: list[_Kept], dead: list[bool], scale: str) -> list[list[Array]]:
-    """The centred advantages over:
+    """Return the centred advantages divided by the scale.
 
-    "none": 1.    "group": the group's unbiased standard deviation + 1e-6 (GRPO, arXiv:2402.03300 eq. 4).
-    "batch": that of all scores of the batch + 1e-6 (arXiv:2508.08221: group mean, batch std).
-    "alive": share of the samples whose group is not dead (GPG's alpha = B / (B - M), arXiv:2504.02546).
-    "samples": minus the mean of all samples, over their unbiased standard deviation + 1e-6 (GDPO, arXiv:2601.05242).
-    "tokens", "tokens_keep_mean": whitened over all tokens (REINFORCE++, and PPO as arXiv:1909.08593's code has it;
-        MAYE's code adds the mean back).
+    "none": 1.
+    "group": the group's unbiased standard deviation + 1e-6 (GRPO, arXiv:2402.03300 eq. 4).
+    "batch": the unbiased standard deviation of all scores of the batch + 1e-6 (arXiv:2508.08221: group mean, batch
+        std).
+    "alive": the share of the samples whose group is not dead (GPG's alpha = B / (B - M), arXiv:2504.02546).
+    "samples": the unbiased standard deviation over all samples + 1e-6, after subtraction of their mean (GDPO,
+        arXiv:2601.05242).
+    "tokens", "tokens_keep_mean": whitened over all tokens (REINFORCE++, and PPO in arXiv:1909.08593's code; MAYE's code
+        adds the mean back).
     """
     if scale == "none":
         return centred
@@ -274,15 +319,16 @@ def _scaled(centred: list[list[Array]], all_kept: list[_Kept], dead: list[bool],
         ]
     if scale == "alive":
         samples = sum(len(k.index) for k in all_kept)
-        alive = sum(len(k.index) for k, is_still in zip(all_kept, dead, strict=True) if not is_still)
+        alive = sum(len(k.index) for k, group_is_dead in zip(all_kept, dead, strict=True) if not group_is_dead)
         return [[a * samples / max(1, alive) for a in values] for values in centred]
     if scale == "batch":
         totals = np.concatenate([np.zeros(0), *(k.totals_G for k in all_kept)])
         deviation = totals.std(ddof=1) if len(totals) > 1 else 0.0
         return [[a / (deviation + STD_EPSILON) for a in values] for values in centred]
+    # The scales below are over the whole batch: flatten the groups to one list of samples, and split it again.
     flat = [a for values in centred for a in values]
     if scale == "samples":
-        means = np.array([a.mean() for a in flat])
+        means = np.array([a.mean() for a in flat])  # one number per sample, also where it has one per token
         deviation = means.std(ddof=1) if len(means) > 1 else 0.0
         normal = [(a - means.mean()) / (deviation + STD_EPSILON) for a in flat]
     else:
@@ -295,17 +341,17 @@ def _scaled(centred: list[list[Array]], all_kept: list[_Kept], dead: list[bool],
 def _keep(group: ScoredGroup, gamma: float, lam: float) -> _Kept:
     index = [i for i, use in enumerate(group.included) if use]
     if len(group.included) != len(group.scores):
-        raise ValueError(f"{len(group.scores)} scores but {len(group.included)} say whether they count")
+        raise ValueError(f"{len(group.scores)} scores but {len(group.included)} entries in `included`")
     scores = [float(group.scores[i]) for i in index]
     if not all(np.isfinite(scores)):
-        raise ValueError(f"a score that is not finite reached the advantages: {scores}")
+        raise ValueError(f"a score is not finite, so there are no advantages: {scores}")
     lengths = np.array([group.lengths[i] if group.lengths else 1 for i in index], dtype=np.float64)
     totals, returns = np.array(scores, dtype=np.float64), [np.array([s]) for s in scores]
     if len(group.penalties) or gamma != 1.0:
-        for at, i in enumerate(index):
+        for position, i in enumerate(index):
             rewards = group.token_rewards(i)
-            totals[at] = rewards.sum()
-            returns[at] = rewards_to_go(rewards, gamma)
+            totals[position] = rewards.sum()
+            returns[position] = rewards_to_go(rewards, gamma)
     return _Kept(group, index, totals, returns, lengths, gamma, lam)
 
 
@@ -324,9 +370,9 @@ def _is_dead_kept(kept: _Kept, estimator: str) -> bool:
 
 
 def _parts(kept: _Kept) -> tuple[Array, Array]:
-    """(parts_GP of the included samples, NaN where not applicable; weights_P)."""
+    """Return (parts_GP of the included samples, NaN where a part does not apply; weights_P)."""
     if not len(kept.group.parts):
-        return kept.totals_G[:, None], np.ones(1)
+        return kept.totals_G[:, None], np.ones(1)  # [G] -> [G, 1]: the score is the only part
     rows = [[np.nan if v is None else float(v) for v in kept.group.parts[i]] for i in kept.index]
     return np.array(rows, dtype=np.float64), np.array(kept.group.weights, dtype=np.float64)
 

@@ -1,7 +1,9 @@
-"""How token losses become one number. The denominator is global: it is fixed before the first backward, so the gradient
-does not depend on how rows are split into microbatches.
+"""Aggregation of token losses into one number, with a global denominator.
 
-Letters: K trained tokens of a microbatch, S responses of the whole step.
+The denominator is fixed before the first backward, so the gradient does not depend on how an update is split into
+microbatches.
+
+Letters: K trained tokens of a microbatch, S responses of the whole update.
 """
 
 from __future__ import annotations
@@ -15,14 +17,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Denominator:
-    """What a step divides by. Made once from ALL its responses (over ranks: the sum of each rank's counts).
+    """Denominator of the loss, computed once from ALL responses of an update, on all ranks.
 
     Args:
         aggregation: "token_mean" (all trained tokens count the same), "sequence_mean" (all responses count the
-            same), or "constant" (responses x `max_tokens`: a token weighs the same however long its response is).
-        num_tokens, num_sequences: response tokens and responses with at least one, over the whole step.
-        max_tokens: the token limit of a response; for "constant".
-        num_dead_tokens: those of `num_tokens` that never enter a forward pass, because their loss is exactly 0.
+            same), or "constant" (responses x `max_tokens`: a token's weight does not depend on the length of its
+            response).
+        num_tokens: trained tokens of the whole update.
+        num_sequences: responses with at least one trained token, of the whole update.
+        max_tokens: token limit of a response; used by "constant".
+        num_dead_tokens: tokens within `num_tokens` that never enter a forward pass, because their loss is exactly 0.
     """
 
     aggregation: str
@@ -35,9 +39,11 @@ class Denominator:
     def of(
         cls, aggregation: str, tokens_S: Sequence[int], max_tokens: int, dead_tokens_S: Sequence[int] = ()
     ) -> Denominator:
-        """Count the trained tokens of every response of the step.
+        """Count the trained tokens of every response of the update.
 
-        Args: tokens_S: of the responses that are trained on. dead_tokens_S: of those that only count here.
+        Args:
+            tokens_S: tokens of each response that enters a forward pass.
+            dead_tokens_S: tokens of each response that enters none and only counts in the denominator.
         """
         trained = [n for n in tokens_S if n > 0]
         dead = [n for n in dead_tokens_S if n > 0]
@@ -45,17 +51,21 @@ class Denominator:
 
 
 def aggregate(loss_K: Tensor, sequence_tokens_K: Tensor, total: Denominator) -> Tensor:
-    """This microbatch's share of the step's loss: a scalar; the shares of all microbatches add up to the loss.
+    """Return this microbatch's share of the loss of its update; the shares of all microbatches add up to the loss.
 
     Args:
-        loss_K: per-token loss, trained tokens only.
-        sequence_tokens_K: number of trained tokens of the response each token belongs to.
-    Example: responses of losses [1, 1, 1] and [4]: token_mean (3 + 4) / 4 = 1.75; sequence_mean (1 + 4) / 2 = 2.5;
+        loss_K: loss per token, trained tokens only.
+        sequence_tokens_K: number of trained tokens in the response of each token.
+    Returns: a scalar.
+    Raises: ValueError for an unknown aggregation.
+    Example: responses with losses [1, 1, 1] and [4]: token_mean (3 + 4) / 4 = 1.75; sequence_mean (1 + 4) / 2 = 2.5;
         constant with max_tokens 10: 7 / 20 = 0.35.
     """
+    # max(1, ...): an update without a trained token has the loss 0, not NaN.
     if total.aggregation == "token_mean":
         return loss_K.sum() / max(1, total.num_tokens)
     if total.aggregation == "sequence_mean":
+        # Each token counts 1 / length of its response, so the sum over a response is its mean. [K] -> scalar
         return (loss_K / sequence_tokens_K.to(loss_K.dtype)).sum() / max(1, total.num_sequences)
     if total.aggregation == "constant":
         return loss_K.sum() / max(1, total.num_sequences * total.max_tokens)
@@ -63,5 +73,10 @@ def aggregate(loss_K: Tensor, sequence_tokens_K: Tensor, total: Denominator) -> 
 
 
 def global_mean(values_K: Tensor, total: Denominator) -> Tensor:
-    """This microbatch's share of a mean over the step's tokens that are trained on, for metrics. No gradient."""
+    """Return this microbatch's share of a mean over the tokens of its update that enter a forward pass.
+
+    Args:
+        values_K: a metric per token.
+    Returns: a scalar, float64, without gradient.
+    """
     return values_K.detach().to(torch.float64).sum() / max(1, total.num_tokens - total.num_dead_tokens)

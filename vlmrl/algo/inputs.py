@@ -1,4 +1,7 @@
-"""Scores of a step -> advantages, by a row of the table: for training, `vlmrl try` and `reward-check`. No torch."""
+"""From the scores of a step to its advantages, as a row of the algorithm table says. No torch.
+
+Training, `vlmrl try` and `vlmrl reward-check` use it.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,24 @@ def scored_group(
     weights: Mapping[str, float] | None = None, greedy: float | None = None, penalties: Sequence[Array] = (),
     values: Sequence[Array] = (),
 ) -> ScoredGroup:  # fmt: skip
-    """What the estimators see of a group: failed rewards left out, length rules applied.
+    """Return a group as the estimators need it: failed rewards left out, length rules applied.
 
     Args:
-        finishes: "stop" or "length" of each sample.     lengths: their trained tokens.
-        max_tokens: the token limit of a response.
-        weights: part -> weight; None or empty: `reward` counts if there is one, else every part.
-        greedy: score of the prompt's greedy answer; a group without one is left out where the estimator needs it.
-        penalties: what each token of each sample costs.
-        values: what the critic said before each token of each sample.
+        scores: [G], one per sample.
+        finishes: [G], "stop" or "length".
+        lengths: [G], trained tokens.
+        algorithm: its rules for cut and long responses.
+        max_tokens: token limit of a response.
+        weights: part -> weight; None or empty: the part `reward` counts alone if there is one, else every part by 1.
+        greedy: score of the prompt's greedy answer; if the estimator needs it and it is None, no sample is included.
+        penalties: [G][T], subtracted from each token's reward.
+        values: [G][T], the critic's value before each token.
     """
-    # A critic compares nothing within a group: what is not trained on has no part in its advantages.
-    out = ("drop", "mask") if algorithm.needs_critic else ("drop",)
+    # A critic compares no samples, so a masked response must not count in the advantages of others. Estimators that
+    # compare keep its score in the baseline; only "drop" removes it there.
+    excluded = ("drop", "mask") if algorithm.needs_critic else ("drop",)
     included = [
-        score.error is None and not (finish == "length" and algorithm.truncated in out)
+        score.error is None and not (finish == "length" and algorithm.truncated in excluded)
         for score, finish in zip(scores, finishes, strict=True)
     ]
     if algorithm.advantage == "greedy" and greedy is None:
@@ -51,34 +58,35 @@ def scored_group(
 
 
 def passes_filter(group: ScoredGroup, algorithm: Algorithm) -> bool:
-    """Whether the spread of a group's scores is above the row's `min_spread`. True without a filter."""
+    """Return whether the spread of a group's scores is above the algorithm's `min_spread`. True without a filter."""
     if algorithm.filter == "none":
         return True
     return spread([s for s, use in zip(group.scores, group.included, strict=True) if use]) > algorithm.min_spread
 
 
 def step_advantages(groups: Sequence[ScoredGroup], algorithm: Algorithm) -> list[list[Array]]:
-    """Advantages of all groups of a step; see `batch_advantages`. Groups that the filter refuses get 0, and count in
-    no statistic of the batch.
+    """Return the advantages of all groups of a step; see `batch_advantages`.
+
+    Groups that the filter refuses get 0 and count in no statistic of the batch.
     """
     passed = [passes_filter(g, algorithm) for g in groups]
-    found = iter(
+    advantages = iter(
         batch_advantages(
             [g for g, ok in zip(groups, passed, strict=True) if ok],
             algorithm.advantage, scale=algorithm.scale, gamma=algorithm.gamma,
             lam=algorithm.gae_lambda,
         )
     )  # fmt: skip
-    return [next(found) if ok else [np.zeros(1) for _ in g.scores] for g, ok in zip(groups, passed, strict=True)]
+    return [next(advantages) if ok else [np.zeros(1) for _ in g.scores] for g, ok in zip(groups, passed, strict=True)]
 
 
 def untrained_values(lengths: Sequence[int]) -> list[Array]:
-    """The values of a critic that has learned nothing: 0 before each token of each sample."""
+    """Return the values of an untrained critic: 0 before each token of each sample, [T] per sample."""
     return [np.zeros(n) for n in lengths]
 
 
 def _part_names(scores: Sequence[Score], weights: Mapping[str, float]) -> dict[str, float]:
-    """Part -> weight, for the parts that any score of the group has; as rewards/base.py combines them."""
+    """Return part -> weight for the parts that any score of the group has, as rewards/base.py combines them."""
     known = dict.fromkeys(name for score in scores for name in score.parts)
     given = {name: weight for name, weight in weights.items() if name in known}
     if given:

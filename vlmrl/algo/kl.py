@@ -1,6 +1,7 @@
-"""Estimators of the KL divergence KL(policy || reference) from the log-probs of sampled tokens, per token, in nats.
+"""Estimators of KL(policy || reference) from the log-probs of sampled tokens, per token, in nats.
 
-"full", the exact sum over the vocabulary, needs hidden states and not log-probs: `model/logprobs.py`.
+Letters: K trained tokens. The KL "full" is the exact sum over the vocabulary; it needs hidden states instead of
+log-probs and is in `model/logprobs.py`.
 """
 
 from __future__ import annotations
@@ -10,34 +11,38 @@ from collections.abc import Callable
 from torch import Tensor
 
 MAX_VALUE = 10.0
-"""Limit of `low_var_kl`'s value."""
+"""Largest value of `low_var_kl`, in nats."""
 
 
 def _difference(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
-    """ref - policy, limited to +-20: a token the reference rules out gives a large number and not an overflow."""
+    """Return ref - policy, limited to +-20: a token that the reference rules out must not overflow exp."""
     return (ref_logp_K - logp_K).clamp(-20.0, 20.0)
 
 
 def k1(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
-    """logp - ref_logp: unbiased in value, may be negative.
+    """Return logp - ref_logp: unbiased in value, may be negative.
 
-    Meant for the reward: as a loss its expected gradient is zero.
+    It is meant for the reward: as a loss its expected gradient is zero.
+
+    Returns: [K], nats.
     Source: J. Schulman, "Approximating KL divergence" (2020), k1. Example: ref 0.5, policy 0.25 -> -0.6931.
     """
     return -_difference(logp_K, ref_logp_K)
 
 
 def k2(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
-    """(ref_logp - logp)^2 / 2: biased in value, but as a loss its expected gradient is that of the KL.
+    """Return (ref_logp - logp)^2 / 2: biased in value, but as a loss its expected gradient is that of the KL.
 
+    Returns: [K], nats.
     Source: J. Schulman (2020), k2. Example: ref 0.5, policy 0.25 -> 0.6931^2 / 2 = 0.2402.
     """
     return 0.5 * _difference(logp_K, ref_logp_K).square()
 
 
 def k3(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
-    """exp(d) - d - 1 with d = ref_logp - logp: unbiased in value, never negative. Shape [K], nats.
+    """Return exp(d) - d - 1 with d = ref_logp - logp: unbiased in value, never negative.
 
+    Returns: [K], nats.
     Source: J. Schulman, "Approximating KL divergence" (2020), estimator k3; GRPO, arXiv:2402.03300 eq. 4.
     Example: logp = ref_logp -> 0; ref 0.5, policy 0.25 -> d = ln 2 -> 2 - 0.6931 - 1 = 0.3069.
     """
@@ -46,18 +51,25 @@ def k3(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
 
 
 def low_var_kl(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
-    """k3 with its value limited to 10, as EasyR1's and verl's code has it: past the limit a token has no gradient.
+    """Return k3 with its value limited to 10: a token above the limit has no gradient.
 
+    Returns: [K], nats.
+    Source: EasyR1's and verl's code.
     Example: ref 1, policy e^-5 -> exp(5) - 5 - 1 = 142.4 -> 10.
     """
     return k3(logp_K, ref_logp_K).clamp(max=MAX_VALUE)
 
 
 def absolute(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
-    """|logp - ref_logp|: pulls with the same force however far apart. Example: ref 0.5, policy 0.25 -> 0.6931."""
+    """Return |logp - ref_logp|, whose gradient has the same size at any distance.
+
+    Returns: [K], nats.
+    Example: ref 0.5, policy 0.25 -> 0.6931.
+    """
     return _difference(logp_K, ref_logp_K).abs()
 
 
 ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "k1": k1, "k2": k2, "k3": k3, "low_var_kl": low_var_kl, "abs": absolute,
 }  # fmt: skip
+"""Name in the algorithm table -> (policy log-probs [K], reference log-probs [K]) -> estimates [K]."""

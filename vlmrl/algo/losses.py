@@ -1,7 +1,8 @@
-"""The policy losses of the family, per token. Tensors in, tensors out; nothing is reduced here (aggregate.py does it).
+"""Policy losses of the GRPO family, per token. Tensors in, tensors out; aggregate.py reduces them to one number.
 
-Letters: K trained tokens, flat over all responses of a microbatch. float32, log-probs in nats. On policy (new = old)
-the gradient of every surrogate by a token's log-prob is -advantage, except where "clip_cov" picked the token.
+Letters: K trained tokens, flat over all responses of a microbatch; S responses. float32, log-probs in nats. On policy
+(new = old) the gradient of every surrogate with respect to a token's log-prob is -advantage, except for tokens that
+"clip_cov" picked.
 """
 
 from __future__ import annotations
@@ -15,43 +16,54 @@ from torch import Tensor
 from vlmrl.algo.family import Algorithm
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are limited to +-20 before exp: a ratio of 5e8 is past any clip and would overflow the KL."""
+"""Limit of a log-ratio before exp, +-20: a ratio of 5e8 is beyond any clip, and larger ones would overflow the KL."""
 
 
 def log_ratio(logp_K: Tensor, old_logp_K: Tensor, sequence_K: Tensor, level: str) -> Tensor:
-    """log of the probability ratio new / old, per token or per response.
+    """Return the log of the probability ratio new / old, per token or per response.
 
     Args:
         sequence_K: index of each token's response, 0-based and dense.
-        level: "token": logp - old_logp. "sequence": its mean over the response, the gradient spread evenly.
+        level: "token": logp - old_logp. "sequence": its mean over the response, with the gradient spread evenly.
             "sequence_token": the value of that mean, with the gradient of each token's own log-prob.
+    Returns: [K], nats, limited to +-20.
+    Raises: ValueError for an unknown level.
     Source: PPO, arXiv:1707.06347 eq. 6; GSPO, arXiv:2507.18071 eq. 7; GSPO-token: its eq. 14.
     """
     if level == "token":
         return (logp_K - old_logp_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if level not in ("sequence", "sequence_token"):
         raise ValueError(f"unknown ratio level {level!r}")
+    # [K] -> [K]: every token of a response has the response's mean.
     mean_K = _response_mean(logp_K - old_logp_K, sequence_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    # logp - logp.detach() is 0: it only brings each token's own gradient.
     return mean_K if level == "sequence" else mean_K.detach() + (logp_K - logp_K.detach())
 
 
 def _response_mean(values_K: Tensor, response_K: Tensor) -> Tensor:
-    """The mean over each token's response. Args: response_K: 0-based and dense, as `Tokens.response`."""
-    # As many places as there are tokens, which is enough: the number of responses would have to be asked of the device.
+    """Return the mean over each token's response.
+
+    Args:
+        response_K: index of each token's response, 0-based and dense, like `Tokens.response`.
+    Returns: [K].
+    """
+    # S is at most K, so K entries are enough; reading the true S would make the host wait for the GPU. [K] -> [S]
     total_S = torch.zeros_like(values_K).index_add(0, response_K, values_K)
     length_S = torch.zeros_like(values_K).index_add(0, response_K, torch.ones_like(values_K))
-    return (total_S / length_S.clamp(min=1.0))[response_K]
+    return (total_S / length_S.clamp(min=1.0))[response_K]  # [S] -> [K]; entries without a response have length 0
 
 
 def clipped_surrogate(
     log_ratio_K: Tensor, advantage_K: Tensor, *, clip_low: float | None, clip_high: float | None
 ) -> Tensor:
-    """PPO's clipped objective per token, as a loss (lower is better).
+    """Return PPO's clipped objective per token, as a loss (lower is better).
 
     Args:
         log_ratio_K: from `log_ratio`; the only input with gradient.
         advantage_K: positive = better than its group.
-        clip_low, clip_high: the ratio counts within [1 - clip_low, 1 + clip_high]; both None = no clip.
+        clip_low, clip_high: the ratio counts within [1 - clip_low, 1 + clip_high]; None = no bound on that
+            side; both None = no clip.
+    Returns: [K], not reduced.
     Source: PPO, arXiv:1707.06347 eq. 7; separate bounds: DAPO, arXiv:2503.14476 (Clip-Higher).
     Example: ratio 1.5, advantage +1, clip_high 0.28 -> -1.28.
     """
@@ -60,14 +72,20 @@ def clipped_surrogate(
         return -advantage_K * ratio_K
     low = 1.0 - clip_low if clip_low is not None else 0.0
     high = 1.0 + clip_high if clip_high is not None else float("inf")
+    # The minimum keeps the gradient of a token that is outside the bounds and moving back.
     return -torch.minimum(advantage_K * ratio_K, advantage_K * ratio_K.clamp(low, high))
 
 
 def dual_clipped(loss_K: Tensor, advantage_K: Tensor, limit: float) -> Tensor:
-    """The loss, at most limit * |advantage| where the advantage is negative: a huge ratio stops pushing.
+    """Return the loss, at most limit * |advantage| where the advantage is negative.
 
-    Args: loss_K: from `clipped_surrogate`. limit: > 1; 3 is usual.
-    Source: dual-clip PPO, arXiv:1912.09729. Example: ratio 10, advantage -1, limit 3 -> 3 in place of 10.
+    Above the limit a token has no gradient, so a huge ratio cannot dominate the update.
+
+    Args:
+        loss_K: from `clipped_surrogate`.
+        limit: > 1; 3 is usual.
+    Returns: [K].
+    Source: dual-clip PPO, arXiv:1912.09729. Example: ratio 10, advantage -1, limit 3 -> 3 instead of 10.
     """
     return torch.where(advantage_K < 0, torch.minimum(loss_K, -advantage_K * limit), loss_K)
 
@@ -75,7 +93,10 @@ def dual_clipped(loss_K: Tensor, advantage_K: Tensor, limit: float) -> Tensor:
 def clipped_share(
     log_ratio_K: Tensor, advantage_K: Tensor, *, clip_low: float | None, clip_high: float | None
 ) -> Tensor:
-    """1.0 for each token whose gradient the clip removes, else 0.0. No gradient. Shape [K]."""
+    """Return 1.0 for each token whose gradient the clip removes, else 0.0.
+
+    Returns: [K] float32, without gradient.
+    """
     ratio_K = log_ratio_K.detach().exp()
     over = (advantage_K > 0) & (ratio_K > 1.0 + (clip_high if clip_high is not None else float("inf")))
     under = (advantage_K < 0) & (ratio_K < 1.0 - (clip_low if clip_low is not None else float("inf")))
@@ -83,7 +104,7 @@ def clipped_share(
 
 
 def cross_entropy(logp_K: Tensor) -> Tensor:
-    """Negative log-likelihood per token: the loss of supervised training. Shape [K]."""
+    """Return the negative log-likelihood per token, the loss of supervised training. [K], nats."""
     return -logp_K
 
 
@@ -91,21 +112,24 @@ def cross_entropy(logp_K: Tensor) -> Tensor:
 def importance_weight(
     old_logp_K: Tensor, sampler_logp_K: Tensor, response_K: Tensor, *, mode: str, level: str, cap: float
 ) -> Tensor:
-    """Trainer over engine: the probability ratio of what was sampled, limited. Shape [K].
+    """Return the probability ratio trainer / engine of the sampled tokens, limited.
 
     Args:
-        old_logp_K: under the trainer's weights that sampled.
-        sampler_logp_K: what the engine said; NaN where nobody sampled: such a token counts 1.
+        old_logp_K: log-probs of the trainer before the first update, in nats.
+        sampler_logp_K: the engine's log-probs, in nats; NaN where no token was sampled: the weight is then 1.
         response_K: index of each token's response, 0-based and dense.
-        mode: "truncate": at most `cap`. "mask": 0 outside [1 / cap, cap], where the two disagree too much.
-        level: "token": its own ratio. "sequence": the product over the response, the same on each of its tokens.
+        mode: "truncate": at most `cap`. "mask": 0 outside [1 / cap, cap], where trainer and engine disagree too much.
+        level: "token": the token's own ratio. "sequence": the product over the response, equal on all its tokens.
         cap: > 1; 2 is usual.
+    Returns: [K], without gradient.
+    Raises: ValueError for an unknown mode or level.
     Source: truncated importance sampling, Ionides (2008), used for engines by F. Yao et al. (2025, "Your efficient RL
         framework secretly brings you off-policy RL training"); two-sided mask: IcePop, arXiv:2510.18855.
     Example: log-ratios [ln 4, ln 0.8], cap 2: truncate -> [2, 0.8]; mask -> [0, 0.8]; sequence, truncate -> [2, 2].
     """
     change_K = torch.nan_to_num(old_logp_K - sampler_logp_K, nan=0.0)
     if level == "sequence":
+        # [K] -> [S] -> [K]: the log of the product is the sum over the response.
         change_K = torch.zeros_like(change_K).index_add(0, response_K, change_K)[response_K]
     elif level != "token":
         raise ValueError(f"unknown importance level {level!r}")
@@ -118,16 +142,19 @@ def importance_weight(
 
 
 WEIGHT_FLOOR = 1e-10
-"""Added to a weight before its logarithm, as verl's code has it: a weight of 0 has none."""
+"""Added to a weight before its logarithm, as in verl's code: the weight may be 0."""
 
 
 @torch.no_grad()
 def applied_weight(algorithm: Algorithm, weight_K: Tensor, response_K: Tensor) -> Tensor:
-    """What multiplies the loss of a row, given the importance weight of each token. Shape [K].
+    """Return the factor of each token's loss, given the importance weight of each token.
 
-    The weights themselves; for "gmpo", whose loss is one number a response, their geometric mean over the response.
-    Source: verl's code of GMPO (`geo_mean`), its floor of 1e-10 included: a response of n tokens of which one weighs 0
-        (mode "mask") keeps 1e-10^(1 / n) of its loss.
+    It is the weight itself. For "gmpo", whose loss is one number per response, it is the geometric mean of the weights
+    over the response.
+
+    Returns: [K], without gradient.
+    Source: verl's code of GMPO (`geo_mean`), including its floor of 1e-10: a response of n tokens, one of them with
+        weight 0 (mode "mask"), keeps 1e-10^(1 / n) of its loss.
     Example: "gmpo", weights [2, 0.5] and [0.8] of two responses -> [1, 1] and [0.8].
     """
     if algorithm.surrogate != "gmpo":
@@ -137,13 +164,14 @@ def applied_weight(algorithm: Algorithm, weight_K: Tensor, response_K: Tensor) -
 
 @dataclass(frozen=True)
 class Tokens:
-    """What a surrogate needs of a microbatch. All [K].
+    """Trained tokens of a microbatch, as the surrogates need them. All tensors are [K].
 
     Args:
-        logp: log-probs under the policy being trained; the only one with gradient.     old_logp: before the updates.
+        logp: log-probs under the policy being trained, in nats; the only tensor with gradient.
+        old_logp: log-probs before the first update of the step, in nats.
         advantage: positive = better than its group.
         response: index of each token's response, 0-based and dense; a response is never split over microbatches.
-        selected: True = picked by `select_tokens`; None = nothing was picked.
+        selected: bool, True = picked by `select_tokens`; None = the surrogate picks no tokens.
     """
 
     logp: Tensor
@@ -154,20 +182,21 @@ class Tokens:
 
 
 Loss = tuple[Tensor, Tensor]
-"""(loss_K with gradient, clipped_K without: 1.0 for each token that a bound of the ratio changes, else 0.0).
+"""(loss_K with gradient, clipped_K without gradient: 1.0 for each token that a bound of the ratio changes, else 0.0).
 
-Such a token has no gradient, but for "cispo", where the bound limits its weight."""
+Such a token has no gradient; with "cispo" it has one, and the bound limits its weight.
+"""
 
 
 def clip(a: Algorithm, x: Tokens) -> Loss:
-    """PPO's clipped surrogate with separate bounds, at the row's ratio level, and the dual clip.
+    """Return PPO's clipped surrogate with separate bounds, at the algorithm's ratio level, and the dual clip.
 
     Source: PPO, arXiv:1707.06347 eq. 7; DAPO, arXiv:2503.14476 eq. 8; GSPO, arXiv:2507.18071 eq. 5; dual clip:
         arXiv:1912.09729.
     """
-    ratio = log_ratio(x.logp, x.old_logp, x.response, a.ratio)
+    change = log_ratio(x.logp, x.old_logp, x.response, a.ratio)
     bounds = {"clip_low": a.clip_low, "clip_high": a.clip_high}
-    loss, clipped = clipped_surrogate(ratio, x.advantage, **bounds), clipped_share(ratio, x.advantage, **bounds)
+    loss, clipped = clipped_surrogate(change, x.advantage, **bounds), clipped_share(change, x.advantage, **bounds)
     if a.dual_clip is None:
         return loss, clipped
     limited = dual_clipped(loss, x.advantage, a.dual_clip)
@@ -175,7 +204,7 @@ def clip(a: Algorithm, x: Tokens) -> Loss:
 
 
 def reinforce(a: Algorithm, x: Tokens) -> Loss:
-    """-advantage * log-prob: the plain policy gradient, without a ratio.
+    """Return -advantage * log-prob, the plain policy gradient without a ratio.
 
     Source: REINFORCE (Williams, 1992); GPG, arXiv:2504.02546; ReMax, arXiv:2310.10505.
     Example: probability 0.5, advantage 2 -> 1.386.
@@ -184,13 +213,13 @@ def reinforce(a: Algorithm, x: Tokens) -> Loss:
 
 
 def cispo(a: Algorithm, x: Tokens) -> Loss:
-    """-clipped ratio * advantage * log-prob, the clipped ratio being a constant: every token keeps its gradient.
+    """Return -clipped ratio * advantage * log-prob. The clipped ratio is a constant: every token keeps its gradient.
 
-    A token counts as clipped when its ratio is outside the bounds, whatever its advantage (as in verl's code; TRL's
-    counts those of positive advantage).
+    A token counts as clipped when its ratio is outside the bounds, for either sign of the advantage (as in verl's code;
+    TRL's code counts tokens of positive advantage only).
 
-    Source: CISPO, MiniMax-M1, arXiv:2506.13585 eq. 4-5 (no lower bound; the upper one is not printed there: 5 is that
-        of arXiv:2510.13786).
+    Source: CISPO, MiniMax-M1, arXiv:2506.13585 eq. 4-5 (no lower bound; the paper does not give the upper one: 5 is
+        from arXiv:2510.13786).
     Example: probability 0.6, old 0.1 (ratio 6, clipped to 5), advantage 1 -> -5 * ln 0.6 = 2.554.
     """
     ratio = log_ratio(x.logp.detach(), x.old_logp, x.response, a.ratio).exp()
@@ -201,9 +230,11 @@ def cispo(a: Algorithm, x: Tokens) -> Loss:
 
 
 def gmpo(a: Algorithm, x: Tokens) -> Loss:
-    """-advantage * geometric mean of the response's token ratios, each limited in log space on the side PPO limits.
+    """Return -advantage * geometric mean of the response's token ratios.
 
-    The value is the response's on each of its tokens: with aggregation "sequence_mean" a response counts once.
+    Each ratio is limited in log space, on the side on which PPO limits it. Every token of a response has the response's
+    value: with aggregation "sequence_mean" a response counts once.
+
     Source: GMPO, arXiv:2507.20673.
     Example: log-ratios [0.6, 0.2], advantage 1, bounds +-0.4 -> exp((0.4 + 0.2) / 2) = 1.350 -> -1.350 on both.
     """
@@ -211,13 +242,14 @@ def gmpo(a: Algorithm, x: Tokens) -> Loss:
     low = -a.clip_low if a.clip_low is not None else -LOG_RATIO_LIMIT
     high = a.clip_high if a.clip_high is not None else LOG_RATIO_LIMIT
     limited = change.clamp(low, high)
-    kept = torch.where(x.advantage >= 0, torch.minimum(change, limited), torch.maximum(change, limited))
-    mean = log_ratio(kept, torch.zeros_like(kept), x.response, "sequence")
-    return -x.advantage * mean.exp(), ((kept != change) & (x.advantage != 0)).detach().float()
+    # As in PPO's minimum: a positive advantage has an upper bound, a negative one a lower bound.
+    bounded = torch.where(x.advantage >= 0, torch.minimum(change, limited), torch.maximum(change, limited))
+    mean = log_ratio(bounded, torch.zeros_like(bounded), x.response, "sequence")
+    return -x.advantage * mean.exp(), ((bounded != change) & (x.advantage != 0)).detach().float()
 
 
 def sapo(a: Algorithm, x: Tokens) -> Loss:
-    """-advantage * (4 / tau) * sigmoid(tau * (ratio - 1)), tau by the sign of the advantage.
+    """Return -advantage * (4 / tau) * sigmoid(tau * (ratio - 1)); tau depends on the sign of the advantage.
 
     Source: SAPO, arXiv:2511.20347. Example: ratio 1, advantage 1, tau 1 -> -2, with gradient -1.
     """
@@ -227,7 +259,7 @@ def sapo(a: Algorithm, x: Tokens) -> Loss:
 
 
 def clip_cov(a: Algorithm, x: Tokens) -> Loss:
-    """The clipped surrogate; tokens that were picked (see `select_tokens`) add neither loss nor gradient.
+    """Return the clipped surrogate, with loss and gradient 0 for the tokens that `select_tokens` picked.
 
     Source: Clip-Cov, arXiv:2505.22617.
     """
@@ -238,7 +270,7 @@ def clip_cov(a: Algorithm, x: Tokens) -> Loss:
 
 
 def kl_cov(a: Algorithm, x: Tokens) -> Loss:
-    """-advantage * ratio, without a clip; tokens that were picked add cov_kl_coef * |log-ratio|.
+    """Return -advantage * ratio, without a clip, plus cov_kl_coef * |log-ratio| for tokens that were picked.
 
     Source: KL-Cov, arXiv:2505.22617.
     Example: ratio 1.5, advantage 1, coefficient 1 -> -1.5 + ln 1.5 = -1.095.
@@ -254,15 +286,20 @@ SURROGATES: dict[str, Callable[[Algorithm, Tokens], Loss]] = {
     "clip": clip, "reinforce": reinforce, "cispo": cispo, "gmpo": gmpo, "sapo": sapo, "clip_cov": clip_cov,
     "kl_cov": kl_cov,
 }  # fmt: skip
+"""Name in the algorithm table -> surrogate."""
 
 
 def clipped_value_loss(value_K: Tensor, old_value_K: Tensor, target_K: Tensor, *, clip_range: float) -> Tensor:
-    """0.5 * max((value - target)^2, (limited value - target)^2) per token, not reduced. Shape [K].
+    """Return 0.5 * max((value - target)^2, (limited value - target)^2) per token.
 
-    A value that has gone further than `clip_range` from the old one, towards its target, gets no gradient.
+    A value that moved from the old value towards its target by more than `clip_range` has no gradient.
+
     Args:
-        value_K: what the critic says now; the only one with gradient.      old_value_K: before the updates.
-        target_K: what it should have said.      clip_range: > 0; the limited value is within old value +- this.
+        value_K: the critic's values; the only tensor with gradient.
+        old_value_K: the critic's values before the first update of the step.
+        target_K: value targets, see `returns.gae`.
+        clip_range: > 0; the limited value is within old value +- clip_range.
+    Returns: [K], not reduced.
     Source: the squared error of arXiv:1707.06347 eq. 9; its clip: OpenAI's code, described in arXiv:2005.12729, section
         3; the half: arXiv:1909.08593's code.
     Example: old 0, target 1, range 0.2: value 0.1 -> 0.405; value 0.5 -> max(0.25, 0.64) / 2 = 0.32, without gradient.
@@ -272,7 +309,7 @@ def clipped_value_loss(value_K: Tensor, old_value_K: Tensor, target_K: Tensor, *
 
 
 def policy_loss(algorithm: Algorithm, tokens: Tokens) -> Loss:
-    """The loss of the row's surrogate. Raises: ValueError for a surrogate that does not exist."""
+    """Return the loss of the algorithm's surrogate. Raises: ValueError for an unknown surrogate."""
     if algorithm.surrogate not in SURROGATES:
         raise ValueError(f"unknown surrogate {algorithm.surrogate!r}")
     return SURROGATES[algorithm.surrogate](algorithm, tokens)
@@ -282,17 +319,21 @@ def policy_loss(algorithm: Algorithm, tokens: Tokens) -> Loss:
 def select_tokens(
     algorithm: Algorithm, logps: Sequence[Tensor], old_logps: Sequence[Tensor], advantages: Sequence[Tensor], seed: int
 ) -> list[Tensor]:
-    """Which tokens of an update "clip_cov" or "kl_cov" treats differently: one bool tensor a response.
+    """Return the tokens of an update that "clip_cov" or "kl_cov" treats differently.
 
-    Covariance of a token = (log-prob - mean) * (advantage - mean), both means over all tokens of the update: so this is
-    done once, before the first backward, on all responses at once. It depends on their order here alone (the trajectory
-    index), never on rows or microbatches.
+    The covariance of a token is (log-prob - mean) * (advantage - mean), with both means over all tokens of the update.
+    So tokens are picked once per update, before the first backward, from all responses together. The choice depends on
+    the order of the responses (the trajectory index), not on packed rows or microbatches.
 
-    Args: lists over the update's responses, each [tokens]. seed: of Clip-Cov's random choice.
-    Returns: "clip_cov": max(1, share * tokens) random ones among those that the clip leaves alone and whose covariance
-        is between cov_low and cov_high; "kl_cov": as many of the highest covariance.
-    Source: arXiv:2505.22617. The seeded choice and whole updates (not microbatches) are ours.
+    Args:
+        logps, old_logps, advantages: lists over the responses of the update, each entry [tokens].
+        seed: seed of Clip-Cov's random choice.
+    Returns: one bool tensor [tokens] per response, True = picked. "clip_cov" picks max(1, share * tokens) random tokens
+        among those that the clip does not change and whose covariance is between cov_low and cov_high; "kl_cov" picks
+        the same number of tokens with the highest covariance.
+    Source: arXiv:2505.22617. Deviations: the choice has a seed, and it is made from whole updates, not microbatches.
     """
+    # One flat tensor over all tokens of the update, in float64 on the CPU, where the random choice is made.
     logp, old, advantage = (torch.cat(list(x)).double().cpu() for x in (logps, old_logps, advantages))
     covariance = (logp - logp.mean()) * (advantage - advantage.mean())
     count = max(1, int(algorithm.cov_share * len(logp)))
@@ -305,8 +346,8 @@ def select_tokens(
         )
         ratio = log_ratio(logp, old, response, algorithm.ratio)
         clipped = clipped_share(ratio, advantage, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high) > 0
-        able = ~clipped & (covariance > algorithm.cov_low) & (covariance < algorithm.cov_high)
-        places = able.nonzero()[:, 0]
+        eligible = ~clipped & (covariance > algorithm.cov_low) & (covariance < algorithm.cov_high)
+        indices = eligible.nonzero()[:, 0]  # of the tokens that may be picked
         generator = torch.Generator().manual_seed(seed)
-        chosen[places[torch.randperm(len(places), generator=generator)[:count]]] = True
+        chosen[indices[torch.randperm(len(indices), generator=generator)[:count]]] = True
     return list(chosen.split([len(x) for x in logps]))

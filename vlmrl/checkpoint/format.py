@@ -15,7 +15,7 @@ checkpoints/step-000010/
   proof.safetensors   token log-probs of a few rollouts under exactly these weights, to prove a reload or a merge
   COMPLETE            sha256 of meta.json, written last; without it the folder does not exist for resume, eval and merge
 
-Whether a folder is what meta.json says is checked in one place, `vlmrl/store/sealed.py`.
+Whether a folder is what meta.json says is checked in one place, `vlmrl/store/checkpoints.py`.
 """
 
 from __future__ import annotations

@@ -21,18 +21,17 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from vlmrl import __version__
-from vlmrl.checkpoint.files import check_files, sync_tree
+from vlmrl.checkpoint.checked_files import check_files, sync_tree
 from vlmrl.checkpoint.format import ADAPTER, DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, VALUE_HEAD
-from vlmrl.checkpoint.shards import TensorSpec, read_tensors, split_shards
+from vlmrl.checkpoint.safetensors_blocks import TensorSpec, read_tensors, split_shards
 from vlmrl.dist.fsdp import HostCopies, own_part, own_rows, sharded_as, whole
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
-from vlmrl.store.faults import crash_point
-from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_atomic, write_json
+from vlmrl.store.checkpoints import SCHEMA, file_facts, listed, sha256_of
+from vlmrl.store.files import crash_point, remove_tree, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import COMPLETE, META, checkpoint_dir
-from vlmrl.store.sealed import SCHEMA, file_facts, listed, sha256_of
 
 T = TypeVar("T")
 
@@ -43,7 +42,7 @@ MIN_FILE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class Saved:
+class CheckpointContent:
     """What goes into a checkpoint besides tensors.
 
     Args:
@@ -89,7 +88,7 @@ class Staged:
 
     final: Path
     temp: Path
-    saved: Saved
+    saved: CheckpointContent
     model: Any
     weights: Mapping[str, Tensor]
     adapter: Mapping[str, Tensor]
@@ -98,7 +97,7 @@ class Staged:
 
 
 def save_checkpoint(
-    run_dir: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
+    run_dir: Path, saved: CheckpointContent, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
     world: World = ALONE, dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> Path:  # fmt: skip
     """Write `checkpoints/step-<step>/`. Killed at any instant, the folder is complete or, for any reader, not there.
@@ -110,7 +109,7 @@ def save_checkpoint(
 
 
 def stage(
-    run_dir: Path, saved: Saved, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
+    run_dir: Path, saved: CheckpointContent, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
     world: World = ALONE, dtypes: Mapping[str, torch.dtype] | None = None, copies: HostCopies | None = None,
 ) -> Staged:  # fmt: skip
     """Take everything that a checkpoint is made of as it is now; its folder is begun with the small files.

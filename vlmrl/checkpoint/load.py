@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from vlmrl.checkpoint.files import check_files
+from vlmrl.checkpoint.checked_files import check_files
 from vlmrl.checkpoint.format import ADAPTER, HF
 from vlmrl.checkpoint.io import load_weights, model_tensors
 from vlmrl.errors import CheckpointError, VlmrlError
 from vlmrl.model.load import DTYPES, prepare_model, read_model
 from vlmrl.model.lora import attach_adapter, load_adapter_tensors, read_adapter
-from vlmrl.model.quiet import quiet_transformers
-from vlmrl.model.weights import refuse_non_finite
+from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.model.weight_check import refuse_non_finite
 from vlmrl.recipe.schema import Lora
+from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.layout import COMPLETE, checkpoint_dir
 from vlmrl.store.runs import open_run
-from vlmrl.store.sealed import read_meta
 
 if TYPE_CHECKING:
     from vlmrl.recipe.schema import Model

@@ -15,22 +15,22 @@ from typing import Any
 from safetensors import SafetensorError
 
 from vlmrl import __version__
-from vlmrl.checkpoint.card import model_card
-from vlmrl.checkpoint.files import check_files
+from vlmrl.checkpoint.checked_files import check_files
 from vlmrl.checkpoint.format import ADAPTER, HF, PROOF
 from vlmrl.checkpoint.load import find_base, load_checkpoint_model, put_adapter, saved_lora
-from vlmrl.checkpoint.plan import CannotStreamError
-from vlmrl.checkpoint.proof import Proof, Request, base_model, merge_settings, prove_elsewhere
-from vlmrl.checkpoint.shards import parse_size
-from vlmrl.checkpoint.stream import write_streaming
+from vlmrl.checkpoint.merge_plan import CannotStreamError
+from vlmrl.checkpoint.merge_writer import write_streaming
+from vlmrl.checkpoint.model_card import model_card
+from vlmrl.checkpoint.proof import Proof, ProofRequest, base_model, merge_settings, prove_elsewhere
+from vlmrl.checkpoint.safetensors_blocks import parse_size
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import DTYPES, load_processor
 from vlmrl.model.lora import fold_adapter, read_adapter
-from vlmrl.model.quiet import quiet_transformers
-from vlmrl.model.written import publishing
+from vlmrl.model.published_names import publishing
+from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, remove_tree, sync_folder, temp_path, write_json
 from vlmrl.store.layout import COMPLETE
-from vlmrl.store.sealed import read_meta
 
 RECORD = "merge.json"
 """In the merged folder: what it was made from, and what its proof found or why there is none."""
@@ -98,7 +98,7 @@ def merge(
                 parameters, whole = _write_merged(checkpoint, temp, dtype, base, shard_bytes)
             with quiet_transformers():
                 load_processor(merge_settings(checkpoint)).save_pretrained(temp)
-            request = Request(str(checkpoint), str(temp), dtype or meta["dtype"], adapter, base)
+            request = ProofRequest(str(checkpoint), str(temp), dtype or meta["dtype"], adapter, base)
             proof = Proof(None, skipped="--skip-proof") if skip_proof else prove_elsewhere(request)
             write_json(temp / RECORD, _record(checkpoint, request, proof, whole))
             # A card that is uploaded names no folder of this machine.
@@ -121,7 +121,7 @@ def _base_folder(checkpoint: Path, base: str | None) -> str | None:
     return None if isinstance(place, Path) else place
 
 
-def _record(checkpoint: Path, request: Request, proof: Proof, whole: str | None) -> dict[str, Any]:
+def _record(checkpoint: Path, request: ProofRequest, proof: Proof, whole: str | None) -> dict[str, Any]:
     """merge.json. No path, host or clock in it: the same checkpoint gives the same folder."""
     return {
         "schema": 1, "vlmrl": __version__, "dtype": request.dtype,

@@ -22,15 +22,15 @@ from torch import Tensor
 from vlmrl.checkpoint.format import HF
 from vlmrl.checkpoint.io import load_proof
 from vlmrl.checkpoint.load import load_base
-from vlmrl.checkpoint.plan import CannotStreamError, make_plan
-from vlmrl.data.batch import PromptTokens, TrainItem, make_row
+from vlmrl.checkpoint.merge_plan import CannotStreamError, make_plan
+from vlmrl.data.packing import PromptTokens, TrainItem, make_row
 from vlmrl.errors import CheckpointError, VlmrlError
-from vlmrl.model.facts import usable_memory
 from vlmrl.model.load import DTYPES, load_model, prepare_model
 from vlmrl.model.lora import load_peft_folder
+from vlmrl.model.model_facts import usable_memory
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model
-from vlmrl.store.sealed import read_meta
+from vlmrl.store.checkpoints import read_meta
 from vlmrl.types import Segment
 
 TOLERANCE_NATS = {"float32": 1e-4, "bfloat16": 5e-2, "4bit": 1e-1}
@@ -51,7 +51,7 @@ class Proof:
 
 
 @dataclass(frozen=True)
-class Request:
+class ProofRequest:
     """What to prove: a merged folder, or with `adapter` a PEFT folder on its base (at `base`, if it was moved).
 
     Args: dtype: of the weights as written.
@@ -64,7 +64,7 @@ class Request:
     base: str | None = None
 
 
-def prove_elsewhere(request: Request) -> Proof:
+def prove_elsewhere(request: ProofRequest) -> Proof:
     """Prove in a second process.
 
     Raises: CheckpointError when the log-probs differ by more than the limit, the folder does not load, or that process
@@ -89,7 +89,7 @@ def prove_elsewhere(request: Request) -> Proof:
     return check_gap(request, Proof(**answer))
 
 
-def check_gap(request: Request, proof: Proof) -> Proof:
+def check_gap(request: ProofRequest, proof: Proof) -> Proof:
     """The proof with its limit. Raises: CheckpointError when it is above, or not a number."""
     meta = read_meta(Path(request.checkpoint))
     kinds = (request.dtype, meta["dtype"], meta.get("quantize") or meta["dtype"])
@@ -102,7 +102,7 @@ def check_gap(request: Request, proof: Proof) -> Proof:
     return Proof(proof.logp_gap, proof.tokens, proof.rollouts, None if proof.logp_gap is None else limit, proof.skipped)
 
 
-def prove(request: Request) -> Proof:
+def prove(request: ProofRequest) -> Proof:
     """Load what was written and compare it, in this process."""
     checkpoint, folder = Path(request.checkpoint), Path(request.folder)
     proof = load_proof(checkpoint)
@@ -121,7 +121,7 @@ def _settings(folder: Path, dtype: str) -> Model:
     return Model(path=str(folder), dtype="float32" if dtype == "float32" else "bfloat16", device="cpu")
 
 
-def _adapted(request: Request) -> Any:
+def _adapted(request: ProofRequest) -> Any:
     model, settings = base_model(Path(request.checkpoint), request.base)
     return prepare_model(load_peft_folder(model, Path(request.folder)), settings)
 
@@ -209,7 +209,7 @@ def _images(proof: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def main(argument: str) -> None:
     """Answer a request (JSON) with a line of JSON: a proof, or the error that a user may meet."""
     try:
-        print(json.dumps(asdict(prove(Request(**json.loads(argument))))))
+        print(json.dumps(asdict(prove(ProofRequest(**json.loads(argument))))))
     except VlmrlError as error:
         print(json.dumps({"error": {"message": error.message, "where": error.where, "hint": error.hint}}))
 

@@ -35,7 +35,7 @@ class InLifeOrder(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            from vlmrl.dist.worker import launched
+            from vlmrl.dist.rank_process import launched
 
             if launched():  # the launcher says it
                 raise
@@ -79,9 +79,9 @@ def main() -> None:
     keep_standard_streams()
     end_on_sigterm()
     if "VLMRL_LAUNCH_DIR" in os.environ:
-        from vlmrl.dist import worker
+        from vlmrl.dist import rank_process
 
-        worker.run(app)
+        rank_process.run(app)
     try:
         try:
             app(standalone_mode=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vlmrl.recipe.load import LoadedRecipe
     from vlmrl.recipe.schema import Recipe
     from vlmrl.store.runs import Run
-    from vlmrl.train.resume import Plan
+    from vlmrl.train.resume import ResumePlan
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Beginning:
             )
 
 
-def prepare(asked: Beginning, root: Path, gpus: str | None = None) -> LoadedRecipe | Plan:
+def prepare(asked: Beginning, root: Path, gpus: str | None = None) -> LoadedRecipe | ResumePlan:
     """The recipe of a new run, or the plan of a resume or fork, checked. Nothing is written.
 
     Args: gpus: as `--gpus` says.
@@ -62,13 +62,13 @@ def prepare(asked: Beginning, root: Path, gpus: str | None = None) -> LoadedReci
     """
     from vlmrl.checkpoint.format import HF
     from vlmrl.cli.sft import check_loaded, load_checked, warn
-    from vlmrl.train.resume import Request, plan_fork, plan_resume
+    from vlmrl.train.resume import ResumeRequest, plan_fork, plan_resume
 
     ref = asked.resume if asked.resume is not None else asked.fork
     if ref is None:
         assert asked.recipe is not None
         return load_checked(asked.recipe, list(asked.overrides), asked.kind, root, gpus=gpus)
-    words = Request(ref, asked.kind, asked.recipe, asked.overrides, asked.accept)
+    words = ResumeRequest(ref, asked.kind, asked.recipe, asked.overrides, asked.accept)
     plan = plan_fork(root, words) if asked.fork is not None else plan_resume(root, words)
     if plan.changes_recipe or asked.fork is not None:
         files = str(plan.checkpoint / HF) if plan.checkpoint else None
@@ -77,31 +77,32 @@ def prepare(asked: Beginning, root: Path, gpus: str | None = None) -> LoadedReci
     return plan
 
 
-def show_changes(ready: LoadedRecipe | Plan) -> None:
+def show_changes(ready: LoadedRecipe | ResumePlan) -> None:
     """What a resume or fork does otherwise, and what follows from it."""
-    from vlmrl.train.resume import Plan, notes_of, told
+    from vlmrl.train.resume import ResumePlan, notes_of, told
 
-    if isinstance(ready, Plan) and ready.changes:
+    if isinstance(ready, ResumePlan) and ready.changes:
         say(f"changed:\n{told(ready.changes)}")
         for note in notes_of(ready):
             say(f"note: {note}")
 
 
-def recipe_of(ready: LoadedRecipe | Plan) -> Recipe:
+def recipe_of(ready: LoadedRecipe | ResumePlan) -> Recipe:
     """The recipe that will be trained."""
-    from vlmrl.train.resume import Plan
+    from vlmrl.train.resume import ResumePlan
 
-    return ready.loaded.recipe if isinstance(ready, Plan) else ready.recipe
+    return ready.loaded.recipe if isinstance(ready, ResumePlan) else ready.recipe
 
 
 def begin(
-    asked: Beginning, ready: LoadedRecipe | Plan, root: Path, argv: Sequence[str]
+    asked: Beginning, ready: LoadedRecipe | ResumePlan, root: Path, argv: Sequence[str]
 ) -> tuple[Run, Recipe, Path | None]:
     """The run, taken by this process; its recipe; the checkpoint it goes on from, None at step 0."""
     from vlmrl.cli.sft import arithmetic
-    from vlmrl.dist.worker import launched
+    from vlmrl.dist.rank_process import launched
     from vlmrl.recipe.load import LoadedRecipe
-    from vlmrl.train.start import Labels, fork_run, reopen_run, start_run
+    from vlmrl.setup.new_run import Labels, start_run
+    from vlmrl.train.start import fork_run, reopen_run
 
     if not launched():  # the launcher has shown them
         show_changes(ready)

@@ -14,7 +14,7 @@ from vlmrl.errors import Problem, ProblemsError, VlmrlError, gib
 from vlmrl.visible import visible
 
 if TYPE_CHECKING:
-    from vlmrl.check.memory import Target
+    from vlmrl.preflight.memory import Target
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +53,7 @@ def check(
     model's own forward of each response alone; rows that disagree are named. Exit code 2 when any does. Whether the
     largest row fits in memory, `train` and `sft` find out before their first step.
     """
-    from vlmrl.check.location import check_location
+    from vlmrl.preflight.model_path import check_location
     from vlmrl.recipe.load import load_recipe
     from vlmrl.store.layout import runs_root
 
@@ -68,8 +68,8 @@ def check(
         missing = missing or check_location(loaded, model_files)
         if missing and not as_json:  # at once: to look at the rest may take minutes
             _show_each(missing)
-        from vlmrl.check.preflight import preflight
-        from vlmrl.train.choices import choices_of, settle_for_run
+        from vlmrl.preflight.run import preflight
+        from vlmrl.setup.open_values import choices_of, settle_for_run
 
         target = parse_target(gpus, gpu_memory)
         if not missing:  # else nothing can be chosen for it
@@ -98,9 +98,9 @@ def check(
 
 def parse_target(gpus: str | None, gpu_memory: str | None = None) -> Target:
     """Where a run is to run, as `--gpus` and `--gpu-memory` say. Raises: LaunchError, RecipeError."""
-    from vlmrl.check.gpus import parse_gpu
-    from vlmrl.check.memory import Target
-    from vlmrl.launch.cards import parse_gpus
+    from vlmrl.launch.gpu_assignment import parse_gpus
+    from vlmrl.preflight.gpu_models import parse_gpu
+    from vlmrl.preflight.memory import Target
 
     count, chosen = parse_gpus(gpus) if gpus is not None else (1, ())
     return Target(len(chosen) or count, None if gpu_memory is None else parse_gpu(gpu_memory))
@@ -108,7 +108,7 @@ def parse_target(gpus: str | None, gpu_memory: str | None = None) -> Target:
 
 def find_model_files(path: str, root: Path, where: str) -> tuple[str | None, list[Problem]]:
     """Where the configuration and processor of the recipe's model are, or what is wrong."""
-    from vlmrl.train.origin import find_model
+    from vlmrl.setup.model_origin import find_model
 
     try:
         return find_model(path, root).files, []
@@ -117,7 +117,7 @@ def find_model_files(path: str, root: Path, where: str) -> tuple[str | None, lis
 
 
 def _compare(loaded: Any, root: Path, prompts: int) -> Mapping[str, Any]:
-    from vlmrl.train.parity import deep_check
+    from vlmrl.inference.parity import deep_check
 
     return deep_check(loaded.recipe, root, prompts=prompts).as_dict()
 

@@ -117,7 +117,7 @@ def doctor(
     from vlmrl.cli.prep import show_doctor
     from vlmrl.cli.progress import PartCounter
     from vlmrl.data.dataset import open_dataset
-    from vlmrl.data.visit import visit
+    from vlmrl.data.dataset_visit import visit
     from vlmrl.recipe.schema import Data
     from vlmrl.tasks import kind_of, task_of
     from vlmrl.tasks.export import prompt_texts, prompt_tokens

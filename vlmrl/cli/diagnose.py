@@ -13,8 +13,8 @@ from vlmrl.types import INAPPLICABLE, NO_SCORE
 from vlmrl.visible import visible_json
 
 if TYPE_CHECKING:
-    from vlmrl.check.diagnose import Diagnosis
-    from vlmrl.check.diagnose_limits import Cause
+    from vlmrl.diagnose.run import Diagnosis
+    from vlmrl.diagnose.thresholds import Cause
 
 MOST_TEXT = 160
 
@@ -35,7 +35,7 @@ def diagnose(
 
     Reads the run's folder alone, also while it trains. A note is no fault. Exit code 0 whatever is found.
     """
-    from vlmrl.check.diagnose import diagnose as look
+    from vlmrl.diagnose.run import diagnose as look
     from vlmrl.store.layout import runs_root
     from vlmrl.store.runs import open_run
 

@@ -15,9 +15,9 @@ from vlmrl.errors import RecipeError
 
 if TYPE_CHECKING:
     from vlmrl.evaluate.records import Evaluation
+    from vlmrl.inference.evaluation import EvalSettings, PlannedEvaluation
     from vlmrl.recipe.schema import Recipe
-    from vlmrl.train.evaluation import EvalSettings, Planned
-    from vlmrl.train.origin import ModelOrigin
+    from vlmrl.setup.model_origin import ModelOrigin
 
 
 MODEL = typer.Argument(..., help="Run (id, prefix, name, `last`), Hugging Face folder or hub name.")
@@ -74,13 +74,13 @@ def eval_(
     has Student's t interval of the same clusters, as lengths always have. One row has none.
     """
     from vlmrl.cli.sft import warn
-    from vlmrl.dist.worker import command_words, launched
+    from vlmrl.dist.rank_process import command_words, launched
+    from vlmrl.inference import evaluation as work
+    from vlmrl.inference.eval_recipe import choose_recipe, find_evaluation
+    from vlmrl.inference.eval_rows import rows_to_evaluate
+    from vlmrl.setup.model_origin import find_model
+    from vlmrl.setup.open_values import settle_for_answers
     from vlmrl.store.layout import check_eval_name, eval_dir, runs_root
-    from vlmrl.train import evaluation as work
-    from vlmrl.train.choices import settle_for_answers
-    from vlmrl.train.eval_recipe import choose_recipe, find_evaluation
-    from vlmrl.train.eval_rows import rows_to_evaluate
-    from vlmrl.train.origin import find_model
 
     if n > 1 and not sample:
         raise RecipeError(f"--n {n} needs --sample: greedy gives the same answer {n} times", hint="--sample 1.0")
@@ -115,7 +115,7 @@ def eval_(
         _tell([f.folder for f in found], [f.evaluation for f in found], others, as_json)
 
 
-def _announce(planned: Sequence[Planned]) -> None:
+def _announce(planned: Sequence[PlannedEvaluation]) -> None:
     """Say which rows are evaluated, before any work; where they say nothing about new ones, what to do instead. What
     must be known of them is said once, beside the numbers.
     """
@@ -127,10 +127,10 @@ def _announce(planned: Sequence[Planned]) -> None:
             say(f"hint: name other rows with --split, a split or a file such as rows.jsonl{there}")
 
 
-def _warn_of_changes(run_dir: Path, planned: Sequence[Planned]) -> None:
+def _warn_of_changes(run_dir: Path, planned: Sequence[PlannedEvaluation]) -> None:
     """Say which task, reward or prompt is not that of the run, whose own recipe is evaluated with."""
+    from vlmrl.setup.run_records import changed_since
     from vlmrl.store.runs import open_run
-    from vlmrl.train.records import changed_since
 
     run = open_run(run_dir.parent, run_dir.name)
     if changed := changed_since(run, [one.rows.source for one in planned]):
@@ -139,14 +139,14 @@ def _warn_of_changes(run_dir: Path, planned: Sequence[Planned]) -> None:
 
 
 def _evaluate(
-    recipe: Recipe, origin: ModelOrigin, planned: Sequence[Planned], run_dir: Path | None, root: Path,
+    recipe: Recipe, origin: ModelOrigin, planned: Sequence[PlannedEvaluation], run_dir: Path | None, root: Path,
     settings: EvalSettings, argv: Sequence[str],
 ) -> list[Any]:  # fmt: skip
     """Evaluate in this process: alone, or as one of those that a launcher started."""
-    from vlmrl.dist.worker import join_evaluation
+    from vlmrl.dist.rank_process import join_evaluation
     from vlmrl.dist.world import join_world
+    from vlmrl.inference import evaluation as work
     from vlmrl.store.layout import eval_log_path
-    from vlmrl.train import evaluation as work
 
     with join_world(recipe.model.device, recipe.parallel.timeout_seconds) as world, ExitStack() as stack:
 
@@ -170,7 +170,7 @@ def _silent(*words: Any) -> None:
 
 def progress_line(what: str) -> Callable[[int, int], None]:
     """A counter on one line of a terminal; silent where stderr is no terminal."""
-    from vlmrl.dist.worker import stderr
+    from vlmrl.dist.rank_process import stderr
 
     def tell(done: int, total: int) -> None:
         stream = stderr()
@@ -195,9 +195,9 @@ def _tell(
 
 def _result(folder: Path, evaluation: Evaluation, other: Path | None) -> dict[str, Any]:
     """What --json prints of one evaluation: its summary, where it is, and the differences to another one."""
-    from vlmrl.evaluate.paired import differences
+    from vlmrl.evaluate.compare import differences
     from vlmrl.evaluate.records import read_evaluation
-    from vlmrl.evaluate.scored import scored_alike
+    from vlmrl.evaluate.scoring_rewards import scored_alike
 
     result = {"name": folder.name, "folder": str(folder), **evaluation.summary}
     if "set_metrics" in result:

@@ -22,13 +22,13 @@ def evaluate_on(gpus: str, recipe: Recipe, run_dir: Path | None, root: Path) -> 
     the one: `--gpus 1`.
 
     Args:
-        recipe: with nothing left open (train/choices.py).
+        recipe: with nothing left open (setup/open_values.py).
         run_dir: the run that is evaluated; None = the processes make one.
     Raises: LaunchError for GPUs that are not there; typer.Exit with the code of the process that failed.
     """
     from vlmrl.launch.agent import Job, launch
-    from vlmrl.launch.cards import place
-    from vlmrl.launch.fetch import offline_environment
+    from vlmrl.launch.gpu_assignment import place
+    from vlmrl.launch.hub_fetch import offline_environment
     from vlmrl.store.manifest import settle
 
     parts = recipe.rollout.tensor_parallel if recipe.rollout.engine == "vllm" else 1

@@ -11,7 +11,7 @@ from vlmrl.cli.output import say, show_table, tell
 def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
     """The metrics of one evaluation. `other`: the evaluation that its differences are to."""
     from vlmrl.evaluate.metrics import task_problems
-    from vlmrl.store.evaluated import method_of, role_label, set_method_of
+    from vlmrl.store.evaluated_rows import method_of, role_label, set_method_of
 
     meta, sampling = result["meta"], result["meta"]["sampling"]
     of = meta["model"] if meta["checkpoint"] is None else f"{meta['model']} {meta['checkpoint']}"

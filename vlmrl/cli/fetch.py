@@ -26,7 +26,7 @@ def fetch(
 
     Example: vlmrl fetch recipes/digits_im.toml
     """
-    from vlmrl.launch.fetch import needs_of
+    from vlmrl.launch.hub_fetch import needs_of
     from vlmrl.recipe.load import load_recipe
     from vlmrl.store.layout import runs_root
 

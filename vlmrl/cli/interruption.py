@@ -26,7 +26,7 @@ def describe_interruption(error: KeyboardInterrupt, command: str) -> str:
 
     Args: command: the subcommand that ran; used where the error itself says nothing.
     """
-    from vlmrl.store.redact import redact_argv
+    from vlmrl.store.secrets.redact import redact_argv
 
     for words, line in READERS.items():
         if command == words[0] and tuple(sys.argv[1 : 1 + len(words)]) == words:

@@ -13,7 +13,7 @@ SHOWN_PARTS = 5
 
 
 def show_memory(plan: Mapping[str, Any]) -> None:
-    """Print the plan of `check/plan.py` as JSON values."""
+    """Print the plan of `preflight/memory_plan.py` as JSON values."""
     from rich.table import Table
     from rich.text import Text
 

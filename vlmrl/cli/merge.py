@@ -47,11 +47,11 @@ def merge(
 
     Example: vlmrl merge last --out models/digits
     """
-    from vlmrl.checkpoint.hub import check_access, push
     from vlmrl.checkpoint.merge import merge as merge_checkpoint
+    from vlmrl.checkpoint.push_to_hub import check_access, push
     from vlmrl.errors import CheckpointError
     from vlmrl.model.load import DTYPES
-    from vlmrl.store.choice import choose_checkpoint
+    from vlmrl.store.checkpoints import choose_checkpoint
     from vlmrl.store.layout import COMPLETE, runs_root
     from vlmrl.store.runs import open_run
 

@@ -2,7 +2,7 @@
 piped, searched and kept. Progress, warnings, hints and errors go to stderr. With `--json`, stdout has one JSON object.
 
 Whatever is printed here passes `vlmrl.visible`: part names, notes, responses and error texts come from others. They may
-quote secrets too, so it passes the redaction (`store/redact.py`) as well.
+quote secrets too, so it passes the redaction (`store/secrets/redact.py`) as well.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def console(*, stderr: bool = True) -> Console:
     from rich.segment import Segment
     from rich.text import Text
 
-    from vlmrl.store.redact import redact_said
+    from vlmrl.store.secrets.redact import redact_said
 
     class SafeConsole(Console):
         """A console on which every piece of text is made visible when it is drawn; styles are drawn around it."""
@@ -59,7 +59,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
     Drawn without Rich, whose import takes longer than most commands that end in a table.
     """
-    from vlmrl.store.redact import redact_said
+    from vlmrl.store.secrets.redact import redact_said
 
     cells = [[one_line(redact_said(str(cell))) for cell in row] for row in (columns, *rows)]
     if not sys.stdout.isatty():
@@ -84,20 +84,20 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 def tell(text: str, *, bold: bool = False) -> None:
     """Print a line of what the command is asked for, on stdout. Not with `--json`, where stdout is one JSON object."""
-    from vlmrl.dist.worker import stdout
+    from vlmrl.dist.rank_process import stdout
 
     _print(text, stdout(), bold and sys.stdout.isatty())
 
 
 def say(text: str) -> None:
     """Print a line beside the result, on stderr: progress, a warning, a hint."""
-    from vlmrl.dist.worker import stderr
+    from vlmrl.dist.rank_process import stderr
 
     _print(text, stderr(), bold=False)
 
 
 def _print(text: str, stream: TextIO, bold: bool) -> None:
-    from vlmrl.store.redact import redact_said
+    from vlmrl.store.secrets.redact import redact_said
 
     text = visible(redact_said(text))
     print(f"\033[1m{text}\033[0m" if bold else text, file=stream, flush=True)
@@ -105,21 +105,21 @@ def _print(text: str, stream: TextIO, bold: bool) -> None:
 
 def line_of_code(text: str) -> str:
     """Return what a user's code returned as a note, raised or printed, on one line and without secrets."""
-    from vlmrl.store.redact import redact_text
+    from vlmrl.store.secrets.redact import redact_text
 
     return one_line(redact_text(text))
 
 
 def print_error(text: str) -> None:
     """Print how a command failed, on stderr. It may quote what a user's code raised or printed."""
-    from vlmrl.store.redact import redact_text
+    from vlmrl.store.secrets.redact import redact_text
 
     print(visible(redact_text(text)), file=sys.stderr)
 
 
 def say_origin(path: str, parent: Mapping[str, Any] | None) -> None:
     """Say which checkpoint `path` stands for where it names a run (as `ModelOrigin.parent` has it)."""
-    from vlmrl.train.origin import describe_origin
+    from vlmrl.setup.model_origin import describe_origin
 
     if text := describe_origin(path, parent):
         say(text)
@@ -127,7 +127,7 @@ def say_origin(path: str, parent: Mapping[str, Any] | None) -> None:
 
 def warn_of_namesakes(run_dir: Path, name: str) -> None:
     """Say when the name that a run was given belongs to another run too."""
-    from vlmrl.store.refer import namesake_warning
+    from vlmrl.store.printed_names import namesake_warning
 
     if warning := namesake_warning(run_dir, name):
         say(warning)
@@ -140,8 +140,8 @@ def _width(text: str) -> int:
 
 def emit(result: Any, as_json: bool) -> None:
     """With `--json`: the result as one JSON object on stdout. Without: nothing (the command has shown its table)."""
-    from vlmrl.dist.worker import stdout
-    from vlmrl.store.redact import redact_result
+    from vlmrl.dist.rank_process import stdout
+    from vlmrl.store.secrets.redact import redact_result
 
     if as_json:
         text = json.dumps(redact_result(result), ensure_ascii=False, default=str, allow_nan=False)

@@ -15,7 +15,7 @@ from vlmrl.errors import Interruption
 from vlmrl.visible import visible
 
 if TYPE_CHECKING:
-    from vlmrl.tasks.assemble import Limits, Prepared
+    from vlmrl.tasks.dataset_assembly import Limits, Prepared
     from vlmrl.tasks.options import Parameter, PrepCommand
 
 FORCE_HELP = "Replace another dataset at the same place."
@@ -40,8 +40,8 @@ class PrepGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         from vlmrl.tasks import TASKS
-        from vlmrl.tasks.own import is_own
         from vlmrl.tasks.own_prep import own_command
+        from vlmrl.tasks.own_task import is_own
 
         if is_own(cmd_name):
             return _made(cmd_name, own_command(cmd_name))
@@ -122,7 +122,7 @@ def _tells_what_is_kept(*, keeps: bool = True) -> Iterator[None]:
 
 def _limits(max_prompt_tokens: int | None, on_overlong: str, workers: int | None) -> Limits:
     from vlmrl.cli.progress import PartCounter
-    from vlmrl.tasks.assemble import parse_limits
+    from vlmrl.tasks.dataset_assembly import parse_limits
 
     return parse_limits(max_prompt_tokens, on_overlong, workers, PartCounter())
 

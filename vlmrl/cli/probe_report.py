@@ -16,7 +16,7 @@ TEXT_CHARS = 160
 
 def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
     """The findings, ranked: unearned pay first, right answers that lose last; then how the reward behaves."""
-    from vlmrl.check.tried import ADVICE, WORDS
+    from vlmrl.reward_check.trick_results import ADVICE, WORDS
 
     honest, tried = probes["honest"], probes["probes"]
     out.print(f"\n{len(tried)} tricks against {source}, on {probes['rows']} truths", style="bold")
@@ -49,7 +49,7 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
 
 
 def _colour(verdict: str) -> str:
-    from vlmrl.check.tried import WARNINGS
+    from vlmrl.reward_check.trick_results import WARNINGS
 
     return "yellow" if verdict in WARNINGS else "red"
 
@@ -64,7 +64,7 @@ def _earned(p: Mapping[str, Any]) -> str:
 
 
 def _show_behaviour(found: Mapping[str, Any], out: Console) -> None:
-    from vlmrl.check.behaviour import troubles
+    from vlmrl.reward_check.behaviour import troubles
 
     for told, to_do in troubles(found):
         out.print(f"  {one_line(told)}", style="bold red")

@@ -59,7 +59,7 @@ class ConsoleWatcher:
         self._line(f"validation at step {step}: " + "  ".join(parts) + ("  (best so far)" if best else ""))
 
     def sample(self, step: int, group: Group) -> None:
-        from vlmrl.store.redact import redact_said, redact_text
+        from vlmrl.store.secrets.redact import redact_said, redact_text
 
         best = max(group.samples, key=lambda s: s.score.value if s.score.error is None else float("-inf"))
         text = redact_said(best.text)
@@ -72,7 +72,7 @@ class ConsoleWatcher:
         )
 
     def _line(self, text: str) -> None:
-        from vlmrl.store.redact import redact_said
+        from vlmrl.store.secrets.redact import redact_said
 
         clear = "\r" + " " * len(self._counter) + "\r" if self.live and self._counter else ""
         self._counter = ""
@@ -81,8 +81,8 @@ class ConsoleWatcher:
 
 
 class PartCounter:
-    """Told of the parts of long work (data/parts.py): a counter in a terminal; elsewhere a line a minute, and one when
-    a stage of several parts ends.
+    """Counter of the parts of long work (data/parallel_parts.py): a counter in a terminal; elsewhere a line per minute,
+    and one when a stage of several parts ends.
     """
 
     def __init__(self, stream: Any = None, clock: Callable[[], float] = time.monotonic) -> None:

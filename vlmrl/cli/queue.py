@@ -39,7 +39,7 @@ def run_sweep(
 ) -> None:  # fmt: skip
     """Run what is not done of the queue, show all of it, leave with its exit code."""
     from vlmrl.cli.sft import load_checked
-    from vlmrl.launch.cards import place
+    from vlmrl.launch.gpu_assignment import place
     from vlmrl.launch.queue import Queue, group_of, make_slots, plan_members
     from vlmrl.recipe.load import load_recipe
     from vlmrl.store.layout import runs_root

@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from vlmrl.cli.begin import Beginning
     from vlmrl.cli.sft import Machines
     from vlmrl.recipe.load import LoadedRecipe
-    from vlmrl.train.resume import Plan
+    from vlmrl.train.resume import ResumePlan
 
 LAUNCH_OPTIONS = {"--gpus": 1, "--nnodes": 1, "--node-rank": 1, "--rdzv-endpoint": 1, "--dry-run": 0,
                   "--debug-rank": 1}  # fmt: skip
 """Options that are the launcher's alone, with the number of words that follow each."""
 
 
-def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: bool) -> LoadedRecipe | Plan:
+def run_ranks(asked: Beginning, runs: Path | None, machines: Machines, as_json: bool) -> LoadedRecipe | ResumePlan:
     """Start the ranks and leave with their exit code. Returns only when this process itself is to be the one rank: what
     it is to train, checked.
     """
     from vlmrl.cli.begin import prepare, recipe_of, show_changes
     from vlmrl.cli.sft import resume_command
-    from vlmrl.dist.worker import CHOICES_VARIABLE
+    from vlmrl.dist.rank_process import CHOICES_VARIABLE
     from vlmrl.errors import LaunchError, StoreError
     from vlmrl.launch.agent import Job, launch_twice, torchrun_line
-    from vlmrl.launch.cards import place
-    from vlmrl.launch.fetch import offline_environment
+    from vlmrl.launch.gpu_assignment import place
+    from vlmrl.launch.hub_fetch import offline_environment
     from vlmrl.recipe.load import LoadedRecipe
+    from vlmrl.setup.open_values import choices_of
     from vlmrl.store.layout import runs_root
     from vlmrl.store.manifest import settle
-    from vlmrl.train.choices import choices_of
 
     root = runs_root(runs)
     ready = prepare(asked, root, machines.gpus)

@@ -111,8 +111,8 @@ def check(
 
 def _looked_at(recipe: str, overrides: list[str]) -> tuple[list[Problem], list[dict[str, Any]]]:
     """(what is wrong with a recipe itself, what each of its data entries comes to where nothing is)."""
-    from vlmrl.check.catalogs import catalogs, resolve_tasks
     from vlmrl.errors import ProblemsError, VlmrlError
+    from vlmrl.preflight.catalogs import catalogs, resolve_tasks
     from vlmrl.recipe.checks import check_made
     from vlmrl.recipe.load import load_recipe
 
@@ -217,7 +217,7 @@ def import_(
     The file is read, never run. Behind each value stands the setting it came from.
     """
     from vlmrl.errors import RecipeError, format_error
-    from vlmrl.recipe.import_recipe import import_recipe
+    from vlmrl.recipe.imports.run import import_recipe
 
     if out is not None and out.exists():
         raise RecipeError(f"{out} exists already", hint="choose another --out, or remove it")
@@ -290,7 +290,7 @@ def _explain_table(found: Any) -> None:
 
 
 def _list_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
-    from vlmrl.check.catalogs import catalogs
+    from vlmrl.preflight.catalogs import catalogs
 
     known = catalogs()
     wanted = {"tasks": tasks, "algos": algos, "rewards": rewards}

@@ -31,9 +31,9 @@ def report(
     """
     from vlmrl.errors import StoreError
     from vlmrl.report.page import write_report
-    from vlmrl.store.damage import shortened
     from vlmrl.store.layout import REPORT, runs_root
     from vlmrl.store.runs import open_run
+    from vlmrl.store.verify import shortened
 
     root = runs_root(runs)
     found = list({r.id: r for r in (open_run(root, ref, trained=True) for ref in run)}.values())

@@ -14,8 +14,8 @@ from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit, say, tell
 from vlmrl.errors import RewardError
 
 if TYPE_CHECKING:
-    from vlmrl.check.reward_check import Checked
-    from vlmrl.check.saved import Saved
+    from vlmrl.reward_check.run import Checked
+    from vlmrl.reward_check.saved_responses import SavedResponses
 
 FAILED = 3
 """Exit code when a condition of --fail-on holds."""
@@ -75,10 +75,10 @@ def reward_check(
 
     Example: vlmrl reward-check answers.jsonl --task fungi --profile taxonrl --out scores.parquet
     """
-    from vlmrl.check.limits import needs_probe, parse_limits
-    from vlmrl.check.rescore import PROFILE, parse_weights
-    from vlmrl.check.reward_check import RewardQuestion, check_rewards
     from vlmrl.process import give_terminal
+    from vlmrl.reward_check.rescore import PROFILE, parse_weights
+    from vlmrl.reward_check.run import RewardQuestion, check_rewards
+    from vlmrl.reward_check.thresholds import needs_probe, parse_limits
 
     if debug:
         give_terminal()
@@ -105,10 +105,10 @@ def reward_check(
 
 def _open(
     place: str, runs: Path | None, of_run: Mapping[str, str | None], of_table: Mapping[str, str | None], lenient: bool
-) -> Saved:
+) -> SavedResponses:
     """A table of responses or saved rollouts; options of the other one are refused."""
-    from vlmrl.check.open_table import is_table, open_table
-    from vlmrl.check.saved import open_saved
+    from vlmrl.reward_check.open_table import is_table, open_table
+    from vlmrl.reward_check.saved_responses import open_saved
     from vlmrl.store.layout import runs_root
 
     path = Path(place)
@@ -125,14 +125,14 @@ def _open(
 
 
 def _check_places(written: Mapping[str, Path | None]) -> None:
-    from vlmrl.check.scores_file import check_out
+    from vlmrl.reward_check.scores_file import check_out
 
     if written["out"] is not None:
         check_out(written["out"])
 
 
-def _write(written: Mapping[str, Path | None], saved: Saved, checked: Checked) -> None:
-    from vlmrl.check.scores_file import write_scores
+def _write(written: Mapping[str, Path | None], saved: SavedResponses, checked: Checked) -> None:
+    from vlmrl.reward_check.scores_file import write_scores
 
     if written["out"] is not None:
         write_scores(written["out"], checked.facts, checked.scores)
@@ -144,8 +144,8 @@ def _write(written: Mapping[str, Path | None], saved: Saved, checked: Checked) -
 
 
 def _tell(report: Mapping[str, Any], rows: int, as_json: bool) -> None:
-    from vlmrl.check.scores_file import finite
     from vlmrl.cli.reward_report import show
+    from vlmrl.reward_check.scores_file import finite
 
     emit(finite(report), as_json)
     if not as_json:

@@ -23,9 +23,9 @@ def show_rollout(run: Run, place: str, as_json: bool) -> None:
     Args: place: `STEP[/PROMPT[/SAMPLE]]`; steps count from 1, a prompt may be given by the beginning of its id.
     Raises: StoreError when there is no such step, prompt or sample.
     """
-    from vlmrl.check.scores_file import finite
     from vlmrl.report.rollout_text import group_fields
-    from vlmrl.store.redact import redact_said
+    from vlmrl.reward_check.scores_file import finite
+    from vlmrl.store.secrets.redact import redact_said
 
     step, prompt, sample = _parse(place)
     groups = _groups(run, step)

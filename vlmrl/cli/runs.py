@@ -11,7 +11,7 @@ from vlmrl.cli.output import JSON_HELP, emit, say, show_table, tell, warn_of_nam
 from vlmrl.errors import ProblemsError, StoreError
 
 if TYPE_CHECKING:
-    from vlmrl.store.listing import Listed
+    from vlmrl.store.listing import ListedRun
 
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 Root = Annotated[Path | None, typer.Option("--runs", help="Where runs are. Default: $VLMRL_RUNS, else ./runs.")]
@@ -345,7 +345,7 @@ def _images(run_dir: Path) -> Any:
     return run_images(run_dir)
 
 
-def _line(run: Listed) -> dict[str, Any]:
+def _line(run: ListedRun) -> dict[str, Any]:
     from vlmrl.store.clock import ago
     from vlmrl.store.metrics import counted, read_tail
 

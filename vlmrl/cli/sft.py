@@ -96,7 +96,7 @@ class Machines:
 def resume_command(kind: str, run_dir: Path, machines: Machines) -> str:
     """Return the command that goes on with a run on these machines."""
     from vlmrl.store.manifest import read_manifest
-    from vlmrl.store.refer import command_line
+    from vlmrl.store.printed_names import command_line
 
     command = "train" if kind == "rl" else "sft"
     return command_line((command, "--resume"), run_dir, read_manifest(run_dir).name, *machines.words)
@@ -128,7 +128,7 @@ def train_command(asked: Beginning, runs: Path | None, quiet: bool, as_json: boo
     With `--gpus` this process starts one process a card, which run the same command without it, and waits for them.
     """
     from vlmrl.cli.progress import ConsoleWatcher
-    from vlmrl.dist.worker import command_words, launched, stderr
+    from vlmrl.dist.rank_process import command_words, launched, stderr
     from vlmrl.dist.world import is_main_process, join_world
     from vlmrl.process import give_terminal, patience
     from vlmrl.store.layout import runs_root
@@ -166,7 +166,7 @@ def train_command(asked: Beginning, runs: Path | None, quiet: bool, as_json: boo
 
 
 def _say_how_it_ended(done: Run, status: str, go_on: str, as_json: bool) -> None:
-    from vlmrl.dist.worker import launched
+    from vlmrl.dist.rank_process import launched
 
     if as_json:  # its figures are read from the metrics, as the last line's are
         emit(_result(done), as_json)
@@ -182,9 +182,9 @@ def _closing(done: Run) -> str:
     """Where the run is, its best validation, and the next commands: with `--checkpoint last` where no checkpoint is the
     best.
     """
+    from vlmrl.inference.eval_rows import only_training_rows
     from vlmrl.store.layout import checkpoint_dir
-    from vlmrl.store.refer import command_line
-    from vlmrl.train.eval_rows import only_training_rows
+    from vlmrl.store.printed_names import command_line
 
     best, told, which = done.manifest.best, "", ()
     if best:
@@ -202,8 +202,8 @@ def _closing(done: Run) -> str:
 
 def _warnings(done: Run) -> str:
     """Return what the metrics of the run warn of, for the line that says it is done; "" without any."""
-    from vlmrl.check.signs import find_signs, since
-    from vlmrl.store.refer import command_line
+    from vlmrl.diagnose.signs import find_signs, since
+    from vlmrl.store.printed_names import command_line
 
     signs = find_signs(done.metrics("train"), done.metrics("validation"))
     words = "; ".join(f"{sign.words}{since(sign)}" for sign in signs)
@@ -231,11 +231,11 @@ def check_loaded(
 
     Args: files: the model's, where `model.path` does not lead there.      gpus: as `--gpus` says.
     """
-    from vlmrl.check.preflight import check_model, quick_look
     from vlmrl.cli.check import find_model_files, parse_target
-    from vlmrl.dist.worker import launched
+    from vlmrl.dist.rank_process import launched
     from vlmrl.errors import ProblemsError
-    from vlmrl.train.choices import settle_for_run
+    from vlmrl.preflight.run import check_model, quick_look
+    from vlmrl.setup.open_values import settle_for_run
 
     if launched():
         return settle_for_run(loaded, root)[0]
@@ -278,7 +278,7 @@ def arithmetic(recipe) -> str:
 
 
 def _result(run: Run) -> dict:
-    from vlmrl.check.signs import find_signs
+    from vlmrl.diagnose.signs import find_signs
 
     best = run.manifest.best
     train = run.metrics("train")

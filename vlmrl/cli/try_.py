@@ -14,8 +14,8 @@ from vlmrl.errors import RecipeError
 from vlmrl.visible import one_line, visible
 
 if TYPE_CHECKING:
+    from vlmrl.inference.trial import Keep
     from vlmrl.recipe.schema import Recipe
-    from vlmrl.train.trial import Keep
 
 BAR_WIDTH = 30
 MAX_TRUTH = 200
@@ -75,11 +75,11 @@ def try_(
     solved. A trial that fails leaves no run; an interrupted one leaves the responses that were scored.
     """
     from vlmrl.cli.sft import load_checked
+    from vlmrl.inference.solve_rate import parse_solved
+    from vlmrl.inference.trial import run_trial, trial_run
     from vlmrl.process import give_terminal
     from vlmrl.store.layout import runs_root
-    from vlmrl.store.refer import command_line
-    from vlmrl.train.solved import parse_solved
-    from vlmrl.train.trial import run_trial, trial_run
+    from vlmrl.store.printed_names import command_line
 
     bounds = _bounds(filter_, out)
     condition = parse_solved(solved) if solved is not None else None
@@ -105,7 +105,7 @@ def try_(
 
 def _bounds(filter_: str | None, out: Path | None) -> tuple[float, float] | None:
     """The solve rates to keep; None without --filter. Raises: RecipeError."""
-    from vlmrl.train.trial import parse_filter
+    from vlmrl.inference.trial import parse_filter
 
     if (filter_ is None) != (out is None):
         missing = "--out: where to write the rows" if out is None else "--filter: which rows to write"
@@ -115,9 +115,9 @@ def _bounds(filter_: str | None, out: Path | None) -> tuple[float, float] | None
 
 def _keep(recipe: Recipe, bounds: tuple[float, float] | None, out: Path | None) -> Keep | None:
     """Which rows to write, and where. Raises: DataError where `out` cannot take them."""
+    from vlmrl.inference.filtered_dataset import check_target
+    from vlmrl.inference.trial import Keep
     from vlmrl.tasks.source import open_source
-    from vlmrl.train.keep import check_target
-    from vlmrl.train.trial import Keep
 
     if bounds is None or out is None:
         return None
@@ -136,10 +136,10 @@ def _progress() -> Any:
 
 
 def _result(run: Any, trial: Any) -> dict[str, Any]:
-    from vlmrl.check.scores_file import finite
+    from vlmrl.inference.solve_rate import spread
+    from vlmrl.inference.trial import summary
     from vlmrl.report.rollout_text import sample_fields
-    from vlmrl.train.solved import spread
-    from vlmrl.train.trial import summary
+    from vlmrl.reward_check.scores_file import finite
 
     first = trial.first
     groups = [

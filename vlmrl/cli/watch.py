@@ -14,7 +14,7 @@ from vlmrl.cli.runs import Json, Root
 from vlmrl.visible import visible
 
 if TYPE_CHECKING:
-    from vlmrl.store.follow import Followed
+    from vlmrl.store.tail import Followed
 
 MOST_PHASES = 3
 SHORTEST_TABLE = 5
@@ -33,10 +33,10 @@ def watch(
 
     Example: vlmrl runs watch last
     """
-    from vlmrl.store.follow import Followed
     from vlmrl.store.layout import runs_root
     from vlmrl.store.listing import find
     from vlmrl.store.summary import resume_command
+    from vlmrl.store.tail import Followed
 
     followed = Followed(find(runs_root(runs), run))
     if as_json:
@@ -136,7 +136,7 @@ def _validation(followed: Followed) -> str:
 
 def columns(line: Mapping[str, Any]) -> dict[str, str]:
     """Column -> text of one train line, for reinforcement and supervised learning alike; "" = it has none."""
-    from vlmrl.store.follow import phase_seconds
+    from vlmrl.store.tail import phase_seconds
 
     memory = line.get("memory/peak_bytes")
     phases = list(phase_seconds([dict(line)]).items())[:MOST_PHASES]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
-from vlmrl.data.cache import BoundedCache
+from vlmrl.data.bounded_cache import BoundedCache
 from vlmrl.data.images import ImageStore, decode_image
 from vlmrl.errors import DataError
 from vlmrl.json_text import parse_json
@@ -194,7 +194,7 @@ def open_dataset(data: Data) -> Dataset:
         # `table` is the recipe's default: a prepared folder knows its task better
         task = None if data.task == "table" else data.task
         return PreparedDataset(path, name=data.name, task=task)
-    from vlmrl.data.sources import open_table
+    from vlmrl.data.table_dataset import open_table
 
     return open_table(data)
 

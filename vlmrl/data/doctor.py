@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import combinations, islice
 from typing import Any, Literal, NamedTuple
 
-from vlmrl.data.likeness import find_near_copies
-from vlmrl.data.measure import NOTE, estimate_image_tokens, histogram, measure_images
-from vlmrl.data.shards import Examined
+from vlmrl.data.image_shards import Examined
+from vlmrl.data.measurements import NOTE, estimate_image_tokens, histogram, measure_images
+from vlmrl.data.near_duplicates import find_near_copies
 from vlmrl.errors import DataError
 from vlmrl.visible import plural
 
@@ -49,7 +49,7 @@ class RowFacts(NamedTuple):
 
 
 @dataclass
-class Facts:
+class DatasetFacts:
     """A dataset as the doctor sees it.
 
     Args:
@@ -65,7 +65,7 @@ class Facts:
     notes: Mapping[str, tuple[Verdict, str]] = field(default_factory=dict)
 
 
-def examine_dataset(facts: Facts, *, max_prompt_tokens: int | None = None) -> dict[str, Any]:
+def examine_dataset(facts: DatasetFacts, *, max_prompt_tokens: int | None = None) -> dict[str, Any]:
     """The doctor's report, a JSON value.
 
     Args: max_prompt_tokens: limit of the prompt, images included; None = 2,048 are counted, and nothing was asked.
@@ -142,7 +142,7 @@ def _labels(rows: Sequence[RowFacts]) -> dict[str, Any] | None:
     return out
 
 
-def _splits_of_images(facts: Facts) -> list[int]:
+def _splits_of_images(facts: DatasetFacts) -> list[int]:
     """The splits each image is in: bit i stands for the i-th split."""
     found = [0] * len(facts.images)
     for bit, rows in enumerate(facts.rows.values()):
@@ -156,7 +156,7 @@ def _named(splits: Sequence[str], mask: int) -> list[str]:
     return [split for bit, split in enumerate(splits) if mask >> bit & 1]
 
 
-def _exact_copies(facts: Facts, masks: Sequence[int]) -> dict[str, Any]:
+def _exact_copies(facts: DatasetFacts, masks: Sequence[int]) -> dict[str, Any]:
     splits = list(facts.rows)
     shared: Counter[str] = Counter()
     for mask, count in Counter(masks).items():
@@ -169,7 +169,7 @@ def _exact_copies(facts: Facts, masks: Sequence[int]) -> dict[str, Any]:
     return {"between": dict(shared), "examples": list(islice(examples, SHOWN))}
 
 
-def _near_copies(facts: Facts, masks: Sequence[int]) -> dict[str, Any]:
+def _near_copies(facts: DatasetFacts, masks: Sequence[int]) -> dict[str, Any]:
     """Images that look like another one: `between["train+test"]` counts those of test that are not in train and look
     like one that is; `within` those that look like another of a split they are in.
     """
@@ -198,7 +198,7 @@ def _near_copies(facts: Facts, masks: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _repeated_pairs(facts: Facts) -> dict[str, Any]:
+def _repeated_pairs(facts: DatasetFacts) -> dict[str, Any]:
     """Rows with the same images, in whatever order, and those of them whose labels contradict each other."""
     seen: dict[tuple[int, ...], list[tuple[str, RowFacts]]] = defaultdict(list)
     for split, rows in facts.rows.items():
@@ -215,7 +215,7 @@ def _repeated_pairs(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _groups(facts: Facts) -> dict[str, Any] | None:
+def _groups(facts: DatasetFacts) -> dict[str, Any] | None:
     if not facts.group:
         return None
     names = {split: {name for row in rows for name in row.groups} for split, rows in facts.rows.items()}
@@ -328,7 +328,7 @@ def _check_groups(report: Mapping[str, Any], group: str) -> list[dict[str, str]]
     return [_check(f"{group} overlap", "bad" if bad else "look" if shared else "ok", "; ".join(parts))]
 
 
-def _long_images(facts: Facts) -> list[dict[str, Any]]:
+def _long_images(facts: DatasetFacts) -> list[dict[str, Any]]:
     """Images whose longer side is over `LONG_SIDES` times the shorter, each with the first row that shows it."""
     media = [image.media for image in facts.images]
     long = {i for i, one in enumerate(media) if max(one.width, one.height) > LONG_SIDES * min(one.width, one.height)}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vlmrl.data.cache import BoundedCache
-from vlmrl.data.chat import IMAGE_SLOT, TEMPLATE_HINT, guard_message, render_chat
+from vlmrl.data.bounded_cache import BoundedCache
+from vlmrl.data.chat_template import IMAGE_SLOT, TEMPLATE_HINT, guard_message, render_chat
 from vlmrl.data.control_tokens import ControlTokens
 from vlmrl.data.images import MAX_PIXELS
 from vlmrl.errors import DataError, first_line

@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmrl.errors import VlmrlError
 from vlmrl.json_text import parse_json
-from vlmrl.store.kept import resolved_files
+from vlmrl.store.kept_recipe import resolved_files
 from vlmrl.store.manifest import read_manifest
 from vlmrl.store.media import RunImages
 from vlmrl.types import Media

@@ -14,18 +14,17 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.interval import METHOD, excludes_zero
-from vlmrl.evaluate.metrics import shared_rows
-from vlmrl.evaluate.paired import differences
-from vlmrl.evaluate.records import read_evaluation
-from vlmrl.evaluate.scored import reward_words, scored_alike, scored_by
+from vlmrl.evaluate.metrics import joined_by, joined_ranges, paired_differences, shared_rows
+from vlmrl.evaluate.records import Evaluation, read_evaluation
+from vlmrl.evaluate.scoring_rewards import reward_words, scored_alike, scored_by
+from vlmrl.evaluate.set_metrics import set_differences
 from vlmrl.evaluate.verdict import OTHER_REWARDS, conclude, verdict
 from vlmrl.json_text import parse_json
-from vlmrl.recipe.lines import dotted
 from vlmrl.recipe.load import leaves, with_defaults
+from vlmrl.recipe.toml_lines import dotted
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
-from vlmrl.store.damage import damage_of, shortened
-from vlmrl.store.evaluated import (
+from vlmrl.store.evaluated_rows import (
     ROLES,
     TRAINING_STEP,
     read_summary,
@@ -35,10 +34,11 @@ from vlmrl.store.evaluated import (
     set_method_of,
     without_step,
 )
-from vlmrl.store.kept import newest_resolved
+from vlmrl.store.kept_recipe import newest_resolved
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run, open_run
-from vlmrl.tasks.prompt_print import same_prompt
+from vlmrl.store.verify import damage_of, shortened
+from vlmrl.tasks.prompt_identity import same_prompt
 
 _LEFT_OUT = ("step", "attempt")
 
@@ -316,3 +316,17 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
 def _number(value: Any) -> float | None:
     """A finite number as it is; None for everything else."""
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def differences(after: Evaluation, before: Evaluation) -> dict[str, dict[str, Any]]:
+    """Return metric -> after minus before, with its interval; see `metrics.paired_differences`.
+
+    Metrics of a whole split are there where both are of the very same rows.
+    """
+    summaries = (before.summary, after.summary)
+    of_rows = paired_differences(after.rows, before.rows, joined_ranges(*summaries), joined_by(*summaries))
+    found = of_rows | set_differences(after.summary, before.summary)
+    for name, difference in found.items():
+        ways = {(s["metrics"].get(name) or {}).get("better") for s in summaries}
+        difference["better"] = ways.pop() if len(ways) == 1 else None
+    return found

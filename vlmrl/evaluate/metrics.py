@@ -16,10 +16,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from vlmrl.evaluate.estimates import auc_interval, difference_interval, ece_interval, mean_interval, ratio_interval
 from vlmrl.evaluate.interval import METHOD, UNIT_RANGE, Clusters, Interval, Range, range_of
-from vlmrl.evaluate.stats import auc_interval, difference_interval, ece_interval, mean_interval, ratio_interval
 from vlmrl.metric import metric_facts
-from vlmrl.rewards.accuracy import RIGHT, is_binary
+from vlmrl.rewards.accuracy_part import RIGHT, is_binary
 from vlmrl.types import INAPPLICABLE
 
 Record = Mapping[str, Any]

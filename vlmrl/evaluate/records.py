@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
-from vlmrl.store.evaluated import SCHEMA, read_summary, training_name
+from vlmrl.store.evaluated_rows import SCHEMA, read_summary, training_name
 from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import EVAL_MEDIA, EVAL_ROWS, EVAL_SUMMARY, eval_dir
 from vlmrl.store.media import write_shard
-from vlmrl.store.redact import hide_known, redact_text, redact_value
+from vlmrl.store.secrets.redact import hide_known, redact_text, redact_value
+from vlmrl.types import Group, ScoredSample
 from vlmrl.visible import encodable
 
 COLUMNS: Mapping[str, str] = {
@@ -138,3 +139,36 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StoreError(f"the evaluation's rows cannot be read: {reason}", where=str(path)) from error
     return rows
+
+
+KEPT_BYTES = 64 * 1024 * 1024
+"""Of all images of an evaluation that `vlmrl eval` makes; of one in training, a validation, an eighth."""
+
+
+@dataclass
+class ArtifactLimit:
+    """A limit of bytes, spent response by response: one that does not fit loses its images, and is counted.
+
+    Args: left: bytes that may still be kept.    left_out: responses whose images were not kept.
+    """
+
+    left: int
+    left_out: int = 0
+
+    def keep(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups with the images that fit."""
+        return [replace(group, samples=tuple(map(self._kept, group.samples))) for group in groups]
+
+    def _kept(self, sample: ScoredSample) -> ScoredSample:
+        score = sample.score
+        size = sum(map(len, score.files.values()))
+        if size <= self.left:
+            self.left -= size
+            return sample
+        self.left_out += 1
+        return replace(sample, score=replace(score, artifacts={}, files={}))
+
+
+def kept_files(groups: Sequence[Group]) -> dict[str, bytes]:
+    """Return the images that rewards made: sha256 -> image file."""
+    return {sha256: file for group in groups for s in group.samples for sha256, file in s.score.files.items()}

@@ -9,20 +9,27 @@ from typing import Any
 from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import DataError, VlmrlError
-from vlmrl.evaluate.artifacts import KEPT_BYTES, ArtifactLimit, kept_files
 from vlmrl.evaluate.interval import Range
 from vlmrl.evaluate.metrics import summarise
-from vlmrl.evaluate.records import COLUMNS, Evaluation, read_evaluation, write_evaluation
-from vlmrl.evaluate.sets import no_clash, summarise_sets
+from vlmrl.evaluate.outcomes import outcome_of, response_input
+from vlmrl.evaluate.records import (
+    COLUMNS,
+    KEPT_BYTES,
+    ArtifactLimit,
+    Evaluation,
+    kept_files,
+    read_evaluation,
+    write_evaluation,
+)
+from vlmrl.evaluate.set_metrics import no_clash, summarise_sets
 from vlmrl.metric import metric_facts
-from vlmrl.rewards.accuracy import accuracy_part, accuracy_words
+from vlmrl.rewards.accuracy_part import accuracy_part, accuracy_words
 from vlmrl.rewards.base import RewardSpec, value_range
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
 from vlmrl.tasks.base import Task, Verdict
 from vlmrl.tasks.figure import figures_to_json
-from vlmrl.tasks.measure import outcome_of, response_input
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group, SamplingParams, Score
 

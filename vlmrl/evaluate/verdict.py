@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from vlmrl.evaluate.interval import excludes_zero
 from vlmrl.metric import metric_facts
-from vlmrl.store.evaluated import ROLES
+from vlmrl.store.evaluated_rows import ROLES
 
 Verdict = Literal["better", "worse", "differs", "not clear", "same", "other reward"]
 Answer = Literal["better", "worse", "mixed", "not clear", "same", "not known"]

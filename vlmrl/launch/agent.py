@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vlmrl.dist.worker import FOLDER_VARIABLE, HALVED_VARIABLE, LAUNCH_WORDS_VARIABLE, PARENT_VARIABLE
+from vlmrl.dist.rank_process import FOLDER_VARIABLE, HALVED_VARIABLE, LAUNCH_WORDS_VARIABLE, PARENT_VARIABLE
 from vlmrl.errors import LaunchError
-from vlmrl.launch.watch import Ending, Watch
+from vlmrl.launch.rank_watch import Ending, Watch
 from vlmrl.process import patience
 
 JOIN_SECONDS = 900
@@ -87,8 +87,8 @@ def launch_twice(
 def launch(job: Job) -> tuple[Ending, Path | None]:
     """Run the job to its end. Returns how it ended, and the run's folder when there is one.
 
-    Whatever happens, no rank is left: one that dies or hangs ends the others (launch/watch.py); this process killed
-    ends them too (the kernel sees to it). Raises: LaunchError when the nodes do not meet.
+    Whatever happens, no rank is left: one that dies or hangs ends the others (launch/rank_watch.py); the kernel ends
+    them when this process is killed. Raises: LaunchError when the nodes do not meet.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError

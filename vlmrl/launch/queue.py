@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 
 from vlmrl.errors import LaunchError
-from vlmrl.launch.cards import Placement
+from vlmrl.launch.gpu_assignment import Placement
 from vlmrl.process import die_with_parent
 from vlmrl.store import layout
-from vlmrl.store.listing import Listed, list_runs
+from vlmrl.store.listing import ListedRun, list_runs
 from vlmrl.store.log_pump import LogPump
 from vlmrl.store.provenance import usable_cores
 
@@ -75,7 +75,7 @@ class Queue:
     signals: list[int] = field(default_factory=list)
     logs: LogPump = field(default_factory=LogPump, repr=False)
 
-    def found(self) -> dict[str, Listed]:
+    def found(self) -> dict[str, ListedRun]:
         """Member -> its newest run, of those that have one."""
         runs = {run.name: run for run in reversed(list_runs(self.root, tag=self.group)) if run.name}
         return {m.name: runs[m.name] for m in self.members if m.name in runs}
@@ -111,7 +111,7 @@ class Queue:
     def _done(self) -> set[str]:
         return {name for name, run in self.found().items() if run.status == "done"}
 
-    def _start(self, member: Member, slot: Slot, before: Listed | None) -> subprocess.Popen[bytes]:
+    def _start(self, member: Member, slot: Slot, before: ListedRun | None) -> subprocess.Popen[bytes]:
         if before is None:
             what = [*self.recipe, *member.overrides, "--name", member.name, "--tag", self.group]
         else:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, LinearAttentionLayer
 
-from vlmrl.model.split_attention import attention_part, join_parts
+from vlmrl.model.attention.split import attention_part, join_parts
 
 GROWTH_TOKENS = 64
 """Room for response tokens is made in steps of this many: appending in place instead of copying at every token."""

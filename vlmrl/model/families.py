@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vlmrl.errors import CheckpointError
 
@@ -141,3 +141,18 @@ def part_of(parameter_name: str) -> str | None:
         if any(fragment in f"{parameter_name}." for fragment in fragments):
             return part
     return None
+
+
+def units_of(model: nn.Module) -> list[nn.Module]:
+    """The layers of a transformers model that it says must not be split: of its text model and its vision tower."""
+    names = {n for m in model.modules() for n in (getattr(m, "_no_split_modules", None) or ())}
+    return [m for m in model.modules() if type(m).__name__ in names]
+
+
+def sharded_units(model: Any, sharing: str) -> list[nn.Module]:
+    """Return the units of a sharded policy; everything else is one more, gathered for the whole of a row.
+
+    None where a layer runs as often as a row's groups ask for (a forked cache, the padded path): processes would
+    disagree about how often to gather it.
+    """
+    return units_of(model) if sharing == "packed" else []

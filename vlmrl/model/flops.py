@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from vlmrl.model.families import part_of
-from vlmrl.model.fork import MIN_TOKENS, batches_of_similar_length
+from vlmrl.model.forked_cache import MIN_TOKENS, batches_of_similar_length
 
 DELTA_CHUNK = 64
 """Tokens that transformers' chunked gated delta rule takes at once; sequences are padded to a multiple."""
@@ -28,7 +28,7 @@ UPSTREAM = {"vision": {"vision"}, "connector": {"vision", "connector"}}
 
 
 @dataclass(frozen=True)
-class Work:
+class PassWork:
     """What one forward pass computes.
 
     Args:
@@ -55,26 +55,26 @@ class Work:
         return sum(rows * columns for rows, columns in self.images)
 
 
-def shared_work(prompt: int, responses: Sequence[int], images: Sequence[tuple[int, int]] = ()) -> Work:
+def shared_work(prompt: int, responses: Sequence[int], images: Sequence[tuple[int, int]] = ()) -> PassWork:
     """A group whose prompt is computed once. Example: prompt 10, responses 3 and 2: 15 tokens, 55 + 36 + 23 pairs."""
-    return Work(((prompt, 0), *((n, prompt) for n in responses)), tuple(images), sum(responses))
+    return PassWork(((prompt, 0), *((n, prompt) for n in responses)), tuple(images), sum(responses))
 
 
-def alone_work(prompt: int, responses: Sequence[int], images: Sequence[tuple[int, int]] = ()) -> Work:
+def alone_work(prompt: int, responses: Sequence[int], images: Sequence[tuple[int, int]] = ()) -> PassWork:
     """The same group, each response behind its own copy of the prompt and its images, nothing padded."""
-    return Work(tuple((prompt + n, 0) for n in responses), tuple(images) * len(responses), sum(responses))
+    return PassWork(tuple((prompt + n, 0) for n in responses), tuple(images) * len(responses), sum(responses))
 
 
-def padded_work(prompt: int, responses: Sequence[int], images: Sequence[tuple[int, int]] = ()) -> Work:
+def padded_work(prompt: int, responses: Sequence[int], images: Sequence[tuple[int, int]] = ()) -> PassWork:
     """The same group as one batch, each response padded to the longest of them."""
     return alone_work(prompt, [max(responses)] * len(responses), images)
 
 
-def forked_work(prompt: int, responses: Sequence[int], images: Sequence[tuple[int, int]] = ()) -> Work:
+def forked_work(prompt: int, responses: Sequence[int], images: Sequence[tuple[int, int]] = ()) -> PassWork:
     """The same group through a forked cache: the prompt once, responses in batches padded to similar lengths."""
     batches = batches_of_similar_length(list(responses))
     padded = [(max(MIN_TOKENS, *(responses[i] for i in batch)), prompt) for batch in batches for _ in batch]
-    return Work(((prompt, 0), *padded), tuple(images), sum(responses))
+    return PassWork(((prompt, 0), *padded), tuple(images), sum(responses))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Flops:
         return sum(self.forward.values()) + sum(self.backward.values())
 
 
-def training_flops(model: Any, work: Work) -> Flops:
+def training_flops(model: Any, work: PassWork) -> Flops:
     """FLOPs of a model's forward and backward pass over `work`; the model may be on the meta device.
 
     The backward pass has the forward's FLOPs once for each weight that is trained and once for each input that needs a
@@ -138,7 +138,7 @@ def _anything_trained_before_the_layers(model: Any) -> bool:
     )
 
 
-def _text_mixing(text: Any, work: Work) -> Iterator[float]:
+def _text_mixing(text: Any, work: PassWork) -> Iterator[float]:
     """FLOPs of what mixes tokens in each text layer, besides its projections."""
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     for kind in getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers:
@@ -150,7 +150,7 @@ def _text_mixing(text: Any, work: Work) -> Iterator[float]:
             raise ValueError(f"FLOPs of `{kind}` layers are not known")
 
 
-def _delta_rule(text: Any, work: Work) -> float:
+def _delta_rule(text: Any, work: PassWork) -> float:
     """The gated delta rule, chunk by chunk (arXiv:2412.06464; the matrix products of `torch_chunk_gated_delta_rule`).
 
     Letters: C tokens of a chunk, K and V widths of a key and a value head. A chunk of a head takes
@@ -163,7 +163,7 @@ def _delta_rule(text: Any, work: Work) -> float:
     return float(text.linear_num_value_heads * chunks * (products + C * C * (V + K)))
 
 
-def _vision_attention(vision: Any, work: Work) -> float:
+def _vision_attention(vision: Any, work: PassWork) -> float:
     """All layers of the vision tower: every patch sees its image, or in windowed layers its window."""
     width = getattr(vision, "embed_dim", None) or vision.hidden_size  # Qwen2-VL's hidden_size is the text model's
     whole = sum((rows * columns) ** 2 for rows, columns in work.images)

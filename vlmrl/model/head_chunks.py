@@ -1,4 +1,4 @@
-"""How many logits the head makes at once, by device: model/logprobs.py works by it, check/machine.py plans by it.
+"""How many logits the head makes at once, by device: model/logprobs.py works by it, preflight/machine.py plans by it.
 
 No torch.
 """

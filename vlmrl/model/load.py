@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vlmrl.errors import CheckpointError
+from vlmrl.model.attention.prefix import NAME as SHARED_PREFIX
+from vlmrl.model.attention.prefix import VISION_NAME as VISION
 from vlmrl.model.families import PART_NAMES, family_of, part_of
-from vlmrl.model.fork import checkpoint_layer
+from vlmrl.model.forked_cache import checkpoint_layer
 from vlmrl.model.gpus import require_gpus
 from vlmrl.model.heap import keep_freed_memory
 from vlmrl.model.hub import require_source
-from vlmrl.model.prefix_attention import NAME as SHARED_PREFIX
-from vlmrl.model.prefix_attention import VISION_NAME as VISION
-from vlmrl.model.quiet import loading
-from vlmrl.model.weights import refuse_incomplete, refuse_non_finite
+from vlmrl.model.quiet_transformers import loading
+from vlmrl.model.weight_check import refuse_incomplete, refuse_non_finite
 
 if TYPE_CHECKING:  # the models load with torch and transformers alone
     from vlmrl.recipe.schema import Model

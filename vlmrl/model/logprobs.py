@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from vlmrl.model.device_memory import free_bytes
 from vlmrl.model.head_chunks import HeadChunks, head_chunks
-from vlmrl.model.memory import free_bytes
 
 
 @cache

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vlmrl.errors import CheckpointError
 from vlmrl.model.families import part_of
-from vlmrl.model.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from vlmrl.model.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 if TYPE_CHECKING:  # the models load with torch and transformers alone
     from vlmrl.recipe.schema import Lora

@@ -12,12 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlmrl.model.cheap_recompute import cheap_modules, recomputing_cheap
+from vlmrl.model.attention.prefix import choose_backend, fork_plan, no_mask
+from vlmrl.model.attention.row_plan import groups_of, plan_row
 from vlmrl.model.families import family_of, head_of
-from vlmrl.model.fork import MIN_TOKENS, ContinuedCache, RecordedPrompt, batches_of_similar_length, run_with_cache
+from vlmrl.model.forked_cache import (
+    MIN_TOKENS,
+    ContinuedCache,
+    RecordedPrompt,
+    batches_of_similar_length,
+    run_with_cache,
+)
 from vlmrl.model.logprobs import full_kl, token_logprobs
-from vlmrl.model.prefix_attention import choose_backend, fork_plan, no_mask
-from vlmrl.model.row_plan import groups_of, plan_row
+from vlmrl.model.selective_recompute import cheap_modules, recomputing_cheap
 from vlmrl.packed import PackedRow, RowReference, Span, TokenStats
 
 CACHED_POSITIONS = 256

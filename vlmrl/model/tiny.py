@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import CheckpointError
-from vlmrl.model.quiet import quiet_transformers
+from vlmrl.model.quiet_transformers import quiet_transformers
 
 INIT_STD = 0.1
 """Of the random weights; about one over the square root of the width, as in a model trained from scratch at this size.

@@ -15,11 +15,11 @@ from vlmrl.recipe.table import (
     Positive,
     PositiveFraction,
     PositiveInt,
-    Table,
+    RecipeTable,
 )
 
 
-class Algo(Table):
+class Algo(RecipeTable):
     """The member of the GRPO family. `name` is a row of the table in algo/family.py; the other keys override cells."""
 
     name: str = "grpo"

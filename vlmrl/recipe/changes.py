@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vlmrl.recipe.lines import Key, dotted
 from vlmrl.recipe.load import LoadedRecipe, leaves, with_defaults
 from vlmrl.recipe.paths import PATH_KEYS
+from vlmrl.recipe.toml_lines import Key, dotted
 
 Kind = Literal["free", "asked", "refused"]
 Restart = Literal["best", "kl"]

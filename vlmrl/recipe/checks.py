@@ -2,7 +2,7 @@
 
 One small function a rule; each yields what is wrong and `check_recipe` runs them all. Nothing is opened here except
 small text files (prompt templates, reward sources), and no reward is imported. Rules about rows, tokens and memory
-are in check/preflight.py.
+are in preflight/run.py.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 
 from vlmrl.errors import Problem
 from vlmrl.json_text import parse_json
-from vlmrl.recipe.check_algo import ALGO_RULES
-from vlmrl.recipe.check_engine import check_engine
-from vlmrl.recipe.check_eval import EVAL_RULES
-from vlmrl.recipe.check_files import FILE_RULES, NOT_MADE_YET, is_file_reward
-from vlmrl.recipe.check_lora import LORA_RULES
-from vlmrl.recipe.check_numbers import NUMBER_RULES
-from vlmrl.recipe.lines import Key, dotted
 from vlmrl.recipe.load import LoadedRecipe
-from vlmrl.recipe.messages import nearest
+from vlmrl.recipe.rules.algo import ALGO_RULES
+from vlmrl.recipe.rules.engine import check_engine
+from vlmrl.recipe.rules.eval import EVAL_RULES
+from vlmrl.recipe.rules.files import FILE_RULES, NOT_MADE_YET, is_file_reward
+from vlmrl.recipe.rules.lora import LORA_RULES
+from vlmrl.recipe.rules.numbers import NUMBER_RULES
 from vlmrl.recipe.schema import Data
+from vlmrl.recipe.toml_lines import Key, dotted
+from vlmrl.recipe.validation_messages import nearest
 
 COLUMN_ROLES = ("prompt", "images", "answer", "response")
 SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -182,7 +182,7 @@ def _stop_strings(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]
 
 
 def _data_names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    """Names that are given twice; those a dataset brings itself are compared when it is opened (check/data.py)."""
+    """Names that are given twice; those a dataset brings itself are compared when it is opened (preflight/rows.py)."""
     sources = [data.name or f"{data.path} ({data.split})" for data in loaded.recipe.data]
     for name, count in Counter(sources).items():
         if count > 1:

@@ -17,10 +17,10 @@ from pydantic_core import PydanticUndefined
 
 from vlmrl.errors import RecipeError
 from vlmrl.recipe.files import read_layer, shipped_folder
-from vlmrl.recipe.lines import Key, dotted, parse_dotted
 from vlmrl.recipe.load import LoadedRecipe, leaves
-from vlmrl.recipe.messages import FOREIGN_KEYS, literal_choices, nearest, shown_bound, table_class
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.toml_lines import Key, dotted, parse_dotted
+from vlmrl.recipe.validation_messages import FOREIGN_KEYS, literal_choices, nearest, shown_bound, table_class
 from vlmrl.visible import visible
 
 TYPE_WORDS = {int: "whole number", float: "number", str: "string", bool: "true or false"}
@@ -96,7 +96,7 @@ def json_schema() -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedRecipe:
     """A recipe in a list: the name to type, its file, what it is for, its first comment, or why it cannot be read."""
 
     name: str
@@ -106,7 +106,7 @@ class Listed:
     error: str = ""
 
 
-def list_recipes(folder: Path | None = None) -> list[Listed]:
+def list_recipes(folder: Path | None = None) -> list[ListedRecipe]:
     """The shipped recipes, then those of `folder` and its `recipes` folder that are not shipped ones; bases last."""
     shipped = shipped_folder()
     files = {path.resolve(): str(path.relative_to(shipped).with_suffix("")) for path in sorted(shipped.rglob("*.toml"))}
@@ -133,13 +133,13 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=[a-z0-9)%])\.(?:\s|$)", text, maxsplit=1)[0]
 
 
-def _listed(name: str, path: Path, is_base: bool) -> Listed:
+def _listed(name: str, path: Path, is_base: bool) -> ListedRecipe:
     try:
         layer = read_layer(path)
     except RecipeError as error:
-        return Listed(name, path, "?", "", error.message)
+        return ListedRecipe(name, path, "?", "", error.message)
     kind = "base" if is_base else str(layer.raw.get("kind", "rl"))
-    return Listed(name, path, kind, first_comment(layer.text))
+    return ListedRecipe(name, path, kind, first_comment(layer.text))
 
 
 def _explained(names: tuple[str, ...], field: FieldInfo) -> Explained:

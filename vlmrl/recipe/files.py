@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import RecipeError
-from vlmrl.recipe.lines import Key, key_lines
-from vlmrl.recipe.messages import nearest
+from vlmrl.recipe.toml_lines import Key, key_lines
+from vlmrl.recipe.validation_messages import nearest
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -17,13 +17,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from vlmrl.errors import Problem, ProblemsError, RecipeError
-from vlmrl.recipe.counted import keep_one, written_in
 from vlmrl.recipe.files import Layer, find_recipe, parent_layer, read_layer
-from vlmrl.recipe.lines import Key, dotted
-from vlmrl.recipe.messages import problems_of, table_class
 from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.paths import candidates, file_part, is_path_key, locate, names_file
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.step_counts import keep_one, written_in
+from vlmrl.recipe.toml_lines import Key, dotted
+from vlmrl.recipe.validation_messages import problems_of, table_class
 
 MAX_TABLE_DEPTH = 2
 MAX_NAME_BYTES = 255
@@ -36,7 +36,7 @@ AUTO_ORIGIN = "auto: "
 
 
 @dataclass(frozen=True)
-class Place:
+class KeyPlace:
     """Where a value was written: a line of a file, or a `--set`."""
 
     file: Path | None
@@ -73,7 +73,7 @@ class LoadedRecipe:
     origins: Mapping[str, str]
     resolved: Mapping[str, Any]
     parent: Path | None = None
-    places: Mapping[Key, Place] = field(default_factory=dict, repr=False)
+    places: Mapping[Key, KeyPlace] = field(default_factory=dict, repr=False)
     warnings: tuple[Problem, ...] = ()
 
     def is_set(self, key: Key) -> bool:
@@ -106,10 +106,10 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | 
     layers = [*parent_layer(own), own]
     problems: list[Problem] = []
     raw: dict[str, Any] = {}
-    places: dict[Key, Place] = {}
+    places: dict[Key, KeyPlace] = {}
     for layer in layers:
         _merge(raw, places, layer, ())
-        places.update({key: Place(layer.file, line) for key, line in layer.lines.items()})
+        places.update({key: KeyPlace(layer.file, line) for key, line in layer.lines.items()})
         _keep_one(raw, places, written_in(layer.raw), file, problems)
     applied = [_override(raw, places, text, problems) for text in overrides]
     _keep_one(raw, places, {key for key in applied if key is not None}, file, problems)
@@ -156,7 +156,7 @@ def reload_recipe(
 
 
 def _finish(
-    raw: dict[str, Any], places: dict[Key, Place], file: Path, problems: list[Problem], kind: str | None,
+    raw: dict[str, Any], places: dict[Key, KeyPlace], file: Path, problems: list[Problem], kind: str | None,
     first: Path | None = None,
 ) -> tuple[Recipe, list[Problem]]:  # fmt: skip
     """Return the recipe of merged values, and warnings. Raises: ProblemsError with all problems."""
@@ -212,7 +212,7 @@ def leaves(value: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, An
             yield key, inner
 
 
-def _merge(raw: dict[str, Any], places: dict[Key, Place], layer: Layer, prefix: Key) -> None:
+def _merge(raw: dict[str, Any], places: dict[Key, KeyPlace], layer: Layer, prefix: Key) -> None:
     """Lay one layer's values over `raw` and forget the places of what it replaces."""
     target, source = _at(raw, prefix), _at(layer.raw, prefix)
     for name, value in source.items():
@@ -224,7 +224,7 @@ def _merge(raw: dict[str, Any], places: dict[Key, Place], layer: Layer, prefix: 
         _forget(places, key)
 
 
-def _override(raw: dict[str, Any], places: dict[Key, Place], text: str, problems: list[Problem]) -> Key | None:
+def _override(raw: dict[str, Any], places: dict[Key, KeyPlace], text: str, problems: list[Problem]) -> Key | None:
     """Apply one `--set`. Returns the place it went to; None when it is a problem."""
     parsed = parse_override(text)
     applied = parsed if isinstance(parsed, Problem) else apply_override(raw, parsed)
@@ -232,17 +232,17 @@ def _override(raw: dict[str, Any], places: dict[Key, Place], text: str, problems
         problems.append(applied)
         return None
     _forget(places, applied)
-    places.update({applied[:n]: Place(None, 0, text) for n in range(1, len(applied)) if applied[:n] not in places})
-    places[applied] = Place(None, 0, text)
+    places.update({applied[:n]: KeyPlace(None, 0, text) for n in range(1, len(applied)) if applied[:n] not in places})
+    places[applied] = KeyPlace(None, 0, text)
     return applied
 
 
 def _keep_one(
-    raw: dict[str, Any], places: dict[Key, Place], written: Collection[Key], file: Path, problems: list[Problem]
+    raw: dict[str, Any], places: dict[Key, KeyPlace], written: Collection[Key], file: Path, problems: list[Problem]
 ) -> list[Key]:
     """Let a number of steps, or what it is counted from, replace the other. Returns the keys that were replaced."""
     tables = {str(key[0]): raw.get(str(key[0])) for key in written if len(key) == 1}
-    where = lambda key: (_nearest_place(places, key) or Place(file, 1)).where  # noqa: E731
+    where = lambda key: (_nearest_place(places, key) or KeyPlace(file, 1)).where  # noqa: E731
     replaced, found = keep_one(raw, {*written, *written_in(tables)}, where)
     problems += found
     for key in replaced:
@@ -250,7 +250,7 @@ def _keep_one(
     return replaced
 
 
-def _forget(places: dict[Key, Place], key: Key) -> None:
+def _forget(places: dict[Key, KeyPlace], key: Key) -> None:
     for gone in [k for k in places if k[: len(key)] == key]:
         del places[gone]
 
@@ -277,21 +277,21 @@ def _drop_none(value: Any) -> None:
         _drop_none(inner)
 
 
-def _place_of(origin: str) -> Place | None:
+def _place_of(origin: str) -> KeyPlace | None:
     """The place that an origin tells; None for a default and for what nobody wrote."""
     if origin == "--set":
-        return Place(None, 0, "")
+        return KeyPlace(None, 0, "")
     if origin.startswith(AUTO_ORIGIN):
         return None
     file, _, line = origin.rpartition(":")
-    return Place(Path(file), int(line)) if file and line.isdigit() else None
+    return KeyPlace(Path(file), int(line)) if file and line.isdigit() else None
 
 
-def _odd_values(value: Any, places: Mapping[Key, Place], file: Path, key: Key = ()) -> list[Problem]:
+def _odd_values(value: Any, places: Mapping[Key, KeyPlace], file: Path, key: Key = ()) -> list[Problem]:
     """What TOML can write and a recipe cannot hold: dates, nan, inf, numbers beyond 64 bits, tables in tables, paths
     that no file system takes.
     """
-    where = (_nearest_place(places, key) or Place(file, 1)).where
+    where = (_nearest_place(places, key) or KeyPlace(file, 1)).where
     if isinstance(value, dict):
         tables = sum(isinstance(part, str) for part in key)
         argument = key[:2] == ("reward", "args")  # which may be a table itself, such as aliases
@@ -322,7 +322,7 @@ def _odd_values(value: Any, places: Mapping[Key, Place], file: Path, key: Key = 
     return []
 
 
-def _find_paths(raw: dict[str, Any], places: Mapping[Key, Place], folder: Path, first: Path | None) -> list[Problem]:
+def _find_paths(raw: dict[str, Any], places: Mapping[Key, KeyPlace], folder: Path, first: Path | None) -> list[Problem]:
     """Make relative paths lead to where the files are (recipe/paths.py).
 
     Args: first: a folder to look in before all others.
@@ -337,7 +337,7 @@ def _find_paths(raw: dict[str, Any], places: Mapping[Key, Place], folder: Path, 
         if others:
             message = f"`{dotted(key)}` is {value}, which is in two places: {taken} is taken, not {others[0]}"
             hint = "a path is relative to the recipe that it is written in, one of --set to the current directory"
-            where = (_nearest_place(places, key) or Place(folder)).where
+            where = (_nearest_place(places, key) or KeyPlace(folder)).where
             warnings.append(Problem(message, where, hint, "warning"))
         return taken
 
@@ -348,7 +348,7 @@ def _find_paths(raw: dict[str, Any], places: Mapping[Key, Place], folder: Path, 
     return warnings
 
 
-def _tried(value: str, place: Place | None, folder: Path, first: Path | None = None) -> list[Path]:
+def _tried(value: str, place: KeyPlace | None, folder: Path, first: Path | None = None) -> list[Path]:
     """Where the file of a value is looked for, in order: for a `--set` the recipe's folder comes last."""
     file = file_part(value)
     if place is not None and place.file is None:
@@ -356,22 +356,24 @@ def _tried(value: str, place: Place | None, folder: Path, first: Path | None = N
     return candidates(file, place.file.parent if place and place.file else folder, first)
 
 
-def _validated(raw: dict[str, Any], places: Mapping[Key, Place], file: Path, problems: list[Problem]) -> Recipe | None:
+def _validated(
+    raw: dict[str, Any], places: Mapping[Key, KeyPlace], file: Path, problems: list[Problem]
+) -> Recipe | None:
     try:
         return Recipe.model_validate(raw)
     except ValidationError as error:
-        where = lambda key: (_nearest_place(places, key) or Place(file, 1)).where  # noqa: E731
+        where = lambda key: (_nearest_place(places, key) or KeyPlace(file, 1)).where  # noqa: E731
         told = {(p.where, p.message.split(" ")[0]) for p in problems}
         found = problems_of(error.errors(), Recipe, where)
         problems += [p for p in found if (p.where, p.message.split(" ")[0]) not in told]
     return None
 
 
-def _nearest_place(places: Mapping[Key, Place], key: Key) -> Place | None:
+def _nearest_place(places: Mapping[Key, KeyPlace], key: Key) -> KeyPlace | None:
     return next((places[key[:n]] for n in range(len(key), 0, -1) if key[:n] in places), None)
 
 
-def _wrong_kind(is_kind: str, wanted: str, places: Mapping[Key, Place], file: Path) -> Problem:
+def _wrong_kind(is_kind: str, wanted: str, places: Mapping[Key, KeyPlace], file: Path) -> Problem:
     command = {"rl": "train", "sft": "sft"}
     where = places[("kind",)].where if ("kind",) in places else str(file)
     return Problem(
@@ -381,7 +383,7 @@ def _wrong_kind(is_kind: str, wanted: str, places: Mapping[Key, Place], file: Pa
     )
 
 
-def _origin(key: Key, raw: Mapping[str, Any], places: Mapping[Key, Place]) -> str:
+def _origin(key: Key, raw: Mapping[str, Any], places: Mapping[Key, KeyPlace]) -> str:
     value: Any = raw
     for part in key:
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmrl.errors import Problem
 from vlmrl.recipe.files import parse_toml
-from vlmrl.recipe.lines import Key, dotted, parse_dotted
+from vlmrl.recipe.toml_lines import Key, dotted, parse_dotted
 
 LISTS_OF_TABLES = ("data",)
 """Top-level names that are lists: `data.0.path` reaches into the first element."""

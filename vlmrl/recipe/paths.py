@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from vlmrl.recipe.lines import Key
+from vlmrl.recipe.toml_lines import Key
 
 PATH_KEYS = (
     "model.path",

@@ -10,25 +10,25 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vlmrl.recipe.algo_table import Algo
-from vlmrl.recipe.log_table import Log
 from vlmrl.recipe.table import (
     MOST,
     Count,
     Fraction,
+    Log,
     NotNegative,
     Number,
     Pixels,
     Positive,
     PositiveFraction,
     PositiveInt,
+    RecipeTable,
     Seconds,
     Share,
-    Table,
     Tokens,
 )
 
 
-class Model(Table):
+class Model(RecipeTable):
     """Which model is trained and how its inputs are made."""
 
     path: str = Field(min_length=1)
@@ -64,7 +64,7 @@ class Model(Table):
     """Run Python code that the model's repository ships. Only for repositories you trust."""
 
 
-class Lora(Table):
+class Lora(RecipeTable):
     """Train a low-rank adapter (LoRA) and nothing else. Without this table the weights themselves are trained."""
 
     rank: Annotated[int, Field(gt=0, le=65_536)]
@@ -85,7 +85,7 @@ class Lora(Table):
     """Weight-decomposed adapter, DoRA (arXiv:2402.09353): a trained magnitude a row; slower."""
 
 
-class Data(Table):
+class Data(RecipeTable):
     """One source of rows. A recipe lists one or more `[[data]]` entries; a run mixes them by `share`."""
 
     path: str = Field(min_length=1)
@@ -123,7 +123,7 @@ class Data(Table):
     """Use only the first rows of the split."""
 
 
-class Reward(Table):
+class Reward(RecipeTable):
     """How a response becomes a number."""
 
     name: str | None = None
@@ -157,7 +157,7 @@ class Reward(Table):
     the first 3 steps the run always ends."""
 
 
-class Rollout(Table):
+class Rollout(RecipeTable):
     """How responses are sampled."""
 
     engine: Literal["auto", "torch", "vllm"] = "auto"
@@ -203,7 +203,7 @@ class Rollout(Table):
     """Strings that end a response when they appear; kept in the text."""
 
 
-class Train(Table):
+class Train(RecipeTable):
     """The length and the batching of a run."""
 
     steps: Count = 100
@@ -231,7 +231,7 @@ class Train(Table):
     do not count."""
 
 
-class Optim(Table):
+class Optim(RecipeTable):
     """AdamW."""
 
     name: Literal["adamw", "adamw_8bit", "adamw_bf16_kahan"] = "adamw"
@@ -258,7 +258,7 @@ class Optim(Table):
     begins, and kept when it goes on."""
 
 
-class Eval(Table):
+class Eval(RecipeTable):
     """Validation during training. Greedy."""
 
     every_steps: Count = 10
@@ -281,7 +281,7 @@ class Eval(Table):
     """Validate before the first step too; false = the first validation is that of `every_steps`, or the last one."""
 
 
-class Checkpoint(Table):
+class Checkpoint(RecipeTable):
     """When to save and what to keep."""
 
     every_steps: Count = 50
@@ -295,7 +295,7 @@ class Checkpoint(Table):
     the step loop waits for the copying alone. One at a time. Left out = on a GPU."""
 
 
-class Parallel(Table):
+class Parallel(RecipeTable):
     """Several processes, started with `--gpus`."""
 
     timeout_seconds: Seconds = 1800.0
@@ -308,7 +308,7 @@ class Parallel(Table):
     """Keep parameters, gradients and moments in main memory between their uses: slower, for models that do not fit."""
 
 
-class Recipe(Table):
+class Recipe(RecipeTable):
     """A whole recipe: the arguments of one run."""
 
     kind: Literal["rl", "sft"] = "rl"

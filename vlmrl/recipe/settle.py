@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmrl.errors import Problem, RecipeError
-from vlmrl.recipe.counted import COUNTED
-from vlmrl.recipe.lines import dotted
 from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe, leaves
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.step_counts import COUNTED
+from vlmrl.recipe.toml_lines import dotted
 
 OPEN: Mapping[str, Callable[[Recipe], bool]] = {
     "train.steps": lambda recipe: recipe.train.epochs is not None and recipe.train.steps == 0,
@@ -120,7 +120,7 @@ def require_settled(recipe: Recipe) -> None:
     still = open_keys(recipe)
     if still:
         raise RecipeError(f"{', '.join(f'`{key}`' for key in still)} must be chosen before a run begins",
-                          hint="vlmrl.train.choices.settle_for_run does it")  # fmt: skip
+                          hint="vlmrl.setup.open_values.settle_for_run does it")  # fmt: skip
 
 
 def _changed(loaded: LoadedRecipe, choices: Sequence[Choice], origins: Mapping[str, str]) -> LoadedRecipe:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from markupsafe import Markup
 
-from vlmrl.check.health import TITLES as HEALTH_TITLES
+from vlmrl.diagnose.health import TITLES as HEALTH_TITLES
 from vlmrl.evaluate.verdict import Verdict
 from vlmrl.report.plots import HEIGHT, WIDTH, Mark, Series, line_chart
 from vlmrl.store.metrics import counted

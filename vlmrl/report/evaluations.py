@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
+from vlmrl.evaluate.compare import differences
 from vlmrl.evaluate.interval import excludes_zero
 from vlmrl.evaluate.metrics import task_problems
-from vlmrl.evaluate.paired import differences
 from vlmrl.evaluate.records import read_evaluation
-from vlmrl.evaluate.sets import set_metrics_of
+from vlmrl.evaluate.set_metrics import set_metrics_of
 from vlmrl.evaluate.verdict import Verdict, verdict
 from vlmrl.report.figures import FigureView, confidence_figures, figure_views
 from vlmrl.report.plots import interval_bar
 from vlmrl.store import layout
-from vlmrl.store.evaluated import (
+from vlmrl.store.evaluated_rows import (
     ROLES,
     TRAINING_STEP,
     method_of,

@@ -9,24 +9,24 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from vlmrl.check.signs import find_signs, since
 from vlmrl.data.run_images import run_images
+from vlmrl.diagnose.signs import find_signs, since
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.json_text import parse_json
 from vlmrl.report import curves
 from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables, validation_changes
-from vlmrl.report.examples import Album, GroupView, StepView, answer_views, example_steps
-from vlmrl.report.shell import number, render, write_page
+from vlmrl.report.page_shell import number, render, write_page
+from vlmrl.report.rollout_examples import Album, GroupView, StepView, answer_views, example_steps
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
 from vlmrl.store.clock import span
-from vlmrl.store.damage import damage_of, shortened
-from vlmrl.store.kept import newest_recipe, newest_resolved
+from vlmrl.store.kept_recipe import newest_recipe, newest_resolved
 from vlmrl.store.media import RunImages
-from vlmrl.store.redact import redact_text, redact_value
 from vlmrl.store.runs import Run
+from vlmrl.store.secrets.redact import redact_text, redact_value
 from vlmrl.store.summary import describe
+from vlmrl.store.verify import damage_of, shortened
 
 MAX_EVENTS = 40
 
@@ -187,8 +187,8 @@ def _facts(about: Mapping[str, Any], lines: curves.RunCurves) -> list[tuple[str,
 
 def _recipe(run: Run, notes: list[str]) -> tuple[list[tuple[str, Any, str]], str]:
     """(key, value, origin) of every leaf of the resolved recipe, and the recipe's text as it was given."""
-    from vlmrl.recipe.lines import dotted
     from vlmrl.recipe.load import leaves
+    from vlmrl.recipe.toml_lines import dotted
 
     try:
         text = redact_text(newest_recipe(run.dir).read_text("utf-8", "replace"))

@@ -54,7 +54,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Frame:
+class PlotFrame:
     """The box that data is drawn into: value ranges, and where they are on the drawing."""
 
     x: tuple[float, float]
@@ -135,7 +135,7 @@ def histogram(
     """
     shares = [[count / max(1, sum(counts)) for count in counts] for counts in groups.values()]
     top = (max(share for group in shares for share in group) or 1.0) * 1.15
-    frame = Frame(span, (-top if len(shares) > 1 else 0.0, top), width, height)
+    frame = PlotFrame(span, (-top if len(shares) > 1 else 0.0, top), width, height)
     (left, middle), (right, _) = frame.at(span[0], 0.0), frame.at(span[1], 0.0)
     parts = [f'<line class="grid" x1="{left}" x2="{right}" y1="{middle}" y2="{middle}"/>']
     for tick in (t for t in nice_ticks(*span) if span[0] <= t <= span[1]):
@@ -152,7 +152,7 @@ def histogram(
 
 
 def _bars(
-    text: str, counts: Sequence[int], shares: Sequence[float], frame: Frame, style: str, *, down: bool
+    text: str, counts: Sequence[int], shares: Sequence[float], frame: PlotFrame, style: str, *, down: bool
 ) -> list[str]:
     """Return the bars of one group, with their counts on hover."""
     (low, high), bins = frame.x, len(counts)
@@ -205,7 +205,7 @@ def moving_mean(values: Sequence[float], width: int) -> list[float]:
     return out
 
 
-def _frame(series: Sequence[Series], line: float | None, width: int, height: int, *, whole: bool) -> Frame:
+def _frame(series: Sequence[Series], line: float | None, width: int, height: int, *, whole: bool) -> PlotFrame:
     xs = [x for s in series for x, y in zip(s.x, s.y, strict=True) if math.isfinite(y)]
     ys = [v for s in series for v in (*s.y, *s.low, *s.high) if math.isfinite(v)]
     ys += [line] if line is not None else []
@@ -219,10 +219,10 @@ def _frame(series: Sequence[Series], line: float | None, width: int, height: int
     if x1 == x0:
         x0, x1 = x0 - 0.5, x1 + 0.5
     steps = [t for t in nice_ticks(x0, x1, 6) if x0 <= t <= x1 and (t == int(t) or not whole)]
-    return Frame((x0, x1), (min(ticks[0], low), max(ticks[-1], high)), width, height, steps, ticks)
+    return PlotFrame((x0, x1), (min(ticks[0], low), max(ticks[-1], high)), width, height, steps, ticks)
 
 
-def _axes(frame: Frame, axis: str) -> str:
+def _axes(frame: PlotFrame, axis: str) -> str:
     parts = []
     for tick in frame.ticks_y:
         x0, y = frame.at(frame.x[0], tick)
@@ -250,7 +250,7 @@ def _thin(s: Series) -> list[int]:
     return sorted(kept)
 
 
-def _path(points: Sequence[tuple[float, float]], frame: Frame) -> str:
+def _path(points: Sequence[tuple[float, float]], frame: PlotFrame) -> str:
     """`M..L..` through the points; a point that is not finite breaks the line."""
     words, pen_down = [], False
     for x, y in points:
@@ -263,7 +263,7 @@ def _path(points: Sequence[tuple[float, float]], frame: Frame) -> str:
     return "".join(words)
 
 
-def _line(s: Series, frame: Frame) -> str:
+def _line(s: Series, frame: PlotFrame) -> str:
     colour = s.colour % NUM_COLOURS
     kept = _thin(s)
     raw = _path([(s.x[i], s.y[i]) for i in kept], frame)
@@ -274,7 +274,7 @@ def _line(s: Series, frame: Frame) -> str:
     return f'<path class="s{colour} faint" d="{raw}"/><path class="s{colour} curve" d="{smooth}"/>'
 
 
-def _band(s: Series, frame: Frame) -> str:
+def _band(s: Series, frame: PlotFrame) -> str:
     """The interval as a filled area; each run of finite points is an area of its own."""
     stretches: list[list[int]] = [[]]
     for i in _thin(s):
@@ -291,7 +291,7 @@ def _band(s: Series, frame: Frame) -> str:
     return "".join(parts)
 
 
-def _whiskers(s: Series, frame: Frame) -> str:
+def _whiskers(s: Series, frame: PlotFrame) -> str:
     parts = []
     for x, low, high in zip(s.x, s.low, s.high, strict=True):
         if math.isfinite(low) and math.isfinite(high):
@@ -302,7 +302,7 @@ def _whiskers(s: Series, frame: Frame) -> str:
     return "".join(parts)
 
 
-def _points(s: Series, frame: Frame, axis: str) -> str:
+def _points(s: Series, frame: PlotFrame, axis: str) -> str:
     """The dots of a sparse series, and for every series invisible ones that show a value on hover."""
     parts, colour = [], s.colour % NUM_COLOURS
     every = max(1, math.ceil(len(s.y) / MAX_HOVERS))
@@ -318,7 +318,7 @@ def _points(s: Series, frame: Frame, axis: str) -> str:
     return "".join(parts)
 
 
-def _mark(mark: Mark, frame: Frame) -> str:
+def _mark(mark: Mark, frame: PlotFrame) -> str:
     x, bottom = frame.at(mark.x, frame.y[0])
     colour = mark.colour % NUM_COLOURS
     return (

@@ -12,22 +12,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.check.findings import findings
-from vlmrl.check.response_table import TableReader
-from vlmrl.check.table_images import row_images
 from vlmrl.data.run_images import run_images
-from vlmrl.report.examples import Album, Picture, marked_text
-from vlmrl.report.probes import probe_views
-from vlmrl.report.shell import render, write_page
-from vlmrl.store.redact import redact_value
+from vlmrl.report.page_shell import render, write_page
+from vlmrl.report.probe_view import probe_views
+from vlmrl.report.rollout_examples import Album, Picture, marked_text
+from vlmrl.reward_check.rescore import findings
+from vlmrl.reward_check.response_table import TableReader
+from vlmrl.reward_check.table_images import row_images
+from vlmrl.store.secrets.redact import redact_value
 from vlmrl.types import Score
 from vlmrl.visible import visible
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from vlmrl.check.reward_check import Checked
-    from vlmrl.check.saved import Saved
+    from vlmrl.reward_check.run import Checked
+    from vlmrl.reward_check.saved_responses import SavedResponses
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Section:
     rows: Sequence[RowView]
 
 
-def write_reward_page(out: Path, saved: Saved, checked: Checked) -> None:
+def write_reward_page(out: Path, saved: SavedResponses, checked: Checked) -> None:
     """Write the page, atomically. The folder of `out` is made.
 
     Raises: StoreError when it cannot be written, DataError when the table can no longer be read.
@@ -66,7 +66,7 @@ def write_reward_page(out: Path, saved: Saved, checked: Checked) -> None:
     write_page(out, render_reward_page(saved, checked))
 
 
-def render_reward_page(saved: Saved, checked: Checked) -> str:
+def render_reward_page(saved: SavedResponses, checked: Checked) -> str:
     """The page as text."""
     album, report, notes = Album(), checked.report, list(checked.report["notes"])
     kinds = _kinds(report)
@@ -124,7 +124,7 @@ def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[s
 
 
 def _pictures(
-    saved: Saved, checked: Checked, rows: Iterable[int], album: Album, notes: list[str]
+    saved: SavedResponses, checked: Checked, rows: Iterable[int], album: Album, notes: list[str]
 ) -> dict[int, list[Picture]]:
     """Row -> its images: by reference where a run is known, else from the table's own column."""
     if isinstance(saved.reader, TableReader):

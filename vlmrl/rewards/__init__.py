@@ -1,6 +1,7 @@
 """Rewards: text and pixels in, parts out. `GENERAL` is the table of built-ins that belong to no task.
 
-Tasks have built-ins of their own; `vlmrl.tasks.rewards` has all of them by name. Users bring `file.py:function`.
+Tasks have built-ins of their own; `vlmrl.tasks.builtin_rewards` has all of them by name. Users bring
+`file.py:function`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards import text
+from vlmrl.rewards import text_rewards
 from vlmrl.rewards.base import STYLES, RewardSpec, check_on_timeout
 
 
@@ -38,10 +39,14 @@ class Builtin:
 
 
 GENERAL: dict[str, Builtin] = {
-    "exact_match": Builtin(text.exact_match, "the answer is the expected text (case and blanks aside)", version=1),
-    "number_match": Builtin(text.number_match, "the answer is the expected number, within a tolerance", version=1),
-    "format_tags": Builtin(text.format_tags, "the response is exactly a sequence of tags", version=1),
-    "length": Builtin(text.length, "full reward up to a soft length, falling to zero at a hard one", version=1),
+    "exact_match": Builtin(
+        text_rewards.exact_match, "the answer is the expected text (case and blanks aside)", version=1
+    ),
+    "number_match": Builtin(
+        text_rewards.number_match, "the answer is the expected number, within a tolerance", version=1
+    ),
+    "format_tags": Builtin(text_rewards.format_tags, "the response is exactly a sequence of tags", version=1),
+    "length": Builtin(text_rewards.length, "full reward up to a soft length, falling to zero at a hard one", version=1),
 }
 
 
@@ -58,7 +63,7 @@ def load_reward(
     Args:
         style: calling convention of a user's function: auto, vlmrl, trl, verl, easyr1.
         base_dir: where a relative path starts (the recipe's folder); the current folder is tried next.
-        builtins: the built-ins by name; `vlmrl.tasks.rewards.load_reward` gives those of the tasks too.
+        builtins: the built-ins by name; `vlmrl.tasks.builtin_rewards.load_reward` gives those of the tasks too.
     Raises: RewardError for an unknown name, a missing file or function, an argument that it does not take, an unclear
         calling convention, or a file that cannot be imported (with the lines of the user's traceback).
     """

@@ -27,7 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.accuracy import FUNCTION
+from vlmrl.rewards.accuracy_part import FUNCTION
 from vlmrl.rewards.base import RewardSpec, UserReward, check_on_timeout, part_name
 from vlmrl.rewards.conventions import call_easyr1, call_trl, call_verl, check_args, is_open
 from vlmrl.types import RewardInput, Score
@@ -44,7 +44,7 @@ VALUE_PART = {"trl": "reward", "verl": "score", "easyr1": "overall"}
 
 def load_user_reward(name: str, *, args: dict[str, Any], style: str, base_dir: Path | str | None) -> RewardSpec:
     """Find the file, let a worker import it and look at the function. See `vlmrl.rewards.load_reward`."""
-    from vlmrl.rewards.pool import inspect_user_reward
+    from vlmrl.rewards.sandbox.pool import inspect_user_reward
 
     path_text, _, function = name.rpartition(":")
     if not path_text.endswith(".py") or not function.isidentifier():

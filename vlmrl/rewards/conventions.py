@@ -14,7 +14,7 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import UserReward
-from vlmrl.rewards.text import ground_truth
+from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.types import RewardInput
 
 Parameters = Mapping[str, inspect.Parameter]

@@ -22,9 +22,9 @@ from vlmrl.rewards.base import (
     split_result,
 )
 from vlmrl.rewards.file_limit import LEFT_OUT, MOST_CALL_BYTES, FileLimit
-from vlmrl.rewards.frames import CONTRACT, UNAVAILABLE
-from vlmrl.rewards.pool import Failure, Outcome, Result, WorkerPool, as_error
-from vlmrl.rewards.results import artifact_files, read_artifacts
+from vlmrl.rewards.sandbox.frames import CONTRACT, UNAVAILABLE
+from vlmrl.rewards.sandbox.pool import Failure, Outcome, Result, WorkerPool, as_error
+from vlmrl.rewards.sandbox.results import artifact_files, read_artifacts
 from vlmrl.types import INAPPLICABLE, Media, RewardInput, Score
 from vlmrl.visible import encodable
 

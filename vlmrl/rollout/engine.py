@@ -11,7 +11,7 @@ from vlmrl.types import Finish, Sample, SamplingParams
 
 
 @dataclass(frozen=True)
-class Request:
+class SamplingRequest:
     """One prompt to be answered `num_samples` times; sample k is drawn with `seed` + k."""
 
     prompt: EncodedPrompt
@@ -31,7 +31,7 @@ class Generator(Protocol):
     copies_weights: bool
 
     def generate(
-        self, requests: Sequence[Request], params: SamplingParams, progress: Callable[[int], Any] | None = None
+        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
     ) -> list[list[Sample]]:
         """Samples of every request, in order. `progress` is called with the number of responses newly finished."""
         ...

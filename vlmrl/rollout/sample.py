@@ -13,7 +13,7 @@ from vlmrl.algo.inputs import passes_filter, scored_group, step_advantages
 from vlmrl.data.encode import EncodedPrompt, Encoder
 from vlmrl.errors import DataError, EngineError, RewardError
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.rollout.engine import Generator, Request
+from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.types import (
     Finish,
     Group,
@@ -100,10 +100,11 @@ def sample_rollouts(
     return rollouts_of(prompts, answers, time.perf_counter() - start, version)
 
 
-def requests_for(prompts: Sequence[Prompt], num_samples: int, run_seed: int, step: int) -> list[Request]:
+def requests_for(prompts: Sequence[Prompt], num_samples: int, run_seed: int, step: int) -> list[SamplingRequest]:
     """What an engine is asked at a step: its seeds depend on that, the prompt and nothing else."""
     return [
-        Request(p.encoded, num_samples, sample_seed(run_seed, step, p.row.prompt_id, p.occurrence)) for p in prompts
+        SamplingRequest(p.encoded, num_samples, sample_seed(run_seed, step, p.row.prompt_id, p.occurrence))
+        for p in prompts
     ]
 
 

@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from vlmrl.data.batch import join_images, load_name
+from vlmrl.data.packing import join_images, load_name
 from vlmrl.dist.fsdp import gathered
 from vlmrl.errors import Load, OutOfMemoryError
+from vlmrl.model.attention.prefix import NAME as SHARED_ATTENTION
+from vlmrl.model.attention.prefix import no_mask
 from vlmrl.model.decode_cache import DecodeCache, key_layers, rows_of
 from vlmrl.model.decode_linear import fast_linears
+from vlmrl.model.device_memory import asking_for, give_back
 from vlmrl.model.families import head_of
 from vlmrl.model.logprobs import banned_mask, policy_logits
-from vlmrl.model.memory import asking_for, give_back
 from vlmrl.model.policy import Policy
-from vlmrl.model.prefix_attention import NAME as SHARED_ATTENTION
-from vlmrl.model.prefix_attention import no_mask
-from vlmrl.rollout.engine import Request, finish_reason
+from vlmrl.rollout.engine import SamplingRequest, finish_reason
 from vlmrl.types import Sample, SamplingParams, name_row
 
 RETIRE_SHARE = 0.75
@@ -93,7 +93,7 @@ class TorchEngine:
         """Nothing to give back."""
 
     def generate(
-        self, requests: Sequence[Request], params: SamplingParams, progress: Callable[[int], Any] | None = None
+        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
     ) -> list[list[Sample]]:
         """See `Generator.generate`. Requests are batched by the token budget, longest prompts first. All processes of a
         sharded policy must call it, each with its own requests, which may be none.
@@ -105,7 +105,7 @@ class TorchEngine:
         return [[s for s in samples if s is not None] for samples in results]
 
     def _answer(
-        self, requests: Sequence[Request], params: SamplingParams, results: list[list[Sample | None]],
+        self, requests: Sequence[SamplingRequest], params: SamplingParams, results: list[list[Sample | None]],
         progress: Callable[[int], Any],
     ) -> None:  # fmt: skip
         """Fill the empty places of `results`.
@@ -128,7 +128,7 @@ class TorchEngine:
         self.batch_tokens, self.may_halve = load.half(self.batch_tokens), False
         self._answer(requests, params, results, progress)
 
-    def _load(self, requests: Sequence[Request], batch: Sequence[tuple[int, int]], max_new_tokens: int) -> Load:
+    def _load(self, requests: Sequence[SamplingRequest], batch: Sequence[tuple[int, int]], max_new_tokens: int) -> Load:
         """What a batch asks of memory."""
         samples = Counter(index for index, _ in batch)
         prompts = [requests[index].prompt for index in samples]
@@ -143,7 +143,7 @@ class TorchEngine:
         )  # fmt: skip
 
     def _batches(
-        self, requests: Sequence[Request], max_new_tokens: int, places: Sequence[Sequence[int]] | None = None
+        self, requests: Sequence[SamplingRequest], max_new_tokens: int, places: Sequence[Sequence[int]] | None = None
     ) -> list[list[tuple[int, int]]]:
         """(request, sample) pairs in batches whose cache fits the budget; samples of a prompt stay together.
 
@@ -164,7 +164,7 @@ class TorchEngine:
         return batches
 
     def _generate_batch(
-        self, requests: Sequence[Request], batch: list[tuple[int, int]], params: SamplingParams,
+        self, requests: Sequence[SamplingRequest], batch: list[tuple[int, int]], params: SamplingParams,
         results: list[list[Sample | None]], progress: Callable[[int], Any],
     ) -> None:  # fmt: skip
         prompts = list(dict.fromkeys(index for index, _ in batch))
@@ -196,7 +196,7 @@ class TorchEngine:
             positions = positions + 1
 
     def _prefill(
-        self, requests: Sequence[Request], copies: Sequence[int], longest_response: int
+        self, requests: Sequence[SamplingRequest], copies: Sequence[int], longest_response: int
     ) -> tuple[Tensor, DecodeCache | _Copies, Tensor]:
         """Run each prompt once, left padded, for so many samples each.
 
@@ -270,7 +270,7 @@ class TorchEngine:
         return Sample(tuple(r.ids), self._decode(r.ids), tuple(r.logp), reason, self.version, r.seed)
 
 
-def _running(request: Request, index: int, sample: int, max_new_tokens: int) -> _Running:
+def _running(request: SamplingRequest, index: int, sample: int, max_new_tokens: int) -> _Running:
     seed = request.seed + sample
     return _Running(index, sample, seed, np.random.Generator(np.random.Philox(key=seed)).random(max_new_tokens))
 

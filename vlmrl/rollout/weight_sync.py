@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from vlmrl.errors import EngineError
 from vlmrl.model.families import family_of
 from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
-from vlmrl.model.written import as_published, published_names
+from vlmrl.model.published_names import as_published, published_names
 
 BASE_LAYER = ".base_layer."
 """What PEFT, and vLLM too, put into the name of a weight that an adapter sits on."""

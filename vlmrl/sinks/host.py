@@ -36,7 +36,7 @@ def main(request_fd: int, response_fd: int, parent_pid: int) -> None:
         stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     for fd in (request_fd, response_fd):
         os.set_inheritable(fd, False)
-    messages, host = Messages(), Host()
+    messages, host = Messages(), LoggerHost()
     while not host.closed and (data := os.read(request_fd, 1 << 20)):
         for request, blobs in messages.take(data):
             _send(response_fd, host.answer(request, blobs))
@@ -44,7 +44,7 @@ def main(request_fd: int, response_fd: int, parent_pid: int) -> None:
                 break
 
 
-class Host:
+class LoggerHost:
     """A logger and what is asked of it. `closed`: whether it has ended, or could not begin."""
 
     def __init__(self) -> None:

@@ -12,8 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlmrl.sinks.base import Ending, Line, SampledRollout, SinkRun
-from vlmrl.sinks.sample_table import NAME, sample_table
+from vlmrl.sinks.base import NAME, Ending, Line, SampledRollout, SinkRun, sample_table
 
 DEFAULT_PROJECT = "vlmrl"
 

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlmrl.sinks.base import Ending, Line, SampledRollout, SinkRun
-from vlmrl.sinks.sample_table import NAME, sample_table
+from vlmrl.sinks.base import NAME, Ending, Line, SampledRollout, SinkRun, sample_table
 
 DEFAULT_PROJECT = "vlmrl"
 INIT_SECONDS = 40.0

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vlmrl.rewards.frames import TOKEN_BYTES, WHOLE, FrameBuffer, pack_frame
+from vlmrl.rewards.sandbox.frames import TOKEN_BYTES, WHOLE, FrameBuffer, pack_frame
 
 TOKEN = b"logger".ljust(TOKEN_BYTES)
 

@@ -20,7 +20,7 @@ LISTED_KEYS = ("name", "kind", "recipe", "start", "end", "tags", "note", "labels
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedRun:
     """One run in a listing. `raw` has the manifest's LISTED_KEYS; when it cannot be read, `problem` says why."""
 
     id: str
@@ -60,27 +60,27 @@ def run_ids(root: Path) -> list[str]:
     return sorted(ids, reverse=True)
 
 
-def read_listed(root: Path, run_id: str) -> Listed:
+def read_listed(root: Path, run_id: str) -> ListedRun:
     """One run for a listing; a damaged one is told, not raised."""
     run_dir = root / run_id
     try:
         raw = read_raw(f"{root}/{run_id}")
     except StoreError as error:
-        return Listed(run_id, run_dir, "damaged", problem=error.message)
+        return ListedRun(run_id, run_dir, "damaged", problem=error.message)
     status = raw["status"]
     kept = {key: raw[key] for key in LISTED_KEYS if key in raw}
-    return Listed(run_id, run_dir, status_of(run_dir, status) if status == "running" else status, kept)
+    return ListedRun(run_id, run_dir, status_of(run_dir, status) if status == "running" else status, kept)
 
 
 def list_runs(
     root: Path | str, *, kind: str | None = None, tag: str | None = None, status: str | None = None, limit: int = 0
-) -> list[Listed]:
+) -> list[ListedRun]:
     """Runs under the root, newest first. Without a filter only the manifests that are shown are read.
 
     Args: kind, tag, status: only those ("damaged" is a status too); limit: at most so many, 0 = all.
     """
     root = Path(root)
-    found: list[Listed] = []
+    found: list[ListedRun] = []
     for run_id in run_ids(root):
         run = read_listed(root, run_id)
         if kind is not None and run.raw.get("kind") != kind:

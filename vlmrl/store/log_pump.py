@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vlmrl.store.redact import redact_text
+from vlmrl.store.secrets.redact import redact_text
 
 MOST_BYTES = 1 << 16
 """A line, or a private key, is held back up to so many bytes."""

@@ -31,7 +31,7 @@ from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.store.files import write_atomic
 from vlmrl.store.layout import parse_rollout_name
-from vlmrl.store.redact import hide_known, redact_text, redact_value
+from vlmrl.store.secrets.redact import hide_known, redact_text, redact_value
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Size, Status, Trajectory, Turn
 from vlmrl.visible import encodable
 
@@ -365,7 +365,7 @@ def _json(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    """A text that scores are computed from, as it is but for secrets of this process (see store/redact.py)."""
+    """A text that scores are computed from, as it is but for secrets of this process (see store/secrets/redact.py)."""
     return hide_known(encodable(text))
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from vlmrl import __version__
 from vlmrl.errors import StoreError, reason_of
-from vlmrl.store import kept, layout, provenance
+from vlmrl.store import kept_recipe, layout, provenance
 from vlmrl.store import manifest as manifests
 from vlmrl.store import metrics as metrics_
 from vlmrl.store import rollouts as rollouts_
-from vlmrl.store.choice import choose_checkpoint
+from vlmrl.store.checkpoints import choose_checkpoint
 from vlmrl.store.clock import now
 from vlmrl.store.files import TEMP_PREFIX, link_tree, remove_tree, sweep, sync_folder, temp_path
 from vlmrl.store.listing import find, status_of
@@ -27,7 +27,7 @@ from vlmrl.store.lock import RunLock
 from vlmrl.store.manifest import MAX_ERROR_CHARS, Best, Manifest, Status
 from vlmrl.store.media import write_shard
 from vlmrl.store.prune import RolloutRule, delete_rollouts, prunable, rollout_steps
-from vlmrl.store.redact import learn, learn_argv, redact_argv, redact_text, redact_value
+from vlmrl.store.secrets.redact import learn, learn_argv, redact_argv, redact_text, redact_value
 from vlmrl.types import Group
 from vlmrl.visible import visible
 
@@ -236,8 +236,8 @@ def create_run(
     prompts: Sequence[Mapping[str, Any]] = (),
     labels: Sequence[str] = (),
     threads: int | None = None,
-    texts: kept.Texts = MappingProxyType({}),
-    fork: kept.Fork | None = None,
+    texts: kept_recipe.Texts = MappingProxyType({}),
+    fork: kept_recipe.Fork | None = None,
 ) -> Run:
     """Make a run folder and take it. The folder appears under its name whole, with manifest, recipe and lock.
 
@@ -262,8 +262,8 @@ def create_run(
     learn_argv(argv)
     learn(filter(None, (recipe_text, *texts.values())))
     try:
-        files = kept.write_recipe(making, resolved, recipe_text) | kept.keep_texts(making, texts)
-        files |= kept.keep_diff(making, diff) if diff else {}
+        files = kept_recipe.write_recipe(making, resolved, recipe_text) | kept_recipe.keep_texts(making, texts)
+        files |= kept_recipe.keep_diff(making, diff) if diff else {}
         if fork:
             link_tree(fork.checkpoint, making / layout.CHECKPOINTS / fork.checkpoint.name)
         manifest = Manifest(
@@ -302,7 +302,7 @@ def open_run(root: Path | str, ref: str, *, trained: bool = False) -> Run:
 
 def resume_run(
     root: Path | str, ref: str, *, argv: Sequence[str] = (), from_step: int | None = None, threads: int | None = None,
-    renewal: kept.Renewal | None = None,
+    renewal: kept_recipe.Renewal | None = None,
 ) -> Run:  # fmt: skip
     """Take an existing run for a new attempt.
 
@@ -335,7 +335,7 @@ def resume_run(
         if reader.manifest.best is not None and reader.manifest.best.step > step:
             changes["best"] = _best_until(reader, step)
         if renewal is not None:
-            written = kept.write_renewal(run_dir, number, renewal)
+            written = kept_recipe.write_renewal(run_dir, number, renewal)
             changes["files"] = {**written, **reader.manifest.files}
             attempt = replace(attempt, accepted=renewal.accepted)
             changes |= {name: tuple(r) for name, r in renewal.records.items()}

@@ -10,8 +10,8 @@ from typing import Any
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.clock import seconds_between
-from vlmrl.store.evaluated import names_a_step, read_summary
-from vlmrl.store.refer import command_line
+from vlmrl.store.evaluated_rows import names_a_step, read_summary
+from vlmrl.store.printed_names import command_line
 from vlmrl.store.runs import Run
 
 COMMANDS = {"rl": "train", "sft": "sft"}

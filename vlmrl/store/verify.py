@@ -7,23 +7,23 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from vlmrl.errors import StoreError
+from vlmrl.errors import Problem, StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.store import layout
-from vlmrl.store.evaluated import read_summary
+from vlmrl.store.checkpoints import faults, sha256_of
+from vlmrl.store.evaluated_rows import read_summary
 from vlmrl.store.files import leftovers
-from vlmrl.store.kept import resolved_files
+from vlmrl.store.kept_recipe import resolved_files
 from vlmrl.store.listing import status_of
+from vlmrl.store.logger_ids import read_remote
 from vlmrl.store.manifest import Manifest, read_manifest, read_raw
 from vlmrl.store.media import RunImages, rollout_media
-from vlmrl.store.redact import HIDDEN
-from vlmrl.store.remote import read_remote
 from vlmrl.store.rollouts import count_rows, read_rollouts
-from vlmrl.store.sealed import faults, sha256_of
-from vlmrl.store.verify_metrics import Held, Verdict, check_metrics
+from vlmrl.store.secrets.redact import HIDDEN
+from vlmrl.store.verify_metrics import Held, MetricsVerdict, check_metrics
 
 
-def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = False) -> Verdict:
+def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = False) -> MetricsVerdict:
     """Check a run folder: manifest, recipe, metrics, rollouts, checkpoints, evaluations, images, leftovers.
 
     Args:
@@ -31,7 +31,7 @@ def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = 
         quick: look for what is missing, cut or out of place, and read no more than that takes: heads of rollouts and
             evaluations, names of a checkpoint's files, no images. A changed byte in the middle of a file stays unseen.
     """
-    verdict = Verdict()
+    verdict = MetricsVerdict()
     try:
         manifest = read_manifest(run_dir)
     except StoreError as error:
@@ -63,7 +63,7 @@ FOLDERS = (layout.ROLLOUTS, layout.EVAL, layout.CHECKPOINTS, layout.LOGS, layout
 """Folders of a run; each is made when it is needed."""
 
 
-def _check_places(run_dir: Path, verdict: Verdict) -> None:
+def _check_places(run_dir: Path, verdict: MetricsVerdict) -> None:
     """Check for files where folders should be, and for names like that of a step which are none: readers skip them."""
     paths = [run_dir / name for name in FOLDERS]
     paths += _named(run_dir / layout.EVAL)
@@ -87,7 +87,7 @@ def _named(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
 
 
-def _check_texts(run_dir: Path, manifest: Manifest, verdict: Verdict) -> None:
+def _check_texts(run_dir: Path, manifest: Manifest, verdict: MetricsVerdict) -> None:
     """Recipes, code.diff and what is kept of rewards and prompts, against the hashes in the manifest."""
     for name, sha256 in _written_once(run_dir, manifest).items():
         path = run_dir / name
@@ -126,7 +126,7 @@ def _written_once(run_dir: Path, manifest: Manifest) -> dict[str, str]:
     return found
 
 
-def _check_rollouts(run_dir: Path, verdict: Verdict, quick: bool) -> dict[Path, Held]:
+def _check_rollouts(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> dict[Path, Held]:
     """Readable rollout files -> what they hold."""
     sound: dict[Path, Held] = {}
     folder = run_dir / layout.ROLLOUTS
@@ -151,7 +151,9 @@ def _check_rollouts(run_dir: Path, verdict: Verdict, quick: bool) -> dict[Path, 
     return sound
 
 
-def _check_checkpoints(run_dir: Path, manifest: Manifest | None, verdict: Verdict, alive: bool, quick: bool) -> None:
+def _check_checkpoints(
+    run_dir: Path, manifest: Manifest | None, verdict: MetricsVerdict, alive: bool, quick: bool
+) -> None:
     complete = layout.complete_checkpoints(run_dir)
     verdict.counts["checkpoints"] = len(complete)
     for path in complete:
@@ -166,7 +168,7 @@ def _check_checkpoints(run_dir: Path, manifest: Manifest | None, verdict: Verdic
             verdict.error(f"attempt {attempt.number} names a checkpoint outside of the run", attempt.from_checkpoint)
 
 
-def _check_evaluations(run_dir: Path, verdict: Verdict, quick: bool) -> None:
+def _check_evaluations(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> None:
     """Every folder below eval/: an evaluation appears under its name whole, so that a part of one is damage."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -193,7 +195,7 @@ def _check_evaluations(run_dir: Path, verdict: Verdict, quick: bool) -> None:
             verdict.error(f"the summary is of {told} rows, and there are {rows}", path)
 
 
-def _check_images(run_dir: Path, rollouts: Mapping[Path, Any], images: RunImages, verdict: Verdict) -> None:
+def _check_images(run_dir: Path, rollouts: Mapping[Path, Any], images: RunImages, verdict: MetricsVerdict) -> None:
     named = rollout_media(rollouts)
     verdict.counts["images"] = len(named)
     try:
@@ -210,7 +212,7 @@ def _check_images(run_dir: Path, rollouts: Mapping[Path, Any], images: RunImages
         )
 
 
-def _read_json(path: Path, verdict: Verdict) -> dict[str, Any] | None:
+def _read_json(path: Path, verdict: MetricsVerdict) -> dict[str, Any] | None:
     try:
         value = parse_json(path.read_bytes())
     except OSError as error:
@@ -223,3 +225,27 @@ def _read_json(path: Path, verdict: Verdict) -> dict[str, Any] | None:
         verdict.error("does not hold a JSON object", path)
         return None
     return value
+
+
+MOST_LINES = 20
+
+
+def damage_of(run_dir: Path) -> list[str]:
+    """Return one sentence for each file of a run that is missing, cut or not what it should be.
+
+    Every file is looked at, and only as much of it read as that takes.
+    """
+    return [_sentence(problem, run_dir) for problem in verify_run(run_dir, quick=True).errors]
+
+
+def shortened(lines: list[str], run_id: str) -> list[str]:
+    """Return at most MOST_LINES of them, and where the rest can be seen."""
+    if len(lines) <= MOST_LINES:
+        return lines
+    return [*lines[:MOST_LINES], f"... and {len(lines) - MOST_LINES} more: vlmrl runs verify {run_id}"]
+
+
+def _sentence(problem: Problem, run_dir: Path) -> str:
+    where = problem.where or ""
+    inside = where.removeprefix(f"{run_dir}/") if where != str(run_dir) else ""
+    return f"{inside}: {problem.message}" if inside else problem.message

@@ -11,7 +11,7 @@ from typing import Any
 
 from vlmrl.errors import Problem, StoreError
 from vlmrl.store import layout, metrics
-from vlmrl.store.kept import planned_steps
+from vlmrl.store.kept_recipe import planned_steps
 from vlmrl.store.manifest import Manifest
 from vlmrl.store.prune import pruned_ranges
 from vlmrl.store.runs import rollout_files
@@ -24,7 +24,7 @@ SAME_MEAN = 1e-9
 
 
 @dataclass
-class Verdict:
+class MetricsVerdict:
     """What `verify_run` looked at and found. Errors: something was lost or changed. Warnings: harmless traces."""
 
     problems: list[Problem] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Held:
 
 
 def check_metrics(
-    run_dir: Path, manifest: Manifest | None, alive: bool, rollouts: Mapping[Path, Held], verdict: Verdict
+    run_dir: Path, manifest: Manifest | None, alive: bool, rollouts: Mapping[Path, Held], verdict: MetricsVerdict
 ) -> None:
     """Check the lines of metrics.jsonl, and that no step's line or rollouts are missing.
 
@@ -95,7 +95,7 @@ def check_metrics(
         _check_no_step_is_missing(run_dir, manifest, content, sorted(within), sorted(files), planned, alive, verdict)
 
 
-def _check_lines(content: metrics.MetricsFile, starts: Mapping[int, int], path: Path, verdict: Verdict) -> None:
+def _check_lines(content: metrics.MetricsFile, starts: Mapping[int, int], path: Path, verdict: MetricsVerdict) -> None:
     """Each line that is not whole: one may be left by a kill where an attempt ended, any other was damaged."""
     attempts = dict(zip(content.numbers, (line["attempt"] for line in content.lines), strict=True))
     for number in content.torn:
@@ -111,7 +111,7 @@ def _check_lines(content: metrics.MetricsFile, starts: Mapping[int, int], path: 
         verdict.error(f"metrics of attempt {unknown[0]}, which the manifest does not know", path)
 
 
-def _check_order(content: metrics.MetricsFile, path: Path, verdict: Verdict) -> None:
+def _check_order(content: metrics.MetricsFile, path: Path, verdict: MetricsVerdict) -> None:
     """Check that the lines stand as they were appended: attempt after attempt, in each one line a trained step."""
     attempt, last, wrong = 0, -1, []
     for number, line in zip(content.numbers, content.lines, strict=True):
@@ -128,7 +128,7 @@ def _check_order(content: metrics.MetricsFile, path: Path, verdict: Verdict) -> 
         verdict.error(told, f"{path}:{number}", "the file was edited: a run only appends to it")
 
 
-def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict: Verdict) -> None:
+def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict: MetricsVerdict) -> None:
     """Check a step's line against its rollouts; None = they cannot be read, which was said already."""
     if held is None:
         return
@@ -150,7 +150,7 @@ def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict:
 
 
 def _check_no_step_is_beyond(
-    run_dir: Path, planned: int, content: metrics.MetricsFile, files: Mapping[int, Path], verdict: Verdict
+    run_dir: Path, planned: int, content: metrics.MetricsFile, files: Mapping[int, Path], verdict: MetricsVerdict
 ) -> None:
     """Check that no line, rollout file or checkpoint is of a step that the run does not have.
 
@@ -174,7 +174,7 @@ def _check_no_step_is_beyond(
 
 def _check_no_step_is_missing(
     run_dir: Path, manifest: Manifest, content: metrics.MetricsFile, steps: Sequence[int], sampled: Sequence[int],
-    planned: int | None, alive: bool, verdict: Verdict,
+    planned: int | None, alive: bool, verdict: MetricsVerdict,
 ) -> None:  # fmt: skip
     """Check that steps have a line each, from the first on, as far as rollouts, checkpoints and the end of the run say
     it went. No step number is trusted: what is beyond the run says nothing, and only gaps are looked at.

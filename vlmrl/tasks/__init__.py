@@ -10,25 +10,25 @@ from typing import Any
 from vlmrl.data.dataset import Dataset
 from vlmrl.errors import RecipeError
 from vlmrl.tasks.base import Task, unknown
-from vlmrl.tasks.digits.task import PREP as DIGITS_PREP
-from vlmrl.tasks.digits.task import SUMMARY as DIGITS_SUMMARY
-from vlmrl.tasks.digits.task import digits_task
-from vlmrl.tasks.kinds import TEXTS, RowKind, Truth, TruthForm
+from vlmrl.tasks.digits import PREP as DIGITS_PREP
+from vlmrl.tasks.digits import SUMMARY as DIGITS_SUMMARY
+from vlmrl.tasks.digits import digits_task
 from vlmrl.tasks.options import PrepCommand
-from vlmrl.tasks.own import is_own, load_own
+from vlmrl.tasks.own_task import is_own, load_own
 from vlmrl.tasks.pairs.command import PREP as PAIRS_PREP
-from vlmrl.tasks.pairs.kind import PAIRS
-from vlmrl.tasks.pairs.kind import truth_form as pair_truth_form
 from vlmrl.tasks.pairs.task import SUMMARY as PAIRS_SUMMARY
 from vlmrl.tasks.pairs.task import pair_task
-from vlmrl.tasks.table.task import SUMMARY as TABLE_SUMMARY
-from vlmrl.tasks.table.task import table_task
+from vlmrl.tasks.pairs.truth_kind import PAIRS
+from vlmrl.tasks.pairs.truth_kind import truth_form as pair_truth_form
+from vlmrl.tasks.table import SUMMARY as TABLE_SUMMARY
+from vlmrl.tasks.table import table_task
 from vlmrl.tasks.taxonrl.command import prep_command
 from vlmrl.tasks.taxonrl.domain import MAIN
 from vlmrl.tasks.taxonrl.domain_task import PROFILES, domain_task
 from vlmrl.tasks.taxonrl.domains import DOMAINS
-from vlmrl.tasks.taxonrl.kind import SPECIES_PAIRS
-from vlmrl.tasks.taxonrl.kind import truth_form as domain_truth_form
+from vlmrl.tasks.taxonrl.truth_kind import SPECIES_PAIRS
+from vlmrl.tasks.taxonrl.truth_kind import truth_form as domain_truth_form
+from vlmrl.tasks.truth_kinds import TEXTS, RowKind, Truth, TruthForm
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from vlmrl.errors import RecipeError
 from vlmrl.metric import Metric
 from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.figure import Figure
-from vlmrl.tasks.kinds import RowKind, TruthForm
+from vlmrl.tasks.truth_kinds import RowKind, TruthForm
 from vlmrl.types import Message, RewardInput, Row, Score
 
 if TYPE_CHECKING:
     from vlmrl.rewards.base import RewardSpec
-    from vlmrl.tasks.own import OwnFile
     from vlmrl.tasks.own_prep import NewRow
+    from vlmrl.tasks.own_task import OwnFile
 
 REPLICATES = 400
 Outcome = Mapping[str, float | None]
@@ -63,11 +63,11 @@ class Task:
         trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None when there is none.
         attacks: inputs of rows -> tricks that the probe tries on the reward beside the known ones (tasks/attack.py).
         truths: how a table of responses holds the truths; None = each as a mapping, or a plain value as its `answer`.
-        kind: what the probe, the data doctor and `diagnose` know of the rows (tasks/kinds.py); None = what their truth
-            tells.
+        kind: what the probe, the data doctor and `diagnose` know of the rows (tasks/truth_kinds.py); None = what their
+            truth tells.
         prep: options -> split -> rows (tasks/own_prep.py), for `vlmrl prep file.py:function`; its parameters are the
             options of the command; one without a default must be given.
-        own: the file of a task of one's own (tasks/own.py).
+        own: the file of a task of one's own (tasks/own_task.py).
         variant: how much is asked for, one of `variants`; "" for a task without variants.
     """
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.data.dataset import Dataset
-from vlmrl.data.measure import estimate_text_tokens
+from vlmrl.data.measurements import estimate_text_tokens
 from vlmrl.errors import DataError
-from vlmrl.tasks.assemble import PromptLengths
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.render import IMAGE, place_images, render_user
+from vlmrl.tasks.dataset_assembly import PromptLengths
+from vlmrl.tasks.prompt_template import IMAGE, place_images, render_user
 from vlmrl.types import Message, Row
 
 BATCH_ROWS = 256

@@ -16,7 +16,7 @@ from vlmrl.metric import Metric
 from vlmrl.tasks.attack import Attack, Kind
 from vlmrl.tasks.base import Outcome, Task
 from vlmrl.tasks.figure import MAX_FIGURES
-from vlmrl.tasks.kinds import RowKind, TruthForm
+from vlmrl.tasks.truth_kinds import RowKind, TruthForm
 from vlmrl.types import Message
 
 ALWAYS = ("validate", "outcome", "attacks", "figures")
@@ -70,8 +70,8 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "by": (_are_texts, 'names of fields of the truth: by=("count",)'),
     "variant": (_is_text, "leave it out: a task of one's own has no variants"),
     "variants": (_are_texts, "leave it out: a task of one's own has no variants"),
-    "truths": (lambda v: v is None or isinstance(v, TruthForm), "a vlmrl.tasks.kinds.TruthForm, or None"),
-    "kind": (lambda v: v is None or isinstance(v, RowKind), "a vlmrl.tasks.kinds.RowKind, or None"),
+    "truths": (lambda v: v is None or isinstance(v, TruthForm), "a vlmrl.tasks.truth_kinds.TruthForm, or None"),
+    "kind": (lambda v: v is None or isinstance(v, RowKind), "a vlmrl.tasks.truth_kinds.RowKind, or None"),
 }  # fmt: skip
 
 

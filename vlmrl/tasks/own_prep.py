@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from vlmrl.data.build import Build, building, content_hash, refuse_other
+from vlmrl.data.dataset_writer import Build, building, content_hash, refuse_other
 from vlmrl.data.doctor import RowFacts
+from vlmrl.data.image_scan import FileReader
+from vlmrl.data.image_shards import Examined, examine
 from vlmrl.data.images import encode_png
-from vlmrl.data.scan import FileReader
-from vlmrl.data.shards import Examined, examine
 from vlmrl.errors import DataError, RecipeError
-from vlmrl.tasks.assemble import Assembly, Limits, Planned, Prepared, PromptLengths, assemble
 from vlmrl.tasks.base import Task
+from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow, Prepared, PromptLengths, assemble
 from vlmrl.tasks.options import Option, PrepCommand, hints_of, parameters_of
-from vlmrl.tasks.own import guarded, load_own
+from vlmrl.tasks.own_task import guarded, load_own
 from vlmrl.types import Media, Row
 
 SHOWN_BAD = 3
@@ -194,9 +194,9 @@ def _require_alike(split: str, rows: Sequence[Row]) -> None:
         ) from error
 
 
-def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> list[Planned]:
+def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> list[PlannedRow]:
     """Return the rows of a split, checked; each once."""
-    lengths, found, bad = PromptLengths(task), list[Planned](), list[str]()
+    lengths, found, bad = PromptLengths(task), list[PlannedRow](), list[str]()
     taken: set[str] = set()
     for index, row in enumerate(_each(task, rows)):
         where = str(row.origin) if isinstance(row, NewRow) and row.origin else f"{split} row {index}"
@@ -214,7 +214,7 @@ def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> l
         labels = _labels(task, made)
         tokens = lengths.of(dict(row.columns), media, where) if task.template else 0
         facts = RowFacts(numbers, labels.label, labels.distance, tokens, labels.names, where)
-        found.append(Planned((made, labels), facts))
+        found.append(PlannedRow((made, labels), facts))
     if bad:
         shown = "".join(f"\n    {line}" for line in bad[:SHOWN_BAD])
         raise DataError(f"{len(bad):,} mistakes in the truths that `prep` made:{shown}", hint="nothing was written")
@@ -264,7 +264,7 @@ def _labels(task: Task, row: Row) -> Any:
     return (task.kind or kind_of(row.truth)).labels(row)
 
 
-def _fields(rows: Sequence[Planned], media: Sequence[Media]) -> Iterator[dict[str, Any]]:
+def _fields(rows: Sequence[PlannedRow], media: Sequence[Media]) -> Iterator[dict[str, Any]]:
     """Return the columns of rows, their images as they were stored."""
     for planned in rows:
         row = planned.key[0]

@@ -11,11 +11,11 @@ from vlmrl.data.dataset import Dataset, Rows, open_dataset, require_split
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.recipe.template import read_template
-from vlmrl.store.redact import learn
+from vlmrl.store.secrets.redact import learn
 from vlmrl.tasks import task_of
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.prompt_print import earlier_prints, prompt_print
-from vlmrl.tasks.render import compile_template, place_images, render_user
+from vlmrl.tasks.prompt_identity import earlier_prints, prompt_print
+from vlmrl.tasks.prompt_template import compile_template, place_images, render_user
 from vlmrl.types import Finish, Message, RewardInput, Row
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _reward(data: Data, reward: Reward, task: Task, scored: bool = True) -> tupl
     """
     from vlmrl.rewards import earn_on_timeout, name_accuracy
     from vlmrl.rewards.base import NO_REWARD, check_weight_sizes
-    from vlmrl.tasks.rewards import load_reward
+    from vlmrl.tasks.builtin_rewards import load_reward
 
     is_named = bool(data.reward or reward.name)
     own, own_args = (None, {}) if is_named and not task.has_profile(reward.profile) else task.profile(reward.profile)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vlmrl.data.batch import PromptTokens, TrainItem
+from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.dist.world import ALONE, World
 from vlmrl.rollout.sample import is_dead_group
 from vlmrl.train.step import StepBatch

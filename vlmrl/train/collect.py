@@ -16,12 +16,11 @@ from vlmrl.algo.advantages import Array
 from vlmrl.algo.family import Algorithm
 from vlmrl.algo.kl import ESTIMATORS as KL_ESTIMATORS
 from vlmrl.algo.returns import explained_variance
-from vlmrl.data.batch import PromptTokens
 from vlmrl.data.encode import Encoder
 from vlmrl.data.images import decode_image
+from vlmrl.data.packing import PromptTokens
 from vlmrl.dist.world import World
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.hosted_engine import HostedEngine
 from vlmrl.rollout.sample import (
     Prompt,
     Rollout,
@@ -34,13 +33,15 @@ from vlmrl.rollout.sample import (
     sample_rollouts,
     score_rollouts,
 )
+from vlmrl.rollout.vllm.hosted_engine import HostedEngine
+from vlmrl.setup.model import sampling_params
 from vlmrl.tasks.source import Source
 from vlmrl.train.batches import Tail, split_updates, step_batch
+from vlmrl.train.device_sums import on_cpu
 from vlmrl.train.loop import Clock
-from vlmrl.train.memory import in_rows
-from vlmrl.train.state import Session, draw_rows, sampling_params
+from vlmrl.train.out_of_memory import in_rows
+from vlmrl.train.state import Session, draw_rows
 from vlmrl.train.step import StepBatch
-from vlmrl.train.tally import on_cpu
 from vlmrl.train.update import fill_logps, fill_reference, fill_stats
 from vlmrl.types import Group, Row, ScoredSample
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vlmrl.check.health import WARNING, Sampled, measure_health
-from vlmrl.check.signs import find_signs, warning_of
-from vlmrl.check.trends import is_watched
+from vlmrl.diagnose.health import WARNING, Sampled, measure_health
+from vlmrl.diagnose.signs import find_signs, warning_of
+from vlmrl.diagnose.trends import is_watched
 from vlmrl.store.runs import Run
 from vlmrl.types import Group
 

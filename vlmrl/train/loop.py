@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from vlmrl.dist import worker
-from vlmrl.evaluate.artifacts import KEPT_BYTES
+from vlmrl.dist import rank_process
 from vlmrl.evaluate.metrics import metric_value, task_problems
-from vlmrl.evaluate.records import training_folder, write_evaluation
+from vlmrl.evaluate.records import KEPT_BYTES, training_folder, write_evaluation
 from vlmrl.evaluate.run import evaluate
 from vlmrl.rollout.engine import Generator
+from vlmrl.setup.model import greedy_params
 from vlmrl.tasks.source import Source
 from vlmrl.train.resume import ALL_DONE
 from vlmrl.train.saving import finish_save, look_after_save, save
-from vlmrl.train.state import Session, greedy_params
+from vlmrl.train.state import Session
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Clock:
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
         start = time.perf_counter()
-        worker.phase(part)
+        rank_process.phase(part)
         try:
             yield
         finally:
@@ -78,7 +78,7 @@ def validate(session: Session, generator: Generator) -> None:
     s, settings, step = session, session.recipe.eval, session.progress.step
     if not s.validation or s.progress.validated == step:
         return
-    worker.phase("validation", step)
+    rank_process.phase("validation", step)
     values, flat = [], {}
     params = greedy_params(s.recipe, s.policy, s.processor.tokenizer)
     for source in s.validation:
@@ -125,7 +125,7 @@ def _validation_meta(source: Source, step: int, max_rows: int | None) -> dict[st
 def after_step(session: Session, generator: Generator) -> None:
     """Validation and checkpoint where the recipe wants them after this step. A new best is always saved."""
     settings, step = session.recipe, session.progress.step
-    worker.phase("after the update", step)
+    rank_process.phase("after the update", step)
     look_after_save(session)
     if settings.eval.every_steps and step % settings.eval.every_steps == 0:
         validate(session, generator)
@@ -168,7 +168,7 @@ def end(session: Session, generator: Generator, reason: str) -> str:
         validate(session, generator)
     if session.saved_step != session.progress.step:
         save(session)
-    worker.phase("saving")
+    rank_process.phase("saving")
     finish_save(session)
     session.run.event(session.progress.step, "ended", reason=reason)
     return "interrupted" if interrupted else "done"
@@ -180,7 +180,7 @@ def memory_metrics(session: Session) -> dict[str, float]:
     if session.policy.device.type == "cuda":
         import torch
 
-        from vlmrl.model.flex_attention import compiled_shapes
+        from vlmrl.model.attention.flex import compiled_shapes
 
         peak = float(torch.cuda.max_memory_allocated())
         more = {"policy/attention_compilations": float(len(compiled_shapes))} if compiled_shapes else {}

@@ -14,7 +14,7 @@ from vlmrl.dist.fsdp import own_part, whole
 from vlmrl.errors import TrainError
 from vlmrl.model.families import part_of
 from vlmrl.recipe.extras import install_line
-from vlmrl.train.kahan import KahanAdamW
+from vlmrl.train.kahan_adamw import KahanAdamW
 
 if TYPE_CHECKING:  # weights are updated with torch alone
     from vlmrl.recipe.schema import Optim

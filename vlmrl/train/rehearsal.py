@@ -23,15 +23,15 @@ import torch
 from torch import Tensor
 
 from vlmrl.algo.family import algorithm_of
-from vlmrl.data.batch import TrainItem, row_load
-from vlmrl.data.measure import CHARACTERS_PER_TOKEN, estimate_image_tokens
-from vlmrl.dist import worker
+from vlmrl.data.measurements import CHARACTERS_PER_TOKEN, estimate_image_tokens
+from vlmrl.data.packing import TrainItem, row_load
+from vlmrl.dist import rank_process
 from vlmrl.errors import Load, OutOfMemoryError, gib
-from vlmrl.model.memory import give_back, memory_use
+from vlmrl.model.device_memory import give_back, memory_use
 from vlmrl.packed import TokenStats
 from vlmrl.recipe.schema import Recipe
 from vlmrl.tasks.source import Source
-from vlmrl.train.memory import ROWS, budget_of, halve, may_halve
+from vlmrl.train.out_of_memory import ROWS, budget_of, halve, may_halve
 from vlmrl.train.state import Session
 from vlmrl.train.step import StepBatch
 from vlmrl.train.update import (
@@ -72,7 +72,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Scan:
+class ComingRows:
     """What looking at the rows to come found. `complete`: whether the run draws no others."""
 
     rows: tuple[Drawn, ...]
@@ -114,7 +114,7 @@ def rehearse(
     if not s.recipe.train.rehearsal:
         s.run.write_log("the largest row is not rehearsed: train.rehearsal = false")
         return
-    worker.phase("rehearsal", s.progress.step)
+    rank_process.phase("rehearsal", s.progress.step)
     start = time.perf_counter()
     scan = s.world.gather(coming_rows(s, response_text))[0]  # of the first process: the others take the same rows
     if not scan.rows:
@@ -137,7 +137,7 @@ def rehearse(
         torch.cuda.reset_peak_memory_stats(s.policy.device)
 
 
-def coming_rows(session: Session, response_text: ResponseText, seconds: float = SCAN_SECONDS) -> Scan:
+def coming_rows(session: Session, response_text: ResponseText, seconds: float = SCAN_SECONDS) -> ComingRows:
     """The different rows that the rest of the run will draw (under a filter: may draw), in that order."""
     s, recipe, start = session, session.recipe, time.perf_counter()
     stream, found = copy.deepcopy(s.stream), {}
@@ -149,8 +149,8 @@ def coming_rows(session: Session, response_text: ResponseText, seconds: float = 
         if len(found) == sum(len(source.rows) for source in s.sources):
             break
         if time.perf_counter() - start > seconds:
-            return Scan(tuple(found.values()), False)
-    return Scan(tuple(found.values()), True)
+            return ComingRows(tuple(found.values()), False)
+    return ComingRows(tuple(found.values()), True)
 
 
 def _draws_a_step(recipe: Recipe) -> int:
@@ -168,7 +168,7 @@ def _estimate(session: Session, source: int, row: int, occurrence: int, response
     return Drawn(source, row, occurrence, characters // CHARACTERS_PER_TOKEN, images)
 
 
-def heaviest(scan: Scan) -> list[Drawn]:
+def heaviest(scan: ComingRows) -> list[Drawn]:
     """The longest rows and those with most image tokens, by estimate: at most twice `ENCODED_ROWS`."""
     longest = heapq.nlargest(ENCODED_ROWS, scan.rows, key=lambda d: d.tokens)
     pictured = heapq.nlargest(ENCODED_ROWS, scan.rows, key=lambda d: d.image_tokens)

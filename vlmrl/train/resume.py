@@ -16,14 +16,14 @@ from vlmrl.recipe.changes import Change, compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe, with_defaults
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import keep_settled
+from vlmrl.setup.open_values import settle_for_run
+from vlmrl.setup.run_records import Records, content_changes, records_of, texts_of
 from vlmrl.store import layout
-from vlmrl.store.kept import Fork, Renewal, Texts, newest_recipe, newest_resolved, read_resolved, refuse_hidden
+from vlmrl.store.checkpoints import read_meta
+from vlmrl.store.kept_recipe import Fork, Renewal, Texts, newest_recipe, newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.manifest import short_value
-from vlmrl.store.redact import HIDDEN, redact_value
 from vlmrl.store.runs import Run, open_run
-from vlmrl.store.sealed import read_meta
-from vlmrl.train.choices import settle_for_run
-from vlmrl.train.records import Records, content_changes, records_of, texts_of
+from vlmrl.store.secrets.redact import HIDDEN, redact_value
 
 COMMANDS = {"rl": "train", "sft": "sft"}
 LENGTH_KEYS = {"train.steps", "train.epochs", "train.stop_above", "train.max_seconds", "eval.patience"}
@@ -31,7 +31,7 @@ LENGTH_KEYS = {"train.steps", "train.epochs", "train.stop_above", "train.max_sec
 
 
 @dataclass(frozen=True)
-class Request:
+class ResumeRequest:
     """What a command says of the run it goes on from.
 
     Args:
@@ -48,7 +48,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ResumePlan:
     """How a run goes on, or a fork begins.
 
     Args:
@@ -97,7 +97,7 @@ class Plan:
         return Fork(self.checkpoint, dict(self.run.manifest.first_weights or {}), _recorded(self.changes))
 
 
-def plan_resume(root: Path, asked: Request) -> Plan:
+def plan_resume(root: Path, asked: ResumeRequest) -> ResumePlan:
     """How a run would go on.
 
     Raises: StoreError when it is of another kind, has nothing left to do, or would change what it must not or what was
@@ -121,7 +121,7 @@ def plan_resume(root: Path, asked: Request) -> Plan:
     return plan
 
 
-def plan_fork(root: Path, asked: Request) -> Plan:
+def plan_fork(root: Path, asked: ResumeRequest) -> ResumePlan:
     """How a new run would begin with the whole of a checkpoint (`RUN@STEP`, `RUN@best`, `RUN@last`, `RUN` = last).
 
     Raises: StoreError when there is no such checkpoint, or it does not fit; the errors of recipe, data and reward.
@@ -170,7 +170,7 @@ def told(changes: Sequence[Change], run: str = "RUN") -> str:
     return "\n".join(lines)
 
 
-def notes_of(plan: Plan) -> list[str]:
+def notes_of(plan: ResumePlan) -> list[str]:
     """What a person should know of changes that are allowed."""
     notes, keys = [], {c.what for c in plan.changes}
     schedule = plan.loaded.recipe.optim.schedule
@@ -187,9 +187,9 @@ def notes_of(plan: Plan) -> list[str]:
     return notes
 
 
-def _plan(run: Run, checkpoint: Path | None, asked: Request) -> Plan:
+def _plan(run: Run, checkpoint: Path | None, asked: ResumeRequest) -> ResumePlan:
     """The plan, whatever it may hold."""
-    from vlmrl.train.state import open_sources
+    from vlmrl.setup.sources import open_sources
 
     if checkpoint is not None:
         read_meta(checkpoint)  # what does not belong into its folder is refused before anything is written
@@ -210,7 +210,7 @@ def _plan(run: Run, checkpoint: Path | None, asked: Request) -> Plan:
         changes = [_fitted(change, old, loaded.recipe) for change in changes]
     changes = _without_adapter(changes, old, loaded.recipe)
     changes += content_changes(run, records, texts, changes)
-    return Plan(run, checkpoint, loaded, tuple(changes), records, texts, asked.accept, tuple(warnings))
+    return ResumePlan(run, checkpoint, loaded, tuple(changes), records, texts, asked.accept, tuple(warnings))
 
 
 def _fitted(change: Change, old: Recipe, new: Recipe) -> Change:
@@ -246,7 +246,7 @@ def _same_kind(run: Run, kind: str, option: str) -> None:
         )
 
 
-def _something_left(plan: Plan) -> None:
+def _something_left(plan: ResumePlan) -> None:
     """Raise when the run would end before its first step."""
     run, steps = plan.run, plan.loaded.recipe.train.steps
     keys = {c.what for c in plan.changes}

@@ -12,24 +12,24 @@ from typing import Any
 
 from vlmrl.algo.family import Algorithm, algorithm_of
 from vlmrl.algo.shaping import next_kl_coef
-from vlmrl.data.batch import PromptTokens, TrainItem
-from vlmrl.dist import worker
+from vlmrl.data.packing import PromptTokens, TrainItem
+from vlmrl.dist import rank_process
 from vlmrl.errors import RewardError, RewardUnavailable
+from vlmrl.evaluate.estimates import mean_interval
 from vlmrl.evaluate.interval import Interval
-from vlmrl.evaluate.stats import mean_interval
+from vlmrl.evaluate.outcomes import accuracy_metrics, accuracy_told
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.base import value_range
 from vlmrl.rewards.scorer import Scorer, earned_on_timeout
-from vlmrl.rollout.hosted_engine import HostedEngine
 from vlmrl.rollout.sample import encode_prompt, is_dead_group
+from vlmrl.rollout.vllm.hosted_engine import HostedEngine
+from vlmrl.setup.engine import make_generator
 from vlmrl.tasks.source import Source
-from vlmrl.train.accuracy import accuracy_metrics, accuracy_told
 from vlmrl.train.batches import split_updates
 from vlmrl.train.collect import Collected, batch_of, collect, look_ahead
-from vlmrl.train.generator import make_generator
 from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate_at_start
-from vlmrl.train.memory import budget_metrics, in_rows, keep_batches
 from vlmrl.train.optim import learning_rate
+from vlmrl.train.out_of_memory import budget_metrics, in_rows, keep_batches
 from vlmrl.train.rehearsal import rehearse
 from vlmrl.train.saving import save
 from vlmrl.train.state import Session
@@ -50,7 +50,7 @@ def train_rl(session: Session) -> str:
     """Train until the recipe's end. Returns the run's status: done or interrupted."""
     s, recipe = session, session.recipe
     algorithm = algorithm_of(recipe.algo)
-    worker.phase("engine start", s.progress.step)
+    rank_process.phase("engine start", s.progress.step)
     generator = make_generator(
         recipe, s.policy, s.encoder, s.origin.files, s.watcher.message, world=s.world, log=s.run.process_log,
         pending_bytes=s.optimizer.pending_bytes,

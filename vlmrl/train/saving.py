@@ -8,7 +8,7 @@ import torch
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.proof import make_proof
-from vlmrl.dist import worker
+from vlmrl.dist import rank_process
 from vlmrl.errors import VlmrlError
 from vlmrl.train.saver import Written
 from vlmrl.train.state import Session
@@ -26,7 +26,7 @@ def save(session: Session, *, wait: bool = False) -> None:
     Raises: CheckpointError when this one or the one before could not be written.
     """
     s, recipe = session, session.recipe
-    worker.phase("saving", s.progress.step)
+    rank_process.phase("saving", s.progress.step)
     s.rollouts.finish()
     finish_save(s)
     meta = {
@@ -44,7 +44,7 @@ def save(session: Session, *, wait: bool = False) -> None:
         "stream": dict(s.cursor or s.stream.state_dict()),
     }
     value_head = {} if s.policy.value_head is None else s.policy.value_head.state_dict()
-    saved = io.Saved(s.progress.step, meta, data, _proof(s), value_head)
+    saved = io.CheckpointContent(s.progress.step, meta, data, _proof(s), value_head)
     staged = io.stage(
         s.run.dir, saved, s.policy.model, s.processor, s.optimizer.state_tensors(), s.world, s.policy.saved_dtypes,
         s.saver.copies,

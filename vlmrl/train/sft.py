@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from vlmrl.data.batch import PromptTokens, TrainItem
+from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.errors import DataError
 from vlmrl.model.load import stop_ids_of
 from vlmrl.rollout.sample import encode_prompt
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.tasks.source import Source
 from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate_at_start
-from vlmrl.train.memory import budget_metrics, in_rows, keep_batches
 from vlmrl.train.optim import learning_rate
+from vlmrl.train.out_of_memory import budget_metrics, in_rows, keep_batches
 from vlmrl.train.rehearsal import rehearse
 from vlmrl.train.state import Session, draw_rows
 from vlmrl.train.step import StepBatch

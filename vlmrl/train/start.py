@@ -3,54 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmrl.dist import worker
+from vlmrl.dist import rank_process
 from vlmrl.dist.world import ALONE, World
-from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
-from vlmrl.recipe.settle import require_settled
-from vlmrl.store.followed import FollowedRun
+from vlmrl.setup.new_run import Labels
 from vlmrl.store.provenance import usable_cores
+from vlmrl.store.read_only_run import FollowedRun
 from vlmrl.store.runs import Run, create_run, resume_run
-from vlmrl.train.records import records_of, texts_of
-from vlmrl.train.resume import Plan
+from vlmrl.train.resume import ResumePlan
 
 if TYPE_CHECKING:
     from vlmrl.train.state import Watcher
 
 
-@dataclass(frozen=True)
-class Labels:
-    """How a person tells runs apart."""
-
-    name: str | None = None
-    tags: tuple[str, ...] = ()
-    note: str = ""
-
-
-def start_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Labels, *, kind: str | None = None) -> Run:
-    """A new run folder for this recipe, taken by this process. Its parent is the run that the model comes from.
-
-    Args: kind: what the run is, when it is not what the recipe is for (a trial).
-    """
-    from vlmrl.train.origin import find_model
-    from vlmrl.train.state import open_sources
-
-    recipe = loaded.recipe
-    require_settled(recipe)
-    sources, validation = open_sources(recipe)
-    origin = find_model(recipe.model.path, root)
-    return create_run(
-        root, kind=kind or recipe.kind, recipe_name=loaded.path.stem, recipe_text=loaded.text, resolved=loaded.resolved,
-        argv=argv, seeds={"run": recipe.train.seed}, name=labels.name, tags=labels.tags, note=labels.note,
-        parent=origin.parent, threads=usable_cores(), texts=texts_of(sources), **records_of(sources, validation),
-    )  # fmt: skip
-
-
-def reopen_run(root: Path, plan: Plan, argv: Sequence[str]) -> tuple[Run, Recipe, Path | None]:
+def reopen_run(root: Path, plan: ResumePlan, argv: Sequence[str]) -> tuple[Run, Recipe, Path | None]:
     """A run taken for a new attempt, as planned: (run, recipe, the checkpoint to go on from).
 
     Raises: StoreError when a live process writes it.
@@ -64,7 +33,7 @@ def reopen_run(root: Path, plan: Plan, argv: Sequence[str]) -> tuple[Run, Recipe
     return run, plan.loaded.recipe, checkpoints[-1] if checkpoints else None
 
 
-def fork_run(root: Path, plan: Plan, argv: Sequence[str], labels: Labels) -> tuple[Run, Recipe, Path | None]:
+def fork_run(root: Path, plan: ResumePlan, argv: Sequence[str], labels: Labels) -> tuple[Run, Recipe, Path | None]:
     """A new run that goes on from the whole of a checkpoint of another: (run, recipe, its copy of the checkpoint)."""
     parent, loaded = plan.run, plan.loaded
     assert plan.checkpoint is not None
@@ -97,22 +66,22 @@ def run_session(
     run: Run, recipe: Recipe, root: Path, watcher: Watcher, resume: Path | None, world: World = ALONE
 ) -> str:
     """Train a run to its end. Returns how it ended: "done" or "interrupted". Errors end it as failed and go on."""
-    from vlmrl.checkpoint.files import compared_once
-    from vlmrl.train.memory import explaining
+    from vlmrl.checkpoint.checked_files import compared_once
+    from vlmrl.train.loggers import loggers_of
+    from vlmrl.train.out_of_memory import explaining
     from vlmrl.train.rl import train_rl
     from vlmrl.train.saving import finish_failed
-    from vlmrl.train.sending import loggers_of
     from vlmrl.train.sft import train_sft
     from vlmrl.train.state import open_session
 
     with run, explaining(recipe):
-        worker.join_run(run.dir, run.attempt)
-        worker.phase("load")
+        rank_process.join_run(run.dir, run.attempt)
+        rank_process.phase("load")
         with loggers_of(run, recipe, root, watcher.message) as loggers:
             with compared_once(resume, world):
                 session = open_session(recipe, run, root, watcher, resume=resume, world=world)
             session.loggers = loggers
-            session.progress.halved |= worker.halved()
+            session.progress.halved |= rank_process.halved()
             try:
                 status = (train_rl if recipe.kind == "rl" else train_sft)(session)
             except Exception:
@@ -121,6 +90,6 @@ def run_session(
             finally:
                 session.close()
             loggers.ending = "interrupted" if status == "interrupted" else "done"
-            worker.phase("closing the loggers")
+            rank_process.phase("closing the loggers")
         run.finish("interrupted" if status == "interrupted" else "done")
         return status

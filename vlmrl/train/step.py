@@ -11,9 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vlmrl.data.batch import TrainItem, pack, row_load
+from vlmrl.data.packing import TrainItem, pack, row_load
 from vlmrl.dist.world import ALONE, World
-from vlmrl.model.memory import asking_for
+from vlmrl.model.device_memory import asking_for
 from vlmrl.model.policy import Policy
 from vlmrl.packed import RowReference
 from vlmrl.train.reference import ReferencePolicy

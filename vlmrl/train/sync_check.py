@@ -10,12 +10,13 @@ from statistics import fmean, median
 
 import torch
 
-from vlmrl.data.batch import PromptTokens, TrainItem
+from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.errors import EngineError
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, sample_rollouts
-from vlmrl.train.memory import in_rows
-from vlmrl.train.state import Session, sampling_params
+from vlmrl.setup.model import sampling_params
+from vlmrl.train.out_of_memory import in_rows
+from vlmrl.train.state import Session
 from vlmrl.train.step import StepBatch
 from vlmrl.train.update import fill_logps
 from vlmrl.types import hash64, name_row

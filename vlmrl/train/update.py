@@ -24,16 +24,16 @@ from vlmrl.algo.losses import (
     policy_loss,
     select_tokens,
 )
-from vlmrl.data.batch import TrainItem, make_row
+from vlmrl.data.packing import TrainItem, make_row
 from vlmrl.dist.world import World
 from vlmrl.errors import TrainError
 from vlmrl.model.policy import Policy
 from vlmrl.packed import TokenStats
-from vlmrl.train.mismatch import PREFIX, Mismatch, tally_mismatch
+from vlmrl.train.device_sums import Tally, on_cpu
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.reference import ReferencePolicy
+from vlmrl.train.sampler_mismatch import PREFIX, Mismatch, tally_mismatch
 from vlmrl.train.step import FILLER, StepBatch
-from vlmrl.train.tally import Tally, on_cpu
 
 NOT_FINITE = "loss/not_finite"
 """Tokens whose loss is no finite number, in a tally."""

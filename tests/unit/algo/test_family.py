@@ -20,7 +20,7 @@ from vlmrl.algo.family import (
     without_greedy,
 )
 from vlmrl.errors import RecipeError
-from vlmrl.recipe import check_algo
+from vlmrl.recipe.rules import algo as check_algo
 from vlmrl.recipe.schema import Algo
 
 

@@ -17,9 +17,9 @@ from vlmrl.checkpoint import merge as merges
 from vlmrl.checkpoint.format import ADAPTER, MODEL
 from vlmrl.checkpoint.load import fingerprint, load_saved
 from vlmrl.checkpoint.merge import merge
-from vlmrl.checkpoint.plan import CannotStreamError
+from vlmrl.checkpoint.merge_plan import CannotStreamError
 from vlmrl.checkpoint.proof import proof_gap, prove_items
-from vlmrl.checkpoint.shards import weight_files
+from vlmrl.checkpoint.safetensors_blocks import weight_files
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import load_model
 from vlmrl.model.lora import attach_adapter
@@ -56,7 +56,7 @@ def save(run: Path, base: str, made, items, processor, lora: Lora) -> Path:
         "lora": lora.model_dump(mode="json"), "quantize": None,
         "base": {"path": base, "revision": None, "fingerprint": checksum},
     }  # fmt: skip
-    what = io.Saved(2, meta, {}, prove_items(policy, items))
+    what = io.CheckpointContent(2, meta, {}, prove_items(policy, items))
     return io.save_checkpoint(run, what, policy.model, processor, optimizer.state_tensors())
 
 
@@ -272,7 +272,8 @@ def test_a_base_that_is_the_checkpoint_of_a_run_is_streamed_too(
 ):
     base = tmp_path / "runs" / "sft" / "checkpoints" / "step-000007"
     saved = io.save_checkpoint(
-        tmp_path / "runs" / "sft", io.Saved(7, {"dtype": "float32"}, {}), load_model(settings(small_folder)),
+        tmp_path / "runs" / "sft",
+        io.CheckpointContent(7, {"dtype": "float32"}, {}), load_model(settings(small_folder)),
         tiny_processor, {},
     )  # fmt: skip
     assert saved == base

@@ -15,19 +15,19 @@ import torch
 from checkpoint_files import contents_of, seal
 
 from vlmrl.algo.family import ALGORITHMS
-from vlmrl.checkpoint import files, io
+from vlmrl.checkpoint import checked_files, io
 from vlmrl.checkpoint.format import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG
 from vlmrl.checkpoint.load import load_checkpoint_model
 from vlmrl.checkpoint.proof import proof_gap, prove_items
-from vlmrl.checkpoint.shards import read_tensors
+from vlmrl.checkpoint.safetensors_blocks import read_tensors
 from vlmrl.dist.fsdp import HostCopies
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import prepare_model
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model, Optim
-from vlmrl.store import sealed
+from vlmrl.store import checkpoints as sealed
+from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.layout import COMPLETE, META, complete_checkpoints
-from vlmrl.store.sealed import read_meta
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.step import StepBatch
 from vlmrl.train.update import PolicyGradient, update
@@ -58,7 +58,7 @@ def trained(frozen_tiny_model, tiny_banned, items):
 @pytest.fixture(scope="module")
 def saved_once(_tiny_model, tiny_banned, items, tiny_processor, tmp_path_factory) -> Path:
     policy, optimizer = trained_copy(_tiny_model, tiny_banned, items)
-    what = io.Saved(3, meta_of(policy), {"progress": {"step": 3}}, prove_items(policy, items[1:3]))
+    what = io.CheckpointContent(3, meta_of(policy), {"progress": {"step": 3}}, prove_items(policy, items[1:3]))
     run = tmp_path_factory.mktemp("saved")
     return io.save_checkpoint(run, what, policy.model, tiny_processor, optimizer.state_tensors())
 
@@ -80,7 +80,7 @@ def test_many_files_hold_the_same(trained, tiny_processor, tmp_path, monkeypatch
     policy, optimizer = trained
     monkeypatch.setattr(io, "MIN_FILE_BYTES", 100_000)
     folder = io.save_checkpoint(
-        tmp_path, io.Saved(3, meta_of(policy), {}), policy.model, tiny_processor, optimizer.state_tensors()
+        tmp_path, io.CheckpointContent(3, meta_of(policy), {}), policy.model, tiny_processor, optimizer.state_tensors()
     )
     largest = max(t.nbytes for t in policy.model.state_dict().values())
     for part in (MODEL, OPTIMIZER):
@@ -133,7 +133,7 @@ def test_bfloat16_with_its_masters_comes_back_to_the_bit(tiny_model, tiny_proces
     model = tiny_model.to(torch.bfloat16)
     policy, optimizer = Policy(model), Optimizer(model, Optim(lr=1e-3))
     train_once(policy, optimizer, items)
-    what = io.Saved(1, meta_of(policy, "bfloat16"), {})
+    what = io.CheckpointContent(1, meta_of(policy, "bfloat16"), {})
     folder = io.save_checkpoint(tmp_path, what, model, tiny_processor, optimizer.state_tensors())
     other = load_checkpoint_model(folder, settings("bfloat16"))
     own = model.state_dict()
@@ -153,7 +153,7 @@ def test_tied_weights_are_saved_once_and_stay_tied(saved):
 
 
 def test_the_optimizer_folder_is_missing_when_no_step_was_taken(tiny_model, tiny_processor, tmp_path):
-    what = io.Saved(0, meta_of(Policy(tiny_model)), {})
+    what = io.CheckpointContent(0, meta_of(Policy(tiny_model)), {})
     folder = io.save_checkpoint(tmp_path, what, tiny_model, tiny_processor, {})
     assert not (folder / OPTIMIZER).exists()
     assert io.load_optimizer_tensors(folder) == {}
@@ -266,7 +266,7 @@ def test_saving_a_step_again_replaces_it(trained, saved, tiny_processor):
     policy, optimizer = trained
     with torch.no_grad():
         policy.model.model.language_model.norm.weight.mul_(2)
-    what = io.Saved(3, meta_of(policy), {"progress": {"step": 4}})
+    what = io.CheckpointContent(3, meta_of(policy), {"progress": {"step": 4}})
     io.save_checkpoint(saved.parent.parent, what, policy.model, tiny_processor, optimizer.state_tensors())
     assert io.load_data(saved) == {"progress": {"step": 4}}
     assert [p.name for p in saved.parent.iterdir()] == [saved.name]
@@ -275,14 +275,15 @@ def test_saving_a_step_again_replaces_it(trained, saved, tiny_processor):
 SCRIPT = """
 import sys
 from pathlib import Path
-from vlmrl.checkpoint import files, io
+from vlmrl.checkpoint import io
 from vlmrl.model.load import load_model, load_processor
 from vlmrl.recipe.schema import Model
 settings = Model(path=sys.argv[1], dtype="float32", device="cpu")
 model, processor = load_model(settings), load_processor(settings)
 import torch
 for step in (1, 2):
-    io.save_checkpoint(Path(sys.argv[2]), io.Saved(step, {}, {"step": step}), model, processor, {"a": torch.ones(3)})
+    content = io.CheckpointContent(step, {}, {"step": step})
+    io.save_checkpoint(Path(sys.argv[2]), content, model, processor, {"a": torch.ones(3)})
 """
 
 
@@ -320,7 +321,7 @@ def test_a_full_disk_is_an_error_in_words_and_leaves_the_older_checkpoint_alone(
     trained, saved, tiny_processor, full_disk, size
 ):
     policy, optimizer = trained
-    what = io.Saved(4, meta_of(policy), {})
+    what = io.CheckpointContent(4, meta_of(policy), {})
     full_disk(size)
     with pytest.raises(CheckpointError, match="could not be saved"):
         io.save_checkpoint(saved.parent.parent, what, policy.model, tiny_processor, optimizer.state_tensors())
@@ -331,7 +332,7 @@ def test_a_full_disk_is_an_error_in_words_and_leaves_the_older_checkpoint_alone(
 def test_a_folder_that_cannot_be_written_is_an_error_in_words(trained, tiny_processor, tmp_path):
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
     with pytest.raises(CheckpointError, match="could not be saved"):
-        io.save_checkpoint(tmp_path, io.Saved(1, {}, {}), trained[0].model, tiny_processor, {})
+        io.save_checkpoint(tmp_path, io.CheckpointContent(1, {}, {}), trained[0].model, tiny_processor, {})
 
 
 def test_a_checkpoint_can_be_moved(saved, tmp_path, tiny_model):
@@ -342,7 +343,7 @@ def test_a_checkpoint_can_be_moved(saved, tmp_path, tiny_model):
 
 def test_what_was_copied_is_written_whatever_training_does_meanwhile(trained, items, tiny_processor, tmp_path):
     policy, optimizer = trained
-    what = io.Saved(3, meta_of(policy), {"step": 3}, prove_items(policy, items[1:3]))
+    what = io.CheckpointContent(3, meta_of(policy), {"step": 3}, prove_items(policy, items[1:3]))
     given = policy.model, tiny_processor
     at_once = io.save_checkpoint(tmp_path / "once", what, *given, optimizer.state_tensors())
     staged = io.stage(tmp_path / "beside", what, *given, optimizer.state_tensors(), copies=HostCopies())
@@ -375,20 +376,20 @@ def test_several_processes_read_each_file_once_between_them(saved, monkeypatch):
     hashed: list[str] = []
     real = sealed.sha256_of
     monkeypatch.setattr(sealed, "sha256_of", lambda path: hashed.append(path.name) or real(path))
-    count = len(files.check_files(saved))
+    count = len(checked_files.check_files(saved))
     assert len(hashed) == count
     hashed.clear()
-    with files.compared_once(saved, OfTwo()):
-        files.check_files(saved)
+    with checked_files.compared_once(saved, OfTwo()):
+        checked_files.check_files(saved)
         assert len(hashed) == -(-count // 2)
         (saved / "data.json").write_text("{}")
         with pytest.raises(CheckpointError, match=r"data.json was changed"):
-            files.check_files(saved, "data.json")  # its size is still looked at
+            checked_files.check_files(saved, "data.json")  # its size is still looked at
     with pytest.raises(CheckpointError, match=r"data.json was changed"):
-        files.check_files(saved, "data.json")
+        checked_files.check_files(saved, "data.json")
     hashed.clear()
-    with files.compared_once(saved, io.ALONE):
-        files.check_files(saved, "hf")
+    with checked_files.compared_once(saved, io.ALONE):
+        checked_files.check_files(saved, "hf")
     assert hashed
 
 
@@ -396,16 +397,16 @@ def test_a_damaged_file_is_named_by_all_whoever_has_read_it(saved):
     name = sorted(read_meta(saved)["files"])[0]
     good = (saved / name).read_bytes()
     (saved / name).write_bytes(bytes(len(good)))
-    with pytest.raises(CheckpointError, match=f"{name} was changed"), files.compared_once(saved, OfTwo()):
+    with pytest.raises(CheckpointError, match=f"{name} was changed"), checked_files.compared_once(saved, OfTwo()):
         pass
     (saved / name).write_bytes(good)
     other = OfTwo(CheckpointError("the other"))
-    with pytest.raises(CheckpointError, match="the other"), files.compared_once(saved, other):
+    with pytest.raises(CheckpointError, match="the other"), checked_files.compared_once(saved, other):
         pass
     (saved / name).write_bytes(bytes(len(good)))
-    files.check_files(saved, "hf")
+    checked_files.check_files(saved, "hf")
     with pytest.raises(CheckpointError, match=f"{name} was changed"):
-        files.check_files(saved)  # nothing is remembered of a comparison that failed
+        checked_files.check_files(saved)  # nothing is remembered of a comparison that failed
 
 
 def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_told_in_words(trained, tmp_path):
@@ -414,7 +415,7 @@ def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_told_in_words(trai
             raise Exception("No space left on device (os error 28)")
 
     with pytest.raises(CheckpointError, match="step 1 could not be saved: No space left"):
-        io.save_checkpoint(tmp_path, io.Saved(1, {}, {}), trained[0].model, Full(), {})
+        io.save_checkpoint(tmp_path, io.CheckpointContent(1, {}, {}), trained[0].model, Full(), {})
     assert not list(tmp_path.rglob(".tmp-*"))
 
     class Broken:
@@ -422,4 +423,4 @@ def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_told_in_words(trai
             raise Exception("a bug")
 
     with pytest.raises(Exception, match=r"^a bug$"):
-        io.save_checkpoint(tmp_path, io.Saved(1, {}, {}), trained[0].model, Broken(), {})
+        io.save_checkpoint(tmp_path, io.CheckpointContent(1, {}, {}), trained[0].model, Broken(), {})

@@ -34,7 +34,7 @@ def model(_tiny_model):
 def checkpoint_once(model, items, tiny_banned, tiny_processor, tmp_path_factory) -> Path:
     policy = Policy(model, temperature=0.7, banned_ids=tiny_banned)
     meta = {"dtype": "float32", "policy": {"temperature": 0.7, "banned_ids": list(tiny_banned)}}
-    saved = io.Saved(12, meta, {}, prove_items(policy, items))
+    saved = io.CheckpointContent(12, meta, {}, prove_items(policy, items))
     return io.save_checkpoint(tmp_path_factory.mktemp("merge"), saved, model, tiny_processor, {})
 
 

@@ -13,8 +13,8 @@ from checkpoint_files import write_meta
 from hub_server import TOKEN, serve_hub
 
 from vlmrl.checkpoint import io
-from vlmrl.checkpoint.card import model_card
 from vlmrl.checkpoint.merge import CARD, RECORD, merge
+from vlmrl.checkpoint.model_card import model_card
 from vlmrl.checkpoint.proof import Proof, prove_items
 from vlmrl.model.policy import Policy
 from vlmrl.store.runs import create_run
@@ -46,7 +46,9 @@ def checkpoint(tmp_path, frozen_tiny_model, tiny_processor, tiny_banned, items) 
     )  # fmt: skip
     proof = prove_items(Policy(frozen_tiny_model, temperature=0.7, banned_ids=tiny_banned), items)
     meta = META | {"policy": {"temperature": 0.7, "banned_ids": list(tiny_banned)}}
-    folder = io.save_checkpoint(run.dir, io.Saved(50, meta, {}, proof), frozen_tiny_model, tiny_processor, {})
+    folder = io.save_checkpoint(
+        run.dir, io.CheckpointContent(50, meta, {}, proof), frozen_tiny_model, tiny_processor, {}
+    )
     run.finish()
     return folder
 
@@ -125,7 +127,7 @@ def test_every_merge_has_a_card(checkpoint, tmp_path):
 PUSH = """
 import json, sys
 from pathlib import Path
-from vlmrl.checkpoint.hub import check_access, push
+from vlmrl.checkpoint.push_to_hub import check_access, push
 from vlmrl.errors import VlmrlError
 try:
     check_access(sys.argv[2])

@@ -56,7 +56,9 @@ def whole(small_folder, tiny_processor, tiny_banned, items, tmp_path_factory) ->
     model = load_model(Model(path=str(small_folder), dtype="float32", device="cpu"))
     meta = {"dtype": "float32", "policy": {"temperature": 0.7, "banned_ids": list(tiny_banned)}}
     proof = prove_items(Policy(model, temperature=0.7, banned_ids=tiny_banned), items)
-    return io.save_checkpoint(tmp_path_factory.mktemp("whole"), io.Saved(5, meta, {}, proof), model, tiny_processor, {})
+    return io.save_checkpoint(
+        tmp_path_factory.mktemp("whole"), io.CheckpointContent(5, meta, {}, proof), model, tiny_processor, {}
+    )
 
 
 @pytest.fixture

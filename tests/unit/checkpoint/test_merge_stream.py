@@ -16,15 +16,22 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tinyfamilies import BUILDERS, build
 
-from vlmrl.checkpoint import io, proof, shards
-from vlmrl.checkpoint.fold import Fold
+from vlmrl.checkpoint import io, proof, safetensors_blocks
+from vlmrl.checkpoint.adapter_folding import Fold
 from vlmrl.checkpoint.format import HF, MODEL
-from vlmrl.checkpoint.plan import CannotStreamError, make_plan, match_written
-from vlmrl.checkpoint.shards import TensorSpec, parse_size, read_tensors, split_shards, weight_files, write_shards
-from vlmrl.checkpoint.stream import write_streaming
+from vlmrl.checkpoint.merge_plan import CannotStreamError, make_plan, match_written
+from vlmrl.checkpoint.merge_writer import write_streaming
+from vlmrl.checkpoint.safetensors_blocks import (
+    TensorSpec,
+    parse_size,
+    read_tensors,
+    split_shards,
+    weight_files,
+    write_shards,
+)
 from vlmrl.errors import CheckpointError
-from vlmrl.model.quiet import quiet_transformers
-from vlmrl.model.written import publishing
+from vlmrl.model.published_names import publishing
+from vlmrl.model.quiet_transformers import quiet_transformers
 
 
 class NoProcessor:
@@ -33,7 +40,7 @@ class NoProcessor:
 
 
 def save(run: Path, model, dtype: str = "float32") -> Path:
-    return io.save_checkpoint(run, io.Saved(3, {"dtype": dtype}, {}), model, NoProcessor(), {})
+    return io.save_checkpoint(run, io.CheckpointContent(3, {"dtype": dtype}, {}), model, NoProcessor(), {})
 
 
 def written(folder: Path) -> dict[str, torch.Tensor]:
@@ -78,15 +85,17 @@ def test_a_merged_folder_has_the_published_names_and_a_base_is_found_under_eithe
         model.save_pretrained(tmp_path / "plain")
         again = type(model).from_pretrained(tmp_path / "out").state_dict()
     assert all(torch.equal(again[n], t) for n, t in model.state_dict().items())
-    plan = make_plan(checkpoint / HF, torch.float32)
+    merge_plan = make_plan(checkpoint / HF, torch.float32)
     assert "vision_tower.embeddings.patch_embedding.weight" in written(tmp_path / "plain")
-    first, second = (match_written(plan, read_tensors(weight_files(tmp_path / place))) for place in ("out", "plain"))
-    assert first.keys() == second.keys() == plan.tensors.keys()
+    first, second = (
+        match_written(merge_plan, read_tensors(weight_files(tmp_path / place))) for place in ("out", "plain")
+    )
+    assert first.keys() == second.keys() == merge_plan.tensors.keys()
     assert all(torch.equal(first[n].whole(), second[n].whole()) for n in first)
 
 
 def test_a_tensor_made_of_several_cannot_be_streamed(tmp_path, monkeypatch):
-    from vlmrl.checkpoint import plan
+    from vlmrl.checkpoint import merge_plan
 
     checkpoint = save(tmp_path, build("qwen2_5_vl").model)
 
@@ -95,7 +104,7 @@ def test_a_tensor_made_of_several_cannot_be_streamed(tmp_path, monkeypatch):
         pair = [rest.pop(k) for k in list(rest) if ".layers.0.self_attn.q_proj.weight" in k or "k_proj.weight" in k]
         return rest | ({"qk": torch.cat(pair)} if len(pair) > 1 else {})
 
-    monkeypatch.setattr(plan, "as_published", join)
+    monkeypatch.setattr(merge_plan, "as_published", join)
     with pytest.raises(CannotStreamError, match="several tensors"):
         make_plan(checkpoint / HF, torch.float32)
 
@@ -104,7 +113,7 @@ def test_a_tensor_made_of_several_cannot_be_streamed(tmp_path, monkeypatch):
 def test_the_size_of_blocks_changes_nothing(block_bytes, tmp_path, monkeypatch):
     model = build("qwen2_5_vl").model
     checkpoint = save(tmp_path / "run", model)
-    monkeypatch.setattr(shards, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(safetensors_blocks, "BLOCK_BYTES", block_bytes)
     (tmp_path / "out").mkdir()
     write_streaming(checkpoint, tmp_path / "out", "bfloat16", None, 10**9)
     (stored,) = (checkpoint / MODEL).glob("*.safetensors")
@@ -115,9 +124,9 @@ def test_the_size_of_blocks_changes_nothing(block_bytes, tmp_path, monkeypatch):
 
 
 def _by_written_name(checkpoint: Path, stored: Path) -> dict[str, torch.Tensor]:
-    plan = make_plan(checkpoint / HF, torch.float32)
+    merge_plan = make_plan(checkpoint / HF, torch.float32)
     tensors = load_file(stored)
-    return {o.name: tensors[next(n for n in plan.names[o.source] if n in tensors)] for o in plan.outputs}
+    return {o.name: tensors[next(n for n in merge_plan.names[o.source] if n in tensors)] for o in merge_plan.outputs}
 
 
 def test_float32_masters_of_a_bfloat16_run_are_rounded_once(tmp_path):
@@ -177,7 +186,7 @@ def test_parts_in_any_tiling_are_put_together_and_a_lost_or_doubled_one_is_notic
 ):
     tensor, boxes = made
     paths = write_boxes(tmp_path_factory.mktemp("tiles"), tensor, boxes)
-    before, shards.BLOCK_BYTES = shards.BLOCK_BYTES, block_bytes
+    before, safetensors_blocks.BLOCK_BYTES = safetensors_blocks.BLOCK_BYTES, block_bytes
     try:
         stored = read_tensors(paths)["w"]
         assert stored.shape == tuple(tensor.shape) and torch.equal(stored.whole(), tensor)
@@ -195,7 +204,7 @@ def test_parts_in_any_tiling_are_put_together_and_a_lost_or_doubled_one_is_notic
         with pytest.raises(CheckpointError, match="do not make a whole tensor"):
             read_tensors([*paths, paths[0]])
     finally:
-        shards.BLOCK_BYTES = before
+        safetensors_blocks.BLOCK_BYTES = before
 
 
 def test_a_part_that_is_there_twice_does_not_make_up_for_one_that_is_missing(tmp_path):
@@ -230,7 +239,7 @@ def test_files_are_what_safetensors_reads_with_every_tensor_at_a_multiple_of_its
     stored = read_tensors([path])
     assert all(s.pieces[0].position % s.dtype.itemsize == 0 for s in stored.values())
     assert all(torch.equal(stored[k].whole(), v) for k, v in tensors.items())
-    index = json.loads((tmp_path / shards.WEIGHTS_INDEX).read_text())
+    index = json.loads((tmp_path / safetensors_blocks.WEIGHTS_INDEX).read_text())
     assert index["metadata"] == {"total_size": sum(s.bytes for s in specs), "total_parameters": 3 + 1 + 6 + 3}
 
 
@@ -271,7 +280,7 @@ def test_a_model_larger_than_the_memory_is_proven_from_mapped_files_or_says_why_
     checkpoint = save(tmp_path / "run", build(family).model)
     (tmp_path / "out").mkdir()
     write_streaming(checkpoint, tmp_path / "out", None, None, 10**9)
-    asked = proof.Request(str(checkpoint), str(tmp_path / "out"), "float32")
+    asked = proof.ProofRequest(str(checkpoint), str(tmp_path / "out"), "float32")
     io.save_file({"count": torch.tensor(0)}, checkpoint / "proof.safetensors")
     seal(checkpoint, policy={"temperature": 1.0, "banned_ids": []})
     assert proof.prove(asked).skipped is None

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from tinyprocessors import PROCESSORS
 
-from vlmrl.data import chat
-from vlmrl.data.chat import render_chat
+from vlmrl.data import chat_template
+from vlmrl.data.chat_template import render_chat
 from vlmrl.errors import CheckpointError, DataError
 from vlmrl.recipe.template_worker import TemplateWorker
 from vlmrl.types import Message
@@ -40,7 +40,7 @@ def short() -> Iterator[TemplateWorker]:
 
 @pytest.fixture(autouse=True)
 def short_limits(short: TemplateWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "WORKER", short)
+    monkeypatch.setattr(chat_template, "WORKER", short)
 
 
 def rendered(template: str | dict[str, str]) -> str:
@@ -53,7 +53,10 @@ def rendered(template: str | dict[str, str]) -> str:
 def test_a_bomb_is_an_error_of_the_model_before_it_is_rendered_here(template: str) -> None:
     with pytest.raises(CheckpointError, match=BOMBS[template]) as caught:
         rendered(template)
-    assert caught.value.message.startswith("the model's chat template ") and caught.value.hint == chat.TEMPLATE_HINT
+    assert (
+        caught.value.message.startswith("the model's chat template ")
+        and caught.value.hint == chat_template.TEMPLATE_HINT
+    )
     with pytest.raises(CheckpointError, match=BOMBS[template]):
         rendered({"default": template})
     assert rendered("{{ messages | length }}") == "2"

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from vlmrl.data.doctor import Facts, RowFacts, baseline, examine_dataset
-from vlmrl.data.likeness import HASH_BYTES
-from vlmrl.data.shards import Examined
+from vlmrl.data.doctor import DatasetFacts, RowFacts, baseline, examine_dataset
+from vlmrl.data.image_shards import Examined
+from vlmrl.data.near_duplicates import HASH_BYTES
 from vlmrl.errors import DataError
 from vlmrl.types import Media
 
@@ -35,9 +35,11 @@ def test_the_baseline_of_guessing() -> None:
     assert baseline({"a": 1, "b": 2, "c": 1}) == {"label": "b", "accuracy": 0.5}
 
 
-def sound() -> Facts:
+def sound() -> DatasetFacts:
     train = [row(0, 1, True, 0), row(2, 3, False, 1), row(0, 2, False, 2), row(1, 1, True, 0)]
-    return Facts([image(i + 1) for i in range(8)], {"train": train, "test": [row(4, 5, True, 0), row(6, 7, False, 2)]})
+    return DatasetFacts(
+        [image(i + 1) for i in range(8)], {"train": train, "test": [row(4, 5, True, 0), row(6, 7, False, 2)]}
+    )
 
 
 def test_a_sound_dataset_is_all_ok() -> None:
@@ -85,8 +87,8 @@ def test_an_exact_copy_is_no_near_copy_too() -> None:
 
 def test_more_splits_than_the_doctor_can_tell_apart() -> None:
     with pytest.raises(DataError, match="63 splits"):
-        examine_dataset(Facts([image(1)], {str(number): [row(0, 0, True)] for number in range(63)}))
-    report = examine_dataset(Facts([image(1)], {str(number): [row(0, 0, True)] for number in range(62)}))
+        examine_dataset(DatasetFacts([image(1)], {str(number): [row(0, 0, True)] for number in range(63)}))
+    report = examine_dataset(DatasetFacts([image(1)], {str(number): [row(0, 0, True)] for number in range(62)}))
     assert len(report["exact_copies"]["between"]) == 62 * 61 // 2
 
 
@@ -119,7 +121,7 @@ def test_repeated_pairs_are_bad_where_they_contradict_or_cross_splits() -> None:
 def test_known_individuals_in_the_test_are_bad_and_known_species_worth_a_look(group: str, verdict: str) -> None:
     train = [row(0, 1, True, groups=("a", "a")), row(2, 3, False, groups=("b", "c"))]
     test = [row(4, 5, True, groups=("a", "a")), row(6, 7, False, groups=("d", "e"))]
-    report = examine_dataset(Facts([image(i + 1) for i in range(8)], {"train": train, "test": test}, group))
+    report = examine_dataset(DatasetFacts([image(i + 1) for i in range(8)], {"train": train, "test": test}, group))
     assert report["groups"]["shared_with_train"] == {"test": 1} and verdicts(report)[f"{group} overlap"] == verdict
     assert findings(report)[f"{group} overlap"] == "test: 1 of 3 are in train"
 
@@ -127,7 +129,7 @@ def test_known_individuals_in_the_test_are_bad_and_known_species_worth_a_look(gr
 @pytest.mark.parametrize(("num_same", "verdict"), [(6, "ok"), (8, "look"), (9, "bad")])
 def test_the_share_of_the_largest_class_decides_the_verdict(num_same: int, verdict: str) -> None:
     rows = [row(i, i + 1, i < num_same) for i in range(10)]
-    report = examine_dataset(Facts([image(i + 1) for i in range(11)], {"train": rows}))
+    report = examine_dataset(DatasetFacts([image(i + 1) for i in range(11)], {"train": rows}))
     assert verdicts(report)["majority class"] == verdict
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vlmrl.data.image_shards import examine, stored_form
 from vlmrl.data.images import MAX_PIXELS, decode_image
-from vlmrl.data.shards import examine, stored_form
 from vlmrl.errors import DataError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)

@@ -9,20 +9,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vlmrl.check.cells import ArrowCells, json_row
-from vlmrl.check.gpus import parse_gpu
-from vlmrl.check.response_table import first_row
 from vlmrl.data.encode import Encoder
-from vlmrl.data.row_files import Piece, read_piece
+from vlmrl.data.table_pieces import TablePiece, read_piece
 from vlmrl.data.tables import open_tables
 from vlmrl.errors import CheckpointError, DataError, LaunchError, RecipeError
-from vlmrl.launch.cards import parse_gpus
+from vlmrl.inference.evaluation import _words
+from vlmrl.launch.gpu_assignment import parse_gpus
+from vlmrl.preflight.gpu_models import parse_gpu
 from vlmrl.recipe.overrides import Problem, parse_override
 from vlmrl.recipe.template import read_template
 from vlmrl.recipe.template_worker import TemplateLimitError, TemplateWorker
+from vlmrl.reward_check.response_table import first_row
+from vlmrl.reward_check.table_cells import ArrowCells, json_row
+from vlmrl.setup.model_origin import find_model
 from vlmrl.tasks.scaffold import write_task
-from vlmrl.train.evaluation import _words
-from vlmrl.train.origin import find_model
 from vlmrl.types import Media, Row
 
 
@@ -37,9 +37,9 @@ def test_a_date_that_python_cannot_hold_is_named_by_column_and_row(tmp_path, kin
         open_tables(str(path))["train"].row(bad)
     assert "column `when`" in error.value.where and f"row {bad}" in error.value.where
     with pytest.raises(DataError) as error:
-        list(read_piece(Piece("train", 0, 2, "parquet", str(path)), ["response", "when"]))
+        list(read_piece(TablePiece("train", 0, 2, "parquet", str(path)), ["response", "when"]))
     assert error.value.where == f"train row {bad}, column `when`"
-    assert len(list(read_piece(Piece("train", 0, 2, "parquet", str(path)), ["response"]))) == 2
+    assert len(list(read_piece(TablePiece("train", 0, 2, "parquet", str(path)), ["response"]))) == 2
     batch = table.to_batches()[0]
     assert ArrowCells(batch, 0).column("response") == ["a", "b"]
     with pytest.raises(DataError, match="cannot be read"):

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmrl.evaluate import interval
+from vlmrl.evaluate.estimates import difference_interval, mean_interval
 from vlmrl.evaluate.interval import Units, excludes_zero, range_of, wilson
-from vlmrl.evaluate.stats import difference_interval, mean_interval
 
 # What rows share
 

@@ -11,7 +11,7 @@ from evaluation_builders import row
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
-from vlmrl.store.evaluated import read_summary
+from vlmrl.store.evaluated_rows import read_summary
 
 ROWS = [
     row("p0"),

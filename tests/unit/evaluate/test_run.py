@@ -24,7 +24,7 @@ from vlmrl.evaluate.run import Evaluation, evaluate
 from vlmrl.metric import Metric
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.rollout.engine import Request
+from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.store.media import RunImages
 from vlmrl.tasks import make_task
 from vlmrl.tasks.base import REPLICATES, Task, Verdict
@@ -41,11 +41,11 @@ class ScriptedEngine:
 
     def __init__(self, finish: str = "stop") -> None:
         self.finish: Any = finish
-        self.asked: list[list[Request]] = []
+        self.asked: list[list[SamplingRequest]] = []
         self.params: list[SamplingParams] = []
 
     def generate(
-        self, requests: Sequence[Request], params: SamplingParams, progress: Callable[[int], Any] | None = None
+        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
     ) -> list[list[Sample]]:
         self.asked.append(list(requests))
         self.params.append(params)

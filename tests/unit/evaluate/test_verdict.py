@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vlmrl.evaluate.verdict import conclude, verdict
-from vlmrl.store.evaluated import LABELS
+from vlmrl.store.evaluated_rows import LABELS
 
 TITLES = ("before", "after")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from processes import assert_all_gone, awaited
 
 from vlmrl.errors import LaunchError
-from vlmrl.launch.cards import Placement
+from vlmrl.launch.gpu_assignment import Placement
 from vlmrl.launch.queue import Member, Queue, Slot, make_slots, plan_members, split_values
 from vlmrl.store.listing import list_runs
 

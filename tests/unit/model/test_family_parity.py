@@ -11,13 +11,15 @@ from parity import TOLERANCE, Outcome, adapted, differences, packed, reference, 
 from tinyfamilies import BUILDERS, IMAGE, TinyFamily, build
 from tinyprocessors import encoder_of
 
-from vlmrl.data.batch import TrainItem, make_row, pack
-from vlmrl.model import fork, row_plan, split_attention
+from vlmrl.data.packing import TrainItem, make_row, pack
+from vlmrl.model import forked_cache
 from vlmrl.model import policy as policy_module
+from vlmrl.model.attention import row_plan
+from vlmrl.model.attention import split as split_attention
+from vlmrl.model.attention.prefix import ForkPlan
 from vlmrl.model.families import part_of
 from vlmrl.model.load import checkpoint_gradients, share_prefix
 from vlmrl.model.policy import Policy
-from vlmrl.model.prefix_attention import ForkPlan
 from vlmrl.recipe.schema import Lora, Optim
 from vlmrl.train.optim import Optimizer
 from vlmrl.types import Segment
@@ -226,21 +228,21 @@ def one_way_images(patch: pytest.MonkeyPatch) -> None:
 
 def no_tail(patch: pytest.MonkeyPatch) -> None:
     """Forked responses begin their convolution from nothing."""
-    right = fork.RecordedPrompt.update_conv_state
+    right = forked_cache.RecordedPrompt.update_conv_state
 
     def wrong(self, conv_states, layer_idx, *args, **kwargs):
         out = right(self, conv_states, layer_idx, *args, **kwargs)
         self.tails[layer_idx] = torch.zeros_like(self.tails[layer_idx])
         return out
 
-    patch.setattr(fork.RecordedPrompt, "update_conv_state", wrong)
+    patch.setattr(forked_cache.RecordedPrompt, "update_conv_state", wrong)
 
 
 def detached_state(patch: pytest.MonkeyPatch) -> None:
     """No gradient flows from the responses into the prompt's recurrent state."""
-    right = fork.RecordedPrompt.update_recurrent_state
+    right = forked_cache.RecordedPrompt.update_recurrent_state
     patch.setattr(
-        fork.RecordedPrompt, "update_recurrent_state",
+        forked_cache.RecordedPrompt, "update_recurrent_state",
         lambda self, states, layer_idx, *a, **k: right(self, states.detach(), layer_idx, *a, **k),
     )  # fmt: skip
 

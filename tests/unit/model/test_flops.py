@@ -12,13 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from transformers import Qwen2_5_VLConfig
 from transformers.vision_utils import get_vision_window_index
 
-from vlmrl.data.batch import make_row
+from vlmrl.data.packing import make_row
 from vlmrl.model import flops as formula
-from vlmrl.model.flops import Work, alone_work, forked_work, padded_work, shared_work, training_flops
+from vlmrl.model.attention.row_plan import plan_row
+from vlmrl.model.flops import PassWork, alone_work, forked_work, padded_work, shared_work, training_flops
 from vlmrl.model.load import share_prefix
 from vlmrl.model.lora import attach_adapter
 from vlmrl.model.policy import Policy
-from vlmrl.model.row_plan import plan_row
 from vlmrl.recipe.schema import Lora
 
 aten = torch.ops.aten
@@ -121,7 +121,7 @@ def test_pairs_of_vision_windows_are_those_of_transformers(rows, columns):
         grid, spatial_merge_size=2, window_size=vision.window_size, patch_size=vision.patch_size
     )
     windowed = int(starts.unique().diff().square().sum())
-    work = Work((), ((rows, columns),))
+    work = PassWork((), ((rows, columns),))
     full = len(vision.fullatt_block_indexes)
     expected = 4 * vision.hidden_size * (full * (rows * columns) ** 2 + (vision.depth - full) * windowed)
     assert formula._vision_attention(vision, work) == expected
@@ -129,4 +129,4 @@ def test_pairs_of_vision_windows_are_those_of_transformers(rows, columns):
 
 def test_a_sliding_window_is_refused():
     with pytest.raises(ValueError, match="sliding_attention"):
-        list(formula._text_mixing(build("gemma3").model.config.get_text_config(), Work(((3, 0),))))
+        list(formula._text_mixing(build("gemma3").model.config.get_text_config(), PassWork(((3, 0),))))

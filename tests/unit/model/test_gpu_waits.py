@@ -10,8 +10,9 @@ from parity import world
 from tinyfamilies import TinyFamily, build
 from waits import Waits
 
-from vlmrl.data.batch import PromptTokens, TrainItem, make_row
-from vlmrl.model import logprobs, varlen_attention
+from vlmrl.data.packing import PromptTokens, TrainItem, make_row
+from vlmrl.model import logprobs
+from vlmrl.model.attention import varlen as varlen_attention
 from vlmrl.model.head_chunks import HeadChunks
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy

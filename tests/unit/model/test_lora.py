@@ -10,7 +10,7 @@ import torch
 from tinyfamilies import build
 from tinyworld import two_groups
 
-from vlmrl.data.batch import make_row
+from vlmrl.data.packing import make_row
 from vlmrl.errors import CheckpointError
 from vlmrl.model.families import part_of
 from vlmrl.model.load import checkpoint_gradients, load_model, read_model

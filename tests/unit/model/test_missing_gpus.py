@@ -11,9 +11,9 @@ from command_line import settings, this_process
 from small_runs import TWO_STEPS, make_place
 
 from vlmrl.errors import LaunchError
-from vlmrl.model.facts import device_facts
 from vlmrl.model.gpus import assigned_gpus, machine_cards, missing_gpus
 from vlmrl.model.load import pick_device
+from vlmrl.model.model_facts import device_facts
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU here")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from vlmrl.errors import CheckpointError
-from vlmrl.model.files import (
+from vlmrl.model.model_files import (
     CONFIG,
     MAX_LAYERS,
     WEIGHTS,

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlmrl.check.catalogs import catalogs
 from vlmrl.errors import Problem, ProblemsError, RecipeError
+from vlmrl.preflight.catalogs import catalogs
 from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.load import load_recipe
 
@@ -606,7 +606,7 @@ def test_a_broken_override_names_itself(tmp_path, monkeypatch, override, message
 
 
 def test_functions_to_use_are_the_files_own_and_not_what_it_imports(tmp_path):
-    from vlmrl.recipe.check_files import _reward_problem
+    from vlmrl.recipe.rules.files import _reward_problem
 
     file = tmp_path / "mine.py"
     file.write_text("import time\nfrom random import random\n\n\ndef score(x):\n    return 1.0\n")

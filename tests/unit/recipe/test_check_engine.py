@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlmrl.check import machine
-from vlmrl.model import facts
-from vlmrl.recipe.check_engine import check_engine
+from vlmrl.model import model_facts
+from vlmrl.preflight import machine
 from vlmrl.recipe.load import load_recipe
+from vlmrl.recipe.rules.engine import check_engine
 
 
 def loaded(tmp_path, *overrides: str, text: str = ""):
@@ -70,8 +70,8 @@ def test_quantized_weights_are_refused(tmp_path):
 def test_a_family_that_vllm_cannot_serve_here_is_refused_before_a_weight_is_read(
     tmp_path, monkeypatch, model_type, text, dtype, kind, refused
 ):
-    monkeypatch.setattr(facts, "device_facts", lambda wanted: ({"kind": kind}, []))
-    model = facts.ModelFacts(model_type, {}, text, {})
+    monkeypatch.setattr(model_facts, "device_facts", lambda wanted: ({"kind": kind}, []))
+    model = model_facts.ModelFacts(model_type, {}, text, {})
     found = machine.check_served(loaded(tmp_path, "rollout.engine=vllm", f"model.dtype={dtype}"), model)
     assert [model_type in p.message and 'engine = "torch"' in (p.hint or "") for p in found] == [True] * refused
     assert not machine.check_served(loaded(tmp_path, f"model.dtype={dtype}"), model)

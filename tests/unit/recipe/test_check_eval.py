@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vlmrl.recipe.check_eval import EVAL_RULES
 from vlmrl.recipe.load import load_recipe
+from vlmrl.recipe.rules.eval import EVAL_RULES
 
 REST = '\n[model]\npath = "model"\n[[data]]\npath = "rows.jsonl"\n[reward]\nname = "reward.py:score"\n'
 

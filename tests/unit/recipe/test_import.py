@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmrl.check.catalogs import catalogs
 from vlmrl.errors import VlmrlError
+from vlmrl.preflight.catalogs import catalogs
 from vlmrl.recipe.checks import check_made
-from vlmrl.recipe.import_read import plain_value, read_foreign
-from vlmrl.recipe.import_recipe import import_recipe
+from vlmrl.recipe.imports.read import plain_value, read_foreign
+from vlmrl.recipe.imports.run import import_recipe
 from vlmrl.recipe.load import load_recipe
 
 EASYR1_YAML = """

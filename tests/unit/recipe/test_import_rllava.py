@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from vlmrl.check.catalogs import catalogs
 from vlmrl.errors import VlmrlError
+from vlmrl.preflight.catalogs import catalogs
 from vlmrl.recipe.checks import check_made
-from vlmrl.recipe.import_recipe import import_recipe
+from vlmrl.recipe.imports.run import import_recipe
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
 
 SHAPES = """#!/bin/bash

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from vlmrl.check.gpus import Gpu
-from vlmrl.check.memory import HERE, Target
-from vlmrl.dist import worker
+from vlmrl.dist import rank_process
 from vlmrl.errors import Problem, RecipeError
+from vlmrl.preflight.gpu_models import Gpu
+from vlmrl.preflight.memory import HERE, Target
 from vlmrl.recipe import settle as settling
 from vlmrl.recipe.changes import compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe
 from vlmrl.recipe.settle import Choice, choose, keep_settled, open_keys, require_settled, settle
-from vlmrl.train import choices as of_runs
-from vlmrl.train.choices import choices_of, settle_for_run
+from vlmrl.setup import open_values as of_runs
+from vlmrl.setup.open_values import choices_of, settle_for_run
 
 RECIPE = """[model]
 path = "m"
@@ -124,10 +124,10 @@ def test_a_launcher_chooses_for_all_its_processes(file, monkeypatch, tmp_path):
     assert [w.message for w in warnings] == ["slow"] and loaded.recipe.eval.patience == 4
     told = choices_of(loaded)
     assert [c["key"] for c in told] == list(KEYS)
-    monkeypatch.setenv(worker.CHOICES_VARIABLE, json.dumps([dict(told[0], value=999), told[1]]))
+    monkeypatch.setenv(rank_process.CHOICES_VARIABLE, json.dumps([dict(told[0], value=999), told[1]]))
     alone, _ = settle_for_run(load_recipe(file), tmp_path)  # no launcher started this process
     assert alone.recipe.train.max_seconds == 420
-    monkeypatch.setattr(worker, "launched", lambda: True)
+    monkeypatch.setattr(rank_process, "launched", lambda: True)
     monkeypatch.setattr(of_runs, "choosers", lambda *arguments: pytest.fail("chosen a second time"))
     rank, warnings = settle_for_run(load_recipe(file), tmp_path)
     assert (rank.recipe.train.max_seconds, rank.recipe.eval.patience, warnings) == (999, 4, [])

@@ -13,7 +13,7 @@ from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.report.curves import RunCurves, health_charts
 from vlmrl.report.page import render_report
 from vlmrl.store import layout
-from vlmrl.store.evaluated import training_name
+from vlmrl.store.evaluated_rows import training_name
 from vlmrl.store.runs import Run
 
 

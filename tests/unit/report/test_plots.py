@@ -14,8 +14,8 @@ from report_builders import HOSTILE
 
 from vlmrl.report.plots import (
     MAX_POINTS,
-    Frame,
     Mark,
+    PlotFrame,
     Series,
     interval_bar,
     line_chart,
@@ -69,7 +69,7 @@ def test_numbers_on_axes_are_short(value: float, text: str):
 
 
 def test_a_point_is_drawn_where_its_value_is():
-    frame = Frame((0, 10), (0, 1), 100 + 52 + 14, 200 + 12 + 34)
+    frame = PlotFrame((0, 10), (0, 1), 100 + 52 + 14, 200 + 12 + 34)
     assert frame.at(0, 0) == (52.0, 212.0)
     assert frame.at(10, 1) == (152.0, 12.0)
     assert frame.at(5, 0.25) == (102.0, 162.0)

@@ -13,15 +13,15 @@ import pytest
 from PIL import Image
 from reward_runs import scored_groups
 
-from vlmrl.check.open_table import open_table
-from vlmrl.check.reward_check import RewardQuestion, check_rewards
-from vlmrl.check.saved import open_saved
 from vlmrl.report.reward_page import render_reward_page, write_reward_page
+from vlmrl.reward_check.open_table import open_table
+from vlmrl.reward_check.run import RewardQuestion, check_rewards
+from vlmrl.reward_check.saved_responses import open_saved
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.store.media import write_shard
 from vlmrl.store.runs import create_run
-from vlmrl.tasks.rewards import load_reward
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import Media, Row
 
 NASTY = "<script>alert(1)</script>\u202e{{ 7*7 }}</pre><img src=x onerror=alert(2)>"
@@ -89,7 +89,7 @@ def test_images_are_shrunk_and_bounded(saved, tmp_path, monkeypatch):
     with Image.open(io.BytesIO(base64.b64decode(uri[1]))) as image:
         assert max(image.size) == 448
     from vlmrl.report import reward_page
-    from vlmrl.report.examples import Album
+    from vlmrl.report.rollout_examples import Album
 
     monkeypatch.setattr(reward_page, "Album", lambda: Album(budget=10))
     small = render_reward_page(saved, checked(saved, tmp_path))
@@ -156,7 +156,7 @@ def test_images_of_parquet_are_read_for_the_rows_that_are_shown_only(folder, mon
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from vlmrl.check import table_images
+    from vlmrl.reward_check import table_images
 
     read = []
     real = table_images._file

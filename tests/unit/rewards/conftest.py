@@ -9,7 +9,7 @@ import pytest
 
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.tasks.rewards import load_reward
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput
 
 Open = Callable[..., Scorer]

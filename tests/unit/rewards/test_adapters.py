@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vlmrl.errors import RewardError
-from vlmrl.tasks.rewards import load_reward
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import INAPPLICABLE, RewardInput
 
 ROW = RewardInput(

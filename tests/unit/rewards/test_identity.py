@@ -7,9 +7,8 @@ import json
 import pytest
 
 from vlmrl.rewards import reward_record
-from vlmrl.rewards.identity import identity_of, shown_weights
-from vlmrl.rewards.old_prints import OLD_PRINTS
-from vlmrl.tasks.rewards import REWARDS, load_reward
+from vlmrl.rewards.identity import OLD_PRINTS, identity_of, shown_weights
+from vlmrl.tasks.builtin_rewards import REWARDS, load_reward
 
 AT_75082C1 = "33af6ce6b71c533cc1ffc60aaac03d3868f9f443e005848dda2761ec0512ffcb"
 """What runs of that commit recorded for `taxonomy`."""

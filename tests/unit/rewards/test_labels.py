@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import combine, split_note
-from vlmrl.tasks.rewards import load_reward
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput
 
 AGES = ["Infant", "Juvenile", "SubAdult", "Adult", "Elderly"]

@@ -14,13 +14,13 @@ from PIL import Image
 
 from vlmrl import RewardInput, RewardResult
 from vlmrl.errors import RewardError
-from vlmrl.rewards import results
 from vlmrl.rewards.base import RewardSpec, split_result
 from vlmrl.rewards.file_limit import FileLimit
-from vlmrl.rewards.results import artifact_files, detail_text, read_artifacts, read_detail
+from vlmrl.rewards.sandbox import results
+from vlmrl.rewards.sandbox.results import artifact_files, detail_text, read_artifacts, read_detail
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.store.rollouts import read_rollouts, write_rollouts
-from vlmrl.tasks.rewards import load_reward
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import Call, Group, Media, Row, Score, ScoredSample, Segment, Trajectory, Turn
 
 DRAWS = """

@@ -12,7 +12,7 @@ from processes import assert_all_gone, awaited
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.tasks.rewards import load_reward
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput
 
 ON_B = "def reward(x):\n    if x.response == 'b':\n        {body}\n    return 1.0\n"
@@ -271,7 +271,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     (tmp_path / "r.py").write_text(f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
                                    "def reward(x): time.sleep(60)\n")  # fmt: skip
     code = (
-        "from vlmrl.tasks.rewards import load_reward\n"
+        "from vlmrl.tasks.builtin_rewards import load_reward\n"
         "from vlmrl.rewards.scorer import Scorer\n"
         "from vlmrl.types import RewardInput\n"
         f"s = Scorer(load_reward({str(tmp_path / 'r.py')!r} + ':reward'))\n"

@@ -13,7 +13,7 @@ from vlmrl.errors import RewardError
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.tasks.rewards import load_recorded, load_reward
+from vlmrl.tasks.builtin_rewards import load_recorded, load_reward
 
 QUICK = {"timeout_seconds": 1.0}
 DOWN = """

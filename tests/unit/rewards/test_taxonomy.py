@@ -7,8 +7,8 @@ import pytest
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import combine, split_note
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.pairs.reward import answer_score, level_parts
-from vlmrl.tasks.rewards import load_reward
 from vlmrl.types import RewardInput
 
 TWO = ("loop", "digit")

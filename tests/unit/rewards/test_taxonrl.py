@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.tasks.rewards import load_reward
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.taxonrl.published import FUNCTIONS, score_batch, squeeze
 from vlmrl.types import RewardInput
 

@@ -4,8 +4,8 @@ import pytest
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards import reward_record
-from vlmrl.rewards.text import ground_truth, plain_number
-from vlmrl.tasks.rewards import REWARDS, load_recorded, load_reward
+from vlmrl.rewards.text_rewards import ground_truth, plain_number
+from vlmrl.tasks.builtin_rewards import REWARDS, load_recorded, load_reward
 from vlmrl.types import RewardInput
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import combine
-from vlmrl.tasks.rewards import load_reward
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput
 
 LEVELS = ["order", "family", "genus"]

@@ -13,12 +13,12 @@ from parity import TOLERANCE, world
 from tinyfamilies import BUILDERS, IMAGE, build
 from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
-from vlmrl.data.batch import PromptTokens, TrainItem, make_row
 from vlmrl.data.encode import EncodedPrompt
+from vlmrl.data.packing import PromptTokens, TrainItem, make_row
 from vlmrl.model.decode_cache import DecodeCache, SplitLayer
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
-from vlmrl.rollout.engine import Request
+from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.types import Row, Sample, SamplingParams, Segment
 
@@ -59,7 +59,9 @@ def prompts_of(name: str) -> list[PromptTokens]:
 def generate(name: str, samples: int, params: SamplingParams, prompts=None, share: bool = True, seen=None):
     """Answers to each prompt. `seen` is called with the cache after every step."""
     requests = [
-        Request(EncodedPrompt(Row(str(k), "s", "t", {}), "", p.ids, p.kinds, p.images, p.num_images, 0, ()), samples, k)
+        SamplingRequest(
+            EncodedPrompt(Row(str(k), "s", "t", {}), "", p.ids, p.kinds, p.images, p.num_images, 0, ()), samples, k
+        )
         for k, p in enumerate(prompts or prompts_of(name))
     ]
     engine = TorchEngine(policy_of(name), Letters())

@@ -13,10 +13,17 @@ from torch import Tensor
 
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import EngineError, LaunchError
-from vlmrl.rollout import handover, host, hosted_engine, wire
-from vlmrl.rollout.handover import ToWorkers, take_weights
-from vlmrl.rollout.hosted_engine import HostedEngine, Place, place_alone, places_apart, places_shared, visible_cards
-from vlmrl.rollout.vllm_engine import EngineSettings
+from vlmrl.rollout.vllm import host, hosted_engine, weight_transport, wire
+from vlmrl.rollout.vllm.engine import EngineSettings
+from vlmrl.rollout.vllm.hosted_engine import (
+    EnginePlace,
+    HostedEngine,
+    place_alone,
+    places_apart,
+    places_shared,
+    visible_cards,
+)
+from vlmrl.rollout.vllm.weight_transport import ToWorkers, take_weights
 
 SIX = World(rank=2, size=6, local_rank=2, local_size=6)
 NODES = World(rank=5, size=8, local_rank=1, local_size=4)
@@ -25,7 +32,7 @@ NODES = World(rank=5, size=8, local_rank=1, local_size=4)
 def test_cards_that_only_generate_make_whole_engines_for_all() -> None:
     everybody = (0, 1, 2, 3, 4, 5)
     assert places_apart(["4", "5", "6", "7"], SIX, 2) == [
-        Place(("4", "5"), everybody, 0), Place(("6", "7"), everybody, 1),
+        EnginePlace(("4", "5"), everybody, 0), EnginePlace(("6", "7"), everybody, 1),
     ]  # fmt: skip
     with pytest.raises(LaunchError, match=r"3 card.* takes 2 an engine"):
         places_apart(["5", "6", "7"], SIX, 2)
@@ -34,8 +41,8 @@ def test_cards_that_only_generate_make_whole_engines_for_all() -> None:
 def test_trainers_share_an_engine_on_their_own_cards_and_machine() -> None:
     cards = ["3", "2", "7", "6"]
     assert places_shared(NODES, 2, cards) == [
-        Place(("3", "2"), (0, 1), 0), Place(("7", "6"), (2, 3), 2),
-        Place(("3", "2"), (4, 5), 4), Place(("7", "6"), (6, 7), 6),
+        EnginePlace(("3", "2"), (0, 1), 0), EnginePlace(("7", "6"), (2, 3), 2),
+        EnginePlace(("3", "2"), (4, 5), 4), EnginePlace(("7", "6"), (6, 7), 6),
     ]  # fmt: skip
     with pytest.raises(LaunchError, match=r"4 process.*groups of 3"):
         places_shared(NODES, 3, cards)
@@ -45,7 +52,7 @@ def test_trainers_share_an_engine_on_their_own_cards_and_machine() -> None:
 
 def test_a_process_alone_takes_the_first_cards_that_it_sees(monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,2,4")
-    assert place_alone(2, visible_cards("cuda", 2)) == Place(("6", "2"), (0,), 0)
+    assert place_alone(2, visible_cards("cuda", 2)) == EnginePlace(("6", "2"), (0,), 0)
     with pytest.raises(LaunchError, match="sees 3 card"):
         place_alone(4, visible_cards("cuda", 4))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -95,7 +102,7 @@ def engine(monkeypatch):
     monkeypatch.setattr(host, "VllmEngine", Played)
     monkeypatch.setattr(host, "load_processor", lambda model: SimpleNamespace(tokenizer=None))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    place = host.Host({0: theirs}, 0)
+    place = host.EngineHost({0: theirs}, 0)
 
     def serve() -> None:
         assert wire.receive(theirs)[0] == {"rank": 0, "leads": True}
@@ -104,7 +111,7 @@ def engine(monkeypatch):
     thread = Thread(target=serve)
     thread.start()
     settings = EngineSettings("folder", "bfloat16", "cuda", 100, 1, tensor_parallel=2)
-    made = HostedEngine(Plain({"a": torch.ones(3)}), settings, ALONE, [Place(("0", "1"), (0,), 0)], shared=True)
+    made = HostedEngine(Plain({"a": torch.ones(3)}), settings, ALONE, [EnginePlace(("0", "1"), (0,), 0)], shared=True)
     yield made, place
     made.close()
     thread.join(10.0)
@@ -136,7 +143,7 @@ def test_an_engine_that_goes_while_it_is_spoken_to_is_named_in_its_own_words(mon
     if words:
         wire.send(ends[1][1], {"error": words})
     ends[1][1].close()
-    places = [Place(("0",), (0,), 0), Place(("1",), (0,), 0)]
+    places = [EnginePlace(("0",), (0,), 0), EnginePlace(("1",), (0,), 0)]
     # Engine 0 lives and has nothing to say: waiting for it would be for ever.
     with pytest.raises(EngineError, match=told):
         HostedEngine(Plain({"a": torch.ones(3)}), EngineSettings("folder", "float32", "cpu", 100, 1), ALONE, places)
@@ -155,8 +162,8 @@ class Layer(torch.nn.Linear):
 
 @pytest.fixture
 def to_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr(handover, "die_with_parent", lambda pid: None)
-    for name in (handover.SOCKET_VARIABLE, handover.PARENT_VARIABLE):
+    monkeypatch.setattr(weight_transport, "die_with_parent", lambda pid: None)
+    for name in (weight_transport.SOCKET_VARIABLE, weight_transport.PARENT_VARIABLE):
         monkeypatch.setenv(name, "")
     return lambda named: ToWorkers(Plain(named), tmp_path / "weights", 2)
 
@@ -192,7 +199,7 @@ def test_what_gets_lost_on_the_way_to_a_worker_process_is_named(to_workers) -> N
 
 
 def test_workers_that_never_come_for_their_weights_end_the_handing_over(to_workers, monkeypatch) -> None:
-    monkeypatch.setattr(handover, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(weight_transport, "LOOK_SECONDS", 0.01)
     over = to_workers({"weight": torch.zeros(2, 3), "bias": torch.zeros(2)})
     with pytest.raises(EngineError, match="never asked"):
         over.during("sync", loading([Layer(3, 2)][:0]))

@@ -15,7 +15,7 @@ from vlmrl.data import dataset
 from vlmrl.data.encode import Encoder
 from vlmrl.data.images import decode_image, encode_png, store_form
 from vlmrl.rollout.sample import Rollout, encode_prompt, score_rollouts
-from vlmrl.rollout.shared_pixels import SharedPixels, split_images
+from vlmrl.rollout.vllm.shared_pixels import SharedPixels, split_images
 from vlmrl.types import Message, RewardInput, Row, Sample, Score
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from tinyworld import RELATIVE_TOLERANCE, mixed_prompts, prompt_tokens, sampler_gap
 
-from vlmrl.data.batch import TrainItem, make_row
+from vlmrl.data.packing import TrainItem, make_row
 from vlmrl.errors import OutOfMemoryError
 from vlmrl.model.load import stop_ids_of
 from vlmrl.model.policy import Policy
-from vlmrl.rollout.engine import Request, finish_reason
+from vlmrl.rollout.engine import SamplingRequest, finish_reason
 from vlmrl.rollout.torch_engine import TorchEngine, _filtered
 from vlmrl.types import SamplingParams, Segment
 
@@ -42,8 +42,8 @@ def engine(policy, tiny_processor):
     return TorchEngine(policy, tiny_processor.tokenizer)
 
 
-def requests_of(prompts, num_samples: int = 6) -> list[Request]:
-    return [Request(p, num_samples, 1_000 * (1 + i)) for i, p in enumerate(prompts)]
+def requests_of(prompts, num_samples: int = 6) -> list[SamplingRequest]:
+    return [SamplingRequest(p, num_samples, 1_000 * (1 + i)) for i, p in enumerate(prompts)]
 
 
 def test_log_probs_equal_the_trainers(engine, policy, prompts, params):
@@ -64,7 +64,7 @@ def test_responses_end_at_all_lengths_and_at_their_first_end_token(engine, promp
 
 def test_samples_carry_their_seed_and_the_engines_version(engine, prompts, params):
     engine.load_weights(7)
-    samples = engine.generate([Request(prompts[0], 3, 500)], params)[0]
+    samples = engine.generate([SamplingRequest(prompts[0], 3, 500)], params)[0]
     assert [s.seed for s in samples] == [500, 501, 502]
     assert {s.version for s in samples} == {7}
 
@@ -189,7 +189,7 @@ def test_sampled_tokens_follow_the_policys_distribution(engine, policy, prompts,
     from scipy.stats import chisquare
 
     prompt, n = prompts[1], 6_000
-    samples = engine.generate([Request(prompt, n, 12_345)], replace(params, max_new_tokens=1))[0]
+    samples = engine.generate([SamplingRequest(prompt, n, 12_345)], replace(params, max_new_tokens=1))[0]
     with torch.no_grad():
         row = make_row([TrainItem(prompt_tokens(prompt), 0, (Segment("a", (9,), True),), 0)])
         hidden = policy._packed(row)
@@ -209,7 +209,7 @@ def test_sampled_tokens_follow_the_policys_distribution(engine, policy, prompts,
 
 def test_greedy_equals_transformers_own_generate(engine, frozen_tiny_model, prompts, params, tiny_processor):
     for prompt in prompts:
-        ours = engine.generate([Request(prompt, 1, 0)], replace(params, temperature=0.0))[0][0]
+        ours = engine.generate([SamplingRequest(prompt, 1, 0)], replace(params, temperature=0.0))[0][0]
         theirs = frozen_tiny_model.generate(
             input_ids=torch.tensor([prompt.prompt_ids]), attention_mask=torch.ones(1, len(prompt.prompt_ids)).long(),
             mm_token_type_ids=torch.tensor([prompt.kinds]).int(), **prompt.images, do_sample=False,
@@ -221,14 +221,14 @@ def test_greedy_equals_transformers_own_generate(engine, frozen_tiny_model, prom
 
 def test_greedy_in_one_batch_equals_greedy_one_by_one(engine, prompts, params):
     greedy = replace(params, temperature=0.0)
-    together = engine.generate([Request(p, 2, 0) for p in prompts], greedy)
+    together = engine.generate([SamplingRequest(p, 2, 0) for p in prompts], greedy)
     for prompt, samples in zip(prompts, together, strict=True):
-        alone = engine.generate([Request(prompt, 1, 0)], greedy)[0][0]
+        alone = engine.generate([SamplingRequest(prompt, 1, 0)], greedy)[0][0]
         assert samples[0].token_ids == samples[1].token_ids == alone.token_ids
 
 
 def test_greedy_log_probs_are_those_at_temperature_one(engine, frozen_tiny_model, prompts, params, tiny_banned):
-    sample = engine.generate([Request(prompts[1], 1, 0)], replace(params, temperature=0.0))[0][0]
+    sample = engine.generate([SamplingRequest(prompts[1], 1, 0)], replace(params, temperature=0.0))[0][0]
     plain = Policy(frozen_tiny_model, banned_ids=tiny_banned)
     with torch.no_grad():
         item = TrainItem(prompt_tokens(prompts[1]), 0, (Segment("a", sample.token_ids, True),), 0)
@@ -256,7 +256,7 @@ def test_filters_equal_transformers_logits_warpers(top_p, top_k):
 
 def test_filtered_sampling_stays_inside_the_filter_and_says_its_log_prob(engine, prompts, params):
     samples = engine.generate(
-        [Request(prompts[1], 200, 5)], replace(params, temperature=4.0, top_k=3, max_new_tokens=1)
+        [SamplingRequest(prompts[1], 200, 5)], replace(params, temperature=4.0, top_k=3, max_new_tokens=1)
     )[0]
     tokens = Counter(s.token_ids[0] for s in samples)
     assert len(tokens) == 3
@@ -266,18 +266,18 @@ def test_filtered_sampling_stays_inside_the_filter_and_says_its_log_prob(engine,
 
 def test_a_response_that_ends_exactly_at_the_limit_has_stopped(engine, prompts, params):
     free = replace(params, stop_ids=())
-    tokens = engine.generate([Request(prompts[0], 1, 3)], free)[0][0].token_ids
+    tokens = engine.generate([SamplingRequest(prompts[0], 1, 3)], free)[0][0].token_ids
     last = next(i for i in range(5, 20) if tokens[i] not in tokens[:i])
     at_limit = replace(params, stop_ids=(tokens[last],), max_new_tokens=last + 1)
-    sample = engine.generate([Request(prompts[0], 1, 3)], at_limit)[0][0]
+    sample = engine.generate([SamplingRequest(prompts[0], 1, 3)], at_limit)[0][0]
     assert (sample.finish, sample.token_ids) == ("stop", tokens[: last + 1])
-    before = engine.generate([Request(prompts[0], 1, 3)], replace(at_limit, max_new_tokens=last))[0][0]
+    before = engine.generate([SamplingRequest(prompts[0], 1, 3)], replace(at_limit, max_new_tokens=last))[0][0]
     assert (before.finish, before.token_ids) == ("length", tokens[:last])
 
 
 def test_a_stop_string_ends_the_response_at_the_token_that_completes_it(engine, prompts, params, tiny_processor):
     free = replace(params, stop_ids=())
-    whole = engine.generate([Request(prompts[0], 1, 3)], free)[0][0]
+    whole = engine.generate([SamplingRequest(prompts[0], 1, 3)], free)[0][0]
     decode = lambda ids: tiny_processor.tokenizer.decode(list(ids), skip_special_tokens=True)  # noqa: E731
     # A string that spans a token border, and is nowhere before.
     for at in range(3, 20):
@@ -286,7 +286,7 @@ def test_a_stop_string_ends_the_response_at_the_token_that_completes_it(engine, 
             break
     else:
         raise AssertionError("the response has no text to stop at")
-    stopped = engine.generate([Request(prompts[0], 1, 3)], replace(free, stop=("no such text", wanted)))[0][0]
+    stopped = engine.generate([SamplingRequest(prompts[0], 1, 3)], replace(free, stop=("no such text", wanted)))[0][0]
     assert stopped.finish == "stop"
     assert wanted in stopped.text and wanted not in decode(stopped.token_ids[:-1])
     assert stopped.token_ids == whole.token_ids[: at + 1]
@@ -307,7 +307,7 @@ def test_the_cache_at_32_samples_is_one_prompt_and_32_responses(engine, prompts,
     held: list[int] = []
     step = engine._step
     monkeypatch.setattr(engine, "_step", lambda *a: (step(*a), held.append(a[2].nbytes))[0])
-    engine.generate([Request(prompts[4], 32, 5)], replace(params, stop_ids=()))
+    engine.generate([SamplingRequest(prompts[4], 32, 5)], replace(params, stop_ids=()))
     text = engine.policy.model.config.get_text_config()
     width = text.hidden_size // text.num_attention_heads
     token = text.num_hidden_layers * 2 * text.num_key_value_heads * width * 4
@@ -330,7 +330,7 @@ def test_finished_rows_stop_costing_forward_passes(engine, prompts, params, monk
 def test_generation_leaves_no_trace_in_training(engine, policy, prompts, params):
     """Positions cached while sampling are used in the backward pass."""
     policy._positions.clear()
-    samples = engine.generate([Request(prompts[1], 2, 3)], params)[0]
+    samples = engine.generate([SamplingRequest(prompts[1], 2, 3)], params)[0]
     items = [
         TrainItem(prompt_tokens(prompts[1]), 0, (Segment("a", s.token_ids, True),), k) for k, s in enumerate(samples)
     ]

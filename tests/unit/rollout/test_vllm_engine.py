@@ -19,10 +19,11 @@ from vlmrl.model.load import stop_ids_of
 from vlmrl.model.lora import adapted_parts, adapter_off, adapter_rank, attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
-from vlmrl.rollout import vllm_engine, weight_sync
-from vlmrl.rollout.engine import Request
+from vlmrl.rollout import weight_sync
+from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
+from vlmrl.rollout.vllm import engine as vllm_engine
+from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
 from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.types import SamplingParams
 
@@ -87,8 +88,8 @@ def params(_tiny_model, tiny_processor, tiny_banned):
     return SamplingParams(temperature=0.7, max_new_tokens=24, stop_ids=stops, banned_ids=tiny_banned)
 
 
-def requests_of(prompts, num_samples: int = 4) -> list[Request]:
-    return [Request(p, num_samples, 1_000 * (1 + i)) for i, p in enumerate(prompts)]
+def requests_of(prompts, num_samples: int = 4) -> list[SamplingRequest]:
+    return [SamplingRequest(p, num_samples, 1_000 * (1 + i)) for i, p in enumerate(prompts)]
 
 
 gap = partial(sampler_gap, relative=True)
@@ -147,7 +148,9 @@ def test_samples_differ_and_are_those_of_their_seeds(engine, prompts, params):
     assert all(len({s.token_ids for s in samples}) > 1 for samples in together)
     assert [[s.seed for s in samples] for samples in together] == [[r.seed + k for k in range(4)] for r in requests]
     again = engine.generate(requests[::-1], params)[::-1]
-    alone = [[engine.generate([Request(r.prompt, 1, r.seed + k)], params)[0][0] for k in range(4)] for r in requests]
+    alone = [
+        [engine.generate([SamplingRequest(r.prompt, 1, r.seed + k)], params)[0][0] for k in range(4)] for r in requests
+    ]
     for other in (again, alone):
         assert [[s.token_ids for s in g] for g in other] == [[s.token_ids for s in g] for g in together]
 
@@ -222,9 +225,9 @@ def test_a_prompt_that_the_engine_reads_differently_is_refused(engine, prompts, 
     ids = prompts[3].prompt_ids
     wrong = replace(prompts[3], prompt_ids=(*ids[:5], ids[5] + 1, *ids[6:]))
     with pytest.raises(EngineError, match="differ from token 5 on") as caught:
-        engine.generate([Request(prompts[0], 2, 1), Request(wrong, 2, 1)], params)
+        engine.generate([SamplingRequest(prompts[0], 2, 1), SamplingRequest(wrong, 2, 1)], params)
     assert caught.value.where == "source row resized"
-    assert engine.generate([Request(prompts[3], 2, 1)], params)[0][0].finish in ("stop", "length")
+    assert engine.generate([SamplingRequest(prompts[3], 2, 1)], params)[0][0].finish in ("stop", "length")
 
 
 def test_what_the_engine_cannot_do_is_said(engine, prompts, params):

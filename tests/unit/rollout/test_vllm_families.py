@@ -12,8 +12,8 @@ from tinyfamilies import BUILDERS, build
 from vllm_family import measure
 
 from vlmrl.errors import EngineError
-from vlmrl.model.written import as_published, published_names
-from vlmrl.recipe.check_engine import CPU_REFUSALS
+from vlmrl.model.published_names import as_published, published_names
+from vlmrl.recipe.rules.engine import CPU_REFUSALS
 
 GAP = 2e-5
 """Nats, in float32."""

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vlmrl.rollout import vllm_engine
-from vlmrl.rollout.vllm_engine import EngineSettings, VllmEngine
+from vlmrl.rollout.vllm import engine as vllm_engine
+from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
 
 SETTINGS = EngineSettings("folder", "bfloat16", "cuda", 100, 4 << 30)
 

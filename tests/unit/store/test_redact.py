@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from secret_texts import ASSIGNMENTS, HEX, INNOCENT, PARTS, PASSWORD, PEM, SECRETS, SERVICES, VALUE
 from store_builders import make_group, make_run
 
-from vlmrl.store import redact
-from vlmrl.store.redact import (
+from vlmrl.store.runs import open_run
+from vlmrl.store.secrets import redact
+from vlmrl.store.secrets.names import kind_of_name
+from vlmrl.store.secrets.redact import (
     HIDDEN,
     hidden_keys,
     hide_known,
@@ -27,9 +29,7 @@ from vlmrl.store.redact import (
     redact_text,
     redact_value,
 )
-from vlmrl.store.runs import open_run
-from vlmrl.store.secret_names import kind_of_name
-from vlmrl.store.secret_shapes import looks_random, lowered
+from vlmrl.store.secrets.shapes import looks_random, lowered
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -11,8 +11,7 @@ import pytest
 from store_builders import make_checkpoint, make_group, make_run
 
 from vlmrl.store import layout
-from vlmrl.store.faults import EXIT_CODE, VARIABLE
-from vlmrl.store.files import leftovers
+from vlmrl.store.files import EXIT_CODE, VARIABLE, leftovers
 from vlmrl.store.listing import list_runs
 from vlmrl.store.manifest import read_manifest
 from vlmrl.store.runs import open_run, resume_run
@@ -104,7 +103,7 @@ def test_killed_between_rename_and_marker_the_checkpoint_does_not_exist(tmp_path
     make_checkpoint(run.dir, 1)
     run.close()
     body = (
-        "from vlmrl.store.faults import crash_point\nmake_checkpoint(run.dir, 2, complete=False)\n"
+        "from vlmrl.store.files import crash_point\nmake_checkpoint(run.dir, 2, complete=False)\n"
         "crash_point('before-complete')\n(run.dir / 'checkpoints/step-000002/COMPLETE').write_text('')"
     )
     die(tmp_path, run.id, "before-complete", body)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pair_tables import add_square
 
-from vlmrl.data.build import building
+from vlmrl.data.dataset_writer import building
 
 FUNGI = {
     "same": False, "distance": 2, "order": ["Boletales", "Boletales"], "family": ["Boletaceae", "Boletaceae"],

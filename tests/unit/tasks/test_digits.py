@@ -12,7 +12,7 @@ from vlmrl.data.images import decode_image
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.tasks import make_task
-from vlmrl.tasks.digits.task import prepare_digits, render_scan
+from vlmrl.tasks.digits import prepare_digits, render_scan
 from vlmrl.tasks.source import open_source, open_validation
 
 

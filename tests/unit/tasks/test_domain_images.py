@@ -11,7 +11,7 @@ from pair_tables import photo, write_parquet
 from vlmrl.data.dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
-from vlmrl.tasks.assemble import Limits
+from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.taxonrl.domain_images import check_folders
 from vlmrl.tasks.taxonrl.domains import DOMAINS
 from vlmrl.tasks.taxonrl.face_pairs import FacePair, _with_splits, parse_pairs, person_of

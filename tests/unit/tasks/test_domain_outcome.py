@@ -13,7 +13,7 @@ from vlmrl.recipe.load import load_recipe
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.rewards.base import UNSCORED
 from vlmrl.tasks import make_task
-from vlmrl.tasks.rewards import load_reward
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.source import Source, open_source
 from vlmrl.types import RewardInput
 

@@ -17,7 +17,7 @@ from vlmrl.data.dataset import open_dataset
 from vlmrl.data.images import decode_image
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data, Reward
-from vlmrl.tasks.assemble import Limits, OnOverlong
+from vlmrl.tasks.dataset_assembly import Limits, OnOverlong
 from vlmrl.tasks.source import open_source
 from vlmrl.tasks.taxonrl.domains import DOMAINS
 from vlmrl.tasks.taxonrl.layouts import LAYOUTS

@@ -11,7 +11,7 @@ import pytest
 from pair_tables import photo, table_rows, write_parquet
 
 from vlmrl.errors import DataError
-from vlmrl.tasks.assemble import Limits, Prepared, is_few, leave_out
+from vlmrl.tasks.dataset_assembly import Limits, Prepared, is_few, leave_out
 from vlmrl.tasks.taxonrl.prepare import DomainRequest, prepare_domain
 
 Rows = list[dict[str, Any]]

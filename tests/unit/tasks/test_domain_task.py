@@ -14,8 +14,8 @@ from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.rewards.base import UNSCORED, split_note
 from vlmrl.tasks import TASKS, make_task
-from vlmrl.tasks.render import IMAGE, place_images, render_user
-from vlmrl.tasks.rewards import load_reward
+from vlmrl.tasks.builtin_rewards import load_reward
+from vlmrl.tasks.prompt_template import IMAGE, place_images, render_user
 from vlmrl.tasks.source import _reward, open_source
 from vlmrl.tasks.taxonrl.domain import Domain, Variant, known_fields, truth_distance
 from vlmrl.tasks.taxonrl.domains import DOMAINS

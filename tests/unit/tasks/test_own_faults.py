@@ -11,7 +11,7 @@ import pytest
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.rewards.base import UNSCORED
 from vlmrl.tasks import make_task
-from vlmrl.tasks.assemble import Limits
+from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.own_prep import prepare_own
 from vlmrl.types import RewardInput, Row
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from command_line import this_process
 
-from vlmrl.check.scan import TaskRef
-from vlmrl.check.truths import TruthRule
 from vlmrl.data.dataset import open_dataset
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
+from vlmrl.reward_check.scoring import TaskRef
+from vlmrl.reward_check.table_truths import TruthRule
 from vlmrl.tasks import find_task, make_task, task_of
-from vlmrl.tasks.assemble import Limits
+from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.own_prep import prepare_own
 from vlmrl.tasks.scaffold import write_task
 from vlmrl.tasks.source import open_source
@@ -188,7 +188,7 @@ def test_a_truth_form_of_ones_own_reads_texts_also_in_other_processes(here: Path
     text = TASK.replace(
         "prep=prep,", "prep=prep, truths=TruthForm(('answer',), read=lambda t: {'answer': int(t[1:])}),"
     )
-    file.write_text("from vlmrl.tasks.kinds import TruthForm\n" + text)
+    file.write_text("from vlmrl.tasks.truth_kinds import TruthForm\n" + text)
     form = find_task("sums/task.py:task").truth_form({}, ())
     rule = TruthRule("sums/task.py:task", form)
     for one in (rule, pickle.loads(pickle.dumps(rule))):
@@ -221,7 +221,7 @@ def test_the_written_task_folder_is_prepared(tmp_path: Path, monkeypatch: pytest
 def test_a_run_keeps_the_file_and_a_resume_sees_that_it_changed(here: Path) -> None:
     from types import SimpleNamespace
 
-    from vlmrl.train.records import changed_since, content_changes, records_of, texts_of
+    from vlmrl.setup.run_records import changed_since, content_changes, records_of, texts_of
 
     data = Data(path=str(made(here)), task="sums/task.py:task")
     before = open_source(data, Reward())

@@ -151,8 +151,8 @@ class Refuse:
             raise ImportError(f"{name} must not be imported here")
 sys.meta_path.insert(0, Refuse())
 from pathlib import Path
-import vlmrl.tasks.source, vlmrl.tasks.export, vlmrl.tasks.scaffold, vlmrl.data.sampler, vlmrl.data.sources
-from vlmrl.tasks.digits.task import prepare_digits
+import vlmrl.tasks.source, vlmrl.tasks.export, vlmrl.tasks.scaffold, vlmrl.data.sampler, vlmrl.data.table_dataset
+from vlmrl.tasks.digits import prepare_digits
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.tasks.source import open_source
 made = prepare_digits(Path(sys.argv[1]), num_pairs=20)

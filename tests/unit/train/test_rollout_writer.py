@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from vlmrl.errors import StoreError
-from vlmrl.store.faults import EXIT_CODE, VARIABLE
+from vlmrl.store.files import EXIT_CODE, VARIABLE
 from vlmrl.store.prune import RolloutRule, pruned_ranges
 from vlmrl.store.runs import Run, create_run, open_run, resume_run
 from vlmrl.store.verify import verify_run

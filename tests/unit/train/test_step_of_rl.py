@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from small_runs import Ears
 
 from vlmrl.algo.family import ALGORITHMS, Algorithm
-from vlmrl.data.batch import PromptTokens
+from vlmrl.data.packing import PromptTokens
 from vlmrl.dist.world import World
 from vlmrl.errors import RewardError, RewardUnavailable
 from vlmrl.rollout.sample import add_advantages, is_dead_group, mark_masked

@@ -89,7 +89,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_step(tiny_model, optimiz
 def test_a_sound_update_changes_weights_raises_what_was_good_and_reports(tiny_model, optimizer, items):
     policy = Policy(tiny_model)
     advantages = [1.0, -1.0, 1.0, -1.0]
-    from vlmrl.data.batch import make_row
+    from vlmrl.data.packing import make_row
 
     def gain() -> float:
         with torch.no_grad():

@@ -10,10 +10,10 @@ import torch
 from waits import Waits
 
 from vlmrl.algo.family import resolve
-from vlmrl.data.batch import PromptTokens, TrainItem
+from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.packed import PackedRow, TokenStats
+from vlmrl.train.device_sums import Tally, on_cpu
 from vlmrl.train.step import StepBatch
-from vlmrl.train.tally import Tally, on_cpu
 from vlmrl.train.update import CrossEntropy, PolicyGradient, add_gradients, fill_logps
 from vlmrl.types import Segment
 

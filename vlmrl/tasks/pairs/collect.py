@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.build import building, refuse_other
-from vlmrl.data.labelled import Labelled, collection_state, read_labelled
+from vlmrl.data.dataset_writer import building, refuse_other
+from vlmrl.data.labelled_images import Labelled, collection_state, read_labelled
 from vlmrl.errors import DataError
-from vlmrl.tasks.assemble import Limits, Prepared
+from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.pairs.prep import PairPlan, fill_pairs
 from vlmrl.tasks.pairs.task import check_levels, pair_task
 

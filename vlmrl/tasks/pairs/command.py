@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from vlmrl.tasks.assemble import Limits, Prepared
+from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.options import Option, PrepCommand
 from vlmrl.tasks.pairs.collect import parse_shares, prepare_folder
 

@@ -12,7 +12,7 @@ from vlmrl.rewards.base import RewardSpec
 from vlmrl.tasks.base import Outcome, Verdict
 from vlmrl.tasks.figure import Histogram, by_label
 from vlmrl.tasks.pairs.labels import LabelForm
-from vlmrl.tasks.pairs.reward import PairReward, Reading
+from vlmrl.tasks.pairs.reward import PairReading, PairReward
 from vlmrl.tasks.pairs.rewards import REWARDS
 from vlmrl.types import RewardInput, Score
 
@@ -78,7 +78,7 @@ def pair_outcome(reward: PairReward, scored_by: str | None = None) -> Callable[[
 
     def outcome(x: RewardInput, score: Score) -> Outcome:
         same, right = judge.read_truth(x.truth)
-        reading = None if scored_by is None else Reading.of_detail((score.detail or {}).get(scored_by))
+        reading = None if scored_by is None else PairReading.of_detail((score.detail or {}).get(scored_by))
         problem, confidence, stated, agrees, repair = reading or judge.read(x.response)
         label = float(same)
         found: dict[str, float | None] = {

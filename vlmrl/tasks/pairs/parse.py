@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from vlmrl.rewards.parse import BLANKS, MAX_NAME_CHARS, VISIBLE, Tag, find_tags, normalise_name, tag_alternatives
+from vlmrl.rewards.text_parsing import BLANKS, MAX_NAME_CHARS, VISIBLE, Tag, find_tags, normalise_name, tag_alternatives
 
 MAX_CACHED_PIECES = 100
 """A response of more pieces is not remembered: no format has so many tags."""

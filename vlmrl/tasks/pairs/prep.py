@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.build import Build, building
+from vlmrl.data.dataset_writer import Build, building
 from vlmrl.data.doctor import RowFacts, Verdict
-from vlmrl.data.scan import FileReader, Files
-from vlmrl.data.shards import examine
+from vlmrl.data.image_scan import FileReader, Files
+from vlmrl.data.image_shards import examine
 from vlmrl.data.splits import LabelledImage, Splits, drop_repeats, split_classes, split_images
 from vlmrl.errors import DataError
-from vlmrl.tasks.assemble import Assembly, Limits, Planned, Prepared, PromptLengths, assemble
 from vlmrl.tasks.base import Task
+from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow, Prepared, PromptLengths, assemble
 from vlmrl.tasks.pairs.draw import Pair, build_pairs
 from vlmrl.types import Media, hash64
 
@@ -147,7 +147,7 @@ def write_pairs(
     lost = [dict(drop) for drop in dropped]
     number_of: dict[str, int] = {}
     seen: list[LabelledImage] = []
-    rows: dict[str, list[Planned]] = {}
+    rows: dict[str, list[PlannedRow]] = {}
     lengths = PromptLengths(task)
     for split, members in pairs.items():
         rows[split] = []
@@ -168,7 +168,7 @@ def write_pairs(
                 (pair.first.labels[-1], pair.second.labels[-1]),
                 f"{split}: {pair.first.origin}, {pair.second.origin}",
             )
-            rows[split].append(Planned(pair, facts))
+            rows[split].append(PlannedRow(pair, facts))
     assembly = Assembly(
         images=[image.seen or examine(files.read(image.place)) for image in seen],
         places=[image.place for image in seen],
@@ -261,7 +261,7 @@ def _pairs_of_split(
 
 
 def _fields(
-    plan: PairPlan, unseen: set[str], rows: Sequence[Planned], media: Sequence[Media]
+    plan: PairPlan, unseen: set[str], rows: Sequence[PlannedRow], media: Sequence[Media]
 ) -> Iterator[dict[str, Any]]:
     for row in rows:
         pair, images = row.key, [media[i] for i in row.facts.images]
@@ -289,7 +289,7 @@ def level_truth(levels: Sequence[str], pair: Pair) -> dict[str, Any]:
     return truth | {level: [pair.first.labels[i], pair.second.labels[i]] for i, level in enumerate(levels)}
 
 
-def count_pairs(rows: Sequence[Planned]) -> dict[str, Any]:
+def count_pairs(rows: Sequence[PlannedRow]) -> dict[str, Any]:
     """What dataset.json says of a split besides its number of rows."""
     distances = Counter(row.facts.distance for row in rows if row.facts.distance is not None)
     same = sum(row.facts.label == "same" for row in rows)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.parse import LEVEL_NAME, MAX_NAME_CHARS, normalise_name
+from vlmrl.rewards.text_parsing import LEVEL_NAME, MAX_NAME_CHARS, normalise_name
 from vlmrl.tasks.pairs.parse import Names, PairFormat, two_names
 from vlmrl.types import RewardInput
 
@@ -68,7 +68,7 @@ class Form(Protocol):
         ...
 
 
-class Reading(NamedTuple):
+class PairReading(NamedTuple):
     """What a response says, as a reward reads it, whatever the truth is.
 
     Args:
@@ -95,7 +95,7 @@ class Reading(NamedTuple):
         return {**detail, "repair": repair} if repair else detail
 
     @classmethod
-    def of_detail(cls, detail: Any) -> Reading | None:
+    def of_detail(cls, detail: Any) -> PairReading | None:
         """Return the reading that `as_detail` wrote; None for anything else, such as a damaged file has."""
         if not isinstance(detail, Mapping):
             return None
@@ -177,27 +177,27 @@ class PairReward:
         parts["note"], parts["detail"] = repair, free.as_detail()
         return self._renamed(parts) if self.fields else parts
 
-    def read(self, response: str) -> Reading:
+    def read(self, response: str) -> PairReading:
         """Return the reading of a response (special tokens removed) by the rules of this reward. Total: any text in,
         time linear in its length.
         """
         return self._by_the_rules(*self.read_freely(response))
 
-    def read_freely(self, response: str) -> tuple[Reading, str]:
+    def read_freely(self, response: str) -> tuple[PairReading, str]:
         """Return the reading of a response that may leave levels out and contradict itself; and, in words, the first
         level that it leaves out although none above it differs ("" = none).
         """
         problem, confidence, bodies, repair = self._format.split(response)
         if problem or confidence is None:
-            return Reading(problem, repair=repair), ""
+            return PairReading(problem, repair=repair), ""
         stated, differs, problem, missing = self._read(bodies)
         if problem:
-            return Reading(problem, repair=repair), missing
-        return Reading("", confidence, stated, self._agrees(confidence, differs), repair), missing
+            return PairReading(problem, repair=repair), missing
+        return PairReading("", confidence, stated, self._agrees(confidence, differs), repair), missing
 
-    def _by_the_rules(self, free: Reading, missing: str) -> Reading:
+    def _by_the_rules(self, free: PairReading, missing: str) -> PairReading:
         if missing and self.complete:
-            return Reading(missing, repair=free.repair)
+            return PairReading(missing, repair=free.repair)
         if free.agrees is False and self.consistency == "gate":
             return free._replace(problem=f"the answer {free.confidence} contradicts the {self.form.what}")
         return free
@@ -261,7 +261,7 @@ class PairReward:
             return confidence <= 0.5
         return confidence >= 0.5 if self.levels_decide is True else None
 
-    def _nothing(self, truth: Mapping[str, Any], problem: str, free: Reading) -> dict[str, Any]:
+    def _nothing(self, truth: Mapping[str, Any], problem: str, free: PairReading) -> dict[str, Any]:
         parts: dict[str, Any] = {"format": 0.0, "answer": 0.0}
         parts |= {level: None if value is None else 0.0 for level, value in truth.items()}
         if self.consistency == "part":

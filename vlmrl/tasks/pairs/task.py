@@ -8,11 +8,11 @@ from importlib.resources import files
 from typing import Any
 
 from vlmrl.errors import DataError
-from vlmrl.rewards.parse import LEVEL_NAME
+from vlmrl.rewards.text_parsing import LEVEL_NAME
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.pairs.draw import pair_distance
-from vlmrl.tasks.pairs.kind import kind_of_levels
 from vlmrl.tasks.pairs.outcome import METRICS, confidence_figures, outcome_as
+from vlmrl.tasks.pairs.truth_kind import kind_of_levels
 
 SUMMARY = "same class or not: two images, a hierarchy of names, a probability (made by `vlmrl prep pairs`)"
 RESERVED_LEVELS = frozenset({"think", "answer", "format", "consistency", "note", "detail", "same", "distance"})

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.parse import normalise_name
+from vlmrl.rewards.text_parsing import normalise_name
 from vlmrl.tasks.pairs.reward import AnswerRule, ConsistencyRule, LevelsDecide, NameForm, PairReward, Said, pair_spec
 
 RELATIONS = {"same": False, "different": True, "uncertain": None}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from vlmrl.rewards.parse import normalise_name
+from vlmrl.rewards.text_parsing import normalise_name
 
 
 @dataclass(frozen=True)

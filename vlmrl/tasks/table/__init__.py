@@ -1,1 +1,49 @@
-"""A table of one's own: the rows bring the prompt, the user brings the reward."""
+"""The task `table`: rows bring their own prompt, the user brings the reward."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from vlmrl.data.columns import missing_prompt, read_messages
+from vlmrl.errors import DataError
+from vlmrl.tasks.base import Task
+from vlmrl.types import Message, Row
+
+SUMMARY = "a table of one's own: Parquet, JSONL, JSON, CSV or a hub dataset, with any reward function"
+
+
+def table_task(info: Mapping[str, Any]) -> Task:
+    """The task bound to a table; `info` is what its reader found: `columns` (role -> column) and `response_column`."""
+    columns: Mapping[str, str] = info.get("columns") or {}
+    prompt, response = columns.get("prompt"), info.get("response_column")
+
+    def messages(row: Row) -> tuple[Message, ...]:
+        if prompt is None:
+            raise missing_prompt(list(row.columns), row.source)
+        return read_messages(row.columns.get(prompt), f"row {row.prompt_id}, column `{prompt}`")[0]
+
+    def trace(row: Row, rng: random.Random) -> str:
+        value = row.columns.get(str(response))
+        if response == prompt:
+            value = read_messages(value, f"row {row.prompt_id}, column `{prompt}`")[1]
+        if not isinstance(value, str) or not value.strip():
+            raise DataError(
+                f"row {row.prompt_id} has no response to learn from", where=f"{row.source}, column `{response}`"
+            )
+        return value
+
+    return Task(
+        name="table",
+        summary=SUMMARY,
+        template="",
+        validate=_validate,
+        messages=messages,
+        trace=trace if response else None,
+    )
+
+
+def _validate(truth: Mapping[str, Any]) -> list[str]:
+    """An empty answer cell would make every response wrong; a table without answers has no such field."""
+    return ["the answer is empty"] if "answer" in truth and truth["answer"] in (None, "", [], {}) else []

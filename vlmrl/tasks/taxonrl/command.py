@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from vlmrl.tasks.assemble import Limits, Prepared
+from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.options import Option, PrepCommand
 from vlmrl.tasks.taxonrl import prepare
 from vlmrl.tasks.taxonrl.domain import Domain

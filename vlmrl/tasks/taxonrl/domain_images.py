@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.data.columns import read_image
-from vlmrl.data.labelled import IMAGE_SUFFIXES, check_name, read_labelled, refuse_twins
-from vlmrl.data.row_files import RowFiles, read_piece
-from vlmrl.data.scan import Files, scan_files
+from vlmrl.data.image_scan import Files, scan_files
+from vlmrl.data.labelled_images import IMAGE_SUFFIXES, check_name, read_labelled, refuse_twins
 from vlmrl.data.splits import LabelledImage
+from vlmrl.data.table_pieces import RowFiles, read_piece
 from vlmrl.data.tables import SPLIT_NAMES
 from vlmrl.errors import DataError
-from vlmrl.rewards.parse import normalise_name
-from vlmrl.tasks.assemble import Limits, is_few, leave_out
+from vlmrl.rewards.text_parsing import normalise_name
+from vlmrl.tasks.dataset_assembly import Limits, is_few, leave_out
 from vlmrl.tasks.pairs.draw import Pair
 from vlmrl.tasks.taxonrl.domain import INDIVIDUAL, Domain, classes_of
 from vlmrl.tasks.taxonrl.domain_rows import complete_truth

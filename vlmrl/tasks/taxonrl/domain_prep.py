@@ -10,18 +10,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.build import building, refuse_other
+from vlmrl.data.dataset_writer import building, refuse_other
 from vlmrl.data.doctor import RowFacts
-from vlmrl.data.parts import make_parts
-from vlmrl.data.row_files import RowFiles, locate_rows, open_row_files
-from vlmrl.data.scan import examined
-from vlmrl.data.shards import Examined
+from vlmrl.data.image_scan import examined
+from vlmrl.data.image_shards import Examined
+from vlmrl.data.parallel_parts import make_parts
+from vlmrl.data.table_pieces import RowFiles, locate_rows, open_row_files
 from vlmrl.errors import DataError
-from vlmrl.tasks.assemble import Assembly, Limits, Planned, Prepared, PromptLengths, assemble, is_few, leave_out
-from vlmrl.tasks.pairs.cut import Cut, PairUnits, cut_rows
+from vlmrl.tasks.dataset_assembly import (
+    Assembly,
+    Limits,
+    PlannedRow,
+    Prepared,
+    PromptLengths,
+    assemble,
+    is_few,
+    leave_out,
+)
 from vlmrl.tasks.pairs.prep import count_pairs, pair_id
+from vlmrl.tasks.pairs.validation_cut import Cut, PairUnits, cut_rows
 from vlmrl.tasks.taxonrl.domain import Domain, classes_of, known_fields
-from vlmrl.tasks.taxonrl.domain_rows import Place, RowColumns, RowReader, ScanRows, checked_rows, find_columns
+from vlmrl.tasks.taxonrl.domain_rows import RowColumns, RowPlace, RowReader, ScanRows, checked_rows, find_columns
 from vlmrl.tasks.taxonrl.domain_task import domain_task
 from vlmrl.types import Media
 
@@ -33,7 +42,7 @@ SHOWN_BAD = 5
 
 
 @dataclass(frozen=True)
-class RowPlan:
+class DomainRowPlan:
     """What to make of a table.
 
     Args:
@@ -61,15 +70,15 @@ class Survey:
     """
 
     images: list[Examined] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
-    rows: dict[str, list[Planned]] = field(default_factory=lambda: defaultdict(list))
+    places: list[RowPlace] = field(default_factory=list)
+    rows: dict[str, list[PlannedRow]] = field(default_factory=lambda: defaultdict(list))
     bad: list[dict[str, Any]] = field(default_factory=list)
     repeated: list[dict[str, Any]] = field(default_factory=list)
     known: Counter[str] = field(default_factory=Counter)
     total: int = 0
 
 
-def prepare_rows(out: Path, domain: Domain, plan: RowPlan, limits: Limits, *, force: bool = False) -> Prepared:
+def prepare_rows(out: Path, domain: Domain, plan: DomainRowPlan, limits: Limits, *, force: bool = False) -> Prepared:
     """Read, check and write a table of a domain's rows.
 
     Raises: DataError when it cannot be read, when more than `max_bad` of its rows are wrong, or another dataset is at
@@ -145,7 +154,7 @@ def survey_rows(domain: Domain, table: RowFiles, columns: RowColumns, parts: Seq
             if known is None:
                 known = number_of[fields["sha256"]] = len(survey.images)
                 survey.images.append(examined(fields))
-                survey.places.append(Place(index, number, position))
+                survey.places.append(RowPlace(index, number, position))
             images.append(known)
         survey.known.update(known_fields(domain, [truth]))
         shown = {"problem": line["problem"]} if columns.problem else {}
@@ -157,7 +166,7 @@ def survey_rows(domain: Domain, table: RowFiles, columns: RowColumns, parts: Seq
             groups_of(domain, truth),
             line["where"],
         )
-        survey.rows[split].append(Planned((index, number), facts))
+        survey.rows[split].append(PlannedRow((index, number), facts))
     _leave_out_repeats(survey)
     return survey
 
@@ -168,7 +177,7 @@ def _leave_out_repeats(survey: Survey) -> None:
         for row in rows:
             labels[tuple(sorted(row.facts.images))].add(row.facts.label)
     for split, rows in survey.rows.items():
-        kept: dict[tuple[int, ...], Planned] = {}
+        kept: dict[tuple[int, ...], PlannedRow] = {}
         for row in rows:
             facts = row.facts
             if len(labels[tuple(sorted(facts.images))]) > 1:
@@ -225,7 +234,7 @@ def groups_of(domain: Domain, truth: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(one for one in truth[name] if one is not None) if name else ()
 
 
-def cut_validation(assembly: Assembly, domain: Domain, plan: RowPlan) -> None:
+def cut_validation(assembly: Assembly, domain: Domain, plan: DomainRowPlan) -> None:
     """Move rows of `train` to a new split `validation` where there is none, and say so."""
     check = "validation split"
     if "validation" in assembly.rows or "train" not in assembly.rows:
@@ -257,7 +266,7 @@ def cut_validation(assembly: Assembly, domain: Domain, plan: RowPlan) -> None:
     assembly.notes[check] = ("look", told)
 
 
-def _units(rows: Sequence[Planned], by: str) -> list[PairUnits]:
+def _units(rows: Sequence[PlannedRow], by: str) -> list[PairUnits]:
     """What must not be in two splits: the names of each row's group, or its images. No rows where a name is unknown."""
     if by == "image":
         return [PairUnits(row.facts.images, row.facts.label) for row in rows]
@@ -267,7 +276,7 @@ def _units(rows: Sequence[Planned], by: str) -> list[PairUnits]:
 
 
 def row_fields(
-    name: str, table: RowFiles, parts: Sequence[Path], rows: Sequence[Planned], media: Sequence[Media]
+    name: str, table: RowFiles, parts: Sequence[Path], rows: Sequence[PlannedRow], media: Sequence[Media]
 ) -> Iterator[dict[str, Any]]:
     """The columns of the rows, their texts read again from the parts. See `Assembly.fields`."""
     wanted = {row.key: row.facts for row in rows}

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlmrl.data.columns import SPELLINGS, read_image, split_images
-from vlmrl.data.parts import write_lines
-from vlmrl.data.row_files import Piece, RowFiles, read_piece
-from vlmrl.data.scan import EXAMINER, Examiner
+from vlmrl.data.image_scan import EXAMINER, Examiner
+from vlmrl.data.parallel_parts import write_lines
+from vlmrl.data.table_pieces import RowFiles, TablePiece, read_piece
 from vlmrl.errors import DataError, RewardError
-from vlmrl.tasks.render import IMAGE
+from vlmrl.tasks.prompt_template import IMAGE
 from vlmrl.tasks.taxonrl.domain import Domain, truth_distance
 from vlmrl.tasks.taxonrl.domains import DOMAINS
 from vlmrl.tasks.taxonrl.layouts import LAYOUTS
@@ -24,7 +24,7 @@ MAX_PATH = 1000
 """Characters; what is longer is an image in base64."""
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """Where an image of a table is: piece, row in the piece, position in the row."""
 
     piece: int
@@ -101,13 +101,13 @@ def complete_truth(domain: Domain, truth: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ScanRows:
-    """One part a piece of the table: a JSON line a row, for `checked_rows`. See data/parts.py."""
+    """One part a piece of the table: a JSON line a row, for `checked_rows`. See data/parallel_parts.py."""
 
     table: RowFiles
     columns: RowColumns
     domain: str
 
-    def __call__(self, piece: Piece, part: Path) -> None:
+    def __call__(self, piece: TablePiece, part: Path) -> None:
         lines = []
         for number, row in enumerate(read_piece(piece, self.columns.names)):
             line, wrong = self._line(row, EXAMINER)
@@ -166,7 +166,7 @@ class RowReader:
     table: RowFiles
     column: str
 
-    def files(self, places: Sequence[Place]) -> Iterator[bytes]:
+    def files(self, places: Sequence[RowPlace]) -> Iterator[bytes]:
         for index, wanted in groupby(places, key=lambda place: place[0]):
             rows = enumerate(read_piece(self.table.pieces[index], [self.column]))
             number, values = -1, []

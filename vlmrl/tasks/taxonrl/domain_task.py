@@ -13,7 +13,7 @@ from vlmrl.tasks.pairs.outcome import METRICS, confidence_figures, outcome_as
 from vlmrl.tasks.taxonrl.domain import BASELINE, Domain, Variant
 from vlmrl.tasks.taxonrl.domain_trace import write_response
 from vlmrl.tasks.taxonrl.domain_truth import truth_problems
-from vlmrl.tasks.taxonrl.kind import domain_kind
+from vlmrl.tasks.taxonrl.truth_kind import domain_kind
 
 PROFILES = ("default", "taxonrl")
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.scan import scan_files
+from vlmrl.data.image_scan import scan_files
 from vlmrl.data.splits import LabelledImage
 from vlmrl.errors import DataError
-from vlmrl.tasks.assemble import Limits
-from vlmrl.tasks.pairs.cut import PairUnits, cut_rows
+from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.pairs.draw import Pair
+from vlmrl.tasks.pairs.validation_cut import PairUnits, cut_rows
 from vlmrl.tasks.taxonrl.domain_images import RootedFiles, Specimens
 
 LISTS = {"pairsDevTrain.txt": "train", "pairsDevTest.txt": "test"}

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.parse import normalise_name
-from vlmrl.tasks.kinds import CONTRADICTS
+from vlmrl.rewards.text_parsing import normalise_name
 from vlmrl.tasks.pairs.vocabulary import Vocabulary
+from vlmrl.tasks.truth_kinds import CONTRADICTS
 
 DISTANCES = ("sameSpecies", "sameGenus", "sameFamily", "sameOrder", "sameClass")
 """The words for `distance` 0, 1, 2, 3, 4."""

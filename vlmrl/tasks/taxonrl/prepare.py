@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.build import Build, building, refuse_other
-from vlmrl.data.labelled import collection_state
-from vlmrl.data.row_files import Located, locate_rows, open_row_files, split_spelling
-from vlmrl.data.scan import MemoryFiles
+from vlmrl.data.dataset_writer import Build, building, refuse_other
+from vlmrl.data.image_scan import MemoryFiles
+from vlmrl.data.labelled_images import collection_state
+from vlmrl.data.table_pieces import Located, locate_rows, open_row_files, split_spelling
 from vlmrl.data.tables import SUFFIXES, is_saved
 from vlmrl.errors import DataError
-from vlmrl.tasks.assemble import Limits, Prepared
+from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.pairs.prep import SPLIT_SHARES, PairPlan, fill_pairs, write_pairs
 from vlmrl.tasks.taxonrl.domain import INDIVIDUAL, Domain, classes_of
 from vlmrl.tasks.taxonrl.domain_images import (
@@ -25,7 +25,7 @@ from vlmrl.tasks.taxonrl.domain_images import (
     read_image_table,
     refuse_bad,
 )
-from vlmrl.tasks.taxonrl.domain_prep import MAX_BAD, VALIDATION_PAIRS, RowPlan, prepare_rows, row_schema
+from vlmrl.tasks.taxonrl.domain_prep import MAX_BAD, VALIDATION_PAIRS, DomainRowPlan, prepare_rows, row_schema
 from vlmrl.tasks.taxonrl.domain_task import domain_task
 from vlmrl.tasks.taxonrl.domains import DOMAINS
 from vlmrl.tasks.taxonrl.face_pairs import find_pair_lists, read_face_pairs
@@ -80,7 +80,7 @@ def prepare_domain(request: DomainRequest, limits: Limits, *, force: bool = Fals
     if is_image_table(domain, located.columns()):
         return _prepare_images(request, domain, name, Path(source), located, out, limits, force)
     pairs = request.num_pairs["validation"]
-    plan = RowPlan(source, name, request.seed, pairs, request.max_bad, request.images_root)
+    plan = DomainRowPlan(source, name, request.seed, pairs, request.max_bad, request.images_root)
     return prepare_rows(out, domain, plan, limits, force=force)
 
 

@@ -1,0 +1,90 @@
+"""Which optional kernels a model would use on a GPU, and what is said where they are missing."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from vlmrl.cli import check as check_command
+from vlmrl.model.model_facts import ModelFacts
+from vlmrl.preflight import kernels
+from vlmrl.preflight.gpu_models import Gpu
+from vlmrl.preflight.kernels import PLAIN_ATTENTION, attention_kernel, check_kernels
+from vlmrl.preflight.memory import Target
+from vlmrl.recipe.load import load_recipe
+
+GPU = Gpu("H100", 80 << 30, 3.35e12)
+OWN = "PyTorch's variable-length kernel"
+INSTALL = "pip install '.[flash-attn]' --no-build-isolation (in vlmrl's checkout)"
+HYBRID = ["linear_attention"] * 3 + ["full_attention"]
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch):
+    """Set which optional packages are installed, and whether the machine has a GPU."""
+
+    def set_to(*installed: str, gpu: Gpu | None = GPU) -> None:
+        spec = object()
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name in installed else None)
+        monkeypatch.setattr(kernels, "find_cluster", lambda loaded, target: SimpleNamespace(gpu=target.gpu or gpu))
+
+    return set_to
+
+
+def recipe(tmp_path: Path, *overrides: str):
+    (tmp_path / "r.toml").write_text('[model]\npath = "m"\n[[data]]\npath = "d"\n')
+    return load_recipe(tmp_path / "r.toml", overrides=overrides)
+
+
+def facts(model_type: str = "qwen2_5_vl", sharing: str = "packed", **text) -> ModelFacts:
+    return ModelFacts(model_type, {"language": 1}, {"num_hidden_layers": 4, **text}, {}, sharing=sharing)
+
+
+@pytest.mark.parametrize(("model", "dtype", "installed", "text", "images", "missing"), [
+    (facts(), "bfloat16", (), OWN, OWN, INSTALL),
+    (facts(), "bfloat16", ("flash_attn",), "flash-attn", "flash-attn", None),
+    (facts(), "float32", (), "FlexAttention", PLAIN_ATTENTION, None),
+    # Images of Gemma 3 see each other both ways, and its tower runs one image at a time.
+    (facts("gemma3"), "bfloat16", (), "FlexAttention", PLAIN_ATTENTION, None),
+    (facts("qwen3_5", "forked", layer_types=HYBRID), "bfloat16", (), PLAIN_ATTENTION, OWN, INSTALL),
+    (facts(sharing="padded"), "bfloat16", (), PLAIN_ATTENTION, PLAIN_ATTENTION, None),
+    (facts("internvl"), "bfloat16", (), OWN, PLAIN_ATTENTION, INSTALL),
+])  # fmt: skip
+def test_what_computes_attention(tmp_path, environment, model, dtype, installed, text, images, missing):
+    environment(*installed)
+    found = attention_kernel(recipe(tmp_path, f"model.dtype={dtype}"), model)
+    assert found == {"text": text, "images": images, "missing": missing}
+
+
+def test_nothing_is_said_of_kernels_without_a_gpu_or_of_another_machine(tmp_path, environment):
+    hybrid = facts("qwen3_5", "forked", layer_types=HYBRID)
+    environment(gpu=None)
+    loaded = recipe(tmp_path)
+    assert attention_kernel(loaded, hybrid) is None and check_kernels(loaded, hybrid) == []
+    environment()
+    elsewhere = Target(8, GPU)
+    assert attention_kernel(loaded, hybrid, elsewhere) is None and check_kernels(loaded, hybrid, elsewhere) == []
+
+
+@pytest.mark.parametrize(("installed", "named"), [
+    ((), ["flash-linear-attention", "causal-conv1d"]), (("fla",), ["causal-conv1d"]),
+    (("fla", "causal_conv1d"), []),
+])  # fmt: skip
+def test_a_hybrid_is_warned_of_each_kernel_that_it_lacks(tmp_path, environment, installed, named):
+    environment(*installed)
+    found = check_kernels(recipe(tmp_path), facts("qwen3_5", "forked", layer_types=HYBRID))
+    assert [p.level for p in found] == ["warning"] * len(named)
+    for problem, name in zip(found, named, strict=True):
+        assert problem.message.startswith(f"{name} is not installed") and f"'.[{name}]'" in (problem.hint or "")
+        assert "3 " in problem.message
+    assert check_kernels(recipe(tmp_path), facts()) == []
+
+
+def test_the_screen_names_the_missing_kernel():
+    lines = dict(check_command._attention_lines({"text": OWN, "images": OWN, "missing": INSTALL}))
+    assert lines["attention"] == OWN and lines[""].endswith(INSTALL) and "flash-attn is not installed" in lines[""]
+    [(_, line)] = check_command._attention_lines({"text": "FlexAttention", "images": PLAIN_ATTENTION, "missing": None})
+    assert line == f"FlexAttention; of images {PLAIN_ATTENTION}"

@@ -1,0 +1,266 @@
+"""Memory that runs out in a row: known for what it is, named, tried once more with half the budget, the same step."""
+
+from __future__ import annotations
+
+import copy
+import mmap
+import pickle
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tinyworld import assert_close, encoded, items_of
+
+from vlmrl.algo.family import ALGORITHMS
+from vlmrl.dist import rank_process
+from vlmrl.dist.world import World
+from vlmrl.errors import CheckpointError, EngineError, Load, OutOfMemoryError, RewardError, exit_of
+from vlmrl.model.device_memory import asking_for, memory_use, ran_out
+from vlmrl.model.policy import Policy
+from vlmrl.recipe.schema import Data, Model, Optim, Recipe, Rollout, Train
+from vlmrl.train.optim import Optimizer
+from vlmrl.train.out_of_memory import budget_metrics, budget_of, explaining, in_rows, may_halve
+from vlmrl.train.state import Progress
+from vlmrl.train.step import StepBatch
+from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, update
+
+EXABYTE = 1 << 60
+CPU = torch.device("cpu")
+SIZES = [[(56, 56)], [(112, 56), (56, 84)]]
+NAMES = [f"digits row {'ab'[i // 8]} sample {i % 8}" for i in range(16)]
+ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 2.0, -1.0, -0.5, -0.5] * 2
+BUDGET = 200
+WHOLE, HALF = 160, 75
+"""Between what a group of eight responses takes and half of it; below half of it, and above one response."""
+
+
+def ask_for_too_much() -> None:
+    torch.empty(EXABYTE, dtype=torch.uint8)
+
+
+def wrapped(kind: type[Exception]):
+    def ask() -> None:
+        try:
+            ask_for_too_much()
+        except RuntimeError as error:
+            raise kind("something went wrong") from error
+
+    return ask
+
+
+@pytest.mark.parametrize("ask", [
+    ask_for_too_much, lambda: bytearray(EXABYTE), lambda: mmap.mmap(-1, 1 << 47), wrapped(CheckpointError),
+    wrapped(EngineError),
+])  # fmt: skip
+def test_what_the_system_refuses_is_known_for_what_it_is(ask):
+    with pytest.raises(Exception) as caught:
+        ask()
+    assert ran_out(caught.value)
+
+
+@pytest.mark.parametrize("error", [
+    RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("row 7"), KeyError("memory"),
+    RewardError("the reward said: OSError: Cannot allocate memory"), OSError(28, "No space left on device"),
+])  # fmt: skip
+def test_other_errors_are_left_alone(error):
+    assert not ran_out(error)
+    with pytest.raises(type(error)) as caught, explaining(recipe()), asking_for(lambda: pytest.fail("asked"), CPU):
+        raise error
+    assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    "text", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling x", "CUDA out of memory. Tried"]
+)
+def test_a_card_that_is_full_is_known_for_what_it_is(text):
+    assert ran_out(RuntimeError(text)) and ran_out(torch.OutOfMemoryError("x"))
+
+
+def test_the_error_travels_between_processes_whole():
+    load = Load("train.tokens_per_row", 10, 4, 2, ("a row",))
+    error = OutOfMemoryError("out", where="there", hint="lower it", load=load)
+    error.halved, error.fits = {"train.tokens_per_row": [10, 5]}, 3
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.load, again.halved, again.fits) == (str(error), load, error.halved, 3)
+    assert exit_of(again) == (2, str(error))
+
+
+def test_the_peak_is_of_this_process_and_the_limit_of_its_machine():
+    before, limit = memory_use(CPU)
+    held = torch.ones(1 << 27, dtype=torch.uint8)
+    assert memory_use(CPU)[0] >= before and held.sum() == 1 << 27
+    assert 1 << 27 < before < limit
+
+
+def recipe(**train) -> Recipe:
+    return Recipe(
+        model=Model(path="x", dtype="float32", device="cpu"), data=[Data(path="x")],
+        train=Train(**{"tokens_per_row": BUDGET} | train), rollout=Rollout(max_new_tokens=16),
+    )  # fmt: skip
+
+
+@dataclass
+class Told:
+    """A watcher and a run in one: what was said and noted."""
+
+    said: list[str] = field(default_factory=list)
+    noted: list[tuple] = field(default_factory=list)
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+
+    def event(self, step: int, event: str, **details) -> None:
+        self.noted.append((step, event, details))
+
+
+def session_of(model, **train):
+    told = Told()
+    return SimpleNamespace(
+        recipe=recipe(**train), progress=Progress(step=7), watcher=told, run=told, world=World(),
+        policy=Policy(model, temperature=0.7), optimizer=Optimizer(model, Optim(lr=1e-2)),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def items(tiny_encoder):
+    """Two groups of eight responses: 33 + 147 and 45 + 124 tokens."""
+    prompts = [
+        encoded(tiny_encoder, "same or not?", sizes, n) for n, sizes in zip(("room a", "room b"), SIZES, strict=True)
+    ]
+    lengths = [20, 17, 22, 9, 25, 14, 21, 19], [11, 22, 17, 15, 20, 8, 13, 18]
+    return items_of(list(zip(prompts, lengths, strict=True)))
+
+
+def one_update(session, items):
+    batch = StepBatch(items, ADVANTAGES, NAMES)
+    work = partial(update, session.policy, session.optimizer, batch, PolicyGradient(ALGORITHMS["grpo"]))
+    return in_rows(session, partial(work, lr=1e-2, max_tokens=16))
+
+
+def fail_above(policy, tokens: int, *, backward: bool = False, from_row: int = 0):
+    """Make the policy ask for too much in rows of more tokens than that; in their backward pass, or in the forward."""
+    run, rows = policy._states, []
+
+    def states(row):
+        rows.append(row.input_ids_N.numel())
+        hidden = run(row)
+        if rows[-1] > tokens and len(rows) > from_row:
+            if not backward:
+                ask_for_too_much()
+            hidden.register_hook(lambda gradient: ask_for_too_much())
+        return hidden
+
+    policy._states = states
+    return rows
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_step_that_failed_once_is_the_step_that_never_failed(tiny_model, items, backward):
+    calm, shaken = session_of(copy.deepcopy(tiny_model)), session_of(tiny_model)
+    for session in (calm, shaken):
+        one_update(session, items)
+    # The first row has left gradients when the second one fails.
+    rows = fail_above(shaken.policy, WHOLE, backward=backward, from_row=1)
+    expected, found = one_update(calm, items), one_update(shaken, items)
+    assert rows[:2] == [180, 169] and max(rows[2:]) <= 84, rows
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7), name
+    ours, theirs = (dict(s.policy.model.named_parameters()) | s.optimizer.state_tensors() for s in (shaken, calm))
+    assert ours.keys() == theirs.keys()
+    for kind in ("model.", "exp_avg.", "exp_avg_sq."):
+        names = sorted(n for n in theirs if n.startswith(kind))
+        assert_close(*(torch.cat([t[n].flatten() for n in names]) for t in (ours, theirs)), kind)
+    assert shaken.optimizer.updates == calm.optimizer.updates == 2
+
+
+def test_the_half_is_the_budget_from_then_on_said_and_noted(tiny_model, items):
+    session = session_of(tiny_model)
+    rank_process.phase("update", 7)
+    rows = fail_above(session.policy, WHOLE)
+    assert budget_metrics(session) == {"train/tokens_per_row": BUDGET} and may_halve(session, "train.tokens_per_row")
+    one_update(session, items)
+    now = rows[0] // 2  # the row had fewer tokens than the budget
+    assert session.progress.halved == {"train.tokens_per_row": [BUDGET, now]}
+    assert budget_metrics(session) == {"train/tokens_per_row": now}
+    [(step, event, noted)] = session.run.noted
+    assert step == 7 and "out of memory" in event and (noted["was"], noted["now"]) == (BUDGET, now)
+    assert (
+        noted["rows"][0] == "digits row a (8 responses; images 56 x 56)" and noted["limit_bytes"] > noted["peak_bytes"]
+    )
+    [said] = session.watcher.said
+    assert "phase `update` of step 7" in said and f"train.tokens_per_row = {now}" in said
+    before = len(rows)
+    one_update(session, items)
+    assert max(rows[before:]) <= WHOLE and len(session.run.noted) == 1
+
+
+def test_a_second_failure_ends_with_rows_images_peak_and_the_key_to_change(tiny_model, items):
+    session = session_of(tiny_model)
+    rank_process.phase("update", 7)
+    fail_above(session.policy, WHOLE)
+    one_update(session, items)
+    rows = fail_above(session.policy, HALF)
+    with pytest.raises(OutOfMemoryError) as caught, explaining(session.recipe):
+        one_update(session, items)
+    error = caught.value
+    size = rows[-1]
+    assert HALF < size <= 90 and error.halved == {}
+    assert error.message.startswith(f"out of memory in phase `update` of step 7 on rank 0 with {size} tokens (")
+    assert "of images) in 3 responses at once; peak " in error.message and " GiB of " in error.message
+    assert "digits row" in error.where and "images " in error.where
+    assert error.hint == f"set train.tokens_per_row = {size // 2} (half of what did not fit)"
+
+
+def test_a_single_response_is_not_tried_again_and_the_key_is_another_one(tiny_model, items):
+    session = session_of(tiny_model, tokens_per_row=1)
+    fail_above(session.policy, 0)
+    with pytest.raises(OutOfMemoryError) as caught, explaining(session.recipe):
+        one_update(session, items)
+    assert session.progress.halved == {} and not session.run.noted
+    assert caught.value.where == "digits row a (1 response; images 56 x 56)"
+    assert caught.value.hint.startswith(
+        "set model.gradient_checkpointing = true; a smaller train.tokens_per_row would not"
+    )
+
+
+def test_one_of_several_processes_says_with_what_all_may_begin_again(tiny_model, items):
+    session = session_of(tiny_model)
+    session.world = World(1, 2)
+    rows = fail_above(session.policy, WHOLE)
+    with pytest.raises(OutOfMemoryError) as caught, explaining(session.recipe):
+        one_update(session, items)
+    assert caught.value.halved == {"train.tokens_per_row": [BUDGET, rows[0] // 2]} and session.progress.halved == {}
+    session.progress.halved = caught.value.halved
+    with pytest.raises(OutOfMemoryError) as caught, explaining(session.recipe):
+        fail_above(session.policy, 0)
+        one_update(session, items)
+    assert caught.value.halved == {}, "only once"
+
+
+@pytest.mark.parametrize("fill", [
+    lambda s, batch, tokens_per_row: fill_logps(s.policy, batch, batch.old_logp, tokens_per_row),
+    lambda s, batch, tokens_per_row: fill_reference(s.policy, batch, tokens_per_row),
+])  # fmt: skip
+def test_the_passes_before_an_update_go_back_too(tiny_model, items, fill):
+    session = session_of(tiny_model)
+    batch, calm = (StepBatch(items, ADVANTAGES, NAMES) for _ in range(2))
+    fill(session, calm, BUDGET)
+    rows = fail_above(session.policy, WHOLE)
+    in_rows(session, partial(fill, session, batch))
+    assert rows[0] > WHOLE and max(rows[1:]) <= WHOLE
+    for field_ in ("old_logp", "ref_hidden"):
+        found, expected = getattr(batch, field_), getattr(calm, field_)
+        assert found.keys() == expected.keys()
+        for i in expected:
+            assert_close(found[i], expected[i])
+
+
+def test_a_budget_that_was_changed_since_counts_anew(tiny_model):
+    session = session_of(tiny_model)
+    session.progress.halved = {"train.tokens_per_row": [BUDGET, 50]}
+    assert budget_of(session, "train.tokens_per_row") == 50 and not may_halve(session, "train.tokens_per_row")
+    session.recipe = recipe(tokens_per_row=BUDGET // 3)
+    assert budget_of(session, "train.tokens_per_row") == BUDGET // 3 and may_halve(session, "train.tokens_per_row")

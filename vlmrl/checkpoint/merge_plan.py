@@ -1,0 +1,136 @@
+"""What a merged folder holds, known before a weight is read: the model without memory, its ties, its names on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlmrl.checkpoint.safetensors_blocks import StoredTensor
+from vlmrl.errors import CheckpointError
+from vlmrl.model.published_names import as_published, as_written
+from vlmrl.model.quiet_transformers import quiet_transformers
+
+
+class CannotStreamError(Exception):
+    """This model's tensors cannot be written one by one; the message says why. The whole model is loaded then."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor of the merged folder: its name and shape there, and the model's own name of what it is made from.
+
+    `converted`: it is a part of that, or another arrangement (experts that the model keeps as one tensor).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    floating: bool
+    source: str
+    converted: bool = False
+
+
+@dataclass(frozen=True)
+class MergePlan:
+    """The model on the meta device, its tensors, and what is written.
+
+    Args:
+        tensors: the model's own names, each storage once, under the first of its names.
+        names: own first name -> all names of the same storage.    outputs: in the order of writing.
+    """
+
+    model: Any
+    tensors: Mapping[str, Tensor]
+    names: Mapping[str, tuple[str, ...]]
+    outputs: tuple[Output, ...]
+    parameters: int = field(default=0)
+
+
+def make_plan(hf: Path, dtype: torch.dtype) -> MergePlan:
+    """Plan from a checkpoint's `hf` folder. Raises: CannotStreamError when an output is made from several tensors."""
+    from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
+
+    with quiet_transformers(), torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(hf), dtype=dtype)
+    if (hf / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(hf)
+    by_id: dict[int, list[str]] = {}
+    state = model.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        by_id.setdefault(id(tensor), []).append(name)
+    names = {group[0]: tuple(group) for group in by_id.values()}
+    outputs = _outputs(model, {first: state[first] for first in names}, names)
+    parameters = sum(p.numel() for p in model.parameters())
+    return MergePlan(model, {first: state[first] for first in names}, names, tuple(outputs), parameters)
+
+
+def _outputs(model: Any, tensors: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]]) -> list[Output]:
+    """Names and shapes as published checkpoints have them: a tie once, under the name that it is loaded from."""
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    kept = {first: next((n for n in group if n not in tied), first) for first, group in names.items()}
+    state = {name: tensors[first] for first, name in kept.items() if name not in ignored}
+    own = {name: first for first, name in kept.items()}
+    by_id = {id(tensor): own[name] for name, tensor in state.items()}
+    written = as_published(model, state)
+    outputs, parts = [], {}
+    for name, tensor in written.items():
+        if id(tensor) in by_id:
+            outputs.append(Output(name, tuple(tensor.shape), tensor.is_floating_point(), by_id[id(tensor)]))
+        else:
+            parts[name] = tuple(tensor.shape)
+    renamed = {o.source for o in outputs}
+    for name in (n for n in state if own[n] not in renamed):
+        for part, tensor in as_published(model, {name: state[name]}).items():
+            if parts.pop(part, None) != tuple(tensor.shape):
+                raise CannotStreamError(f"{part} is made from several tensors of the model")
+            outputs.append(Output(part, tuple(tensor.shape), tensor.is_floating_point(), own[name], converted=True))
+    if parts:
+        raise CannotStreamError(f"{next(iter(parts))} is made from several tensors of the model")
+    return outputs
+
+
+def match_stored(plan: MergePlan, stored: Mapping[str, StoredTensor], where: Path) -> dict[str, StoredTensor]:
+    """Own first name -> what a checkpoint stored, every tensor accounted for.
+
+    Raises: CheckpointError naming the first that is missing, unknown, stored twice, or of another shape.
+    """
+    hint = "was the base model changed? Use another checkpoint of the run"
+    matched: dict[str, StoredTensor] = {}
+    for first, group in plan.names.items():
+        found = [name for name in group if name in stored]
+        if len(found) != 1:
+            what = f"is missing: {first}" if not found else f"is there twice: {' and '.join(found)}"
+            raise CheckpointError(f"a tensor of the model {what}", where=str(where), hint=hint)
+        matched[first] = stored[found[0]]
+        if matched[first].shape != tuple(plan.tensors[first].shape):
+            message = f"{first} has shape {matched[first].shape}, the model's is {tuple(plan.tensors[first].shape)}"
+            raise CheckpointError(message, where=str(where), hint=hint)
+    unknown = sorted(stored.keys() - {t.name for t in matched.values()})
+    if unknown:
+        raise CheckpointError(
+            f"{len(unknown)} tensors are not the model's, the first: {unknown[0]}", where=str(where), hint=hint
+        )
+    return matched
+
+
+def match_written(plan: MergePlan, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Own first name -> what a Hugging Face folder holds: under the model's names, the published ones, or those that
+    transformers writes for a model that came from elsewhere.
+
+    Raises: CannotStreamError when a tensor is under neither: transformers' own loading must find it.
+    """
+    published = {o.source: o.name for o in plan.outputs if not o.converted}
+    own = {id(tensor): first for first, tensor in plan.tensors.items()}
+    written = {own[id(t)]: n for n, t in as_written(plan.model, plan.tensors).items() if id(t) in own}
+    matched: dict[str, StoredTensor] = {}
+    for first, group in plan.names.items():
+        name = next((n for n in (published.get(first), written.get(first), *group) if n in stored), None)
+        if name is None or stored[name].shape != tuple(plan.tensors[first].shape):
+            raise CannotStreamError(f"the base model's files do not hold {first} as it is in the model")
+        matched[first] = stored[name]
+    return matched

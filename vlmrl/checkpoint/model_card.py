@@ -1,0 +1,210 @@
+"""The model card of a merged folder (README.md), written from the run's record: where the weights come from, and how
+good they are. Nothing is claimed that the record does not hold. The only paths in it are those of its commands, and
+none where it is uploaded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from vlmrl import __version__
+from vlmrl.checkpoint.proof import Proof
+from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
+from vlmrl.rewards.identity import identity_of
+from vlmrl.store import layout
+from vlmrl.store.checkpoints import read_meta
+from vlmrl.store.evaluated_rows import method_of, role_label, set_method_of
+from vlmrl.store.kept_recipe import newest_resolved
+from vlmrl.store.manifest import Manifest, read_manifest
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def model_card(checkpoint: Path, proof: Proof, *, adapter: bool, name: str, base_path: str | None = None) -> str:
+    """Return the card: Markdown with the front matter of the hub.
+
+    Args:
+        adapter: the folder holds an adapter, not a model.
+        name: path of the folder or name of the repository, as it is typed in the commands.
+        base_path: where the adapter's base model is, in the commands; None = not said: they have `BASE` in its place.
+    """
+    meta = read_meta(checkpoint)
+    run_dir = checkpoint.absolute().parent.parent
+    try:
+        manifest = read_manifest(run_dir)
+    except StoreError:  # a checkpoint taken out of its run
+        manifest = None
+    recipe = _recipe(run_dir)
+    base = _base_name(meta.get("base") or {})
+    title = (manifest.name or manifest.recipe) if manifest else Path(name).name
+    parts = [
+        _front_matter(base, recipe, adapter),
+        f"# {title}, step {meta['step']}\n",
+        _summary(meta, base, adapter),
+        "## Where it comes from\n\n" + _table(("", ""), _lineage(meta, manifest, recipe, base)),
+        "## Evaluation\n\n" + _evaluation(run_dir, checkpoint, manifest),
+        "## Proof\n\n" + _proof(proof),
+        "## Use\n\n" + _use(name, meta.get("base") or {}, base_path, adapter),
+    ]
+    return "\n".join(parts)
+
+
+def _recipe(run_dir: Path) -> Mapping[str, Any]:
+    try:
+        return parse_json(newest_resolved(run_dir).read_bytes()).get("recipe") or {}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _base_name(base: Mapping[str, Any]) -> str:
+    """A hub name as it is; of a folder its last part, of another run's checkpoint the run."""
+    path = str(base.get("path") or "")
+    if base.get("run"):
+        return f"run {base['run']}, step {base.get('step')}"
+    if HUB_NAME.fullmatch(path) and not Path(path).exists():
+        return path
+    return Path(path).name
+
+
+def _front_matter(base: str, recipe: Mapping[str, Any], adapter: bool) -> str:
+    algorithm = (recipe.get("algo") or {}).get("name") if recipe.get("kind") == "rl" else "sft" if recipe else None
+    tags = ["vlmrl", *([algorithm] if algorithm else []), *(["lora"] if recipe.get("lora") else [])]
+    lines = ["---", f"library_name: {'peft' if adapter else 'transformers'}", "pipeline_tag: image-text-to-text"]
+    lines += [f"base_model: {base}"] if HUB_NAME.fullmatch(base) else []
+    return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---\n"])
+
+
+def _summary(meta: Mapping[str, Any], base: str, adapter: bool) -> str:
+    how = "supervised fine-tuning" if meta.get("kind") == "sft" else "reinforcement learning"
+    what = "A LoRA adapter for" if adapter else "A vision-language model trained from"
+    return f"{what} {_cell(base) or 'an unnamed base'} by {how} with vlmrl {__version__}.\n"
+
+
+def _lineage(
+    meta: Mapping[str, Any], manifest: Manifest | None, recipe: Mapping[str, Any], base: str
+) -> list[tuple[str, str]]:
+    revision = (meta.get("base") or {}).get("revision")
+    rows = [("base model", base + (f" (revision {revision})" if revision else ""))]
+    if lora := meta.get("lora"):
+        kind = "DoRA" if lora.get("dora") else "rsLoRA" if lora.get("rslora") else "LoRA"
+        rows.append(("adapter", f"{kind}, rank {lora['rank']}, alpha {lora['alpha']}"))
+    rows += [("step", str(meta["step"])), ("trained in", meta["dtype"])]
+    if manifest is None:
+        return [*rows, ("run", "not known: the checkpoint was taken out of its run")]
+    rows += [("run", manifest.id), ("recipe", f"{manifest.recipe} (sha256 {manifest.recipe_sha256[:12] or 'unknown'})")]
+    if manifest.parent:
+        rows.append(("started from", f"run {manifest.parent.get('run')}, {manifest.parent.get('checkpoint')}"
+                                     f"{', all of its state' if manifest.forked_at is not None else ''}"))  # fmt: skip
+    if recipe:
+        rows.append(("training", _training(recipe)))
+    for d in manifest.datasets:
+        fingerprint = str(d.get("fingerprint") or "unknown")[:12]
+        rows.append(("data", f"{d.get('name')}: task {d.get('task')}, split {d.get('split')}, {d.get('rows')} rows, "
+                             f"fingerprint {fingerprint}"))  # fmt: skip
+    rows += [("reward", f"{r.get('source')}: {identity_of(r).words}") for r in manifest.rewards]
+    if manifest.git:
+        dirty = ", with uncommitted changes" if manifest.git.get("dirty") else ""
+        rows.append(("code", f"commit {str(manifest.git.get('commit'))[:12]}{dirty}"))
+    return rows + [("note", label) for label in manifest.labels]
+
+
+def _training(recipe: Mapping[str, Any]) -> str:
+    train, optim = recipe.get("train") or {}, recipe.get("optim") or {}
+    told = f"{train.get('steps')} steps planned, seed {train.get('seed')}, learning rate {optim.get('lr')}"
+    if recipe.get("kind") != "rl":
+        return f"supervised, {told}"
+    rollout = recipe.get("rollout") or {}
+    shape = f"{rollout.get('prompts_per_step')} prompts x {rollout.get('samples_per_prompt')} samples a step"
+    return f"{(recipe.get('algo') or {}).get('name')}, {shape}, temperature {rollout.get('temperature')}, {told}"
+
+
+def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> str:
+    """Every evaluation of exactly this checkpoint that the run holds, with intervals, and on which rows it was made."""
+    rows: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    methods: dict[str, None] = {}
+    for folder in layout.eval_dirs(run_dir):
+        try:
+            summary = parse_json((folder / layout.EVAL_SUMMARY).read_bytes())
+            meta, metrics = summary.get("meta") or {}, dict(summary["metrics"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            rows.append((folder.name, "", "its summary is damaged", "", "", ""))
+            continue
+        if meta.get("step") != layout.parse_checkpoint_name(checkpoint.name):
+            continue
+        split = "validation in training" if meta.get("during") else f"{meta.get('source')}/{meta.get('split')}"
+        methods[f": {method_of(summary)}"] = None
+        if of_sets := set_method_of(summary):
+            methods[f" {of_sets}"] = None
+        if (label := role_label(meta)) and not meta.get("during"):
+            notes.append(f"{folder.name} was made on {label}.")
+        for name, m in metrics.items():
+            if not name.startswith("part/"):
+                rows.append((folder.name, split, name, _number(m["value"]), _interval(m), str(m["n"])))
+    if rows:
+        notes += [f"Intervals{method}." for method in methods]
+        table = _table(("evaluation", "data", "metric", "value", "95% interval", "rows"), rows)
+        return table + "\n" + "\n\n".join(notes) + "\n"
+    best = manifest.best if manifest else None
+    if best is not None and best.step == layout.parse_checkpoint_name(checkpoint.name):
+        return f"Validation during training: {best.metric} {best.value:.4g}. No evaluation with intervals was made.\n"
+    return "This checkpoint was not evaluated.\n"
+
+
+def _proof(proof: Proof) -> str:
+    if proof.logp_gap is None:
+        return f"Not proven: {proof.skipped}.\n"
+    return (
+        f"Loaded again in a process of its own, the model gives the log-probs that were saved in training: largest "
+        f"difference {proof.logp_gap:.1e} nats over {proof.tokens} tokens of {proof.rollouts} rollouts "
+        f"(limit {proof.limit:g}).\n"
+    )
+
+
+def _how_to_get(base: Mapping[str, Any]) -> str:
+    """Return what the base model is; of another run's checkpoint the command that writes it to `BASE`."""
+    if base.get("run"):
+        return f"`vlmrl merge {base['run']} --checkpoint {base.get('step')} --out BASE` writes it"
+    return _cell(_base_name(base)) or "it is not recorded"
+
+
+def _use(name: str, meta_base: Mapping[str, Any], base_path: str | None, adapter: bool) -> str:
+    if adapter:
+        base = _base_name(meta_base)
+        where = base if HUB_NAME.fullmatch(base) else base_path or "BASE"
+        missing = "" if where != "BASE" else f"`BASE` is a folder with the base model: {_how_to_get(meta_base)}.\n\n"
+        return (
+            f"{missing}```python\nfrom peft import PeftModel\nfrom transformers import AutoModelForImageTextToText\n\n"
+            f'base = AutoModelForImageTextToText.from_pretrained({json.dumps(where)}, dtype="auto")\n'
+            f"model = PeftModel.from_pretrained(base, {json.dumps(name)})\n```\n\n"
+            f"```\nvllm serve {quote(where)} --enable-lora --lora-modules {quote(f'trained={name}')}\n```\n"
+        )
+    return (
+        "```python\nfrom transformers import AutoModelForImageTextToText, AutoProcessor\n\n"
+        f'model = AutoModelForImageTextToText.from_pretrained({json.dumps(name)}, dtype="auto")\n'
+        f"processor = AutoProcessor.from_pretrained({json.dumps(name)})\n```\n\n```\nvllm serve {quote(name)}\n```\n"
+    )
+
+
+def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [headers, ["---"] * len(headers), *rows]
+    return "\n".join("| " + " | ".join(_cell(c) for c in line) + " |" for line in lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """One line that ends no table cell and opens no tag."""
+    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _interval(m: Mapping[str, Any]) -> str:
+    return "" if m["low"] is None or m["high"] is None else f"[{_number(m['low'])}, {_number(m['high'])}]"

@@ -1,0 +1,249 @@
+"""Safetensors files read and written a block at a time: memory does not grow with the model.
+
+A file is 8 bytes of little-endian header length, a JSON header (name -> dtype, shape, data_offsets) and the data. What
+several processes saved has one more entry under `__metadata__`: where in the whole tensor each file's part begins
+(torch.distributed.checkpoint's DCP_SHARDING_INFO). Blocks are read by position instead of through a mapping, whose
+pages would count as this process's memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlmrl.errors import CheckpointError
+from vlmrl.json_text import parse_json
+from vlmrl.model.model_files import WEIGHTS_INDEX, read_header
+
+BLOCK_BYTES = 1 << 25
+"""Rows are read until they fill this; a single row may be larger."""
+SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+DTYPE_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclass(frozen=True)
+class TensorPiece:
+    """A box of a tensor as a file holds it: where in the tensor it begins, its shape, where its bytes begin."""
+
+    path: Path
+    position: int
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor on disk, in one piece or in several that tile it."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: tuple[TensorPiece, ...]
+
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """(first row, rows) in order, rows in full width; about BLOCK_BYTES each. A scalar is one row without width."""
+        shape = self.shape or (1,)
+        step = max(1, BLOCK_BYTES // max(1, math.prod(shape[1:]) * self.dtype.itemsize))
+        for start in range(0, shape[0], step):
+            rows = self._rows(start, min(start + step, shape[0]))
+            yield start, rows if self.shape else rows.reshape(())
+
+    def whole(self) -> Tensor:
+        """All of it in memory."""
+        parts = [rows for _, rows in self.blocks()]
+        return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else torch.empty(self.shape, dtype=self.dtype)
+
+    def rows(self, start: int, end: int) -> Tensor:
+        """Rows [start, end) in full width; a scalar is its only row."""
+        rows = self._rows(start, end)
+        return rows if self.shape else rows.reshape(())
+
+    def _rows(self, start: int, end: int) -> Tensor:
+        shape = self.shape or (1,)
+        if len(self.pieces) == 1:
+            return _read_rows(self.pieces[0], self.dtype, start, end)
+        rows = torch.empty((end - start, *shape[1:]), dtype=self.dtype)
+        for piece in self.pieces:
+            first, last = max(start, piece.offsets[0]), min(end, piece.offsets[0] + piece.shape[0])
+            if first < last:
+                box = tuple(slice(o, o + n) for o, n in zip(piece.offsets[1:], piece.shape[1:], strict=True))
+                found = _read_rows(piece, self.dtype, first - piece.offsets[0], last - piece.offsets[0])
+                rows[(slice(first - start, last - start), *box)] = found
+        return rows
+
+
+def read_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
+    """What safetensors files hold, by name; several processes' parts are put together, and no weight is read.
+
+    Raises: CheckpointError naming the file that is cut short, damaged, or holds what does not fit the others.
+    """
+    found: dict[str, list[tuple[torch.dtype, TensorPiece]]] = {}
+    for path in files:
+        for name, dtype, piece in _header(path):
+            found.setdefault(name, []).append((dtype, piece))
+    return {name: _put_together(name, parts) for name, parts in found.items()}
+
+
+def _put_together(name: str, parts: list[tuple[torch.dtype, TensorPiece]]) -> StoredTensor:
+    dtype, pieces = parts[0][0], tuple(sorted((p for _, p in parts), key=lambda p: p.offsets))
+    where = ", ".join(sorted({p.path.name for p in pieces}))
+    if any(d != dtype or len(p.shape) != len(pieces[0].shape) for d, p in parts):
+        raise CheckpointError(f"the parts of {name} are of several kinds", where=f"{pieces[0].path.parent}: {where}")
+    ends = [[o + n for o, n in zip(p.offsets, p.shape, strict=True)] for p in pieces]
+    shape = tuple(max(sizes) for sizes in zip(*ends, strict=True))
+    overlap = any(_overlap(a, b) for i, a in enumerate(pieces) for b in pieces[:i])
+    if overlap or sum(math.prod(p.shape) for p in pieces) != math.prod(shape):
+        raise CheckpointError(
+            f"the parts of {name} do not make a whole tensor {shape}", where=f"{pieces[0].path.parent}: {where}",
+            hint="a shard is missing, or of another step; use another checkpoint of the run",
+        )  # fmt: skip
+    return StoredTensor(name, dtype, shape, pieces)
+
+
+def _overlap(a: TensorPiece, b: TensorPiece) -> bool:
+    sides = zip(a.offsets, a.shape, b.offsets, b.shape, strict=True)
+    return all(max(x, y) < min(x + m, y + n) for x, m, y, n in sides)
+
+
+def _header(path: Path) -> list[tuple[str, torch.dtype, TensorPiece]]:
+    header, data = read_header(path)
+    try:
+        sharding = parse_json(header.pop("__metadata__", {}).get(SHARDING, "{}"))
+        found = []
+        for name, entry in header.items():
+            shape, (first, last) = tuple(entry["shape"]), entry["data_offsets"]
+            dtype = _DTYPES[entry["dtype"]]
+            if last - first != math.prod(shape) * dtype.itemsize:
+                raise ValueError(f"{name} has {last - first} bytes, which is not its shape")
+            offsets = tuple(sharding[name][OFFSETS]) if sharding else (0,) * len(shape)
+            found.append((name, dtype, TensorPiece(path, data + first, offsets, shape)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path)) from error
+    return found
+
+
+def _read_rows(piece: TensorPiece, dtype: torch.dtype, start: int, end: int) -> Tensor:
+    """Rows [start, end) of a piece; a row is contiguous in the file."""
+    shape = piece.shape or (1,)
+    row_bytes = math.prod(shape[1:]) * dtype.itemsize
+    buffer = torch.empty((end - start) * row_bytes, dtype=torch.uint8)
+    view, position = buffer.numpy().data, piece.position + start * row_bytes
+    with open(piece.path, "rb", buffering=0) as file:
+        while len(view):
+            count = os.preadv(file.fileno(), [view], position)
+            if not count:
+                raise CheckpointError(f"{piece.path.name} became shorter while it was read", where=str(piece.path))
+            view, position = view[count:], position + count
+    return buffer.view(dtype).view(end - start, *shape[1:])
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor to write."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def split_shards(specs: Sequence[TensorSpec], max_bytes: int) -> list[list[TensorSpec]]:
+    """Specs in order, cut into shards of at most `max_bytes`; a larger tensor gets a shard of its own."""
+    shards: list[list[TensorSpec]] = [[]]
+    filled = 0
+    for spec in specs:
+        if shards[-1] and filled + spec.bytes > max_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(spec)
+        filled += spec.bytes
+    return shards
+
+
+def write_shards(
+    folder: Path, specs: Sequence[TensorSpec], blocks: Callable[[str], Iterator[Tensor]], max_bytes: int
+) -> dict[str, str]:
+    """Write `model-0000k-of-0000n.safetensors` and their index as transformers reads them. Returns name -> file.
+
+    Args: blocks: name -> its values in order, in pieces of any shape, in the dtype of its spec.
+    """
+    shards = split_shards(specs, max_bytes)
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        _write_file(folder / name, shard, blocks)
+        weight_map |= dict.fromkeys((spec.name for spec in shard), name)
+    total = {"total_parameters": sum(math.prod(s.shape) for s in specs), "total_size": sum(s.bytes for s in specs)}
+    index = {"metadata": total, "weight_map": weight_map}
+    (folder / WEIGHTS_INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
+    return weight_map
+
+
+def _write_file(path: Path, specs: Sequence[TensorSpec], blocks: Callable[[str], Iterator[Tensor]]) -> None:
+    # Wide types first: every tensor then begins at a multiple of its own width, which lets readers map it.
+    ordered = sorted(specs, key=lambda s: -s.dtype.itemsize)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for s in ordered:
+        header[s.name] = {"dtype": DTYPE_NAMES[s.dtype], "shape": list(s.shape), "data_offsets": [end, end + s.bytes]}
+        end += s.bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for s in ordered:
+            written = 0
+            for block in blocks(s.name):
+                if block.dtype != s.dtype:
+                    raise ValueError(f"{s.name}: {block.dtype} where {s.dtype} was announced")
+                written += file.write(block.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            if written != s.bytes:
+                raise ValueError(f"{s.name}: {written} bytes where {s.bytes} were announced")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files of a Hugging Face folder: those its index names, or `model.safetensors`.
+
+    Raises: CheckpointError naming one that is not there.
+    """
+    index = folder / WEIGHTS_INDEX
+    if not index.is_file():
+        names = ["model.safetensors"]
+    else:
+        try:
+            weight_map: Mapping[str, str] = parse_json(index.read_text("utf-8"))["weight_map"]
+            names = sorted(set(weight_map.values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{WEIGHTS_INDEX} cannot be read: {error}", where=str(folder)) from error
+    for name in names:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{name} is missing", where=str(folder), hint="copy it again, or download it again")
+    return [folder / name for name in names]
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as 5GB, 500MB or 2GiB. Raises: CheckpointError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B)", text.strip(), re.IGNORECASE)
+    size = int(float(match[1]) * _UNITS.get(match[2].upper(), 0)) if match else 0
+    if size <= 0:
+        raise CheckpointError(f"`{text}` is no size", hint="write it as 5GB, 500MB or 2GiB")
+    return size

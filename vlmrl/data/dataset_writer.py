@@ -1,0 +1,357 @@
+"""Writing a dataset folder whole or not at all.
+
+The folder is made under a hidden name beside its target, made durable, and renamed at the end: a reader sees the old
+one or the new one. A writer holds a lock on its hidden folder, which the system lets go when the process dies, so
+leftovers are told from another running writer: those of the same work are gone on with, others are removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from vlmrl.data.dataset import INFO_FILE, SCHEMA
+from vlmrl.data.images import ShardWriter
+from vlmrl.data.parallel_parts import LostWorkerError
+from vlmrl.errors import FULL, DataError
+from vlmrl.json_text import parse_json
+from vlmrl.store.files import write_atomic
+from vlmrl.types import Media
+
+Outcome = Literal["created", "replaced", "up to date"]
+DROPPED_FILE = "dropped.jsonl"
+"""Every source row or file that was left out, one JSON object a line: where it was and why."""
+WORK, KEY_FILE = "work", "key"
+WORK_VERSION = 1
+"""Changes with the form of intermediate results: those of another version are not gone on with."""
+ROW_GROUP = 10_000
+
+
+class Build:
+    """A dataset folder in the making. Made by `building`.
+
+    Args:
+        target: where it will be.
+        folder: the hidden folder that is being filled.
+        found: what an earlier, interrupted writer left behind, in words.
+    Attributes:
+        images: writes images one by one; for many of them `write_shards` (data/image_shards.py) fills `folder` instead.
+        work: a folder for intermediate results (data/parallel_parts.py); it is removed at the end.
+    """
+
+    def __init__(self, target: Path, folder: Path, found: Sequence[str]) -> None:
+        self.target, self.folder, self.found = target, folder, tuple(found)
+        self.images = ShardWriter(folder)
+        self.work = folder / WORK
+        self.work.mkdir(exist_ok=True)
+        self._counts: dict[str, int] = {}
+
+    def write_rows(self, split: str, rows: Iterable[Mapping[str, Any]], schema: Any = None) -> int:
+        """Write a split; rows are taken one by one. Returns how many.
+
+        Args:
+            rows: each has prompt_id, truth (mapping), images (Media), and further columns; all rows alike.
+            schema: Arrow schema; None = that of the first 10,000 rows.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        path, writer, count = self.folder / f"{split}.parquet", None, 0
+        with (self.work / f"{split}.rows").open("wb") as canonical:
+            for group in _groups(rows, ROW_GROUP):
+                plain = [{**row, "images": [media_fields(media) for media in row["images"]]} for row in group]
+                canonical.writelines(canonical_json(row) for row in plain)
+                table = pa.Table.from_pylist(plain, schema=schema)
+                schema = schema or table.schema
+                writer = writer or pq.ParquetWriter(path, schema, compression="zstd")
+                writer.write_table(table, row_group_size=ROW_GROUP)
+                count += len(plain)
+        if writer is None:
+            pq.write_table(schema.empty_table() if schema else pa.table({}), path, compression="zstd")
+        else:
+            writer.close()
+        _sync(path)
+        self._counts[split] = count
+        return count
+
+    def finish(self, info: Mapping[str, Any], *, force: bool = False) -> Outcome:
+        """Write dataset.json, the last file, and put the folder in its place.
+
+        Args:
+            info: everything but schema, splits, files and fingerprint, which are added here. No clock, host or path.
+            force: replace a folder that differs.
+        Returns: "created", "replaced" or "up to date" (the same dataset was there; nothing was written).
+        Raises: DataError when another dataset is there and `force` is not set; it is left as it was.
+        """
+        if len(self.images) or not any(self.folder.glob("media-*.arrow")):
+            self.images.close()
+        splits = {split: {"rows": count} for split, count in self._counts.items()}
+        for split, extra in (info.get("splits") or {}).items():
+            splits[split].update(extra)
+        fingerprint = self._fingerprint(info)
+        shutil.rmtree(self.work)
+        files = {path.name: file_fields(path) for path in sorted(self.folder.iterdir())}
+        full = {"schema": SCHEMA, **info, "splits": splits, "files": files, "fingerprint": fingerprint}
+        text = json.dumps(full, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        (self.folder / INFO_FILE).write_text(text, encoding="utf-8")
+        _sync(self.folder / INFO_FILE)
+        _sync(self.folder)
+        return self._publish(text, force)
+
+    def _fingerprint(self, info: Mapping[str, Any]) -> str:
+        """Hash of names, rows and images: it does not change with the version of the library that wrote the files."""
+        digest = hashlib.sha256()
+        for part in (info.get("name"), info.get("task"), info.get("levels")):
+            digest.update(canonical_json(part))
+        for split in sorted(self._counts):
+            digest.update(canonical_json(split))
+            with (self.work / f"{split}.rows").open("rb") as canonical:
+                while block := canonical.read(1 << 20):
+                    digest.update(block)
+        return digest.hexdigest()
+
+    def _publish(self, text: str, force: bool) -> Outcome:
+        target = self.target
+        if not target.exists() or _is_empty(target):
+            os.rename(self.folder, target)
+            _sync(target.parent)
+            return "created"
+        if damage_of(target) is None and _facts(target) == _facts_of(parse_json(text)):
+            return "up to date"
+        if not force:
+            raise _other_dataset(target, _difference(target, text))
+        _refuse_foreign(target, replace=True)
+        old = old_folder(target)
+        os.rename(target, old)
+        os.rename(self.folder, target)
+        _sync(target.parent)
+        shutil.rmtree(old)
+        return "replaced"
+
+
+def _groups(rows: Iterable[Mapping[str, Any]], size: int) -> Iterator[list[Mapping[str, Any]]]:
+    rows = iter(rows)
+    while group := list(islice(rows, size)):
+        yield group
+
+
+@contextmanager
+def building(target: Path | str, key: Any = None) -> Iterator[Build]:
+    """A `Build` for this target; the hidden folder is gone at the end.
+
+    Args:
+        key: what the work depends on, a JSON value. A killed or interrupted run with the same key leaves its finished
+            parts (in `work`, and image shards), and they are there again; None = nothing is kept.
+    Raises: DataError when another process is writing the same dataset, when something else than a dataset is at the
+        target, or when nothing can be written there.
+    """
+    target = Path(target).absolute()
+    _refuse_foreign(target)
+    folder = target.parent / f".{target.name}.building"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        left_over = folder.exists()
+        lock = _lock_folder(folder, target)
+    except OSError as error:
+        raise DataError(f"{target} cannot be made: {error.strerror}", hint="give another --out") from error
+    keep = False
+    try:
+        found = _clear_leftovers(folder, target, left_over, key)
+        yield Build(target, folder, found)
+    except (KeyboardInterrupt, OSError, LostWorkerError) as error:
+        keep = key is not None
+        if isinstance(error, OSError) and error.errno in FULL:
+            again = f", then run the same command again: what is done is kept in {folder}" if keep else ""
+            raise DataError(f"no room for {target}: {error.strerror}", hint=f"free disk space{again}") from error
+        raise
+    finally:
+        if not keep and folder.exists() and os.fstat(lock).st_ino == folder.stat().st_ino:
+            shutil.rmtree(folder)
+        os.close(lock)
+
+
+def _lock_folder(folder: Path, target: Path) -> int:
+    for _ in range(5):
+        folder.mkdir(exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise DataError(
+                f"another process is making {target} right now", hint="wait for it, or give another --out"
+            ) from None
+        if folder.exists() and os.fstat(lock).st_ino == folder.stat().st_ino:
+            return lock
+        os.close(lock)  # its owner renamed or removed it between our two calls
+    raise DataError(f"another process keeps making {target}", hint="give another --out")
+
+
+def _clear_leftovers(folder: Path, target: Path, left_over: bool, key: Any) -> list[str]:
+    found = []
+    leftovers = sorted(folder.iterdir())
+    token = canonical_json([WORK_VERSION, key])
+    key_file = folder / WORK / KEY_FILE
+    same = key is not None and key_file.is_file() and key_file.read_bytes() == token
+    kept = sum(1 for path in (folder / WORK).glob("*.jsonl")) + sum(1 for path in folder.glob("media-*.arrow"))
+    for path in leftovers:
+        if same and (path.name == WORK or (path.suffix == ".arrow" and not path.name.startswith("."))):
+            continue
+        path.unlink() if path.is_file() or path.is_symlink() else shutil.rmtree(path)
+    if same and kept:
+        found.append(f"an interrupted run had made {kept} parts of this dataset; they were not made again")
+    elif left_over or leftovers:
+        found.append(f"an interrupted run had left {folder.name} with {len(leftovers)} files; removed")
+    if key is not None:
+        (folder / WORK).mkdir(exist_ok=True)
+        write_atomic(key_file, token)
+    old = old_folder(target)
+    if old.exists() and not target.exists():
+        os.rename(old, target)
+        found.append(f"put back {target.name}, which an interrupted --force had moved away")
+    elif old.exists():
+        shutil.rmtree(old)
+        found.append(f"removed the replaced copy that an interrupted --force had left ({old.name})")
+    return found
+
+
+def old_folder(target: Path) -> Path:
+    """Where a dataset is for the instant in which its replacement takes its name."""
+    return target.parent / f".{target.name}.replaced"
+
+
+def damage_of(target: Path) -> str | None:
+    """None when the folder has every file that its dataset.json names, byte for byte, else what is wrong with it."""
+    try:
+        files = parse_json((target / INFO_FILE).read_text(encoding="utf-8"))["files"]
+        for name, fields in files.items():
+            if file_fields(target / name) != fields:
+                return f"{name} has other bytes than dataset.json says"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"dataset.json or a file it names cannot be read ({error})"
+    return None
+
+
+def _facts(target: Path) -> tuple[Any, ...] | None:
+    try:
+        return _facts_of(parse_json((target / INFO_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _facts_of(info: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes two folders the same dataset: arguments and content, not the version that wrote them."""
+    return info["schema"], info["name"], info["args"], info["fingerprint"]
+
+
+def refuse_other(target: Path, args: Mapping[str, Any], *, force: bool) -> None:
+    """Raise a DataError at once, before any work, when a dataset made with other arguments is there (and not
+    `force`).
+    """
+    if force or not (target / INFO_FILE).is_file():
+        return
+    difference = _difference(target, json.dumps({"args": dict(args)}))
+    if difference.startswith(_OTHER_ARGUMENTS):
+        raise _other_dataset(target, difference)
+
+
+def _other_dataset(target: Path, difference: str) -> DataError:
+    return DataError(
+        f"{target} holds something else: {difference}; nothing was written",
+        hint="give another --out, or --force to replace it",
+    )
+
+
+_OTHER_ARGUMENTS = "a dataset made with other arguments"
+
+
+def _difference(target: Path, text: str) -> str:
+    """Which arguments or what content differ, for the message."""
+    try:
+        stored, new = parse_json((target / INFO_FILE).read_text(encoding="utf-8")), parse_json(text)
+        old_args, new_args = dict(stored["args"]), dict(new["args"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "no readable dataset.json in it"
+    changed = [
+        f"{key} was {old_args.get(key)!r}, now {new_args.get(key)!r}"
+        for key in sorted({*old_args, *new_args})
+        if old_args.get(key) != new_args.get(key)
+    ]
+    if changed:
+        return f"{_OTHER_ARGUMENTS} ({'; '.join(changed)})"
+    if stored.get("fingerprint") != new.get("fingerprint"):
+        return "a dataset made with the same arguments from other source data"
+    return damage_of(target) or "a dataset of another name or form"
+
+
+def _refuse_foreign(target: Path, *, replace: bool = False) -> None:
+    """Raise a DataError when there is anything but a dataset or an empty folder, before any work is done.
+
+    Only a folder that this program has made is ever removed: one with a dataset.json and nothing but a dataset's
+    files. A link to one, and one with other files beside, are read and found up to date, but not replaced.
+    """
+    if not target.exists() and not target.is_symlink():
+        return
+    linked = target.is_symlink()
+    names = {path.name for path in target.iterdir()} if target.is_dir() else {""}
+    others = sorted(name for name in names if not _is_own(name))
+    if (not names and not linked) or (INFO_FILE in names and not (replace and (linked or others))):
+        return
+    what = "is a link and" if linked else "is not a dataset folder and"
+    if INFO_FILE in names and not linked:
+        what = f"holds {others[0]}, which is no file of a dataset, and"
+    raise DataError(
+        f"{target} {what} is not replaced, not even with --force; nothing was written",
+        hint="give another --out, or remove it yourself",
+    )
+
+
+def _is_own(name: str) -> bool:
+    """Whether a dataset folder has files of such a name."""
+    shard = name.startswith("media-") and name.endswith(".arrow")
+    return shard or name in (INFO_FILE, DROPPED_FILE) or name.endswith(".parquet")
+
+
+def _is_empty(target: Path) -> bool:
+    return target.is_dir() and not target.is_symlink() and not any(target.iterdir())
+
+
+def media_fields(media: Media) -> dict[str, Any]:
+    """A Media as the struct that Parquet columns hold."""
+    return {"sha256": media.sha256, "width": media.width, "height": media.height, "kind": media.kind}
+
+
+def file_fields(path: Path) -> dict[str, Any]:
+    """Size and hash of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def canonical_json(value: Any) -> bytes:
+    """One spelling of a JSON value, for hashing."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def content_hash(media: Sequence[Media], columns: Mapping[str, Any], truth: Mapping[str, Any]) -> bytes:
+    """Return a SHA-256 of what a row holds: images, columns and truth. Its id and source may be called anything."""
+    parts = [[one.sha256 for one in media], dict(columns), dict(truth)]
+    return hashlib.sha256(canonical_json(parts)).digest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

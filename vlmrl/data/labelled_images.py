@@ -1,0 +1,276 @@
+"""Reading a labelled image collection from a folder or a zip archive whose paths spell the hierarchy.
+
+An archive is never unpacked to disk: its entries are read one by one, with limits, so a path in it cannot leave
+anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import unicodedata
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+from vlmrl.data.image_scan import scan_files
+from vlmrl.data.images import MAX_FILE_BYTES
+from vlmrl.data.parallel_parts import Progress
+from vlmrl.data.splits import LabelledImage
+from vlmrl.errors import DataError
+from vlmrl.visible import encodable
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+MAX_TOTAL_BYTES = 1 << 40
+MAX_ENTRIES = 5_000_000
+_BAD_NAME = set(";<>")
+
+
+@dataclass
+class Labelled:
+    """A collection as read.
+
+    Args:
+        name: last part of the source's path.
+        images: sound images; labels are the names of the folders above each.
+        dropped: images that were left out, each {"origin", "reason"}.
+        ignored: file ending -> count of files that are no images.
+        fingerprint: hash of labels, file names and contents.
+    """
+
+    name: str
+    images: list[LabelledImage]
+    dropped: list[dict[str, Any]]
+    ignored: dict[str, int]
+    fingerprint: str
+    collection: Collection
+
+    def read(self, image: LabelledImage) -> bytes:
+        """The file of one of `images`, as found."""
+        return self.collection.read(image.place)
+
+
+class Collection(Protocol):
+    """Files by relative path."""
+
+    def paths(self) -> Iterator[tuple[str, str | None]]:
+        """(path, reason why it may not be read or None), sorted by path."""
+        ...
+
+    def read(self, path: str) -> bytes: ...
+
+
+def read_labelled(
+    source: Path,
+    levels: Sequence[str],
+    work: Path | None = None,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Labelled:
+    """Read every image below `source`; the last len(levels) folders above a file are its names, coarse to fine.
+
+    Hidden files, `__MACOSX` and files without an image's ending are ignored and counted; links, unsafe paths, broken
+    images and files with too few folders above them are dropped, each with its reason.
+    Args: work, workers, progress: as `scan_files` takes them.
+    Raises: DataError when the source is neither a folder nor a zip archive, or names of siblings differ only in case or
+        punctuation, which the answer format does not tell apart.
+    """
+    collection = open_collection(source)
+    labels: dict[str, tuple[str, ...]] = {}
+    dropped: list[dict[str, Any]] = []
+    paths, ignored = image_paths(collection, dropped)
+    for path in paths:
+        try:
+            labels[path] = _labels(PurePosixPath(path), levels)
+        except DataError as error:
+            dropped.append({"origin": encodable(path), "reason": error.message})
+    images: list[LabelledImage] = []
+    digest = hashlib.sha256()
+    for path, seen in scan_files(collection, list(labels), work, workers=workers, progress=progress):
+        if isinstance(seen, str):
+            dropped.append({"origin": encodable(path), "reason": seen})
+            continue
+        images.append(LabelledImage(seen.media, labels[path], encodable(path), seen, path=path))
+        name = encodable(PurePosixPath(path).name)
+        digest.update(f"{'/'.join(labels[path])}/{name}\0{seen.media.sha256}\n".encode())
+    refuse_twins(images, levels)
+    dropped.sort(key=lambda drop: drop["origin"])
+    return Labelled(source.name, images, dropped, ignored, digest.hexdigest(), collection)
+
+
+def collection_state(source: Path) -> Any:
+    """What is there, a JSON value: another one means that files were added, removed or changed."""
+    if source.is_file():
+        return [source.stat().st_size, source.stat().st_mtime_ns]
+    digest = hashlib.sha256()
+    for folder, folders, names in os.walk(source):
+        folders.sort()
+        for name in sorted(names):
+            found = os.lstat(os.path.join(folder, name))
+            digest.update(f"{folder}/{name}\0{found.st_size} {found.st_mtime_ns}\n".encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()
+
+
+def image_paths(collection: Collection, dropped: list[dict[str, Any]]) -> tuple[list[str], dict[str, int]]:
+    """The paths of a collection's image files, sorted, and how many other files there are by ending.
+
+    Args: dropped: what may not be read is added to it, with the reason.
+    """
+    found: list[str] = []
+    ignored: Counter[str] = Counter()
+    for path, problem in collection.paths():
+        place = PurePosixPath(path)
+        if problem is not None:
+            dropped.append({"origin": encodable(path), "reason": problem})
+        elif any(part.startswith(".") or part == "__MACOSX" for part in place.parts):
+            ignored["hidden"] += 1
+        elif place.suffix.lower() not in IMAGE_SUFFIXES:
+            ignored[place.suffix.lower() or "(no ending)"] += 1
+        else:
+            found.append(path)
+    return found, dict(sorted(ignored.items()))
+
+
+def open_collection(source: Path) -> Collection:
+    """The files of a folder or zip archive. Raises: DataError when it is neither."""
+    if source.is_dir():
+        return _Folder(source)
+    if not source.exists():
+        raise DataError(f"no folder or archive at {source}", hint="check --source")
+    if zipfile.is_zipfile(source):
+        return _Archive(source)
+    raise DataError(f"{source} is neither a folder nor a zip archive", hint="unpack it and give the folder")
+
+
+def _labels(place: PurePosixPath, levels: Sequence[str]) -> tuple[str, ...]:
+    folders = place.parts[:-1]
+    if len(folders) < len(levels):
+        raise DataError(f"{len(folders)} folders above it, {len(levels)} levels asked ({', '.join(levels)})")
+    return tuple(check_name(name.strip()) for name in folders[-len(levels) :])
+
+
+def check_name(name: str) -> str:
+    """A name that an answer can hold. Raises: DataError."""
+    if not name or _BAD_NAME & set(name) or any(unicodedata.category(one).startswith("C") for one in name):
+        raise DataError(f"the name {name!r} cannot be written in an answer (; < > or invisible characters)")
+    return name
+
+
+def refuse_twins(images: Sequence[LabelledImage], levels: Sequence[str]) -> None:
+    """Siblings that the reward's comparison takes for one name would make its truth contradict itself."""
+    from vlmrl.rewards.text_parsing import normalise_name
+
+    seen: dict[tuple[tuple[str, ...], str], str] = {}
+    for labels in sorted({image.labels for image in images}):
+        for depth, level in enumerate(levels):
+            key = (labels[:depth], normalise_name(labels[depth], level))
+            other = seen.setdefault(key, labels[depth])
+            if other != labels[depth]:
+                raise DataError(
+                    f"the {level} names {other!r} and {labels[depth]!r} are the same but for case or punctuation",
+                    where="/".join(labels[: depth + 1]),
+                    hint="rename one of the folders, or join them",
+                )
+
+
+class _Folder:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def paths(self) -> Iterator[tuple[str, str | None]]:
+        found: list[tuple[str, str | None]] = []
+        for folder, folders, names in os.walk(self._root, followlinks=False):
+            here = Path(folder)
+            links = [name for name in folders if (here / name).is_symlink()]
+            found += [(self._relative(here / name), "a link to a folder; links are not followed") for name in links]
+            for name in names:
+                mode = (here / name).lstat().st_mode
+                problem = (
+                    None
+                    if stat.S_ISREG(mode)
+                    else "a link; links are not followed"
+                    if stat.S_ISLNK(mode)
+                    else "no file"
+                )
+                found.append((self._relative(here / name), problem))
+        yield from sorted(found)
+
+    def read(self, path: str) -> bytes:
+        file = self._root / path
+        try:
+            if file.stat().st_size > MAX_FILE_BYTES:
+                raise DataError(f"a file of {file.stat().st_size:,} bytes; the limit is {MAX_FILE_BYTES:,}")
+            return file.read_bytes()
+        except OSError as error:
+            raise DataError(f"cannot be read: {error.strerror or error}") from error
+
+    def _relative(self, path: Path) -> str:
+        return path.relative_to(self._root).as_posix()
+
+
+class _Archive:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except (zipfile.BadZipFile, OSError, ValueError) as error:
+            raise DataError(f"the archive cannot be read: {error}", where=str(path)) from error
+        self._entries: dict[str, zipfile.ZipInfo] = {}
+        self._repeats: list[str] = []
+        for entry in self._zip.infolist():
+            if entry.filename in self._entries:
+                self._repeats.append(entry.filename)
+            elif not entry.is_dir():
+                self._entries[entry.filename] = entry
+        total = sum(entry.file_size for entry in self._entries.values())
+        if len(self._entries) > MAX_ENTRIES or total > MAX_TOTAL_BYTES:
+            raise DataError(
+                f"an archive of {len(self._entries):,} files and {total:,} bytes is too large", where=str(path)
+            )
+
+    def __reduce__(self):
+        return (type(self), (self._path,))
+
+    def paths(self) -> Iterator[tuple[str, str | None]]:
+        found = [(name, _entry_problem(entry)) for name, entry in self._entries.items()]
+        found += [
+            (name, "its path is in the archive twice: the first of these files is taken") for name in self._repeats
+        ]
+        yield from sorted(found, key=lambda pair: (pair[0], pair[1] or ""))
+
+    def read(self, path: str) -> bytes:
+        try:
+            with self._zip.open(self._entries[path]) as file:
+                data = file.read(MAX_FILE_BYTES + 1)  # what the entry says of its size may be a lie
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            OSError,
+            RuntimeError,
+            NotImplementedError,
+            EOFError,
+            ValueError,
+        ) as error:
+            raise DataError(f"cannot be read from the archive: {error}") from error
+        if len(data) > MAX_FILE_BYTES:
+            raise DataError(f"a file of more than {MAX_FILE_BYTES:,} bytes")
+        return data
+
+
+def _entry_problem(entry: zipfile.ZipInfo) -> str | None:
+    parts = entry.filename.split("/")
+    if stat.S_ISLNK(entry.external_attr >> 16):
+        return "a link; links are not followed"
+    if entry.filename.startswith("/") or ".." in parts or "\\" in entry.filename or ":" in parts[0]:
+        return "its path leaves the archive"
+    if entry.flag_bits & 0x1:
+        return "encrypted"
+    if entry.file_size > MAX_FILE_BYTES:
+        return f"a file of {entry.file_size:,} bytes; the limit is {MAX_FILE_BYTES:,}"
+    return None

@@ -1,0 +1,258 @@
+"""A table as a dataset: rows in one form whatever the columns are called, images found and checked when a row is
+read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.data.columns import (
+    SPELLINGS,
+    Mapped,
+    map_columns,
+    missing_prompt,
+    plain,
+    read_answer,
+    read_image,
+    read_messages,
+    split_images,
+)
+from vlmrl.data.dataset import Rows, decode_at, require_split
+from vlmrl.data.dataset_writer import canonical_json
+from vlmrl.data.images import image_hash, probe_image
+from vlmrl.data.tables import RawTable, open_tables
+from vlmrl.errors import DataError
+from vlmrl.recipe.schema import Data
+from vlmrl.types import Media, Row, hash64
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
+
+Place = tuple[str, int, int]
+"""Split, row and position of an image."""
+
+
+class TableDataset:
+    """A table of one's own.
+
+    A row's columns are all of the table's but the images. Its truth is {"answer": ...} when there is an answer column.
+    Opening reads no image; reading a row hashes its images and reads their headers. The fingerprint covers the table's
+    bytes: images that it names by path are known by the hash each row carries.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._tables = open_tables(data.path)
+        self.path = data.path
+        self.name = data.name or _short_name(data.path)
+        self.task = data.task
+        self._root = _images_root(data)
+        self._places: dict[str, Place] = {}
+        self._files: dict[tuple[str, int, int], Media] = {}
+        self._mapped = {split: self._map(table) for split, table in self._tables.items()}
+        self.splits = {split: len(table) for split, table in self._tables.items()}
+        mapped = self._mapped.get(data.split) or next(iter(self._mapped.values()))
+        self.notes: Sequence[str] = tuple(_doubts(mapped, self._tables, data.columns))
+        self.info: Mapping[str, Any] = {
+            "name": self.name,
+            "task": data.task,
+            "columns": mapped.named(),
+            "style": mapped.style,
+            "description": _describe(mapped),
+            "response_column": mapped.response or self._answers_in_messages(mapped),
+            "splits": {split: {"rows": rows} for split, rows in self.splits.items()},
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the table's content; the first call reads all of it."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        parts = [part for split in sorted(self._tables) for part in (split, self._tables[split].digest())]
+        return f"{hash64(*parts):016x}"
+
+    def rows(self, split: str) -> Sequence[Row]:
+        require_split(self, split)
+        return Rows(self.splits[split], lambda index: self._row(split, index))
+
+    def image_bytes(self, media: Media) -> bytes:
+        split, index, position = self._places.get(media.sha256) or self._search(media)
+        data = _load(self._image_file(split, index, position), self._where(split, index, "images"))
+        if image_hash(data) != media.sha256:
+            raise DataError("an image file changed since it was first read", where=self._where(split, index, "images"))
+        return data
+
+    def _search(self, media: Media) -> Place:
+        """Read rows until one has the image: for one who knows it by hash alone, such as a report on an old run."""
+        for split, count in self.splits.items():
+            for index in range(count):
+                self._row(split, index)
+                if media.sha256 in self._places:
+                    return self._places[media.sha256]
+        raise DataError(f"image {media.sha256[:16]} is in no row", where=self.path)
+
+    def image(self, media: Media) -> PILImage:
+        return decode_at(self, media)
+
+    def place_of(self, media: Media) -> str:
+        split, index, position = self._places.get(media.sha256) or self._search(media)
+        found = self._image_file(split, index, position)
+        column = self._mapped[split].images or self._mapped[split].prompt or "images"
+        return self._where(split, index, column) + (f", {found}" if isinstance(found, Path) else "")
+
+    def _image_file(self, split: str, index: int, position: int) -> bytes | Path:
+        value = self._image_values(split, index, self._tables[split].row(index))[position]
+        return read_image(value, self._root, self._where(split, index, "images"))
+
+    def __reduce__(self):
+        return (type(self), (self._data,))
+
+    def _map(self, table: RawTable) -> Mapped:
+        where = table.where(0).rpartition(" row ")[0] or table.where(0).rpartition(":")[0]
+        mapped = map_columns(table.columns, self._data.columns, table.row(0), where)
+        if mapped.prompt is None and self._data.prompt is None:
+            raise missing_prompt(table.columns, where)
+        return mapped
+
+    def _answers_in_messages(self, mapped: Mapped) -> str | None:
+        """The prompt column when its first row ends with an assistant's turn, which is then the response."""
+        split, table = next(iter(self._tables.items()))
+        if mapped.prompt is None:
+            return None
+        where = self._where(split, 0, mapped.prompt)
+        return mapped.prompt if read_messages(table.row(0).get(mapped.prompt), where)[1] is not None else None
+
+    def _where(self, split: str, index: int, column: str) -> str:
+        return f"{self._tables[split].where(index)}, column `{column}`"
+
+    def _image_values(self, split: str, index: int, fields: Mapping[str, Any]) -> list[Any]:
+        mapped = self._mapped[split]
+        if mapped.images is not None:
+            return split_images(fields.get(mapped.images))
+        if mapped.prompt is None or self._data.prompt is not None:
+            return []
+        return read_messages(fields.get(mapped.prompt), self._where(split, index, mapped.prompt))[2]
+
+    def _row(self, split: str, index: int) -> Row:
+        mapped, fields = self._mapped[split], self._tables[split].row(index)
+        media = []
+        for position, value in enumerate(self._image_values(split, index, fields)):
+            one = self._media(value, self._where(split, index, mapped.images or mapped.prompt or "images"))
+            self._places.setdefault(one.sha256, (split, index, position))
+            media.append(one)
+        truth = {}
+        if mapped.answer is not None:
+            where = self._where(split, index, mapped.answer)
+            if mapped.answer not in fields:
+                raise DataError(f"the row has no `{mapped.answer}`", where=where, hint=f"it has: {', '.join(fields)}")
+            truth = {"answer": read_answer(fields[mapped.answer], where)}
+        if mapped.prompt is not None and self._data.prompt is None:
+            where = self._where(split, index, mapped.prompt)
+            if fields.get(mapped.prompt) is None:
+                raise DataError(f"the row has no `{mapped.prompt}`", where=where, hint=f"it has: {', '.join(fields)}")
+            fields[mapped.prompt] = _without_images(fields[mapped.prompt], where)
+        columns = {}
+        for name, value in fields.items():
+            if name != mapped.images:
+                columns[name] = _plain_cell(value, self._where(split, index, name))
+        identity = canonical_json([columns, [one.sha256 for one in media]])
+        prompt_id = f"{self.name}-{hash64(identity.decode()):016x}"
+        return Row(prompt_id, self.name, self.task, truth, tuple(media), columns, self._tables[split].where(index))
+
+    def _media(self, value: Any, where: str) -> Media:
+        found = read_image(value, self._root, where)
+        try:
+            if not isinstance(found, Path):
+                return probe_image(found)[0]
+            state = found.stat()
+            key = (str(found), state.st_size, state.st_mtime_ns)
+            if key not in self._files:
+                self._files[key] = probe_image(found.read_bytes())[0]
+            return self._files[key]
+        except OSError as error:
+            raise DataError(f"the image cannot be read: {error.strerror or error}", where=where) from error
+        except DataError as error:
+            raise DataError(error.message, where=where, hint=error.hint) from error
+
+
+def open_table(data: Data) -> TableDataset:
+    """Open a table: a file, a folder of files, or `hub:name[#config]`. See `TableDataset`.
+
+    Raises: DataError when it cannot be read, has no rows, no prompt column, or lacks a column the recipe names.
+    """
+    return TableDataset(data)
+
+
+def _plain_cell(value: Any, where: str) -> Any:
+    try:
+        return plain(value)
+    except DataError as error:
+        raise DataError(error.message, where=where) from error
+
+
+def _load(found: bytes | Path, where: str) -> bytes:
+    try:
+        return found.read_bytes() if isinstance(found, Path) else found
+    except OSError as error:
+        raise DataError(f"the image cannot be read: {error.strerror or error}", where=where) from error
+
+
+def _without_images(prompt: Any, where: str) -> Any:
+    """The prompt cell, checked; images inside its messages become `<image>`, or every rollout would carry them as
+    text.
+    """
+    turns, response, images = read_messages(prompt, where)
+    if not images:
+        return prompt
+    plain_turns = [{"role": turn.role, "content": turn.content} for turn in turns]
+    return plain_turns if response is None else [*plain_turns, {"role": "assistant", "content": response}]
+
+
+def _short_name(path: str) -> str:
+    if path.startswith("hub:"):
+        return path.removeprefix("hub:").partition("#")[0].rstrip("/").rpartition("/")[2]
+    place = Path(path)
+    return place.stem if place.is_file() else place.resolve().name
+
+
+def _images_root(data: Data) -> Path | None:
+    """Where image paths may lead: the recipe's folder, else the table's own; of a hub dataset, what its library
+    stored.
+    """
+    if data.images_root is not None:
+        root = Path(data.images_root)
+        if not root.is_dir():
+            raise DataError(f"images_root {data.images_root} is not a folder", where=data.path)
+        return root
+    if data.path.startswith("hub:"):
+        local = Path(data.path.removeprefix("hub:").partition("#")[0])
+        if local.is_dir():
+            return local
+        from datasets import config
+
+        return Path(config.HF_CACHE_HOME)
+    place = Path(data.path)
+    return place if place.is_dir() else place.parent
+
+
+def _doubts(mapped: Mapped, tables: Mapping[str, RawTable], named: Mapping[str, str]) -> list[str]:
+    """Roles for which several columns would do: the choice is said, it is a guess."""
+    columns = next(iter(tables.values())).columns
+    notes = []
+    for role in ("prompt", "images", "answer"):
+        chosen = getattr(mapped, role)
+        others = [name for name in SPELLINGS[role] if name in columns and name != chosen]
+        if role not in named and others:
+            notes.append(f"the {role} is read from `{chosen}`, not from `{'`, `'.join(others)}`: say so in `columns`")
+    return notes
+
+
+def _describe(mapped: Mapped) -> str:
+    parts = [f"{key} from `{column}`" for key, column in mapped.named().items()]
+    spelled = "" if mapped.style == "own" else f" (as {mapped.style} spells them)"
+    return f"columns: {', '.join(parts) or 'none recognised'}{spelled}"

@@ -1,0 +1,148 @@
+"""`vlmrl runs diagnose`: why a run does not learn. Ranked causes with their evidence, from the run's folder alone.
+
+Each rule looks at the facts and yields what it finds. A cause that another one explains (a response that is cut off
+meets no format, and groups of such responses are all dead) stands behind it, under `follows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from vlmrl.diagnose import failure_causes as failures
+from vlmrl.diagnose import prompt_causes as prompts
+from vlmrl.diagnose import recipe_causes as settings
+from vlmrl.diagnose import score_causes as scores
+from vlmrl.diagnose import trend_causes as signs
+from vlmrl.diagnose import update_causes as updates
+from vlmrl.diagnose.run_facts import RunFacts, read_facts
+from vlmrl.diagnose.thresholds import LEVELS, Cause, counted
+from vlmrl.errors import StoreError
+from vlmrl.store.runs import Run
+
+Rule = Callable[[RunFacts], Iterator[Cause]]
+RULES: tuple[Rule, ...] = (
+    updates.stopped, failures.failing_reward, failures.service_down, prompts.chat_template, prompts.prefilled_tag,
+    prompts.stop_string,
+    prompts.cut_off, prompts.format_unmet, scores.other_layout, scores.constant_truth, settings.unpaid,
+    settings.few_pixels, settings.entropy_term, settings.kl_term, settings.overlong, settings.weight_decay,
+    settings.clipped_gradient, settings.clipped_ratio, updates.learning_rate, updates.gradients, updates.no_updates,
+    updates.engine_gap, updates.entropy, scores.pays_wrong, scores.pays_length, scores.constant_part,
+    scores.no_contrast, prompts.few_answers, updates.validation, signs.lasting_changes,
+)  # fmt: skip
+_NO_CONTRAST = ("all_wrong", "dead_groups", "constant_part", "no_updates", "zero_gradient", "pays_wrong", "no_signal")
+EXPLAINS: dict[str, tuple[str, ...]] = {
+    "failing_reward": ("failed", *_NO_CONTRAST),
+    "service_down": ("failed", *_NO_CONTRAST),
+    "reward_without_accuracy": ("characters", "repetition", "one_response", "grown_length", "pays_length", "one_answer",
+                                "few_distinct", "entropy_collapse", "all_right", *_NO_CONTRAST),
+    "one_response": ("one_answer", "few_distinct", "entropy_collapse", "dead_groups", "no_signal", "no_updates"),
+    "repetition": ("few_distinct", "entropy_collapse", "dead_groups", "no_signal", "no_updates"),
+    "characters": ("few_distinct", "entropy_collapse", "dead_groups", "no_signal", "no_updates"),
+    "chat_template": ("cut_off", "format_unmet", "one_answer", *_NO_CONTRAST),
+    "prefilled_tag": ("format_unmet", "cut_off", *_NO_CONTRAST),
+    "temperature_high": ("format_unmet", "cut_off", *_NO_CONTRAST),
+    "constant_reward": ("all_wrong", "all_right", "zero_gradient", *_NO_CONTRAST),
+    "stop_string": ("format_unmet", "one_answer", "few_distinct", *_NO_CONTRAST),
+    "cut_off": ("all_cut", "format_unmet", "one_answer", "few_distinct", *_NO_CONTRAST),
+    "entropy_coef": ("collapse", "cut_off", "format_unmet", "entropy_collapse", "few_distinct", "lr_large",
+                     *_NO_CONTRAST),
+    "weight_decay": ("collapse", "cut_off", "format_unmet", "failed", *_NO_CONTRAST),
+    "clipped_gradient": ("lr_small",),
+    "kl_large": ("lr_small",),
+    "unpaid": ("all_right", "pays_length", *_NO_CONTRAST),
+    "pays_wrong": ("all_wrong",),
+    "other_layout": ("one_answer", *_NO_CONTRAST),
+    "constant_truth": ("one_answer", "all_right", *_NO_CONTRAST),
+    "format_unmet": _NO_CONTRAST,
+    "lr_large": ("collapse", "cut_off", "format_unmet", "few_distinct", "entropy_collapse", "failed", "one_answer",
+                 "engine_gap", *_NO_CONTRAST),
+    "temperature_low": ("few_distinct", "dead_groups", "constant_part", "no_updates"),
+    "few_distinct": ("dead_groups", "no_updates", "no_signal"),
+    "entropy_collapse": ("few_distinct", "dead_groups", "no_signal"),
+    "all_wrong": ("dead_groups", "constant_part", "no_updates", "zero_gradient", "no_signal"),
+    "all_right": ("dead_groups", "constant_part", "no_updates", "zero_gradient", "no_signal"),
+    "constant_part": ("dead_groups", "no_updates", "no_signal"),
+    "dead_groups": ("no_updates", "zero_gradient", "no_signal"),
+}  # fmt: skip
+"""Cause -> what may be no more than its consequence."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found.
+
+    Args:
+        run, status, steps: which run, how it ended, how many steps count.
+        causes: most likely first; those that follow from another come last.
+        figures: what the run looks like in a few numbers.
+        read: what it was drawn from.      notes: what could not be read.
+    """
+
+    run: str
+    status: str
+    steps: int
+    causes: list[Cause]
+    figures: dict[str, list[float]]
+    read: str
+    notes: list[str]
+
+    @property
+    def healthy(self) -> bool:
+        return all(cause.level == "note" for cause in self.causes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "healthy": self.healthy}
+
+
+FIGURES = {
+    "reward": "reward/mean", "loss": "loss/cross_entropy", "dead": "rollout/dead_group_share",
+    "cut": "rollout/truncated_share", "tokens": "rollout/response_tokens_mean", "entropy": "policy/entropy",
+    "gradient": "optim/grad_norm", "lr": "optim/lr",
+}  # fmt: skip
+"""What a run looks like in a few metrics."""
+
+
+def diagnose(run: Run) -> Diagnosis:
+    """Look for everything that is known to keep a run from learning.
+
+    Raises: StoreError when the run has neither metrics nor rollouts: there is nothing to look at.
+    """
+    facts = read_facts(run)
+    if not facts.train and not facts.responses and not run.manifest.error:
+        raise StoreError(
+            f"run {run.id} has no steps yet: there is nothing to diagnose", where=str(run.dir),
+            hint="look again after a few steps (`vlmrl runs watch` shows them); before training: `vlmrl check RECIPE`",
+        )  # fmt: skip
+    found = ranked([cause for rule in RULES for cause in rule(facts)])
+    series = {name: facts.series(metric) for name, metric in FIGURES.items()}
+    third = {name: max(1, len(values) // 3) for name, values in series.items()}
+    figures = {n: [fmean(v[: third[n]]), fmean(v[-third[n] :])] for n, v in series.items() if v}
+    return Diagnosis(run.id, run.manifest.status, len(facts.train), found, figures, _read(facts), facts.notes)
+
+
+def _read(facts: RunFacts) -> str:
+    """What the diagnosis was drawn from."""
+    steps, updates = len(facts.train), len(facts.updates)
+    with_update = "" if updates == steps else f" ({updates or 'none'} of them with an update)"
+    rollouts = f"{counted(len(facts.responses), 'response')} of {counted(facts.steps_read, 'step')}"
+    if facts.steps_read < facts.steps_saved:
+        rollouts += f" (of {facts.steps_saved} that have rollouts: evenly spread, the first and the last among them)"
+    return f"{counted(steps, 'step')} of metrics{with_update}, {rollouts}"
+
+
+def ranked(causes: list[Cause]) -> list[Cause]:
+    """Causes before what they explain; then by level and weight. Each cause learns what follows from it."""
+    alike: dict[str, list[Cause]] = {}
+    for cause in causes:
+        alike.setdefault(cause.name, []).append(cause)
+    follows: set[str] = set()
+    for cause in causes:
+        if cause.level == "error" or cause.name in ("cut_off", "few_distinct", "entropy_collapse"):
+            cause.follows = [n for n in EXPLAINS.get(cause.name, ()) if n in alike and n != cause.name]
+            follows |= set(cause.follows)
+    order = lambda c: (c.name in follows, LEVELS.index(c.level), -c.weight)  # noqa: E731
+    return sorted(causes, key=order)

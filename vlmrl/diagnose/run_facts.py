@@ -1,0 +1,284 @@
+"""What `runs diagnose` reads of a run: its manifest, its recipe, the metrics that count and a few steps' rollouts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from vlmrl.errors import VlmrlError
+from vlmrl.json_text import parse_json
+from vlmrl.recipe.load import recipe_from_resolved
+from vlmrl.recipe.schema import Recipe
+from vlmrl.store import layout
+from vlmrl.store.kept_recipe import newest_resolved, read_resolved
+from vlmrl.store.manifest import Manifest
+from vlmrl.store.metrics import counted
+from vlmrl.store.printed_names import reference
+from vlmrl.store.rollouts import read_table
+from vlmrl.store.runs import Run
+from vlmrl.store.verify import damage_of, shortened
+from vlmrl.types import INAPPLICABLE, Status, name_row
+
+COLUMNS = (
+    "group", "source", "task", "prompt_id", "sample", "truth", "prompt_text", "text", "token_ids", "finish", "parts",
+    "score", "note", "error", "status", "images",
+)  # fmt: skip
+HASH = re.compile(r"[0-9a-f]{16}")
+"""End of an id that was made from the content of its row."""
+GRADIENT = "optim/grad_norm"
+ANSWER_PARTS = ("accuracy", "answer", "correct", "correctness")
+"""What rewards call the part that says whether a response is right."""
+MOST_STEPS = 8
+"""Steps whose rollouts are read: the first, the last and some between. They show what a run does; metrics show when."""
+MOST_SAMPLES_A_STEP = 4096
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One sampled response with what it earned.
+
+    Args:
+        group: counts the groups of all steps that were read.      tokens: its length, end token included.
+        truth: of its row.      prompt: as rendered, special tokens included.      images: contents, by hash.
+        pixels: of each of its images, as stored.
+    """
+
+    step: int
+    group: int
+    source: str
+    prompt_id: str
+    sample: int
+    truth: Mapping[str, Any]
+    prompt: str
+    text: str
+    tokens: int
+    cut: bool
+    parts: Mapping[str, float | None]
+    score: float
+    note: str
+    error: str | None
+    status: Status
+    images: tuple[str, ...]
+    pixels: tuple[int, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether the reward failed on it, which is a bug in the reward."""
+        return self.error not in (None, INAPPLICABLE) and self.status != "unavailable"
+
+    @property
+    def where(self) -> str:
+        return f"step {counted(self.step)}, {name_row(self.source, self.prompt_id)} sample {self.sample}"
+
+
+@dataclass
+class RunFacts:
+    """A run as the rules of `diagnose/run.py` see it. Everything comes from its folder; nothing is loaded or run.
+
+    Args:
+        train, validation, events: the metrics lines that count, by step.
+        responses: of the steps that were read, whose number is `steps_read`; `steps_saved` have rollouts.
+        validated: what tells a validation row from others, of every row that was validated during training.
+        notes: what could not be read.
+    """
+
+    run: Run
+    recipe: Recipe | None
+    train: Sequence[Line]
+    validation: Sequence[Line]
+    events: Sequence[Line]
+    responses: list[Response] = field(default_factory=list)
+    steps_read: int = 0
+    steps_saved: int = 0
+    validated: set[tuple[str, ...]] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.run.manifest
+
+    @cached_property
+    def updates(self) -> list[Line]:
+        """The steps that made an update. A step of dead groups alone makes none: it has no gradient norm, and its
+        learning rate of 0 says nothing.
+        """
+        return [line for line in self.train if line.get(GRADIENT) is not None]
+
+    def series(self, name: str) -> list[float]:
+        """The finite values of a metric over the steps that have it; of the optimizer's, over those with an update."""
+        lines = self.updates if name.startswith("optim/") else self.train
+        found = (line.get(name) for line in lines)
+        return [float(v) for v in found if isinstance(v, (int, float)) and math.isfinite(v)]
+
+    def ends(self, name: str) -> tuple[float, float] | None:
+        """(mean of the first third of the steps, mean of the last third); None without three steps to compare."""
+        values = self.series(name)
+        third = len(values) // 3
+        return (fmean(values[:third]), fmean(values[-third:])) if third else None
+
+    @cached_property
+    def groups(self) -> list[list[Response]]:
+        """The responses of each group, failed rewards left out; groups of one are no groups."""
+        found: dict[int, list[Response]] = {}
+        for response in self.responses:
+            if response.error is None:
+                found.setdefault(response.group, []).append(response)
+        return [group for group in found.values() if len(group) > 1]
+
+    @cached_property
+    def dead(self) -> list[list[Response]]:
+        """Groups whose scores are all equal: they teach nothing."""
+        return [g for g in self.groups if max(r.score for r in g) == min(r.score for r in g)]
+
+    @cached_property
+    def score_range(self) -> tuple[float, float]:
+        """(lowest, highest) score that was given; (0, 0) without any."""
+        scores = [r.score for r in self.responses if r.error is None]
+        return min(scores, default=0.0), max(scores, default=0.0)
+
+    @cached_property
+    def part_names(self) -> list[str]:
+        return list(dict.fromkeys(name for r in self.responses for name in r.parts))
+
+    def part(self, name: str) -> list[float]:
+        """The values of a part where it applies."""
+        return [v for r in self.responses if r.error is None and (v := r.parts.get(name)) is not None]
+
+    def weights(self, source: str) -> dict[str, float]:
+        """The weights of the parts for a source, as its manifest says; {} when it does not."""
+        for record in self.manifest.rewards:
+            if record.get("source") == source and isinstance(record.get("weights"), Mapping):
+                return {str(k): float(v) for k, v in record["weights"].items() if isinstance(v, (int, float))}
+        return {}
+
+    def most_possible(self, source: str) -> float | None:
+        """The largest score of a source when each part is at most 1, as those of all built-in rewards are. None where
+        the weights are not known."""
+        weights = self.weights(source)
+        if weights:
+            return sum(w for w in weights.values() if w > 0)
+        # a reward of the user's own without weights: every part counts once, or `reward` alone
+        parts = [name for name in self.part_names if self.part(name)]
+        if not parts or any(max(self.part(name)) > 1 for name in parts):
+            return None
+        return 1.0 if "reward" in parts else float(len(parts))
+
+    @cached_property
+    def parts(self) -> tuple[dict[str, float], dict[str, float]]:
+        """(trained, frozen) parameters by part of the model, as the run noted at its start."""
+        noted = [e for e in self.events if e.get("event") == "parts"]
+        return (dict(noted[-1].get("trained") or {}), dict(noted[-1].get("frozen") or {})) if noted else ({}, {})
+
+    @property
+    def key(self) -> str:
+        """What names the run in the commands to type next: its folder, where runs are not looked for by themselves."""
+        at_home = layout.runs_root().resolve() == self.run.dir.parent.resolve()
+        return reference(self.run.dir, self.manifest.name) if at_home else str(self.run.dir)
+
+    @property
+    def own_reward(self) -> bool:
+        """Whether a function of the user's own is the reward, of some source at least."""
+        return any(".py:" in str(record.get("name")) for record in self.manifest.rewards)
+
+
+def read_facts(run: Run) -> RunFacts:
+    """Return everything the rules need. What is missing or damaged is left out or doubtful, and said in `notes`.
+
+    Raises: StoreError when the run has neither metrics nor rollouts that can be read.
+    """
+    notes = shortened(damage_of(run.dir), run.id)
+    lines = [run.metrics(kind) for kind in ("train", "validation", "event")]
+    facts = RunFacts(run, _recipe(run, notes), lines[0], lines[1], lines[2], notes=notes)
+    files = run.rollout_files()
+    facts.steps_saved = len(files)
+    for step in spread_steps(sorted(files), MOST_STEPS):
+        try:
+            first = 1 + max((r.group for r in facts.responses), default=-1)
+            facts.responses += read_responses(files[step], step, first)
+            facts.steps_read += 1
+        except VlmrlError as error:
+            notes[:] = [note for note in notes if files[step].name not in note]  # it is said here, with what follows
+            notes.append(f"{files[step].name} was left out: {error.message}")
+    facts.validated = _validated(run.dir, notes)
+    return facts
+
+
+def _recipe(run: Run, notes: list[str]) -> Recipe | None:
+    try:
+        return recipe_from_resolved(read_resolved(run.dir), where=str(newest_resolved(run.dir)))
+    except VlmrlError as error:
+        notes.append(error.message)
+        return None
+
+
+def spread_steps(steps: Sequence[int], most: int) -> list[int]:
+    """Return at most so many of the steps, the first and the last among them, evenly spread."""
+    if len(steps) <= most:
+        return list(steps)
+    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
+
+
+def read_responses(path: Path, step: int, first_group: int = 0, *, most: int = MOST_SAMPLES_A_STEP) -> list[Response]:
+    """Read the first responses of a step's rollouts; groups are numbered from `first_group`.
+
+    Raises: StoreError when the file cannot be read.
+    """
+    table = read_table(path, COLUMNS).slice(0, most)
+    lengths = [n for chunk in table["token_ids"].chunks for n in chunk.value_lengths().to_pylist()]
+    found = []
+    for row, tokens in zip(table.drop_columns(["token_ids"]).to_pylist(), lengths, strict=True):
+        found.append(
+            Response(
+                step, first_group + row["group"], row["source"], row["prompt_id"], row["sample"],
+                parse_json(row["truth"]), row["prompt_text"], row["text"], tokens, row["finish"] == "length",
+                parse_json(row["parts"]), row["score"], row["note"], row["error"], row["status"],
+                tuple(image["sha256"] for image in row["images"]),
+                tuple(image["width"] * image["height"] for image in row["images"]),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _validated(run_dir: Path, notes: list[str]) -> set[tuple[str, ...]]:
+    """`identity` of every row that was validated while the run trained."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found: set[tuple[str, ...]] = set()
+    seen: set[str] = set()
+    for folder in layout.eval_dirs(run_dir):
+        of = folder.name.rpartition("-step-")[0]  # each step validates the same rows
+        if not of or of in seen or not _is_validation(folder):
+            continue
+        seen.add(of)
+        try:
+            table = pq.read_table(folder / layout.EVAL_ROWS, columns=["prompt_id", "images"])
+            found |= {identity(r["prompt_id"], [i["sha256"] for i in r["images"]]) for r in table.to_pylist()}
+        except (OSError, pa.ArrowException, KeyError, TypeError) as error:
+            notes.append(f"the validation {folder.name} cannot be read: {error}")
+    return found
+
+
+def _is_validation(folder: Path) -> bool:
+    """Whether training made an evaluation; `vlmrl eval` may have been given any rows, training's own too."""
+    try:
+        return bool(parse_json((folder / layout.EVAL_SUMMARY).read_bytes())["meta"].get("during"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def identity(prompt_id: str, images: Sequence[str]) -> tuple[str, ...]:
+    """Return what makes two rows the same one: their id without the name of their source, and their images.
+
+    An id that does not end with a hash was given by the user, and counts as a whole.
+    """
+    last = prompt_id.rpartition("-")[2]
+    return (last if HASH.fullmatch(last) else prompt_id, *images)

@@ -1,0 +1,369 @@
+"""Causes that show in what was paid: labels in another layout, parts that never vary, groups without contrast."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from vlmrl.diagnose.prompt_causes import responses_of
+from vlmrl.diagnose.run_facts import ANSWER_PARTS, Response, RunFacts
+from vlmrl.diagnose.thresholds import (
+    Cause,
+    again,
+    learned,
+    limit,
+    look_again,
+    onset,
+    percent,
+    reward_check,
+    rows_of,
+    short,
+)
+from vlmrl.reward_check.texts import answer_of
+from vlmrl.tasks import kind_of
+
+FIELD = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>([^<>]{1,200})</\1>")
+POSITION = re.compile(r"\b(?:image|img|picture|photo|left|right|first|second)\s*_?\d?\s*[=:]\s*", re.IGNORECASE)
+PIECES = re.compile(r"[;,|/\n]+")
+TRUE_ANSWERS = ("answer", "ground_truth", "solution", "label")
+YES, NO = {"true", "yes", "same", "1"}, {"false", "no", "different", "0"}
+
+
+def other_layout(facts: RunFacts) -> Iterator[Cause]:
+    """What the response says is the truth, spelled in a way that the reward does not take."""
+    unpaid, hits, spelled = 0, {}, {}
+    for r in facts.responses:
+        for name, said, true in _labels(r):
+            if (part := _part_of(name, r.parts)) is None or r.cut or (r.parts.get(part) or 0.0) > 0:
+                continue
+            form = r.parts.get("format", 1.0)
+            if form == 0 and f"<{name}>" not in r.note and r.note:
+                continue  # the form is broken elsewhere: its label was never looked at
+            unpaid += 1
+            if said.strip() == true.strip():
+                spelled.setdefault(name, []).append((r, said, true))
+            elif why := agrees(said, true):
+                hits.setdefault((name, why), []).append((r, said, true))
+    for name, rows in spelled.items():  # paid for none of them, and for nothing else either
+        if len(rows) >= limit("few_samples") and not any(facts.part(_part_of(name, rows[0][0].parts) or "")):
+            hits[name, "the reward compares with something else"] = rows
+    found = sum(map(len, hits.values()))
+    if found >= limit("layout_least") and found >= limit("layout_share") * unpaid:
+        (name, why), rows = max(hits.items(), key=lambda item: len(item[1]))
+        _, said, true = rows[0]
+        yield Cause(
+            "other_layout", "error",
+            f"labels are right and earn nothing, in another layout than the reward takes: `{name}` ({why})",
+            reward_check(facts), 0.95 + 0.05 * min(1.0, found / unpaid),
+            [f"{found} of {unpaid} unpaid labels agree with the truth once spelling is put aside",
+             f"the response says {said!r}, the truth {true!r}"],
+            rows_of([r for r, _, _ in rows]),
+        )  # fmt: skip
+    else:
+        yield from _other_words(facts)
+
+
+def _other_words(facts: RunFacts) -> Iterator[Cause]:
+    """Truth and responses use closed vocabularies that have no word in common."""
+    said: dict[str, list[str]] = {}
+    true: dict[str, list[str]] = {}
+    rows: dict[str, list[Response]] = {}
+    for r in facts.responses:
+        for name, one, other in _labels(r):
+            if (part := _part_of(name, r.parts)) is not None and not (r.parts.get(part) or 0.0) > 0 and not r.cut:
+                said.setdefault(name, []).extend(map(plain, split(one)))
+                true.setdefault(name, []).extend(map(plain, split(other)))
+                rows.setdefault(name, []).append(r)
+    for name, words in said.items():
+        ours, theirs, closed = set(words), set(true[name]), limit("closed_labels")
+        numbers = all(_number(w) is not None for w in ours | theirs)
+        if (
+            len(words) < limit("few_samples")
+            or len(ours) > closed
+            or len(theirs) > closed
+            or len(theirs) < 2
+            or numbers
+        ):
+            continue
+        if (
+            not ours & theirs
+            and len(words) >= 4 * len(ours)
+            and not any(facts.part(_part_of(name, rows[name][0].parts) or ""))
+        ):
+            yield Cause(
+                "other_layout", "error", f"`{name}`: no word that the responses use is among the truth's labels",
+                reward_check(facts), 0.8,
+                [f"the truth says {_some(theirs)}", f"the responses say {_some(ours)}"], rows_of(rows[name]),
+            )  # fmt: skip
+
+
+def constant_truth(facts: RunFacts) -> Iterator[Cause]:
+    """Every row has the same truth, or none."""
+    truths = {r.prompt_id: json.dumps(dict(r.truth), sort_keys=True) for r in facts.responses}
+    if len(truths) < limit("few_samples") or len(set(truths.values())) > 1:
+        return
+    only = short(next(iter(truths.values())), 120)
+    yield Cause(
+        "constant_truth", "error", f"all {len(truths)} rows that were drawn have the same truth: {only}",
+        look_again(facts), 0.9, [], rows_of(facts.responses),
+    )  # fmt: skip
+
+
+def constant_part(facts: RunFacts) -> Iterator[Cause]:
+    """Parts of the reward that give every response the same, or never apply. Those of one value are told together."""
+    if len(facts.responses) < limit("few_samples"):
+        return
+    weights, most = facts.weights(facts.responses[0].source), facts.most_possible(facts.responses[0].source) or 1.0
+    low, high = facts.score_range
+    if low == high and 0 < high != facts.most_possible(facts.responses[0].source):
+        texts = len({r.text for r in facts.responses})
+        what = f"every response earns {high:g}: {texts} different texts, one score"
+        yield Cause("constant_reward", "error", what, reward_check(facts, "--probe"), 1.0, [],
+                    rows_of(facts.responses))  # fmt: skip
+    found: dict[float | None, list[str]] = {}
+    for name in facts.part_names:
+        values = facts.part(name)
+        if not values or (len(values) >= limit("few_samples") and min(values) == max(values)):
+            found.setdefault(values[0] if values else None, []).append(name)
+    blind = _unlike(facts)
+    for value, names in found.items():
+        share = sum(weights.get(name, 0.0) for name in names) / most
+        parts = f"the part{'s' * (len(names) > 1)} {', '.join(f'`{n}`' for n in names)}"
+        what, level = f"{parts}: applies to no response, for its truth is missing in every row", "warning"
+        if value is not None:
+            what = f"{parts}: {value:g} for all {len(facts.responses):,} responses"
+        if value == 1 and not blind:
+            what, level = f"{what} (learned, or too easy to tell them apart)", "note"
+        elif blind and value is not None:
+            what += f", although {blind}"
+        yield Cause(
+            "constant_part", level, what, reward_check(facts, "--probe"), 0.5 + 0.4 * min(1.0, share),
+            [f"{percent(share)} of the weights of the reward"] if share else [], rows_of(facts.responses),
+        )  # fmt: skip
+
+
+def _unlike(facts: RunFacts) -> str:
+    """Why responses are too different to earn the same; "" when they may well."""
+    cut = fmean(r.cut for r in facts.responses)
+    if 0.05 < cut < 0.95:
+        return f"{percent(cut)} of them are cut off"
+    empty = sum(not r.text.strip() for r in facts.responses)
+    return f"{empty} {'is' if empty == 1 else 'are'} empty" if empty else ""
+
+
+def no_contrast(facts: RunFacts) -> Iterator[Cause]:
+    """Groups in which no sample is right, or all are, or all are paid the same."""
+    groups = facts.groups
+    if not groups:
+        return
+    wrong = [g for g in groups if not any(_right(r, facts) for r in g)]
+    perfect = [g for g in groups if all(_perfect(r, facts) for r in g)]
+    dead = len(facts.dead) / len(groups)
+    series = facts.series("rollout/dead_group_share")
+    over_all = f"dead groups: {percent(fmean(series))} over all steps" if series else f"dead groups: {percent(dead)}"
+    if len(wrong) >= limit("one_sided") * len(groups):
+        told = [over_all, "nothing shows the model a better answer: start from `vlmrl sft`, or from easier rows "
+                "(`vlmrl try RECIPE --filter 0.1:0.9 --out FILE` keeps those of middling difficulty)"]  # fmt: skip
+        doubt = facts.own_reward and facts.score_range == (0.0, 0.0)
+        told += ["the reward pays nobody: does it read what the responses write?"] if doubt else []
+        yield Cause(
+            "all_wrong", "error", f"{percent(len(wrong) / len(groups))} of the groups hold no right response at all",
+            reward_check(facts, "--probe") if doubt else look_again(facts), len(wrong) / len(groups), told,
+            rows_of(responses_of(wrong)),
+        )  # fmt: skip
+    elif len(perfect) >= limit("one_sided") * len(groups):
+        first = [g for g in groups if g[0].step == groups[0][0].step]
+        at_start = fmean(all(_perfect(r, facts) for r in g) for g in first) >= limit("one_sided")
+        harder = f"{look_again(facts)} --filter 0.1:0.9 --out harder"
+        yield Cause(
+            "all_right", "error" if at_start else "note",
+            f"{percent(len(perfect) / len(groups))} of the groups are right in every sample: "
+            + ("the rows are too easy" if at_start else "the task is learned"),
+            harder if at_start else f"vlmrl eval {shlex.quote(facts.key)}",
+            len(perfect) / len(groups), [over_all], rows_of(responses_of(perfect)),
+        )  # fmt: skip
+    elif dead >= limit("dead_warning"):
+        ends, rise = facts.ends("rollout/dead_group_share"), learned(facts)
+        fresh = ends is not None and ends[0] < limit("dead_warning")
+        yield Cause(
+            "dead_groups", "note" if fresh and rise else "error" if dead >= limit("dead_error") else "warning",
+            f"{percent(dead)} of the groups have equal scores throughout and teach nothing"
+            + (f" any more: {rise}" if fresh and rise else ""),
+            again(facts, "algo.filter=spread"), dead,
+            [over_all, *onset(facts, "rollout/dead_group_share", lambda share: share >= limit("dead_warning")),
+             f"all wrong {percent(len(wrong) / len(groups))}, right {percent(len(perfect) / len(groups))}; "
+             "more samples a prompt or a higher temperature split such groups too"],
+            rows_of(responses_of(facts.dead)),
+        )  # fmt: skip
+
+
+def pays_wrong(facts: RunFacts) -> Iterator[Cause]:
+    """Of two answers to one prompt the wrong one is paid more: the reward reads another truth, or turns it around."""
+    formed = [[r for r in group if r.parts.get("format", 1.0) != 0] for group in facts.groups]
+    told = [[(r, truly_right(r)) for r in group] for group in formed]
+    pairs = [(good, bad) for group in told for good, yes in group if yes for bad, no in group if no is False]
+    if len(pairs) < limit("few_samples"):
+        return
+    won = fmean(0.5 * ((good.score > bad.score) - (good.score < bad.score)) + 0.5 for good, bad in pairs)
+    if won > limit("agreement"):
+        return
+    good, bad = min(pairs, key=lambda pair: pair[0].score - pair[1].score)
+    yield Cause(
+        "pays_wrong", "error",
+        f"wrong answers are paid more: right ones win {percent(won)} of {len(pairs):,} pairs of one each",
+        reward_check(facts), 1.0, ["right and wrong by the truth of the row, whatever the reward says"],
+        rows_of([good, bad]),
+    )  # fmt: skip
+
+
+def truly_right(r: Response) -> bool | None:
+    """Whether the answer of a response is the row's, by its truth alone; None where that cannot be told."""
+    if (answer := answer_of(r.text)) is None:
+        return None
+    if (is_right := kind_of(r.truth).is_right) is not None:
+        return is_right(r.truth, answer)
+    true = next((r.truth[name] for name in TRUE_ANSWERS if isinstance(r.truth.get(name), (str, int))), None)
+    return None if true is None else answer.strip() == str(true).strip() or bool(agrees(answer, str(true)))
+
+
+def pays_length(facts: RunFacts) -> Iterator[Cause]:
+    """Within a group, longer responses score higher (or lower), whatever they say."""
+    live = [g for g in facts.groups if max(r.score for r in g) > min(r.score for r in g)]
+    whole = [[r for r in g if not r.cut and r.parts.get("format", 1.0) != 0] for g in live]
+    usable = [g for g in whole if len(g) > 1 and _spread(g) >= limit("length_spread")]
+    count = sum(map(len, usable))
+    if count < limit("length_least"):
+        return
+    lengths = np.concatenate([_centred([r.tokens for r in g]) for g in usable])
+    scores = np.concatenate([_centred([r.score for r in g]) for g in usable])
+    if not scores.any() or not lengths.any():
+        return
+    rho = float((lengths * scores).sum() / np.sqrt((lengths**2).sum() * (scores**2).sum()))
+    if abs(rho) < limit("length_warning"):
+        return
+    ends = facts.ends("rollout/response_tokens_mean")
+    grown = (
+        [f"mean length {ends[0]:.0f} tokens in the first third of the steps, {ends[1]:.0f} in the last"] if ends else []
+    )
+    group = max(usable, key=lambda g: max(r.tokens for r in g) - min(r.tokens for r in g))
+    parts = {n: _part_correlation(usable, n) for n in facts.part_names}
+    best = max(parts, key=lambda n: abs(parts[n]), default=None)
+    told = [f"of the parts, `{best}` follows length most: {parts[best]:+.2f}"] if best and len(parts) > 1 else []
+    yield Cause(
+        "pays_length", "error" if abs(rho) >= limit("length_error") else "warning",
+        f"{'longer' if rho > 0 else 'shorter'} responses score higher in a group: correlation {rho:+.2f} of {count}",
+        reward_check(facts, "--probe"), abs(rho), told + grown,
+        rows_of([min(group, key=lambda r: r.tokens), max(group, key=lambda r: r.tokens)]),
+    )  # fmt: skip
+
+
+def plain(text: str) -> str:
+    """A label without case, accents, spaces, marks, and "Image1=" before it."""
+    text = unicodedata.normalize("NFKD", POSITION.sub("", text)).casefold()
+    return re.sub(r"[^\w.]+|_", "", text).strip(".")
+
+
+def split(text: str) -> list[str]:
+    return [piece.strip() for piece in PIECES.split(text) if piece.strip()]
+
+
+def agrees(said: str, true: str) -> str:
+    """How two spellings of the same label differ; "" when they are not the same label."""
+    if said.strip() == true.strip() or not plain(said):
+        return ""
+    ours, theirs = [plain(p) for p in split(said)], [plain(p) for p in split(true)]
+    if POSITION.search(said) and not POSITION.search(true) and ours == theirs:
+        return "the response names the images"
+    if ours == theirs:
+        return "case, spaces, marks or separators"
+    if plain(said) == plain(true):
+        return "where it is split"
+    one, other = _number(plain(said)), _number(plain(true))
+    if one is not None and other is not None and one == other:
+        return "how the number is written"
+    if {plain(said), plain(true)} <= YES or {plain(said), plain(true)} <= NO:
+        return "another word for yes or no"
+    if re.sub(r"</?[a-z]+>|\\boxed\{|\}", "", true.casefold()).strip() == said.casefold().strip():
+        return "the truth still has its tags"
+    windows = [theirs[i : i + len(ours)] for i in range(len(theirs) - len(ours) + 1)] if len(theirs) > 2 else []
+    if ours in windows or (one is not None and [one] in [[_number(w) for w in window] for window in windows]):
+        return "the truth holds several values in one text"
+    return ""
+
+
+def _labels(r: Response) -> Iterator[tuple[str, str, str]]:
+    """(field, what the response says, what the truth says) of each truth field that the response speaks of."""
+    said = dict(FIELD.findall(r.text))
+    for name, value in r.truth.items():
+        true = "; ".join(map(str, value)) if isinstance(value, list) else value
+        if isinstance(true, (str, int, float)) and not isinstance(true, bool):
+            if name in said:
+                yield name, said[name], str(true)
+            elif name in TRUE_ANSWERS and (answer := answer_of(r.text)) is not None:
+                yield "answer", answer, str(true)
+
+
+def _part_of(name: str, parts: Mapping[str, Any]) -> str | None:
+    """The part that pays for a field."""
+    if name in parts:
+        return name
+    return (
+        next((p for p in ANSWER_PARTS if p in parts), "reward" if "reward" in parts else None)
+        if name == "answer"
+        else None
+    )
+
+
+def _right(r: Response, facts: RunFacts) -> bool:
+    """Whether a response is on the right side. Where that is a matter of degree, whether it beats the worst seen."""
+    part = next((p for p in ANSWER_PARTS if r.parts.get(p) is not None), None)
+    if part is not None and set(facts.part(part)) <= {0.0, 1.0}:
+        return r.parts[part] == 1
+    is_right = kind_of(r.truth).is_right
+    if is_right is not None and (answer := answer_of(r.text)) is not None:
+        return r.score > 0 and is_right(r.truth, answer) is True
+    low, high = facts.score_range
+    return r.score > low if high > low else r.score > 0
+
+
+def _perfect(r: Response, facts: RunFacts) -> bool:
+    most = facts.most_possible(r.source)
+    if most:
+        return r.score >= limit("right_score") * most
+    low, high = facts.score_range  # nothing says how much there is to earn
+    return low < high == r.score
+
+
+def _spread(group: Sequence[Response]) -> float:
+    lengths = np.array([r.tokens for r in group], float)
+    return float(lengths.std() / max(1.0, lengths.mean()))
+
+
+def _centred(values: Sequence[float]) -> np.ndarray:
+    found = np.array(values, float)
+    return found - found.mean()
+
+
+def _part_correlation(groups: Sequence[Sequence[Response]], name: str) -> float:
+    pairs = [[(r.tokens, float(v)) for r in g if (v := r.parts.get(name)) is not None] for g in groups]
+    kept = [p for p in pairs if len(p) > 1]
+    if not kept:
+        return 0.0
+    x, y = (np.concatenate([_centred([pair[i] for pair in p]) for p in kept]) for i in (0, 1))
+    scale = float(np.sqrt((x**2).sum() * (y**2).sum()))
+    return float((x * y).sum()) / scale if scale else 0.0
+
+
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"[0-9]{1,15}(?:\.[0-9]{1,15})?", text) else None
+
+
+def _some(words: set[str]) -> str:
+    return ", ".join(sorted(words)[:5])

@@ -1,0 +1,221 @@
+"""Signs that a run learns something else than what was meant: reward without accuracy, one response for all, ...
+
+They are lasting changes in the train lines of a run. Training warns by them while it runs, `runs diagnose` afterwards.
+A change counts when it is large, many standard errors of the noise of the steps, and still there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vlmrl.diagnose.health import CHARACTERS, PREFIX
+from vlmrl.diagnose.thresholds import limit, percent
+from vlmrl.diagnose.trends import History
+from vlmrl.store.metrics import counted
+
+Z95 = 1.96
+"""Half the width of a 95% interval, in standard errors."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Something that is wrong with a run.
+
+    Args:
+        name: short and stable.      words: a few, for the line of a step.      what: a sentence.
+        step: of the first line after the change; None where there was no change, or it is not known.
+        before, after: of the figure that gave it away.
+    """
+
+    name: str
+    words: str
+    what: str
+    step: int | None = None
+    before: float = math.nan
+    after: float = math.nan
+
+
+def find_signs(lines: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[str, Any]] = ()) -> list[Sign]:
+    """Return the signs that the metrics of a run show at their last line, the gravest first.
+
+    Args: lines: train lines.      validation: validation lines; they tell of a reward that was hacked in a few steps.
+    """
+    history = History(lines)
+    apart = [*_reward_without_accuracy(history)] or [*_validated_without_accuracy(validation)]
+    rules = (_one_response, _repetition, _characters, _length, _streaks)
+    return [*apart, *(sign for rule in rules for sign in rule(history))]
+
+
+def since(sign: Sign) -> str:
+    """Return from which step on, as screens number steps (from 1); "" where that is not known."""
+    return "" if sign.step is None else f", from step {counted(sign.step)} on"
+
+
+def warning_of(signs: Sequence[Sign]) -> str:
+    """Return the words of some signs in one line; "" without any."""
+    return "; ".join(sign.words for sign in signs)
+
+
+def _fixed(value: float) -> str:
+    """Return a number with three digits after the point; what rounds to zero has no sign."""
+    return f"{round(float(value), 3) + 0.0:.3f}"
+
+
+def _reward_without_accuracy(h: History) -> Iterator[Sign]:
+    """The reward rose and the accuracy did not."""
+    paid, right = h.paid, h.contrast(h.accuracy)
+    if paid is None or right is None or h.no_better is None:
+        return
+    room = right.before < limit("accuracy_learned")
+    place = h.step_at(paid.lasting(limit("reward_rise") * h.scale) & h.no_better & room, paid)
+    if place is None:
+        return
+    a, b = float(right.before[place]), float(right.after[place])
+    fell = a - b > max(limit("accuracy_fall"), limit("sign_certainty") * float(right.error[place]))
+    rewards = f"the reward rose from {_fixed(paid.before[place])} to {_fixed(paid.after[place])}"
+    what = f"{rewards} while the accuracy {'fell' if fell else 'stayed'}: {_fixed(a)} before, {_fixed(b)} after"
+    yield Sign(
+        "reward_without_accuracy", f"reward up, accuracy {'down' if fell else 'flat'}", what, h.number(place),
+        float(paid.before[place]), float(paid.after[place]),
+    )  # fmt: skip
+
+
+def _validated_without_accuracy(lines: Sequence[Mapping[str, Any]]) -> Iterator[Sign]:
+    """The same from the first to the last validation, by their intervals."""
+    ends = [f"eval/{name}{end}" for name in ("reward", "accuracy") for end in ("", "_low", "_high")]
+    measured = [n for n in lines if all(isinstance(n.get(e), (int, float)) and math.isfinite(n[e]) for e in ends)]
+    if len(measured) < 2:
+        return
+    first, last = measured[0], measured[-1]
+    (paid, paid_error), (right, right_error) = (_difference(first, last, name) for name in ("reward", "accuracy"))
+    scale = max(abs(first["eval/reward"]), abs(last["eval/reward"]), abs(paid))
+    share = paid / scale if scale else 0.0
+    uncertain = limit("accuracy_certainty") * right_error
+    unmoved = right <= uncertain or right < limit("accuracy_nothing") * share
+    room = first["eval/accuracy"] < limit("accuracy_learned")
+    rose = share >= limit("reward_rise") and paid > limit("accuracy_certainty") * paid_error
+    if not (rose and room and unmoved and right + uncertain < limit("accuracy_share") * share):
+        return
+    fell = -right > max(limit("accuracy_fall"), uncertain)
+    a, b = (
+        f"{_fixed(line['eval/reward'])} with an accuracy of {_fixed(line['eval/accuracy'])}" for line in (first, last)
+    )
+    yield Sign(
+        "reward_without_accuracy", f"validation: reward up, accuracy {'down' if fell else 'flat'}",
+        f"the validation reward rose from {a} (step {first['step']}) to {b} (step {last['step']})", None,
+        first["eval/reward"], last["eval/reward"],
+    )  # fmt: skip
+
+
+def _difference(first: Mapping[str, Any], last: Mapping[str, Any], name: str) -> tuple[float, float]:
+    """(last minus first, its standard error) of a validation metric, from its 95% intervals."""
+    errors = [(line[f"eval/{name}_high"] - line[f"eval/{name}_low"]) / (2 * Z95) for line in (first, last)]
+    return last[f"eval/{name}"] - first[f"eval/{name}"], math.hypot(*errors)
+
+
+def _one_response(h: History) -> Iterator[Sign]:
+    """Prompts that ask for different things get one response."""
+    alike = h.contrast(h.series(f"{PREFIX}alike_share"))
+    if alike is None or alike.last < limit("alike_share") or h.learned:
+        return
+    truth, chars = h.recent(f"{PREFIX}same_truth_share"), h.recent(f"{PREFIX}characters_mean")
+    if math.isnan(truth):  # nothing says what is right: short responses may well be one
+        risen = alike.lasting(limit("alike_rise_no_truth")) & (alike.before < limit("alike_before"))
+        if chars < limit("long_text"):
+            return
+    elif truth > limit("same_truth"):
+        return
+    else:
+        risen = alike.lasting(limit("alike_rise"))
+    place = h.step_at(risen, alike)
+    from_start = not math.isnan(truth) and h.recent("rollout/dead_group_share") >= limit("dead_warning")
+    if place is None and not from_start:
+        return
+    was = f", {percent(float(alike.before[place]))} before" if place is not None else ""
+    what = f"{percent(alike.last)} of the responses are alike, whatever the prompt{was}"
+    words = f"responses alike {alike.last:.0%}"
+    if place is None:
+        yield Sign("one_response", words, what, after=alike.last)
+    else:
+        yield Sign("one_response", words, what, h.number(place), float(alike.before[place]), alike.last)
+
+
+def _repetition(h: History) -> Iterator[Sign]:
+    """Responses came to repeat themselves, in words or in characters."""
+    repeats = h.contrast(h.series(f"{PREFIX}repeating_share"))
+    right = h.contrast(h.accuracy)
+    if repeats is None or repeats.last < limit("repeating_share"):
+        return
+    where = repeats.lasting(limit("repeating_rise"))
+    if right is not None:
+        where &= right.rise <= limit("accuracy_certainty") * right.error
+    place = h.step_at(where, repeats)
+    if place is not None:
+        a = float(repeats.before[place])
+        what = f"{percent(repeats.last)} of the responses repeat themselves, {percent(a)} before"
+        words = f"responses repeat themselves {repeats.last:.0%}"
+        yield Sign("repetition", words, what, h.number(place), a, repeats.last)
+
+
+def _characters(h: History) -> Iterator[Sign]:
+    """One class of characters took over as the reward rose. The class that grew most is short."""
+    paid, chars = h.paid, h.contrast(h.series(f"{PREFIX}characters_mean"))
+    if paid is None or chars is None or not chars.last >= limit("long_text"):
+        return
+    grown: list[tuple[float, Sign]] = []
+    for name, words in CHARACTERS.items():
+        share = h.contrast(h.series(f"{PREFIX}{name}"))
+        if share is None:
+            continue
+        where = share.lasting(limit("class_rise")) & paid.lasting(0.0)
+        if h.no_better is not None:
+            where &= h.no_better
+        elif share.last < limit("class_share") or name == "non_ascii_share":
+            continue  # without an accuracy, another form or language may be what was asked for
+        place = h.step_at(where, share)
+        if place is not None:
+            a = float(share.before[place])
+            short = f"{words} {a:.0%} -> {share.last:.0%}"
+            what = f"{words} grew from {percent(a)} to {percent(share.last)} of the characters as the reward rose"
+            grown.append((share.last - a, Sign("characters", short, what, h.number(place), a, share.last)))
+    yield from (sign for _, sign in sorted(grown, key=lambda one: -one[0])[:1])
+
+
+def _length(h: History) -> Iterator[Sign]:
+    """Responses grew, the reward pays the longer ones, and the accuracy did not rise."""
+    paid, length = h.paid, h.contrast(h.series("rollout/response_tokens_mean"))
+    follows = h.recent(f"{PREFIX}length_score_correlation")
+    if paid is None or length is None or not follows >= limit("length_warning"):
+        return
+    where = length.lasting((limit("length_growth") - 1) * np.abs(length.before)) & paid.lasting(0.0)
+    if h.no_better is not None:
+        where &= h.no_better
+    place = h.step_at(where, length)
+    if place is not None:
+        a = float(length.before[place])
+        what = f"responses grew from {a:.0f} to {length.last:.0f} tokens, and longer ones of a group are paid more"
+        what += f" (correlation {follows:+.2f})"
+        yield Sign("grown_length", f"length {a:.0f} -> {length.last:.0f}, which pays", what, h.number(place), a,
+                   length.last)  # fmt: skip
+
+
+def _streaks(h: History) -> Iterator[Sign]:
+    """The last steps were all without a signal, or all their responses were cut off."""
+    for name, metric, words, what in (
+        ("no_signal", "rollout/dead_group_share", "all groups dead for {} steps",
+         "every group has equal scores throughout, {} steps in a row: they taught nothing"),
+        ("all_cut", "rollout/truncated_share", "all responses cut off for {} steps",
+         "every response was cut off at the token limit, {} steps in a row"),
+    ):  # fmt: skip
+        full = h.series(metric) == 1
+        broken = np.flatnonzero(~full)
+        length = len(full) - (int(broken[-1]) + 1 if len(broken) else 0)
+        if length >= limit("streak") and not (name == "no_signal" and h.learned):
+            first = h.lines[len(full) - length].get("step", len(full) - length)
+            step = int(first) if length < len(full) else None
+            yield Sign(name, words.format(length), what.format(length), step, after=1.0)

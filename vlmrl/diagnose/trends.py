@@ -1,0 +1,174 @@
+"""Lasting changes in the metrics of a run: how much a series rose at a step, and how certain that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from vlmrl.diagnose.thresholds import limit
+from vlmrl.reward_check.scores import Floats, Ints
+from vlmrl.rewards.accuracy_part import NAMES as ACCURACY_NAMES
+
+MOST_GAPS = 0.2
+"""Share of the lines that may lack a metric; they take its value of the line before."""
+
+WATCHED = (
+    "step", "reward/mean", "reward/accuracy", "rollout/dead_group_share", "rollout/truncated_share",
+    "rollout/response_tokens_mean",
+)  # fmt: skip
+
+
+def is_watched(metric: str) -> bool:
+    """Return whether a metric of a train line is looked at here or in `diagnose/signs.py`."""
+    return metric in WATCHED or metric.startswith(("health/", "reward/part/"))
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A series before and after each candidate step of a change, over the lines that have it. All [T].
+
+    Args: mean before (over a window) and after (to the end), the standard error of their difference; `last`: the mean
+        of the last few lines.
+    """
+
+    before: Floats
+    after: Floats
+    error: Floats
+    last: float
+
+    @property
+    def rise(self) -> Floats:
+        return self.after - self.before
+
+    def lasting(self, least: float | Floats) -> Any:
+        """[T] whether it rose by that much with certainty, and is still that high."""
+        certain = self.rise > limit("sign_certainty") * self.error
+        return certain & (self.rise >= least) & (self.last - self.before >= least)
+
+    @property
+    def certainty(self) -> Floats:
+        """[T] the rise over its standard error; the error of a series without noise counts as tiny."""
+        return self.rise / np.maximum(self.error, 1e-9)
+
+
+class History:
+    """The train lines of a run as series. A metric that a line does not have is NaN."""
+
+    def __init__(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        self.lines = lines
+
+    def series(self, name: str) -> Floats:
+        values = (line.get(name) for line in self.lines)
+        return np.asarray(
+            [float(v) if isinstance(v, (int, float)) and math.isfinite(v) else math.nan for v in values], dtype=float
+        )
+
+    @cached_property
+    def reward(self) -> Floats:
+        return self.series("reward/mean")
+
+    @cached_property
+    def accuracy(self) -> Floats:
+        """Of older runs, whose lines have none, the part of the reward that is called so."""
+        named = self.series("reward/accuracy")
+        parts = (self.series(f"reward/part/{name}") for name in ACCURACY_NAMES)
+        return named if np.isfinite(named).any() else next((p for p in parts if np.isfinite(p).any()), named)
+
+    @cached_property
+    def format(self) -> Floats:
+        """The mean of the format part, between 0 and 1; NaN where the reward has none."""
+        names = {n for line in self.lines[-1:] for n in line if n.startswith("reward/part/") and "format" in n.lower()}
+        series = self.series(min(names)) if names else np.full(len(self.lines), math.nan)
+        inside = np.nanmin(series, initial=0.0) >= 0 and np.nanmax(series, initial=1.0) <= 1
+        return series if inside else np.full(len(self.lines), math.nan)
+
+    @cached_property
+    def scale(self) -> float:
+        """What a rise of the reward is measured by: the largest mean, or the range of the means."""
+        values = self.reward[np.isfinite(self.reward)]
+        return float(max(np.abs(values).max(), np.ptp(values))) if len(values) else 0.0
+
+    @cached_property
+    def steps(self) -> Ints:
+        """[T] the candidates of a change: indices of lines with enough lines on both sides."""
+        least = int(limit("sign_before"))
+        return np.arange(least, max(least, len(self.lines) - int(limit("sign_steps")) + 1))
+
+    def contrast(self, values: Floats) -> Contrast | None:
+        """The contrast of a series at each of `steps`; None where it has many gaps, or there are too few lines."""
+        if not len(self.steps) or np.isnan(values).mean() > MOST_GAPS or np.isnan(values[0]):
+            return None
+        values = values[np.maximum.accumulate(np.where(np.isnan(values), 0, np.arange(len(values))))]
+        number, t = len(values), self.steps
+        centre = float(values.mean())
+        sums = np.concatenate([[0.0], np.cumsum(values - centre)])
+        squares = np.concatenate([[0.0], np.cumsum((values - centre) ** 2)])
+        start = np.maximum(0, t - int(limit("sign_window")))
+
+        def mean_and_variance(low: Ints, high: Any) -> tuple[Floats, Floats]:
+            size = high - low
+            mean = (sums[high] - sums[low]) / size
+            variance = np.maximum(squares[high] - squares[low] - size * mean**2, 0.0) / (size - 1)
+            return mean + centre, variance
+
+        before, noise_before = mean_and_variance(start, t)
+        after, noise_after = mean_and_variance(t, np.full(len(t), number))
+        few = t - start < limit("sign_steps")  # whose own noise may be small by chance
+        noise_before = np.where(few, np.maximum(noise_before, noise_after), noise_before)
+        error = np.sqrt(noise_before / (t - start) + noise_after / (number - t))
+        return Contrast(before, after, error, float(values[-int(limit("sign_steps")) :].mean()))
+
+    @cached_property
+    def paid(self) -> Contrast | None:
+        """The reward. While the format is being learned, that of well-formed responses: a rise that comes from the
+        format alone is what was meant.
+        """
+        plain = self.contrast(self.reward)
+        form = self.contrast(self.format)
+        if plain is None or form is None:
+            return plain
+        formed = self.contrast(self.reward / np.maximum(self.format, limit("sign_formed")))
+        assert formed is not None
+        learning = (form.rise > limit("sign_format")) | (form.before < limit("sign_formed"))
+        pick = lambda a, b: np.where(learning, b, a)  # noqa: E731
+        return Contrast(
+            pick(plain.before, formed.before), pick(plain.after, formed.after), pick(plain.error, formed.error),
+            plain.last,
+        )  # fmt: skip
+
+    @cached_property
+    def no_better(self) -> Any:
+        """[T] whether the accuracy did not rise with the reward: certainly by far less. None where it is not known."""
+        paid, right = self.paid, self.contrast(self.accuracy)
+        if paid is None or right is None:
+            return None
+        share = paid.rise / max(self.scale, 1e-9)
+        uncertain = limit("accuracy_certainty") * right.error
+        unmoved = (right.rise <= uncertain) | (right.rise < limit("accuracy_nothing") * share)
+        return unmoved & (right.rise + uncertain < limit("accuracy_share") * share)
+
+    @cached_property
+    def learned(self) -> bool:
+        """Whether nearly all recent responses are right."""
+        recent = self.accuracy[-int(limit("sign_steps")) :]
+        return bool(len(recent)) and bool(np.mean(recent) >= limit("accuracy_learned"))
+
+    def recent(self, name: str) -> float:
+        """The mean of the last few lines; NaN where one of them does not have it."""
+        values = self.series(name)[-int(limit("sign_steps")) :]
+        return float(np.mean(values)) if len(values) == int(limit("sign_steps")) else math.nan
+
+    def step_at(self, where: Any, contrast: Contrast) -> int | None:
+        """Index in `steps` of the clearest change among those where `where` holds; None without any."""
+        if where is None or not np.any(where):
+            return None
+        return int(np.argmax(np.where(where, contrast.certainty, -np.inf)))
+
+    def number(self, place: int) -> int:
+        """The step of the line at an index of `steps`."""
+        return int(self.lines[int(self.steps[place])].get("step", self.steps[place]))

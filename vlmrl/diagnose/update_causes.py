@@ -1,0 +1,210 @@
+"""Causes that show in the updates: learning rate, gradients of the parts, engine against trainer, validation."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from statistics import fmean, median
+
+from vlmrl.diagnose.run_facts import GRADIENT, RunFacts, identity
+from vlmrl.diagnose.thresholds import (
+    Cause,
+    again,
+    check_again,
+    counted,
+    limit,
+    look_again,
+    onset,
+    percent,
+    reward_check,
+    rows_of,
+)
+
+SEEING = ("vision", "connector")
+"""Parts of a model that only images reach."""
+MIN_UPDATES = 3
+"""Updates before greedy answers may be expected to change."""
+
+
+def stopped(facts: RunFacts) -> Iterator[Cause]:
+    """The run did not come to its end by itself."""
+    error = facts.manifest.error
+    if facts.manifest.status != "failed" or not error:
+        return
+    what = f"the run failed at step {len(facts.train)}: {error}"
+    if error.startswith("reward `"):
+        yield Cause("failing_reward", "error", what, look_again(facts), 0.95)
+    else:
+        yield Cause("failed", "error", what, f"vlmrl runs show {shlex.quote(facts.key)}", 0.85)
+
+
+def learning_rate(facts: RunFacts) -> Iterator[Cause]:
+    """The learning rate is 0, or far from what is usual for a model of this size."""
+    recipe, rates = facts.recipe, facts.series("optim/lr")
+    if recipe is None or not rates:
+        return
+    peak, real, lora = recipe.optim.lr, max(rates), recipe.lora is not None
+    if real == 0:
+        what = f"the learning rate is 0 in all {len(rates)} updates: the weights never change"
+        said = f"the recipe says optim.lr = {peak:g}, schedule = {recipe.optim.schedule}"
+        command = again(facts, "optim.schedule=constant")
+        yield Cause("lr_small", "error", what, command, 1.0, [said])
+        return
+    factor = limit("lora_factor") if lora else 1.0
+    unmoved = _unmoved(facts)
+    evidence = [unmoved] if unmoved else []
+    if real < 0.1 * peak:
+        warmup = recipe.optim.warmup_steps
+        what = f"the learning rate came to {real:.2g} only: warmup_steps = {warmup} outlasts {len(facts.train)} steps"
+        yield Cause("lr_small", "warning", what, again(facts, "optim.warmup_steps=0"), 0.6, evidence)
+    if peak <= limit("lr_small_warning") * factor:
+        far = peak <= limit("lr_small_error") * factor
+        what = f"optim.lr = {peak:g} is far too small"
+        moved = f"AdamW moves a weight by about that an update: by {peak * len(rates):.1g} in the run's {len(rates)}"
+        command = again(facts, f"optim.lr={1e-6 * factor:g}")
+        yield Cause("lr_small", "error" if far else "warning", what, command, 1.0 if far else 0.7, [moved, *evidence])
+    elif unmoved and any(facts.series(GRADIENT)):
+        what = f"the updates change nothing (optim.lr = {peak:g})"
+        yield Cause("lr_small", "warning", what, again(facts, f"optim.lr={10 * peak:g}"), 0.6, evidence)
+    yield from _too_large(facts, peak, lora)
+
+
+def _too_large(facts: RunFacts, peak: float, lora: bool) -> Iterator[Cause]:
+    size = sum(facts.parts[0].values())
+    small = not lora and size < limit("big_model")  # or of unknown size
+    most = limit("lr_large_small_model") if small else limit("lr_large_lora" if lora else "lr_large_full")
+    broken = _collapse(facts)
+    failed = facts.manifest.status == "failed" and "not finite" in (facts.manifest.error or "")
+    norms = facts.series(GRADIENT)
+    if peak > most and facts.manifest.kind == "rl":
+        level = "error" if broken or failed or peak >= limit("lr_large_error") else "warning"
+        of = f" for {size / 1e6:,.3g} M trained parameters" if size else ""
+        what = f"optim.lr = {peak:g} is far too large{of}: up to {most:g} is usual"
+        evidence = [broken] * bool(broken) + [f"gradient norm {max(norms, default=0.0):.3g} at most"] * bool(norms)
+        weight = 0.95 if level == "error" else 0.6
+        yield Cause("lr_large", level, what, again(facts, f"optim.lr={most / 10:g}"), weight, evidence)
+    elif broken:
+        hint = "a smaller learning rate, a KL term (algo.kl_coef = 0.01) or fewer updates a step hold it"
+        command, rows = again(facts, f"optim.lr={peak / 3:g}"), rows_of(facts.responses[-3:])
+        yield Cause("collapse", "warning", f"the policy fell apart: {broken}", command, 0.7, [hint], rows)
+
+
+def gradients(facts: RunFacts) -> Iterator[Cause]:
+    """No gradient arrives, or none in a part that is trained; parts that are frozen."""
+    norms, check = facts.series(GRADIENT), check_again(facts)
+    if norms and not any(norms):
+        what = f"the gradient is 0 in all {len(norms)} updates: the weights never change"
+        yield Cause("zero_gradient", "error", what, check, 0.9)
+        return
+    for name in dict.fromkeys(k for line in facts.train for k in line if k.startswith(f"{GRADIENT}/")):
+        values = facts.series(name)
+        if values and not any(values):
+            part = name.removeprefix(f"{GRADIENT}/")
+            what = f"no gradient reaches the part `{part}`: 0 in {len(values)} updates ({fmean(norms):.3g} in all)"
+            blind = part in SEEING and bool(facts.responses) and not any(r.images for r in facts.responses)
+            if blind:
+                what += ": no row has an image"
+            yield Cause("no_images" if blind else "zero_gradient", "note" if blind else "error", what, check, 0.85)
+    trained, frozen = facts.parts
+    if frozen and facts.recipe is not None and facts.recipe.lora is None:
+        share = sum(trained.values()) / max(1, sum(trained.values()) + sum(frozen.values()))
+        writer = any(part.startswith(("language", "embeddings")) for part in frozen)
+        what = f"frozen: {', '.join(frozen)}; {percent(share)} of the parameters are trained ({', '.join(trained)})"
+        evidence = ["the parts that write the answers are not trained"] if writer else []
+        command = again(facts, "model.freeze=[]")
+        yield Cause("frozen", "warning" if writer else "note", what, command, 0.8 if writer else 0.5, evidence)
+
+
+def no_updates(facts: RunFacts) -> Iterator[Cause]:
+    """Steps without any update."""
+    if facts.train and facts.manifest.kind == "rl" and not facts.updates:
+        what = f"no update was made in {counted(len(facts.train), 'step')}: there was nothing to learn from"
+        yield Cause("no_updates", "error", what, reward_check(facts), 0.4)
+
+
+def engine_gap(facts: RunFacts) -> Iterator[Cause]:
+    """The engine's log-probs are not the trainer's."""
+    gaps = facts.series("policy/sampler_gap_mean")
+    if not gaps or facts.recipe is None:
+        return
+    dtype, rollout, gap = facts.recipe.model.dtype, facts.recipe.rollout, median(gaps)
+    allowed = limit("gap_float32" if dtype == "float32" else "gap_bfloat16")
+    if gap <= allowed:
+        return
+    most, effective = facts.series("policy/sampler_gap_max"), facts.series("policy/sampler_ess")
+    evidence = [f"largest {max(most, default=gap):.3g} nats; up to {allowed:g} on average is usual in {dtype}"]
+    evidence += [f"effective sample size {percent(median(effective))} of the tokens"] if effective else []
+    evidence += onset(facts, "policy/sampler_gap_mean", lambda nats: nats > allowed)
+    command = check_again(facts)
+    if rollout.top_p < 1 or rollout.top_k > 0:
+        evidence.append(f"rollout.top_p = {rollout.top_p:g}, top_k = {rollout.top_k}: samples are not the policy's")
+        command = again(facts, "rollout.top_p=1.0", "rollout.top_k=0")
+    elif any(facts.series("rollout/version_lag")):
+        evidence.append("rollout.overlap: the engine is one step behind")
+        command = again(facts, "rollout.overlap=false")
+    elif rollout.engine == "vllm":
+        command = again(facts, "rollout.engine=torch")
+    what = f"engine and trainer disagree by {gap:.3g} nats a token (median over {len(gaps)} steps)"
+    level = "error" if gap > limit("gap_error") * allowed else "warning"
+    yield Cause("engine_gap", level, what, command, min(1.0, 0.5 + gap / allowed / 100), evidence)
+
+
+def entropy(facts: RunFacts) -> Iterator[Cause]:
+    """The policy became certain of every token."""
+    ends, dead = facts.ends("policy/entropy"), facts.ends("rollout/dead_group_share")
+    if ends is None or ends[1] >= limit("entropy_low") or ends[1] >= limit("entropy_fall") * ends[0]:
+        return
+    harm = dead is not None and dead[1] >= limit("dead_warning") and dead[1] > dead[0]
+    what = f"entropy fell from {ends[0]:.3g} to {ends[1]:.3g} nats a token: the samples of a prompt become one"
+    evidence = [f"dead groups {percent(dead[0])} at the start, {percent(dead[1])} at the end"] if dead else []
+    evidence += onset(facts, "policy/entropy", lambda nats: nats < limit("entropy_low"))
+    command = again(facts, "algo.clip_high=0.28", "algo.entropy_coef=0.001")
+    yield Cause("entropy_collapse", "warning" if harm else "note", what, command, 0.75, evidence)
+
+
+def validation(facts: RunFacts) -> Iterator[Cause]:
+    """Checkpoints are chosen on rows that are trained on."""
+    shared = facts.validated & {identity(r.prompt_id, r.images) for r in facts.responses}
+    sources, datasets = facts.recipe.data if facts.recipe else [], facts.manifest.datasets
+    prints = [str(d["fingerprint"]) for d in datasets if d.get("fingerprint")]
+    apart = any("(validation)" in str(d.get("name")) for d in datasets)
+    certain = True
+    if any(d.validation == d.split for d in sources):
+        how = "on the split that is trained on"
+    elif apart and len(prints) > len(set(prints)):
+        how = "in a file with the same content as the training rows"
+    elif shared:
+        certain = len(shared) >= limit("shared_rows") * len(facts.validated)
+        how = f"partly rows that are trained on: {len(shared)} of {len(facts.validated)} were among those sampled"
+    else:
+        return
+    rows = rows_of([r for r in facts.responses if identity(r.prompt_id, r.images) in shared])
+    yield Cause(
+        "validation_is_training", "error" if certain else "warning", f"validation rows are {how}: it measures memory",
+        again(facts, "data.0.validation=validation"), 0.8,
+        ["`vlmrl prep` makes splits that share no image; name the held-out one in [[data]] validation"], rows,
+    )  # fmt: skip
+
+
+def _unmoved(facts: RunFacts) -> str:
+    """That greedy validation gave the very same numbers although updates were made; "" when it did not.
+
+    Numbers of responses that earn nothing, or are all cut off, are equal anyway.
+    """
+    lines = [{k: v for k, v in line.items() if k.startswith("eval/")} for line in facts.validation]
+    updates = max(facts.series("optim/updates"), default=0)
+    if len(lines) < 2 or updates < MIN_UPDATES:
+        return ""
+    first = {k: v for k, v in lines[0].items() if k != "eval/is_best"}
+    telling = float(first.get("eval/reward") or 0) > 0 and float(first.get("eval/truncated") or 0) < 1
+    same = all({k: v for k, v in line.items() if k != "eval/is_best"} == first for line in lines)
+    return (
+        f"{len(lines)} greedy validations over {updates:.0f} updates agree in every number" if telling and same else ""
+    )
+
+
+def _collapse(facts: RunFacts) -> str:
+    ends = facts.ends("reward/mean")
+    if ends is None or ends[0] <= 0 or ends[1] > limit("collapse") * ends[0]:
+        return ""
+    return f"mean reward {ends[0]:.3f} in the first third of the steps, {ends[1]:.3f} in the last"

@@ -1,0 +1,192 @@
+"""What `vlmrl eval` evaluates with: the recipe, and what the record says of the rows that the model has seen."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlmrl.checkpoint.merge import RECORD
+from vlmrl.data.dataset import INFO_FILE
+from vlmrl.errors import Problem, ProblemsError, RecipeError, StoreError
+from vlmrl.inference.eval_rows import SeenRows, seen_by, trained_by
+from vlmrl.json_text import parse_json
+from vlmrl.recipe.files import find_recipe
+from vlmrl.recipe.load import AUTO_ORIGIN, load_recipe, recipe_from_resolved
+from vlmrl.recipe.overrides import apply_override, parse_override
+from vlmrl.recipe.paths import is_path_key, names_file
+from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.validation_messages import nearest
+from vlmrl.setup.model_origin import ModelOrigin
+from vlmrl.store.evaluated_rows import read_summary
+from vlmrl.store.kept_recipe import newest_resolved, read_resolved, refuse_hidden
+from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
+from vlmrl.store.listing import list_runs
+from vlmrl.store.runs import open_run
+
+NEWEST = 200
+"""Runs whose names are compared with a name that is none."""
+
+
+@dataclass(frozen=True)
+class ChosenRecipe:
+    """What a model is evaluated with.
+
+    Args: run_dir: the run whose checkpoint it is, None for a model that is no run.    seen: what its record says.
+    """
+
+    recipe: Recipe
+    run_dir: Path | None
+    seen: SeenRows
+
+
+def choose_recipe(
+    origin: ModelOrigin, root: Path, *, recipe: str | None = None, data: str | None = None,
+    overrides: Sequence[str] = (),
+) -> ChosenRecipe:  # fmt: skip
+    """What to evaluate with: the named recipe (a file, or a run's), else the run's own, else defaults on `data`;
+    `overrides` on top. Of a model that `vlmrl merge` wrote, the run is the one it was made of, while that is there.
+
+    The table `model` is always the run's own when a run is evaluated: its pixels and dtype belong to its weights.
+    Raises: RecipeError when nothing says what data to use; the errors of the recipe.
+    """
+    run_dir = origin.run_dir
+    if run_dir is None and origin.checkpoint is None:
+        _require_there(origin.path, root)
+    made_of = run_dir or _merged_from(origin.path, root)
+    own = None if made_of is None else _run_recipe(made_of)
+    values: dict[str, Any] = {"model": {"path": origin.path}}
+    if recipe is not None:
+        values = _named_recipe(recipe, origin, root)
+        if own is not None:
+            values["model"] = own["model"]
+    elif own is not None:
+        values = own
+    elif data is None:
+        raise RecipeError(
+            f"nothing says on what data to evaluate `{origin.path}`",
+            hint="add --recipe with a file or a run, such as --recipe recipes/digits_im.toml, or --data data/digits",
+        )
+    if data is not None:
+        values["data"] = [_data_entry(data, values.get("data") or [{}])]
+    problems = []
+    for text in overrides:
+        parsed = parse_override(text)
+        applied = parsed if isinstance(parsed, Problem) else apply_override(values, parsed)
+        if isinstance(applied, Problem):
+            problems.append(applied)
+    if problems:
+        raise ProblemsError(problems)
+    values["model"] = {**values["model"], "path": origin.path}
+    refuse_hidden(values, recipe or origin.path)
+    chosen = recipe_from_resolved({"schema": 1, "recipe": values}, where=recipe or data or origin.path)
+    seen = SeenRows() if made_of is None else seen_by(made_of)
+    if made_of is None and data is None:
+        seen = trained_by(chosen)
+    return ChosenRecipe(chosen, run_dir, seen)
+
+
+def _require_there(path: str, root: Path) -> None:
+    """Raise: a word that is no run and no folder. With a `/` it may be a name of the hub, which says itself."""
+    if "/" in path or os.path.exists(path):
+        return
+    runs = list_runs(root, limit=NEWEST)
+    names = [name for run in runs for name in (run.id, run.name) if name]
+    near = nearest(path, names)
+    meant = f"did you mean `{near}`?  " if near else ""
+    raise StoreError(
+        f"there is no run and no model folder `{path}`", where=str(root),
+        hint=f"{meant}`vlmrl runs list` lists the runs; a model of the hub is called OWNER/NAME",
+    )  # fmt: skip
+
+
+def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:
+    """The evaluation folder that `ref` names: a path, RUN/NAME, or RUN alone (then the one on rows called the same).
+
+    Raises: StoreError when there is none, or several to choose from.
+    """
+    if (Path(ref) / EVAL_SUMMARY).is_file():
+        return Path(ref)
+    head, _, tail = ref.rpartition("/")
+    if head and not (Path(ref) / MANIFEST).is_file():
+        folder = eval_dir(open_run(root, head).dir, tail)
+        if (folder / EVAL_SUMMARY).is_file():
+            return folder
+        raise StoreError(f"run `{head}` has no evaluation `{tail}`", where=str(folder))
+    run = open_run(root, ref)
+    found = [f for f in eval_dirs(run.dir) if _is_own(f, split, source)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(f.name for f in found) or "none"
+    raise StoreError(
+        f"run {run.id} has {len(found) or 'no'} evaluation(s) on `{source}/{split}` to compare with: {names}",
+        hint=f"name it: --compare {ref}/NAME" if found else f"make it: vlmrl eval {ref}",
+    )
+
+
+def _is_own(folder: Path, split: str, source: str) -> bool:
+    """Whether `vlmrl eval` made an evaluation, on rows of a source called so."""
+    meta = read_summary(folder).get("meta", {})
+    return (meta.get("split"), meta.get("source")) == (split, source) and not meta.get("during")
+
+
+def _named_recipe(name: str, origin: ModelOrigin, root: Path) -> dict[str, Any]:
+    """The values of a recipe file, or of the run called so where there is no such file."""
+    try:
+        find_recipe(name)
+    except RecipeError:
+        with suppress(StoreError):
+            own = _run_recipe(open_run(root, name).dir)
+            if own is not None:
+                return own
+        raise
+    return load_recipe(name, overrides=[f"model.path={json.dumps(origin.path)}"]).recipe.model_dump(mode="json")
+
+
+def _merged_from(path: str, root: Path) -> Path | None:
+    """The run that a merged model was made of, as its merge.json says; None when that is gone or no run of ours."""
+    try:
+        name = parse_json((Path(path) / RECORD).read_bytes())["run"]
+        return open_run(root, name).dir if isinstance(name, str) and Path(name).name == name else None
+    except (OSError, ValueError, KeyError, TypeError, StoreError):
+        return None
+
+
+def _run_recipe(run_dir: Path) -> dict[str, Any] | None:
+    """The resolved recipe of a run; None when it has none.
+
+    Files it names are looked for where the run was started, when they are not below the current directory.
+    """
+    path = newest_resolved(run_dir)
+    if not path.exists():
+        return None
+    resolved = read_resolved(run_dir)
+    values = recipe_from_resolved(resolved, where=str(path)).model_dump(mode="json")
+    if str((resolved.get("origins") or {}).get("rollout.engine", "")).startswith(AUTO_ORIGIN):
+        values["rollout"]["engine"] = "auto"  # chosen for the machine that trained: chosen anew for this one
+    cwd = Path(open_run(run_dir.parent, run_dir.name).manifest.cwd)
+    for name, table in [("reward", values["reward"]), *(("data", entry) for entry in values["data"])]:
+        for key, value in table.items():
+            place = (name, key)
+            if is_path_key(place) and isinstance(value, str) and names_file(place, value):
+                table[key] = _found_from(value, cwd)
+    return values
+
+
+def _found_from(value: str, cwd: Path) -> str:
+    """`value` when that file exists here, else the one below `cwd` when that exists, else `value`."""
+    file = Path(value.partition(":")[0] if ".py:" in value else value)
+    moved = not file.is_absolute() and not file.exists() and (cwd / file).exists()
+    return str(cwd / value) if moved else value
+
+
+def _data_entry(path: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The `[[data]]` entry for another dataset: a prepared one brings its task, a table is read as the recipe's was."""
+    if (Path(path) / INFO_FILE).is_file():
+        return {"path": path}
+    kept = ("prompt", "system", "reward", "columns", "task")
+    return {"path": path, **{key: entries[0][key] for key in kept if key in entries[0]}}

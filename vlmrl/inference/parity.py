@@ -1,0 +1,267 @@
+"""`vlmrl check --deep`: the rows as training will run them, against the model's own forward of each response alone.
+
+The reference is transformers' forward with its own attention and its own head, one unpadded row at a time; none of the
+packing, position or mask code is in it. Compared are log-probs and, where memory allows, the gradient of all trained
+parameters.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlmrl.data.packing import PromptTokens, TrainItem, join_images, make_row, pack
+from vlmrl.inference.trial import choose_rows
+from vlmrl.model.load import share_prefix
+from vlmrl.model.model_facts import usable_memory
+from vlmrl.model.policy import Policy
+from vlmrl.recipe.schema import Recipe
+from vlmrl.rollout.sample import encode_prompt, sample_rollouts
+from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.setup.model import load_origin, make_encoder, make_policy, sampling_params
+from vlmrl.setup.model_origin import find_model
+from vlmrl.setup.sources import open_sources
+from vlmrl.types import Segment, name_row
+
+SAMPLES = 3
+MAX_RESPONSE_TOKENS = 48
+GRADIENT_COPIES = 3
+"""What comparing gradients holds at once, in units of the trained weights: two gradients and a difference."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What may differ, and why that much.
+
+    Args: logp_max, logp_mean: nats, over tokens. gradient: norm of the difference over the norm.
+    """
+
+    logp_max: float
+    logp_mean: float
+    gradient: float
+    why: str
+
+
+TOLERANCES = {
+    torch.float32: Tolerance(
+        1e-4, 1e-5, 1e-4,
+        "float32 keeps 24 bits: the same sums in another order differ by about 1e-6 in a layer; a wrong position or"
+        " mask differs by 0.01 and more",
+    ),
+    torch.bfloat16: Tolerance(
+        0.5, 0.03, 0.1,
+        "bfloat16 keeps 8 bits: the stock forward itself changes by a few hundredths with the shape of its batch; for a"
+        " decisive comparison add --set model.dtype=float32",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RowParity:
+    """One prompt of the user's with its responses."""
+
+    row: str
+    prompt_tokens: int
+    image_tokens: int
+    response_tokens: tuple[int, ...]
+    logp_max: float
+    logp_mean: float
+    agrees: bool
+
+
+@dataclass
+class Parity:
+    """What the comparison found.
+
+    Args:
+        path: how rows are run, in words.      rows: prompt by prompt.
+        gradient: relative difference; None when it was not compared, and `gradient_note` says why.
+        sampler_gap: largest |trainer - built-in engine| log-prob of what was sampled; None when nothing was.
+    """
+
+    path: str
+    dtype: str
+    tolerance: Tolerance
+    rows: list[RowParity] = field(default_factory=list)
+    gradient: float | None = None
+    gradient_note: str = ""
+    sampler_gap: float | None = None
+
+    @property
+    def logp_max(self) -> float:
+        return max((r.logp_max for r in self.rows), default=0.0)
+
+    @property
+    def logp_mean(self) -> float:
+        return max((r.logp_mean for r in self.rows), default=0.0)
+
+    @property
+    def agrees(self) -> bool:
+        gradient = self.gradient is None or self.gradient <= self.tolerance.gradient
+        return gradient and all(r.agrees for r in self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "logp_max": self.logp_max, "logp_mean": self.logp_mean, "agrees": self.agrees}
+
+
+def deep_check(recipe: Recipe, runs_root: Path, *, prompts: int) -> Parity:
+    """Compare on the first prompts that training would draw, with responses sampled from the model.
+
+    Raises: the errors of data and model.
+    """
+    torch.manual_seed(recipe.train.seed)
+    sources, _ = open_sources(recipe)
+    model, processor = load_origin(recipe.model, find_model(recipe.model.path, runs_root))
+    policy = make_policy(recipe.model, model, processor, recipe.rollout.temperature)
+    encoder = make_encoder(recipe.model, processor)
+    drawn = [
+        encode_prompt(source, source.rows[row], 0, encoder, recipe.rollout.max_prompt_tokens)
+        for source, row in choose_rows(sources, recipe.train.seed, prompts)
+    ]
+    params = sampling_params(recipe, policy, processor.tokenizer)
+    engine = TorchEngine(policy, processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
+    limit = min(MAX_RESPONSE_TOKENS, params.max_new_tokens)
+    rollouts = sample_rollouts(
+        engine, drawn, replace(params, max_new_tokens=limit), num_samples=SAMPLES, run_seed=recipe.train.seed, version=0
+    )
+    items: list[TrainItem] = []
+    for group, rollout in enumerate(rollouts):
+        for k, sample in enumerate(rollout.samples):
+            # Ragged on purpose: an untrained model writes every response to the limit.
+            keep = max(1, len(sample.token_ids) * (SAMPLES - k) // SAMPLES)
+            segment = Segment("assistant", sample.token_ids[:keep], True, sample.sampler_logp[:keep])
+            items.append(TrainItem(PromptTokens.of(rollout.prompt.encoded), group, (segment,), len(items)))
+    names = [name_row(p.source.name, p.row.prompt_id) for p in drawn]
+    return compare(policy, items, names, tokens_per_row=recipe.train.tokens_per_row)
+
+
+def compare(policy: Policy, items: Sequence[TrainItem], names: Sequence[str], *, tokens_per_row: int) -> Parity:
+    """The comparison itself.
+
+    Args: items: trajectories 0, 1, ...; `item.group` indexes `names`.
+    """
+    dtype = next(policy.model.parameters()).dtype
+    parity = Parity(policy.path, str(dtype).removeprefix("torch."), TOLERANCES.get(dtype, TOLERANCES[torch.bfloat16]))
+    parity.gradient_note = _no_room(policy)
+    with_gradient = not parity.gradient_note
+    policy.model.zero_grad(set_to_none=True)
+    with torch.set_grad_enabled(with_gradient):
+        shared = shared_logps(policy, items, tokens_per_row)
+        found = take_gradients(policy)
+        stock = stock_logps(policy, items)
+        expected = take_gradients(policy)
+    if with_gradient:
+        parity.gradient = relative_difference(found, expected)
+    for group, name in enumerate(names):
+        parity.rows.append(_row(name, [i for i in items if i.group == group], shared, stock, parity.tolerance))
+    parity.sampler_gap = _sampler_gap(items, shared)
+    return parity
+
+
+def _no_room(policy: Policy) -> str:
+    """Why gradients cannot be compared; empty when they can."""
+    need = GRADIENT_COPIES * sum(p.numel() * p.element_size() for p in policy.model.parameters() if p.requires_grad)
+    have = torch.cuda.mem_get_info(policy.device)[0] if policy.device.type == "cuda" else usable_memory()
+    if need == 0:
+        return "no parameter is trained"
+    if 2 * need > have:  # as much again is left for activations
+        return f"comparing gradients takes about {2 * need / 2**30:.1f} GiB, {have / 2**30:.1f} GiB are free"
+    return ""
+
+
+def _weight(item: TrainItem, count: int, device: torch.device) -> Tensor:
+    """What each token's log-prob counts in the loss: of both signs, so that nothing cancels by being alike."""
+    at = torch.arange(count, device=device, dtype=torch.float32)
+    return torch.cos(1.7 * at + item.trajectory) / count
+
+
+def shared_logps(policy: Policy, items: Sequence[TrainItem], tokens_per_row: int) -> dict[int, Tensor]:
+    """Log-probs of each trajectory as `update` packs it; with gradients on, a loss of them is run backward too."""
+    found: dict[int, Tensor] = {}
+    for chosen in pack(items, tokens_per_row):
+        row = make_row(chosen, policy.device)
+        logp = policy(row).logp
+        owner = torch.tensor(row.trajectories, device=logp.device)[row.span_K]
+        if torch.is_grad_enabled():
+            weights = [_weight(i, int((owner == i.trajectory).sum()), logp.device) for i in chosen]
+            (logp * torch.cat(weights)).sum().backward()
+        found |= {i.trajectory: logp.detach()[owner == i.trajectory] for i in chosen}
+    return found
+
+
+def stock_logps(policy: Policy, items: Sequence[TrainItem]) -> dict[int, Tensor]:
+    """The same by the model's own forward, each response alone behind its own copy of the prompt."""
+    model, device = policy.model, policy.device
+    model.set_attn_implementation("sdpa")
+    takes = inspect.signature(model.forward).parameters
+    found: dict[int, Tensor] = {}
+    try:
+        for item in items:
+            tail = [t for s in item.segments for t in s.ids]
+            ids = torch.tensor([[*item.prompt.ids, *tail]], device=device)
+            kinds = torch.tensor([[*item.prompt.kinds, *(item.kinds or [0] * len(tail))]], device=device)
+            images = {k: v.to(device) for k, v in join_images([item.prompt.images, item.images]).items()}
+            inputs: dict[str, Any] = images | {n: kinds for n in ("mm_token_type_ids", "token_type_ids") if n in takes}
+            if "logits_to_keep" in takes:
+                inputs["logits_to_keep"] = len(tail) + 1
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs).logits
+            trained = [t for s in item.segments for t in [s.trained] * len(s.ids)]
+            places = torch.tensor([k for k, use in enumerate(trained) if use], device=device)
+            chosen = logits[0, -len(tail) - 1 :][places].float() / policy.temperature
+            chosen[:, [i for i in policy.banned_ids if i < chosen.shape[-1]]] = float("-inf")
+            logp = chosen.log_softmax(-1).gather(-1, torch.tensor(tail, device=device)[places][:, None])[:, 0]
+            if torch.is_grad_enabled():
+                (logp * _weight(item, len(places), device)).sum().backward()
+            found[item.trajectory] = logp.detach()
+    finally:
+        share_prefix(model)
+    return found
+
+
+def take_gradients(policy: Policy) -> list[Tensor | None]:
+    """The gradients of all parameters, which have none afterwards."""
+    taken = [p.grad for p in policy.model.parameters()]
+    policy.model.zero_grad(set_to_none=True)
+    return taken
+
+
+def relative_difference(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> float:
+    """Norm of the difference over the norm of what was expected, over all parameters."""
+    gap = norm = 0.0
+    for a, b in zip(found, expected, strict=True):
+        if a is None and b is None:
+            continue
+        a = torch.zeros_like(b) if a is None and b is not None else a
+        b = torch.zeros_like(a) if b is None and a is not None else b
+        assert a is not None and b is not None
+        gap += float((a.float() - b.float()).square().sum(dtype=torch.float64))
+        norm += float(b.float().square().sum(dtype=torch.float64))
+    return (gap / norm) ** 0.5 if norm else float(gap > 0)
+
+
+def _row(
+    name: str, items: Sequence[TrainItem], shared: dict[int, Tensor], stock: dict[int, Tensor], allowed: Tolerance
+) -> RowParity:
+    gaps = torch.cat([(shared[i.trajectory] - stock[i.trajectory]).abs() for i in items])
+    worst, mean = (float(gaps.max()), float(gaps.mean())) if len(gaps) else (0.0, 0.0)
+    prompt = items[0].prompt
+    # Written so that a NaN disagrees.
+    agrees = worst <= allowed.logp_max and mean <= allowed.logp_mean
+    lengths = tuple(i.num_tokens for i in items)
+    return RowParity(name, len(prompt.ids), sum(map(bool, prompt.kinds)), lengths, worst, mean, agrees)
+
+
+def _sampler_gap(items: Sequence[TrainItem], shared: dict[int, Tensor]) -> float | None:
+    gaps = []
+    for item in items:
+        said = [x for s in item.segments if s.trained for x in s.sampler_logp or ()]
+        if said:
+            ours = shared[item.trajectory]
+            gaps.append(float((ours - torch.tensor(said, device=ours.device)).abs().max()))
+    return max(gaps, default=None)

@@ -1,0 +1,116 @@
+"""The solve rate of a prompt: how it is measured for each source, or why it cannot be."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+
+from vlmrl.errors import RewardError
+from vlmrl.evaluate.outcomes import accuracies
+from vlmrl.rewards.accuracy_part import RIGHT, is_binary
+from vlmrl.rewards.base import value_bounds
+from vlmrl.tasks.source import Source
+from vlmrl.types import Group, ScoredSample
+
+SIGNS: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt, "<": operator.lt,
+}  # fmt: skip
+CONDITION = re.compile(r"\s*(?P<part>[^\s<>=](?:[^<>=]*[^\s<>=])?)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<bound>\S+)\s*")
+SCORE = "reward"
+"""The name under which a condition may mean the score itself."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """The user's condition for a solved response: `part sign bound`. `part` is a part of the reward, or SCORE."""
+
+    part: str
+    sign: str
+    bound: float
+
+    def __str__(self) -> str:
+        return f"{self.part} {self.sign} {self.bound:g}"
+
+    def of(self, sample: ScoredSample) -> float | None:
+        """Return 1 for a solved response, 0 for another, None where the part does not apply."""
+        value = sample.score.value if self.part == SCORE else sample.score.parts.get(self.part)
+        return None if value is None or math.isnan(value) else float(SIGNS[self.sign](value, self.bound))
+
+
+def parse_solved(text: str) -> Solved:
+    """Read a condition such as `acc>=1`. Raises: RewardError when it is none."""
+    found = CONDITION.fullmatch(text)
+    try:
+        bound = float(found["bound"]) if found else math.nan
+    except ValueError:
+        bound = math.nan
+    if found is None or not math.isfinite(bound):
+        hint = "write --solved 'acc>=1': a part, or `reward` for the score; one of >=, >, <=, <, ==; a number"
+        raise RewardError(f"--solved {text!r} is not a condition", hint=hint)
+    return Solved(found["part"], found["sign"], bound)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How the solve rate of a source is measured.
+
+    Args:
+        words: what it is, for people.    by_group: one a group of the source, in order; in [0, 1], None where no
+            response of the group is measured.
+    """
+
+    words: str
+    by_group: tuple[float | None, ...]
+
+
+def measure_rate(source: Source, groups: Sequence[Group], solved: Solved | None = None) -> Rate | None:
+    """Return the solve rate of a source's groups; None where nothing says what a solved response is.
+
+    In order: the user's condition; the accuracy (rewards/accuracy_part.py), as the share of right responses or, where
+    it is not only right or wrong, as the mean; the reward between the least and the largest value that it declares.
+    """
+    if solved is not None:
+        if solved.part != SCORE and not any(solved.part in s.score.parts for g in groups for s in g.samples):
+            return None
+        return Rate(f"share of responses with {solved}", _means([[solved.of(s) for s in g.samples] for g in groups]))
+    measured = accuracies(groups, [source])
+    values = [a for found in measured for a in found if a is not None]
+    if values and is_binary(values):
+        rights = [[None if a is None else float(a == RIGHT) for a in found] for found in measured]
+        return Rate(f"share of responses with accuracy >= {RIGHT:g}", _means(rights))
+    if values and all(0 <= a <= 1 for a in values):
+        return Rate("mean of accuracy", _means(measured))
+    low, high = value_bounds(source.reward, source.weights)
+    if not values and math.isfinite(low) and math.isfinite(high) and high > low:
+        scaled = [[(s.score.value - low) / (high - low) if s.score.error is None else None for s in g.samples]
+                  for g in groups]  # fmt: skip
+        return Rate(f"mean reward, from {low:g} = 0 to {high:g} = 1", _means(scaled))
+    return None
+
+
+def _means(values: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
+    there = [[v for v in found if v is not None] for found in values]
+    return tuple(fmean(found) if found else None for found in there)
+
+
+def why_none(source: Source, groups: Sequence[Group]) -> str:
+    """Return why a source has no solve rate, and what gives it one."""
+    parts = list(dict.fromkeys(name for g in groups for s in g.samples for name in s.score.parts))
+    example = next((name for name in parts if name != SCORE), SCORE)
+    known = ", ".join(dict.fromkeys([*parts, SCORE]))
+    return (
+        f"nothing says when a response of `{source.name}` is solved: {source.reward.name} gives no accuracy from 0 to "
+        f"1 and declares no RANGES; say it with --solved '{example}>=1' (it may name: {known})"
+    )
+
+
+def spread(group: Group) -> Mapping[str, float] | None:
+    """Return mean, min, max and std (of the population) of a group's scores; None where it has none."""
+    values = [s.score.value for s in group.samples if s.score.error is None]
+    if not values:
+        return None
+    return {"mean": fmean(values), "min": min(values), "max": max(values), "std": pstdev(values)}

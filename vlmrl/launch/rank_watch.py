@@ -1,0 +1,269 @@
+"""Who watches the ranks of a run: hands on signals, ends all when one has died or hangs, and says which one it was.
+
+The agent starts the ranks and waits. This thread reads what they write (dist/rank_process.py) and asks the kernel who
+lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from vlmrl.dist.rank_process import STACK_SIGNAL
+from vlmrl.errors import format_error
+from vlmrl.json_text import parse_json
+from vlmrl.store.lock import process_start
+from vlmrl.store.log_pump import LogPump
+from vlmrl.visible import visible
+
+POLL_SECONDS = 0.2
+LAST_LINES = 20
+GRACE_SECONDS = 10.0
+"""How long the other ranks may take to end by themselves, and to leave word, when one has died."""
+STACK_SECONDS = 1.0
+"""How long a hung rank gets to write its stacks."""
+SYSTEM_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""A rank that one of these ended is the cause: what its peers say then came of it. SIGABRT is not among them: a
+communication library aborts with it when a peer is gone."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run of several ranks ended: the exit code, the one error to show, and that error in one sentence.
+
+    `halved`: when memory ran out, the token budgets with which all may be started once more (dist/rank_process.py).
+    """
+
+    code: int
+    message: str = ""
+    reason: str = ""
+    halved: Mapping[str, list[int]] = field(default_factory=dict)
+
+
+@dataclass
+class _Seen:
+    """A rank as watched. `idle`: seconds of watching in which it entered no phase; a suspended machine adds none."""
+
+    start: str
+    state: dict[str, Any]
+    idle: float = 0.0
+    told: int = 0
+    dead: bool = False
+
+
+class Watch(threading.Thread):
+    """Watches the ranks whose files are in `folder`, from `start` to `stop`.
+
+    Args: timeout_seconds: longest time in which a rank enters no phase.
+    """
+
+    def __init__(self, folder: Path, timeout_seconds: float) -> None:
+        super().__init__(name="watch", daemon=True)
+        self.folder, self.timeout_seconds = folder, timeout_seconds
+        self.signals: list[int] = []
+        self.ranks: dict[int, _Seen] = {}
+        self.hang: str | None = None
+        self.killed: set[int] = set()
+        self._first_death: float | None = None
+        self._stopped = threading.Event()
+        self._logs = LogPump()
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run's folder, as soon as a rank knows it."""
+        return next((Path(s.state["run"]) for s in self.ranks.values() if s.state["run"]), None)
+
+    @contextlib.contextmanager
+    def catching_signals(self) -> Iterator[None]:
+        """Meanwhile Ctrl-C and SIGTERM go to the ranks, each once; before the first rank runs: KeyboardInterrupt."""
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            if not self.ranks and not self._read("beat"):  # one may run that was not looked at yet
+                raise KeyboardInterrupt
+            self.signals.append(number)
+
+        before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def run(self) -> None:
+        last = time.monotonic()
+        while not self._stopped.wait(POLL_SECONDS):
+            now = time.monotonic()
+            # A machine that was suspended, or this process stopped, must not look like ranks that hang.
+            self._look(min(now - last, 5 * POLL_SECONDS))
+            last = now
+
+    def stop(self) -> None:
+        """End the watch, and whatever the ranks left running."""
+        self._stopped.set()
+        self.join()
+        self._look(0.0)
+        for rank in self.ranks:
+            self._signal_group(rank, signal.SIGKILL)
+        self._logs.close()
+
+    def ending(self, exit_codes: Mapping[int, int]) -> Ending:
+        """How it ended. `exit_codes`: rank -> code, or minus the signal, of the ranks that failed."""
+        words = self._read("end")
+        failed = sorted((w["time"], rank) for rank, w in words.items() if w["code"] not in (0, 130))
+        stopped = any(w["code"] == 130 for w in words.values()) or not words
+        if self.hang is not None:
+            return Ending(2, self.hang, _sentence(self.hang))
+        if self.signals and stopped and not any(words[rank]["code"] == 2 for _, rank in failed):
+            return Ending(130)
+        for rank, code in sorted(exit_codes.items()):
+            if -code in SYSTEM_SIGNALS and rank not in self.killed and rank not in words:
+                return self._lost(rank, code)
+        # A rank whose debugger was left ends with a reason; the others then only see that it is gone.
+        left = sorted((w["time"], rank) for rank, w in words.items() if w["code"] == 130 and w["reason"])
+        came_first = bool(left) and not self.signals and (not failed or left[0] < failed[0])
+        if came_first and not any(words[rank]["code"] == 2 for _, rank in failed):
+            return Ending(130, words[left[0][1]]["message"])
+        if failed:
+            first = failed[0][1]
+            word = words[first]
+            place = self._with_place(word["message"], first)
+            return Ending(word["code"], place, word["reason"], word["halved"])
+        if any(w["code"] == 130 for w in words.values()):
+            return Ending(130)
+        for rank, code in sorted(exit_codes.items()):
+            return self._lost(rank, code)
+        return Ending(0)
+
+    def _look(self, passed: float) -> None:
+        self._take_output()
+        for rank, state in self._read("beat").items():
+            known = self.ranks.get(rank)
+            if known is None:
+                start = process_start(state["pid"])
+                self.ranks[rank] = _Seen(start or "", state, dead=start is None)
+            elif state["ticks"] != known.state["ticks"]:
+                known.state, known.idle = state, 0.0
+            else:
+                known.idle += passed
+        for rank, seen in self.ranks.items():
+            self._hand_on(seen)
+            if not seen.dead and process_start(seen.state["pid"]) != seen.start:
+                seen.dead = True
+                self._signal_group(rank, signal.SIGKILL)
+        self._end_survivors()
+        if self.hang is None and any(not s.dead and s.idle > self.timeout_seconds for s in self.ranks.values()):
+            self._end_hang()
+
+    def _take_output(self) -> None:
+        """Open the pipes of ranks that have begun to print; name their logs when their run is known."""
+        for pipe in self.folder.glob("rank-*.out"):
+            if pipe.name not in self._logs:
+                self._logs.add(pipe.name, os.open(pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        for rank in self.ranks:
+            if (log := self._log(rank)) is not None and f"rank-{rank}.out" in self._logs:
+                self._logs.write_to(f"rank-{rank}.out", Path(log))
+
+    def _hand_on(self, seen: _Seen) -> None:
+        while seen.told < len(self.signals) and not seen.dead:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(seen.state["pid"], self.signals[seen.told])
+            seen.told += 1
+
+    def _end_survivors(self) -> None:
+        """Kill what still runs some time after a rank failed: a collective may wait for a dead peer for ever."""
+        words = self._read("end")
+        fallen = [r for r, s in self.ranks.items() if s.dead and words.get(r, {"code": 1})["code"] not in (0, 130)]
+        if not fallen:
+            return
+        now = time.monotonic()
+        self._first_death = self._first_death or now
+        if now - self._first_death > GRACE_SECONDS:
+            self._kill_all()
+
+    def _end_hang(self) -> None:
+        living = {rank: s for rank, s in self.ranks.items() if not s.dead}
+        # Of ranks in step, the one that entered fewest phases is the one the others wait for.
+        behind = min(living, key=lambda rank: (living[rank].state["ticks"], rank))
+        s = living[behind].state
+        others = ", ".join(f"rank {r} in `{o.state['phase']}`" for r, o in sorted(living.items()) if r != behind)
+        self.hang = format_error(
+            f"rank {behind} hangs: in phase `{s['phase']}` of step {s['step']} for more than "
+            f"{self.timeout_seconds:g} s" + (f" ({others})" if others else ""),
+            self._log(behind),
+            "the stacks of all ranks are at the end of their logs; if the phase is only slow, raise "
+            "parallel.timeout_seconds",
+        )
+        for rank in living:
+            self._signal(rank, STACK_SIGNAL)
+        time.sleep(STACK_SECONDS)
+        self._kill_all()
+
+    def _kill_all(self) -> None:
+        for rank, seen in self.ranks.items():
+            if not seen.dead:
+                self.killed.add(rank)
+                self._signal_group(rank, signal.SIGKILL)
+
+    def _signal(self, rank: int, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.ranks[rank].state["pid"], number)
+
+    def _signal_group(self, rank: int, number: int) -> None:
+        """To the rank and what it started: it leads a process group of its own."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.ranks[rank].state["pid"], number)
+
+    def _lost(self, rank: int, code: int) -> Ending:
+        """Of a rank that left no word."""
+        message = self._killed_by(rank, -code) if code < 0 else self._left(rank, code)
+        return Ending(2, message, _sentence(message))
+
+    def _killed_by(self, rank: int, number: int) -> str:
+        name = signal.Signals(number).name
+        hint = "the system may have run out of memory: see `dmesg`" if number == signal.SIGKILL else "see its log"
+        message = f"rank {rank} was killed by {name} in {self._doing(rank)}{self._printed(rank)}"
+        return format_error(message, self._log(rank), hint if self._log(rank) or number == signal.SIGKILL else None)
+
+    def _left(self, rank: int, code: int) -> str:
+        message = f"rank {rank} ended with exit code {code} and no word{self._printed(rank)}"
+        return format_error(message, self._log(rank))
+
+    def _printed(self, rank: int) -> str:
+        """Return the last lines of a rank that never knew its run, and so has no log."""
+        lines = self._logs.held(f"rank-{rank}.out").splitlines() if self._log(rank) is None else []
+        return "".join(f"\n    {visible(line)}" for line in lines[-LAST_LINES:])
+
+    def _doing(self, rank: int) -> str:
+        if rank not in self.ranks:
+            return "its start"
+        state = self.ranks[rank].state
+        return f"phase `{state['phase']}` of step {state['step']}"
+
+    def _with_place(self, message: str, rank: int) -> str:
+        log = self._log(rank)
+        return f"{message}\n(on rank {rank}{f'; its log: {log}' if log else ''})"
+
+    def _log(self, rank: int) -> str | None:
+        seen = self.ranks.get(rank)
+        return None if seen is None else seen.state["log"]
+
+    def _read(self, kind: str) -> dict[int, dict[str, Any]]:
+        """Rank -> its `beat` or `end` file. One that is just being written is read the next time."""
+        found: dict[int, dict[str, Any]] = {}
+        for path in self.folder.glob(f"rank-*.{kind}"):
+            with contextlib.suppress(ValueError, FileNotFoundError):
+                found[int(path.stem.removeprefix("rank-"))] = parse_json(path.read_bytes())
+        return found
+
+
+def _sentence(message: str) -> str:
+    """What went wrong of a formatted error."""
+    return message.splitlines()[0].removeprefix("error: ")

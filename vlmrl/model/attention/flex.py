@@ -1,0 +1,97 @@
+"""The FlexAttention backend of packed rows, for GPUs: one compiled kernel call a layer, unseen blocks skipped.
+
+Lengths are padded to buckets, so that few shapes are compiled; padding sees itself alone and is cut off. On the CPU the
+same code runs uncompiled and forward only, which is how its masks are tested; it has not been run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from vlmrl.model.attention.row_plan import RowPlan, RowTokens
+
+COMPILATIONS = 128
+"""Most shapes the kernel is compiled for; rows up to 65,536 tokens have 64 lengths, in models of one window."""
+BUCKET_TOKENS = 512
+"""Rows are padded to a multiple of this; long ones to coarser steps, each at most an eighth of the row."""
+
+compiled_shapes: set[tuple[Any, ...]] = set()
+"""Shapes that the compiled kernel has been asked for: each is one compilation (`policy/attention_compilations`)."""
+
+
+def bucket(tokens: int) -> int:
+    """The padded length of a row."""
+    step = max(BUCKET_TOKENS, 2 ** max(0, tokens.bit_length() - 4))
+    return -(-tokens // step) * step
+
+
+def flex_row_attention(
+    query: Tensor, key: Tensor, value: Tensor, plan: RowPlan, scaling: float | None, window: int | None
+) -> Tensor:
+    """Attention of a packed row. query [1, H, N, D]; key and value may have fewer heads. Returns [1, H, N, D]."""
+    tokens = query.shape[2]
+    padded = bucket(tokens)
+    mask = _block_mask(plan, window, padded)
+    grow = (0, 0, 0, padded - tokens)
+    attend: Any = flex_attention
+    if query.is_cuda:
+        attend = _compiled_attention()
+        compiled_shapes.add((tuple(query.shape[:2]), key.shape[1], padded, query.shape[3], query.dtype, window))
+    out = attend(
+        F.pad(query, grow), F.pad(key, grow), F.pad(value, grow), block_mask=mask, scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+    return out[:, :, :tokens]
+
+
+def _block_mask(plan: RowPlan, window: int | None, padded: int) -> BlockMask:
+    """The row's mask for layers of this window, made once a row."""
+    name = ("flex", window, padded)
+    if name not in plan.prepared:
+        tokens, blocks = _padded_tokens(plan.tokens, padded), plan.has_blocks(window)
+        device = tokens.index.device
+
+        # What this function captures is part of the compiled kernel: tensors of the bucket's size and what a model's
+        # layers share, never the row's own length, with which each row would be compiled anew.
+        def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return tokens.sees(q, k, window, blocks)
+
+        make: Any = _compiled_block_mask() if device.type == "cuda" else create_block_mask
+        plan.prepared[name] = make(mask_mod, None, None, padded, padded, device=str(device))
+    found = plan.prepared[name]
+    assert isinstance(found, BlockMask)
+    return found
+
+
+def _padded_tokens(tokens: RowTokens, padded: int) -> RowTokens:
+    """The row's tokens and, behind them, each in a group of its own, those that fill the bucket."""
+    more = torch.arange(padded - len(tokens.group), device=tokens.group.device)
+    return RowTokens(torch.cat([tokens.group, -1 - more]), *(
+        torch.cat([x, torch.full_like(more, fill)])
+        for x, fill in ((tokens.response, -1), (tokens.index, 0), (tokens.block, -1))
+    ))  # fmt: skip
+
+
+@cache
+def _compiled_attention() -> Any:
+    _allow_compilations()
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+@cache
+def _compiled_block_mask() -> Any:
+    _allow_compilations()
+    return torch.compile(create_block_mask, dynamic=False)
+
+
+def _allow_compilations() -> None:
+    """One compilation a bucket. torch's own limit is 8, past which it runs uncompiled: all scores in memory at once."""
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, COMPILATIONS)

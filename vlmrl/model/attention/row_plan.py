@@ -1,0 +1,196 @@
+"""Who sees whom in a packed row: a layout of spans made into masks, once a row, for every layer and backend.
+
+A prompt token sees its prompt's past; a response token sees its whole prompt and its own response's past, never a
+sibling or another group. A sliding window counts distance within the token's own sequence `[prompt][response]`. Where a
+family lets the tokens of an image see each other both ways, they do so within the window.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vlmrl.packed import Span
+
+CHUNK_TOKENS = 1024
+"""Response tokens that attend in one call: their mask is this many tokens times itself plus the prompt."""
+
+
+@dataclass(frozen=True)
+class RowTokens:
+    """What a mask needs to know of each of the row's N tokens. int64, [N].
+
+    Args:
+        group: of the row.      response: -1 for a prompt, else 0, 1, ... within the group.
+        index: place in the token's own sequence, counted through prompt and response.
+        block: number of the image that the token belongs to, unique in the row; -1 for text, and for every token
+            where images are seen one way only.
+    """
+
+    group: Tensor
+    response: Tensor
+    index: Tensor
+    block: Tensor
+
+    def sees(self, query: Tensor, key: Tensor, window: int | None, blocks: bool) -> Tensor:
+        """Whether token `query` sees token `key`; elementwise over any shapes that broadcast. bool."""
+        distance = self.index[query] - self.index[key]
+        near = distance >= 0
+        if blocks:
+            near = near | ((self.block[query] == self.block[key]) & (self.block[query] >= 0))
+        if window is not None:
+            near = near & (distance < window)
+        shared = (self.response[key] == -1) | (self.response[key] == self.response[query])
+        return near & shared & (self.group[query] == self.group[key])
+
+
+@dataclass(frozen=True)
+class AttentionPiece:
+    """Queries [start, end) of the row that attend together to `prompt` and, for responses, to themselves.
+
+    `prompt` is None when the queries are a prompt: it attends to itself.
+    """
+
+    start: int
+    end: int
+    prompt: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """A row made ready for attention.
+
+    Args:
+        spans: the layout.      tokens: see `RowTokens`.      pieces: how the SDPA backend cuts the row.
+        has_images: whether any token is an image's; only known where `bidirectional` is not "never".
+        bidirectional: in which layers image tokens see each other both ways: "never", "sliding" or "always".
+        backend: "sdpa", "flex" or "varlen".
+        masks, prepared: what the backends keep from layer to layer.
+    """
+
+    spans: tuple[Span, ...]
+    tokens: RowTokens
+    pieces: tuple[AttentionPiece, ...]
+    has_images: bool = False
+    bidirectional: str = "never"
+    backend: str = "sdpa"
+    masks: dict[tuple[AttentionPiece, int | None, bool], Tensor | None] = field(default_factory=dict)
+    prepared: dict[object, object] = field(default_factory=dict)
+
+    def has_blocks(self, window: int | None) -> bool:
+        """Whether, in a layer with this window, image tokens see each other both ways."""
+        wanted = self.bidirectional == "always" or (self.bidirectional == "sliding" and window is not None)
+        return wanted and self.has_images
+
+    def mask(self, piece: AttentionPiece, window: int | None) -> Tensor | None:
+        """bool [queries, keys], True = sees; the keys are the piece's prompt and the piece itself.
+
+        None = plainly causal: a prompt without anything special.
+        """
+        blocks = self.has_blocks(window)
+        if window is not None and window >= self._longest(piece):
+            window = None
+        key = (piece, window, blocks)
+        if key not in self.masks:
+            self.masks[key] = self._make_mask(piece, window, blocks)
+        return self.masks[key]
+
+    def _longest(self, piece: AttentionPiece) -> int:
+        return piece.end - piece.start + (piece.prompt[1] - piece.prompt[0] if piece.prompt else 0)
+
+    def _make_mask(self, piece: AttentionPiece, window: int | None, blocks: bool) -> Tensor | None:
+        if piece.prompt is None and window is None and not blocks:
+            return None
+        device = self.tokens.index.device
+        query = torch.arange(piece.start, piece.end, device=device)
+        key = query if piece.prompt is None else torch.cat([torch.arange(*piece.prompt, device=device), query])
+        return self.tokens.sees(query[:, None], key[None, :], window, blocks)
+
+
+def plan_row(
+    layout: Sequence[Span], device: torch.device, *, kinds_N: Tensor | None = None, bidirectional: str = "never",
+    backend: str = "sdpa",
+) -> RowPlan:  # fmt: skip
+    """The plan of a row.
+
+    Args: layout: the row's spans; each group is one prompt span followed by its responses. kinds_N: 1 = image token.
+    Raises: ValueError when the spans are not contiguous or a group does not begin with its prompt.
+    """
+    _check_layout(layout)
+    # Made on the CPU and sent once: every upload and every number read back makes a GPU wait.
+    group, response, index = _token_numbers(layout).to(device)
+    wanted = kinds_N if bidirectional != "never" else None
+    block = torch.full_like(group, -1) if wanted is None else _image_blocks(wanted, layout)
+    has_images = wanted is not None and bool((wanted == 1).any())
+    tokens = RowTokens(group, response, index, block)
+    return RowPlan(tuple(layout), tokens, tuple(_pieces(layout)), has_images, bidirectional, backend)
+
+
+def _token_numbers(layout: Sequence[Span]) -> Tensor:
+    """Group, response and place in the own sequence of every token. int64 [3, N], on the CPU."""
+    moved: list[int] = []  # from a token's place in the row to its place in its own sequence
+    prompt_length = 0
+    for span in layout:
+        prompt_length = span.end - span.start if span.response == -1 else prompt_length
+        moved.append(span.start - (0 if span.response == -1 else prompt_length))
+    lengths = torch.tensor([s.end - s.start for s in layout])
+    spans = torch.tensor([[s.group for s in layout], [s.response for s in layout], moved])
+    numbers = spans.repeat_interleave(lengths, 1)
+    numbers[2] = torch.arange(numbers.shape[1]) - numbers[2]
+    return numbers
+
+
+def groups_of(layout: Sequence[Span]) -> list[list[int]]:
+    """Indices of the spans of each group: its prompt, then its responses."""
+    groups: list[list[int]] = []
+    for index, span in enumerate(layout):
+        if span.response == -1:
+            groups.append([])
+        groups[-1].append(index)
+    return groups
+
+
+def _check_layout(layout: Sequence[Span]) -> None:
+    groups: dict[int, list[Span]] = defaultdict(list)
+    at = 0
+    for span in layout:
+        if span.start != at or span.end < at:
+            raise ValueError(f"the layout has a gap or an overlap at token {at}: {span}")
+        if not groups[span.group] and span.response != -1:
+            raise ValueError(f"group {span.group} does not begin with its prompt")
+        if groups[span.group] and span.response == -1:
+            raise ValueError(f"group {span.group} has two prompts")
+        groups[span.group].append(span)
+        at = span.end
+
+
+def _image_blocks(kinds_N: Tensor, layout: Sequence[Span]) -> Tensor:
+    """Number of the image of each token, -1 for text. A run of image tokens within a span is one image."""
+    is_image = kinds_N == 1
+    starts = is_image.clone()
+    starts[1:] &= ~is_image[:-1]
+    for span in layout:
+        if span.start < len(kinds_N):
+            starts[span.start] = is_image[span.start]
+    return torch.where(is_image, starts.long().cumsum(0) - 1, -1)
+
+
+def _pieces(layout: Sequence[Span]) -> list[AttentionPiece]:
+    """Each prompt by itself; the responses of a group together while they are few tokens."""
+    pieces: list[AttentionPiece] = []
+    prompt = (0, 0)
+    for span in layout:
+        if span.response == -1:
+            prompt = (span.start, span.end)
+            pieces.append(AttentionPiece(span.start, span.end, None))
+            continue
+        last = pieces[-1]
+        if last.prompt == prompt and last.end == span.start and span.end - last.start <= CHUNK_TOKENS:
+            pieces[-1] = AttentionPiece(last.start, span.end, prompt)
+        elif span.end > span.start:
+            pieces.append(AttentionPiece(span.start, span.end, prompt))
+    return [p for p in pieces if p.end > p.start]

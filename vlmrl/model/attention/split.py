@@ -1,0 +1,156 @@
+"""Attention over keys that lie in two places, joined by the log-sum-exp of the scores, without copying any key.
+
+A response's keys are its prompt's and its own. softmax over both is the mean of the two outputs, weighted by each
+part's share of the exponentials; and with the joint output and log-sum-exp, flash attention's backward pass over one
+part gives that part's exact gradient. So all responses of a group attend to their one prompt in a single call without a
+mask, each to itself in another, and nothing but query, key, value, output and one number a token is kept for backward.
+
+Decoding uses the forward half on any device; packed rows use both, on the CPU (torch's CPU flash attention has them).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlmrl.model.attention.row_plan import RowPlan, groups_of
+
+_aten = torch.ops.aten
+HAS_KERNEL = hasattr(_aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
+"""Whether this torch has the two kernels, which are not part of its public interface."""
+
+
+def attention_part(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, *, bias: Tensor | None = None, causal: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention over some of the keys, and the log-sum-exp of its scores. Without gradient.
+
+    Letters: X batch, H heads, Q queries, T keys, D head width.
+    Args: q [X, H, Q, D]; k, v [X, H, T, D]; bias: added to the scores, [X, 1, 1, T]; causal: Q = T.
+    Returns: [X, H, Q, D] and, at least float32, [X, H, Q].
+    """
+    if HAS_KERNEL and q.device.type == "cpu":
+        mask = None if bias is None else bias.to(q.dtype).expand(-1, -1, q.shape[2], -1)
+        return _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+    scores = q @ k.transpose(-1, -2)
+    scores = (scores if scores.dtype == torch.float64 else scores.float()) * scale
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), float("-inf"))
+    lse = scores.logsumexp(-1)
+    return (scores - lse[..., None]).exp().to(v.dtype) @ v, lse
+
+
+def join_parts(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Two results of `attention_part` over different keys -> that over all of them."""
+    (a, a_lse), (b, b_lse) = first, second
+    share = torch.sigmoid(a_lse - b_lse)[..., None].to(b.dtype)
+    return torch.lerp(b, a, share), torch.logaddexp(a_lse, b_lse)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Where a group's tokens are in the row: its prompt, all its responses together, and each of them."""
+
+    prompt: slice
+    responses: slice
+    each: tuple[slice, ...]
+
+
+def _groups(plan: RowPlan) -> Sequence[_Group]:
+    groups: list[_Group] = []
+    for indices in groups_of(plan.spans):
+        prompt, *responses = (slice(plan.spans[i].start, plan.spans[i].end) for i in indices)
+        each = tuple(own for own in responses if own.stop > own.start)
+        groups.append(_Group(prompt, slice(prompt.stop, [prompt, *responses][-1].stop), each))
+    return groups
+
+
+def can_split(plan: RowPlan, window: int | None, query: Tensor) -> bool:
+    """Whether a layer's rule is plain (no window that cuts, no image that looks ahead) and this is a CPU."""
+    if not HAS_KERNEL or query.device.type != "cpu" or plan.has_blocks(window):
+        return False
+    return window is None or window >= max(int(plan.tokens.index.max()) + 1, 1)
+
+
+def split_row_attention(query: Tensor, key: Tensor, value: Tensor, plan: RowPlan, scaling: float | None) -> Tensor:
+    """Attention of a packed row for which `can_split` holds. query [1, H, N, D]; key and value may have fewer heads.
+
+    Returns: [1, H, N, D], the transpose of a contiguous [1, N, H, D]. Can be differentiated once.
+    """
+    if "split" not in plan.prepared:
+        plan.prepared["split"] = _groups(plan)
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+    return _SplitAttention.apply(query, key, value, plan.prepared["split"], scale)
+
+
+class _SplitAttention(torch.autograd.Function):
+    """Letters: K key heads, R = H / K queries a key head, N tokens of the row. Inside, query is [K, R, N, D]."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, groups: Sequence[_Group], scale: float) -> Tensor:
+        q, k, v = _by_key_head(query, key), key[0], value[0]
+        out = torch.empty_like(q.permute(2, 0, 1, 3), memory_format=torch.contiguous_format).permute(1, 2, 0, 3)
+        lse = torch.empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
+        for group in groups:
+            for own in (group.prompt, *group.each):
+                keys, values = _expand(k[:, own], q), _expand(v[:, own], q)
+                out[:, :, own], lse[:, :, own] = attention_part(q[:, :, own], keys, values, scale, causal=True)
+            if group.each:
+                R, own, prompt = q.shape[1], group.responses, group.prompt
+                seen = attention_part(_flat(q[:, :, own]), k[None, :, prompt], v[None, :, prompt], scale)
+                out[:, :, own], lse[:, :, own] = join_parts(
+                    (_unflat(seen[0], R), _unflat(seen[1], R)), (out[:, :, own], lse[:, :, own])
+                )
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.groups, ctx.scale = groups, scale
+        return out.flatten(0, 1)[None]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, out, lse = ctx.saved_tensors
+        q, k, v = _by_key_head(query, key), key[0], value[0]
+        grad = _by_key_head(grad, key)
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        kernel, scale = _aten._scaled_dot_product_flash_attention_for_cpu_backward, ctx.scale
+        for group in ctx.groups:
+            for own in (group.prompt, *group.each):
+                x = (t[:, :, own] for t in (out, lse))
+                seen = q[:, :, own], _expand(k[:, own], q), _expand(v[:, own], q)
+                found = kernel(grad[:, :, own], *seen, *x, 0.0, True, scale=scale)
+                dq[:, :, own], dk[:, own], dv[:, own] = found[0], found[1].sum(1), found[2].sum(1)
+            if group.each:
+                R, own, prompt = q.shape[1], group.responses, group.prompt
+                x = (_flat(t[:, :, own]) for t in (out, lse))
+                seen = _flat(q[:, :, own]), k[None, :, prompt], v[None, :, prompt]
+                found = kernel(_flat(grad[:, :, own]), *seen, *x, 0.0, False, scale=scale)
+                dq[:, :, own] += _unflat(found[0], R)
+                dk[:, prompt] += found[1][0]
+                dv[:, prompt] += found[2][0]
+        return dq.flatten(0, 1)[None], dk[None], dv[None], None, None
+
+
+def _by_key_head(x: Tensor, key: Tensor) -> Tensor:
+    """[1, H, N, D] -> [K, R, N, D]: the query heads of each key head."""
+    return x[0].unflatten(0, (key.shape[1], -1))
+
+
+def _expand(x: Tensor, q: Tensor) -> Tensor:
+    """[K, T, D] -> [K, R, T, D] without a copy."""
+    return x[:, None].expand(-1, q.shape[1], -1, -1)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """[K, R, Q, ...] -> [1, K, R * Q, ...]: without a mask, a key head's queries are alike."""
+    return x.flatten(1, 2)[None]
+
+
+def _unflat(x: Tensor, repeat: int) -> Tensor:
+    """[1, K, R * Q, ...] -> [K, R, Q, ...]."""
+    return x[0].unflatten(1, (repeat, -1))

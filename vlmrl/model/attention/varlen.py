@@ -1,0 +1,185 @@
+"""The variable-length backend of packed rows and of vision towers, for GPUs in half precision: one flash-attention call
+a layer.
+
+Every span of a row is one sequence of the call. A prompt's keys are its own; a response's keys are its prompt's,
+copied, followed by its own, and flash attention aligns the causal mask at the end, so that each response token sees
+its whole prompt and its own past. The index arithmetic is tested on the CPU; the kernel has not been run yet.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vlmrl.errors import CheckpointError
+from vlmrl.model.attention.row_plan import RowPlan
+
+
+@dataclass(frozen=True)
+class VarlenIndex:
+    """The sequences of a varlen call over a row of N tokens.
+
+    Args:
+        key_at: int64, which token of the row each copied key is; the queries are the row as it is.
+        own_at: int64 [N], where among the copied keys each token stands in its own span's sequence.
+        copies: of each prompt that responses copy: start and end in the row, and int64 [1 + responses, P], where among
+            the copied keys its own and its copies are.
+        query_starts, key_starts: int32, cumulative lengths, one more than there are sequences.
+        longest_query, longest_key: of any sequence.
+    """
+
+    key_at: Tensor
+    own_at: Tensor
+    copies: tuple[tuple[int, int, Tensor], ...]
+    query_starts: Tensor
+    key_starts: Tensor
+    longest_query: int
+    longest_key: int
+
+
+def varlen_index(plan: RowPlan) -> VarlenIndex:
+    """Where the keys of every span are. Empty spans are left out. Made on the CPU, sent to the row's device."""
+    device = plan.tokens.index.device
+    prompt = torch.empty(0, dtype=torch.int64)
+    keys: list[Tensor] = []
+    own_at: list[Tensor] = []
+    places: list[tuple[int, int, list[Tensor]]] = []
+    queries: list[int] = []
+    copied = 0
+    for span in plan.spans:
+        own = torch.arange(span.start, span.end)
+        if span.response == -1:
+            prompt = own
+            places.append((span.start, span.end, []))
+        if span.end == span.start:
+            continue
+        keys.append(own if span.response == -1 else torch.cat([prompt, own]))
+        places[-1][2].append(copied + torch.arange(len(prompt)))
+        copied += len(keys[-1])
+        own_at.append(torch.arange(copied - len(own), copied))
+        queries.append(len(own))
+    key_lengths = [len(k) for k in keys]
+    return VarlenIndex(
+        torch.cat(keys).to(device), torch.cat(own_at).to(device),
+        tuple((s, e, torch.stack(p).to(device)) for s, e, p in places if e > s and len(p) > 1),
+        _starts(queries).to(device), _starts(key_lengths).to(device), max(queries), max(key_lengths),
+    )  # fmt: skip
+
+
+def _starts(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+class _Copied(torch.autograd.Function):
+    """Keys or values [N, heads, D] of the row -> those of the call.
+
+    Backward, each prompt token's copies are summed in float32 and rounded once, in an order that never changes. Plain
+    indexing would sort all indices in every layer and add the copies one by one in the tensor's own 8 bits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: VarlenIndex) -> Tensor:
+        ctx.index = index
+        return x.index_select(0, index.key_at)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        index: VarlenIndex = ctx.index
+        total = gradient.index_select(0, index.own_at)
+        for start, end, places in index.copies:
+            copies = gradient.index_select(0, places.flatten()).unflatten(0, places.shape)
+            total[start:end] = copies.sum(0, dtype=torch.float32)
+        return total, None
+
+
+def varlen_row_attention(
+    query: Tensor, key: Tensor, value: Tensor, plan: RowPlan, scaling: float | None, window: int | None
+) -> Tensor:
+    """Attention of a packed row. query [1, H, N, D]; key and value may have fewer heads. Returns [1, H, N, D].
+
+    Raises: ValueError for rows whose image tokens see each other both ways: this kernel cannot.
+    """
+    if plan.has_blocks(window):
+        raise ValueError("the varlen backend has no bidirectional images: use flex or sdpa")
+    if "varlen" not in plan.prepared:
+        plan.prepared["varlen"] = varlen_index(plan)
+    index = plan.prepared["varlen"]
+    assert isinstance(index, VarlenIndex)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, D]
+    k, v = (_Copied.apply(x, index) for x in (k, v))
+    out = _kernel()(
+        q.contiguous(), k, v, index.query_starts, index.key_starts, index.longest_query, index.longest_key,
+        scale=scaling, window_size=_window(window),
+    )  # fmt: skip
+    return out.transpose(0, 1)[None]
+
+
+def vision_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, cu_seq_lens_q: Tensor,
+    max_length_q: int, scaling: float | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attention of a vision tower whose images, or windows of images, follow each other in one sequence of N patches.
+
+    One kernel call on a GPU in half precision; elsewhere one call a window, as transformers does under SDPA: on a GPU
+    those are thousands of small launches, and each layer reads the lengths back from the device.
+    Args: query, key, value: [1, H, N, D].    cu_seq_lens_q: int32, where windows start, and N.    max_length_q: of one.
+    Returns: ([1, N, H, D], None), as transformers expects.
+    """
+    if _takes_kernel(query):
+        q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
+        longest = int(max_length_q)
+        out = _kernel()(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest, scale=scaling, window_size=(-1, -1))
+        return out[None], None
+    lengths = cu_seq_lens_q.diff().tolist()
+    windows = zip(*(x.split(lengths, 2) for x in (query, key, value)), strict=True)
+    out = torch.cat([F.scaled_dot_product_attention(q, k, v, scale=scaling) for q, k, v in windows], 2)
+    return out.transpose(1, 2), None
+
+
+def _takes_kernel(query: Tensor) -> bool:
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+
+
+@cache
+def _kernel() -> Callable[..., Any]:
+    """Flash attention over sequences of different length: flash-attn's where it is installed, else torch's own."""
+    if importlib.util.find_spec("flash_attn") is not None:
+        return _flash_attn()
+    from torch.nn.attention.varlen import varlen_attn
+
+    # torch 2.11 takes fewer key heads than query heads without being told; later versions refuse to unless they are.
+    told = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    return partial(varlen_attn, enable_gqa=True) if told else varlen_attn
+
+
+def _flash_attn() -> Callable[..., Any]:
+    """Return the kernel of the package flash-attn, called as torch's is. Raises: CheckpointError when it is broken."""
+    try:
+        from flash_attn import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        hint = "install it anew for this torch, or remove it (pip uninstall flash-attn): torch has a kernel of its own"
+        raise CheckpointError(f"flash-attn is installed and cannot be imported: {error}", hint=hint) from error
+
+    def kernel(
+        query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor, longest_query: int,
+        longest_key: int, *, scale: float | None, window_size: tuple[int, int],
+    ) -> Tensor:  # fmt: skip
+        return flash_attn_varlen_func(
+            query, key, value, query_starts, key_starts, longest_query, longest_key, softmax_scale=scale,
+            causal=window_size[1] == 0, window_size=window_size if window_size[0] >= 0 else (-1, -1),
+        )  # fmt: skip
+
+    return kernel
+
+
+def _window(window: int | None) -> tuple[int, int]:
+    """(left, right): right 0 is causal. A token of a window of W sees itself and W - 1 before it."""
+    return (-1 if window is None else window - 1, 0)

@@ -1,0 +1,211 @@
+"""How big a model is and what machine it would run on, without loading a weight."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vlmrl.errors import CheckpointError
+from vlmrl.model.families import family_of, has_axes, has_two_way_images, part_of, sharded_units
+from vlmrl.model.gpus import missing_gpus
+from vlmrl.model.hub import require_source
+from vlmrl.model.model_files import stored_numbers
+from vlmrl.model.quiet_transformers import loading
+from vlmrl.model.weight_check import compare_stored
+
+if TYPE_CHECKING:
+    from vlmrl.recipe.schema import Model
+
+EXPERTS = ".experts."
+"""What is in the names of a mixture's expert weights."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model's size, from its configuration.
+
+    Args:
+        parameters: by part ("vision", "connector", "language", "embeddings", "other").
+        text, vision: their config values.
+        linear: (rows, columns) of every linear layer, by full name.
+        architecture: name of its class.      sharing: how responses share a prompt, as in `families.Family`.
+        units: numbers in each layer that a sharded policy gathers by itself (model/families.py), by part; all else is
+            gathered together.
+        head: numbers in the output embedding.      largest: numbers in the largest single parameter.
+        experts: numbers in the experts of mixtures, all of them.
+    """
+
+    model_type: str
+    parameters: Mapping[str, int]
+    text: Mapping[str, Any]
+    vision: Mapping[str, Any]
+    linear: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    architecture: str = ""
+    sharing: str = "packed"
+    units: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    head: int = 0
+    largest: int = 0
+    experts: int = 0
+
+    @property
+    def language_linear(self) -> int:
+        """Numbers in the language model's linear layers: those that `model.quantize` holds in 4 bits."""
+        return sum(r * c for n, (r, c) in self.linear.items() if part_of(f"{n}.weight") == "language")
+
+    @property
+    def total(self) -> int:
+        return sum(self.parameters.values())
+
+    @property
+    def layers(self) -> int:
+        """Layers of the text model."""
+        return int(self.text.get("num_hidden_layers") or 0)
+
+    @property
+    def two_way_images(self) -> bool:
+        """Whether the tokens of an image see each other both ways."""
+        return has_two_way_images(self.model_type, self.text.get("use_bidirectional_attention"))
+
+    @property
+    def has_axes(self) -> bool:
+        """Whether positions have three axes; the vision towers of these families run all images as one sequence."""
+        return has_axes(self.model_type)
+
+    @property
+    def experts_used(self) -> float:
+        """Share of a mixture's experts that a token uses; 1 where there are none."""
+        count = int(self.text.get("num_experts") or self.text.get("num_local_experts") or 0)
+        return int(self.text.get("num_experts_per_tok") or count) / count if count and self.experts else 1.0
+
+    @property
+    def active(self) -> int:
+        """Numbers that a token is multiplied with: all, but for the experts that it does not use."""
+        return self.total - round(self.experts * (1 - self.experts_used))
+
+    def trained(self, frozen: list[Any]) -> int:
+        return sum(count for part, count in self.parameters.items() if part not in frozen)
+
+
+def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
+    """Read a model's configuration and count its parameters without loading a weight.
+
+    Args: path: overrides `settings.path` (a resolved folder).
+    Raises: CheckpointError when there is no such model.
+    """
+    from transformers import AutoConfig
+
+    source = path or settings.path
+    require_source(source, settings.revision)
+    with loading(source):
+        revision = None if Path(source).exists() else settings.revision
+        kwargs = {"trust_remote_code": settings.trust_remote_code, "revision": revision}
+        config = AutoConfig.from_pretrained(source, **kwargs)
+        model = _meta_model(config, settings)
+        compare_stored(Path(source), model)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    _check_weights(Path(source), shapes)
+    linear = {n: (m.out_features, m.in_features) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    head = model.get_output_embeddings()
+    sharing = family_of(model).sharing if settings.shared_prefix else "padded"
+    return ModelFacts(
+        config.model_type, _by_part(shapes), _text_config(config), _vision_config(config), linear,
+        architecture=type(model).__name__, sharing=sharing,
+        units=_unit_sizes(model, sharing),
+        head=0 if head is None else head.weight.numel(), largest=max(map(math.prod, shapes.values())),
+        experts=sum(math.prod(shape) for name, shape in shapes.items() if EXPERTS in name),
+    )  # fmt: skip
+
+
+def device_facts(wanted: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The training device: kind, name, memory in bytes; and what is wrong with it, with what to do."""
+    if wanted != "cpu" and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        facts = {"kind": "cuda", "name": properties.name, "memory_bytes": properties.total_memory}
+        return facts | {"gpus": torch.cuda.device_count()}, []
+    facts = {
+        "kind": "cpu",
+        "name": f"this machine ({os.cpu_count()} cores)",
+        "memory_bytes": usable_memory(),
+        "gpus": 0,
+    }
+    if wanted != "cpu" and (missing := missing_gpus()):
+        return facts, [missing]
+    none = ("model.device is cuda, but torch sees no CUDA device", 'set model.device = "auto"')
+    return facts, [none] if wanted == "cuda" else []
+
+
+def usable_memory() -> int:
+    """Main memory this process may have: what the system calls available, or less under a container's limit."""
+    found = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit.isdigit():
+            found.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    except (OSError, ValueError):
+        pass
+    if found:
+        return max(0, min(found))
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _text_config(config: Any) -> dict[str, Any]:
+    return dict(config.get_text_config().to_dict())
+
+
+def _vision_config(config: Any) -> dict[str, Any]:
+    found = getattr(config, "vision_config", None)
+    return dict(found.to_dict()) if found is not None and hasattr(found, "to_dict") else {}
+
+
+def _unit_sizes(model: Any, sharing: str) -> dict[str, tuple[int, ...]]:
+    """Return part -> the numbers in each of its units. Nested units are counted once, as the outermost."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found: dict[str, list[int]] = {}
+    counted: set[int] = set()
+    for unit in sharded_units(model, sharing):
+        own = [p for p in unit.parameters() if id(p) not in counted]
+        counted.update(map(id, own))
+        part = part_of(f"{names[id(unit)]}.") or "other"
+        found.setdefault(part, []).append(sum(p.numel() for p in own))
+    return {part: tuple(sizes) for part, sizes in found.items()}
+
+
+def _by_part(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for name, shape in shapes.items():
+        part = part_of(name) or "other"
+        counts[part] = counts.get(part, 0) + math.prod(shape)
+    return counts
+
+
+def _check_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise unless the safetensors of a local folder hold as many numbers as its configuration asks for.
+
+    A folder without any holds a configuration only (a checkpoint keeps its weights elsewhere). `compare_stored` looks
+    at the names; this finds what it allows, such as a second model in the folder. Tied weights may be stored twice.
+    """
+    stored = stored_numbers(folder)
+    wanted = sum(math.prod(shape) for shape in shapes.values())
+    if stored and not 0.7 * wanted <= stored <= 1.5 * wanted:
+        message = f"the weights hold {stored:,} numbers, the configuration asks for {wanted:,}"
+        raise CheckpointError(message, where=str(folder), hint="are all shards there, and of one model?")
+
+
+def _meta_model(config: Any, settings: Model) -> Any:
+    """A model made without memory from its configuration."""
+    from transformers import AutoModelForImageTextToText
+
+    try:
+        with torch.device("meta"):
+            return AutoModelForImageTextToText.from_config(config, trust_remote_code=settings.trust_remote_code)
+    except ValueError as error:
+        raise CheckpointError(f"`{settings.path}` is not a vision-language model: {str(error)[:160]}") from error

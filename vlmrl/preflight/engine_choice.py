@@ -1,0 +1,112 @@
+"""Which engine generates where the recipe says `rollout.engine = "auto"`: vLLM on a GPU where it can, else the
+built-in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vlmrl.errors import Problem, VlmrlError, first_line
+from vlmrl.preflight.gpu_models import Gpu
+from vlmrl.recipe.rules.engine import VLLM_INSTALL, vllm_refusal, what_vllm_cannot
+from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.settle import Choice
+from vlmrl.rollout.vllm.known_models import VllmFacts
+
+if TYPE_CHECKING:
+    from vlmrl.model.model_facts import ModelFacts
+
+KEY = "rollout.engine"
+
+
+@dataclass(frozen=True)
+class EngineWorld:
+    """What the choice depends on besides the recipe. What takes time is asked for only where it matters.
+
+    Args:
+        gpu: the GPU that trains; None = there is none.      vllm: asks the installed vLLM.
+        model: reads the model's configuration; may raise a VlmrlError.      where: of `rollout.engine`, for messages.
+        is_elsewhere: whether another machine is planned for, of which nothing more is known.
+    """
+
+    gpu: Gpu | None
+    vllm: Callable[[], VllmFacts]
+    model: Callable[[], ModelFacts]
+    where: str
+    is_elsewhere: bool = False
+
+
+def choose_engine(recipe: Recipe, world: EngineWorld) -> Choice:
+    """Choose `rollout.engine`. The built-in engine on a GPU comes with a warning: why, and what it costs."""
+    if recipe.kind != "rl":
+        return Choice(KEY, "torch", "`vlmrl sft` samples with the built-in engine")
+    if world.gpu is None:
+        return Choice(KEY, "torch", "no GPU is used")
+    refused = what_vllm_cannot(recipe)
+    if refused:
+        return _built_in(recipe, world, refused[0].message, refused[0].hint)
+    if world.is_elsewhere:
+        return Choice(KEY, "vllm", f"as if vLLM were installed beside {world.gpu.name}")
+    vllm = world.vllm()
+    if not vllm.is_installed:
+        return _built_in(recipe, world, "vLLM is not installed", f"install it: {VLLM_INSTALL}")
+    if vllm.error:
+        why = f"vLLM {vllm.version} is installed and cannot be imported: {vllm.error}"
+        return _built_in(recipe, world, why, f"install it anew: {VLLM_INSTALL}")
+    try:
+        model = world.model()
+    except VlmrlError as error:  # the check of the model says the same as an error
+        return Choice(KEY, "vllm", f"vLLM {vllm.version} is installed; the model was not read: {first_line(error)}")
+    why = vllm_refusal(model.model_type, "cuda", recipe.model.dtype, model.two_way_images)
+    if why is None and model.architecture not in vllm.architectures:
+        why = f"vLLM {vllm.version} does not know {model.architecture}"
+    if why is not None:
+        return _built_in(recipe, world, why, f"a newer vLLM may know it: {VLLM_INSTALL}")
+    return Choice(KEY, "vllm", f"vLLM {vllm.version} is installed and knows {model.architecture}")
+
+
+def _built_in(recipe: Recipe, world: EngineWorld, why: str, hint: str | None) -> Choice:
+    """The built-in engine on a GPU, with the warning. Where the recipe needs vLLM, an error."""
+    rollout = recipe.rollout
+    needs = [key for key, on in (("engine_gpus", rollout.engine_gpus > 0), ("overlap", rollout.overlap),
+                                 ("tensor_parallel", rollout.tensor_parallel > 1)) if on]  # fmt: skip
+    if needs:
+        message = f"`rollout.{needs[0]}` needs vLLM: {why}"
+        return Choice(KEY, "torch", why, Problem(message, world.where, hint))
+    message = f"the built-in engine generates: {why}"
+    try:
+        times = times_slower(recipe, world.model(), world.gpu) if world.gpu else 0.0
+        message += f". Rollouts take about {times:.0f} times as long as with vLLM (estimated)"
+    except VlmrlError:  # a model that cannot be read is an error of its own
+        pass
+    silence = 'to have it so without this warning: rollout.engine = "torch"'
+    return Choice(
+        KEY, "torch", why, Problem(message, world.where, f"{hint}; {silence}" if hint else silence, "warning")
+    )
+
+
+LAYER_SECONDS = 0.8e-3
+"""Python and the starting of kernels, a layer and a step: what transformers' models take on today's processors."""
+VLLM_STEP_SECONDS = 2.0e-3
+"""What vLLM does between two steps: scheduling, sampling."""
+VLLM_SEQUENCES = 256
+"""Responses that vLLM decodes together."""
+
+
+def times_slower(recipe: Recipe, facts: ModelFacts, gpu: Gpu, gpus: int = 1) -> float:
+    """Estimate how many times as long as vLLM the built-in engine takes for the rollouts of a step.
+
+    Args: gpus: that generate, each its share of the responses.
+    """
+    r = recipe.rollout
+    size = 4 if recipe.model.dtype == "float32" else 2
+    read = facts.active * size / gpu.bandwidth
+    responses = -(-r.prompts_per_step * r.samples_per_prompt // gpus)
+    # A prompt is stored once for all of its samples.
+    each = r.max_new_tokens + r.max_prompt_tokens / r.samples_per_prompt
+    batches = max(1, -(-int(responses * each) // r.batch_tokens))
+    built_in = batches * (read + LAYER_SECONDS * facts.layers)
+    vllm = max(1, -(-responses // VLLM_SEQUENCES)) * (read + VLLM_STEP_SECONDS)
+    return max(1.0, built_in / vllm)

@@ -1,0 +1,57 @@
+"""Optional GPU kernels that a model would profit from: what is missing, how to get it, what it costs to be without."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.errors import Problem
+from vlmrl.model.activation_memory import LINEAR_KEPT
+from vlmrl.preflight.memory import HERE, Target, find_cluster
+from vlmrl.recipe.extras import install_line
+from vlmrl.recipe.load import LoadedRecipe
+
+if TYPE_CHECKING:
+    from vlmrl.model.model_facts import ModelFacts
+
+PLAIN_ATTENTION = "PyTorch's scaled_dot_product_attention"
+
+
+def check_kernels(loaded: LoadedRecipe, facts: ModelFacts, target: Target = HERE) -> list[Problem]:
+    """Warn of kernels that this model's layers would use on a GPU and that are not installed."""
+    if find_cluster(loaded, target).gpu is None or target.is_elsewhere:
+        return []
+    linear = list(facts.text.get("layer_types") or []).count("linear_attention")
+    where, found = loaded.where(("model", "path")), []
+    if linear and importlib.util.find_spec("fla") is None:
+        times = LINEAR_KEPT["torch"][0] / LINEAR_KEPT["fla"][0]
+        message = (
+            f"flash-linear-attention is not installed: {linear} of {facts.layers} layers run their recurrence in plain "
+            f"PyTorch, in many small kernels, and keep about {times:.0f} times the activations for it"
+        )
+        found.append(Problem(message, where, install_line("flash-linear-attention"), "warning"))
+    if linear and importlib.util.find_spec("causal_conv1d") is None:
+        message = f"causal-conv1d is not installed: the convolutions of {linear} layers run in plain PyTorch, slower"
+        found.append(Problem(message, where, install_line("causal-conv1d"), "warning"))
+    return found
+
+
+def attention_kernel(loaded: LoadedRecipe, facts: ModelFacts, target: Target = HERE) -> dict[str, Any] | None:
+    """Return which kernel computes attention in training on this machine's GPU; None where there is no GPU.
+
+    Returns: `text` and `images`, the kernels of the language model and of the vision tower in words; `missing`: how to
+        install flash-attn where it would be used if it were there, else None. Being without it is no warning: PyTorch
+        has a kernel of the same kind.
+    """
+    if target.is_elsewhere or find_cluster(loaded, target).gpu is None:
+        return None
+    if facts.sharing == "padded":
+        return {"text": PLAIN_ATTENTION, "images": PLAIN_ATTENTION, "missing": None}
+    here = importlib.util.find_spec("flash_attn") is not None
+    varlen = "flash-attn" if here else "PyTorch's variable-length kernel"
+    half = loaded.recipe.model.dtype != "float32"
+    rows = "FlexAttention" if not half or facts.two_way_images else varlen
+    text = rows if facts.sharing == "packed" else PLAIN_ATTENTION
+    images = varlen if half and facts.has_axes else PLAIN_ATTENTION
+    profits = varlen in (text, images) and not here
+    return {"text": text, "images": images, "missing": install_line("flash-attn") if profits else None}

@@ -1,0 +1,199 @@
+"""What a recipe needs of this machine: packages, parameters that are trained, disk, and the arithmetic of a run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.errors import CheckpointError, Problem, gib
+from vlmrl.recipe.extras import install_line
+from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.rules.engine import TORCH_HINT, VLLM_HINT, vllm_refusal
+
+if TYPE_CHECKING:
+    from vlmrl.model.model_facts import ModelFacts
+
+BYTES_PER_ROLLOUT_TOKEN = 12
+MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2, "adamw_bf16_kahan": 8}
+"""What an optimizer keeps of a trained number besides its master (kahan: two bfloat16, one float32)."""
+
+
+def checkpoint_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
+    """Size of one checkpoint: the weights (or the adapter), the moments, the masters where they are not the weights."""
+    recipe = loaded.recipe
+    size = 4 if recipe.model.dtype == "float32" else 2
+    trained = trained_parameters(loaded, facts)
+    masters = 0 if size == 4 or recipe.optim.name == "adamw_bf16_kahan" else 4
+    return (facts.total if recipe.lora is None else trained) * size + trained * (
+        MOMENT_BYTES[recipe.optim.name] + masters
+    )
+
+
+def trained_parameters(loaded: LoadedRecipe, facts: ModelFacts) -> int:
+    """How many numbers are trained: the adapter's, or the weights that are not frozen."""
+    lora, freeze = loaded.recipe.lora, loaded.recipe.model.freeze
+    if lora is None:
+        return facts.trained(freeze)
+    from vlmrl.model.lora import target_names
+
+    shapes = [facts.linear[name] for name in target_names(list(facts.linear), lora, freeze)]
+    return sum(lora.rank * (rows + columns) + (rows if lora.dora else 0) for rows, columns in shapes)
+
+
+def weight_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
+    """The model itself, with its adapter; quantized, half a byte a number and a 32nd more for the scales."""
+    size = 4 if loaded.recipe.model.dtype == "float32" else 2
+    adapter = trained_parameters(loaded, facts) * size if loaded.recipe.lora else 0
+    quantized = facts.language_linear if loaded.recipe.model.quantize else 0
+    return (facts.total - quantized) * size + quantized // 2 + quantized // 32 + adapter
+
+
+def check_trained(loaded: LoadedRecipe, facts: ModelFacts) -> list[Problem]:
+    """What `[lora]` and `model.freeze` name must be in this model, and something must be left to train."""
+    from vlmrl.model.load import check_freeze
+
+    try:
+        check_freeze(loaded.recipe.model, facts.parameters)
+    except CheckpointError as error:
+        return [Problem(error.message, loaded.where(("model", "freeze")), error.hint)]
+    try:
+        trained_parameters(loaded, facts)
+    except CheckpointError as error:
+        keys = [("lora", key) for key in ("targets", "exclude") if f"lora.{key}" in error.message]
+        return [Problem(error.message, loaded.where(*keys, ("lora", "rank")), error.hint)]
+    return []
+
+
+def check_served(loaded: LoadedRecipe, facts: ModelFacts, device: str | None = None) -> list[Problem]:
+    """Whether the engine that the recipe names can generate for this model. Args: device: None = this machine's."""
+    from vlmrl.model.model_facts import device_facts
+
+    recipe = loaded.recipe
+    if recipe.rollout.engine != "vllm" or recipe.kind != "rl":
+        return []
+    kind = device or str(device_facts(recipe.model.device)[0]["kind"])
+    why = vllm_refusal(facts.model_type, kind, recipe.model.dtype, facts.two_way_images)
+    return [] if why is None else [Problem(why, loaded.where(("rollout", "engine")), TORCH_HINT)]
+
+
+def check_installed(loaded: LoadedRecipe) -> list[Problem]:
+    """Packages beyond the usual ones that the recipe asks for, and the device that they need."""
+    recipe = loaded.recipe
+    if recipe.rollout.engine == "vllm" and recipe.kind == "rl" and importlib.util.find_spec("vllm") is None:
+        message = 'rollout.engine = "vllm" needs vllm, which is not installed'
+        return [Problem(message, loaded.where(("rollout", "engine")), VLLM_HINT)]
+    wanted = [(("model", "quantize"), f'model.quantize = "{recipe.model.quantize}"', recipe.model.quantize is not None),
+              (("optim", "name"), 'optim.name = "adamw_8bit"', recipe.optim.name == "adamw_8bit")]  # fmt: skip
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        return _check_quantized_device(loaded)
+    hint = f"{install_line('bitsandbytes')}, or leave the key out"
+    return [
+        Problem(f"{what} needs bitsandbytes, which is not installed", loaded.where(key), hint)
+        for key, what, is_asked in wanted
+        if is_asked
+    ]
+
+
+def _check_quantized_device(loaded: LoadedRecipe) -> list[Problem]:
+    if loaded.recipe.model.quantize is None:
+        return []
+    from vlmrl.model.model_facts import device_facts
+
+    if device_facts(loaded.recipe.model.device)[0]["kind"] == "cuda":
+        return []
+    message = (
+        f'model.quantize = "{loaded.recipe.model.quantize}" needs a CUDA device: on a CPU it is for inference only'
+    )
+    where = loaded.where(("model", "quantize"))
+    return [Problem(message, where, "run it on a machine with a GPU, or leave quantize out")]
+
+
+def check_disk(
+    loaded: LoadedRecipe, folder: Path, checkpoint: int, merged: int = 0
+) -> tuple[list[Problem], dict[str, Any]]:
+    """Room for the checkpoints kept (one more while the next is written), the rollouts, and the merged model.
+
+    Args: folder: of the runs.    checkpoint: bytes of one.    merged: bytes of the model as `vlmrl merge` writes it.
+    """
+    recipe = loaded.recipe
+    kept = min(recipe.checkpoint.keep_last + recipe.checkpoint.keep_best, checkpoints_written(loaded)) + 1
+    rollouts = _rollout_steps_kept(loaded) * _rollout_bytes(loaded)
+    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    free = shutil.disk_usage(there).free
+    facts = {"folder": str(folder), "free_bytes": free, "checkpoint_bytes": checkpoint, "checkpoints_at_once": kept,
+             "rollouts_bytes_at_most": rollouts, "merged_bytes": merged}  # fmt: skip
+    need = kept * checkpoint + rollouts + merged
+    if not os.access(there, os.W_OK):
+        return [Problem(f"{there} cannot be written: no run can be kept there", str(folder), "--runs DIR")], facts
+    if need > free:
+        level = "error" if kept * checkpoint > free else "warning"
+        parts = [f"{kept} checkpoints of {gib(checkpoint)}"]
+        if rollouts:
+            parts.append(f"rollouts of at most {gib(rollouts)}")
+        if merged:
+            parts.append(f"a merged model of {gib(merged)}")
+        message = f"the run may write {gib(need)} to {there} ({', '.join(parts)}); {gib(free)} are free"
+        key = ("log", "keep_rollouts") if rollouts > kept * checkpoint else ("checkpoint", "keep_last")
+        change = "set log.keep_rollouts" if key[0] == "log" else "lower checkpoint.keep_last"
+        hint = f"free some space (vlmrl runs du), {change}, or keep runs elsewhere with --runs DIR"
+        return [Problem(message, loaded.where(key, ("model", "path")), hint, level)], facts
+    return [], facts
+
+
+def merged_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
+    """Size of the model as `vlmrl merge` writes it: every weight in the recipe's type, an adapter folded in."""
+    return facts.total * (4 if loaded.recipe.model.dtype == "float32" else 2)
+
+
+def _rollout_bytes(loaded: LoadedRecipe) -> int:
+    """Of one step's rollouts, at most: every response as long as it may be."""
+    r = loaded.recipe.rollout
+    tokens = r.prompts_per_step * r.samples_per_prompt * r.max_new_tokens
+    return tokens * BYTES_PER_ROLLOUT_TOKEN if loaded.recipe.kind == "rl" else 0
+
+
+def _rollout_steps_kept(loaded: LoadedRecipe) -> int:
+    """Steps whose rollouts are on the disk at the end, under `log.keep_rollouts`."""
+    steps, newest, every = (
+        loaded.recipe.train.steps,
+        loaded.recipe.log.keep_rollouts,
+        loaded.recipe.log.keep_rollouts_every,
+    )
+    if newest is None or newest >= steps:
+        return steps
+    return newest + (-(-(steps - newest) // every) if every else 0)
+
+
+def checkpoints_written(loaded: LoadedRecipe) -> int:
+    """How many checkpoints a whole run writes: one every so many steps and the last."""
+    steps, every = loaded.recipe.train.steps, loaded.recipe.checkpoint.every_steps
+    return -(-steps // every) if every else 1
+
+
+def arithmetic(loaded: LoadedRecipe, sources: Sequence[tuple[str, float, int]], validation_rows: int) -> dict[str, Any]:
+    """The numbers of the whole run. `sources`: name, share and number of training rows of each."""
+    recipe = loaded.recipe
+    is_rl = recipe.kind == "rl"
+    per_step = recipe.rollout.prompts_per_step if is_rl else recipe.train.rows_per_step
+    total = recipe.train.steps * per_step
+    shares = sum(share for _, share, _ in sources)
+    every = recipe.eval.every_steps
+    validations = (1 + -(-recipe.train.steps // every) if every else 2) if validation_rows else 0
+    facts: dict[str, Any] = {
+        "steps": recipe.train.steps,
+        "rows_per_step" if not is_rl else "prompts_per_step": per_step,
+    }
+    if is_rl:
+        facts |= {
+            "samples_per_prompt": recipe.rollout.samples_per_prompt,
+            "responses": total * recipe.rollout.samples_per_prompt,
+            "updates": recipe.train.steps * recipe.train.updates_per_step,
+            "response_tokens_at_most": total * recipe.rollout.samples_per_prompt * recipe.rollout.max_new_tokens,
+        }
+    facts["epochs"] = {name: total * share / shares / count for name, share, count in sources}
+    facts |= {"validations": validations, "validation_answers": validations * validation_rows}
+    return facts | {"checkpoints": checkpoints_written(loaded)}

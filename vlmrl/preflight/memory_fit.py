@@ -1,0 +1,154 @@
+"""The smallest change that makes a run fit: found by planning it again with one to three keys changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import prod
+from typing import TYPE_CHECKING
+
+from vlmrl.preflight.memory_plan import Cluster, MemoryPlan, make_plan
+from vlmrl.preflight.memory_sizes import PromptLengths
+from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.schema import Lora, Recipe
+from vlmrl.recipe.settle import Choice, with_values
+
+if TYPE_CHECKING:
+    from vlmrl.model.model_facts import ModelFacts
+
+ADAPTER_RANK = 32
+MAX_TOGETHER = 3
+"""Most changes that are tried together."""
+ONE_MORE = 1.1
+"""What a further change costs by itself: of two ways of equal cost the one with fewer changes is smaller."""
+SHOWN = 3
+"""Ways that are shown."""
+
+
+@dataclass(frozen=True)
+class RecipeEdit:
+    """One change of a recipe or of the number of GPUs.
+
+    Args:
+        words: of the command line.      costs: what it costs, for people.
+        factor: the same as a rough factor on the time (or the money) of a step, by which ways are ordered.
+        key: dotted; of two changes of one key only one is made.      value: of the key; "" of `gpus` and `lora`.
+        learns: whether it changes what is learned.
+    """
+
+    words: str
+    costs: str
+    factor: float
+    key: str
+    value: object = None
+    learns: bool = False
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Changes that together make a run fit, and its plan with them."""
+
+    changes: tuple[RecipeEdit, ...]
+    plan: MemoryPlan
+
+    @property
+    def words(self) -> str:
+        return " ".join(change.words for change in self.changes)
+
+    @property
+    def costs(self) -> str:
+        return "; ".join(change.costs for change in self.changes)
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Smaller comes first: what changes nothing of what is learned, then what costs less."""
+        return any(c.learns for c in self.changes), prod(c.factor * ONE_MORE for c in self.changes)
+
+
+def find_fits(
+    loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths, kernels: str = "torch"
+) -> list[Fit]:
+    """Return the smallest ways to make a run fit that does not, with room to spare; [] when none is known here."""
+    changes = list(possible_changes(loaded.recipe, facts, cluster, prompts))
+    found: list[Fit] = []
+    for count in range(1, MAX_TOGETHER + 1):
+        for some in combinations(changes, count):
+            if len({change.key for change in some}) < count or _needless(some, found):
+                continue
+            planned = _plan(some, loaded, facts, cluster, prompts, kernels)
+            if planned.fits and not planned.is_tight:
+                found.append(Fit(some, planned))
+    return _different(sorted(found, key=lambda fit: fit.order))
+
+
+def possible_changes(
+    recipe: Recipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths
+) -> Iterator[RecipeEdit]:
+    """Yield what may be tried, the cheapest first."""
+    r, train = recipe.rollout, recipe.train
+    vllm = recipe.kind == "rl" and r.engine == "vllm"
+    if recipe.model.gradient_checkpointing is not True:
+        yield RecipeEdit(
+            "--set model.gradient_checkpointing=true", "an update takes about a third longer", 1.2,
+            "model.gradient_checkpointing", True,
+        )  # fmt: skip
+    budget = train.tokens_per_row // 2
+    while budget >= max(512, prompts.longest):
+        factor = 1.0 + 0.03 * (train.tokens_per_row / budget)
+        yield RecipeEdit(f"--set train.tokens_per_row={budget}", "smaller rows", factor, "train.tokens_per_row", budget)
+        budget //= 2
+    if vllm and r.kv_cache_gib is not None:
+        yield RecipeEdit("--set rollout.kv_cache_gib=1", "fewer responses at once", 1.3, "rollout.kv_cache_gib", 1.0)
+    if recipe.kind == "rl" and r.engine == "torch" and r.batch_tokens > 2 * prompts.longest:
+        tokens = max(2 * prompts.longest, r.batch_tokens // 4)
+        key = "rollout.batch_tokens"
+        yield RecipeEdit(f"--set {key}={tokens}", "fewer responses at once", 1.3, key, tokens)
+    if recipe.parallel.shard_size is not None:
+        size = cluster.processes
+        key = "parallel.shard_size"
+        yield RecipeEdit(f"--set {key}={size}", "more traffic between machines", 1.3, key, size)
+    engines = (r.engine_gpus or cluster.processes) if vllm else 0
+    for parts in (2, 4, 8):
+        if r.tensor_parallel < parts <= engines and engines % parts == 0:
+            key = "rollout.tensor_parallel"
+            yield RecipeEdit(f"--set {key}={parts}", "each token takes longer", 1.0 + 0.1 * parts, key, parts)
+    if cluster.processes > 1 and not recipe.parallel.offload and recipe.optim.name == "adamw":
+        told = "an update takes several times as long"
+        yield RecipeEdit("--set parallel.offload=true", told, 3.0, "parallel.offload", True)
+    for gpus in (2, 4, 8, 16, 32, 64):
+        if cluster.processes < gpus <= 8 * cluster.processes and recipe.model.quantize is None:
+            machines = f" ({gpus // 8} machines of 8)" if gpus > 8 else ""
+            yield RecipeEdit(f"--gpus {gpus}", f"more GPUs{machines}", gpus / cluster.processes, "gpus", gpus)
+    if recipe.lora is None and not recipe.model.freeze:
+        told = "an adapter is trained, not the weights"
+        yield RecipeEdit(f"--set lora.rank={ADAPTER_RANK}", told, 1.0, "lora", learns=True)
+
+
+def _plan(
+    changes: tuple[RecipeEdit, ...], loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths,
+    kernels: str,
+) -> MemoryPlan:  # fmt: skip
+    recipe = loaded.recipe
+    for change in changes:
+        if change.key == "gpus":
+            assert isinstance(change.value, int)
+            cluster = replace(cluster, processes=change.value)
+        elif change.key == "lora":
+            recipe = recipe.model_copy(update={"lora": Lora(rank=ADAPTER_RANK)})
+        else:
+            recipe = with_values(recipe, [Choice(change.key, change.value, "")])
+    return make_plan(replace(loaded, recipe=recipe), facts, cluster, prompts, kernels)
+
+
+def _needless(some: tuple[RecipeEdit, ...], found: list[Fit]) -> bool:
+    """Whether fewer of these changes are enough."""
+    return any(set(fit.changes) < set(some) for fit in found)
+
+
+def _different(found: list[Fit]) -> list[Fit]:
+    """The first few that change different keys: of a key's values the mildest came first."""
+    chosen: dict[tuple[str, ...], Fit] = {}
+    for fit in found:
+        chosen.setdefault(tuple(change.key for change in fit.changes), fit)
+    return list(chosen.values())[:SHOWN]

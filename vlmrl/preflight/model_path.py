@@ -1,0 +1,28 @@
+"""The first thing that a check looks at: is the model there, and whole. It imports little: the answer comes at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vlmrl.errors import Problem, VlmrlError
+from vlmrl.model.hub import require_source
+from vlmrl.model.model_files import folder_problems
+from vlmrl.recipe.load import LoadedRecipe
+
+
+def check_location(loaded: LoadedRecipe, model_files: str | None = None) -> list[Problem]:
+    """Whether the model is where the recipe says, and all its files are there and whole. A second at most, but for a
+    hub name that is not in the cache; nothing of torch is imported.
+
+    Args: model_files: as for `preflight`.
+    """
+    model = loaded.recipe.model
+    folder = Path(model_files or model.path).expanduser()
+    if folder.is_dir():
+        elsewhere = model_files is not None and model_files != model.path
+        return folder_problems(folder, has_weights=not elsewhere, own_code=model.trust_remote_code)
+    try:
+        require_source(model_files or model.path, model.revision)
+    except VlmrlError as error:
+        return [Problem(error.message, error.where or loaded.where(("model", "path")), error.hint)]
+    return []

@@ -1,0 +1,384 @@
+"""What is wrong with the rows a recipe names: every truth, images on a sample, prompts, rewards, overlap of splits."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.data.dataset_writer import content_hash
+from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError
+from vlmrl.metric import metric_facts
+from vlmrl.preflight.prompts import PromptScan, examples, named
+from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.rules.eval import wrong_goal
+from vlmrl.recipe.schema import Data, Recipe, Reward
+from vlmrl.recipe.validation_messages import nearest
+from vlmrl.rewards.accuracy_part import accuracy_part, with_accuracy
+from vlmrl.rewards.base import NO_REWARD
+from vlmrl.rewards.scorer import Scorer, earned_on_timeout
+from vlmrl.tasks.attack import responding
+from vlmrl.types import RewardInput, Row, Score
+
+if TYPE_CHECKING:
+    from vlmrl.tasks.source import Source
+
+QUICK_ROWS = 256
+SCAN_SECONDS = 120.0
+SAMPLE_ROWS = 48
+REWARD_ROWS = 16
+STAND_IN_REWARD = "exact_match"
+
+
+@dataclass
+class Entry:
+    """One opened `[[data]]` entry.
+
+    Args:
+        where: its place in the recipe.    validation: None when it has no validation rows.
+        reward_ok: False when its reward could not be loaded; a stand-in scores then, which nobody should read.
+    """
+
+    where: str
+    train: Source
+    validation: Source | None
+    reward_ok: bool
+
+
+@dataclass
+class Opened:
+    """The entries that could be opened, and what was wrong with the others."""
+
+    entries: list[Entry] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+@dataclass
+class RowScan:
+    """What a walk over a source's rows found.
+
+    Args:
+        rows: in the split.    seen: looked at.
+        contents: `row_content` of each row seen -> the id of the first one that has it.
+        images: content hashes of the images seen.    repeated: rows seen whose content an earlier row has.
+    """
+
+    rows: int
+    seen: int = 0
+    contents: dict[bytes, str] = field(default_factory=dict)
+    images: set[str] = field(default_factory=set)
+    repeated: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+
+def problems_in(error: VlmrlError, where: str | None = None) -> list[Problem]:
+    """An error as findings; `where` is used when it does not say itself."""
+    if isinstance(error, ProblemsError):
+        return list(error.problems)
+    return [Problem(error.message, error.where or where, error.hint)]
+
+
+def open_sources(loaded: LoadedRecipe) -> Opened:
+    """Open every `[[data]]` entry, and its validation rows; what cannot be opened becomes a problem."""
+    opened = Opened()
+    seen: dict[str, int] = {}
+    for i, data in enumerate(loaded.recipe.data):
+        entry = _open(data, loaded.recipe, loaded.where(("data", i, "path")), opened.problems)
+        if entry is None:
+            continue
+        opened.entries.append(entry)
+        name = entry.train.name
+        if name in seen:
+            hint = "metrics and rollouts are kept apart by name: give each [[data]] a `name` of its own"
+            message = f"data sources {seen[name]} and {i} are both called `{name}`"
+            opened.problems.append(Problem(message, loaded.where(("data", i, "name"), ("data", i, "path")), hint))
+        seen.setdefault(name, i)
+    return opened
+
+
+def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem]) -> Entry | None:
+    """Open one entry, its validation rows too where the recipe validates. A broken reward keeps no rows closed."""
+    from vlmrl.tasks.source import open_source, open_validation, scores_responses
+
+    train = validation = None
+    reward = recipe.reward
+    reward_ok = True
+    try:
+        train = open_source(data, reward, scored=scores_responses(recipe))
+        reward_ok = train.reward is not NO_REWARD
+    except VlmrlError as error:
+        problems += problems_in(error, where)
+        reward_ok = False
+        with suppress(VlmrlError):
+            data, reward = data.model_copy(update={"reward": None}), Reward(name=STAND_IN_REWARD)
+            train = open_source(data, reward)
+    if train is None:
+        return None
+    try:
+        validation = open_validation(data, reward) if recipe.eval.enabled else None
+    except VlmrlError as error:
+        problems += problems_in(error, where)
+    return Entry(where, train, validation, reward_ok)
+
+
+def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
+    """Whether there is anything to validate on, and whether `eval.metric` will exist."""
+    there = [e.validation for e in opened.entries if e.validation and e.reward_ok]
+    settings = loaded.recipe.eval
+    if opened.entries and settings.enabled and not any(e.validation for e in opened.entries):
+        waiting = [("train", "stop_above"), ("eval", "patience")]
+        waiting = [key for key in waiting if getattr(getattr(loaded.recipe, key[0]), key[1]) is not None]
+        if waiting:
+            key = ".".join(waiting[0])
+            message = f"`{key}` waits for a validation, and no source has validation rows"
+            return [Problem(message, loaded.where(waiting[0]), f"name them with data.validation, or remove {key}")]
+        hint = "name one with data.validation, or prepare the data with one; training goes on without validation"
+        where = loaded.where(("eval", "metric"), ("data", 0))
+        return [Problem("no source has validation rows: no best checkpoint, no early stop", where, hint, "warning")]
+    metric = loaded.recipe.eval.metric
+    for source in there:
+        wrong = list(wrong_goal(loaded, metric_facts(metric, source.task.metrics)))
+        if wrong and metric_facts(metric).better is None:  # else the recipe's own check has said it
+            return wrong
+        known = metric_names(source)
+        open_ended = metric.startswith("part/") and not source.reward.pure
+        open_ended |= any(metric.startswith(f"accuracy/{field}-") for field in source.task.by)
+        if metric == "accuracy" and metric not in known and source.reward.user is not None:
+            parts = _parts_seen(loaded, source)
+            open_ended = not parts or accuracy_part(parts, source.reward) is not None
+        if metric not in known and not open_ended:
+            near = nearest(metric, known)
+            hint = (f"did you mean `{near}`?  " if near else "") + f"there are: {', '.join(known)}"
+            hint += '; [reward] accuracy = "PART" says which part is it' if metric == "accuracy" else ""
+            message = f"validation of `{source.name}` has no metric `{metric}`"
+            return [Problem(message, loaded.where(("eval", "metric")), hint)]
+    return []
+
+
+def _parts_seen(loaded: LoadedRecipe, source: Source) -> list[str]:
+    """The parts that a user's reward returns for an empty response and for the answer itself; [] where it fails."""
+    row = source.rows[0]
+    texts = ["", *(str(value) for value in row.truth.values())][:2]
+    inputs = [responding(source.reward_input(row, text, "stop", 0, ""), text) for text in texts]
+    with Scorer(source.reward, source.weights, **_limits(loaded)) as scorer:
+        return list(dict.fromkeys(name for score in scorer.score(inputs) for name in score.parts))
+
+
+def metric_names(source: Source) -> list[str]:
+    """Metrics that an evaluation of this source has (evaluate/metrics.py): of the task, the reward's parts, lengths.
+
+    The parts of a user's reward are known only when it has run; those with a weight are named.
+    """
+    known = dict.fromkeys([*source.reward.ranges, *source.weights])
+    outcome = with_accuracy(dict.fromkeys(source.task.measured(source.rows[0].truth)), known, source.reward)
+    names = ["reward", *(name for name in outcome if name not in ("label", "confidence"))]
+    names += ("auc", "ece", "precision", "recall", "f1") if {"label", "confidence"} <= set(outcome) else ()
+    names += source.task.measured_of_sets(source.rows[0].truth)
+    return [*names, *(f"part/{part}" for part in known), "response_tokens", "truncated"]
+
+
+def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: PromptScan | None = None) -> RowScan:
+    """Validate the truth of every row (or of `limit` rows spread evenly), and collect contents and image hashes.
+
+    Stops after SCAN_SECONDS; `Scan.seen` says how far it got. Args: prompts: also looks at each row's prompt.
+    """
+    scan = RowScan(len(source.rows))
+    bad: list[tuple[str, str]] = []
+    start = time.monotonic()
+    for index in spread(scan.rows, limit or scan.rows):
+        if time.monotonic() - start > SCAN_SECONDS:
+            break
+        scan.seen += 1
+        try:
+            row = source.rows[index]
+        except VlmrlError as error:
+            bad.append((error.where or f"row {index}", error.message))
+            continue
+        content = row_content(row)
+        scan.repeated += content in scan.contents
+        scan.contents.setdefault(content, row.prompt_id)
+        scan.images.update(media.sha256 for media in row.media)
+        bad += [(row.place, words) for words in source.task.validate(row.truth)]
+        if scan.seen == 1 and source.task.unit is not None:
+            source.task.unit(row)  # a mistake in it is met here, not after a whole evaluation
+        if prompts is not None:
+            prompts.look(row)
+    if bad:
+        rows = len({name for name, _ in bad})
+        message = f"{rows:,} of {scan.seen:,} rows of `{source.name}` ({source.split}) are not sound"
+        scan.problems.append(Problem(message, where, examples(bad)))
+    scan.problems += prompts.problems(where) if prompts is not None else []
+    if scan.repeated:
+        message = f"{scan.repeated:,} rows of `{source.name}` ({source.split}) repeat an earlier row exactly"
+        scan.problems.append(Problem(message, where, "they count twice in every epoch", "warning"))
+    return scan
+
+
+def row_content(row: Row) -> bytes:
+    """Return a hash of what a row holds, whatever its id and source are called."""
+    return content_hash(row.media, row.columns, row.truth)
+
+
+def check_overlap(name: str, split: str, train: RowScan, other: RowScan, where: str) -> list[Problem]:
+    """Rows or images of the training split that also stand in a split meant to measure what was learned."""
+    problems = []
+    rows, images = train.contents.keys() & other.contents.keys(), train.images & other.images
+    if rows:
+        message = f"{len(rows):,} of {other.seen:,} {split} rows of `{name}` are training rows too"
+        hint = f"the {split} numbers will flatter; first: {min(other.contents[content] for content in rows)}"
+        problems.append(Problem(message, where, hint, "warning"))
+    elif images:
+        message = f"{len(images):,} of {len(other.images):,} {split} images of `{name}` are training images too"
+        hint = f"a model can know them by heart; first: sha256 {min(images)[:12]}"
+        problems.append(Problem(message, where, hint, "warning"))
+    return problems
+
+
+def check_images(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list[Problem]:
+    """Decode the images of a sample of rows; also what was noted while prompts were made."""
+    bad: list[tuple[str, str]] = []
+    for row in sample_rows(source, rows):
+        try:
+            for media in row.media:
+                source.dataset.image(media)
+        except VlmrlError as error:
+            bad.append(named(row, error))
+    notes = [Problem(note, where, None, "warning") for note in source.notes]
+    if not bad:
+        return notes
+    looked_at = min(rows, len(source.rows))
+    message = f"{len(bad)} of {looked_at} sampled rows of `{source.name}` have an image that cannot be shown"
+    hint = f"{examples(bad)}\n`vlmrl data doctor {source.dataset.path}` decodes every image"
+    return [Problem(message, where, hint), *notes]
+
+
+def check_traces(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list[Problem]:
+    """For `vlmrl sft`: is there a correct response to learn from in each sampled row?"""
+    if source.task.trace is None:
+        hint = "give the table a response column ([[data]] columns = {response = ...}), or use a task with traces"
+        return [Problem(f"task `{source.task.name}` of `{source.name}` has no responses to learn from", where, hint)]
+    bad: list[tuple[str, str]] = []
+    for row in sample_rows(source, rows):
+        try:
+            source.task.trace(row, random.Random(0))
+        except VlmrlError as error:
+            bad.append(named(row, error))
+    if not bad:
+        return []
+    message = (
+        f"{len(bad)} of {min(rows, len(source.rows))} sampled rows of `{source.name}` have no response to learn from"
+    )
+    return [Problem(message, where, examples(bad))]
+
+
+@dataclass
+class RewardFacts:
+    """What the reward said of correct and of empty responses. Values are means over the sampled rows.
+
+    Args: parts: names of the parts that came back.    correct: None when the task cannot write a correct response.
+    """
+
+    parts: list[str] = field(default_factory=list)
+    correct: float | None = None
+    empty: float | None = None
+    problems: list[Problem] = field(default_factory=list)
+
+    def take(self, scores: Sequence[Score]) -> None:
+        """Add the names of the parts of these scores."""
+        self.parts = sorted({*self.parts, *(part for score in scores for part in score.parts)})
+
+
+def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFacts:
+    """Score sampled rows' own correct response (where the task can write one) and an empty one, strictly.
+
+    A bug in the reward is a problem, with its row; so is a weight that names no part.
+    """
+    facts = RewardFacts()
+    rows = sample_rows(source, REWARD_ROWS)
+    try:
+        if source.task.trace is not None:
+            traces = [source.task.trace(row, random.Random(i)) for i, row in enumerate(rows)]
+            scores = _scored(loaded, source, rows, traces, "correct")
+            facts.take(scores)
+            facts.correct = fmean(score.value for score in scores)
+            facts.problems += _missing_parts(source, scores, where)
+        scores = _scored(loaded, source, rows, [""] * len(rows), "empty")
+        facts.take(scores)
+        facts.empty = fmean(score.value for score in scores)
+    except VlmrlError as error:
+        named = [("reward", "weights", name) for name in source.weights if f"part `{name}`" in error.message]
+        facts.problems += problems_in(error, loaded.where(*named) if named else where)
+        return facts
+    if facts.correct is not None and facts.empty is not None and facts.correct <= facts.empty:
+        message = (
+            f"on `{source.name}` a correct response scores {facts.correct:.3g}, "
+            f"an empty response earns {facts.empty:.3g}: "
+            "this reward does not ask for the right answer"
+        )
+        facts.problems.append(Problem(message, where, "look at the parts: `vlmrl try RECIPE`", "warning"))
+    return facts
+
+
+def spread(total: int, wanted: int) -> list[int]:
+    """Up to `wanted` of the indices 0 .. total - 1, evenly spread, the first included."""
+    count = min(total, wanted)
+    return [i * total // count for i in range(count)]
+
+
+def sample_rows(source: Source, wanted: int) -> list[Row]:
+    """Rows spread evenly over a source; those that cannot be read are left out (the scan reports them)."""
+    return list(_readable(source, spread(len(source.rows), wanted)))
+
+
+def _readable(source: Source, indices: Sequence[int]) -> Iterator[Row]:
+    for index in indices:
+        try:
+            yield source.rows[index]
+        except VlmrlError:
+            continue
+
+
+def _missing_parts(source: Source, scores: Sequence[Score], where: str) -> list[Problem]:
+    """Return a warning where correct responses lack a weighted part: a name that was changed in one place looks so."""
+    returned = {part for score in scores for part in score.parts}
+    missing = [part for part, weight in source.weights.items() if weight and part not in returned]
+    if not missing:
+        return []
+    spare = sorted(returned - source.weights.keys())
+    hint = "return None for a part that does not apply" + (f"; without a weight: {', '.join(spare)}" if spare else "")
+    message = (
+        f"the reward of `{source.name}` returns no part {', '.join(f'`{part}`' for part in missing)} for a correct "
+        "response: its weight goes to the other parts"
+    )
+    return [Problem(message, where, hint, "warning")]
+
+
+def _scored(loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Sequence[str], kind: str) -> list[Score]:
+    """Return the scores of a response to each row. Args: kind: of the responses, for messages.
+
+    Raises: RewardError for a reward that fails, hangs, or scores none of them.
+    """
+    inputs: list[RewardInput] = []
+    for row, text in zip(rows, texts, strict=True):
+        inputs.append(responding(source.reward_input(row, text, "stop", 0, ""), text))
+    with Scorer(source.reward, source.weights, **_limits(loaded)) as scorer:
+        scores = scorer.score(inputs, strict=True)
+    if not scores:
+        raise RewardError(f"the reward of `{source.name}` was given no row it could score")
+    if hung := sum(map(earned_on_timeout, scores)):
+        seconds = loaded.recipe.reward.timeout_seconds
+        raise RewardError(
+            f"reward `{source.reward.name}` does not answer within {seconds:g} s for {hung} of {len(scores)} {kind} "
+            "responses",
+            hint="mend it, or give it longer: [reward] timeout_seconds",
+        )
+    return scores
+
+
+def _limits(loaded: LoadedRecipe) -> dict[str, Any]:
+    settings = loaded.recipe.reward
+    return {"timeout_seconds": settings.timeout_seconds, "memory_mb": settings.memory_mb}

@@ -1,0 +1,318 @@
+"""`vlmrl check`: everything wrong with recipe, data and machine at once, and the plan of a run.
+
+`run_quick_checks` and then `check_model` are what `vlmrl train`, `vlmrl sft` and `vlmrl try` run before they begin;
+`preflight` is all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.errors import Problem, VlmrlError
+from vlmrl.preflight import machine, rows, tokens
+from vlmrl.preflight.catalogs import catalogs
+from vlmrl.preflight.kernels import attention_kernel, check_kernels
+from vlmrl.preflight.loggers import check_loggers
+from vlmrl.preflight.memory import HERE, Target, check_device, check_memory, plan_memory
+from vlmrl.preflight.memory_sizes import PromptLengths
+from vlmrl.preflight.model_path import check_location
+from vlmrl.preflight.prompt_lengths import estimate_prompts, longest_allowed
+from vlmrl.preflight.prompts import PromptScan
+from vlmrl.recipe.checks import check_recipe
+from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.recipe.rules.engine import check_engine
+from vlmrl.recipe.rules.world import check_world
+from vlmrl.rewards.accuracy_part import accuracy_part
+from vlmrl.rewards.base import value_bounds
+
+if TYPE_CHECKING:
+    from vlmrl.data.encode import Encoder
+    from vlmrl.model.model_facts import ModelFacts
+    from vlmrl.tasks.source import Source
+
+QUICK_PROMPTS = 4
+
+
+@dataclass
+class Preflight:
+    """What a check found.
+
+    Args:
+        problems: errors and warnings, in the order they were found.
+        plan: section -> name -> value (JSON): what the run would do and need. A section that could not be worked out is
+            absent; a problem says why.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    plan: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> list[Problem]:
+        return [p for p in self.problems if p.level == "error"]
+
+
+def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
+    """The checks that take a second or two: rules, names, files, opening the data, some rows and prompts of each.
+
+    Returns: errors and warnings; with errors in the recipe itself nothing is opened.
+    """
+    return quick_look(loaded)[0]
+
+
+def quick_look(loaded: LoadedRecipe) -> tuple[list[Problem], PromptLengths | None]:
+    """`run_quick_checks`, and the longest prompt of some rows, estimated without a tokenizer; None = not known."""
+    problems = check_recipe(loaded, catalogs()) + machine.check_installed(loaded) + check_loggers(loaded)
+    if any(p.level == "error" for p in problems):
+        return problems, None
+    opened = rows.open_sources(loaded)
+    problems += opened.problems
+    for where, source in ((entry.where, entry.train) for entry in opened.entries):
+        problems += rows.scan_rows(source, where, limit=rows.QUICK_ROWS, prompts=PromptScan(source)).problems
+        problems += rows.check_images(source, where, rows=QUICK_PROMPTS)
+        if loaded.recipe.kind == "sft":
+            problems += rows.check_traces(source, where, rows=QUICK_PROMPTS)
+    problems += rows.check_validation(loaded, opened)
+    sound = not any(p.level == "error" for p in problems)
+    return problems, estimate_prompts(loaded, [entry.train for entry in opened.entries]) if sound else None
+
+
+def check_model(
+    loaded: LoadedRecipe, model_files: str | None = None, runs_folder: Path | None = None, *,
+    target: Target = HERE, prompts: PromptLengths | None = None,
+) -> list[Problem]:  # fmt: skip
+    """What the recipe says of the model's parts, layers and images, against its configuration; no weight is read.
+
+    `preflight` finds the same.
+    Args:
+        model_files: as there.    runs_folder: a run is to follow: also whether it fits on its disk.
+        target: where it is to run.    prompts: how long they are: also whether it fits into memory; None = not known.
+    """
+    recipe = loaded.recipe
+    problems = check_location(loaded, model_files)
+    if problems:
+        return problems
+    from vlmrl.model.model_facts import model_facts
+
+    try:
+        vllm = recipe.rollout.engine == "vllm"
+        if recipe.lora is not None or recipe.model.freeze or vllm or runs_folder is not None:
+            facts = model_facts(recipe.model, path=model_files)
+            problems += machine.check_trained(loaded, facts) + machine.check_served(loaded, facts)
+            problems += _check_chosen_engine(loaded) + _check_world(loaded, target)
+            if runs_folder is not None and not problems:
+                problems += _check_disk(loaded, runs_folder, facts)[0]
+                if prompts is not None:
+                    problems += check_memory(loaded, plan_memory(loaded, facts, target, prompts))
+                problems += check_kernels(loaded, facts)
+        problems += tokens.check_pixels(loaded, tokens.make_encoder(loaded, model_files))
+    except VlmrlError as error:
+        problems += rows.problems_in(error, loaded.where(("model", "path")))
+    return problems
+
+
+def preflight(
+    loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | None = None, target: Target = HERE,
+    missing: Sequence[Problem] = (),
+) -> Preflight:  # fmt: skip
+    """Check everything. Takes from seconds to minutes: every row is read once, and the model's processor is loaded.
+
+    Args:
+        model_files: where the model's configuration and processor are, when `model.path` names a run or checkpoint.
+        target: where the run is to run.
+        missing: why there is no such model (`check_location`, or the run store): then nothing is asked of it.
+    """
+    at_model = loaded.where(("model", "path"))
+    installed = [] if target.is_elsewhere else machine.check_installed(loaded) + check_loggers(loaded)
+    found = Preflight(check_recipe(loaded, catalogs()) + installed + _check_world(loaded, target))
+    if missing:  # what the run store says of a run without a checkpoint is better than that there is no such folder
+        found.problems = [p for p in found.problems if p.where != at_model]
+    elif not any(p.level == "error" and p.where == at_model for p in found.problems):
+        missing = check_location(loaded, model_files)
+    there = not missing and not any(p.level == "error" and p.where == at_model for p in found.problems)
+    found.problems = [*missing, *found.problems]
+    opened = rows.open_sources(loaded)
+    found.problems += [p for p in opened.problems if not _told(p, found.problems)]
+    found.problems += rows.check_validation(loaded, opened)
+    encoder = _open_encoder(found, loaded, model_files) if there else None
+    askable = [entry for entry in opened.entries if _check_entry(found, loaded, entry, encoder)]
+    longest = None if encoder is None else _check_tokens(found, loaded, askable, encoder)
+    sources = [(e.train.name, e.train.share, len(e.train.rows)) for e in opened.entries]
+    validation = [len(e.validation.rows) for e in opened.entries if e.validation]
+    limit = loaded.recipe.eval.max_rows
+    if loaded.recipe.train.steps:  # else they are still to be counted
+        found.plan["run"] = machine.arithmetic(loaded, sources, sum(min(n, limit or n) for n in validation))
+    if there:
+        _check_machine(found, loaded, runs_folder, model_files, longest, target)
+    return found
+
+
+def _open_encoder(found: Preflight, loaded: LoadedRecipe, model_files: str | None) -> Encoder | None:
+    """The model's processor, and what it has no use for; None with the reason among the problems."""
+    try:
+        encoder = tokens.make_encoder(loaded, model_files)
+    except VlmrlError as error:
+        where = loaded.where(("model", "path"))
+        found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
+        return None
+    found.problems += tokens.check_pixels(loaded, encoder)
+    return encoder
+
+
+def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry, encoder: Encoder | None) -> bool:
+    """Everything about one source but its prompts' lengths. Returns whether it has prompts that can be measured."""
+    source, where = entry.train, entry.where
+    learns = loaded.recipe.kind == "sft"
+    prompts = PromptScan(source, encoder, learns)
+    scan = rows.scan_rows(source, where, prompts=prompts)
+    found.problems += scan.problems
+    others = {split: source.with_split(split) for split in source.dataset.splits if split != source.split}
+    if entry.validation and entry.validation.dataset.path != source.dataset.path:
+        others["validation"] = entry.validation
+    splits: dict[str, Any] = {}
+    for split, other_source in others.items():
+        same = prompts.is_sound  # else the same template fails there too
+        other = rows.scan_rows(other_source, where, prompts=PromptScan(other_source, encoder) if same else None)
+        found.problems += other.problems
+        found.problems += rows.check_overlap(source.name, split, scan, other, where)
+        splits[split] = {"rows": other.rows, "images": len(other.images)}
+    found.problems += rows.check_images(source, where)
+    if learns and (prompts.is_sound or source.task.trace is None):
+        found.problems += rows.check_traces(source, where)
+    sound = not any(p.level == "error" for p in scan.problems)
+    reward = rows.check_reward(loaded, source, where) if sound and entry.reward_ok else rows.RewardFacts()
+    found.problems += reward.problems
+    found.plan.setdefault("data", {})[source.name] = {
+        "path": source.dataset.path,
+        "task": source.task.name,
+        "variant": source.task.variant or None,
+        "split": source.split,
+        "rows": scan.rows,
+        "rows_read": scan.seen,
+        "images": len(scan.images),
+        "other_splits": splits,
+        "prompt": source.template_path if source.template else "the table's own messages",
+    }
+    if entry.reward_ok:
+        found.plan.setdefault("reward", {})[source.name] = _reward_plan(source, reward, loaded.recipe.reward.profile)
+    return not prompts.stopped
+
+
+def _reward_plan(source: Source, reward: rows.RewardFacts, profile: str) -> dict[str, Any]:
+    # Without weights a reward's `reward` part counts, else each of its parts does (rewards/scorer.py).
+    unweighted = {"reward": 1.0} if "reward" in reward.parts else dict.fromkeys(reward.parts, 1.0)
+    own = source.task.profile(profile)[0] if source.task.has_profile(profile) else None
+    largest = value_bounds(source.reward, source.weights)[1]
+    return {
+        "name": source.reward.name,
+        "profile": profile if source.reward.name == own else None,
+        "weights": dict(source.weights) or unweighted,
+        "parts": reward.parts,
+        "largest": largest if math.isfinite(largest) else None,
+        "accuracy": _accuracy(source, reward.parts),
+        "correct_response": reward.correct,
+        "empty_response": reward.empty,
+    }
+
+
+def _accuracy(source: Source, parts: Sequence[str]) -> str | None:
+    """What the metric `accuracy` of a source is, in words; None where it has none, as far as the parts seen tell."""
+    if "accuracy" in source.task.measured(source.rows[0].truth) and not source.reward.accuracy_named:
+        return f"measured by the task `{source.task.name}`"
+    part = accuracy_part(parts, source.reward)
+    return None if part is None else f"the part `{part}`"
+
+
+def _check_tokens(
+    found: Preflight, loaded: LoadedRecipe, entries: Sequence[rows.Entry], encoder: Encoder
+) -> PromptLengths | None:
+    """Measure prompts with the model's processor. Returns the longest; None when no row of any source was measured."""
+    longest = images = traces = 0
+    for where, source in ((entry.where, entry.train) for entry in entries):
+        facts = tokens.measure_tokens(loaded, source, encoder, where)
+        found.problems += [p for p in facts.failures if not _told(p, found.problems)] + facts.problems
+        if facts.prompt_tokens:
+            longest, images = max(longest, *facts.prompt_tokens), max(images, *facts.image_tokens)
+            traces = max(traces, *facts.trace_tokens, 0)
+            found.plan.setdefault("prompts", {})[source.name] = _token_plan(facts)
+    response = traces if loaded.recipe.kind == "sft" and traces else loaded.recipe.rollout.max_new_tokens
+    return PromptLengths(longest, images, response) if longest else None
+
+
+def _token_plan(facts: tokens.TokenFacts) -> Mapping[str, Any]:
+    n = len(facts.prompt_tokens)
+    sizes = sorted({seen for _, seen in facts.images})
+    return {
+        "sampled_rows": n,
+        "tokens_mean": sum(facts.prompt_tokens) / n,
+        "tokens_max": max(facts.prompt_tokens),
+        "image_tokens_mean": sum(facts.image_tokens) / n,
+        "histogram": tokens.histogram(facts.prompt_tokens),
+        "correct_response_tokens_max": max(facts.trace_tokens, default=None),
+        "images": len(facts.images),
+        "images_enlarged": facts.enlarged,
+        "images_shrunk": facts.shrunk,
+        "image_sizes": [f"{w} x {h}" for w, h in (sizes if len(sizes) <= 4 else [sizes[0], sizes[-1]])],
+    }
+
+
+def _check_machine(
+    found: Preflight, loaded: LoadedRecipe, runs_folder: Path, model_files: str | None, longest: PromptLengths | None,
+    target: Target,
+) -> None:  # fmt: skip
+    """Args: longest: what `_check_tokens` found. Without it memory is planned for the longest prompt that the recipe
+    allows, and nothing is an error that a shorter one would not be."""
+    from vlmrl.model.model_facts import model_facts
+
+    try:
+        facts = model_facts(loaded.recipe.model, path=model_files)
+    except VlmrlError as error:
+        where = loaded.where(("model", "path"))
+        found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
+        return
+    device = "cuda" if target.is_elsewhere else None
+    problems = machine.check_trained(loaded, facts) + machine.check_served(loaded, facts, device)
+    if problems:
+        found.problems += [p for p in problems if not _told(p, found.problems)]
+        return
+    trained = machine.trained_parameters(loaded, facts)
+    parts = dict(facts.parameters)
+    found.plan["model"] = {"type": facts.model_type, "parameters": facts.total, "trained": trained, "parts": parts}
+    found.problems += check_device(loaded, target)
+    memory = plan_memory(loaded, facts, target, longest or longest_allowed(loaded))
+    found.problems += (check_memory(loaded, memory) if longest else []) + check_kernels(loaded, facts, target)
+    if (attention := attention_kernel(loaded, facts, target)) is not None:
+        found.plan["attention"] = attention
+    found.plan["memory"] = memory.as_dict() | {"measured_prompts": longest is not None}
+    problems, disk = _check_disk(loaded, runs_folder, facts)
+    found.problems += [] if target.is_elsewhere else problems
+    found.plan["disk"] = disk
+    limit = int(facts.text.get("max_position_embeddings") or 0)
+    asked = longest.tokens + loaded.recipe.rollout.max_new_tokens if longest else 0
+    if limit and asked > limit:
+        message = f"prompt and response may have {asked} tokens; this model takes {limit}"
+        where = loaded.where(("rollout", "max_new_tokens"), ("model", "path"))
+        found.problems.append(Problem(message, where, "lower rollout.max_new_tokens or model.max_pixels"))
+
+
+def _check_world(loaded: LoadedRecipe, target: Target) -> list[Problem]:
+    return [Problem(u.message, loaded.where(u.key), u.hint) for u in check_world(loaded.recipe, target.processes)]
+
+
+def _check_chosen_engine(loaded: LoadedRecipe) -> list[Problem]:
+    """The rules of the engine, where it was chosen after the recipe's own rules were asked."""
+    chosen = loaded.origins.get("rollout.engine", "").startswith(AUTO_ORIGIN)
+    return list(check_engine(loaded)) if chosen else []
+
+
+def _check_disk(loaded: LoadedRecipe, runs_folder: Path, facts: ModelFacts) -> tuple[list[Problem], dict[str, Any]]:
+    sizes = machine.checkpoint_bytes(loaded, facts), machine.merged_bytes(loaded, facts)
+    return machine.check_disk(loaded, runs_folder, *sizes)
+
+
+def _told(problem: Problem, already: list[Problem]) -> bool:
+    """Return whether an error at the same place, or of the same words, was reported before: the rules have said it."""
+    return any(p.level == "error" and (p.where == problem.where or p.message == problem.message) for p in already)

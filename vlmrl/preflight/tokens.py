@@ -1,0 +1,156 @@
+"""How long the prompts are in tokens and what becomes of the images, with the model's real processor, on a sample."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vlmrl.errors import Problem, VlmrlError
+from vlmrl.preflight.prompts import examples, named
+from vlmrl.preflight.rows import sample_rows
+from vlmrl.recipe.load import LoadedRecipe
+
+if TYPE_CHECKING:
+    from vlmrl.data.encode import Encoder
+    from vlmrl.tasks.source import Source
+
+TOKEN_ROWS = 64
+PIXEL_KEYS = ("min_pixels", "max_pixels")
+SAME_AREA = 1.1
+"""An image whose area changes by less than this factor counts as kept: patches round its edges."""
+
+
+@dataclass
+class TokenFacts:
+    """Counts over the sampled rows of one source.
+
+    Args:
+        prompt_tokens: length of each prompt, image tokens counted.    image_tokens: the part that is images.
+        trace_tokens: length of the correct responses, where the task writes them.
+        images: (stored size, size as the model sees it) of each image, in pixels.
+        failures: rows that could not be encoded. Nothing new where the same source has an error already.
+    """
+
+    prompt_tokens: list[int] = field(default_factory=list)
+    image_tokens: list[int] = field(default_factory=list)
+    trace_tokens: list[int] = field(default_factory=list)
+    images: list[tuple[tuple[int, int], tuple[int, int]]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    failures: list[Problem] = field(default_factory=list)
+
+    @property
+    def enlarged(self) -> int:
+        return sum(_area(seen) > _area(stored) * SAME_AREA for stored, seen in self.images)
+
+    @property
+    def shrunk(self) -> int:
+        return sum(_area(seen) * SAME_AREA < _area(stored) for stored, seen in self.images)
+
+
+def make_encoder(loaded: LoadedRecipe, model_files: str | None) -> Encoder:
+    """The encoder of the recipe's model, or of the files given, its chat template tried once.
+
+    Raises: CheckpointError or DataError when there is none to load, or no chat template that can be used.
+    """
+    from vlmrl.data.encode import Encoder
+    from vlmrl.model.load import load_processor
+
+    model = loaded.recipe.model
+    processor = load_processor(model, path=model_files)
+    pixels = {"min_pixels": model.min_pixels, "max_pixels": model.max_pixels}
+    encoder = Encoder(processor, **pixels, thinking=model.thinking)
+    encoder.require_template()
+    return encoder
+
+
+def check_pixels(loaded: LoadedRecipe, encoder: Encoder) -> list[Problem]:
+    """Warnings about bounds of an image's area that this model's processor has no use for."""
+    if encoder.takes_pixel_bounds:
+        return []
+    size = dict(getattr(encoder.processor.image_processor, "size", None) or {})
+    own = ", ".join(f"{name} {value}" for name, value in size.items() if value is not None)
+    hint = f"leave it out: its own configuration decides{f' (size: {own})' if own else ''}"
+    return [
+        Problem(
+            f"`model.{key}` does nothing: the image processor of `{loaded.recipe.model.path}` has no bounds in pixels",
+            loaded.where(("model", key)), hint, "warning",
+        )
+        for key in PIXEL_KEYS if loaded.is_set(("model", key))
+    ]  # fmt: skip
+
+
+def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where: str) -> TokenFacts:
+    """Encode a sample of rows and compare their lengths with the recipe's limits."""
+    facts = TokenFacts()
+    failed: list[tuple[str, str]] = []
+    rows = sample_rows(source, TOKEN_ROWS)
+    for row in rows:
+        try:
+            encoder.require_sizes(row)
+            seen = encoder.count_image_tokens(row)
+            if seen is not None and seen > loaded.recipe.rollout.max_prompt_tokens:  # too long whatever the text
+                facts.prompt_tokens.append(encoder.count_prompt_tokens(row, source.messages(row)))
+                facts.image_tokens.append(seen)
+                continue
+            images = [source.dataset.image(media) for media in row.media]
+            prompt = encoder.encode(row, source.messages(row), images)
+            trace = source.task.trace(row, random.Random(0)) if source.task.trace else None
+        except VlmrlError as error:
+            failed.append(named(row, error))
+            continue
+        facts.prompt_tokens.append(len(prompt.prompt_ids))
+        facts.image_tokens.append(prompt.num_image_tokens)
+        facts.images += [(image.size, seen) for image, seen in zip(images, prompt.image_sizes, strict=True)]
+        if trace is not None:
+            facts.trace_tokens.append(len(encoder.encode_text(trace)) + 1)  # the end token
+    if failed:
+        message = f"{len(failed)} of {len(rows)} sampled rows of `{source.name}` cannot be encoded"
+        facts.failures.append(Problem(message, where, examples(failed)))
+    if facts.prompt_tokens:
+        facts.problems += _length_problems(loaded, source, facts, where)
+    return facts
+
+
+def histogram(values: list[int], bins: int = 6) -> list[tuple[int, int, int]]:
+    """(lowest, highest, count) of each bin over whole numbers; one bin when all are equal."""
+    low, high = min(values), max(values)
+    width = max(1, -(-(high - low + 1) // bins))
+    edges = range(low, high + 1, width)
+    return [(edge, min(edge + width - 1, high), sum(edge <= v < edge + width for v in values)) for edge in edges]
+
+
+def _length_problems(loaded: LoadedRecipe, source: Source, facts: TokenFacts, where: str) -> list[Problem]:
+    rollout, train = loaded.recipe.rollout, loaded.recipe.train
+    problems = []
+    longest, n = max(facts.prompt_tokens), len(facts.prompt_tokens)
+    over = sum(length > rollout.max_prompt_tokens for length in facts.prompt_tokens)
+    if over:
+        message = (
+            f"{over} of {n} sampled prompts of `{source.name}` are longer than rollout.max_prompt_tokens "
+            f"({rollout.max_prompt_tokens}); the longest has {longest} tokens"
+        )
+        place = loaded.where(("rollout", "max_prompt_tokens"), ("model", "max_pixels"))
+        hint = f"set rollout.max_prompt_tokens = {longest} or more, or lower model.max_pixels; nothing is ever cut"
+        problems.append(Problem(message, place, hint))
+    if loaded.recipe.kind == "rl" and longest + rollout.max_new_tokens > train.tokens_per_row:
+        message = (
+            f"the longest prompt ({longest} tokens) and a full response ({rollout.max_new_tokens}) do not fit in "
+            f"train.tokens_per_row ({train.tokens_per_row}): such a response gets a row of its own"
+        )
+        hint = f"train.tokens_per_row = {longest + rollout.max_new_tokens} would hold it"
+        problems.append(Problem(message, loaded.where(("train", "tokens_per_row")), hint, "warning"))
+    long_traces = sum(length > rollout.max_new_tokens for length in facts.trace_tokens)
+    if long_traces:
+        message = (
+            f"{long_traces} of {n} correct responses of `{source.name}` are longer than rollout.max_new_tokens "
+            f"({rollout.max_new_tokens}); the longest has {max(facts.trace_tokens)} tokens"
+        )
+        hint = f"set rollout.max_new_tokens = {max(facts.trace_tokens)} or more: a correct answer would be cut"
+        level = "error" if long_traces == n else "warning"
+        problems.append(Problem(message, loaded.where(("rollout", "max_new_tokens")), hint, level))
+    return problems
+
+
+def _area(size: tuple[int, int]) -> int:
+    return size[0] * size[1]

@@ -1,0 +1,83 @@
+"""`vlmrl recipe import`: another system's configuration as a recipe, with the list of what did not map, and why."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import Problem, ProblemsError, RecipeError
+from vlmrl.recipe.imports import easyr1 as import_easyr1
+from vlmrl.recipe.imports import rllava as import_rllava
+from vlmrl.recipe.imports import trl as import_trl
+from vlmrl.recipe.imports import verl as import_verl
+from vlmrl.recipe.imports.draft import Draft
+from vlmrl.recipe.imports.read import SYSTEMS, Foreign, read_foreign
+from vlmrl.recipe.load import load_recipe
+
+Fill = Callable[[Draft, Path, "int | None", "int | None"], None]
+IMPORTS: dict[str, tuple[str, dict[str, Any], Fill]] = {
+    "easyr1": ("EasyR1", import_easyr1.DEFAULTS, import_easyr1.from_easyr1),
+    "verl": ("verl", import_verl.DEFAULTS, import_verl.from_verl),
+    "rllava": ("RLLaVA", import_rllava.DEFAULTS, import_rllava.from_rllava),
+    "trl": ("TRL", import_trl.DEFAULTS, import_trl.from_trl),
+}
+"""System -> its name, what it does where nothing is written, and who fills the draft."""
+
+
+def import_recipe(
+    file: Path, *, system: str | None = None, rows: int | None = None, processes: int | None = None
+) -> tuple[str, dict[str, Any]]:
+    """(the recipe as TOML, the report) of another system's configuration. The recipe loads; nothing of it was run.
+
+    Args:
+        file: YAML, JSON, a list of overrides, or a launch script.
+        system: one of `SYSTEMS`; None = found out.
+        rows: of the training data, which makes steps of epochs.
+        processes: that the configuration was for (TRL's batch sizes are per device).
+    Returns: the report has `system`, `mapped`, `changed` (mapped, with another meaning), `left_out`, `as_here`,
+        `todo`, `notes`.
+    Raises: RecipeError when the file cannot be read, is of no known system, or a value of it cannot be what it is.
+    """
+    if system is not None and system not in SYSTEMS:
+        raise RecipeError(f"unknown system `{system}`", hint=f"one of: {', '.join(SYSTEMS)}")
+    foreign = read_foreign(file, system)
+    draft = _filled(foreign, rows, processes)
+    text = draft.toml(
+        f"Imported from {file.name} ({draft.system}). What did not map: `vlmrl recipe import {file.name}`"
+    )
+    _check_loads(text, file)
+    return text, {"system": foreign.system, **draft.report(), "notes": foreign.notes}
+
+
+def _filled(foreign: Foreign, rows: int | None, processes: int | None) -> Draft:
+    name, defaults, fill = IMPORTS[foreign.system]
+    draft = Draft(name, dict(foreign.values), defaults)
+    draft.drop_unfilled()
+    try:
+        fill(draft, foreign.file.parent, rows, processes)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        told = f"`{draft.last}` has a value that it cannot have, {str(draft.get(draft.last))[:60]!r}: {error}"
+        raise RecipeError(told, where=str(foreign.file)) from None
+    draft.finish()
+    return draft
+
+
+def _check_loads(text: str, file: Path) -> None:
+    """What was imported is a recipe. Raises: ProblemsError with the settings that cannot be what they are."""
+    lines = text.splitlines()
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "recipe.toml"
+        made.write_text(text, "utf-8")
+        try:
+            load_recipe(made)
+        except ProblemsError as error:
+            found = [replace(p, where=f"{file}, imported as: {_line_of(p, lines)}") for p in error.problems]
+            raise ProblemsError(found) from None
+
+
+def _line_of(problem: Problem, lines: list[str]) -> str:
+    number = (problem.where or "").rpartition(":")[2]
+    return " ".join(lines[int(number) - 1].split()) if number.isdigit() and int(number) <= len(lines) else "the recipe"

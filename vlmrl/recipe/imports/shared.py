@@ -1,0 +1,365 @@
+"""What the imports from other systems have in common: a function for each thing that two or more of them set."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vlmrl.recipe.imports.draft import Draft, number
+
+LOGGERS = ("tensorboard", "wandb", "trackio")
+NO_LOGGERS = ("", "console", "file", "none", "None")
+"""Names of loggers that stand for what is always done here, or for nothing."""
+SCHEDULES = {
+    "constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine",
+    "cosine_with_min_lr": "cosine",
+}  # fmt: skip
+KL_NAMES = {
+    "kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl",
+    "full": "full",
+}  # fmt: skip
+NO_GRADIENT = {f"{kind}+": value for kind, value in KL_NAMES.items()}
+"""Estimators of the KL by verl's names; with a + theirs has the value of the one and the gradient of another."""
+DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32"}
+
+
+def data_source(draft: Draft, train: str, validation: str) -> None:
+    """`name@split` of training and validation as one `[[data]]` entry; what would spoil a validation is left out."""
+    files = draft.get(train)
+    trained = [str(f) for f in files] if isinstance(files, list) else [str(files)]
+    if isinstance(files, list):
+        for other in files[1:]:
+            draft.todo.append(f"add a [[data]] entry for {other}")
+        files = files[0] if files else None
+    if not files:
+        return
+    path, _, split = str(files).partition("@")
+    named = located(path)
+    why = "" if named == path else "a hub name; `vlmrl prep` makes a dataset folder of it, with splits and checks"
+    draft.put("data.path", named, train, why=why)
+    if split:
+        draft.put("data.split", split, train)
+    held = draft.get(validation)
+    held = held[0] if isinstance(held, list) and held else held
+    if not held:
+        return
+    other, _, other_split = str(held).partition("@")
+    if str(held) in trained:
+        draft.left[validation] = "validation on the rows that are trained on measures memory: hold a split out"
+        draft.todo.append("set [[data]] validation to held-out rows")
+    elif other_split == "test" or "test" in Path(other).stem.split("_"):
+        draft.left[validation] = "a checkpoint chosen on the test split spoils the test: hold a split out, or set"
+        draft.left[validation] += " [[data]] validation and eval.allow_test_split = true"
+        draft.todo.append("set [[data]] validation to held-out rows that are not the test split")
+    elif other == path and other_split:
+        draft.put("data.validation", other_split, validation)
+    elif Path(other).suffix in (".parquet", ".jsonl", ".json", ".csv"):
+        draft.put("data.validation", other, validation)
+    else:
+        draft.left[validation] = "validation rows are a split of the same dataset, or a table file"
+        draft.todo.append("set [[data]] validation to a split of the same dataset, or to a table file")
+
+
+def located(path: str) -> str:
+    """A file or folder as it is; `org/name` that is none here as a hub name."""
+    looks_like_hub = path.count("/") == 1 and not path.startswith((".", "/", "~")) and not Path(path).suffix
+    return f"hub:{path}" if looks_like_hub and not Path(path).exists() else path
+
+
+def engine_of(draft: Draft, engine: str, parts: str) -> None:
+    """rollout.engine, and how many cards hold one engine: a matter of the machine, taken over where it is written."""
+    found, count = draft.get(engine), number(int, draft.get(parts), 2)
+    if found == "vllm":
+        draft.put("rollout.engine", "vllm", engine)
+        if count:
+            draft.put("rollout.tensor_parallel", count, parts)
+        return
+    draft.leave(engine, f"`{found}`: the engines here are torch and vllm")
+    if count:
+        draft.leave(parts, "the engine vllm alone is cut into parts (rollout.tensor_parallel)")
+
+
+def filtered_sampling(draft: Draft, top_p: str, top_k: str) -> None:
+    """rollout.top_p and rollout.top_k where they are on, with the permission that they need here."""
+    p, k = number(float, draft.get(top_p)), number(int, draft.get(top_k), 1)
+    sources = []
+    if p is not None and p < 1:
+        draft.put("rollout.top_p", p, top_p)
+        sources.append(top_p)
+    if k is not None:
+        draft.put("rollout.top_k", k, top_k)
+        sources.append(top_k)
+    if sources:
+        why = "what is sampled is then not the policy that is trained: no importance correction holds"
+        draft.put("rollout.allow_filtered_sampling", True, *sources, why=why)
+
+
+def step_size(draft: Draft, key: str, why: str) -> None:
+    """rollout.prompts_per_step as it is written; 0 stands for "as they come" and is left, with `why`."""
+    if draft.given.get(key) == 0:
+        draft.taken.pop("rollout.prompts_per_step", None)
+        draft.leave(key, why)
+        draft.todo.append("set rollout.prompts_per_step: the configuration has no size of a step")
+
+
+def updates_of(draft: Draft, prompts: str, batch: str) -> None:
+    """train.updates_per_step of a system whose two batch sizes count prompts."""
+    drawn, each = draft.get(prompts), draft.get(batch)
+    if isinstance(drawn, int) and isinstance(each, int) and each > 0:
+        name = batch.rpartition(".")[2]
+        why = f"{drawn} prompts a step in updates of {each} prompts each ({name} counts prompts there)"
+        draft.put("train.updates_per_step", max(1, drawn // each), batch, why=why)
+
+
+def chosen(draft: Draft, key: str, found: Any, table: Mapping[str, Mapping[str, Any]]) -> None:
+    """The cells of `[algo]` that `found`, the value of `key`, stands for in a table; without a row there it is left."""
+    if found not in table:
+        draft.left[key] = f"`{found}` has no counterpart: choose a row of `vlmrl recipe list --algos`"
+    for cell, value in table.get(found, {}).items():
+        draft.put(cell, value, key)
+
+
+def clip_of_one(draft: Draft, loss: Any, key: str) -> None:
+    """A lower clip of 1 or more, which bounds nothing: a ratio is never below 0. The rows of two losses have none."""
+    low = draft.taken.get("algo.clip_low")
+    if low is None or low.value < 1:
+        return
+    del draft.taken["algo.clip_low"]
+    if loss in ("cispo", "clip_cov"):
+        draft.put("algo.name", loss, key, why="the row without a lower bound")
+    else:
+        why = "as good as 1: the ratio counts down to 0, as there"
+        draft.put("algo.clip_low", 1 - 1e-6, low.source.removesuffix(f", {draft.system}'s default"), why=why)
+
+
+def discounts(draft: Draft, estimator: Any) -> None:
+    """algo.gamma and algo.gae_lambda, of the estimators that have returns token by token."""
+    if estimator in ("gae", "reinforce_plus_plus") and draft.written("algorithm.gamma"):
+        draft.put("algo.gamma", float(draft.get("algorithm.gamma")), "algorithm.gamma")
+    if estimator == "gae" and draft.written("algorithm.lam"):
+        draft.put("algo.gae_lambda", float(draft.get("algorithm.lam")), "algorithm.lam")
+
+
+def spread_filter(draft: Draft, on: str, tries: str, why: str) -> None:
+    """algo.filter and the most draws under it. `why`: what it goes by there."""
+    if draft.get(on):
+        draft.put("algo.filter", "spread", on, why=f"prompts whose scores are all equal are drawn anew{why}")
+        if (most := number(int, draft.get(tries), 1)) is not None:
+            draft.put("algo.filter_tries", most, tries)
+
+
+def betas_of(draft: Draft, key: str) -> None:
+    found = draft.get(key)
+    if isinstance(found, list) and len(found) == 2:
+        for name, value in zip(("beta1", "beta2"), found, strict=True):
+            draft.put(f"optim.{name}", float(value), key)
+
+
+def adapter(draft: Draft, rank: str, alpha: str, targets: str, exclude: str) -> None:
+    """The `[lora]` table, where the rank is above 0. Targets: a list, names with commas, or all-linear."""
+    if (size := number(int, draft.get(rank), 1)) is None:
+        for key in (alpha, targets, exclude):
+            draft.leave(key, "no adapter: its rank is 0")
+        return
+    draft.put("lora.rank", size, rank)
+    draft.put("lora.alpha", int(draft.get(alpha)), alpha)
+    found = draft.get(targets)
+    if isinstance(found, str) and found != "all-linear" and re.fullmatch(r"[\w.]+(?: *, *[\w.]+)*", found):
+        found = [name.strip() for name in found.split(",")]
+    if isinstance(found, list) or found == "all-linear":
+        draft.put("lora.targets", found, targets)
+    else:
+        draft.leave(targets, "layers are named by the last parts of their names (lora.targets)")
+    draft.leave(exclude, "the vision tower has no adapter unless lora.vision = true; see lora.exclude")
+
+
+def frozen_tower(draft: Draft, key: str) -> None:
+    if draft.get(key):
+        draft.put("model.freeze", ["vision", "connector"], key, why="the tower with its merger, as there")
+
+
+def sharding(draft: Draft, size: str, offload: str, dtype: str) -> None:
+    """Processes that hold one model, weights in main memory between their uses, and the type of the arithmetic."""
+    if (processes := number(int, draft.get(size), 1)) is not None:
+        draft.put("parallel.shard_size", processes, size)
+    if draft.get(offload) is True:
+        draft.put("parallel.offload", True, offload)
+    arithmetic(draft, dtype)
+
+
+def arithmetic(draft: Draft, key: str) -> None:
+    """model.dtype, where the type is written."""
+    found = draft.get(key)
+    if isinstance(found, str) and found.removeprefix("torch.") in DTYPES:
+        draft.put("model.dtype", DTYPES[found.removeprefix("torch.")], key)
+    else:
+        draft.leave(key, "arithmetic is in bfloat16 or float32 (model.dtype)")
+
+
+def thinking(draft: Draft, key: str) -> None:
+    """model.thinking, where the chat template is given its switch."""
+    if isinstance(on := draft.get(key), bool):
+        draft.put("model.thinking", "on" if on else "off", key)
+
+
+def reward_of(draft: Draft, table: str) -> None:
+    """Take over the reward function named in a table of EasyR1's kind; a file without `:function` means its `main`."""
+    source = f"{table}.reward_function"
+    function = draft.get(source)
+    if not function:
+        draft.todo.append("name a reward: [reward] name")
+        return
+    draft.put("reward.name", str(function) if ".py:" in str(function) else f"{function}:main", source)
+    draft.put("reward.style", "easyr1", source)
+    draft.put_table("reward.args", f"{table}.reward_function_kwargs")
+
+
+def trainer_of(draft: Draft, validation: str, keep: str) -> None:
+    """The `trainer` table of EasyR1 and verl: cadence, checkpoints, names. `validation`, `keep`: what differs."""
+    never = "off there; here 0: at the"
+    for source, key, when in (
+        (validation, "eval.every_steps", "start and the end"), ("trainer.save_freq", "checkpoint.every_steps", "end"),
+    ):  # fmt: skip
+        every = number(int, draft.get(source), 1)
+        draft.put(key, every or 0, source, why="" if every else f"{never} {when}")
+    if draft.get("trainer.val_before_train") is False:
+        draft.put("eval.at_start", False, "trainer.val_before_train")
+    elif draft.written("trainer.val_before_train"):
+        draft.left["trainer.val_before_train"] = "validation before the first step is the default (eval.at_start)"
+    if (newest := number(int, draft.get(keep), 1)) is not None:
+        draft.put("checkpoint.keep_last", newest, keep, why="the best one is kept besides")
+    for key, flag in (("trainer.n_gpus_per_node", "--gpus"), ("trainer.experiment_name", "--name")):
+        if value := draft.get(key):
+            draft.left[key] = f"on the command line: vlmrl train RECIPE {flag} {value}"
+    loggers_of(draft, "trainer.logger", {"trainer.project_name": "project", "trainer.entity_name": "entity"})
+
+
+def loggers_of(draft: Draft, key: str, services: Mapping[str, str]) -> None:
+    """log.sinks, where loggers are written. `services`: setting there -> key of `[log]`, of those that are services."""
+    found = draft.get(key)
+    named = [str(name) for name in found] if isinstance(found, list) else str(found or "").split(",")
+    known = [name for name in named if name in LOGGERS]
+    others = [name for name in named if name not in (*LOGGERS, *NO_LOGGERS)]
+    if known:
+        draft.put("log.sinks", known, key)
+    else:
+        draft.leave(key, "metrics.jsonl is always written; see log.sinks")
+    if others:
+        draft.todo.append(
+            f"`{', '.join(others)}` of {key}: write a class for log.sinks (vlmrl/sinks/base.py), if need be"
+        )
+    for source, name in services.items():
+        if set(known) - {"tensorboard"} and (value := draft.get(source)):
+            draft.put(f"log.{name}", str(value), source)
+        else:
+            draft.leave(source, "of services, none of which is in log.sinks")
+
+
+def dropped_rows(draft: Draft, longest: str, dropped: str) -> None:
+    """The prompt limit; what happens to rows beyond it differs."""
+    value = number(int, draft.get(longest), 1)
+    if value is None:
+        return
+    quietly = draft.get(dropped)
+    why = "longer rows are an error of `vlmrl check`, with their number; "
+    draft.put("rollout.max_prompt_tokens", value, longest,
+              why=why + ("there they are dropped without a word" if quietly else "there they are cut"))  # fmt: skip
+
+
+COUNTED_LATER = "the steps are counted when a run begins; the last rows of an epoch are trained on too"
+"""Comment on epochs that are imported as epochs."""
+
+
+def steps_of(draft: Draft, rows: int | None, most: str, epochs: str) -> None:
+    """Put train.steps as written, or counted where the number of rows is known; else train.epochs."""
+    steps, prompts = number(int, draft.get(most), 1), draft.taken.get("rollout.prompts_per_step")
+    passes = draft.get(epochs)
+    if steps:
+        draft.put("train.steps", steps, most)
+        draft.leave(epochs, f"{most} decides")
+    elif rows and prompts and prompts.value and isinstance(passes, (int, float)):
+        why = f"{passes:g} passes over {rows} rows at {prompts.value} prompts a step"
+        draft.put("train.steps", max(1, math.floor(rows / prompts.value) * int(passes)), epochs, why=why)
+    elif isinstance(passes, (int, float)) and passes > 0:
+        draft.put("train.epochs", float(passes), epochs, why=COUNTED_LATER)
+
+
+def schedule_keys(draft: Draft, kind: str, warmup: str, ratio: str, lowest: str) -> None:
+    """The learning rate's shape and warm-up. A ratio becomes steps where the number of steps is known."""
+    shape = draft.get(kind)
+    if shape in SCHEDULES:
+        draft.put("optim.schedule", SCHEDULES[shape], kind)
+    elif shape is not None:
+        draft.left[kind] = f"`{shape}` has no counterpart: constant, linear or cosine"
+    steps, share = draft.get(warmup), draft.get(ratio)
+    if isinstance(steps, float) and 0 < steps < 1:  # transformers 5 has one setting for both
+        share, ratio = steps, warmup
+    steps = number(int, steps, 1)
+    total = draft.taken.get("train.steps")
+    later = "the first step has lr / warmup_steps, never 0"
+    if steps:
+        draft.put("optim.warmup_steps", steps, warmup, why=later)
+    elif isinstance(share, (int, float)) and share > 0:
+        if total is None:
+            if share < 1:
+                draft.put("optim.warmup_ratio", float(share), ratio, why=later)
+            else:
+                draft.left[ratio] = f"{share:g}: a warm-up cannot be the whole run"
+        else:
+            draft.put(
+                "optim.warmup_steps", math.ceil(share * total.value), ratio, why=f"{share:g} of train.steps; {later}"
+            )
+    floor: Any = draft.get(lowest)
+    if isinstance(floor, (int, float)) and floor > 0 and draft.taken.get("optim.schedule") is not None:
+        draft.put("optim.min_lr_ratio", float(floor), lowest)
+
+
+def kl_of(draft: Draft, on_loss: str, loss_keys: tuple[str, str], on_reward: str) -> None:
+    """The KL of verl and what came of it: in the loss, by the coefficient and the estimator of `loss_keys`, or in the
+    reward, by `algorithm.kl_ctrl`.
+    """
+    in_loss, in_reward = draft.get(on_loss), draft.get(on_reward)
+    reward_keys = ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty", "algorithm.kl_ctrl.type",
+                   "algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon")  # fmt: skip
+    coef, kind = loss_keys if in_loss else reward_keys[:2]
+    if not in_loss and not in_reward:
+        draft.put("algo.kl_coef", 0.0, on_loss, on_reward)
+        for key in (*loss_keys, *reward_keys):
+            draft.leave(key, "the KL is off: use_kl_loss and use_kl_in_reward are false")
+        return
+    for key in reward_keys if in_loss and not in_reward else () if in_loss else loss_keys:
+        draft.leave(key, f"the KL is in the {'loss' if in_loss else 'reward'} alone")
+    if in_loss and in_reward:
+        draft.left[on_reward] = "the KL is in the loss or in the reward, not in both: the loss was taken"
+    name = draft.get(kind)
+    found = KL_NAMES.get(name) or NO_GRADIENT.get(name, "low_var_kl")
+    why = "" if found == name else f"the same estimator, whose name here is {found}"
+    why = "its value as named; the gradient that the + stands for has no counterpart" if name in NO_GRADIENT else why
+    draft.put("algo.kl", found, kind, why=why)
+    draft.put("algo.kl_in", "loss" if in_loss else "reward", on_loss)
+    draft.put("algo.kl_coef", float(draft.get(coef)), coef)
+    if not in_loss and draft.get("algorithm.kl_ctrl.type") == "adaptive":
+        draft.put(
+            "algo.kl_target", float(draft.get("algorithm.kl_ctrl.target_kl") or 0.1), "algorithm.kl_ctrl.target_kl"
+        )
+        draft.put(
+            "algo.kl_horizon", float(draft.get("algorithm.kl_ctrl.horizon") or 10_000), "algorithm.kl_ctrl.horizon"
+        )
+
+
+def columns_and_prompt(draft: Draft) -> None:
+    """The names of the columns, and the prompt's template, as EasyR1 and what came of it have them."""
+    named = {"prompt": "data.prompt_key", "answer": "data.answer_key", "images": "data.image_key"}
+    found = {role: draft.get(key) for role, key in named.items() if draft.written(key)}
+    usual = {"prompt": "problem", "answer": "answer", "images": "images"}
+    if any(found[role] != usual[role] for role in found):
+        draft.put("data.columns", found, *(named[role] for role in found))
+    if template := draft.get("data.format_prompt"):
+        why = "there the row's prompt is `content`; here every column is a variable, and each <image> stays"
+        draft.put("data.prompt", template, "data.format_prompt", why=f"{why} where the template writes it")
+        draft.todo.append(
+            f"in {template}, write `{{{{ {found.get('prompt', 'problem')} }}}}` in place of `{{{{ content }}}}`"
+        )

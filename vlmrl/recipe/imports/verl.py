@@ -1,0 +1,319 @@
+"""verl's configuration (Hydra YAML, overrides, launch scripts of `verl.trainer.main_ppo`) as a recipe.
+
+Source: verl at 1dda039 (github.com/verl-project/verl: trainer/config/_generated_ppo_trainer.yaml, the dataclasses
+behind it, trainer/ppo/core_algos.py) and at b178a3c, half a year before, for names that have moved since.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vlmrl.recipe.imports.draft import Draft, number
+from vlmrl.recipe.imports.shared import (
+    adapter,
+    betas_of,
+    chosen,
+    clip_of_one,
+    data_source,
+    discounts,
+    dropped_rows,
+    engine_of,
+    filtered_sampling,
+    frozen_tower,
+    kl_of,
+    schedule_keys,
+    sharding,
+    spread_filter,
+    step_size,
+    steps_of,
+    thinking,
+    trainer_of,
+    updates_of,
+)
+
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+DEFAULTS: dict[str, Any] = {
+    "data.prompt_key": "prompt", "data.max_prompt_length": 512, "data.max_response_length": 512,
+    "data.train_batch_size": 1024, "data.filter_overlong_prompts": False,
+    "algorithm.adv_estimator": "gae", "algorithm.use_kl_in_reward": False, "algorithm.kl_penalty": "kl",
+    "algorithm.kl_ctrl.type": "fixed", "algorithm.kl_ctrl.kl_coef": 1e-3, "algorithm.norm_adv_by_std_in_grpo": True,
+    f"{ACTOR}.ppo_mini_batch_size": 256, f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.2,
+    f"{ACTOR}.clip_ratio_c": 3.0, f"{ACTOR}.tau_pos": 1.0, f"{ACTOR}.tau_neg": 1.05,
+    f"{ACTOR}.policy_loss.clip_cov_ratio": 2e-4, f"{ACTOR}.policy_loss.clip_cov_lb": 1.0,
+    f"{ACTOR}.policy_loss.clip_cov_ub": 5.0, f"{ACTOR}.policy_loss.kl_cov_ratio": 2e-4,
+    f"{ACTOR}.policy_loss.ppo_kl_coef": 0.1,
+    f"{ACTOR}.optim.optimizer": "AdamW",
+    "algorithm.rollout_correction.rollout_is_threshold": 2.0,
+    f"{ACTOR}.loss_agg_mode": "token-mean", f"{ACTOR}.entropy_coeff": 0.0, f"{ACTOR}.use_kl_loss": False,
+    f"{ACTOR}.kl_loss_coef": 1e-3, f"{ACTOR}.kl_loss_type": "low_var_kl", f"{ACTOR}.grad_clip": 1.0,
+    f"{ACTOR}.optim.lr": 1e-6, f"{ACTOR}.optim.weight_decay": 1e-2, f"{MODEL}.enable_gradient_checkpointing": True,
+    f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.n": 1, f"{ROLLOUT}.temperature": 1.0, f"{MODEL}.lora_alpha": 16,
+    "trainer.total_epochs": 30, "trainer.test_freq": -1, "trainer.save_freq": -1,
+}  # fmt: skip
+"""What verl does where nothing is written, of the keys that are taken over."""
+SAME = {
+    f"{MODEL}.path": "model.path",
+    f"{MODEL}.enable_gradient_checkpointing": "model.gradient_checkpointing",
+    f"{MODEL}.trust_remote_code": "model.trust_remote_code",
+    "data.train_batch_size": "rollout.prompts_per_step",
+    f"{ROLLOUT}.n": "rollout.samples_per_prompt",
+    f"{ROLLOUT}.temperature": "rollout.temperature",
+    "data.max_response_length": "rollout.max_new_tokens",
+    "data.seed": "train.seed",
+    f"{ACTOR}.grad_clip": "optim.max_grad_norm",
+    f"{ACTOR}.optim.clip_grad": "optim.max_grad_norm",
+    f"{ACTOR}.clip_ratio_low": "algo.clip_low",
+    f"{ACTOR}.clip_ratio_high": "algo.clip_high",
+    f"{ACTOR}.optim.lr": "optim.lr",
+    f"{ACTOR}.optim.weight_decay": "optim.weight_decay",
+    f"{ACTOR}.entropy_coeff": "algo.entropy_coef",
+}
+REWARDS = ("custom_reward_function", "reward.custom_reward_function")
+"""Where a function for the reward stands: in older and in newer configurations."""
+BUFFERS = ("reward_model.overlong_buffer", "reward_model.reward_kwargs.overlong_buffer_cfg",
+           "reward.reward_kwargs.overlong_buffer_cfg")  # fmt: skip
+"""Where DAPO's punishment of length stands, oldest first."""
+ADVANTAGES = {
+    "grpo": {}, "gae": {"algo.advantage": "gae", "algo.scale": "tokens"}, "rloo": {"algo.advantage": "leave_one_out"},
+    "remax": {"algo.advantage": "greedy"}, "opo": {"algo.advantage": "length_weighted"},
+    "reinforce_plus_plus": {"algo.advantage": "none", "algo.scale": "tokens"},
+    "reinforce_plus_plus_baseline": {"algo.advantage": "group_mean", "algo.scale": "tokens"},
+    "grpo_passk": {"algo.advantage": "best_of_group", "algo.scale": "group"},
+    "gpg": {"algo.advantage": "group_mean", "algo.scale": "alive"},
+    "gdpo": {"algo.advantage": "part_by_part", "algo.scale": "tokens"},
+    "grpo_vectorized": {}, "rloo_vectorized": {"algo.advantage": "leave_one_out"},
+}  # fmt: skip
+_BY_RESPONSE = {"algo.aggregation": "sequence_mean"}
+LOSSES = {
+    "vanilla": {}, "gspo": {"algo.ratio": "sequence_token"} | _BY_RESPONSE, "gpg": {"algo.surrogate": "reinforce"},
+    "clip_cov": {"algo.surrogate": "clip_cov"}, "kl_cov": {"algo.surrogate": "kl_cov"},
+    "geo_mean": {"algo.surrogate": "gmpo"} | _BY_RESPONSE, "sapo": {"algo.surrogate": "sapo"} | _BY_RESPONSE,
+    "cispo": {"algo.surrogate": "cispo"},
+}  # fmt: skip
+"""The losses with an aggregation of their own take no notice of `loss_agg_mode`."""
+NUMBERS = {
+    "sapo": {"tau_pos": "tau_positive", "tau_neg": "tau_negative"},
+    "clip_cov": {"policy_loss.clip_cov_ratio": "cov_share", "policy_loss.clip_cov_lb": "cov_low",
+                 "policy_loss.clip_cov_ub": "cov_high"},
+    "kl_cov": {"policy_loss.kl_cov_ratio": "cov_share", "policy_loss.ppo_kl_coef": "cov_kl_coef"},
+}  # fmt: skip
+"""Loss -> its numbers, below `actor` there and below `algo` here."""
+AGGREGATIONS = {
+    "token-mean": ("token_mean", ""),
+    "seq-mean-token-mean": ("sequence_mean", ""),
+    "seq-mean-token-sum-norm": ("constant", "sums over rollout.max_new_tokens, as Dr. GRPO"),
+    "seq-mean-token-sum": (
+        "constant",
+        "sums over a constant, rollout.max_new_tokens: the same up to a factor of lr",
+    ),
+}
+LEFT = {
+    "data.val_batch_size": "validation is batched by rollout.batch_tokens",
+    "data.gen_batch_size": "with a filter, what is missing is drawn anew, in the number that is missing",
+    "data.shuffle": "rows are always shuffled, by train.seed",
+    "data.truncation": "no prompt is ever cut",
+    "data.return_raw_chat": "prompts are rendered by the model's chat template",
+    "data.reward_fn_key": "the reward gets every column",
+    "data.custom_cls.": "no code is loaded from a recipe but the reward",
+    "data.": "tables are read as they are",
+    "algorithm.gamma": "taken over with gae and reinforce_plus_plus alone",
+    "algorithm.lam": "taken over with gae alone",
+    "algorithm.filter_groups.": "the filter keeps prompts whose scores differ (algo.min_spread)",
+    "algorithm.rollout_correction.": "see algo.importance",
+    "algorithm.norm_adv_by_std_in_grpo": "of the estimator grpo alone",
+    "algorithm.": "no counterpart is known",
+    f"{ACTOR}.ppo_epochs": "each batch of rollouts is gone through once, in train.updates_per_step updates",
+    f"{ACTOR}.ppo_micro_batch_size": "rows are packed up to train.tokens_per_row; results do not depend on it",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": "rows are packed up to train.tokens_per_row; results do not depend on it",
+    f"{ACTOR}.ppo_max_token_len_per_gpu": "see train.tokens_per_row; a row holds a prompt once for all responses",
+    f"{ACTOR}.use_dynamic_bsz": "rows are always packed up to train.tokens_per_row",
+    f"{ACTOR}.shuffle": "updates take the groups in the order in which they were drawn",
+    f"{ACTOR}.fsdp_config.": "sharding follows from --gpus; parallel.offload and parallel.shard_size change it",
+    f"{ACTOR}.use_torch_compile": "nothing is compiled",
+    f"{ACTOR}.entropy_from_logits_with_chunking": "log-probs and entropy are always made piece by piece",
+    f"{ACTOR}.entropy_checkpointing": "log-probs and entropy are always made piece by piece",
+    f"{ACTOR}.ulysses_sequence_parallel_size": "there is no sequence parallelism",
+    f"{ACTOR}.veomni.": "sharding is FSDP2's",
+    f"{ACTOR}.profiler.": "nothing is profiled",
+    f"{ACTOR}.clip_ratio": "not used there either: clip_ratio_low and clip_ratio_high (0.2 by default) are",
+    f"{ACTOR}.tau_pos": "of the loss sapo alone",
+    f"{ACTOR}.tau_neg": "of the loss sapo alone",
+    f"{ACTOR}.policy_loss.": "numbers of another loss than the one that is chosen",
+    f"{ACTOR}.checkpoint.": "see checkpoint.asynchronous; checkpoints are always whole",
+    f"{ACTOR}.strategy": "sharding is FSDP2's",
+    f"{ACTOR}.megatron.": "sharding follows from --gpus; parallel.shard_size changes it",
+    f"{ACTOR}.": "no counterpart is known",
+    "actor_rollout_ref.ref.": "the reference is loaded where algo.kl_coef is above 0, as the policy is",
+    f"{ROLLOUT}.val_kwargs.": "validation is greedy: a sampled one makes the best checkpoint a matter of luck",
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "old log-probs are the update's own",
+    f"{ROLLOUT}.": "the engine's own business: rollout.kv_cache_gib is what one may set",
+    f"{MODEL}.mtp.": "heads for several tokens are not trained",
+    f"{MODEL}.use_remove_padding": "rows are always packed without padding",
+    f"{MODEL}.use_fused_kernels": "log-probs are always made without the logits of a whole row",
+    f"{MODEL}.": "no counterpart is known",
+    "actor_rollout_ref.": "all processes do both: rollout.engine_gpus sets cards apart for generating",
+    "critic.": "the critic is a head on the policy (algo.advantage = gae)",
+    "reward_model.": "see [reward]",
+    "reward.": "see [reward]",
+    "custom_reward_function.": "see [reward]",
+    "trainer.nnodes": "see `vlmrl launch slurm`",
+    "trainer.balance_batch": "rows are always packed by their tokens",
+    "trainer.critic_warmup": "the critic learns from the first step on",
+    "trainer.log_val_generations": "every validated response is kept",
+    "trainer.val_only": "use `vlmrl eval`",
+    "trainer.resume_mode": "a run goes on with --resume RUN, never by itself",
+    "trainer.default_local_dir": "checkpoints are in the run's folder (--runs)",
+    "trainer.resume_from_path": "a run goes on with --resume RUN",
+    "trainer.device": "see model.device",
+    "trainer.use_v1": "which of verl's own trainers",
+    "trainer.v1.": "which of verl's own trainers",
+    "trainer.": "no counterpart is known",
+    "model_engine": "sharding is FSDP2's",
+    "config_path": "the configuration it names is not read: verl's defaults are taken",
+    "config_name": "the configuration it names is not read: verl's defaults are taken",
+    "async_training.": "rollout.overlap makes the next rollouts during the update",
+    "rollout.": "rollout.engine_gpus sets cards apart for generating",
+    "distillation.": "there is no teacher",
+    "transfer_queue.": "no such service is used",
+    "skip.": "rollouts are always made anew",
+    "ray_kwargs.": "there is no Ray here",
+    "ray_init.": "there is no Ray here",
+    "global_profiler.": "nothing is profiled",
+    "hydra.": "settings of Hydra itself",
+}  # fmt: skip
+
+
+def from_verl(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
+    """Fill a draft from verl's settings. Args as `import_recipe.import_recipe`."""
+    draft.get("__config__")
+    draft.put("algo.name", "grpo", "algorithm.adv_estimator")
+    draft.same(SAME)
+    data_source(draft, "data.train_files", "data.val_files")
+    step_size(draft, "data.train_batch_size", "0: steps end as rollouts come (asynchronous); a step here has a size")
+    _data(draft)
+    dropped_rows(draft, "data.max_prompt_length", "data.filter_overlong_prompts")
+    kl_of(
+        draft, f"{ACTOR}.use_kl_loss", (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"),
+        "algorithm.use_kl_in_reward",
+    )  # fmt: skip
+    _algorithm(draft)
+    _engine(draft)
+    _optimizer(draft, rows)
+    _reward(draft)
+    trainer_of(draft, "trainer.test_freq", "trainer.max_actor_ckpt_to_keep")
+    for key in [key for key in draft.given if key.endswith("_target_")]:
+        draft.leave(key, "a class of verl's, which Hydra makes")
+    draft.leave_all(LEFT)
+
+
+def _data(draft: Draft) -> None:
+    usual = {"data.prompt_key": ("prompt", "messages"), "data.image_key": ("images", "image")}
+    role = {"data.prompt_key": "prompt", "data.image_key": "images"}
+    own = [key for key, names in usual.items() if draft.written(key) and draft.get(key) not in names]
+    if own:
+        draft.put("data.columns", {role[key]: draft.get(key) for key in own}, *own)
+    for source, key in (("data.train_max_samples", "data.max_rows"), ("data.val_max_samples", "eval.max_rows")):
+        if (most := number(int, draft.get(source), 1)) is not None:
+            draft.put(key, most, source, why="the first ones; there, with data.shuffle, drawn at random")
+    thinking(draft, "data.apply_chat_template_kwargs.enable_thinking")
+
+
+def _algorithm(draft: Draft) -> None:
+    estimator, loss = draft.get("algorithm.adv_estimator"), draft.get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla"
+    if str(estimator).startswith("AdvantageEstimator."):
+        estimator = str(estimator).partition(".")[2].lower()
+    chosen(draft, "algorithm.adv_estimator", estimator, ADVANTAGES)
+    chosen(draft, f"{ACTOR}.policy_loss.loss_mode", loss, LOSSES)
+    if estimator in ("grpo", "grpo_vectorized") and not draft.get("algorithm.norm_adv_by_std_in_grpo"):
+        draft.put("algo.advantage", "group_mean", "algorithm.norm_adv_by_std_in_grpo")
+    discounts(draft, estimator)
+    for name, cell in NUMBERS.get(loss, {}).items():
+        draft.put(f"algo.{cell}", float(draft.get(f"{ACTOR}.{name}")), f"{ACTOR}.{name}")
+    clip_of_one(draft, loss, f"{ACTOR}.policy_loss.loss_mode")
+    if "algo.aggregation" in LOSSES.get(loss, {}):
+        draft.leave(f"{ACTOR}.loss_agg_mode", f"the loss {loss} takes the mean of each response first, there too")
+    else:
+        _aggregation(draft)
+    if names := draft.get("algorithm.gdpo_reward_keys"):
+        weights = draft.get("algorithm.gdpo_reward_weights") or [1.0] * len(names)
+        sources = [key for key in ("algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights") if draft.written(key)]
+        draft.put("reward.weights", {n: float(w) for n, w in zip(names, weights, strict=True)}, *sources)
+    if loss == "vanilla":
+        draft.same({f"{ACTOR}.clip_ratio_c": "algo.dual_clip"})
+    else:
+        draft.leave(f"{ACTOR}.clip_ratio_c", f"the loss {loss} has no dual clip, there too")
+    _importance(draft)
+    spread_filter(draft, "algorithm.filter_groups.enable", "algorithm.filter_groups.max_num_gen_batches",
+                  ", whatever metric was named")  # fmt: skip
+    _overlong(draft)
+
+
+def _aggregation(draft: Draft) -> None:
+    mode = draft.get(f"{ACTOR}.loss_agg_mode")
+    if mode not in AGGREGATIONS:
+        draft.leave(f"{ACTOR}.loss_agg_mode", f"`{mode}` has no counterpart: token_mean, sequence_mean or constant")
+        return
+    name, why = AGGREGATIONS[mode]
+    draft.put("algo.aggregation", name, f"{ACTOR}.loss_agg_mode", why=why)
+
+
+def _importance(draft: Draft) -> None:
+    """The correction for the engine's log-probs, where it is on: a limit of the weight, or two bounds ("0.5_2.0")."""
+    table = "algorithm.rollout_correction"
+    level = draft.get(f"{table}.rollout_is")
+    if draft.get(f"{table}.bypass_mode") and draft.get(f"{table}.loss_type") in (None, "ppo_clip"):
+        draft.put("algo.importance", "ratio", f"{table}.bypass_mode")
+        draft.leave(f"{table}.rollout_is", "the loss of bypass_mode uses no weights, there too")
+        return
+    if level not in ("token", "sequence"):
+        return
+    bounds = str(draft.get(f"{table}.rollout_is_threshold")).split("_")
+    how, why = "truncate", ""
+    if len(bounds) == 2:
+        how, why = "mask", f"outside [1 / cap, cap]; there outside [{bounds[0]}, {bounds[1]}]"
+    draft.put("algo.importance", how, f"{table}.rollout_is")
+    draft.put("algo.importance_level", level, f"{table}.rollout_is")
+    draft.put("algo.importance_cap", float(bounds[-1]), f"{table}.rollout_is_threshold", why=why)
+
+
+def _overlong(draft: Draft) -> None:
+    buffer = next((b for b in BUFFERS if draft.get(f"{b}.enable")), None)
+    if buffer is not None:
+        draft.put("algo.overlong_tokens", int(draft.get(f"{buffer}.len") or 0), f"{buffer}.len")
+        penalty = float(draft.get(f"{buffer}.penalty_factor") or 1.0)
+        draft.put("algo.overlong_penalty", penalty, f"{buffer}.penalty_factor")
+
+
+def _engine(draft: Draft) -> None:
+    engine_of(draft, f"{ROLLOUT}.name", f"{ROLLOUT}.tensor_model_parallel_size")
+    filtered_sampling(draft, f"{ROLLOUT}.top_p", f"{ROLLOUT}.top_k")
+    updates_of(draft, "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
+    fsdp = f"{ACTOR}.fsdp_config"
+    sharding(draft, f"{fsdp}.fsdp_size", f"{fsdp}.offload_policy", f"{fsdp}.dtype")
+
+
+def _optimizer(draft: Draft, rows: int | None) -> None:
+    betas_of(draft, f"{ACTOR}.optim.betas")
+    if "8bit" in (name := str(draft.get(f"{ACTOR}.optim.optimizer")).lower()):
+        draft.put("optim.name", "adamw_8bit", f"{ACTOR}.optim.optimizer")
+    elif name != "adamw":
+        draft.leave(f"{ACTOR}.optim.optimizer", "the optimizer is AdamW (optim.name)")
+    steps_of(draft, rows, "trainer.total_training_steps", "trainer.total_epochs")
+    older = draft.written(f"{ACTOR}.optim.warmup_style") and not draft.written(f"{ACTOR}.optim.lr_scheduler_type")
+    shape = f"{ACTOR}.optim.{'warmup_style' if older else 'lr_scheduler_type'}"
+    schedule_keys(draft, shape, f"{ACTOR}.optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warmup_steps_ratio",
+                  f"{ACTOR}.optim.min_lr_ratio")  # fmt: skip
+    adapter(draft, f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", f"{MODEL}.exclude_modules")
+    frozen_tower(draft, f"{ACTOR}.freeze_vision_tower")
+
+
+def _reward(draft: Draft) -> None:
+    table = next((t for t in REWARDS if draft.get(f"{t}.path")), None)
+    if table is None:
+        draft.todo.append("name a reward: [reward] name (verl chooses one by the row's data_source)")
+        return
+    function = f"{draft.get(f'{table}.path')}:{draft.get(f'{table}.name') or 'compute_score'}"
+    draft.put("reward.name", function, f"{table}.path")
+    draft.put("reward.style", "verl", f"{table}.path")
+    draft.put_table("reward.args", f"{table}.reward_kwargs")

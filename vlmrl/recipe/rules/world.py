@@ -1,0 +1,56 @@
+"""Rules about several processes: what one process can train and several cannot, and numbers that must divide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.toml_lines import Key
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """Something in a recipe that does not go with a number of processes. Args: key: where it is written."""
+
+    key: Key
+    message: str
+    hint: str
+
+
+def check_trainers(recipe: Recipe, trainers: int) -> list[Unfit]:
+    """Return what of a recipe so many training processes cannot do."""
+    if trainers == 1:
+        return []
+    found: list[Unfit] = []
+    if recipe.model.quantize:
+        message = f'model.quantize = "{recipe.model.quantize}" is for one process: packed weights are not cut'
+        hint = "train in one process, or without quantize: the base is sharded then"
+        found.append(Unfit(("model", "quantize"), message, hint))
+    if recipe.optim.name != "adamw":
+        message = f'optim.name = "{recipe.optim.name}" is for one process: several cut the moments among them'
+        hint = 'optim.name = "adamw"; parallel.offload keeps the moments in main memory'
+        found.append(Unfit(("optim", "name"), message, hint))
+    group = recipe.parallel.shard_size
+    if group is not None and trainers % group:
+        message = f"parallel.shard_size = {group} does not divide {trainers} processes"
+        hint = "leave it out to shard over all, or give a divisor"
+        found.append(Unfit(("parallel", "shard_size"), message, hint))
+    return found
+
+
+def check_world(recipe: Recipe, processes: int) -> list[Unfit]:
+    """Return what of a recipe does not go with `--gpus` of so many, those that only generate included."""
+    vllm = recipe.kind == "rl" and recipe.rollout.engine == "vllm"
+    engines, parts = (recipe.rollout.engine_gpus, recipe.rollout.tensor_parallel) if vllm else (0, 1)
+    trainers = processes - engines
+    if trainers < 1:
+        message = f"rollout.engine_gpus = {engines}: of {processes} GPUs none is left to train"
+        return [
+            Unfit(("rollout", "engine_gpus"), message, f"--gpus {engines + 1} at least, or lower rollout.engine_gpus")
+        ]
+    found = check_trainers(recipe, trainers)
+    if not engines and trainers % parts:
+        message = f"rollout.tensor_parallel = {parts} takes whole groups of {parts}, and {trainers} train"
+        hint = f"--gpus {parts * -(-trainers // parts)}, or change rollout.tensor_parallel"
+        found.append(Unfit(("rollout", "tensor_parallel"), message, hint))
+    return found

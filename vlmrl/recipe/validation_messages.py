@@ -1,0 +1,281 @@
+"""pydantic's findings in our words: the key as the user typed it, its value, where it stands, what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from vlmrl.errors import Problem
+from vlmrl.recipe.toml_lines import Key, dotted
+
+FOREIGN_KEYS = {
+    "learning_rate": "optim.lr",
+    "batch_size": "rollout.prompts_per_step",
+    "train_batch_size": "rollout.prompts_per_step",
+    "rollout_batch_size": "rollout.prompts_per_step",
+    "group_size": "rollout.samples_per_prompt",
+    "num_generations": "rollout.samples_per_prompt",
+    "n": "rollout.samples_per_prompt",
+    "num_samples": "rollout.samples_per_prompt",
+    "max_steps": "train.steps",
+    "num_steps": "train.steps",
+    "total_epochs": "train.epochs",
+    "num_epochs": "train.epochs",
+    "num_train_epochs": "train.epochs",
+    "lr_warmup_steps": "optim.warmup_steps",
+    "lr_warmup_ratio": "optim.warmup_ratio",
+    "beta": "algo.kl_coef",
+    "kl": "algo.kl_coef",
+    "kl_loss_coef": "algo.kl_coef",
+    "epsilon": "algo.clip_low",
+    "epsilon_high": "algo.clip_high",
+    "clip_ratio": "algo.clip_low",
+    "clip_ratio_low": "algo.clip_low",
+    "clip_ratio_high": "algo.clip_high",
+    "loss_type": "algo.name",
+    "algorithm": "algo.name",
+    "max_completion_length": "rollout.max_new_tokens",
+    "max_response_length": "rollout.max_new_tokens",
+    "max_tokens": "rollout.max_new_tokens",
+    "max_prompt_length": "rollout.max_prompt_tokens",
+    "model_path": "model.path",
+    "model_name": "model.path",
+    "dataset": "data.path",
+    "save_steps": "checkpoint.every_steps",
+    "eval_steps": "eval.every_steps",
+    "grad_clip": "optim.max_grad_norm",
+    "max_grad_norm": "optim.max_grad_norm",
+    "reward_function": "reward.name",
+    "reward_funcs": "reward.name",
+    "micro_batch_size": "train.tokens_per_row",
+    "gradient_accumulation_steps": "train.tokens_per_row",
+}
+"""What other systems call a key -> what it is called here. Only for hints: no alias is accepted."""
+
+_LIMITS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+_WANTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+}
+
+
+_BRANCHES = ("[key]", "list[", "literal[")
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name most like `name`, or None when none is alike."""
+    found = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=cutoff)
+    return found[0] if found else None
+
+
+def problems_of(
+    findings: Sequence[Mapping[str, Any]],
+    root: type[BaseModel],
+    where: Callable[[Key], str | None],
+) -> list[Problem]:
+    """Each of pydantic's error records as a `Problem`.
+
+    Args:
+        findings: `ValidationError.errors()`.
+        root: the class that was validated.
+        where: place -> `file:line`; for a key that is missing it is asked for the table around it.
+    """
+    problems = []
+    for finding in _without_other_branches(findings):
+        key = _place(finding)
+        message, hint = _words(finding, key, root)
+        problems.append(Problem(message, where(key), hint))
+    return problems
+
+
+def _place(finding: Mapping[str, Any]) -> Key:
+    """Where a finding is, without pydantic's names for the branches of a union (`list[str]`)."""
+    return tuple(p for p in finding["loc"] if not (isinstance(p, str) and p.startswith(_BRANCHES)))
+
+
+def _without_other_branches(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A value that may be a word or a list is told once what is wrong: as a list, or as the word it is like."""
+    places = [_place(f) for f in findings]
+    kept = []
+    for finding, place in zip(findings, places, strict=True):
+        if places.count(place) > 1:
+            word = next((f for f in findings if _place(f) == place and f["type"] == "literal_error"), None)
+            value = finding.get("input")
+            like = word is not None and isinstance(value, str) and nearest(value, [word["ctx"]["expected"].strip("'")])
+            if word is not None and (finding is word) != bool(like):
+                continue
+        kept.append(finding)
+    return kept
+
+
+def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple[str, str | None]:
+    """(message, hint) of one finding."""
+    kind, value, name = finding["type"], finding.get("input"), dotted(key)
+    if kind == "extra_forbidden":
+        return _unknown(key, value, root)
+    if kind == "missing":
+        return _missing(key, root)
+    if kind == "literal_error":
+        near = nearest(str(value), _choices(root, key))
+        hint = f"did you mean `{near}`?" if near else _help_hint(root, key)
+        return f"`{name}` is {show(value)}; it must be one of {finding['ctx']['expected']}", hint
+    if kind in _LIMITS:
+        bound, words = _LIMITS[kind]
+        limit = f"{words} {shown_bound(finding['ctx'][bound])}"
+        return f"`{name}` is {show(value)}; it must be {limit}", _help_hint(root, key)
+    if kind in ("string_too_short", "too_short"):
+        return f"`{name}` is empty", _help_hint(root, key)
+    if kind in _WANTED:
+        return _wrong_type(kind, value, key, root)
+    return f"`{name}` is {show(value)}: {finding['msg']}", _help_hint(root, key)
+
+
+def _unknown(key: Key, value: Any, root: type[BaseModel]) -> tuple[str, str]:
+    table, name = key[:-1], str(key[-1])
+    here = fields_at(root, table)
+    message = f"unknown table `[{dotted(key)}]`" if isinstance(value, dict) else f"unknown key `{dotted(key)}`"
+    shown = f"[[{table[0]}]]" if table and table[0] == "data" else f"[{dotted(table)}]"
+    listing = f"known keys in {shown}: {', '.join(here)}" if table else f"known: extends, {', '.join(here)}"
+    elsewhere = [f"{t}.{name}" for t in fields_at(root, ()) if name in fields_at(root, (t,)) and t not in table]
+    near = nearest(name, here)
+    if table and isinstance(value, dict) and name in fields_at(root, ()):
+        return message, f"what stands below {shown} belongs to it: write [{name}] on a line of its own\n{listing}"
+    if elsewhere:
+        return message, f"it belongs in another table: `{elsewhere[0]}`\n{listing}"
+    if near:
+        return message, f"did you mean `{near}`?  {listing}"
+    if name in FOREIGN_KEYS:
+        return message, f"here this is `{FOREIGN_KEYS[name]}` (`vlmrl recipe explain {FOREIGN_KEYS[name]}`)\n{listing}"
+    return message, listing
+
+
+def _missing(key: Key, root: type[BaseModel]) -> tuple[str, str | None]:
+    if key == ("model",):
+        return "the recipe has no [model] table", 'add:  [model]\n      path = "a local folder or a hub name"'
+    if key == ("data",):
+        return "the recipe has no [[data]] table", 'add:  [[data]]\n      path = "data/digits"\n      task = "digits"'
+    return f"`{dotted(key)}` is missing", _help_hint(root, key)
+
+
+def _wrong_type(kind: str, value: Any, key: Key, root: type[BaseModel]) -> tuple[str, str | None]:
+    name, wanted = dotted(key), _WANTED[kind]
+    if kind == "list_type" and isinstance(value, dict):
+        return (
+            f"`{name}` is one table; it must be a list of tables",
+            f"write [[{name}]] with two brackets instead of [{name}]",
+        )
+    hint = _help_hint(root, key)
+    if kind == "list_type":
+        hint = f"write {name} = [{_toml(value)}]"
+    elif kind in ("int_type", "float_type") and isinstance(value, str) and _is_number(value):
+        hint = f"numbers have no quotes, and digits on both sides of the point: {name} = {_plain_number(value)}"
+    elif kind == "bool_type" and str(value).lower() in ("true", "false", "yes", "no", "on", "off", "1", "0"):
+        good = "true" if str(value).lower() in ("true", "yes", "on", "1") else "false"
+        hint = f"write {name} = {good} (lower case, no quotes)"
+    elif kind == "string_type" and not isinstance(value, (dict, list)):
+        hint = f'strings have quotes: {name} = "{_toml(value)}"'
+    elif kind in ("model_type", "model_attributes_type", "dict_type"):
+        hint = f"write a table: [{name}] on a line of its own, its keys below"
+    return f"`{name}` is {show(value)}; it must be {wanted}", hint
+
+
+def shown_bound(value: float) -> str:
+    """Return a bound as text: `1,000,000`, `0.001`, `1e+09`."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def show(value: Any) -> str:
+    """A value as it would stand in a recipe, with its kind where that is the point; long ones are cut."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'the string "{value if len(value) <= 60 else value[:57] + "..."}"'
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    return str(value) if len(str(value)) <= 40 else str(value)[:37] + "..."
+
+
+def fields_at(root: type[BaseModel], table: Key) -> list[str]:
+    """Names of the keys of a table; empty for a free table or a place that is no table."""
+    model = table_class(root, table)
+    return list(model.model_fields) if model else []
+
+
+def table_class(root: type[BaseModel], table: Key) -> type[BaseModel] | None:
+    """The class of the table at a place (list positions are ignored), or None when it is none of ours."""
+    model: type[BaseModel] = root
+    for part in table:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        inner = _model_in(field.annotation) if field else None
+        if inner is None:
+            return None
+        model = inner
+    return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation if issubclass(annotation, BaseModel) else None
+    return next((m for m in map(_model_in, typing.get_args(annotation)) if m), None)
+
+
+def _choices(root: type[BaseModel], key: Key) -> list[str]:
+    names: Key = tuple(p for p in key if isinstance(p, str))
+    model = table_class(root, names[:-1])
+    field = model.model_fields.get(str(names[-1])) if model and names else None
+    return [str(c) for c in literal_choices(field.annotation)] if field else []
+
+
+def literal_choices(annotation: Any) -> list[Any]:
+    """All values that a (nested) `Literal` allows; empty when there is none."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return list(typing.get_args(annotation))
+    return [c for part in typing.get_args(annotation) for c in literal_choices(part)]
+
+
+def _help_hint(root: type[BaseModel], key: Key) -> str | None:
+    """First sentence of the key's own help."""
+    names: Key = tuple(p for p in key if isinstance(p, str))
+    model = table_class(root, names[:-1])
+    field = model.model_fields.get(str(names[-1])) if model and names else None
+    if field is None or not field.description:
+        return None
+    return f"`{names[-1]}`: {' '.join(field.description.split())}"
+
+
+def _toml(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else show(value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _plain_number(text: str) -> str:
+    number = float(text)
+    return str(int(number)) if number.is_integer() and "." not in text and "e" not in text.lower() else repr(number)

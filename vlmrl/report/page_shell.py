@@ -1,0 +1,83 @@
+"""What all pages share: head, style, macros (shell.html, style.css, macros.html) and how values are written.
+
+A page has no script and asks for nothing: a content security policy forbids it, and everything that comes from a model,
+a dataset or a recipe is escaped (Jinja's autoescape; charts escape on their own).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from vlmrl import __version__
+from vlmrl.errors import StoreError
+from vlmrl.store.clock import now
+from vlmrl.store.files import write_atomic
+from vlmrl.store.secrets.redact import hide_known
+from vlmrl.visible import visible
+
+
+def render(template: str, **values: Any) -> str:
+    """A page as text, of a template in this folder. A name that it needs and that is not given is an error."""
+    from jinja2 import FunctionLoader, StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, finalize=_final,
+    )  # fmt: skip
+    environment.filters |= {"number": number, "signed": signed, "visible": _visible, "json": _json}
+    return environment.get_template(template).render(**values, version=__version__, time=now()[:16].replace("T", " "))
+
+
+def write_page(out: Path, text: str) -> None:
+    """Write a page, atomically, without secrets of this process. The folder of `out` is made.
+
+    Raises: StoreError when it cannot be written.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make the folder: {error.strerror}", where=str(out.parent)) from error
+    write_atomic(out, hide_known(text).encode("utf-8", "backslashreplace"))
+
+
+def _source(name: str) -> str:
+    return files("vlmrl.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def number(value: Any) -> str:
+    """A number for people: 0.634, 18.6, 1,234, 3e-05; a dash for None and NaN."""
+    if value is None or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return "\u2013"
+    if isinstance(value, int):
+        return f"{value:,}"
+    size = abs(value)
+    if size and size < 0.001:
+        return f"{value:.1e}"
+    return f"{value + 0.0:.3f}" if size < 10 else f"{value:.1f}" if size < 1000 else f"{value:,.0f}"
+
+
+def signed(value: float) -> str:
+    """`+0.021`, `-0.004` with a true minus sign."""
+    return f"{round(value, 3) + 0.0:+.3f}".replace("-", "\u2212")
+
+
+def _final(value: Any) -> Any:
+    """Every value that a template writes: text is made visible, whoever wrote it; what was escaped before stays."""
+    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _visible(value: Any) -> str:
+    return visible(str(value))
+
+
+def _json(value: Any) -> str:
+    """A value of a truth, a recipe or a manifest as short JSON; texts bare, lists of texts with commas."""
+    if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
+        return visible(", ".join(value))
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return visible(text)

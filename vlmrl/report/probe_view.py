@@ -1,0 +1,70 @@
+"""What `reward-check --probe` found, as the page of a reward shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.report.rollout_examples import marked_text
+from vlmrl.reward_check.behaviour import troubles
+from vlmrl.reward_check.trick_results import ADVICE, WARNINGS, WORDS
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One trick that was found to pay, or to break the reward. `earned`: on average, None where the reward failed."""
+
+    name: str
+    idea: str
+    earned: float | None
+    paid: float | None
+    error: str
+    example: Markup
+
+
+@dataclass(frozen=True)
+class ProbeVerdict:
+    """The findings of one kind, what they say and what to do about them; `mild`: no way to be paid."""
+
+    name: str
+    words: str
+    to_do: str
+    mild: bool
+    findings: Sequence[Finding]
+
+
+@dataclass(frozen=True)
+class ProbeView:
+    """The tricks against the reward of one source. `report`: see `probe_reward`; `quiet`: tricks without a finding."""
+
+    source: str
+    report: Mapping[str, Any]
+    verdicts: Sequence[ProbeVerdict]
+    quiet: Sequence[Mapping[str, Any]]
+    troubles: Sequence[tuple[str, str]]
+
+
+def probe_views(probes: Mapping[str, Mapping[str, Any]] | None) -> list[ProbeView]:
+    """One view a source, in order; none where the reward was not attacked."""
+    return [_view(source, report) for source, report in (probes or {}).items()]
+
+
+def _view(source: str, report: Mapping[str, Any]) -> ProbeView:
+    tried = report["probes"]
+    verdicts = []
+    for verdict, words in WORDS.items():
+        found = [_finding(p) for p in tried if p["verdict"] == verdict]
+        if found:
+            verdicts.append(ProbeVerdict(verdict, words, ADVICE[verdict], verdict in WARNINGS, found))
+    quiet = [p for p in tried if not p["verdict"] and p["mean"] is not None]
+    return ProbeView(source, report, verdicts, quiet, troubles(report["behaviour"]))
+
+
+def _finding(p: Mapping[str, Any]) -> Finding:
+    failed = p["errors"] and p["kind"] != "truth"
+    error = f"fails on {p['errors']} rows: {p['error']}" if failed else ""
+    return Finding(p["name"], p["idea"], p["mean"], p["paid"], error, marked_text(p["example"]))

@@ -1,0 +1,99 @@
+"""Opening a table of responses: its columns, its task, and the form of its ground truths."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import DataError
+from vlmrl.reward_check.response_columns import Head
+from vlmrl.reward_check.response_table import SUFFIXES, TableDecoder, TableReader, first_row, map_roles
+from vlmrl.reward_check.saved_responses import SavedResponses
+from vlmrl.reward_check.scoring import TaskRef
+from vlmrl.reward_check.table_truths import TruthRule
+
+
+def is_table(path: Path) -> bool:
+    """Whether a path is a table of responses: a text file, or Parquet that is not one of our rollout files."""
+    kind = path.suffix.lower()
+    if kind == ".parquet":
+        return path.is_file() and not _is_rollouts(path)
+    return kind in SUFFIXES and not path.is_dir()
+
+
+def open_table(
+    path: Path, *, columns: Mapping[str, str] | None = None, task: str | None = None, variant: str | None = None,
+    lenient: bool = False,
+) -> SavedResponses:  # fmt: skip
+    """A table of responses, ready to be scored.
+
+    Args:
+        columns: role -> column, for spellings that are not recognised; see response_table.SPELLINGS.
+        task, variant: what the responses answer; gives the truth's form, the reward and the measure of right and wrong.
+        lenient: see `TruthRule`.
+    Raises: DataError for a file without rows or responses, or a task whose truth the table does not have; RecipeError
+        for a task or variant that does not exist.
+    """
+    _require_readable(path)
+    kind = path.suffix.lower()
+    names, first = first_row(str(path), kind)
+    roles = map_roles(names, columns or {}, str(path))
+    rule, ref = _task_rule(path, task, variant, lenient, names, first, roles)
+    if "ground_truth" not in roles and not rule.fields_in(first) and ref is not None:
+        raise DataError(
+            f"no column of ground truths; the table has: {', '.join(names)}", where=str(path),
+            hint="name it: --columns ground_truth=...; or give the fields of the truth as columns",
+        )  # fmt: skip
+    decoder = TableDecoder(str(path), kind, path.stem, roles, rule, rule.fields_in(first))
+    reader = TableReader(str(path), decoder, tuple(names))
+    truth, _, _ = rule.read(first.get(roles.get("ground_truth", "")), first)
+    head = Head(ref.name if ref is not None else "", truth, {})
+    return SavedResponses(
+        path, reader, {path.stem: head}, task=ref, grouped="group" in roles, has_scores="score" in roles
+    )
+
+
+def _task_rule(
+    path: Path, task: str | None, variant: str | None, lenient: bool, names: list[str], first: Mapping[str, Any],
+    roles: Mapping[str, str],
+) -> tuple[TruthRule, TaskRef | None]:  # fmt: skip
+    """How truths are read, and the task that is meant."""
+    from vlmrl.tasks import find_task, make_task
+
+    if task is None:
+        if variant is not None:
+            raise DataError(f"--variant {variant} without a task", hint="name it: --task NAME --variant ...")
+        return TruthRule(), None
+    cell = first.get(roles.get("ground_truth", ""))
+    form = find_task(task).truth_form(TruthRule().read(cell, first)[0], [n for n in names if n not in roles.values()])
+    rule = TruthRule(task, form, variant, lenient)
+    truth, problem, _ = rule.read(cell, first)
+    # A text that holds none of the fields says nothing of the other rows.
+    is_sure = not problem and (any(n in truth for n in form.fields[:1]) or not (variant is None or lenient))
+    info = {"name": path.stem, **form.info(truth, is_sure)}
+    made = make_task(task, info, variant)
+    return rule, TaskRef(task, info, made.variant or None)
+
+
+def _require_readable(path: Path) -> None:
+    hint = "name a table of responses, or a run"
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise DataError("not a file with rows: a pipe or a device", where=str(path), hint=hint)
+        path.open("rb").close()
+    except FileNotFoundError as error:
+        raise DataError(f"no such file: {path}", hint=hint) from error
+    except OSError as error:
+        raise DataError(f"the table cannot be read: {error.strerror}", where=str(path), hint=hint) from error
+
+
+def _is_rollouts(path: Path) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return b"vlmrl.schema" in (pq.read_schema(path).metadata or {})
+    except (OSError, pa.ArrowException):
+        return False

@@ -1,0 +1,359 @@
+"""Attack a reward: known tricks, tried on the truths of saved responses, judged beside honest play.
+
+Three yardsticks. *Informed* play knows the truth and keeps the form. *Uninformed* play keeps the form and knows
+nothing: one constant answer for every row, the best of a few. *Wrong* play keeps the form and errs. What pays more than
+uninformed play is a hole through which a model will leave the task; what pays although it says nothing, breaks the form
+or takes its answer back is a leak.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from vlmrl.errors import RewardError
+from vlmrl.reward_check.behaviour import behaviour, milliseconds
+from vlmrl.reward_check.rescore import image_reader
+from vlmrl.reward_check.response_columns import ResponseColumns
+from vlmrl.reward_check.saved_responses import SavedResponses
+from vlmrl.reward_check.scores import Floats
+from vlmrl.reward_check.scoring import ChosenReward
+from vlmrl.reward_check.text_attacks import FORMS, answers, right_text, text_attacks, wrong_text
+from vlmrl.reward_check.trick_results import (
+    EPSILON,
+    HUNG,
+    SLOW_SECONDS,
+    WARNINGS,
+    Attempts,
+    Honest,
+    ProbeResult,
+    Tried,
+    ranked,
+)
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.scorer import Scorer
+from vlmrl.tasks import kind_of
+from vlmrl.tasks.attack import IGNORED, Attack, Belief, Make, Play, Stage, says
+from vlmrl.tasks.base import Task
+from vlmrl.tasks.truth_kinds import TEXTS
+from vlmrl.types import RewardInput, Row
+
+MAX_ROWS = 48
+MOST_HUNG = 3
+"""After so many tricks on which the reward hung the others are not tried: each costs a time limit."""
+ASKED_FOR = {"relaxed": "never closed"}
+"""Argument of a built-in reward -> the trick that it allows in so many words."""
+BELIEFS = (0.1, 0.2, 0.3, 0.4)
+REPEATS = 8
+"""Calls on the same answers from which the noise of a reward is read, where two calls differ at all."""
+REPEATED_ROWS = 12
+
+
+def probe_source(saved: SavedResponses, facts: ResponseColumns, source: str, choice: ChosenReward) -> dict[str, Any]:
+    """`probe_reward` with the truths of up to 48 different prompts of a source, spread over what was saved."""
+    code = facts.sources.words.index(source)
+    places = np.flatnonzero(facts.sources.codes_N == code)
+    _, first = np.unique(facts.prompts.codes_N[places], return_index=True)
+    places = places[np.sort(first)] if len(first) > 1 else places
+    places = places[np.linspace(0, len(places) - 1, min(MAX_ROWS, len(places))).astype(int)]
+    samples = list(saved.pick(facts.rows_N[places].tolist()).values())
+    image_of = image_reader(saved)
+    inputs = [
+        replace(s.input, images=image_of(s.media, s.where)) if choice.spec.needs_images else s.input for s in samples
+    ]
+    ref = saved.task_ref(source)
+    task = ref.make() if ref is not None else None
+    kind = (task.kind if task is not None else None) or next((kind_of(x.truth) for x in inputs), TEXTS)
+    more = task.attacks(inputs) if task is not None else ()
+    echo = task.template if task is not None else ""
+    return probe_reward(
+        choice.spec, choice.weights, inputs, play=kind.play, trace=_tracer(task, source), more=more, echo=echo,
+        limits=saved.limits(),
+    )  # fmt: skip
+
+
+def _tracer(task: Task | None, source: str) -> Make | None:
+    """Return the response that a task of one's own calls correct, for the input of a row; None where it has none.
+
+    The same random numbers serve each row: two texts differ because their rows do.
+    """
+    if task is None or task.own is None or (trace := task.trace) is None:
+        return None
+    name = task.name
+    return lambda x: trace(Row(x.prompt_id, source, name, x.truth, x.media, x.columns), random.Random(0))
+
+
+def probe_reward(
+    spec: RewardSpec, weights: Mapping[str, float], inputs: Sequence[RewardInput], *,
+    play: Callable[[Stage], Play] | None = None, trace: Make | None = None, more: Sequence[Attack] = (),
+    echo: str = "", limits: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Try the tricks on up to 48 rows.
+
+    Args:
+        inputs: one input a row, with its truth, columns and images; the responses are replaced.
+        play: how the task is played, see `RowKind.play`; None = rows have text answers.
+        trace: a correct response to a row in the task's own form; with `play` it is not used.
+        more: tricks of the task's own.
+        echo: the prompt's template, for rows that do not hold their prompt.
+        limits: of the scorer: timeout_seconds, memory_mb, workers.
+    Returns: honest (informed, wrong, uninformed with its answer and all that were tried), rows, `probes` (a ProbeResult
+        each, as a mapping, with `flagged`; see `ranked`), skipped (tricks that were not tried: MOST_HUNG had hung),
+        flagged and warnings (how many), behaviour (behaviour.py, with `milliseconds` a row), unsteady (1 = it does not
+        repeat itself, or rows depend on each other).
+    Raises: RewardError when the reward fails on all honest answers.
+    """
+    rows = list(inputs[:MAX_ROWS])
+    with Scorer(replace(spec, on_timeout={}), weights, **(limits or {})) as scorer:  # what hangs is to be seen
+        attempts = Attempts(scorer, rows)
+        unpaid = [part for part in spec.ranges if not (weights or spec.weights).get(part)]
+        played = play(Stage(rows, echo, unpaid)) if play is not None else _text_play(attempts, trace)
+        honest = _honest(attempts, played)
+        allowed = [trick for name, trick in ASKED_FOR.items() if spec.pure and spec.args.get(name)]
+        attacks = [a for a in (*played.attacks, *more) if a.name not in allowed]
+        tried, skipped = _all_tried(attempts, attacks)
+        values = np.array([honest.informed.values_R, honest.wrong.values_R, *(t.values_R for t in tried)])
+        low_R = np.where(np.isnan(values), math.inf, values).min(axis=0)
+        results = [_right_against_wrong(honest, rows, played), *_judge_all(tried, honest, low_R, rows)]
+        results += _broken_honest(honest, rows, low_R)
+        results += _broken_truths(attempts, honest, played)
+        if played.belief is not None:
+            results += _beliefs(attempts, played.belief, honest.tolerance)
+        sample = [honest.informed.attack.write(x) for x in rows[:24]]
+        sample += [t.attack.write(rows[0]) for t in tried if not t.error][:24]
+        found = behaviour(scorer, [x for x in sample if x is not None and len(x.response) < 50_000])
+    found["milliseconds"] = milliseconds(attempts.seconds)
+    found["calls"] = len(attempts.seconds)
+    steady = [found[key] is True for key in ("deterministic", "order_free", "alone")]
+    flagged = sum(r.flagged for r in results) + int(not all(steady)) + int(found["leaks"])
+    warned = sum(r.verdict in WARNINGS for r in results)
+    return {
+        "rows": len(rows),
+        "honest": {
+            "informed": honest.informed.mean, "wrong": honest.wrong.mean, "uninformed": honest.uninformed.mean,
+            "answer": honest.uninformed.attack.name, "all": dict(honest.all),
+        },
+        "skipped": skipped,
+        "flagged": flagged,
+        "warnings": warned,
+        "probes": [{**vars(r), "flagged": r.flagged} for r in ranked(results)],
+        "behaviour": found,
+        "unsteady": int(not all(steady)),
+    }  # fmt: skip
+
+
+def _all_tried(attempts: Attempts, attacks: Sequence[Attack]) -> tuple[list[Tried], int]:
+    """What was tried, and how many were left out."""
+    tried: list[Tried] = []
+    for attack in attacks:
+        if sum(HUNG in t.error for t in tried) == MOST_HUNG:
+            break
+        tried.append(attempts.on(attack))
+    return tried, len(attacks) - len(tried)
+
+
+def _honest(attempts: Attempts, play: Play) -> Honest:
+    """Honest play. Raises: RewardError when the reward fails on every honest answer."""
+    tried = [attempts.on(guess) for guess in play.guesses]
+    earned = {t.attack.name: mean for t in tried if (mean := t.mean) is not None}
+    if not earned:
+        attempts.on(play.guesses[0], strict=True)
+        raise RewardError("the reward fails on every honest answer")
+    best = max(earned, key=lambda name: earned[name])
+    uninformed = next(t for t in tried if t.attack.name == best)
+    informed, wrong = attempts.on(play.informed), attempts.on(play.wrong)
+    return Honest(informed, wrong, uninformed, earned, _tolerance(attempts, (informed, wrong)))
+
+
+def _tolerance(attempts: Attempts, honest: Sequence[Tried]) -> float:
+    """Twice the widest spread of a row's value over repeated calls, at least EPSILON.
+
+    A smaller difference says nothing about a reward that draws random numbers or asks a service.
+    """
+    rows = attempts.rows[:REPEATED_ROWS]
+    spread = 0.0
+    for first in honest:
+        if HUNG in first.error:
+            continue
+        calls = [first.values_R[: len(rows)], attempts.on(first.attack, rows=rows).values_R[: len(rows)]]
+        if not np.array_equal(*calls, equal_nan=True):
+            calls += [attempts.on(first.attack, rows=rows).values_R[: len(rows)] for _ in range(REPEATS - 2)]
+        width_R = np.max(calls, axis=0) - np.min(calls, axis=0)
+        spread = max(spread, float(width_R[np.isfinite(width_R)].max(initial=0.0)))
+    return max(EPSILON, 2 * spread)
+
+
+def _text_forms(attempts: Attempts) -> list[str]:
+    """The forms in which a right answer may be given, the one that pays best first; those that hang left out."""
+    known = answers(attempts.rows)
+    told = {form: attempts.on(_in_form(form, known, right=True)) for form in FORMS}
+    forms = [form for form in FORMS if HUNG not in told[form].error] or list(FORMS)
+    return sorted(forms, key=lambda form: -(told[form].mean or -math.inf))
+
+
+def _text_play(attempts: Attempts, trace: Make | None) -> Play:
+    """Return the play of rows whose answers are texts, in the form of them that this reward takes.
+
+    Where no known form earns what the task's own correct responses do, honest play is those.
+    """
+    known, forms = answers(attempts.rows), _text_forms(attempts)
+    guesses = [
+        Attack(f"always {(text := form.format(guess))[:60]}", "the same well-formed guess", "guess", says(text))
+        for guess in known[:5] or ["I do not know."]
+        for form in forms
+    ]
+    informed, wrong = (_in_form(forms[0], known, right=right) for right in (True, False))
+    play = Play(informed, wrong, guesses, text_attacks(attempts.rows, forms[0]), asked=right_text)
+    return play if trace is None else _traced_play(attempts, play, trace)
+
+
+def _traced_play(attempts: Attempts, play: Play, trace: Make) -> Play:
+    """Return a play whose honest answers are the task's correct responses, where these earn more than `play.informed`.
+
+    A wrong answer is the response that is correct for another row.
+    """
+    counts = Counter(text for x in attempts.rows if (text := trace(x)) is not None)
+    texts = [text for text, _ in counts.most_common()]
+
+    def wrong(x: RewardInput) -> str | None:
+        right = trace(x)
+        return next((text for text in texts if text != right), None)
+
+    informed = Attack("honest", "the response that the task calls correct", "fair", trace)
+    known, traced = (attempts.on(one).mean for one in (play.informed, informed))
+    if traced is None or (known is not None and known >= traced):
+        return play
+    constants = [Attack(f"always {text[:60]}", "the same correct response", "guess", says(text)) for text in texts[:5]]
+    other = Attack("honest, wrong", "the correct response of another row", "fair", wrong)
+    return replace(play, informed=informed, wrong=other, guesses=[*play.guesses, *constants], asked=trace)
+
+
+def _in_form(form: str, known: Sequence[str], *, right: bool) -> Attack:
+    def make(x: RewardInput) -> str:
+        return form.format(right_text(x) if right else wrong_text(x, known))
+
+    return Attack("honest" if right else "honest, wrong", "an answer in the form that pays best", "fair", make)
+
+
+def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play) -> ProbeResult:
+    """Whether knowing pays at all. Where all rows have one truth, a constant may be as good."""
+    informed, wrong, blind = (t.mean or 0.0 for t in (honest.informed, honest.wrong, honest.uninformed))
+    vary = len({repr(play.asked(x)) for x in rows}) > 1  # a truth may hold anything
+    against = f"a wrong one earns {wrong:.3g}, `{honest.uninformed.attack.name}` {blind:.3g}"
+    verdict = "blind" if informed <= max(wrong, blind if vary else wrong) + honest.tolerance else ""
+    return replace(
+        _result(honest.informed, verdict, honest.informed.values_R, rows, honest.tolerance),
+        name="the right answer", idea=f"which must earn most; {against}", paid=None,
+    )  # fmt: skip
+
+
+def _judge_all(tried: Sequence[Tried], honest: Honest, low_R: Floats, rows: Sequence[RewardInput]) -> list[ProbeResult]:
+    """A verdict on each; of near misses only that names are not looked at all, where that is so."""
+    results = [_judged(t, honest, low_R, rows) for t in tried]
+    if any(r.name == IGNORED and r.verdict for r in results):
+        results = [r for r in results if r.kind != "miss" or r.name == IGNORED]
+    return results
+
+
+def _judged(tried: Tried, honest: Honest, low_R: Floats, rows: Sequence[RewardInput]) -> ProbeResult:
+    values, verdict, slack = tried.values_R, "", honest.tolerance
+    earned, kind = tried.mean, tried.attack.kind
+    wrong = honest.wrong.mean or 0.0
+    if tried.error:
+        verdict = "hangs" if HUNG in tried.error else "breaks"
+    elif tried.slowest > SLOW_SECONDS:
+        verdict = "slow"
+    elif kind == "fair":
+        verdict = "unfair" if np.any(values < honest.informed.values_R - slack) else ""
+    elif kind == "miss":
+        known = honest.informed.values_R
+        verdict = "blind" if np.any((values >= known - slack) & (known > low_R + slack)) else ""
+    elif earned is not None and earned > np.mean(honest.uninformed.values_R[~np.isnan(values)]) + slack:
+        verdict = "hole"
+    elif (kind == "void" and np.any(values > low_R + slack)) or (
+        kind == "broken" and earned is not None and earned > wrong + slack
+    ):
+        verdict = "leak"
+    return _result(tried, verdict, low_R, rows, slack)
+
+
+def _result(tried: Tried, verdict: str, low_R: Floats, rows: Sequence[RewardInput], slack: float) -> ProbeResult:
+    example = _example(tried.attack, rows)
+    values = tried.values_R[: tried.attack.most]
+    there = ~np.isnan(values)
+    best = float(values[there].max()) if there.any() else None
+    paid = float(np.mean(values[there] > low_R[: len(values)][there] + slack)) if there.any() else None
+    shown = example if len(example) <= 300 else f"{example[:200]} ... ({len(example):,} characters)"
+    a = tried.attack
+    errors = int((~there).sum()) if tried.error else 0
+    return ProbeResult(a.name, a.idea, a.kind, tried.mean, best, paid, errors, tried.error, verdict, shown)
+
+
+def _example(attack: Attack, rows: Sequence[RewardInput]) -> str:
+    return next((x.response for row in rows if (x := attack.write(row)) is not None), "")
+
+
+def _broken_honest(honest: Honest, rows: Sequence[RewardInput], low_R: Floats) -> list[ProbeResult]:
+    """Honest answers on which the reward fails."""
+    return [_result(t, "breaks", low_R, rows, honest.tolerance) for t in (honest.informed, honest.wrong) if t.error]
+
+
+ANY_TRUTHS: Mapping[str, Callable[[RewardInput], Mapping[str, Any]]] = {
+    "no truth at all": lambda x: {},
+    "a truth of None": lambda x: {**dict.fromkeys(x.truth), "ground_truth": None},
+}
+"""Truths that no reward should score, whatever the task: in words -> how they are made of a row's."""
+
+
+def _broken_truths(attempts: Attempts, honest: Honest, play: Play) -> list[ProbeResult]:
+    """A broken truth must make the reward fail: a silent 0 for every response is an hour's training for nothing.
+
+    A reward that does not look at the truth says what it said; that is no finding.
+    """
+    results = []
+    for name, broken in {**ANY_TRUTHS, **play.broken_truths}.items():
+        said = [honest.informed.attack.make(x) or "" for x in attempts.rows]
+        rows = [replace(x, truth=broken(x), response=text)
+                for x, text in zip(attempts.rows, said, strict=True)]  # fmt: skip
+        attack = Attack(name, "an honest answer to a row with such a truth", "broken", lambda x: x.response)
+        tried = attempts.on(attack, rows=rows)
+        scored = ~np.isnan(tried.values_R)
+        silent = scored & (np.abs(tried.values_R - honest.informed.values_R) > honest.tolerance)
+        verdict = "silent" if silent.any() else ""
+        best = float(tried.values_R[scored].max()) if scored.any() else None
+        results.append(
+            ProbeResult(
+                name, attack.idea, "truth", tried.mean, best, None, int((~scored).sum()), tried.error, verdict, said[0]
+            )
+        )
+    return results
+
+
+def _beliefs(attempts: Attempts, asked: Belief, slack: float) -> list[ProbeResult]:
+    """Whether saying what one believes pays best, for one who thinks yes as likely as each of BELIEFS.
+
+    A reward that is not a proper score teaches extreme answers.
+    """
+    yes = np.asarray([asked.holds(x) for x in attempts.rows])
+    if yes.all() or not yes.any():
+        return []
+    grid = (0.0, *BELIEFS, 0.5)
+    paid = {p: attempts.on(Attack("belief", "", "guess", says(asked.write(p)))).values_R for p in grid}
+    if any(np.isnan(v).any() for v in paid.values()):
+        return []
+    worst: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    for belief in BELIEFS:
+        expected = {p: belief * float(v[yes].mean()) + (1 - belief) * float(v[~yes].mean()) for p, v in paid.items()}
+        best = max(expected, key=lambda p: expected[p])
+        worst = max(worst, (expected[best] - expected[belief], belief, best))
+    loss, belief, best = worst
+    told = f"who believes {belief:g} earns {loss:.3f} more by saying {best:g}" if loss > slack else ""
+    verdict = "improper" if loss > slack else ""
+    idea = told or "what one believes, said as it is, pays best"
+    return [ProbeResult("half sure", idea, "belief", None, None, None, 0, "", verdict, asked.write(best))]

@@ -1,0 +1,206 @@
+"""Which reward scores what was saved: the run's own as it is today, another one, a task's profile."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vlmrl.errors import RewardError, StoreError
+from vlmrl.reward_check.saved_responses import SavedResponses, SavedSample
+from vlmrl.reward_check.scoring import ChosenReward, ScoredResponses, ScoringPlan, scan
+from vlmrl.rewards import reward_record
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.identity import identity_of
+from vlmrl.rewards.scorer import Scorer
+from vlmrl.store.secrets.redact import hidden_keys
+from vlmrl.tasks.builtin_rewards import PROFILE, REWARDS, load_recorded, load_reward
+from vlmrl.types import Media, Score
+
+
+def own_rewards(saved: SavedResponses) -> dict[str, ChosenReward]:
+    """The rewards that scored the rollouts, by source, as they are today.
+
+    Raises: RewardError when the manifest does not name them, or they cannot be loaded any more.
+    """
+    chosen: dict[str, ChosenReward] = {}
+    for source in saved.sources:
+        record = saved.records.get(source)
+        if record is None or saved.run is None:
+            raise RewardError(
+                f"nothing says which reward scored the rollouts of source `{source}`",
+                where=str(saved.path),
+                hint="name one: --reward NAME (`vlmrl recipe list --rewards`), or --reward path/to/file.py:function",
+            )
+        if hidden := hidden_keys(record.get("args")):
+            raise RewardError(
+                f"the argument `{hidden[0]}` of the reward held a secret, which is not in the run's record",
+                where=str(saved.run.dir),
+                hint=f"name the reward with it: --reward {record.get('name')} --set {hidden[0]}=...",
+            )
+        spec = load_recorded(record, base_dir=saved.run.manifest.cwd or None)
+        chosen[source] = ChosenReward(spec, dict(record.get("weights") or spec.weights), _changed(record, spec))
+    return chosen
+
+
+def _changed(record: Mapping[str, Any], spec: RewardSpec) -> str:
+    """Return in words what has changed about a reward since it scored the run; "" for the same one."""
+    then, now = identity_of(record).without_args(), identity_of(reward_record(spec, {})).without_args()
+    if then == now:
+        return ""
+    if spec.user is not None:
+        return f"{record['name'].partition(':')[0]} has changed since the run"
+    return f"the built-in `{spec.name}` has changed since the run: it is {now.code}, and the run has {then.code}"
+
+
+def named_rewards(
+    saved: SavedResponses,
+    name: str,
+    *,
+    args: Mapping[str, Any],
+    weights: Mapping[str, float] | None,
+    style: str = "auto",
+) -> dict[str, ChosenReward]:
+    """The reward `name` for every source: a built-in, `file.py:function`, or `profile:name` of each source's task."""
+    if name.startswith(PROFILE):
+        return profile_rewards(saved, name.removeprefix(PROFILE), args=args, weights=weights)
+    return other_rewards(saved, name, args=args, weights=weights, style=style)
+
+
+def profile_rewards(
+    saved: SavedResponses, profile: str, *, args: Mapping[str, Any], weights: Mapping[str, float] | None
+) -> dict[str, ChosenReward]:
+    """A reward profile of each source's task, `args` added to the arguments that the task binds.
+
+    Raises: RewardError where a source's task is not known or has no reward of its own; RecipeError for an unknown
+        profile.
+    """
+    chosen: dict[str, ChosenReward] = {}
+    for source in saved.sources:
+        ref = saved.task_ref(source)
+        task = ref.make() if ref is not None else None
+        name, bound = task.profile(profile) if task is not None else (None, {})
+        if name is None:
+            raise RewardError(
+                f"the rows of `{source}` have no task with a reward of its own",
+                where=str(saved.path),
+                hint="name the task: --task NAME; or the reward: --reward path/to/file.py:function",
+            )
+        spec = load_reward(name, args={**bound, **args})
+        chosen[source] = ChosenReward(spec, dict(weights or spec.weights))
+    return chosen
+
+
+def other_rewards(
+    saved: SavedResponses,
+    name: str,
+    *,
+    args: Mapping[str, Any],
+    weights: Mapping[str, float] | None,
+    style: str = "auto",
+) -> dict[str, ChosenReward]:
+    """The reward `name` for every source. A built-in gets the arguments that the rows themselves say (`RowKind`).
+
+    Where the run itself used `name`, its own arguments and weights hold as far as `args` and `weights` do not say more.
+    """
+    chosen: dict[str, ChosenReward] = {}
+    for source in saved.sources:
+        record = saved.records.get(source, {})
+        own = record.get("name") == name
+        bound = {**(record.get("args", {}) if own else {}), **args}
+        bound = {**_taken(name, saved.arguments(source)), **bound}
+        spec = load_reward(name, args=bound, style=style)
+        chosen[source] = ChosenReward(
+            spec, dict(weights or (_kept_weights(saved, record, spec) if own else spec.weights))
+        )
+    return chosen
+
+
+def _kept_weights(saved: SavedResponses, record: Mapping[str, Any], spec: RewardSpec) -> Mapping[str, float]:
+    """The run's weights if its recipe chose them; else the reward's defaults, which depend on its arguments."""
+    kept = dict(record.get("weights") or {})
+    base_dir = saved.run.manifest.cwd if saved.run is not None else None
+    try:
+        chosen = kept != dict(load_recorded(record, base_dir=base_dir or None).weights)
+    except RewardError:
+        chosen = True
+    usable = {k: v for k, v in kept.items() if spec.user is not None or k in spec.ranges}
+    return usable if chosen and usable else spec.weights
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """`a=1,b=0.5` as a mapping. Raises: RewardError when it is not of that form."""
+    weights: dict[str, float] = {}
+    for item in text.split(","):
+        name, sign, number = item.partition("=")
+        try:
+            weights[name.strip()] = float(number)
+        except ValueError:
+            sign = ""
+        if not sign or not name.strip() or not math.isfinite(weights.get(name.strip(), math.nan)):
+            raise RewardError(f"--weights {text!r} is not of the form part=number,part=number")
+    return weights
+
+
+def scan_saved(
+    saved: SavedResponses, sides: Sequence[Mapping[str, ChosenReward]], *, jobs: int = 1, keep_going: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> ScoredResponses:  # fmt: skip
+    """One pass over what was saved, scored with each of `sides`; see `scan`."""
+    tasks = {source: ref for source in saved.sources if (ref := saved.task_ref(source)) is not None}
+    plan = ScoringPlan(saved.reader.decoder, sides, tasks, keep_going, saved.limits(), image_reader(saved))
+    return scan(saved.reader, plan, jobs=jobs, progress=progress)
+
+
+def image_reader(saved: SavedResponses) -> Callable[[Sequence[Media], str], list[Any]]:
+    """A function that gives the images of a row as PIL RGB, from their references and the row's name.
+
+    It raises: StoreError when the rollouts belong to no run, or the image is nowhere any more.
+    """
+    cache: dict[str, Any] = {}
+
+    def read(media: Sequence[Media], where: str) -> list[Any]:
+        from PIL import Image
+
+        from vlmrl.data.run_images import run_images
+
+        if saved.run is None:
+            raise StoreError(
+                "the reward looks at images (NEEDS_IMAGES), which only the rollouts of a run have", where=where,
+                hint="score a run; the images of a table are shown by --html, and no reward gets them",
+            )  # fmt: skip
+        if "store" not in cache:
+            cache["store"] = run_images(saved.run.dir)
+        return [Image.open(io.BytesIO(cache["store"].read(m))).convert("RGB") for m in media]
+
+    return read
+
+
+def _taken(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the arguments that a built-in takes."""
+    import inspect
+
+    taken = inspect.signature(REWARDS[name].build).parameters if name in REWARDS else {}
+    return {key: value for key, value in arguments.items() if key in taken}
+
+
+def findings(
+    saved: SavedResponses, chosen: Mapping[str, ChosenReward], samples: Mapping[int, SavedSample]
+) -> dict[int, Score]:
+    """Return row -> its score with details, images and their files, where the reward returned any.
+
+    Args: chosen: source -> its reward; rows of other sources are left out.
+    """
+    read, found = image_reader(saved), {}
+    for source, choice in chosen.items():
+        rows = [row for row, sample in samples.items() if sample.source == source]
+        inputs = [samples[row].input for row in rows]
+        if choice.spec.needs_images:
+            seen = [read(samples[row].media, samples[row].where) for row in rows]
+            inputs = [replace(x, images=images) for x, images in zip(inputs, seen, strict=True)]
+        with Scorer(choice.spec, choice.weights, **saved.limits()) as scorer:
+            scores = scorer.score(inputs, rows=[samples[row].where for row in rows])
+        found |= {row: s for row, s in zip(rows, scores, strict=True) if s.detail is not None or s.artifacts}
+    return found

@@ -1,0 +1,145 @@
+"""What is known of saved responses besides their texts, as columns; and the pieces in which an input is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmrl.reward_check.scores import Coded, Flags, Floats, Ints, Scores
+from vlmrl.types import Media, RewardInput
+
+
+@dataclass
+class ResponseColumns:
+    """Columns over N responses, in the order of the input.
+
+    Args:
+        rows_N: index in the whole input.      places_N: line of its text file, or row of its Parquet file.
+        files_N: which of the input's files.   steps_N: training step (0 where nothing says it).
+        groups_N: equal for the samples of one prompt in one step.       samples_N: index within the group.
+        sources, prompts: `[[data]]` entry and prompt id.
+        cut_N: ended by the token limit.       tokens_N: 0 where nothing says it.     chars_N: length of the text.
+        advantages_N: as saved; NaN where there is none.
+    """
+
+    rows_N: Ints
+    places_N: Ints
+    files_N: NDArray[np.int32]
+    steps_N: NDArray[np.int32]
+    groups_N: Ints
+    samples_N: NDArray[np.int32]
+    sources: Coded
+    prompts: Coded
+    cut_N: Flags
+    tokens_N: NDArray[np.int32]
+    chars_N: NDArray[np.int32]
+    advantages_N: Floats
+
+    def __len__(self) -> int:
+        return len(self.rows_N)
+
+    def at(self, rows: Any) -> ResponseColumns:
+        """These rows, in that order."""
+        return ResponseColumns(**{f.name: _at(getattr(self, f.name), rows) for f in fields(self)})
+
+    @classmethod
+    def concat(cls, pieces: Sequence[ResponseColumns]) -> ResponseColumns:
+        return cls(**{f.name: _concat([getattr(piece, f.name) for piece in pieces]) for f in fields(cls)})
+
+    def group_bounds(self) -> tuple[Ints, Ints]:
+        """(order, starts): rows sorted by group, stable, and where each group starts in that order."""
+        order = np.argsort(self.groups_N, kind="stable")
+        change = np.diff(self.groups_N[order], prepend=self.groups_N[order[:1]] - 1) != 0
+        return order, np.flatnonzero(change)
+
+
+def _at(column: Any, rows: Any) -> Any:
+    return Coded(column.codes_N[rows], column.words) if isinstance(column, Coded) else column[rows]
+
+
+def _concat(columns: Sequence[Any]) -> Any:
+    return Coded.concat(columns) if isinstance(columns[0], Coded) else np.concatenate(columns)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of the input as it was read, cheap to hand to another process.
+
+    Args:
+        first: index of its first row in the whole input.     rows: how many there are.
+        file, place: which file it comes from, and the line or row of that file it begins at.
+        data: an Arrow record batch, the bytes of whole lines, or rows with their lines; the decoder knows.
+    """
+
+    first: int
+    rows: int
+    file: int
+    place: int
+    data: Any
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A row that cannot be read: where it is, and why."""
+
+    where: str
+    why: str
+
+
+@dataclass
+class Decoded:
+    """A chunk as the inputs of a reward.
+
+    Args:
+        stored: what was saved beside them; None = nothing.
+        media: images of each row, where they were asked for.
+        broken: rows of the chunk that are left out of all else.
+        doubts: truths that were taken as they are although they break the task's form: (where, why).
+    """
+
+    inputs: list[RewardInput]
+    facts: ResponseColumns
+    stored: Scores | None
+    broken: Sequence[Broken] = ()
+    media: Sequence[tuple[Media, ...]] = ()
+    doubts: Sequence[Broken] = ()
+
+
+class PieceReader(Protocol):
+    """An input: its pieces, in order, and how a piece is read. The decoder can be handed to another process."""
+
+    @property
+    def decoder(self) -> Decoder: ...
+
+    def chunks(self, wanted: Ints | None = None) -> Iterator[Chunk]:
+        """All pieces; with `wanted` (sorted row indices) at least those that hold such rows."""
+        ...
+
+
+class Decoder(Protocol):
+    """Turns a chunk into inputs."""
+
+    def decode(
+        self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
+    ) -> Decoded:
+        """The chunk's rows, or those at these places within it; with their images' names and their token ids where
+        these are asked for.
+        """
+        ...
+
+    def where(self, facts: ResponseColumns, index: int) -> str:
+        """How a person finds a row."""
+        ...
+
+
+@dataclass(frozen=True)
+class Head:
+    """What is known of a source before anything is scored: its task and the first row's truth and columns."""
+
+    task: str
+    truth: Mapping[str, Any]
+    columns: Mapping[str, Any]

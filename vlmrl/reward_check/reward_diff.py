@@ -1,0 +1,171 @@
+"""What another reward would have changed: values, the order within groups, advantages, and which groups are dead."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vlmrl.algo.family import ALGORITHMS, Algorithm, algorithm_of, stand_in, without_greedy
+from vlmrl.algo.inputs import scored_group, step_advantages, untrained_values
+from vlmrl.reward_check.response_columns import ResponseColumns
+from vlmrl.reward_check.saved_responses import SavedResponses
+from vlmrl.reward_check.scores import Flags, Floats, Scores, same_part
+from vlmrl.reward_check.statistics import correlation, mean, ranks, row_of, score_json
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How the run turned scores into advantages: its row of the table, and the token limit of a response.
+
+    `stand_in`: what is taken in place of what only training has, in words; "" = nothing.
+    """
+
+    algorithm: Algorithm
+    max_tokens: int
+    stand_in: str = ""
+
+    @property
+    def advantage(self) -> str:
+        return self.algorithm.advantage
+
+
+def estimate_of(saved: SavedResponses) -> Estimate:
+    """The run's own estimator; GRPO's when the rollouts belong to no run.
+
+    Greedy answers (ReMax) are not saved: the group mean stands in for them; nor is what a critic said (PPO): 0 stands
+    in. A KL in the reward is left out.
+    """
+    if saved.recipe is None:
+        return Estimate(ALGORITHMS["grpo"], 0)
+    asked = algorithm_of(saved.recipe.algo)
+    return Estimate(without_greedy(asked), saved.recipe.rollout.max_new_tokens, stand_in(asked))
+
+
+def advantages_of(saved: SavedResponses, facts: ResponseColumns, scores: Scores, estimate: Estimate) -> Floats:
+    """The advantage of every sample under these scores, by the rules of training, each step a batch of its own: failed
+    rewards are left out, and truncated responses where the recipe drops them.
+    """
+    advantages = np.zeros(len(scores))
+    steps: dict[int, list[list[int]]] = {}
+    for group in groups_of(facts):
+        steps.setdefault(int(facts.steps_N[group[0]]), []).append(group)
+    needs_critic = estimate.algorithm.needs_critic
+    for groups in steps.values():
+        inputs = []
+        for group in groups:
+            lengths = facts.tokens_N[group].tolist()
+            record = saved.records.get(facts.sources[group[0]] or "", {})
+            finishes = ["length" if cut else "stop" for cut in facts.cut_N[group].tolist()]
+            inputs.append(
+                scored_group(
+                    [scores[i] for i in group], finishes, lengths, estimate.algorithm, max_tokens=estimate.max_tokens,
+                    weights=record.get("weights") or {}, values=untrained_values(lengths) if needs_critic else (),
+                )
+            )  # fmt: skip
+        for group, values in zip(groups, step_advantages(inputs, estimate.algorithm), strict=True):
+            advantages[group] = [float(value.mean()) for value in values]
+    return advantages
+
+
+def groups_of(facts: ResponseColumns) -> list[list[int]]:
+    """Indices of the samples of each group, groups in the order of their first samples."""
+    order, starts = facts.group_bounds()
+    groups = [g.tolist() for g in np.split(order, starts[1:])]
+    return sorted(groups, key=lambda g: g[0]) if len(order) else []
+
+
+def diff_rewards(
+    saved: SavedResponses, facts: ResponseColumns, first: Scores, second: Scores, most: int = 5
+) -> dict[str, Any]:
+    """Compare two scorings of the same responses; `first` is what was, `second` what would have been.
+
+    Returns a mapping with:
+        value: mean of both, mean absolute difference, changed (rows), changed_share, correlation over all samples, rank
+            correlation (Spearman's).
+        parts: part -> mean in both (None where it does not exist), share of samples in which it changes.
+        groups: number; dead in both scorings; died and revived; same_order = mean rank correlation (Spearman's) within
+            groups alive in both; best_changes = groups alive in both whose best samples have none in common.
+        advantages: correlation over samples; flipped = share of samples whose sign turns; moved = mean absolute
+            difference; estimator; stand_in = what it takes in place of what only training has ("" = nothing).
+        changed: the rows that change most in advantage (then in value); see `row_of`.
+        groups and advantages are None where nothing says which rows belong to one prompt.
+    """
+    estimate = estimate_of(saved)
+    both = ~(first.failed_N | second.failed_N)
+    a, b = first.values_N[both], second.values_N[both]
+    old = advantages_of(saved, facts, first, estimate) if saved.grouped else np.zeros(len(first))
+    new = advantages_of(saved, facts, second, estimate) if saved.grouped else np.zeros(len(first))
+    moved = np.abs(new - old)
+    delta = np.where(both, np.abs(second.values_N - first.values_N), 0.0)
+    order = np.lexsort((np.arange(len(first)), -delta, -moved))
+    order = order[(both & ((moved > 0) | (delta > 0)))[order]][:most].tolist()
+    return {
+        "samples": len(first),
+        "compared": int(both.sum()),
+        "failed": {"first": int(first.failed_N.sum()), "second": int(second.failed_N.sum())},
+        "value": {
+            "first": mean(a),
+            "second": mean(b),
+            "moved": mean(np.abs(b - a)),
+            "changed": int(np.sum(a != b)),
+            "changed_share": mean(a != b),
+            "correlation": correlation(a, b),
+            "rank_correlation": correlation(ranks(a), ranks(b)),
+        },
+        "parts": _parts(first, second, both),
+        "groups": _groups(facts, first, second, old, new) if saved.grouped else None,
+        "advantages": {
+            "estimator": estimate.advantage,
+            "stand_in": estimate.stand_in,
+            "correlation": correlation(old, new),
+            "flipped_share": mean(old * new < 0),
+            "moved": mean(moved),
+        } if saved.grouped else None,
+        "changed": [
+            row_of(facts, i, second, old=score_json(first[i]), advantage=[float(old[i]), float(new[i])])
+            for i in order
+        ],
+    }  # fmt: skip
+
+
+def _groups(facts: ResponseColumns, first: Scores, second: Scores, old: Floats, new: Floats) -> dict[str, Any]:
+    dead_first = dead_second = died = revived = best_changes = alive = 0
+    found: list[float] = []
+    failed = first.failed_N | second.failed_N
+    groups = groups_of(facts)
+    for group in groups:
+        was, would = not np.any(old[group]), not np.any(new[group])
+        dead_first, dead_second = dead_first + was, dead_second + would
+        died, revived = died + (would and not was), revived + (was and not would)
+        kept = np.asarray(group)[~failed[group]]
+        if was or would or len(kept) < 2:
+            continue
+        alive += 1
+        a, b = first.values_N[kept], second.values_N[kept]
+        best_changes += not np.any((a == a.max()) & (b == b.max()))
+        rank = correlation(ranks(a), ranks(b))
+        if rank is not None:
+            found.append(rank)
+    return {
+        "number": len(groups),
+        "dead_first": dead_first,
+        "dead_second": dead_second,
+        "died": died,
+        "revived": revived,
+        "alive_in_both": alive,
+        "best_changes": best_changes,
+        "same_order": math.fsum(found) / len(found) if found else None,
+    }
+
+
+def _parts(first: Scores, second: Scores, both: Flags) -> dict[str, dict[str, Any]]:
+    table: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys([*first.parts, *second.parts]):
+        columns = [side.parts[name][both] if name in side.parts else None for side in (first, second)]
+        a, b = (None if c is None else mean(c) for c in columns)
+        same = same_part(columns[0], columns[1], int(both.sum()))
+        table[name] = {"first": a, "second": b, "changed_share": mean(~same)}
+    return table

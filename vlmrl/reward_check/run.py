@@ -1,0 +1,300 @@
+"""What `vlmrl reward-check` does, as one function: read, score again, compare, attack. No torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from vlmrl.errors import DataError, RewardError, VlmrlError
+from vlmrl.reward_check.correlations import correlations
+from vlmrl.reward_check.rescore import named_rewards, own_rewards, profile_rewards, scan_saved
+from vlmrl.reward_check.response_columns import ResponseColumns
+from vlmrl.reward_check.reward_diff import diff_rewards
+from vlmrl.reward_check.saved_responses import SavedResponses, SavedSample
+from vlmrl.reward_check.scores import Scores
+from vlmrl.reward_check.scoring import ChosenReward, ScoredResponses
+from vlmrl.reward_check.statistics import (
+    compare_stored,
+    disagreements,
+    extremes,
+    fill_rows,
+    group_table,
+    part_table,
+    reasons,
+    row_of,
+)
+from vlmrl.rewards import reward_record
+from vlmrl.rewards.accuracy_part import accuracy_part
+from vlmrl.rewards.identity import identity_of
+from vlmrl.store.secrets.redact import redact_value
+from vlmrl.tasks.builtin_rewards import takes_any_truth
+from vlmrl.tasks.truth_kinds import CONTRADICTS
+from vlmrl.types import INAPPLICABLE
+
+MOST_BROKEN = 10
+
+
+@dataclass(frozen=True)
+class RewardQuestion:
+    """What is asked.
+
+    Args:
+        reward: score with this one instead of the run's own: a built-in, `file.py:function` or `profile:name`.
+        diff: another reward to compare with, named in the same way.
+        args, weights, style: of `diff` when given, else of `reward`, else changes to the run's own.
+        probe: attack the reward as well.
+        most: rows shown of each kind.
+        jobs: processes for built-in rewards.
+        keep_going: rows that cannot be read and rows on which a reward fails are counted, not the end.
+    """
+
+    reward: str | None = None
+    diff: str | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, float] | None = None
+    style: str = "auto"
+    probe: bool = False
+    most: int = 5
+    jobs: int = 1
+    keep_going: bool = False
+
+    @property
+    def is_lenient(self) -> bool:
+        """Whether all scoring is by rewards that take any ground truth as it is."""
+        return takes_any_truth(self.reward) and (self.diff is None or takes_any_truth(self.diff))
+
+
+@dataclass
+class Checked:
+    """The report as JSON values, and what it was made from: the scores shown, the rows with their texts, and the reward
+    of each source that gave these scores (none where they are those that were stored).
+    """
+
+    report: dict[str, Any]
+    facts: ResponseColumns
+    scores: Scores
+    samples: Mapping[int, SavedSample]
+    chosen: Mapping[str, ChosenReward] = field(default_factory=dict)
+
+
+Sides = tuple["dict[str, ChosenReward] | None", "dict[str, ChosenReward] | None"]
+
+
+def check_rewards(
+    saved: SavedResponses, question: RewardQuestion, progress: Callable[[int], None] | None = None
+) -> Checked:
+    """The whole report.
+
+    It is a mapping with: path, run, steps, samples, groups, sources, notes, seconds;
+        rewards: source -> name, weights, args, changed (of the scores that follow), accuracy (the part that is one);
+        stored: see `compare_stored`, when the run's own reward was used unchanged, else None;
+        broken: number and the first rows that could not be read; errors: number and the first rows that failed, and
+        how many had no score because a service was down;
+        doubts: number of truths scored as they are although they break the task's form, and of contradictions among
+        them;
+        parts, reasons, dead_groups, disagreements: of the new scores (statistics.py);
+        extremes: the rows paid most and least, where the disagreements have no rows, else None;
+        correlations: see `correlations`;
+        diff: see `diff_rewards`, with `names` of both sides, when there are two sides, else None;
+        probes: source -> see `probe_reward`, when asked for, else None.
+    Raises: RewardError for a reward that cannot be loaded or that fails on a row; DataError for rows that cannot be
+        read, all of them named.
+    """
+    start = time.perf_counter()
+    own, own_error = _own(saved)
+    first, second = _sides(saved, question, own, own_error)
+    sides = [side for side in (first, second) if side is not None]
+    found = scan_saved(saved, sides, jobs=question.jobs, keep_going=question.keep_going, progress=progress)
+    _tell_broken(saved, found, question.keep_going)
+    saved.grouped = saved.grouped and len(np.unique(found.facts.groups_N)) < len(found.facts)
+    scores = found.sides[0] if first is not None else found.stored
+    assert scores is not None
+    shown, shown_scores = first, scores
+    diff = None
+    if second is not None:
+        other = found.sides[-1]
+        diff = diff_rewards(saved, found.facts, scores, other, question.most)
+        diff["names"] = {"first": _names(first) if first is not None else "as stored", "second": _names(second)}
+        if question.diff is None:
+            shown, shown_scores = second, other
+    is_own = first is not None and first is own
+    apart = disagreements(found.facts, shown_scores, found.right_N, question.most)
+    report = {
+        **_about(saved, found.facts),
+        "rewards": {
+            source: _described(c, _accuracy_part(saved, source, c, _returned(found.facts, source, shown_scores)))
+            for source, c in (shown or {}).items()
+        },
+        "broken": {"number": found.num_broken, "first": [vars(b) for b in found.broken[:MOST_BROKEN]]},
+        "doubts": {"number": found.num_doubts, "contradictions": found.num_contradictions},
+        "errors": _errors(found.facts, shown_scores, question.most),
+        "stored": compare_stored(found.facts, found.stored, scores, question.most) if is_own and found.stored else None,
+        "parts": part_table(shown_scores),
+        "reasons": reasons(shown_scores),
+        "dead_groups": group_table(found.facts, shown_scores) if saved.grouped else None,
+        "disagreements": apart,
+        "extremes": None if _tells(apart) else extremes(found.facts, shown_scores, question.most),
+        "correlations": correlations(found.facts, shown_scores, found.texts),
+        "diff": diff,
+    }
+    samples = _fill(saved, report)
+    report["probes"] = _probes(saved, found.facts, second or first or {}) if question.probe else None
+    report["seconds"] = round(time.perf_counter() - start, 3)
+    return Checked(report, found.facts, shown_scores, samples, shown or {})
+
+
+def _tells(apart: Mapping[str, Any] | None) -> bool:
+    """Whether reward and accuracy part ways on any row."""
+    return apart is not None and bool(apart["wrong"]["paid"] or apart["right"]["unpaid"])
+
+
+def _own(saved: SavedResponses) -> tuple[dict[str, ChosenReward] | None, VlmrlError | None]:
+    """The reward that belongs to what is looked at: the run's, or that of the task a table was said to answer."""
+    try:
+        if saved.run is None and saved.task is not None:
+            return profile_rewards(saved, "default", args={}, weights=None), None
+        return own_rewards(saved), None
+    except VlmrlError as error:
+        return None, error
+
+
+def _sides(
+    saved: SavedResponses, question: RewardQuestion, own: dict[str, ChosenReward] | None, own_error: VlmrlError | None
+) -> Sides:
+    """(the reward that scores first, the one to compare it with). A first side of None stands for the stored scores;
+    the second is None when there is nothing to compare.
+    """
+    q = question
+    if q.diff is not None:
+        base = named_rewards(saved, q.reward, args={}, weights=None) if q.reward is not None else own
+        if base is None and not saved.has_scores:
+            raise own_error or RewardError("there is no reward to compare with")
+        if base is None and own_error is not None:
+            saved.notes.append(f"compared with the stored scores: {own_error.message}")
+        return base, named_rewards(saved, q.diff, args=q.args, weights=q.weights, style=q.style)
+    if q.reward is not None:
+        asked = named_rewards(saved, q.reward, args=q.args, weights=q.weights, style=q.style)
+        return (None, asked) if saved.has_scores else (asked, None)
+    if own is None:
+        raise own_error or RewardError("the run's reward cannot be loaded")
+    changed = _changed(saved, own, q)
+    if saved.run is None:
+        return (None, changed or own) if saved.has_scores else (changed or own, None)
+    return own, changed
+
+
+def _changed(saved: SavedResponses, own: dict[str, ChosenReward], q: RewardQuestion) -> dict[str, ChosenReward] | None:
+    """The run's own reward with other arguments or weights; None without any."""
+    if q.args and saved.run is None:
+        return profile_rewards(saved, "default", args=q.args, weights=q.weights)
+    if q.args:
+        names = {source: str(saved.records[source]["name"]) for source in own}
+        made = {name: named_rewards(saved, name, args=q.args, weights=q.weights) for name in set(names.values())}
+        return {source: made[name][source] for source, name in names.items()}
+    if q.weights is not None:
+        return {source: replace(c, weights=q.weights) for source, c in own.items()}
+    return None
+
+
+def _tell_broken(saved: SavedResponses, found: ScoredResponses, keep_going: bool) -> None:
+    """Raise for rows that cannot be read, naming them; note doubtful truths, and what `keep_going` leaves out."""
+    _tell_doubts(saved, found)
+    if not found.num_broken:
+        return
+    lines = [f"\n    {b.where}: {b.why}" for b in found.broken[:MOST_BROKEN]]
+    if found.num_broken > len(lines):
+        lines.append(f"\n    ... and {found.num_broken - len(lines):,} more")
+    told = f"{found.num_broken:,} of {found.num_broken + len(found.facts):,} rows cannot be read{''.join(lines)}"
+    if not keep_going or not len(found.facts):
+        hint = "repair them, or leave them out with --keep-going; nothing was written"
+        raise DataError(told, where=str(saved.path), hint=hint)
+    saved.notes.append(f"left out: {told}")
+
+
+def _tell_doubts(saved: SavedResponses, found: ScoredResponses) -> None:
+    """Note how many truths were scored as they are although they contradict themselves, or break the task's form."""
+    kinds = {
+        True: ("ground truth contradicts itself, and was scored as it is",
+               "ground truths contradict themselves, and were scored as they are"),
+        False: ("ground truth is not in the task's form", "ground truths are not in the task's form"),
+    }  # fmt: skip
+    counts = {True: found.num_contradictions, False: found.num_doubts - found.num_contradictions}
+    for contradicts, words in kinds.items():
+        if counts[contradicts]:
+            first = next((d for d in found.doubts if (CONTRADICTS in d.why) is contradicts), None)
+            example = f"; {first.where}: {first.why}" if first else ""
+            saved.notes.append(f"{counts[contradicts]:,} {words[counts[contradicts] > 1]}{example}")
+
+
+def _errors(facts: ResponseColumns, scores: Scores, most: int) -> dict[str, Any]:
+    failed = np.flatnonzero(scores.failed_N & ~scores.errors.is_word(INAPPLICABLE) & ~scores.unavailable_N)
+    first = [row_of(facts, int(i), scores) for i in failed[:most]]
+    return {"number": len(failed), "first": first, "unavailable": int(scores.unavailable_N.sum())}
+
+
+def _fill(saved: SavedResponses, report: Mapping[str, Any]) -> Mapping[int, SavedSample]:
+    """Read the rows that the report shows, and put their texts into it."""
+    places = [report["errors"]["first"], (report["stored"] or {}).get("worst", [])]
+    places += [(report["disagreements"] or {}).get(k, []) for k in ("wrong_but_paid", "right_but_unpaid")]
+    places += [(report["extremes"] or {}).get(k, []) for k in ("paid_most", "paid_least")]
+    places.append((report["diff"] or {}).get("changed", []))
+    rows = [row for place in places for row in place]
+    samples = saved.pick(row["row"] for row in rows)
+    fill_rows(rows, samples)
+    return samples
+
+
+def _probes(saved: SavedResponses, facts: ResponseColumns, chosen: Mapping[str, ChosenReward]) -> dict[str, Any]:
+    from vlmrl.reward_check.probe import probe_source
+
+    return {source: probe_source(saved, facts, source, choice) for source, choice in chosen.items()}
+
+
+def _about(saved: SavedResponses, facts: ResponseColumns) -> dict[str, Any]:
+    return {
+        "path": str(saved.path),
+        "run": saved.run.id if saved.run is not None else None,
+        "steps": [int(facts.steps_N.min()), int(facts.steps_N.max())],
+        "samples": len(facts),
+        "groups": len(np.unique(facts.groups_N)) if saved.grouped else None,
+        "sources": saved.sources,
+        "notes": list(saved.notes),
+    }
+
+
+def _returned(facts: ResponseColumns, source: str, scores: Scores) -> set[str]:
+    """Return the names of the parts that the reward of a source returned: sources share columns, not parts."""
+    of_source_N = facts.sources.is_word(source)
+    return {name for name, column in scores.parts.items() if not np.isnan(column[of_source_N]).all()}
+
+
+def _accuracy_part(saved: SavedResponses, source: str, choice: ChosenReward, parts: Collection[str]) -> str | None:
+    """The part of the reward that is its accuracy; None where there is none, or where the task measures accuracy."""
+    ref = saved.task_ref(source)
+    task = ref.make() if ref is not None and not choice.spec.accuracy_named else None
+    try:
+        if task is not None and "accuracy" in task.measured(saved.heads[source].truth):
+            return None
+    except RewardError:  # a truth that the task cannot read: it has a measure of its own
+        return None
+    return accuracy_part(parts, choice.spec)
+
+
+def _described(choice: ChosenReward, accuracy: str | None) -> dict[str, Any]:
+    return {
+        "name": choice.spec.name,
+        "version": choice.spec.version,
+        "args": dict(choice.spec.args),
+        "identity": identity_of(redact_value(reward_record(choice.spec, {}))).words,
+        "weights": dict(choice.weights),
+        "accuracy": accuracy,
+        "changed": choice.changed,
+    }
+
+
+def _names(chosen: Mapping[str, ChosenReward]) -> str:
+    return ", ".join(dict.fromkeys(c.spec.name for c in chosen.values()))

@@ -1,0 +1,225 @@
+"""What `vlmrl reward-check` looks at: saved responses, where they lie, and what is known of the run they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vlmrl.errors import RecipeError, StoreError, VlmrlError
+from vlmrl.json_text import parse_json
+from vlmrl.reward_check.response_columns import Head, PieceReader
+from vlmrl.reward_check.rollout_files import RolloutReader
+from vlmrl.reward_check.scoring import TaskRef
+from vlmrl.store import layout
+from vlmrl.store.kept_recipe import newest_resolved
+from vlmrl.store.metrics import counted, newest
+from vlmrl.store.runs import Run, open_run
+from vlmrl.store.verify import damage_of, shortened
+from vlmrl.tasks.own_task import is_own, read_own
+from vlmrl.types import Media, RewardInput, Score
+
+if TYPE_CHECKING:
+    from vlmrl.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSample:
+    """One saved response with the score it got, or None. `input` has no images, `media` names them."""
+
+    where: str
+    source: str
+    prompt_id: str
+    step: int
+    input: RewardInput
+    media: tuple[Media, ...]
+    score: Score | None
+
+
+@dataclass
+class SavedResponses:
+    """Responses to look at, and what their run says of them. Texts are read when they are needed.
+
+    Args:
+        path: what was read.    reader: its rows.
+        heads: source -> its task and first row.
+        run: the run they belong to; None for loose files.    recipe: the run's, when it can be read.
+        records: source -> what the run's manifest says of its reward.
+        task: the task that the user named for a table; else see `task_ref`.
+        grouped: whether anything says which rows belong to one prompt.
+        has_scores: whether scores are saved beside the responses.
+        notes: what a person should know.
+    """
+
+    path: Path
+    reader: PieceReader
+    heads: Mapping[str, Head]
+    run: Run | None = None
+    recipe: Recipe | None = None
+    records: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    task: TaskRef | None = None
+    grouped: bool = True
+    has_scores: bool = True
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sources(self) -> list[str]:
+        return list(self.heads)
+
+    def arguments(self, source: str) -> dict[str, Any]:
+        """Return the arguments for a built-in reward that the rows of a source say, such as the names of levels.
+
+        Those of the run's reward go before what the truth of the first row says.
+        """
+        from vlmrl.tasks import kind_of
+
+        recorded = self.records.get(source, {}).get("args", {})
+        found = kind_of(self.heads[source].truth).arguments(self.heads[source].truth)
+        return {name: list(recorded.get(name) or value) for name, value in found.items()}
+
+    def task_ref(self, source: str) -> TaskRef | None:
+        """The task of a source by name; None for a table without one."""
+        if self.task is not None:
+            return self.task
+        name = self.heads[source].task
+        datasets = self.run.manifest.datasets if self.run is not None else ()
+        record = next((one for one in datasets if one.get("name") == source), {})
+        if is_own(name):
+            return self._own_task(source, name, record)
+        variant = record.get("variant")
+        return TaskRef(name, {"name": source, **self.arguments(source)}, variant) if name else None
+
+    def _own_task(self, source: str, name: str, record: Mapping[str, Any]) -> TaskRef | None:
+        """Return the task of a file, where it is the file that the run was made with: others do not run."""
+        file, _, function = name.rpartition(":")
+        path = str(Path(self.run.manifest.cwd or "") / file) if self.run is not None else file
+        try:
+            same = self.run is not None and read_own(path).sha256 == record.get("task_sha256")
+        except RecipeError:
+            same = False
+        if same:
+            return TaskRef(f"{path}:{function}", {"name": source}, None)
+        note = f"the task {name} is not the file that these rollouts were made with; its measures are left out"
+        if note not in self.notes:
+            self.notes.append(note)
+        return None
+
+    def limits(self) -> dict[str, Any]:
+        """What the recipe says of the time, memory and workers of a user's reward."""
+        if self.recipe is None:
+            return {}
+        return {k: getattr(self.recipe.reward, k) for k in ("timeout_seconds", "memory_mb", "workers")}
+
+    def pick(self, rows: Iterable[int]) -> dict[int, SavedSample]:
+        """These rows of the input with their texts; rows that are filtered out or broken are not in the answer."""
+        wanted = np.unique(np.asarray(list(rows), dtype=np.int64))
+        found: dict[int, SavedSample] = {}
+        decoder = self.reader.decoder
+        for chunk in self.reader.chunks(wanted) if len(wanted) else ():
+            here = wanted[(wanted >= chunk.first) & (wanted < chunk.first + chunk.rows)] - chunk.first
+            if not len(here):
+                continue
+            made = decoder.decode(chunk, here.tolist(), media=True)
+            facts = made.facts
+            for i, x in enumerate(made.inputs):
+                found[int(facts.rows_N[i])] = SavedSample(
+                    decoder.where(facts, i), facts.sources[i] or "", facts.prompts[i] or "", int(facts.steps_N[i]), x,
+                    made.media[i], made.stored[i] if made.stored is not None else None,
+                )  # fmt: skip
+        return found
+
+
+def open_saved(
+    ref: str, root: Path, *, steps: tuple[int, int] | None = None, source: str | None = None
+) -> SavedResponses:
+    """The rollouts that `ref` names: a run (as in `open_run`), a run folder, a rollouts folder, or one Parquet file.
+
+    Args:
+        steps: only steps from the first to the second, both included.
+        source: only rollouts of this `[[data]]` entry.
+    Raises: StoreError when there are none, or a file cannot be read.
+    """
+    path = Path(ref)
+    notes: list[str] = []
+    if path.suffix == ".parquet" and not path.is_dir():
+        if not path.is_file():
+            raise StoreError("no such rollout file", where=ref)
+        run, files = _run_of(path.resolve().parent.parent, notes), {0: path}
+    elif path.is_dir() and not (path / layout.MANIFEST).exists() and (found := _loose_files(path)):
+        run = _run_of(path.resolve().parent, notes)
+        files = run.rollout_files() if run is not None else found
+    else:
+        run = _run(root, ref)
+        path, files = run.dir, run.rollout_files()
+    if steps is not None and not path.is_file():
+        files = {step: file for step, file in files.items() if steps[0] <= step <= steps[1]}
+    reader = RolloutReader(tuple(str(file) for file in files.values()), source)
+    heads = reader.heads()
+    if not heads:
+        within = f" in steps {counted(steps[0])} to {counted(steps[1])}" if steps else ""
+        of = f" of source `{source}`" if source else ""
+        raise StoreError(f"there are no saved rollouts{of}{within}", where=str(path))
+    if run is not None:
+        notes += _damage(run, path)
+    return SavedResponses(path, reader, heads, run, _recipe_of(run, notes), _records_of(run), notes=notes)
+
+
+def _damage(run: Run, path: Path) -> list[str]:
+    """What of a run is damaged; where one rollout file of it is looked at, what is wrong with that one."""
+    lines = damage_of(run.dir)
+    if path.suffix == ".parquet" and path.is_file():
+        lines = [line for line in lines if line.startswith(f"{layout.ROLLOUTS}/{path.name}: ")]
+    return shortened(lines, run.id)
+
+
+def _run(root: Path, ref: str) -> Run:
+    try:
+        return open_run(root, ref)
+    except StoreError as error:
+        if Path(ref).is_dir() and not (Path(ref) / layout.MANIFEST).exists():
+            hint = "name a run, a folder of step-*.parquet, or one table of responses"
+            raise StoreError("the folder holds neither a run nor saved rollouts", where=ref, hint=hint) from error
+        raise
+
+
+def _loose_files(folder: Path) -> dict[int, Path]:
+    found = [
+        (*parsed, p) for p in sorted(folder.iterdir()) if (parsed := layout.parse_rollout_name(p.name)) is not None
+    ]
+    return newest(found, {})
+
+
+def _run_of(run_dir: Path, notes: list[str]) -> Run | None:
+    """The run around loose files, if there is one that can be read."""
+    if not (run_dir / layout.MANIFEST).exists():
+        return None
+    try:
+        return open_run(run_dir.parent, str(run_dir))
+    except StoreError as error:
+        notes.append(f"the run around these rollouts cannot be read: {error.message}")
+        return None
+
+
+def _records_of(run: Run | None) -> dict[str, Mapping[str, Any]]:
+    records = run.manifest.rewards if run is not None else ()
+    return {str(r.get("source")): r for r in records if isinstance(r, Mapping)}
+
+
+def _recipe_of(run: Run | None, notes: list[str]) -> Recipe | None:
+    from vlmrl.recipe.load import recipe_from_resolved
+
+    if run is None:
+        return None
+    path = newest_resolved(run.dir)
+    try:
+        return recipe_from_resolved(parse_json(path.read_text("utf-8")), where=str(path))
+    except OSError as error:
+        notes.append(f"the run's resolved.json cannot be read: {error.strerror}")
+    except ValueError as error:
+        notes.append(f"the run's resolved.json is damaged: {error}")
+    except VlmrlError as error:
+        notes.append(f"the run's resolved.json cannot be used: {error.message}")
+    return None

@@ -1,0 +1,367 @@
+"""One pass over saved responses: read, score with one or two rewards, measure. In this process or over several.
+
+Built-in pure rewards run where the texts are decoded, in spawned processes when there are many rows; a user's reward
+runs in the workers of its `Scorer`, called as training called it: one list a step and source.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from vlmrl.errors import RewardError, VlmrlError
+from vlmrl.process import die_with_parent
+from vlmrl.reward_check.response_columns import Broken, Chunk, Decoded, Decoder, PieceReader, ResponseColumns
+from vlmrl.reward_check.scores import Floats, Scores
+from vlmrl.rewards import reward_record
+from vlmrl.rewards.accuracy_part import accuracy_part
+from vlmrl.rewards.base import UNSCORED, RewardSpec
+from vlmrl.rewards.scorer import Scorer
+from vlmrl.tasks.builtin_rewards import load_recorded
+from vlmrl.tasks.truth_kinds import CONTRADICTS
+from vlmrl.types import Media, RewardInput, Score
+
+MAX_TEXTS = 8_000
+"""About so many responses are kept as text, for what looks at words: whole groups, picked by a hash."""
+POOL_ROWS = 40_000
+"""Fewer rows are done before a second process has started."""
+HASH_RANGE = 1 << 32
+
+
+@dataclass(frozen=True)
+class ChosenReward:
+    """The reward of one source. `changed`: how it differs from the one that scored the rollouts, or ""."""
+
+    spec: RewardSpec
+    weights: Mapping[str, float]
+    changed: str = ""
+
+
+@dataclass(frozen=True)
+class TaskRef:
+    """A task by name, as a worker can make it. `variant`: see `tasks.make_task`; None = its default."""
+
+    name: str
+    info: Mapping[str, Any]
+    variant: str | None = None
+
+    def make(self) -> Any:
+        """The task, or None where this dataset cannot have it."""
+        from vlmrl.tasks import make_task
+
+        try:
+            return make_task(self.name, self.info, *((self.variant,) if self.variant else ()))
+        except VlmrlError:
+            return None
+
+
+@dataclass
+class ScoredResponses:
+    """What one pass found; columns over the rows that could be read.
+
+    Args:
+        stored: the scores saved beside the responses; None = none were.
+        sides: the new scores, one a reward that was asked for.      seconds: what each took for each row.
+        right_N: the accuracy of each response, 1 = right; NaN where nothing says it.
+        texts: row of the input -> response, for about MAX_TEXTS rows spread over it, groups whole.
+        broken: rows that could not be read.     doubts: see `Decoded`; the first of each file piece.
+        num_broken, num_doubts: how many there are of both.      num_contradictions: doubts of truths that contradict
+            themselves.
+    """
+
+    facts: ResponseColumns
+    stored: Scores | None
+    sides: list[Scores]
+    seconds: list[Floats]
+    right_N: Floats
+    texts: dict[int, str]
+    broken: list[Broken] = field(default_factory=list)
+    doubts: list[Broken] = field(default_factory=list)
+    num_broken: int = 0
+    num_doubts: int = 0
+    num_contradictions: int = 0
+
+
+@dataclass(frozen=True)
+class ScoringPlan:
+    """What is done to every piece.
+
+    Args:
+        decoder: how a piece is read.     sides: source -> reward, for each scoring that is wanted.
+        tasks: source -> task, for right and wrong.
+        keep_going: a failing reward is counted; otherwise the first failure that was not there in training stops.
+        limits: of a user's reward.       image_of: media of a row -> PIL images, where a reward looks at them.
+    """
+
+    decoder: Decoder
+    sides: Sequence[Mapping[str, ChosenReward]]
+    tasks: Mapping[str, TaskRef]
+    keep_going: bool = False
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    image_of: Callable[[Sequence[Media], str], list[Any]] | None = None
+
+    @property
+    def pure(self) -> bool:
+        return all(c.spec.pure and not c.spec.needs_images for side in self.sides for c in side.values())
+
+
+def scan(
+    reader: PieceReader, plan: ScoringPlan, *, jobs: int = 1, progress: Callable[[int], None] | None = None
+) -> ScoredResponses:
+    """Go once over the input. The result does not depend on `jobs`.
+
+    Args:
+        jobs: processes, used where every reward is pure and there are many rows.
+        progress: called with the number of rows that are done.
+    Raises: RewardError for a failing reward (see `Plan.keep_going`); StoreError or DataError for an unreadable file.
+    """
+    several = jobs > 1 and plan.pure
+    pieces, limit, done = [], HASH_RANGE, 0
+    for piece, limit in _spread(reader, plan, jobs) if several else _here(reader, plan):  # noqa: B007
+        pieces.append(piece)
+        done += len(piece.facts) + piece.num_broken
+        if progress is not None:
+            progress(done)
+    return _joined(pieces, limit)
+
+
+def _here(reader: PieceReader, plan: ScoringPlan) -> Iterator[tuple[ScoredResponses, int]]:
+    with ScoringWork(plan) as work:
+        for chunk, limit in _with_limits(reader):
+            yield work.on(chunk, limit), limit
+
+
+def _spread(reader: PieceReader, plan: ScoringPlan, jobs: int) -> Iterator[tuple[ScoredResponses, int]]:
+    """The pieces in order, each done by one of `jobs` processes; this one reads. Small inputs are done here."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
+    pieces = _with_limits(reader)
+    first: list[tuple[Chunk, int]] = []
+    while sum(chunk.rows for chunk, _ in first) < POOL_ROWS:
+        if (got := next(pieces, None)) is None:
+            with ScoringWork(plan) as work:
+                yield from ((work.on(chunk, limit), limit) for chunk, limit in first)
+            return
+        first.append(got)
+    sides = [{s: reward_record(c.spec, c.weights) for s, c in side.items()} for side in plan.sides]
+    setup = (replace(plan, sides=(), image_of=None), sides, os.getpid())
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=setup)
+    try:
+        waiting: deque[tuple[Any, int]] = deque()
+        for chunk, limit in itertools.chain(first, pieces):
+            waiting.append((pool.submit(_on, chunk, limit), limit))
+            if len(waiting) > 2 * jobs + 1:
+                future, of = waiting.popleft()
+                yield future.result(), of
+        for future, of in waiting:
+            yield future.result(), of
+    except BrokenProcessPool as error:
+        raise RewardError(
+            "a process that scored rows was ended from outside", hint="out of memory? --jobs 1 needs the least"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _with_limits(reader: PieceReader) -> Iterator[tuple[Chunk, int]]:
+    """Each piece, with the hash below which a group's texts are kept: halved as the input turns out to be longer."""
+    limit, rows = HASH_RANGE, 0
+    for chunk in reader.chunks():
+        rows += chunk.rows
+        while rows * limit > MAX_TEXTS * HASH_RANGE:
+            limit //= 2
+        yield chunk, limit
+
+
+_work: ScoringWork | None = None
+
+
+def _begin(plan: ScoringPlan, sides: Sequence[Mapping[str, Mapping[str, Any]]], parent: int) -> None:
+    """Start of a spawned process: Ctrl-C is the parent's affair, and the process does not outlive it."""
+    global _work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(parent)
+    loaded = [
+        {source: ChosenReward(load_recorded(record), record["weights"]) for source, record in side.items()}
+        for side in sides
+    ]
+    _work = ScoringWork(replace(plan, sides=loaded))
+
+
+def _on(chunk: Chunk, limit: int) -> ScoredResponses:
+    assert _work is not None
+    return _work.on(chunk, limit)
+
+
+class ScoringWork:
+    """What is done to one piece after another. A context manager: users' rewards have workers."""
+
+    def __init__(self, plan: ScoringPlan) -> None:
+        self.plan = plan
+        self._stack = ExitStack()
+        self._scorers = [
+            {s: self._stack.enter_context(Scorer(c.spec, c.weights, **plan.limits)) for s, c in side.items()}
+            for side in plan.sides
+        ]
+        self._outcomes = {s: task.outcome for s, ref in plan.tasks.items() if (task := ref.make()) is not None}
+        specs = [c.spec for side in plan.sides for c in side.values()]
+        self._images, self._ids = any(s.needs_images for s in specs), any(s.needs_token_ids for s in specs)
+
+    def __enter__(self) -> ScoringWork:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def on(self, chunk: Chunk, limit: int) -> ScoredResponses:
+        """Read and score one piece; texts of groups whose hash is below `limit` are kept."""
+        made = self.plan.decoder.decode(chunk, media=self._images, ids=self._ids)
+        found = [self._score(made, side) for side in self._scorers]
+        scored, sides = [scores for scores, _ in found], [Scores.of(scores) for scores, _ in found]
+        kept = np.flatnonzero(hashes(made.facts.groups_N) < limit)
+        texts = {int(made.facts.rows_N[i]): made.inputs[i].response for i in kept.tolist()}
+        return ScoredResponses(
+            made.facts, made.stored, sides, [seconds for _, seconds in found],
+            self._right(made, sides, scored), texts,
+            list(made.broken[:100]), list(made.doubts[:100]), len(made.broken), len(made.doubts),
+            sum(CONTRADICTS in doubt.why for doubt in made.doubts),
+        )  # fmt: skip
+
+    def _score(self, made: Decoded, side: Mapping[str, Scorer]) -> tuple[list[Score], Floats]:
+        size = len(made.inputs)
+        names = _Names(self.plan.decoder, made.facts)
+        found, seconds = [UNSCORED] * size, np.zeros(size)
+        for source, rows in _calls(made.facts):
+            scorer = side[source]
+            inputs = made.inputs if len(rows) == size else [made.inputs[i] for i in rows]
+            if scorer.spec.needs_images and self.plan.image_of is not None:
+                inputs = [
+                    replace(x, images=self.plan.image_of(made.media[i], names[i]))
+                    for x, i in zip(inputs, rows, strict=True)
+                ]
+            called = names if len(rows) == size else [names[i] for i in rows]
+            scores = self._called(scorer, inputs, called, _failures(made, rows))
+            seconds[rows] = scorer.seconds
+            for place, score in zip(rows.tolist(), scores, strict=True):
+                found[place] = score
+        return found, seconds
+
+    def _called(self, scorer: Scorer, inputs: Sequence[RewardInput], names: Any, failed_then: Any) -> list[Score]:
+        """One call of a reward. A failure that was not there in training stops, with the row and its traceback."""
+        if self.plan.keep_going or np.any(failed_then):
+            scores = scorer.score(inputs, rows=names)
+            new = np.flatnonzero(np.asarray([score.error is not None for score in scores]) & ~failed_then)
+            if self.plan.keep_going or not len(new):
+                return scores
+            first = int(new[0])
+            batched = scorer.spec.user is not None and scorer.spec.user.batched
+            alone = list(range(len(inputs))) if batched else [first]
+            scorer.score([inputs[i] for i in alone], strict=True, rows=[names[i] for i in alone])  # raises
+            raise RewardError(
+                f"reward `{scorer.spec.name}` failed once and then did not: {scores[first].error}", where=names[first]
+            )
+        return scorer.score(inputs, strict=True, rows=names)
+
+    def _right(self, made: Decoded, sides: Sequence[Scores], scored: Sequence[Sequence[Score]]) -> Floats:
+        """The accuracy of every row: of a reward for which the recipe names it, else the task's own, else of the first
+        reward that has one (rewards/accuracy_part.py).
+        """
+        right = np.full(len(made.inputs), math.nan)
+        for source in made.facts.sources.words:
+            rows = np.flatnonzero(made.facts.sources.codes_N == _code(made.facts, source))
+            found: list[Floats] = []
+            for scores, each, side in zip(sides, scored, self.plan.sides, strict=True):
+                parts = {name for i in rows.tolist() for name in each[i].parts}  # columns are of all sources
+                if source in side and (part := accuracy_part(parts, side[source].spec)) is not None:
+                    found.append(scores.parts[part][rows])
+            named = any(side[source].spec.accuracy_named for side in self.plan.sides if source in side)
+            by = next((s for s, side in zip(scored, self.plan.sides, strict=True) if source in side), None)
+            own = None if named and found else self._own_right(made, source, rows, by)
+            right[rows] = own if own is not None else found[0] if found else math.nan
+        return right
+
+    def _own_right(self, made: Decoded, source: str, rows: Any, scores: Sequence[Score] | None) -> Floats | None:
+        """The task's own accuracy of these rows; None where it has none. Args: scores: of all rows; None = of none."""
+        outcome = self._outcomes.get(source)
+        if outcome is None:
+            return None
+        right, has_one = np.full(len(rows), math.nan), False
+        for place, i in enumerate(rows.tolist()):
+            x = made.inputs[i]
+            try:
+                measured = outcome(x, UNSCORED if scores is None else scores[i])
+            except RewardError:  # a truth taken as it is, see `Decoded.doubts`: no response to it is right or wrong
+                has_one = True
+                continue
+            accuracy = measured.get("accuracy")
+            has_one |= "accuracy" in measured
+            right[place] = math.nan if accuracy is None else accuracy
+        return right if has_one else None
+
+
+def hashes(numbers_N: Any) -> Any:
+    """A number in [0, 2**32) for each one, the same in every process, without a pattern."""
+    mixed = numbers_N.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9) >> np.uint64(32)
+
+
+class _Names(Sequence[str]):
+    """Names of rows, made when asked for."""
+
+    def __init__(self, decoder: Decoder, facts: ResponseColumns) -> None:
+        self._decoder, self._facts = decoder, facts
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._decoder.where(self._facts, index)
+
+
+def _calls(facts: ResponseColumns) -> Iterator[tuple[str, Any]]:
+    """(source, rows) of every call of a reward: one a step and source, in their order."""
+    codes = facts.sources.codes_N.astype(np.int64)
+    key = facts.steps_N.astype(np.int64) * (len(facts.sources.words) + 1) + codes
+    for one in dict.fromkeys(key.tolist()) if len(key) and np.ptp(key) else key[:1].tolist():
+        rows = np.flatnonzero(key == one)
+        yield facts.sources.words[codes[rows[0]]], rows
+
+
+def _code(facts: ResponseColumns, source: str) -> int:
+    return facts.sources.words.index(source) if source in facts.sources.words else -2
+
+
+def _failures(made: Decoded, rows: Any) -> Any:
+    return made.stored.failed_N[rows] if made.stored is not None else np.zeros(len(rows), dtype=bool)
+
+
+def _joined(pieces: Sequence[ScoredResponses], limit: int) -> ScoredResponses:
+    facts = ResponseColumns.concat([p.facts for p in pieces])
+    stored = [p.stored for p in pieces]
+    texts = {row: text for p in pieces for row, text in p.texts.items()}
+    kept = set(facts.rows_N[hashes(facts.groups_N) < limit].tolist())
+    return ScoredResponses(
+        facts,
+        Scores.concat([s for s in stored if s is not None]) if all(s is not None for s in stored) else None,
+        [Scores.concat([p.sides[k] for p in pieces]) for k in range(len(pieces[0].sides))],
+        [np.concatenate([p.seconds[k] for p in pieces]) for k in range(len(pieces[0].sides))],
+        np.concatenate([p.right_N for p in pieces]),
+        {row: text for row, text in texts.items() if row in kept},
+        [b for p in pieces for b in p.broken][:100],
+        [d for p in pieces for d in p.doubts][:100],
+        sum(p.num_broken for p in pieces),
+        sum(p.num_doubts for p in pieces),
+        sum(p.num_contradictions for p in pieces),
+    )

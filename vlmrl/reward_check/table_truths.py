@@ -1,0 +1,135 @@
+"""A table's ground truth as a task's truth: typed fields, or a text in the form of the task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from vlmrl.data.columns import plain
+from vlmrl.errors import RewardError
+from vlmrl.json_text import parse_json
+from vlmrl.tasks.own_task import is_own
+from vlmrl.tasks.truth_kinds import CONTRADICTS, TruthForm
+
+PLAIN_FIELDS = ("answer", "ground_truth")
+"""Where a reward finds a truth that is one value: under the first in training on a table, under both in a check."""
+Found = tuple[Mapping[str, Any], str, str]
+"""(truth, why it cannot be used or "", what is doubtful about it or "")."""
+
+
+@dataclass(frozen=True)
+class TruthRule:
+    """How the ground truths of a table are read.
+
+    Args:
+        task: name of the task; "" = none: the cell is the truth's fields PLAIN_FIELDS, a mapping is the whole truth.
+        form: how the task's truths stand in a table.    variant: of the task.
+        lenient: a truth that breaks its form is kept as it is, told as a doubt, for a reward that takes any text.
+    """
+
+    task: str = ""
+    form: TruthForm = field(default_factory=TruthForm)
+    variant: str | None = None
+    lenient: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send a rule to another process; that of a task of one's own is made again there, from the file."""
+        if is_own(self.task):
+            return _own_rule, (self.task, self.variant, self.lenient)
+        return TruthRule, (self.task, self.form, self.variant, self.lenient)
+
+    def fields_in(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row has truth fields as columns."""
+        return any(row.get(name) is not None for name in self.form.fields)
+
+    def read(self, cell: Any, row: Mapping[str, Any]) -> Found:
+        """The truth of a row from its ground-truth cell and, under a task, from columns named as truth fields."""
+        if isinstance(cell, str) and cell.lstrip()[:1] == "{":
+            try:
+                cell = parse_json(cell)
+            except ValueError as error:
+                if self.task:  # without one it may be any text: {1, 2} is a set
+                    return {}, f"the ground truth looks like JSON and is not: {error}", ""
+        if isinstance(cell, Mapping):
+            cell = plain(cell)
+            inner = cell.get("ground_truth")
+            is_truth = any(name in cell for name in self.form.fields[:1])
+            nested = not is_truth and isinstance(inner, (str, int, float, Mapping))
+            return self.read(inner, row) if nested and self.task else self._checked(cell)
+        if self.fields_in(row):
+            typed = {name: _typed(row[name]) for name in self.form.fields if row.get(name) is not None}
+            return self._checked(typed)
+        if self.form.read is not None:
+            return self._from_text(cell, self.form.read)
+        if self.task and not self.form.fields and cell is not None:
+            return self._checked({"answer": plain(cell)})
+        if self.task:
+            return {}, f"the ground truth is {cell!r:.60}, not a mapping of truth fields", ""
+        return ({} if cell is None else dict.fromkeys(PLAIN_FIELDS, plain(cell))), "", ""
+
+    def _from_text(self, cell: Any, read: Callable[[str], Mapping[str, Any]]) -> Found:
+        text = str(int(cell)) if isinstance(cell, bool) else str(cell)
+        try:
+            if cell is None:
+                raise RewardError("there is no ground truth")
+            return {**read(text), "ground_truth": cell}, "", ""
+        except RewardError as error:
+            why = error.message + (f" ({error.hint})" if error.hint else "")
+            return ({"ground_truth": cell}, "", why) if self.lenient else ({}, why, "")
+
+    def _checked(self, truth: Mapping[str, Any]) -> Found:
+        """A typed truth, held against the task's schema."""
+        if self.task:
+            validate = _validator(self.task, json.dumps(self.form.settings), self.variant)
+            if validate is not None and (wrong := validate(truth)):
+                problem = f"the ground truth breaks the task `{self.task}`: {'; '.join(wrong)}"
+                return self._as_text(truth, problem) if self.lenient else ({}, problem, "")
+        return truth, "", ""
+
+    def _as_text(self, truth: Mapping[str, Any], problem: str) -> Found:
+        """An unsound typed truth beside its text in the task's form, which lenient rewards score; the problem where it
+        cannot be written.
+        """
+        if self.form.write is None or self.form.read is None:
+            return {}, problem, ""
+        text = ""
+        try:
+            text = self.form.write(truth)
+            self.form.read(text)
+        except RewardError as error:
+            if CONTRADICTS not in error.message:
+                return {}, problem, ""
+            return {**truth, "ground_truth": text}, "", error.message
+        return {**truth, "ground_truth": text}, "", problem
+
+
+def _own_rule(task: str, variant: str | None, lenient: bool) -> TruthRule:
+    from vlmrl.tasks import find_task
+
+    return TruthRule(task, find_task(task).truth_form({}, ()), variant, lenient)
+
+
+@lru_cache(maxsize=8)
+def _validator(task: str, settings: str, variant: str | None) -> Callable[[Mapping[str, Any]], list[str]] | None:
+    from vlmrl.reward_check.scoring import TaskRef
+
+    made = TaskRef(task, {"name": task, **parse_json(settings)}, variant).make()
+    return made.validate if made is not None else None
+
+
+def _typed(cell: Any) -> Any:
+    """A cell of a typed column; what CSV holds as text is read as what it is: true, 0, ["a", "b"], `a; b`."""
+    if not isinstance(cell, str):
+        return plain(cell)
+    text = cell.strip()
+    if text.lower() in ("true", "false", "1", "0", "1.0", "0.0"):
+        return text.lower() in ("true", "1", "1.0")
+    if text.startswith("["):
+        try:
+            return parse_json(text)
+        except ValueError:
+            return text
+    return [name.strip() or None for name in text.split(";")] if ";" in text else text

@@ -1,0 +1,120 @@
+"""Known tricks against a reward for answers that are texts or numbers: hedges, echoes, answers in the wrong place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from vlmrl.errors import RewardError
+from vlmrl.rewards.text_rewards import ground_truth
+from vlmrl.tasks.attack import Attack, Make, says, void_attacks
+from vlmrl.types import RewardInput
+
+MOST_ANSWERS = 20
+FORMS = (
+    "{}",
+    "<think>I cannot tell.</think><answer>{}</answer>",
+    "\\boxed{{{}}}",
+    "<think>I cannot tell.</think>\\boxed{{{}}}",
+)
+"""Forms in which an honest answer may be given; the reward takes at least one of them."""
+
+
+def expected(x: RewardInput) -> list[str]:
+    """The accepted answers of a row as texts."""
+    try:
+        truth = ground_truth(x)
+    except RewardError:
+        return []
+    accepted = truth if isinstance(truth, (list, tuple)) else [truth]
+    return [str(one) for one in accepted]
+
+
+def answers(rows: Sequence[RewardInput]) -> list[str]:
+    """The distinct expected answers, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for x in rows:
+        counts.update(expected(x)[:1])
+    return [text for text, _ in counts.most_common(MOST_ANSWERS)]
+
+
+def right_text(x: RewardInput) -> str:
+    return next(iter(expected(x)), "")
+
+
+def wrong_text(x: RewardInput, known: Sequence[str]) -> str:
+    return next((a for a in known if a != right_text(x)), right_text(x) + "0")
+
+
+def text_attacks(rows: Sequence[RewardInput], form: str) -> list[Attack]:
+    """All of them, for rows with text answers. `form`: the one that pays, such as FORMS[0]."""
+    known = answers(rows)
+    every = " ".join(known)
+    numbers = " ".join(str(n) for n in range(200))
+
+    def both(name: str, idea: str, form: str) -> Attack:
+        def one(x: RewardInput) -> str:
+            return form % (wrong_text(x, known), right_text(x))
+
+        def other(x: RewardInput) -> str:
+            return form % (right_text(x), wrong_text(x, known))
+
+        return Attack(name, idea, "broken", one, turned=other)
+
+    def holds(text: str) -> Make:
+        return says(f"<think>x</think><answer>{text}</answer>")
+
+    found = [
+        *void_attacks(""),
+        *text_misses(form, right_text),
+        Attack("not a number", "the float that equals nothing", "guess", holds("nan")),
+        Attack("infinite", "a number beyond all bounds", "guess", holds("1e999")),
+        Attack("all numbers", "0 to 199", "guess", holds(numbers)),
+        Attack("placeholder", "the word None", "guess", holds("None")),
+    ]  # fmt: skip
+    if len(known) < 2:
+        return found
+    return [
+        *found,
+        Attack("every answer", "all answers of the dataset in one", "guess", holds(every)),
+        Attack("every answer, bare", "the same without tags", "guess", says(every)),
+        both("two answers", "the right one and a wrong one, each in its tag",
+             "<think>x</think><answer>%s</answer><answer>%s</answer>"),
+        both("answer in think", "one answer inside think, one outside",
+             "<think><answer>%s</answer></think><answer>%s</answer>"),
+        both("two boxes", "the right one and a wrong one", "\\boxed{%s} or \\boxed{%s}"),
+        both("or", "both in one answer", "<think>x</think><answer>%s or %s</answer>"),
+        Attack("denied", "not the right answer", "broken",
+               lambda x: f"<think>x</think><answer>not {right_text(x)}</answer>"),
+    ]  # fmt: skip
+
+
+def text_misses(form: str, right: Callable[[RewardInput], str]) -> list[Attack]:
+    """For text answers. Args: form: how an answer is given, with `{}` for it; right: the right answer of a row."""
+
+    def miss(name: str, idea: str, change: Callable[[str], str | None]) -> Attack:
+        def make(x: RewardInput) -> str | None:
+            wanted = right(x)
+            changed = change(wanted) if wanted else None
+            return None if changed is None or _alike(changed, wanted) else form.format(changed)
+
+        return Attack(name, idea, "miss", make)
+
+    return [
+        miss("longer at the end", "the right answer with 9 after it", lambda t: None if "." in t else f"{t}9"),
+        miss("longer at the front", "the right answer with 9 before it", lambda t: f"9{t}"),
+        miss("first half", "the first half of the right answer", lambda t: t[: len(t) // 2] or None),
+        miss("last half", "the last half of the right answer", lambda t: t[(len(t) + 1) // 2 :] or None),
+        miss("minus", "the right number, negative",
+             lambda t: f"-{t}" if t.strip("0.") and t.replace(".", "").isdigit() else None),
+        miss("in a list", "the right answer among others", lambda t: f"{t}, {t}9, 9{t}"),
+        miss("last of a list", "the right answer after others", lambda t: f"{t}9, 9{t}, {t}"),
+    ]  # fmt: skip
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two texts are one answer: the first half of `1.0` is 1, which is no miss."""
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return one.strip(" .") == other.strip(" .")

@@ -1,0 +1,187 @@
+"""Measures of response texts: how alike they are, how they repeat themselves, which characters they are made of.
+
+All texts of a step are measured together, in a bounded amount of work. Letters: D texts, N characters of all texts,
+U different texts, K hash functions.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from vlmrl.reward_check.scores import Floats, Ints
+
+ANSWER = re.compile(r"<answer>([^<]{1,400})</answer>|\\boxed\{([^{}]{1,200})\}")
+MOST_PLAIN_ANSWER_CHARS = 40
+MAX_CHARS = 4_000
+"""Characters of a text that are looked at: half of them its first, half its last."""
+LIKENESS_CHARS = 1_000
+"""The same where texts are compared with each other."""
+REPEAT_CHARS = 12
+"""Length of the character n-grams whose repetition is counted. Three words, or a formula: longer than a tag name."""
+REPEATING = 0.9
+"""A text repeats itself when so many of its n-grams were there before. Markup of many like elements stays below."""
+LEAST_REPEATING_CHARS = 100
+SHINGLE_CHARS = 5
+HASHES = 32
+ALIKE = 0.9
+"""Two texts are alike when they share so many of their character n-grams (Jaccard's coefficient) and end alike."""
+ENDING_CHARS = 24
+PREFIX_CHARS = 24
+CLASSES = ("lowercase", "digit", "uppercase", "punctuation", "whitespace", "non_ascii")
+"""Classes of characters. Letters of other scripts are `non_ascii`, as are their digits and signs."""
+
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_ASCII_CLASS = np.asarray(
+    [
+        1 if c.isdigit() else 2 if c.isupper() else 0 if c.isalpha() else 4 if c.isspace() or not c.isprintable() else 3
+        for c in map(chr, range(128))
+    ]
+    + [5]
+)
+
+
+@dataclass(frozen=True)
+class TextMeasures:
+    """Measures of the texts of one step; shares are in [0, 1].
+
+    Args:
+        alike_share: the largest set of texts that are alike, as a share of all texts.
+        alike_in_group_share: the same within each group, averaged over groups.
+        same_prefix_share: texts that begin with the most common first PREFIX_CHARS characters.
+        repeating_share: texts that repeat themselves.
+        class_shares: class of characters -> its share of a text, averaged over texts.
+        top_character_share: share of the most common ASCII character of a text but the space, averaged over texts.
+        characters_mean: length of a text in characters, averaged over texts.
+    """
+
+    alike_share: float
+    alike_in_group_share: float
+    same_prefix_share: float
+    repeating_share: float
+    class_shares: dict[str, float]
+    top_character_share: float
+    characters_mean: float
+
+
+def measure_texts(texts: Sequence[str], groups: Sequence[int]) -> TextMeasures:
+    """Measure the texts of a step. `groups`: number of the group of each text. Raises: ValueError without any text."""
+    if not texts:
+        raise ValueError("there is no text to measure")
+    cut = [_ends(text, MAX_CHARS) for text in texts]
+    code_N, text_N = _characters(cut)
+    size_D = np.bincount(text_N, minlength=len(texts))
+    some_D = np.maximum(size_D, 1)
+    ascii_N = np.minimum(code_N, 128)
+    class_DC = _table(text_N, _ASCII_CLASS[ascii_N], len(texts), len(CLASSES)) / some_D[:, None]
+    character_DA = _table(text_N, ascii_N, len(texts), 129)
+    character_DA[:, [ord(" "), 128]] = 0
+    alike, in_group = _alike_shares(texts, np.asarray(groups))
+    prefixes = np.unique([text.lstrip()[:PREFIX_CHARS] for text in texts], return_counts=True)[1]
+    return TextMeasures(
+        alike, in_group, float(prefixes.max() / len(texts)),
+        float(np.mean(_repeating(code_N, text_N, size_D))),
+        dict(zip(CLASSES, class_DC.mean(0).tolist(), strict=True)),
+        float(np.mean(character_DA.max(1) / some_D)), float(np.mean([len(text) for text in texts])),
+    )  # fmt: skip
+
+
+def repeats_itself(text: str) -> bool:
+    """Return whether a text repeats itself, in words or in characters (see REPEATING)."""
+    code_N, text_N = _characters([_ends(text, MAX_CHARS)])
+    return bool(_repeating(code_N, text_N, np.asarray([len(code_N)]))[0])
+
+
+def answer_of(text: str) -> str | None:
+    """Return the final answer in a response: in `<answer>` or a box, else a short text as a whole; None without one."""
+    found = ANSWER.findall(text)
+    if found:
+        return "".join(found[-1]).strip()
+    plain = text.strip()
+    return plain if 0 < len(plain) <= MOST_PLAIN_ANSWER_CHARS and "<" not in plain else None
+
+
+@lru_cache(maxsize=4096)
+def joins_words(character: str) -> bool:
+    """Return whether a script writes its words without spaces between them: Han, kana, Thai, Lao, Khmer, Burmese ..."""
+    name = unicodedata.name(character, "")
+    return name.startswith(("CJK ", "HIRAGANA", "KATAKANA", "THAI ", "LAO ", "KHMER ", "MYANMAR ", "TIBETAN ", "YI "))
+
+
+def _ends(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most // 2] + text[-(most // 2) :]
+
+
+def _characters(texts: Sequence[str]) -> tuple[Any, Ints]:
+    """(code point [N], number of its text [N]) of all characters."""
+    code_N = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.int64)
+    return code_N, np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+
+
+def _table(row_N: Ints, column_N: Ints, rows: int, columns: int) -> Floats:
+    counts = np.bincount(row_N * columns + column_N, minlength=rows * columns)
+    return counts.reshape(rows, columns).astype(np.float64)
+
+
+def _ngrams(code_N: Any, text_N: Ints, length: int) -> tuple[Any, Ints]:
+    """(hash, number of its text) of every character n-gram that lies within one text."""
+    number = max(0, len(code_N) - length + 1)
+    hash_N = np.zeros(number, dtype=np.uint64)
+    for shift in range(length):
+        hash_N = (hash_N + code_N[shift : shift + number].astype(np.uint64) + np.uint64(1)) * _BASE
+        hash_N ^= hash_N >> np.uint64(29)
+    whole_N = text_N[:number] == text_N[length - 1 :]
+    return hash_N[whole_N], text_N[:number][whole_N]
+
+
+def _repeating(code_N: Any, text_N: Ints, size_D: Ints) -> Any:
+    """[D] whether each text repeats itself."""
+    hash_N, owner_N = _ngrams(code_N, text_N, REPEAT_CHARS)
+    # The text in the high bits: one sort brings the equal n-grams of each text together.
+    key_N = np.sort((owner_N.astype(np.uint64) << np.uint64(44)) | (hash_N >> np.uint64(20)))
+    first_N = np.ones(len(key_N), dtype=bool)
+    first_N[1:] = key_N[1:] != key_N[:-1]
+    distinct_D = np.bincount((key_N[first_N] >> np.uint64(44)).astype(np.int64), minlength=len(size_D))
+    total_D = np.maximum(size_D - REPEAT_CHARS + 1, 1)
+    return (size_D >= LEAST_REPEATING_CHARS) & (1 - distinct_D / total_D >= REPEATING)
+
+
+def _alike_shares(texts: Sequence[str], group_D: Ints) -> tuple[float, float]:
+    """(largest set of texts that are alike, the same within each group on average), as shares."""
+    plain = [_ends(" ".join(_ends(text, 2 * LIKENESS_CHARS).split()).casefold(), LIKENESS_CHARS) for text in texts]
+    known = {text: number for number, text in enumerate(dict.fromkeys(plain))}
+    text_D = np.asarray([known[text] for text in plain])
+    alike_UU = _alike(list(known))
+    _, group_D = np.unique(group_D, return_inverse=True)
+    counts_GU = _table(group_D, text_D, int(group_D.max()) + 1, len(known))
+    near_GU = np.where(counts_GU > 0, counts_GU @ alike_UU, 0)
+    overall = float((counts_GU.sum(0) @ alike_UU).max() / len(texts))
+    return overall, float(np.mean(near_GU.max(1) / counts_GU.sum(1)))
+
+
+def _alike(texts: Sequence[str]) -> Floats:
+    """[U, U] 1 where two different texts are alike, else 0. Jaccard's coefficient is estimated by MinHash."""
+    signature_UK = _signatures(texts)
+    ending_U = np.unique([answer_of(t) or t[-ENDING_CHARS:] for t in texts], return_inverse=True)[1]
+    alike_UU = np.zeros((len(texts), len(texts)))
+    for number in range(len(texts)):
+        alike_UU[number] = (np.mean(signature_UK == signature_UK[number], axis=1) >= ALIKE) & (
+            ending_U == ending_U[number]
+        )
+    return alike_UU
+
+
+def _signatures(texts: Sequence[str]) -> Any:
+    """[U, K] the least hash of each text's n-grams, for each of K hash functions. A short text is padded to one."""
+    code_N, text_N = _characters([text.ljust(SHINGLE_CHARS, "\0") for text in texts])
+    hash_N, owner_N = _ngrams(code_N, text_N, SHINGLE_CHARS)
+    starts_U = np.searchsorted(owner_N, np.arange(len(texts)))
+    odd_K = np.random.default_rng(0).integers(0, 1 << 63, HASHES, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    mixed = ((hash_N * odd) for odd in odd_K)
+    return np.stack([np.minimum.reduceat(h ^ (h >> np.uint64(31)), starts_U) for h in mixed], axis=1)

@@ -1,0 +1,148 @@
+"""Tricks tried on a reward: what each earned on every row, and what is to be said of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vlmrl.reward_check.scores import Floats
+from vlmrl.reward_check.statistics import mean
+from vlmrl.rewards.scorer import Scorer
+from vlmrl.tasks.attack import Attack
+from vlmrl.types import RewardInput
+
+EPSILON = 1e-9
+HUNG = "no answer within"
+"""In the error of a row whose worker was ended for its silence."""
+SLOW_SECONDS = 1.0
+"""More than that for one response: a model that finds the text stops the run."""
+WORDS = {
+    "hole": "pays more than honest play without a clue",
+    "leak": "pays for what should earn nothing",
+    "blind": "pays a wrong answer like the right one",
+    "improper": "the best answer is not what one believes",
+    "hangs": "makes the reward hang",
+    "breaks": "makes the reward fail",
+    "slow": "takes more than a second",
+    "silent": "a truth that is broken is scored all the same",
+    "unfair": "an honest answer in another spelling loses",
+}
+"""Verdict -> what it says, the worst first: pay that is not earned, then what stops a run, then what is lost."""
+ADVICE = {
+    "hole": "read one answer from its one place, and pay nothing for a response that breaks the form",
+    "leak": "give what cannot be read the least there is: no default answer, no credit for what is absent",
+    "blind": "compare the whole answer, every name in its place, and look at nothing else",
+    "breaks": "return a number for any text, 0 for what cannot be read; check for NaN and overflow",
+    "hangs": "no nested repeats in a regular expression, no eval, and a limit on the length that is read",
+    "slow": "no regular expression that reads a text again from every place, and a limit on the length that is read",
+    "unfair": "compare without case, outer blanks and end points",
+    "silent": "raise an error for a truth that cannot be read: a 0 for every response hides it",
+    "improper": "a proper score, such as 1 - (p - y)**2",
+}
+"""Verdict -> what to do."""
+WARNINGS = ("unfair", "silent")
+"""Verdicts that are no way to be paid: shown, and counted apart."""
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What a trick earned.
+
+    Args:
+        kind: see attacks.py; also `truth` and `belief`.
+        mean, best: value over the rows; None when the reward failed on all of them.
+        paid: share of rows on which it earned more than the least that anything did there.
+        errors: rows on which the reward failed; `error` is the first failure.
+        verdict: a key of WORDS; "" = nothing found.
+    """
+
+    name: str
+    idea: str
+    kind: str
+    mean: float | None
+    best: float | None
+    paid: float | None
+    errors: int
+    error: str
+    verdict: str
+    example: str
+
+    @property
+    def flagged(self) -> bool:
+        return self.verdict not in ("", *WARNINGS)
+
+
+@dataclass
+class Tried:
+    """The values of one trick, NaN where the reward failed or the trick does not fit the row."""
+
+    attack: Attack
+    values_R: Floats
+    error: str
+    slowest: float
+
+    @property
+    def mean(self) -> float | None:
+        return mean(self.values_R)
+
+
+@dataclass(frozen=True)
+class Honest:
+    """Honest play on the rows: informed, wrong, and the best uninformed answer.
+
+    Args:
+        all: uninformed answer -> what it earns.
+        tolerance: a smaller difference of two values is noise of the reward or of rounding.
+    """
+
+    informed: Tried
+    wrong: Tried
+    uninformed: Tried
+    all: Mapping[str, float]
+    tolerance: float
+
+
+class Attempts:
+    """Responses tried on the rows with one scorer. `seconds`: of every row scored so far."""
+
+    def __init__(self, scorer: Scorer, rows: Sequence[RewardInput]) -> None:
+        self.scorer, self.rows = scorer, rows
+        self.seconds: list[float] = []
+
+    def on(self, attack: Attack, *, rows: Sequence[RewardInput] | None = None, strict: bool = False) -> Tried:
+        """The values of a trick; with `turned` the lower of both ways."""
+        rows = (self.rows if rows is None else rows)[: attack.most]
+        values, error = self._score([attack.write(x) for x in rows], strict)
+        slowest = max(self.seconds[-len(rows) :], default=0.0)
+        if slowest > SLOW_SECONDS and not error:  # a busy machine stalls once; a slow reward is slow again
+            self._score([attack.write(x) for x in rows], strict)
+            slowest = min(slowest, max(self.seconds[-len(rows) :], default=0.0))
+        if attack.turned is not None:
+            others, other = self._score([attack.write(x, turned=True) for x in rows], strict)
+            values, error = np.minimum(values, others), error or other
+        filled = np.full(len(self.rows), math.nan)
+        filled[: len(values)] = values
+        return Tried(attack, filled, error, slowest)
+
+    def _score(self, inputs: Sequence[RewardInput | None], strict: bool) -> tuple[Floats, str]:
+        places = [i for i, x in enumerate(inputs) if x is not None]
+        names = [f"row {i}" for i in places]
+        texts = [x for x in inputs if x is not None]
+        alone = 1 if self.scorer.spec.user is not None and not self.scorer.spec.user.batched else 0
+        scores = self.scorer.score(texts[:alone], strict=strict, rows=names)
+        self.seconds += self.scorer.seconds
+        if not any(HUNG in (s.error or "") for s in scores):  # where the first row hangs, the others would cost hours
+            scores += self.scorer.score(texts[alone:], strict=strict, rows=names[alone:])
+            self.seconds += self.scorer.seconds
+        values = np.full(len(inputs), math.nan)
+        values[places[: len(scores)]] = [s.value for s in scores]
+        return values, next((s.error for s in scores if s.error is not None), "")
+
+
+def ranked(results: Sequence[ProbeResult]) -> list[ProbeResult]:
+    """Return findings from the worst to the mildest (see WORDS), of a kind those that pay most first; then the rest."""
+    order = [*WORDS, ""]
+    return sorted(results, key=lambda r: (order.index(r.verdict), math.inf if r.mean is None else -r.mean))

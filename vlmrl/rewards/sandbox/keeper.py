@@ -1,0 +1,160 @@
+"""The keeper of a worker: starts it, says how it ended, and leaves no process of a user's reward behind.
+
+    scorer -> keeper -> worker (the user's code) -> whatever that starts
+
+It runs none of the user's code. Processes that lose their parent below it become its own children, also daemons in a
+session of their own, so that it finds them all. It ends them with the worker, when the scorer says so, when the scorer
+is gone, and when there are too many of them.
+
+The scorer writes one byte to the control socket: ASK (the worker seems to have ended: wait for it a moment) or END;
+the socket's end means END too. The keeper answers with one line before it exits: `exit 3`, `signal 9`, `alive` (the
+worker still ran) or `crowd` (too many processes). A trainer never imports this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+
+from vlmrl.process import adopt_orphans, descendants, die_with_parent
+from vlmrl.rewards.sandbox import worker
+from vlmrl.rewards.sandbox.frames import ASK, MOST_PROCESSES
+
+TICK_SECONDS = 0.05
+COUNT_SECONDS = 1.0
+MANY_STARTED = 128
+"""The processes are counted every COUNT_SECONDS, and after a tick in which the system started that many."""
+PATIENCE_SECONDS = 0.5
+"""A worker's descriptors are closed a moment before its end can be seen."""
+KILL_SECONDS = 20.0
+"""A process that the kernel does not let go (it waits for a disk) is left to it after so long."""
+
+
+def main(request_fd: int, response_fd: int, control_fd: int, parent: int) -> None:
+    """Start the worker and keep it until its end. The descriptors are those that the scorer passed."""
+    me = os.getpid()
+    adopt_orphans()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.close(control_fd)
+        die_with_parent(me)
+        worker.main(request_fd, response_fd)
+        os._exit(0)
+    for fd in (request_fd, response_fd):
+        os.close(fd)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(nothing, fd)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, -5)  # to be heard above a thousand processes, where that is allowed
+    word = _keep(child, control_fd, parent)
+    end_descendants(child)
+    with contextlib.suppress(OSError):
+        os.write(control_fd, word.encode())
+    os._exit(0)
+
+
+def _keep(child: int, control_fd: int, parent: int) -> str:
+    """Wait until there is a reason to end. Returns the word for the scorer."""
+    wake, wake_up = os.pipe()
+    for fd in (wake, wake_up):
+        os.set_blocking(fd, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
+    watch = _Watch(child)
+    while True:
+        ready = select.select([control_fd, wake], [], [], TICK_SECONDS)[0]
+        if wake in ready:
+            os.read(wake, 4096)
+        if (ended := _reap(child)) is not None:
+            return ended
+        if control_fd in ready:
+            asked = os.read(control_fd, 1)
+            return (_patient(child) if asked == ASK else None) or "alive"
+        if os.getppid() != parent:
+            return "alive"
+        if watch.is_crowded():
+            return "crowd"
+
+
+def _reap(child: int) -> str | None:
+    """Take leave of every process that has ended. Returns how the worker did; None = it runs."""
+    word = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                code = os.waitstatus_to_exitcode(ended[1])
+                word = f"signal {-code}" if code < 0 else f"exit {code}"
+    return word
+
+
+def _patient(child: int) -> str | None:
+    """How the worker ended, waiting a moment for it; None = it runs."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while (word := _reap(child)) is None and time.monotonic() < until:
+        time.sleep(0.002)
+    return word
+
+
+class _Watch:
+    """Counts the processes below this one, when there is reason to.
+
+    Thousands of processes that fork leave little time to count them. So where very many were started the worker's
+    process group is stopped first, by one call, and goes on when there were not too many.
+    """
+
+    def __init__(self, child: int) -> None:
+        self._child, self._counted, self._newest = child, time.monotonic(), _newest_pid()
+
+    def is_crowded(self) -> bool:
+        before, self._newest = self._newest, _newest_pid()
+        now, hurried = time.monotonic(), not 0 <= self._newest - before < MANY_STARTED
+        if now - self._counted < COUNT_SECONDS and not hurried:
+            return False
+        self._counted = now
+        if hurried:
+            _send({-self._child}, signal.SIGSTOP)
+        crowded = len(descendants(os.getpid())) > MOST_PROCESSES
+        if hurried and not crowded:
+            _send({-self._child}, signal.SIGCONT)
+        return crowded
+
+
+def _newest_pid() -> int:
+    """The process that the system started last; 0 where it does not tell."""
+    try:
+        with open("/proc/loadavg", "rb") as file:
+            return int(file.read().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def end_descendants(child: int) -> None:
+    """End every process below this one: the group of `child` by one call, then all that left it.
+
+    These are stopped before any is killed, so that none can start another.
+    """
+    me, until = os.getpid(), time.monotonic() + KILL_SECONDS
+    _send({-child}, signal.SIGKILL)
+    while time.monotonic() < until:
+        stopped: set[int] = set()
+        while new := set(descendants(me)) - stopped:
+            _send(new, signal.SIGSTOP)
+            stopped |= new
+        _send(stopped, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.001)
+
+
+def _send(pids: set[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)

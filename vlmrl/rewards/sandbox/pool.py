@@ -1,0 +1,357 @@
+"""Workers of a user's reward: started when there is work, fed, watched by the clock, replaced when they are lost.
+
+One thread and one `select` loop serve all of them. What a worker says is believed only where it fits what was asked:
+the number of the request, the item that is due, the process that was started. Anything else is a lost worker, like one
+that has ended. A row on which a worker is lost is asked once more, of a new worker, when that worker had answered
+before: an alarm, a thread or a child of an earlier row may have done it. Lost a second time, it is the row's own doing.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vlmrl.errors import RewardError, RewardUnavailable
+from vlmrl.process import has_terminal, patience
+from vlmrl.rewards.base import UserReward, part_name
+from vlmrl.rewards.file_limit import LEFT_OUT, FileLimit
+from vlmrl.rewards.sandbox.frames import (
+    BROKEN,
+    CONTRACT,
+    LOST_PIPE,
+    MOST_PROCESSES,
+    UNAVAILABLE,
+    WHOLE,
+    Frame,
+    GarbledError,
+)
+from vlmrl.rewards.sandbox.results import read_artifacts, read_detail
+from vlmrl.rewards.sandbox.worker_handle import LOAD_SECONDS, Worker
+from vlmrl.types import Media, RewardInput
+
+ONE_VOICE = "only what it returns may answer: look for os.write, os.fork, os.dup2 and the like"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the function returned for one input: checked parts, its note, and the seconds it took; its detail as a JSON
+    value, references to its artifacts by name, and their files by sha256.
+    """
+
+    parts: dict[str, float | None]
+    note: str
+    seconds: float
+    detail: Any = None
+    artifacts: Mapping[str, Media] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its images."""
+        return sum(map(len, self.files.values()))
+
+    def without_images(self) -> Result:
+        """Return the result without its images, and with a note that says so."""
+        note = "; ".join(filter(None, (self.note, LEFT_OUT)))
+        return replace(self, note=note, artifacts={}, files={}) if self.files else self
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no result.
+
+    Args:
+        kind: the exception's class; CONTRACT when what came back is not a score; UNAVAILABLE when a service is down; ""
+            when the worker was lost.
+        lines: the user's own lines of the traceback.    output: what the function printed during that call.
+    """
+
+    kind: str
+    message: str
+    lines: tuple[str, ...] = ()
+    hint: str | None = None
+    output: str = ""
+    size = 0
+
+    def without_images(self) -> Failure:
+        """Return itself: it has none."""
+        return self
+
+    def __str__(self) -> str:
+        line = f" ({self.lines[-1].partition(' in ')[0]})" if self.lines else ""
+        return (self.raised or self.message) + line
+
+    @property
+    def raised(self) -> str:
+        if self.kind in ("", CONTRACT, UNAVAILABLE):
+            return ""
+        return f"{self.kind}: {self.message}".removesuffix(": ")
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the response hung or ended its worker."""
+        return self.kind == ""
+
+
+Outcome = Result | Failure
+
+
+def as_error(failure: Failure, name: str, where: str | None = None) -> RewardError:
+    """A failure as the error a user reads: the exception, their own lines, what was printed; of a service that is down
+    what the reward says of it.
+    """
+    if failure.kind == UNAVAILABLE:
+        hint = failure.hint or "start what it needs, then begin again; it is no bug of the reward"
+        return RewardUnavailable(f"reward `{name}` is unavailable: {failure.message}", where=where, hint=hint)
+    said = f"raised {failure.raised}" if failure.raised else f"failed: {failure.message}"
+    lines = "".join(f"\n    {line}" for line in failure.lines)
+    printed = "".join(f"\n    {line}" for line in failure.output.strip().splitlines()[-5:])
+    printed = f"\n  it had printed:{printed}" if printed else ""
+    return RewardError(f"reward `{name}` {said}{lines}{printed}", where=where, hint=failure.hint)
+
+
+class WorkerPool:
+    """Up to `size` workers of one user's reward; started when there is work, ended by `close`."""
+
+    def __init__(self, user: UserReward, *, size: int, memory_mb: int, timeout_seconds: float) -> None:
+        self.user, self.memory_mb, self.timeout = user, memory_mb, timeout_seconds
+        self.size = 1 if has_terminal() else size
+        self._workers: list[Worker] = []
+        self._asked_again: dict[int, str] = {}
+        self._fresh = False
+
+    def run(
+        self, batches: Sequence[Sequence[int]], inputs: Sequence[RewardInput], stop: Callable[[Outcome], bool],
+        *, fresh: bool = False, limit: FileLimit | None = None,
+    ) -> dict[int, Outcome]:  # fmt: skip
+        """Score the inputs named by `batches` (one request each). Ends early once `stop` says so of an outcome.
+
+        Args:
+            fresh: each request gets a worker that has had no other one.
+            limit: of the images; None = all are kept.
+        Raises: RewardError when the user's file cannot be loaded.
+        """
+        queue, outcomes = deque(list(b) for b in batches if b), {}
+        self._asked_again, self._fresh = {}, fresh
+        try:
+            while queue or any(w.busy for w in self._workers):
+                self._feed(queue, inputs)
+                for worker in self._wait():
+                    for index, outcome in self._answers(worker, queue):
+                        outcomes[index] = outcome
+                        for gone in limit.add(index, outcome.size) if limit is not None else ():
+                            if gone in outcomes:
+                                outcomes[gone] = outcomes[gone].without_images()
+                        if stop(outcome):
+                            self.close()
+                            return outcomes
+        except BaseException:
+            self.close()
+            raise
+        return outcomes
+
+    def describe(self) -> dict[str, Any]:
+        """What a worker found out about the function: style, batched, needs_images, weights, ranges."""
+        worker = self._start()
+        while worker.loaded is None:
+            for ready in self._wait():
+                list(self._answers(ready, deque()))
+        return worker.loaded
+
+    def pids(self) -> list[int]:
+        """The workers that are running and have loaded the reward."""
+        return [worker.pid for worker in self._workers if worker.pid]
+
+    def close(self) -> None:
+        """End all workers. The pool can be used again."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.end()
+
+    def _start(self) -> Worker:
+        worker = Worker(self.user, self.memory_mb)
+        self._workers.append(worker)
+        return worker
+
+    def _feed(self, queue: deque[list[int]], inputs: Sequence[RewardInput]) -> None:
+        idle = [w for w in self._workers if not w.busy and w.loaded is not None]
+        for worker in [w for w in idle if w.has_ended or (self._fresh and w.request)]:
+            self._workers.remove(worker)
+            worker.end()
+        wanted = min(self.size, len(queue) + sum(bool(w.busy) for w in self._workers))
+        while len(self._workers) < wanted:
+            self._start()
+        for worker in self._workers:
+            if queue and worker.loaded is not None and not worker.busy:
+                worker.assign(queue.popleft(), inputs, self.timeout)
+
+    def _wait(self) -> list[Worker]:
+        """Sleep until something happens. Returns the workers that spoke, ended or ran out of time."""
+        with selectors.DefaultSelector() as selector:
+            for worker in self._workers:
+                selector.register(worker.response_fd, selectors.EVENT_READ, worker)
+                if worker.output_open:
+                    selector.register(worker.output_fd, selectors.EVENT_READ, worker)
+                if worker.unsent:
+                    selector.register(worker.request_fd, selectors.EVENT_WRITE, worker)
+            pending = [w.deadline for w in self._workers if w.busy or w.loaded is None]
+            events = selector.select(max(0.0, min(pending, default=0.0) - time.monotonic()))
+        ready: dict[int, Worker] = {}
+        for key, _ in events:
+            worker: Worker = key.data
+            if key.fd == worker.request_fd:
+                worker.send()
+            elif key.fd == worker.output_fd:
+                worker.drain()
+            else:
+                ready[id(worker)] = worker
+        now = time.monotonic()
+        late = {id(w): w for w in self._workers if (w.busy or w.loaded is None) and now >= w.deadline}
+        return list({**late, **ready}.values())
+
+    def _answers(self, worker: Worker, queue: deque[list[int]]) -> list[tuple[int, Outcome]]:
+        """Outcomes that follow from what the worker said, from its end, or from its silence."""
+        alive, found = worker.receive(), []
+        try:
+            while (frame := worker.frame()) is not None:
+                _check(frame, worker)
+                found += self._answer(worker, frame)
+        except GarbledError as error:
+            worker.drain()
+            told = f"something else answered in its worker's place: {error}"
+            return [*found, *self._lost(worker, queue, Failure("", told, (), ONE_VOICE, worker.printed), again=True)]
+        if not alive:
+            return [*found, *self._lost(worker, queue, None, again=True)]
+        if (worker.busy or worker.loaded is None) and time.monotonic() >= worker.deadline:
+            worker.drain()
+            return [*found, *self._lost(worker, queue, self._timeout(worker), again=False)]
+        return found
+
+    def _lost(
+        self, worker: Worker, queue: deque[list[int]], failure: Failure | None, *, again: bool
+    ) -> list[tuple[int, Outcome]]:
+        """End a worker that cannot be used any more. Returns the outcomes of the rows that it cost.
+
+        Args:
+            failure: why; None = it has ended by itself, as its keeper will say.
+            again: an earlier row may have done it, so that the row it was at is asked once more.
+        """
+        self._workers.remove(worker)
+        ending = worker.end(ask=failure is None)
+        failure = failure or _crash(ending, worker.printed)
+        if worker.loaded is None:
+            raise as_error(failure, self.user.function, self.user.file)
+        if not worker.busy:
+            return []
+        lost = worker.busy if self.user.batched else worker.busy[:1]
+        if rest := worker.busy[len(lost) :]:
+            queue.appendleft(rest)
+        if again and worker.answered and lost[0] not in self._asked_again:
+            self._asked_again |= dict.fromkeys(lost, failure.message)
+            queue.appendleft(lost)
+            return []
+        return [(index, failure) for index in lost]
+
+    def _answer(self, worker: Worker, frame: Frame) -> list[tuple[int, Outcome]]:
+        """The outcomes that an answer gives. Raises: GarbledError for one that cannot be read."""
+        answer = frame.body
+        if "loaded" in answer:
+            worker.loaded, worker.pid = answer["loaded"], frame.pid
+            return []
+        worker.drain()
+        if "fatal" in answer:
+            raise as_error(_failure(answer["fatal"], worker), self.user.function, self.user.file)
+        worker.deadline = time.monotonic() + patience(self.timeout)
+        if "failed" in answer:
+            indices, worker.busy = worker.busy, []
+            worker.answered += len(indices)
+            return [(index, _failure(answer["failed"], worker)) for index in indices]
+        outcome = _failure(answer["error"], worker) if "error" in answer else _result(answer, frame.blobs)
+        index = worker.busy.pop(0)
+        worker.item, worker.answered = worker.item + 1, worker.answered + 1
+        worker.forget_output()
+        if isinstance(outcome, Result) and index in self._asked_again:
+            note = f"asked again: {self._asked_again[index]}"
+            outcome = replace(outcome, note="; ".join(filter(None, (outcome.note, note))))
+        return [(index, outcome)]
+
+    def _timeout(self, worker: Worker) -> Failure:
+        if worker.loaded is None:
+            return Failure("", f"the file was not imported within {LOAD_SECONDS:g} s", output=worker.printed)
+        hint = "make it faster, or raise [reward] timeout_seconds"
+        return Failure("", f"no answer within {self.timeout:g} s; its worker was ended", (), hint, worker.printed)
+
+
+def inspect_user_reward(user: UserReward, *, memory_mb: int = 4096) -> dict[str, Any]:
+    """Import the user's file in a worker and return what it found (see `WorkerPool.describe`)."""
+    pool = WorkerPool(user, size=1, memory_mb=memory_mb, timeout_seconds=LOAD_SECONDS)
+    try:
+        return pool.describe()
+    finally:
+        pool.close()
+
+
+def _check(frame: Frame, worker: Worker) -> None:
+    """Raise a GarbledError unless the frame is the answer that is due from this worker."""
+    if worker.loaded is None:
+        if frame.request or not frame.body.keys() & {"loaded", "fatal"}:
+            raise GarbledError("an answer before the file was imported")
+    elif frame.pid != worker.pid:
+        raise GarbledError(f"process {frame.pid}, which is not its worker ({worker.pid})")
+    elif not worker.busy:
+        raise GarbledError("an answer that nobody waits for")
+    elif frame.request != worker.request:
+        raise GarbledError(f"an answer to request {frame.request}, not to {worker.request}")
+    elif frame.item != (WHOLE if "failed" in frame.body else worker.item):
+        raise GarbledError(f"an answer to item {frame.item}, not to {worker.item}")
+
+
+def _result(answer: dict[str, Any], blobs: Sequence[bytes]) -> Outcome:
+    parts, note, seconds, detail = (answer.get(name) for name in ("parts", "note", "seconds", "detail"))
+    if not isinstance(parts, dict) or not all(v is None or isinstance(v, float) for v in parts.values()):
+        raise GarbledError(f"parts that are no numbers: {str(parts)[:200]}")
+    if not isinstance(note, str) or not isinstance(seconds, float):
+        raise GarbledError(f"an answer that is no score: {str(answer)[:200]}")
+    names = answer.get("artifacts", [])
+    if not isinstance(detail, str | None) or not isinstance(names, list) or len(names) != len(blobs):
+        raise GarbledError(f"an answer whose images have no names: {str(answer)[:200]}")
+    try:
+        artifacts, files = read_artifacts({part_name(n, "artifact"): b for n, b in zip(names, blobs, strict=True)})
+        return Result(parts, note, seconds, read_detail(detail), artifacts, files)
+    except RewardError as error:
+        return Failure(CONTRACT, error.message, hint=error.hint)
+
+
+def _failure(error: dict[str, Any], worker: Worker) -> Failure:
+    return Failure(error["kind"], error["message"], tuple(error["lines"]), error["hint"], worker.printed)
+
+
+def _crash(ending: str, printed: str) -> Failure:
+    """Why a worker ended by itself, from its keeper's word (keeper.py)."""
+    word, _, number = ending.partition(" ")
+    if word == "signal":
+        name = _signal_name(int(number))
+        hint = "out of memory? see [reward] memory_mb" if name in ("SIGKILL", "SIGABRT", "SIGSEGV") else None
+        return Failure("", f"its worker process was ended by {name}", (), hint, printed)
+    if word == "crowd":
+        told = f"more than {MOST_PROCESSES} processes ran below its worker, which was ended with all of them"
+        return Failure("", told, (), "end every process that a call starts before it returns", printed)
+    if word == "alive" or number == str(LOST_PIPE):
+        return Failure("", "it closed or took over the pipes through which its worker answers", (), ONE_VOICE, printed)
+    if number == str(BROKEN):
+        hint = "does it replace functions of the standard library? keep such changes inside the call"
+        return Failure("", "it left its worker's Python unfit to go on", (), hint, printed)
+    told = f"it ended its worker process with exit code {number}" if word else "its worker process was killed"
+    return Failure("", told, (), None, printed)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

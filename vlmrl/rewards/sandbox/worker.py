@@ -1,0 +1,326 @@
+"""The worker process of a user's reward: reads frames, calls the function, writes frames. A trainer never imports this.
+
+Requests: {"op": "load", ...} once, then {"op": "score", "items": [...]} with image pixels as blobs. Answers: {"loaded"}
+or {"fatal": error}; then, in the order of the items, {"parts", "note", "seconds"} (with {"detail"} as JSON text, and
+{"artifacts"}, names whose PNG files are the blobs, where there are any) or {"error"} each, or one {"failed": error} for
+a whole batch. Every answer repeats the number of its request, names its item and is signed with this process
+(frames.py). What the function prints goes to a pipe of its own and is shown with an error.
+
+The user's code may replace what it likes (functions of `os` and `json`, built-ins, sys.stdout), close descriptors,
+leave alarms and fork. So this module binds what it needs before that code is imported, puts built-ins, alarms and the
+recursion limit back after every call, and a child that comes back from a call ends instead of answering.
+"""
+
+from __future__ import annotations
+
+import bdb
+import builtins
+import linecache
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
+from typing import Any
+
+from vlmrl.errors import RewardUnavailable, VlmrlError
+from vlmrl.rewards.adapters import BoundReward, bind_user_reward
+from vlmrl.rewards.base import UserReward, check_parts, split_result
+from vlmrl.rewards.sandbox.frames import (
+    BROKEN,
+    CONTRACT,
+    LOST_PIPE,
+    TOKEN_BYTES,
+    UNAVAILABLE,
+    WHOLE,
+    Frame,
+    FrameBuffer,
+    GarbledError,
+    pack_frame,
+)
+from vlmrl.rewards.sandbox.results import MOST_NAME_CHARS, artifact_files, detail_text
+from vlmrl.types import Media, RewardInput, Turn
+
+Answer = tuple[dict[str, Any], Sequence[bytes]]
+"""An answer and its blobs."""
+MODULE = "vlmrl_user_reward"
+MOST_PARTS = 256
+HINTS = {
+    MemoryError: "a larger [reward] memory_mb, or a smaller appetite",
+    bdb.BdbQuit: "for breakpoint() in a reward: vlmrl reward-check or try with --debug, train with --debug-rank 0",
+}
+MOST_NOTE_CHARS = 2000
+
+_read, _write, _fstat, _getpid, _exit = os.read, os.write, os.fstat, os.getpid, os._exit
+_clock, _alarm, _setitimer = time.perf_counter, signal.alarm, signal.setitimer
+_timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_set_recursion_limit = sys.setrecursionlimit
+_builtins: dict[str, Any] = builtins.__dict__
+_original = dict(_builtins)
+
+
+class Channel:
+    """The two pipes to the scorer. A pipe that the user's code has closed or replaced ends the process.
+
+    Attributes: token: of all frames; the first bytes that are read.    request: number of the one that is answered.
+    """
+
+    def __init__(self, request_fd: int, response_fd: int) -> None:
+        self._fds = (request_fd, response_fd)
+        self._identities = tuple(map(_identity, self._fds))
+        self._pid, self.request = _getpid(), 0
+        self.token = b""
+        while len(self.token) < TOKEN_BYTES:
+            data = _read(request_fd, TOKEN_BYTES - len(self.token))
+            if not data:
+                _exit(0)
+            self.token += data
+        self._buffer = FrameBuffer(self.token)
+
+    def requests(self) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
+        """Every request in order, until the pipe ends."""
+        while True:
+            while (frame := self._next()) is not None:
+                self.request = frame.request
+                yield frame.body, frame.blobs
+            data = self._guarded(0, _read, 1 << 20)
+            if not data:
+                return
+            self._buffer.feed(data)
+
+    def _next(self) -> Frame | None:
+        try:
+            return self._buffer.pop()
+        except GarbledError:  # the user's code has read from the pipe, or put another one in its place
+            _exit(LOST_PIPE)
+
+    def answer(self, item: int, body: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
+        """Send the answer to an item of the request. A child of this process ends instead."""
+        self.stay_alone()
+        data = memoryview(pack_frame(self.token, self.request, item, self._pid, body, blobs))
+        while data:
+            data = data[self._guarded(1, _write, data) :]
+
+    def stay_alone(self) -> None:
+        """End this process if it is a child that came back from the user's code: it has nothing to say here."""
+        if _getpid() != self._pid:
+            _exit(0)
+
+    def _guarded(self, end: int, call: Any, argument: Any) -> Any:
+        """Read or write, provided that the descriptor is still the pipe that it was."""
+        try:
+            if _identity(self._fds[end]) == self._identities[end]:
+                return call(self._fds[end], argument)
+        except OSError:
+            pass
+        _exit(LOST_PIPE)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    found = _fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+class Guard:
+    """What the user's code may change, put back after each of its calls; what it changed holds in its own calls."""
+
+    def __init__(self) -> None:
+        self._limit = sys.getrecursionlimit()
+        self._theirs: dict[str, Any] = {}
+        self._streams = (sys.stdout, sys.stderr)
+
+    def __enter__(self) -> None:
+        _builtins.update(self._theirs)
+
+    def __exit__(self, *exc: object) -> None:
+        _alarm(0)
+        for timer in _timers:
+            _setitimer(timer, 0)
+        self._theirs = {name: was for name, ours in _original.items() if (was := _builtins.get(name)) is not ours}
+        _builtins.update(_original)
+        _set_recursion_limit(self._limit)
+
+    def flush(self) -> None:
+        """Send what was printed; a stream that was closed has nothing."""
+        for stream in self._streams:
+            with suppress(Exception):
+                stream.flush()
+
+
+DEEP = 3
+"""Processes that were forked from so many others in a row leave the machine to everybody else."""
+
+
+class _Generations:
+    """Counts how often this process's line has forked. Of a bomb, which doubles, most processes are deep."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        os.register_at_fork(after_in_child=self._born)
+
+    def _born(self) -> None:
+        self._depth += 1
+        if self._depth >= DEEP and hasattr(os, "SCHED_IDLE"):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def main(request_fd: int, response_fd: int) -> None:
+    """Serve until the request pipe ends."""
+    _Generations()
+    for fd in (request_fd, response_fd):
+        os.set_inheritable(fd, False)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    channel, guard = Channel(request_fd, response_fd), Guard()
+    try:
+        serve(channel, guard)
+    except BaseException as error:  # only where the user's code left Python unfit: said without its help
+        channel.stay_alone()
+        with suppress(BaseException):
+            _write(2, f"{type(error).__name__}: {error}"[:500].encode(errors="backslashreplace"))
+        _exit(BROKEN)
+
+
+def serve(channel: Channel, guard: Guard) -> None:
+    """Answer every request."""
+    reward, file = None, ""
+    for body, blobs in channel.requests():
+        if body["op"] == "load":
+            file = body["user"]["file"]
+            reward, answer = _load(UserReward(**body["user"]), body["memory_mb"], guard)
+            guard.flush()
+            channel.answer(WHOLE, answer)
+        elif reward is not None:
+            for item, (answer, images) in _score(reward, read_inputs(body["items"], blobs), file, channel, guard):
+                channel.answer(item, answer, images)
+
+
+def limit_memory(memory_mb: int) -> None:
+    """Cap the address space; an allocation beyond it raises MemoryError. No core files."""
+    import resource
+
+    with suppress(ValueError, OSError):  # a lower hard limit of the system stays as it is
+        resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def import_source(user: UserReward) -> ModuleType:
+    """The user's file as a module, from the text that was hashed. Its folder is importable, after everything else."""
+    module = ModuleType(MODULE)
+    module.__file__ = user.file
+    sys.modules[MODULE] = module
+    sys.path.append(str(Path(user.file).parent))
+    linecache.cache[user.file] = (len(user.code), None, user.code.splitlines(keepends=True), user.file)
+    exec(compile(user.code, user.file, "exec", dont_inherit=True), module.__dict__)
+    return module
+
+
+def read_inputs(items: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> list[RewardInput]:
+    """Requests as RewardInputs; each image is (width, height) in its item and its RGB bytes as the next blob."""
+    left = iter(blobs)
+    inputs = []
+    for item in items:
+        sizes, ids = item.pop("images"), item.pop("token_ids")
+        images: list[Any] = []
+        if sizes:
+            from PIL import Image
+
+            images = [Image.frombytes("RGB", tuple(size), next(left)) for size in sizes]
+        item["media"] = tuple(Media(**reference) for reference in item["media"])
+        item["seen_sizes"] = tuple((width, height) for width, height in item["seen_sizes"])
+        item["turns"] = tuple(map(Turn.of, item["turns"]))
+        inputs.append(RewardInput(**item, images=images, token_ids=None if ids is None else tuple(ids)))
+    return inputs
+
+
+def _load(user: UserReward, memory_mb: int, guard: Guard) -> tuple[BoundReward | None, dict[str, Any]]:
+    try:
+        limit_memory(memory_mb)
+        with guard:
+            module = import_source(user)
+        reward = bind_user_reward(module, user, guard)
+    except BaseException as error:
+        return None, {"fatal": describe_error(error, user.file)}
+    found = {
+        "style": reward.style,
+        "batched": reward.batched,
+        "needs_images": reward.needs_images,
+        "needs_token_ids": reward.needs_token_ids,
+        "accuracy": reward.accuracy,
+        "on_timeout": dict(reward.on_timeout),
+        "weights": dict(reward.weights),
+        "ranges": {k: list(v) for k, v in reward.ranges.items()},
+    }
+    return reward, {"loaded": found}
+
+
+def _score(
+    reward: BoundReward, inputs: list[RewardInput], file: str, channel: Channel, guard: Guard
+) -> Iterator[tuple[int, Answer]]:
+    """Give (item, answer) of one request: in a batch one call for all, else one call an item."""
+    groups = [range(len(inputs))] if reward.batched else [range(i, i + 1) for i in range(len(inputs))]
+    for group in groups:
+        start, described, results = _clock(), None, []
+        try:
+            results = reward.call([inputs[i] for i in group])
+        except BaseException as error:
+            channel.stay_alone()
+            described = describe_error(error, file)
+        channel.stay_alone()
+        guard.flush()
+        if described is not None:
+            item, kind = (WHOLE, "failed") if reward.batched else (group[0], "error")
+            yield item, ({kind: described}, ())
+            continue
+        seconds = (_clock() - start) / len(group)
+        for item, result in zip(group, results, strict=True):
+            yield item, _answer_of(result, seconds, file)
+
+
+def _answer_of(result: Any, seconds: float, file: str) -> Answer:
+    """Return the answer for one item. Values of the result are objects of the user's: they may raise."""
+    try:
+        parts, note, detail, artifacts = split_result(result)
+        if len(parts) > MOST_PARTS or any(len(str(name)) > MOST_NAME_CHARS for name in parts):
+            return {"error": {"kind": CONTRACT, "hint": None, "lines": [], "message":
+                              f"it returned {len(parts):,} parts; a reward has at most {MOST_PARTS}, "
+                              f"with names of at most {MOST_NAME_CHARS} characters"}}, ()  # fmt: skip
+        note = str.__str__(note)[:MOST_NOTE_CHARS]  # of a subclass, whose own methods may return anything
+        answer: dict[str, Any] = {"parts": check_parts(parts, {}), "note": note, "seconds": seconds}
+        text, files = detail_text(detail), artifact_files(artifacts)
+        if text is not None:
+            answer["detail"] = text
+        if files:
+            answer["artifacts"] = list(files)
+        return answer, list(files.values())
+    except BaseException as error:
+        return {"error": describe_error(error, file)}, ()
+
+
+def describe_error(error: BaseException, file: str) -> dict[str, Any]:
+    """An exception as JSON: kind, message, and the user's own lines of the traceback."""
+    if isinstance(error, VlmrlError):
+        kind = UNAVAILABLE if isinstance(error, RewardUnavailable) else CONTRACT
+        hint = None if error.hint is None else _text(error.hint)
+        return {"kind": kind, "message": _text(error.message), "hint": hint, "lines": []}
+    lines = []
+    with suppress(Exception):  # the traceback is made by modules that the user's code may have changed
+        if isinstance(error, SyntaxError) and error.filename == file:
+            lines = [f"{Path(file).name}:{error.lineno}: {(error.text or '').strip()[:300]}"]
+        for frame in extract_tb(error.__traceback__):
+            if frame.filename == file:
+                lines.append(f"{Path(file).name}:{frame.lineno} in {frame.name}: {(frame.line or '')[:300]}")
+    hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), None)
+    return {"kind": type(error).__name__[:200], "message": _text(error), "hint": hint, "lines": lines[-8:]}
+
+
+def _text(said: Any) -> str:
+    """Return the text of an exception, or of what it holds: the user's own methods may make it."""
+    try:
+        return str.__str__(str(said))[:1000]
+    except BaseException as nested:
+        return f"(its text cannot be made: {type(nested).__name__})"

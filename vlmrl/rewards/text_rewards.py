@@ -1,0 +1,136 @@
+"""Small rewards on text: an exact answer, a number, the presence of tags, the length."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from vlmrl.errors import RewardError
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, find_tags, tagged_text
+from vlmrl.types import RewardInput
+
+NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,300})(?:\.[0-9]{1,300})?")
+TRUTH_KEYS = ("ground_truth", "answer", "solution", "label", "target")
+UNIT = (0.0, 1.0)
+MOST_ANSWER_CHARS = 200
+"""So much of an answer is kept as a detail: without a tag it is the whole response."""
+
+
+def ground_truth(x: RewardInput, key: str | None = None) -> Any:
+    """The expected answer of a row, wherever the dataset keeps it.
+
+    Places in order: the truth, verl's reward_model, the other columns. Names in order: `key` alone when given; else
+    ground_truth, answer, solution, label, target. When none is there: the only truth field there is.
+    Raises: RewardError when there is none: a wrong column name is never a 0 for every response.
+    """
+    nested = x.columns.get("reward_model")
+    nested = nested if isinstance(nested, Mapping) else {}
+    names = (key,) if key else TRUTH_KEYS
+    for place in (x.truth, nested, x.columns):
+        for name in names:
+            if place.get(name) is not None:
+                return place[name]
+    if not key and len(x.truth) == 1 and (only := next(iter(x.truth.values()))) is not None:
+        return only
+    known = ", ".join([*x.truth, *x.columns]) or "none"
+    raise RewardError(
+        f"the row has no expected answer under {f'`{key}`' if key else ', '.join(TRUTH_KEYS)}; its columns: {known}",
+        hint='name the column: [reward.args] key = "..."' if not key else "check the column's name",
+    )
+
+
+def exact_match(*, key: str | None = None, tag: str | None = "answer", require_tag: bool = False) -> RewardSpec:
+    """Part `answer`: 1 for the expected text, ignoring case and blanks; part `format`: exactly one tag is there.
+
+    Args:
+        key: truth field or column with the expected text, or a list of accepted texts; default: see `ground_truth`.
+        tag: the answer is read from `<tag>...</tag>`; without any such tag, and for None, it is the whole response.
+        require_tag: a response without exactly one tag earns 0.
+    """
+    return _answer_reward("exact_match", partial(_same_text), key, tag, require_tag)
+
+
+def number_match(
+    *, key: str | None = None, tag: str | None = "answer", require_tag: bool = False, tolerance: float = 0.0
+) -> RewardSpec:
+    """Part `answer`: 1 when the answer is a decimal within `tolerance` (absolute, >= 0) of the expected number."""
+    if not (isinstance(tolerance, (int, float)) and 0 <= tolerance < math.inf):
+        raise RewardError(f"tolerance = {tolerance!r} is not a number >= 0")
+    return _answer_reward("number_match", partial(_same_number, tolerance=tolerance), key, tag, require_tag)
+
+
+def format_tags(*, tags: Sequence[str] = ("think", "answer")) -> RewardSpec:
+    """Part `format`: 1 when the response is `<a>...</a><b>...</b>` for the given tags: none empty, no text around."""
+    return RewardSpec(
+        "format_tags", partial(_tags_in_order, tags=tuple(tags)), {"format": UNIT}, {"format": 1.0}, pure=True
+    )
+
+
+def length(*, soft_tokens: int, max_tokens: int) -> RewardSpec:
+    """Part `length`: 1 up to `soft_tokens`, falling linearly to 0 at `max_tokens`; a response cut at the limit earns 0.
+
+    Source: DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), moved from [-1, 0] to [0, 1].
+    """
+    if not 0 < soft_tokens < max_tokens:
+        raise RewardError(f"soft_tokens = {soft_tokens} and max_tokens = {max_tokens}: 0 < soft < max must hold")
+    fn = partial(_length_part, soft_tokens=soft_tokens, max_tokens=max_tokens)
+    return RewardSpec("length", fn, {"length": UNIT}, {"length": 1.0}, pure=True)
+
+
+def plain_number(text: str) -> float | None:
+    """The value of a text that is one ASCII decimal (sign, thousands commas, point); None for all else."""
+    text = text.strip(BLANKS)
+    return float(text.replace(",", "")) if NUMBER.fullmatch(text) else None
+
+
+def _answer_reward(name: str, same: Any, key: str | None, tag: str | None, require_tag: bool) -> RewardSpec:
+    fn = partial(_score_answer, same=same, key=key, tag=tag, require_tag=require_tag)
+    return RewardSpec(name, fn, {"answer": UNIT, "format": UNIT}, {"answer": 1.0}, pure=True, accuracy="answer")
+
+
+def _score_answer(x: RewardInput, *, same: Any, key: str | None, tag: str | None, require_tag: bool) -> dict[str, Any]:
+    truth = ground_truth(x, key)
+    accepted = truth if isinstance(truth, (list, tuple)) else [truth]
+    answer, problem = tagged_text(x.response, tag) if tag else (x.response, "")
+    if answer is None and not require_tag and tag and not find_tags(x.response, (tag,)):
+        answer = x.response
+    right = answer is not None and any(same(answer, one) for one in accepted)
+    detail = {"answer": answer if answer is None else answer.strip(BLANKS)[:MOST_ANSWER_CHARS]}
+    return {"answer": float(right), "format": float(not problem), "note": problem, "detail": detail}
+
+
+def _same_text(answer: str, truth: Any) -> bool:
+    wanted = " ".join(str(truth).split()).casefold()
+    return bool(wanted) and " ".join(answer.split()).casefold() == wanted
+
+
+def _same_number(answer: str, truth: Any, *, tolerance: float) -> bool:
+    wanted = float(truth) if isinstance(truth, (int, float)) else plain_number(str(truth))
+    if wanted is None or not math.isfinite(wanted):
+        raise RewardError(
+            f"the expected answer {truth!r:.60} is not a number", hint="use exact_match, or repair the row"
+        )
+    number = plain_number(answer)
+    return number is not None and abs(number - wanted) <= tolerance
+
+
+def _tags_in_order(x: RewardInput, *, tags: tuple[str, ...]) -> dict[str, Any]:
+    found = find_tags(x.response, tags)
+    wanted = [(name, closes) for name in tags for closes in (False, True)]
+    if x.finish == "length" or [(t.name, t.closes) for t in found] != wanted:
+        return {"format": 0.0, "note": f"not exactly {' '.join(f'<{t}>...</{t}>' for t in tags)}"}
+    edges = [0, *(i for tag in found for i in (tag.start, tag.end)), len(x.response)]
+    texts = [x.response[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    outside, inside = texts[::2], texts[1::2]
+    ok = not any(text.strip(BLANKS) for text in outside) and all(VISIBLE.search(text) for text in inside)
+    return {"format": float(ok), "note": "" if ok else "text outside the tags, or an empty tag"}
+
+
+def _length_part(x: RewardInput, *, soft_tokens: int, max_tokens: int) -> dict[str, Any]:
+    if x.finish == "length":
+        return {"length": 0.0, "note": "cut off at the token limit"}
+    return {"length": min(1.0, max(0.0, (max_tokens - x.num_tokens) / (max_tokens - soft_tokens)))}

@@ -1,0 +1,307 @@
+"""vLLM in processes of its own: the trainer's side of the engines that `rollout/vllm/host.py` runs.
+
+They are on cards of their own, or in parts (tensor parallel) on those of some trainers. Each has one trainer that leads
+it, which started it and sends it the weights. A call of `generate` deals a trainer's prompts over the engines that it
+is connected to: all that are on cards of their own, or the one on its own card.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlmrl.dist.isolation import environment_without_world
+from vlmrl.dist.rank_process import ENGINES_VARIABLE
+from vlmrl.dist.world import World
+from vlmrl.errors import EngineError, LaunchError
+from vlmrl.rollout.engine import SamplingRequest
+from vlmrl.rollout.vllm import wire
+from vlmrl.rollout.vllm.engine import EngineSettings
+from vlmrl.rollout.vllm.shared_memory_dir import OwnedFolder
+from vlmrl.rollout.weight_sync import WeightSource
+from vlmrl.store.log_pump import LogPump
+from vlmrl.types import Sample, SamplingParams
+
+START_SECONDS = 120.0
+"""How long an engine's process may take until it listens: Python and its imports."""
+
+
+@dataclass(frozen=True)
+class EnginePlace:
+    """Where an engine runs, and for whom.
+
+    Args:
+        cards: of each of its parts, CUDA's name; on a CPU any word.
+        trainers: ranks of those that ask it.      leader: the one that starts it and sends it the weights.
+    """
+
+    cards: tuple[str, ...]
+    trainers: tuple[int, ...]
+    leader: int
+
+
+def places_apart(cards: Sequence[str], world: World, parts: int) -> list[EnginePlace]:
+    """Engines of so many parts on cards that do nothing else, each for all trainers.
+
+    Raises: LaunchError when a card would be left over.
+    """
+    if len(cards) % parts:
+        raise LaunchError(
+            f"{len(cards)} card(s) generate, and rollout.tensor_parallel = {parts} takes {parts} an engine",
+            hint="set rollout.engine_gpus to a multiple of it",
+        )
+    everybody = tuple(range(world.size))
+    return [
+        EnginePlace(tuple(cards[i * parts : (i + 1) * parts]), everybody, i % world.size)
+        for i in range(len(cards) // parts)
+    ]
+
+
+def places_shared(world: World, parts: int, visible: Sequence[str]) -> list[EnginePlace]:
+    """An engine in so many parts for as many trainers each, on their own cards.
+
+    Args: visible: cards that each process sees, in order of local rank; on a CPU as many words.
+    Raises: LaunchError when processes would be left over.
+    """
+    if world.local_size % parts:
+        raise LaunchError(
+            f"{world.local_size} process(es) train on this machine, and rollout.tensor_parallel = {parts} takes groups"
+            f" of {parts}",
+            hint=f"give --gpus a multiple of {parts}, or change rollout.tensor_parallel",
+        )
+    groups = [tuple(range(first, first + parts)) for first in range(0, world.size, parts)]
+    return [EnginePlace(tuple(visible[rank % world.local_size] for rank in ranks), ranks, ranks[0]) for ranks in groups]
+
+
+def place_alone(parts: int, visible: Sequence[str]) -> EnginePlace:
+    """An engine in so many parts for a process that is alone, on the first of the cards that it sees.
+
+    Raises: LaunchError when it sees too few.
+    """
+    if len(visible) < parts:
+        raise LaunchError(
+            f"rollout.tensor_parallel = {parts}, and this process sees {len(visible)} card(s)",
+            hint="--set rollout.tensor_parallel=1, or let it see more",
+        )
+    return EnginePlace(tuple(visible[:parts]), (0,), 0)
+
+
+def visible_cards(device: str, count: int) -> list[str]:
+    """CUDA's names of the cards that this process sees; on a CPU `count` words."""
+    if device == "cpu":
+        return ["cpu"] * count
+    listed = [c for c in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if c]
+    return listed or [str(i) for i in range(torch.cuda.device_count())]
+
+
+class HostedEngine:
+    """Engines in processes of their own as one `Generator`. Made by all processes of the trainer together.
+
+    Args:
+        shared: whether they are on the trainers' own cards, and so sleep during updates.
+        log: name of a process -> its log; None = it speaks where this one does.
+    Raises: EngineError when one does not start.
+    """
+
+    copies_weights = True
+
+    def __init__(
+        self, weights: WeightSource, settings: EngineSettings, world: World, places: Sequence[EnginePlace], *,
+        shared: bool = False, log: Callable[[str], Path] | None = None,
+    ) -> None:  # fmt: skip
+        self.weights, self.settings, self.world, self.shared = weights, settings, world, shared
+        self.version, self._loaded = 0, False
+        self._folder, self._logs = OwnedFolder(), None if log is None else LogPump()
+        led = [i for i, place in enumerate(places) if place.leader == world.rank]
+        self._hosts = {i: self._start(i, places[i], log) for i in led}
+        folders = world.gather(str(self._folder.path))
+        self._links = {
+            i: _connect(_socket_path(Path(folders[place.leader]), i), self._hosts.get(i))
+            for i, place in enumerate(places)
+            if world.rank in place.trainers
+        }
+        self._known = {i: wire.Known() for i in self._links}
+        self._asked: dict[int, list[int]] | None = None
+        for i in self._links:
+            self._send(i, {"rank": world.rank, "leads": i in led})
+        told = {"model_type": weights.model_type, "two_way_images": weights.two_way_images}
+        for i in self._hosts:
+            self._send(i, {"do": "build", "settings": asdict(settings), **told})
+        self._stream()
+        for i in self._hosts:
+            self._answer(i)
+
+    def _start(self, engine: int, place: EnginePlace, log: Callable[[str], Path] | None) -> subprocess.Popen[bytes]:
+        """An engine's process, in a group of its own with those of its parts: no Ctrl-C of a terminal reaches them."""
+        env = environment_without_world()
+        if self.settings.device == "cuda":
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(place.cards)
+        command = [sys.executable, "-m", "vlmrl.rollout.vllm.host", str(_socket_path(self._folder.path, engine)),
+                   str(len(place.trainers)), str(os.getpid())]  # fmt: skip
+        if log is None or self._logs is None:
+            return subprocess.Popen(command, env=env, stdout=sys.stderr.fileno(), start_new_session=True)
+        reads, writes = os.pipe()
+        self._logs.add(f"engine-{engine}", reads, log(f"engine-{engine}"))
+        with open(writes, "wb") as pipe:
+            return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, start_new_session=True)
+
+    def sleep(self) -> None:
+        """Give memory back to the trainers whose cards it shares; nothing where its cards are its own."""
+        if self.shared:
+            self._tell_all("sleep")
+            self._loaded = self._loaded and not self.settings.discards
+
+    def wake(self) -> None:
+        """Undo `sleep`; `load_weights` does it too."""
+        if self.shared:
+            self._give_back()
+            self._tell_all("wake")
+
+    def load_weights(self, version: int, *, changed: bool = True) -> None:
+        """Send the trainer's weights to every engine. Raises: EngineError when one did not take them."""
+        send = changed or not self._loaded
+        if self.shared:
+            self._give_back()
+        folder = None
+        if send and self.weights.adapted:
+            folder = self._folder.path / f"adapter-{version}"
+            self.weights.write_adapter(folder)
+        told = {"do": "load", "version": version, "changed": send, "adapter": None if folder is None else str(folder)}
+        for i in self._hosts:
+            self._send(i, told)
+        if send and not self.weights.adapted:
+            self._stream()
+        for i in self._hosts:
+            self._answer(i)
+        if folder is not None:
+            shutil.rmtree(folder)
+        self.version, self._loaded = version, True
+
+    def generate(
+        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
+    ) -> list[list[Sample]]:
+        """See `Generator.generate`. All processes of the trainer call it, each with its own requests."""
+        self.ask(requests, params)
+        return self.answers(progress)
+
+    def ask(self, requests: Sequence[SamplingRequest], params: SamplingParams) -> None:
+        """Begin `generate`; the engines answer while the trainer does something else."""
+        if self._asked is not None:
+            raise EngineError("the engines have been asked and their answers were not fetched")
+        engines = list(self._links)
+        dealt = {i: range(len(requests))[(n - self.world.rank) % len(engines) :: len(engines)]
+                 for n, i in enumerate(engines)}  # fmt: skip
+        self._asked = {i: list(indices) for i, indices in dealt.items()}
+        for i, indices in self._asked.items():
+            forget = self._known[i].forget()
+            packed, blobs = wire.pack_requests([requests[k] for k in indices], self._known[i])
+            told = {"do": "generate", "params": asdict(params), "requests": packed, "forget": forget}
+            self._send(i, told, blobs)
+
+    def answers(self, progress: Callable[[int], Any] | None = None) -> list[list[Sample]]:
+        """End `generate`: wait for what was asked."""
+        if self._asked is None:
+            raise EngineError("the engines have not been asked")
+        found: dict[int, list[Sample]] = {}
+        for i, indices in self._asked.items():
+            samples = wire.unpack_samples(self._answer(i)["samples"])
+            found |= dict(zip(indices, samples, strict=True))
+            if progress is not None:
+                progress(sum(map(len, samples)))
+        self._asked = None
+        return [found[i] for i in range(len(found))]
+
+    def close(self) -> None:
+        """End the engines that this process started."""
+        for i, host in self._hosts.items():
+            try:
+                wire.send(self._links[i], {"do": "close"})
+                host.wait(10.0)
+            except (EngineError, subprocess.TimeoutExpired):
+                with suppress(ProcessLookupError):
+                    os.killpg(host.pid, signal.SIGKILL)
+                host.wait()
+        for link in self._links.values():
+            link.close()
+        if self._logs is not None:
+            self._logs.close()
+        self._folder.close()
+
+    def _tell_all(self, do: str) -> None:
+        """Every engine does it; nobody goes on before all have."""
+        for i in self._hosts:
+            self._send(i, {"do": do})
+        for i in self._hosts:
+            self._answer(i)
+        self.world.wait()
+
+    def _give_back(self) -> None:
+        """Memory that this process has freed goes back to the card, where the engine needs it."""
+        if self.settings.device == "cuda":
+            torch.cuda.empty_cache()
+        self.world.wait()
+
+    def _stream(self) -> None:
+        for name, tensor in self.weights.tensors():
+            if self._hosts:
+                header, blobs = wire.pack_tensor(name, tensor)
+                for i in self._hosts:
+                    self._send(i, header, blobs)
+        for i in self._hosts:
+            self._send(i, {"tensor": None})
+
+    def _send(self, engine: int, header: Mapping[str, Any], blobs: Sequence[bytes | memoryview] = ()) -> None:
+        try:
+            wire.send(self._links[engine], header, blobs)
+        except EngineError:
+            self._answer(engine)  # an engine that gives up says why before it goes
+            raise
+
+    def _answer(self, engine: int) -> Mapping[str, Any]:
+        try:
+            header, _ = wire.receive(self._links[engine])
+        except EngineError as error:
+            hint = f"its log is beside the run's others: engine-{engine}.log" if self._logs is not None else None
+            raise EngineError(f"engine {engine} has died", hint=hint) from error
+        if "error" in header:
+            message, where, hint = header["error"]
+            raise EngineError(message, where=where, hint=hint)
+        return header
+
+
+def engine_cards() -> list[str]:
+    """Cards that the launcher set aside for engines; none when it did not."""
+    return [c for c in os.environ.get(ENGINES_VARIABLE, "").split(",") if c]
+
+
+def _socket_path(folder: Path, engine: int) -> Path:
+    return folder / f"engine-{engine}"
+
+
+def _connect(path: Path, host: subprocess.Popen[bytes] | None) -> socket.socket:
+    link, end = socket.socket(socket.AF_UNIX), time.monotonic() + START_SECONDS
+    while True:
+        try:
+            link.connect(str(path))
+            break
+        except OSError as error:
+            if (host is not None and host.poll() is not None) or time.monotonic() > end:
+                raise EngineError(
+                    f"an engine's process does not answer: {error}",
+                    where=str(path),
+                    hint="its log is beside the run's others, engine-<n>.log",
+                ) from error
+            time.sleep(0.1)
+    return link

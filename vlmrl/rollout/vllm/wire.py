@@ -1,0 +1,151 @@
+"""Messages between a trainer and an engine in a process of its own: a JSON header and raw bytes, nothing pickled.
+
+A message is 8 bytes of little-endian header length, the header (a JSON object whose `blobs` are the lengths of what
+follows), and the blobs.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vlmrl.data.encode import EncodedPrompt
+from vlmrl.errors import EngineError
+from vlmrl.rollout.engine import SamplingRequest
+from vlmrl.types import Media, Row, Sample
+
+MAX_HEADER_BYTES = 1 << 30
+KNOWN_BYTES = 1 << 31
+"""Pixels that an engine keeps for each trainer; above this it forgets all of them."""
+DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.bfloat16, torch.float16, torch.int64)}
+
+
+def send(to: socket.socket, header: Mapping[str, Any], blobs: Sequence[bytes | memoryview] = ()) -> None:
+    """Send a message. Raises: EngineError when nobody is there."""
+    text = json.dumps({**header, "blobs": [len(b) for b in blobs]}).encode()
+    try:
+        to.sendall(struct.pack("<Q", len(text)) + text)
+        for blob in blobs:
+            to.sendall(blob)
+    except OSError as error:
+        raise EngineError(f"the other end of the engine's connection is gone: {error}") from error
+
+
+def receive(source: socket.socket) -> tuple[dict[str, Any], list[bytearray]]:
+    """The next message: (header, blobs). Raises: EngineError when the other end is gone, or what came is no message."""
+    (length,) = struct.unpack("<Q", _exactly(source, 8))
+    if length > MAX_HEADER_BYTES:
+        raise EngineError("what came over the engine's connection is no message")
+    header = json.loads(_exactly(source, length))
+    return header, [_exactly(source, n) for n in header.pop("blobs")]
+
+
+def _exactly(source: socket.socket, count: int) -> bytearray:
+    buffer = bytearray(count)
+    view = memoryview(buffer)
+    try:
+        while view:
+            got = source.recv_into(view, min(len(view), 1 << 30))
+            if not got:
+                raise EngineError("the other end of the engine's connection is gone")
+            view = view[got:]
+    except OSError as error:
+        raise EngineError(f"the other end of the engine's connection is gone: {error}") from error
+    return buffer
+
+
+def pack_tensor(name: str, tensor: Tensor) -> tuple[dict[str, Any], list[memoryview]]:
+    """(header, blobs) of one tensor under its name."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    header = {"tensor": name, "dtype": str(flat.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+    return header, [flat.view(torch.uint8).numpy().data]
+
+
+def receive_tensors(source: socket.socket) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of each that is sent, up to the message that ends them."""
+    while (message := receive(source))[0].get("tensor") is not None:
+        header, (blob,) = message
+        yield header["tensor"], torch.frombuffer(blob, dtype=DTYPES[header["dtype"]]).view(header["shape"])
+
+
+@dataclass
+class Known:
+    """Images that the other end has: their hashes, and the bytes that they take there."""
+
+    hashes: set[str] = field(default_factory=set)
+    bytes: int = 0
+
+    def forget(self) -> bool:
+        """Whether there are too many, and both ends begin anew."""
+        if self.bytes <= KNOWN_BYTES:
+            return False
+        self.hashes.clear()
+        self.bytes = 0
+        return True
+
+
+def pack_requests(requests: Sequence[SamplingRequest], known: Known) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Requests as (JSON values, blobs): images by hash, and the pixels of those that the other end does not have yet.
+
+    Args: known: what it has; what goes along is added.
+    """
+    packed: list[dict[str, Any]] = []
+    blobs: list[bytes] = []
+    for r in requests:
+        e, pictures = r.prompt, []
+        for media, picture in zip(e.row.media, e.pictures, strict=True):
+            pictures.append({"hash": media.sha256, "new": media.sha256 not in known.hashes})
+            if media.sha256 not in known.hashes:
+                pictures[-1]["size"] = picture.size
+                blobs.append(picture.convert("RGB").tobytes())
+                known.hashes.add(media.sha256)
+                known.bytes += len(blobs[-1])
+        packed.append(
+            {"source": e.row.source, "row": e.row.prompt_id, "samples": r.num_samples, "seed": r.seed,
+             "ids": list(e.prompt_ids), "unexpanded": list(e.unexpanded_ids), "pictures": pictures}
+        )  # fmt: skip
+    return packed, blobs
+
+
+def unpack_requests(
+    packed: Sequence[Mapping[str, Any]], blobs: Sequence[bytes | bytearray], pictures: dict[str, Image.Image]
+) -> list[SamplingRequest]:
+    """What `pack_requests` packed. Args: pictures: by hash; those that came along are added."""
+    left = iter(blobs)
+    requests = []
+    for p in packed:
+        for picture in p["pictures"]:
+            if picture["new"]:
+                pictures[picture["hash"]] = Image.frombytes("RGB", tuple(picture["size"]), bytes(next(left)))
+        media = tuple(Media(x["hash"], *pictures[x["hash"]].size) for x in p["pictures"])
+        prompt = EncodedPrompt(
+            row=Row(p["row"], p["source"], "", {}, media), text="", prompt_ids=tuple(p["ids"]), kinds=(), images={},
+            num_images=len(p["pictures"]), num_image_tokens=0, image_sizes=(), unexpanded_ids=tuple(p["unexpanded"]),
+            pictures=tuple(pictures[x["hash"]] for x in p["pictures"]),
+        )  # fmt: skip
+        requests.append(SamplingRequest(prompt, p["samples"], p["seed"]))
+    return requests
+
+
+def pack_samples(answers: Sequence[Sequence[Sample]]) -> list[list[list[Any]]]:
+    """Samples as JSON values; floats survive exactly."""
+    return [
+        [[list(s.token_ids), s.text, list(s.sampler_logp), s.finish, s.version, s.seed] for s in samples]
+        for samples in answers
+    ]
+
+
+def unpack_samples(packed: Sequence[Sequence[Sequence[Any]]]) -> list[list[Sample]]:
+    """What `pack_samples` packed."""
+    return [
+        [Sample(tuple(i), text, tuple(p), finish, version, seed) for i, text, p, finish, version, seed in samples]
+        for samples in packed
+    ]

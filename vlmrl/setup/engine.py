@@ -1,0 +1,109 @@
+"""Which engine generates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from vlmrl.data.encode import Encoder
+from vlmrl.dist.world import ALONE, World
+from vlmrl.errors import EngineError, Load
+from vlmrl.model.device_memory import free_bytes, memory_use
+from vlmrl.model.engine_memory import MAX_SEQUENCES, RESERVE_SHARE, Demand, engine_work, size_cache, text_cache_shape
+from vlmrl.model.load import DTYPES
+from vlmrl.model.lora import adapted_parts, adapter_rank
+from vlmrl.model.model_facts import usable_memory
+from vlmrl.model.policy import Policy
+from vlmrl.recipe.schema import Recipe
+from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.rollout.vllm.hosted_engine import (
+    HostedEngine,
+    engine_cards,
+    place_alone,
+    places_apart,
+    places_shared,
+    visible_cards,
+)
+from vlmrl.rollout.weight_sync import PolicyWeights
+
+GIB = 1 << 30
+
+
+def make_generator(
+    recipe: Recipe, policy: Policy, encoder: Encoder, files: str, say: Callable[[str], None], *, world: World = ALONE,
+    log: Callable[[str], Path] | None = None, pending_bytes: int = 0,
+) -> Generator:  # fmt: skip
+    """The engine that the recipe names, for this policy: in this process; in processes of its own when it is in parts
+    (`rollout.tensor_parallel`) or, while training (`log` is given), on the cards that the launcher set aside.
+
+    Args:
+        files: folder or hub name with the model's configuration and processor.
+        say: told what is unusual, once.      log: name of a process -> its log.
+        pending_bytes: memory that the trainer will take besides, and has not taken yet.
+    Raises: EngineError when it is not installed or does not start; LaunchError when its parts do not fit the cards.
+    """
+    r = recipe.rollout
+    if r.engine == "torch":
+        return TorchEngine(policy, encoder.tokenizer, batch_tokens=r.batch_tokens, on_halved=partial(_tell_halved, say))
+    from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
+
+    settings = EngineSettings(
+        folder=files, dtype=recipe.model.dtype, device=policy.device.type,
+        max_tokens=r.max_prompt_tokens + max(r.max_new_tokens, recipe.eval.max_new_tokens or 0),
+        kv_cache_bytes=cache_bytes(recipe, policy, world, log is not None, pending_bytes),
+        image_arguments=encoder.image_arguments,
+        lora_rank=adapter_rank(policy.model), lora_vision=not adapted_parts(policy.model) <= {"language"},
+        tensor_parallel=r.tensor_parallel, revision=recipe.model.revision,
+        trust_remote_code=recipe.model.trust_remote_code,
+    )  # fmt: skip
+    weights = PolicyWeights(policy.model, DTYPES[recipe.model.dtype], files)
+    if log is not None and r.engine_gpus:
+        cards = engine_cards()
+        if len(cards) != r.engine_gpus:
+            raise EngineError(
+                f"rollout.engine_gpus = {r.engine_gpus}, and the launcher set {len(cards)} cards aside for engines",
+                hint="start the run with --gpus N, N the cards that train and those that generate together",
+            )
+        return HostedEngine(weights, settings, world, places_apart(cards, world, r.tensor_parallel), log=log)
+    if r.tensor_parallel == 1:
+        return VllmEngine(weights, encoder.tokenizer, settings, say=say)
+    if log is None:
+        places = [place_alone(r.tensor_parallel, visible_cards(settings.device, r.tensor_parallel))]
+    else:
+        places = places_shared(world, r.tensor_parallel, visible_cards(settings.device, world.local_size))
+    return HostedEngine(weights, settings, world, places, shared=True, log=log)
+
+
+def cache_bytes(recipe: Recipe, policy: Policy, world: World, trains: bool, pending_bytes: int) -> int:
+    """Return the size of vLLM's cache on each of its GPUs: the recipe's, else what a step's responses need, as far as
+    memory is free beside the trainer's sleeping states and the engine's weights.
+
+    Args: trains: whether a trainer shares the machine; else the engine answers whole splits (`vlmrl eval`).
+    """
+    r = recipe.rollout
+    if r.kv_cache_gib is not None:
+        return int(r.kv_cache_gib * GIB)
+    text = dict(policy.model.config.get_text_config().to_dict())
+    longest = r.max_prompt_tokens + max(r.max_new_tokens, recipe.eval.max_new_tokens or 0)
+    engines = max(1, (r.engine_gpus or world.size) // r.tensor_parallel)
+    groups, samples = (-(-r.prompts_per_step // engines), r.samples_per_prompt) if trains else (MAX_SEQUENCES, 1)
+    demand = Demand(groups, samples, r.max_prompt_tokens, r.max_new_tokens, longest)
+    device = policy.device
+    if device.type == "cuda":
+        weights = sum(p.numel() for p in policy.model.parameters()) * DTYPES[recipe.model.dtype].itemsize
+        size = DTYPES[recipe.model.dtype].itemsize
+        taken = weights // r.tensor_parallel + engine_work(text, size, longest, demand.sequences, r.tensor_parallel)
+        total = memory_use(device)[1]
+        # GPUs of their own are taken to be like this one, and empty.
+        free = total if trains and r.engine_gpus else (free_bytes(device) or 0) - pending_bytes
+        free -= taken + int(RESERVE_SHARE * total)
+    else:
+        free = usable_memory() // world.local_size
+    shape = text_cache_shape(text, recipe.model.dtype)
+    return size_cache(shape, demand, free, device.type, r.tensor_parallel).chosen
+
+
+def _tell_halved(say: Callable[[str], None], load: Load) -> None:
+    say(f"out of memory with {load} at once: again with less; {load.budget} is too large for this machine")

@@ -1,0 +1,102 @@
+"""Model, policy, encoder and sampling parameters of a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from vlmrl.checkpoint.checked_files import check_files
+from vlmrl.checkpoint.format import HF
+from vlmrl.checkpoint.load import fingerprint, load_saved, saved_lora
+from vlmrl.data.encode import Encoder
+from vlmrl.errors import CheckpointError
+from vlmrl.model.load import DTYPES, banned_ids_of, load_model, load_processor, prepare_model, stop_ids_of
+from vlmrl.model.lora import attach_adapter, fold_adapter
+from vlmrl.model.policy import Policy
+from vlmrl.recipe.schema import Lora, Model, Recipe
+from vlmrl.setup.model_origin import ModelOrigin
+from vlmrl.store.checkpoints import read_meta
+from vlmrl.types import SamplingParams
+
+
+def load_origin(settings: Model, origin: ModelOrigin, lora: Lora | None = None) -> tuple[Any, Any]:
+    """(model, processor) of an origin, on the device and in the dtype of the settings; an adapter is left attached."""
+    if origin.checkpoint is not None:
+        check_files(origin.checkpoint, HF)  # a changed chat template would be another model
+    processor = load_processor(settings, path=origin.files)
+    if origin.checkpoint is None:
+        return load_model(settings, path=origin.path), processor
+    return load_saved(origin.checkpoint, settings, lora), processor
+
+
+def load_for_training(recipe: Recipe, origin: ModelOrigin) -> tuple[Any, Any, dict[str, Any]]:
+    """(model, processor, what the adapter sits on) at the start of a run; the last is path and revision without one.
+
+    An adapter goes on as the adapter it was; with no `[lora]` table it is folded in and all weights are trained.
+    Raises: CheckpointError as `load_origin`, or when the recipe's `[lora]` table is not that of the origin's adapter.
+    """
+    base: dict[str, Any] = {"path": origin.path, "revision": recipe.model.revision}
+    before = None if origin.checkpoint is None else saved_lora(origin.checkpoint)
+    if recipe.model.quantize and before is None and origin.checkpoint is not None:
+        raise CheckpointError(f"model.quantize needs a Hugging Face folder or hub name, and `{origin.path}` is a run",
+                              hint=f"vlmrl merge {origin.path} --out FOLDER, then --set model.path=FOLDER")  # fmt: skip
+    if before is not None and recipe.lora is not None:
+        _same_adapter(before, recipe.lora, origin)
+    model, processor = load_origin(recipe.model, origin, recipe.lora)
+    if recipe.lora is None:
+        if before is not None:
+            prepare_model(fold_adapter(model), recipe.model)
+        return model, processor, base
+    if before is not None:
+        assert origin.checkpoint is not None
+        return model, processor, read_meta(origin.checkpoint)["base"]
+    if origin.parent is not None:
+        base |= {"run": origin.parent["run"], "step": origin.step}
+    base["fingerprint"] = fingerprint(model)
+    attach_adapter(model, recipe.lora, recipe.model.freeze, DTYPES[recipe.model.dtype])
+    return model, processor, base
+
+
+def _same_adapter(before: Lora, now: Lora, origin: ModelOrigin) -> None:
+    """Raise unless an adapter can go on under this `[lora]` table; dropout is no property of its weights."""
+    pairs = [(k, v, getattr(now, k)) for k, v in before.model_dump().items() if k != "dropout"]
+    for name, was, is_now in pairs:
+        if was != getattr(now, name):
+            raise CheckpointError(
+                f"`lora.{name}` is {is_now}, but the adapter of `{origin.path}` was made with {was}",
+                hint=f"use {was}; or train on the merged model: vlmrl merge {origin.path} --out FOLDER",
+            )
+
+
+def make_policy(
+    settings: Model, model: Any, processor: Any, temperature: float, entropy_gradient: bool = False,
+    critic: bool = False,
+) -> Policy:  # fmt: skip
+    """The policy of a recipe: this model at this temperature, with image, video and padding ids banned."""
+    banned = banned_ids_of(model, processor.tokenizer)
+    return Policy(
+        model, temperature=temperature, banned_ids=banned, entropy_gradient=entropy_gradient,
+        shared_prefix=settings.shared_prefix, critic=critic,
+    )  # fmt: skip
+
+
+def make_encoder(settings: Model, processor: Any) -> Encoder:
+    return Encoder(
+        processor, min_pixels=settings.min_pixels, max_pixels=settings.max_pixels, thinking=settings.thinking
+    )
+
+
+def sampling_params(recipe: Recipe, policy: Policy, tokenizer: Any) -> SamplingParams:
+    """How training samples."""
+    r = recipe.rollout
+    return SamplingParams(
+        temperature=r.temperature, top_p=r.top_p, top_k=r.top_k, max_new_tokens=r.max_new_tokens,
+        stop_ids=stop_ids_of(policy.model, tokenizer), stop=tuple(r.stop), banned_ids=policy.banned_ids,
+    )  # fmt: skip
+
+
+def greedy_params(recipe: Recipe, policy: Policy, tokenizer: Any) -> SamplingParams:
+    """How validation and `eval` sample by default."""
+    limit = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
+    params = sampling_params(recipe, policy, tokenizer)
+    return replace(params, temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=limit)

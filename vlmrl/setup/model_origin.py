@@ -1,0 +1,121 @@
+"""Where a run's first weights come from: what `model.path` names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vlmrl.checkpoint.format import HF
+from vlmrl.errors import CheckpointError, StoreError
+from vlmrl.model.model_files import ADAPTER_CONFIG
+from vlmrl.store.checkpoints import AS_ASKED, choose_checkpoint, read_meta
+from vlmrl.store.layout import CHECKPOINTS, COMPLETE, MANIFEST, complete_checkpoints
+from vlmrl.store.listing import run_ids
+from vlmrl.store.runs import Run, open_run
+
+
+@dataclass(frozen=True)
+class ModelOrigin:
+    """Where a run's first weights come from: a Hugging Face folder or name, or a checkpoint of another run.
+
+    Args:
+        path: as the recipe or the command names it.    checkpoint: its folder.
+        parent: as `Manifest.parent`: the run, the checkpoint's name, and why it is that one.
+    """
+
+    path: str
+    checkpoint: Path | None = None
+    parent: Mapping[str, Any] | None = None
+
+    @property
+    def files(self) -> str:
+        """Where config and processor are loaded from."""
+        return str(self.checkpoint / HF) if self.checkpoint else self.path
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run folder that the checkpoint lies in; None for a model, and for a checkpoint taken out of its run."""
+        folder = self.checkpoint.parent.parent if self.checkpoint else None
+        return folder if folder is not None and (folder / MANIFEST).is_file() else None
+
+    @property
+    def step(self) -> int | None:
+        """The step of the checkpoint; None for a model that is no checkpoint."""
+        return None if self.checkpoint is None else read_meta(self.checkpoint)["step"]
+
+
+def describe_origin(path: str, parent: Mapping[str, Any] | None) -> str:
+    """Return which checkpoint of which run `path` stands for, and why it is that one; "" where it is no run's.
+
+    Args: parent: as `ModelOrigin.parent`.
+    """
+    if parent is None or not parent.get("why"):
+        return ""
+    taken = f"{parent['checkpoint']} of run {parent['run']}"
+    return f"model: {taken}" if parent["why"] == AS_ASKED else f"model: {path} is {taken}: {parent['why']}"
+
+
+def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOrigin:
+    """What `model.path` names: a local folder, a checkpoint folder, a run (one of its checkpoints), else a hub name.
+
+    Args: which: checkpoint of a run: "best", "last", or a step.
+    Raises: StoreError or CheckpointError when it names a run that has no complete checkpoint, or a checkpoint whose
+        folder is not what was saved (names alone are looked at; files are compared when they are loaded).
+    """
+    if not path.strip():
+        raise CheckpointError("the model's name is empty", hint="name a run, a model folder or a hub name")
+    folder = Path(path)
+    if os.path.isfile(folder / "config.json"):  # a name that is too long for a path is no path
+        return ModelOrigin(path)
+    if os.path.isfile(folder / COMPLETE):
+        read_meta(folder)
+        folder = folder.absolute()
+        alone = ModelOrigin(path, folder)
+        if alone.run_dir is None:
+            return alone
+        return replace(alone, parent={"checkpoint": folder.name, "run": alone.run_dir.name, "why": AS_ASKED})
+    run = _last_trained(runs_root) if path == "last" else _run_named(path, runs_root)
+    if run is not None:
+        checkpoint, why = choose_checkpoint(run.dir, run.manifest, which)
+        read_meta(checkpoint)
+        return ModelOrigin(path, checkpoint, {"run": run.id, "checkpoint": checkpoint.name, "why": why})
+    if os.path.isfile(folder / ADAPTER_CONFIG):
+        raise CheckpointError(f"{path} holds an adapter without its base model", where=path,
+                              hint="name the run that made it, or fold it in: vlmrl merge RUN")  # fmt: skip
+    if os.path.isdir(folder):
+        raise CheckpointError(f"{path} holds no model: there is no config.json, and it is no run", where=path)
+    return ModelOrigin(path)
+
+
+def _last_trained(runs_root: Path) -> Run | None:
+    """The newest run that has a checkpoint: `last` as a model must not stop at a `vlmrl try` or an evaluation."""
+    for name in run_ids(runs_root):
+        if complete_checkpoints(runs_root / name):
+            return open_run(runs_root, name)
+    return None
+
+
+def _run_named(path: str, runs_root: Path) -> Run | None:
+    """The run that `path` names, or None: then it is taken for a hub name, and the hub says whether it is one."""
+    try:
+        return open_run(runs_root, path)
+    except StoreError as error:
+        if os.path.exists(Path(path) / MANIFEST) or "more than one" in error.message:
+            raise
+        return None
+
+
+def origin_of(run: Run, path: str, runs_root: Path) -> ModelOrigin:
+    """Where this run's first weights come from, as its manifest recorded it: `last`, and a run's best checkpoint, mean
+    something else by now.
+    """
+    parent = run.manifest.first_weights
+    if parent is None or (Path(path) / COMPLETE).is_file():
+        return find_model(path, runs_root)
+    folder = Path(path)  # a run of another runs folder is named by its own
+    is_named = os.path.isfile(folder / MANIFEST) and folder.resolve().name == parent["run"]
+    run_dir = folder if is_named else runs_root / parent["run"]
+    return ModelOrigin(path, run_dir / CHECKPOINTS / parent["checkpoint"], parent)

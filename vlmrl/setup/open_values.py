@@ -1,0 +1,126 @@
+"""What a run settles before it begins: a value for every key that its recipe leaves open (recipe/settle.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from vlmrl.dist import rank_process
+from vlmrl.errors import Problem, VlmrlError, first_line
+from vlmrl.preflight.gpu_models import Gpu, known_gpu
+from vlmrl.preflight.memory import HERE, Target
+from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.recipe.schema import Model, Recipe, Train
+from vlmrl.recipe.settle import OPEN, Choice, Chooser, choose, open_keys, settle, with_values
+from vlmrl.recipe.table import MOST
+
+
+def choosers(settings: Model, files: Callable[[], str], where: str, target: Target = HERE) -> Mapping[str, Chooser]:
+    """Return, for each key of `OPEN`, the function that chooses its value.
+
+    Args:
+        settings, files: the recipe's table `model`, and where the model's configuration is, asked for only if needed.
+        where: of what is chosen, for messages.      target: where the run is to run.
+    """
+    from vlmrl.model.model_facts import ModelFacts, device_facts, model_facts
+    from vlmrl.preflight.engine_choice import EngineWorld, choose_engine
+    from vlmrl.rollout.vllm.known_models import probe_vllm
+
+    def engine(recipe: Recipe) -> Choice:
+        device, _ = device_facts(recipe.model.device) if recipe.model.device != "cpu" else ({"kind": "cpu"}, [])
+        gpu = target.gpu
+        if gpu is None and device["kind"] == "cuda":
+            gpu = known_gpu(device["name"]) or Gpu(device["name"], int(device["memory_bytes"]))
+        return choose_engine(recipe, EngineWorld(gpu, probe_vllm, model, where, target.is_elsewhere))
+
+    def model() -> ModelFacts:
+        return model_facts(settings, path=files())
+
+    def dtype(recipe: Recipe) -> Choice:
+        if recipe.optim.name == "adamw_bf16_kahan":
+            return Choice("model.dtype", "bfloat16", f"optim.name = {recipe.optim.name} holds bfloat16 weights")
+        wanted = recipe.model.device
+        if target.gpu is not None or (wanted != "cpu" and device_facts(wanted)[0]["kind"] == "cuda"):
+            return Choice("model.dtype", "bfloat16", "a GPU is used")
+        return Choice("model.dtype", "float32", "no GPU is used")
+
+    return {"train.steps": count_steps, "optim.warmup_steps": count_warmup, "model.dtype": dtype,
+            "rollout.engine": engine}  # fmt: skip
+
+
+def count_steps(recipe: Recipe) -> Choice:
+    """Count `train.steps` from `train.epochs`: so many that all rows could be drawn that often."""
+    from vlmrl.data.dataset import open_dataset, require_split
+
+    is_rl, rows = recipe.kind == "rl", 0
+    per_step = recipe.rollout.prompts_per_step if is_rl else recipe.train.rows_per_step
+    try:
+        for data in recipe.data:
+            dataset = open_dataset(data)
+            require_split(dataset, data.split)
+            rows += min(dataset.splits[data.split], data.max_rows or MOST)
+    except VlmrlError as error:  # the check of the data says the same as an error
+        return Choice("train.steps", Train().steps, f"the rows cannot be counted: {first_line(error)}")
+    epochs = Fraction(str(recipe.train.epochs))
+    steps = min(max(1, math.ceil(epochs * rows / per_step)), MOST)
+    passes = "1 epoch" if epochs == 1 else f"{float(epochs):g} epochs"
+    return Choice("train.steps", steps, f"{passes} of {rows:,} rows, {per_step:,} per step")
+
+
+def count_warmup(recipe: Recipe) -> Choice:
+    """Count `optim.warmup_steps` from `optim.warmup_ratio`, rounded up."""
+    ratio, steps = recipe.optim.warmup_ratio or 0.0, recipe.train.steps
+    return Choice("optim.warmup_steps", math.ceil(Fraction(str(ratio)) * steps), f"{ratio:g} of {steps:,} steps")
+
+
+def _one_step(key: str) -> Chooser:
+    """Return a chooser for a number of steps of which none will be made."""
+    return lambda recipe: Choice(key, 1, "nothing is trained")
+
+
+def settle_for_run(loaded: LoadedRecipe, root: Path, target: Target = HERE) -> tuple[LoadedRecipe, list[Problem]]:
+    """Choose what the recipe leaves open. Processes that a launcher started take what it chose.
+
+    Args: root: folder of the runs, one of which `model.path` may name.      target: where the run is to run.
+    Returns: the recipe with nothing left open, and warnings about what was chosen.
+    """
+    still = open_keys(loaded.recipe)
+    if not still:
+        return loaded, []
+    told = {c["key"]: Choice(**c) for c in rank_process.choices()}
+    if all(key in told for key in still):
+        return settle(loaded, [told[key] for key in still]), []
+
+    def files() -> str:
+        from vlmrl.setup.model_origin import find_model
+
+        return find_model(model.path, root).files
+
+    model, where = loaded.recipe.model, loaded.where(("rollout", "engine"), ("model", "path"))
+    choices = choose(loaded.recipe, choosers(model, files, where, target))
+    return settle(loaded, choices), [c.problem for c in choices if c.problem is not None]
+
+
+def settle_for_answers(recipe: Recipe, files: str) -> tuple[Recipe, list[Problem]]:
+    """Choose what is open in a recipe that is only to answer prompts, on this machine (`vlmrl eval`).
+
+    Args: files: where the model's configuration is.
+    """
+    untrained = {key: _one_step(key) for key in ("train.steps", "optim.warmup_steps")}
+    choices = choose(recipe, {**choosers(recipe.model, lambda: files, "rollout.engine"), **untrained})
+    return with_values(recipe, choices), [c.problem for c in choices if c.problem is not None]
+
+
+def choices_of(loaded: LoadedRecipe) -> list[dict[str, Any]]:
+    """Return what was chosen for this recipe, as JSON values: a launcher tells it to its processes."""
+    found: list[dict[str, Any]] = []
+    for key in OPEN:
+        origin = loaded.origins.get(key, "")
+        if origin.startswith(AUTO_ORIGIN):
+            table, _, name = key.partition(".")
+            value = loaded.resolved["recipe"][table][name]
+            found.append({"key": key, "value": value, "reason": origin.removeprefix(AUTO_ORIGIN)})
+    return found

@@ -1,0 +1,160 @@
+"""What a run's manifest says of its data, rewards and prompts, and how that differs from what is there now."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypedDict
+
+from vlmrl.recipe.changes import Change, Rule, hides
+from vlmrl.rewards import reward_record
+from vlmrl.rewards.base import NO_REWARD
+from vlmrl.rewards.identity import identity_of
+from vlmrl.store.kept_recipe import Texts, kept_text
+from vlmrl.store.runs import Run
+from vlmrl.store.secrets.redact import HIDDEN, redact_text, redact_value
+from vlmrl.tasks.prompt_identity import same_prompt
+from vlmrl.tasks.source import Source
+
+
+class Records(TypedDict):
+    """What a manifest says of the sources of a recipe."""
+
+    datasets: list[dict[str, Any]]
+    rewards: list[dict[str, Any]]
+    prompts: list[dict[str, Any]]
+
+
+VALIDATION_SUFFIX = " (validation)"
+"""Ends the name of a dataset record whose rows are a validation file's."""
+ROWS = Rule("asked", "the rows themselves", ("data",), ("best",))
+REWARD = Rule("asked", "what earns a reward", ("reward",), ("best",))
+TASK = Rule("asked", "what is asked and measured", ("data",), ("best",))
+PROMPT = Rule("asked", "what the model is asked", ("prompt",), ("best",))
+
+
+def records_of(sources: Sequence[Source], validation: Sequence[Source] = ()) -> Records:
+    """The manifest's `datasets`, `rewards` and `prompts`, one mapping a source each.
+
+    Validation rows that are in a file of their own count as a dataset of their own.
+    """
+    trained = {s.dataset.path for s in sources}
+    scored = [s for s in sources if s.reward is not NO_REWARD]
+    apart = [s for s in validation if s.dataset.path not in trained]
+    return {
+        "datasets": [
+            *(dataset_record(s) for s in sources),
+            *(dataset_record(s, s.name + VALIDATION_SUFFIX) for s in apart),
+        ],
+        "rewards": [{"source": s.name, **reward_record(s.reward, s.weights)} for s in scored],
+        "prompts": [s.prompt_record for s in sources],
+    }
+
+
+def dataset_record(source: Source, name: str | None = None) -> dict[str, Any]:
+    """What a manifest keeps of a source's rows, under `name` (default: the source's)."""
+    return {
+        "name": name or source.name, "path": source.dataset.path, "split": source.split, "task": source.task.name,
+        "variant": source.task.variant, "rows": len(source.rows), "fingerprint": source.dataset.fingerprint,
+        **({"task_sha256": source.task.own.sha256} if source.task.own else {}),
+    }  # fmt: skip
+
+
+def texts_of(sources: Sequence[Source]) -> Texts:
+    """The task files, reward files and prompt templates of the sources, by the hashes of their records."""
+    tasks = {("task", s.task.own.sha256): s.task.own.text for s in sources if s.task.own}
+    rewards = {("reward", s.reward.source_sha256): s.reward.user.source for s in sources if s.reward.user}
+    return tasks | rewards | {("prompt", s.prompt_sha256): s.template for s in sources if s.template}
+
+
+def content_changes(run: Run, now: Records, texts: Texts, recipe: Sequence[Change] = ()) -> list[Change]:
+    """What of a run's datasets, rewards and prompts is other than its manifest says, of the sources that both have.
+
+    Args: recipe: what the recipe changes; other arguments of a reward that follow from it are not said again.
+    """
+    was, found = run.manifest, []
+    before, after = len(was.rewards), len(now["rewards"])  # one a source; datasets of validation files come behind
+    trained = _pairs(was.datasets[:before], now["datasets"][:after], "name")
+    for old, new in trained + _pairs(was.datasets[before:], now["datasets"][after:], "name"):
+        if old.get("fingerprint") != new["fingerprint"]:
+            found.append(Change(f"rows of {new['name']}", old, new, ROWS))
+        if old.get("task_sha256") != new.get("task_sha256"):
+            hashes = {"sha256": old.get("task_sha256")}, {"sha256": new.get("task_sha256")}
+            name = f"task {new['task']}"
+            diff = _diff(run, "task", name, *hashes, texts)
+            found.append(Change(name, hashes[0]["sha256"], hashes[1]["sha256"], TASK, diff=diff))
+    recipe_says = any(c.kind != "free" and c.what.startswith(("reward.", "data")) for c in recipe)
+    for old, new in _pairs(was.rewards, now["rewards"], "source"):
+        if change := _reward_change(run, old, new, texts, recipe_says):
+            found.append(change)
+    for old, new in _pairs(was.prompts, now["prompts"], "source"):
+        if not same_prompt(old, new):
+            name = f"prompt of {new['source']}"
+            diff = _diff(run, "prompt", name, old, new, texts)
+            found.append(Change(name, old.get("sha256"), new["sha256"], PROMPT, diff=diff))
+    once = {change.what: change for change in found}  # a reward of several sources once
+    return _each_diff_once(list(once.values()))
+
+
+def _each_diff_once(changes: Sequence[Change]) -> list[Change]:
+    """Return the changes, with the diff of a file that is both task and reward at the first of them alone."""
+    shown: set[tuple[Any, Any]] = set()
+    found = []
+    for change in changes:
+        pair = (change.old, change.new)
+        found.append(replace(change, diff="") if change.diff and pair in shown else change)
+        if change.diff:
+            shown.add(pair)
+    return found
+
+
+def changed_since(run: Run, sources: Sequence[Source]) -> list[str]:
+    """Return the names of the tasks, rewards and prompts of these sources that are not what a run was made with."""
+    changes = content_changes(run, records_of(sources), texts_of(sources))
+    return [change.what for change in changes if change.rule is not ROWS]
+
+
+def _reward_change(
+    run: Run, old: Mapping[str, Any], new: Mapping[str, Any], texts: Texts, recipe_says: bool
+) -> Change | None:
+    """Return what has changed about a source's reward: version, source or arguments; None for the same reward."""
+    before, after = identity_of(old), identity_of(redact_value(dict(new)))
+    after = replace(after, args=_with_hidden(before.args, after.args))
+    if before == after or (recipe_says and before.without_args() == after.without_args()):
+        return None
+    name = f"reward {new['name']}"
+    if old.get("name") == new["name"] and "sha256" in new and before.sha256 != after.sha256:
+        diff = _diff(run, "reward", name, old, new, texts)
+        return Change(name, old.get("sha256"), new["sha256"], REWARD, diff=diff)
+    return Change(name, before.beside(after), after.beside(before), REWARD)
+
+
+def _with_hidden(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the new arguments, with the old one wherever that has a secret hidden in it and is the same otherwise."""
+    kept = {key: value for key, value in old.items() if key in new and hides(_text(value), _text(new[key]), HIDDEN)}
+    return {**new, **kept}
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _pairs(
+    old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], key: str
+) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Which record was which: by position, since a table that moved may have another name; else by name."""
+    if len(old) == len(new):
+        return list(zip(old, new, strict=True))
+    by_name = {str(record.get(key)): record for record in old}
+    return [(by_name[record[key]], record) for record in new if record[key] in by_name]
+
+
+def _diff(run: Run, kind: str, name: str, old: Mapping[str, Any], new: Mapping[str, Any], texts: Texts) -> str:
+    """A unified diff of the kept text and the one there now, secrets hidden in both; "" when either is not known."""
+    before, after = kept_text(run.dir, kind, str(old.get("sha256"))), texts.get((kind, new["sha256"]))
+    if before is None or after is None:
+        return ""
+    a, b = redact_text(before).splitlines(), redact_text(after).splitlines()
+    return "\n".join(difflib.unified_diff(a, b, f"{name} before", f"{name} now", lineterm="", n=2))

@@ -1,0 +1,50 @@
+"""What a run keeps of its loggers: the id of the remote run and where it is, by logger. In `sinks.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
+from vlmrl.store import layout
+from vlmrl.store.files import write_json
+from vlmrl.store.metrics import encode
+from vlmrl.store.secrets.redact import redact_value
+
+SCHEMA = 1
+
+
+def read_remote(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """Logger -> what it asked to be kept. {} for a run that had none.
+
+    Raises: StoreError when the file is damaged or of a newer schema.
+    """
+    path = run_dir / layout.SINKS
+    try:
+        value = parse_json(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{layout.SINKS} cannot be read: {error}", where=str(path), hint=_HINT) from None
+    sinks = value.get("sinks") if isinstance(value, dict) and value.get("schema") == SCHEMA else None
+    if not isinstance(sinks, dict) or not all(isinstance(kept, dict) for kept in sinks.values()):
+        raise StoreError(f"{layout.SINKS} does not hold what this vlmrl writes there", where=str(path), hint=_HINT)
+    return sinks
+
+
+def write_remote(run_dir: Path, sink: str, kept: Mapping[str, Any]) -> None:
+    """Keep what a logger asked for, beside that of the others. Secrets are hidden; a damaged file is replaced.
+
+    Raises: StoreError when the disk refuses; TypeError when it is no JSON.
+    """
+    try:
+        before = read_remote(run_dir)
+    except StoreError:
+        before = {}
+    sinks = {**before, sink: redact_value(encode(kept))}
+    write_json(run_dir / layout.SINKS, {"schema": SCHEMA, "sinks": sinks})
+
+
+_HINT = "delete it: the loggers then begin runs of their own"

@@ -1,0 +1,255 @@
+"""The one place that hides secrets: nothing that a run writes about itself goes past it.
+
+Two rules. Texts that people and programs write (code, recipes, command lines, logs, notes, errors) go through
+`redact_text`, which knows what a secret looks like. Texts that scores are computed from (prompts, responses, truths in
+rollouts and evaluations) go through `hide_known`, which hides only secrets that this process has: values of its
+environment, and what `learn` found in the run's own recipe, prompts, reward files and command line. So a riddle about a
+password stays as it is, and is scored again to the digit. Token ids stay what they are in any case. What user code says
+on the terminal goes through `redact_said`, which knows values and shapes and no names; errors go through `redact_text`.
+
+It is a net, not a promise. Left alone, as innocent text looks the same: words and plain numbers as secrets (a PIN) away
+from the place where they are assigned, passwords of five words and more, drawn characters without a name or a known
+beginning, arguments of calls whose name says nothing (`connect("host", "me", "...")`), and what code puts together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from vlmrl.store.secrets.names import is_short_password, kind_of_name
+from vlmrl.store.secrets.places import addresses, headers, pairs
+from vlmrl.store.secrets.shapes import (
+    HIDDEN,
+    is_mixed,
+    is_number,
+    is_placeholder,
+    looks_random,
+    scanner_shapes,
+    service_tokens,
+)
+from vlmrl.store.secrets.values import Span, assigned
+
+MOST_KNOWN = 1000
+"""Secrets that `learn` remembers at most."""
+SAID_BY_CODE = ("note", "error", "output")
+"""Keys of results under which stands what a reward returned, raised or printed."""
+
+_PEM = re.compile(r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d")
+_PEM_END = re.compile(r"-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|Private-MAC: \w+")
+_PEM_LINE = re.compile(r"[+\- #*>\"'\\nrt]*[A-Za-z0-9+/=]{16,}[\\nrt\"',+ ]*")
+MOST_PEM_CHARS = 20_000
+_REST = re.compile(r"[\w-]*", re.ASCII)
+_learned: frozenset[str] = frozenset()
+_learned_passwords: frozenset[str] = frozenset()
+"""Passwords of addresses that are words: hidden in addresses, `:word@`, alone."""
+
+
+def redact_text(text: str) -> str:
+    """Return the text with every secret hidden: tokens of services, what is assigned to a secret's name, private keys,
+    passwords and tokens in addresses and headers, and what `hide_known` hides. Lines stay lines.
+    """
+    return _replaced(text, secret_spans(text)) if text else text
+
+
+def redact_argv(argv: Sequence[str]) -> list[str]:
+    """Return a command line without secrets: `--token X`, `--hf-token=X`, `--set a.api_key=X`, and as `redact_text`."""
+    result: list[str] = []
+    hide_next = False
+    for word in map(str, argv):
+        name, equals, value = word.partition("=")
+        flag = name.startswith("-") and kind_of_name(name.lstrip("-")) != "none"
+        if hide_next and not word.startswith("-"):
+            result.append(HIDDEN)
+        elif equals and value and (flag or _is_secret(name, value)):
+            result.append(f"{name}={HIDDEN}")
+        else:
+            result.append(redact_text(word))
+        hide_next = flag and not equals
+    return result
+
+
+def redact_value(value: Any, name: str = "") -> Any:
+    """Return a JSON value with the strings under secret names hidden, all others as `redact_text`, and names as
+    `redact_said`.
+    """
+    if isinstance(value, Mapping):
+        return {redact_said(str(k)): redact_value(v, str(k)) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact_value(v, name) for v in value]
+    if isinstance(value, str):
+        return HIDDEN if _is_secret(name, value) else redact_text(value)
+    return value
+
+
+def hide_known(text: str) -> str:
+    """Return the text with the secrets of this process hidden, and nothing else changed."""
+    pattern = _known_pattern(*_known())
+    return text if pattern is None else pattern.sub(HIDDEN, text)
+
+
+def redact_said(text: str) -> str:
+    """Return what user code or a model said with the secrets of this process hidden, and what is a secret by its look:
+    tokens of services, private keys, passwords in addresses, headers and commands. Names of secrets count for nothing,
+    so that a riddle about a password stays as it is. It is for the terminal, and takes microseconds.
+    """
+    return _replaced(text, _merged(_by_look(text), text)) if text else text
+
+
+def redact_result(value: Any, name: str = "") -> Any:
+    """Return a JSON value for the terminal: notes and errors of scores as `redact_text`, all else as `redact_said`."""
+    if isinstance(value, Mapping):
+        return {redact_said(k) if isinstance(k, str) else k: redact_result(v, str(k)) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact_result(v, name) for v in value]
+    if isinstance(value, str):
+        return redact_text(value) if name in SAID_BY_CODE else redact_said(value)
+    return value
+
+
+def learn(texts: Iterable[str]) -> None:
+    """Remember the secrets in texts of the run's own (recipe, prompts, reward files), for `hide_known`."""
+    for text in texts:
+        found = [text[start:end] for start, end in secret_spans(text)]
+        # In an address the user's name is hidden with the password, which is the secret.
+        passwords = [value.partition(":")[2] for value in found if f"://{value}@" in text]
+        _remember([*found, *passwords], passwords)
+
+
+def learn_argv(argv: Sequence[str]) -> None:
+    """Remember the secrets of a command line, for `hide_known`."""
+    words = list(zip(map(str, argv), redact_argv(argv), strict=True))
+    _remember(word.removeprefix(shown.removesuffix(HIDDEN)) for word, shown in words if shown.endswith(HIDDEN))
+    learn(word for word, shown in words if word != shown and not shown.endswith(HIDDEN))
+
+
+def _remember(values: Iterable[str], passwords: Iterable[str] = ()) -> None:
+    global _learned, _learned_passwords
+    found = sorted({value for value in values if _is_distinct(value)} - _learned)
+    _learned |= frozenset(found[: MOST_KNOWN - len(_learned)])
+    words = sorted(set(filter(_is_address_password, passwords)) - _learned - _learned_passwords)
+    _learned_passwords |= frozenset(words[: MOST_KNOWN - len(_learned_passwords)])
+
+
+def hidden_keys(value: Any, key: str = "") -> list[str]:
+    """Return the dotted keys of a JSON value under which something is hidden: what a record cannot give back."""
+    if isinstance(value, Mapping):
+        return [found for k, v in value.items() for found in hidden_keys(v, f"{key}.{k}" if key else str(k))]
+    if isinstance(value, (list, tuple)):
+        return [found for i, v in enumerate(value) for found in hidden_keys(v, f"{key}.{i}")]
+    return [key] if isinstance(value, str) and HIDDEN in value else []
+
+
+def secret_spans(text: str) -> list[Span]:
+    """Return where the secrets of a text are, as (start, end), in order, without overlaps."""
+    found = [*_by_look(text), *pairs(text), *assigned(text)]
+    if len(text) >= 20:
+        found += [(m.start(), _token_end(text, m.end())) for m in scanner_shapes().finditer(text)]
+    return _merged(found, text)
+
+
+def _by_look(text: str) -> list[Span]:
+    """Where secrets are that need no name: known ones, and those with a shape or a place of their own."""
+    known = _known_pattern(*_known())
+    found: list[Span] = [m.span() for m in known.finditer(text)] if known is not None else []
+    return [*found, *service_tokens(text), *_private_keys(text), *addresses(text), *headers(text)]
+
+
+def _token_end(text: str, end: int) -> int:
+    """Where the word ends that a shape of fixed length has matched the beginning of."""
+    rest = _REST.match(text, end)
+    return rest.end() if rest else end
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Whether a whole value under a name is hidden, whatever is in it."""
+    kind = kind_of_name(name)
+    if kind == "none" or not value or is_number(value) or is_placeholder(value) or value == HIDDEN:
+        return False
+    short = is_short_password(name) and is_mixed(value) and not {"/", "\\"} & set(value)
+    return kind == "sure" or short or looks_random(value)
+
+
+def _private_keys(text: str) -> Iterator[Span]:
+    """The lines of private keys between their first and last, each a span; of one without an end all that look so."""
+    position, end = 0, _PEM_END.search(text)
+    while begin := _PEM.search(text, position):
+        while end and end.start() < begin.end():
+            end = _PEM_END.search(text, end.end())
+        position = begin.end()
+        stop = end.start() if end and end.start() < position + MOST_PEM_CHARS else None
+        for line in re.finditer(r"[^\n]+", text[position : position + MOST_PEM_CHARS]):
+            first, last = position + line.start(), position + line.end()
+            if stop is not None:
+                last = min(last, stop)
+            if (stop is not None and first >= stop) or (stop is None and not _PEM_LINE.fullmatch(line[0])):
+                break
+            body = re.match(r"[+\- #]*", text[first:last])
+            first += body.end() if body else 0
+            if text[first:last].strip():
+                yield first, last
+        position = stop or position
+
+
+def _merged(spans: Iterable[Span], text: str) -> list[Span]:
+    """Spans in order, those that overlap as one; a part that is hidden already is left alone."""
+    result: list[Span] = []
+    for start, end in sorted(spans):
+        if result and start < result[-1][1]:
+            result[-1] = (result[-1][0], max(end, result[-1][1]))
+        elif end > start and text[start:end] != HIDDEN:
+            result.append((start, end))
+    return result
+
+
+def _replaced(text: str, spans: Sequence[Span]) -> str:
+    parts, position = [], 0
+    for start, end in spans:
+        parts += [text[position:start], HIDDEN]
+        position = end
+    return "".join([*parts, text[position:]]) if spans else text
+
+
+def _known() -> tuple[frozenset[str], frozenset[str]]:
+    """The secrets that this process has, of its environment and what was learned; and its passwords of addresses that
+    are words.
+    """
+    named = tuple(sorted((n, v) for n, v in os.environ.items() if kind_of_name(n) != "none" or "://" in v))
+    secrets, passwords = _of_environment(named)
+    return secrets | _learned, passwords | _learned_passwords
+
+
+@lru_cache(maxsize=8)
+def _of_environment(named: tuple[tuple[str, str], ...]) -> tuple[frozenset[str], frozenset[str]]:
+    found: set[str] = set()
+    passwords: set[str] = set()
+    for name, value in named:
+        if _is_secret(name, value):
+            found.add(value)
+        if "://" in value:
+            passwords |= {value[start:end].rpartition(":")[2] for start, end in addresses(value)}
+    secrets = frozenset(value for value in found | passwords if _is_distinct(value) and not os.path.exists(value))
+    return secrets, frozenset(filter(_is_address_password, passwords)) - secrets
+
+
+def _is_address_password(value: str) -> bool:
+    return len(value) >= 4 and HIDDEN not in value and not is_number(value)
+
+
+def _is_distinct(value: str) -> bool:
+    """Whether a secret is unlike any other text, so that it can be hidden wherever it stands."""
+    return HIDDEN not in value and ((len(value) >= 8 and is_mixed(value)) or looks_random(value))
+
+
+@lru_cache(maxsize=8)
+def _known_pattern(secrets: frozenset[str], passwords: frozenset[str]) -> re.Pattern[str] | None:
+    """A pattern of all these, as they are and as JSON writes them; the longest first."""
+    spellings = {s for secret in secrets for s in (secret, json.dumps(secret)[1:-1])}
+    if not spellings and not passwords:
+        return None
+    longest = [re.escape(s) for s in sorted(spellings, key=lambda s: (-len(s), s))]
+    return re.compile("|".join([*longest, *(f"(?<=:){re.escape(word)}(?=@)" for word in sorted(passwords))]))

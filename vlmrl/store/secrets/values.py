@@ -1,0 +1,354 @@
+"""Finding what is assigned to the name of a secret, in whatever language: `api_key: str = "..."`, `{"token": "..."}`,
+`os.environ["X_API_KEY"] = "..."`, `PASSWORD=...`, `--token ...`, `<password>...</password>`, lists of keys.
+
+A name is found by a word in it, then what stands behind it is read: a separator, and string literals, a list of them,
+or a bare word. Of an expression of Python the literals that can become the value are read: `"" or "..."`, `str("...")`,
+`x + "..."`. Code stays as it is: `password = getpass()`, `key=lambda x: x`, `api_key: str`, `token = tokens[i]`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vlmrl.store.secrets.names import holds_words, is_short_password, kind_of_name
+from vlmrl.store.secrets.shapes import HIDDEN, is_mixed, is_number, is_placeholder, looks_random, lowered
+
+Span = tuple[int, int]
+
+MOST_NAME_CHARS = 80
+MOST_LIST_CHARS = 4000
+_WORD = re.compile(
+    r"key|token|secret|passw|passphrase|passcode|pwd|pass|pw|cred|auth|login|bearer|pat|jwt|sig|cookie|session|dsn"
+    r"|webhook|sas|mnemonic"
+)
+"""Words in names of secrets, in a text in lower case."""
+_LEFT = re.compile(r"[\w.-]*\Z", re.ASCII)
+_RIGHT = re.compile(r"[\w-]*", re.ASCII)
+_BEHIND = re.compile(
+    r"(?P<close>\\*[\"'`])?(?:[ \t]*\])*(?P<space>[ \t]*(?(close)(?:\n[ \t#/*+>-]*(?=:))?|))"
+    r"(?P<type>:[ \t]*(?:\"[^\"\n]{0,60}\"|'[^'\n]{0,60}'|[A-Za-z_][\w.\[\], |]{0,60}?)(?=[ \t]*=(?!=)))?"
+    r"(?P<before>[ \t]*)"
+    r"(?P<mark>:=|==|!=|=>|=|:|,|>|\()?(?P<after>[ \t]*)"
+)
+_LITERAL = re.compile(
+    r"(?P<kind>[rbfuRBFU]{0,2})(?:"
+    r"\"{3}(?P<a>.{0,4000}?)\"{3}|'{3}(?P<b>.{0,4000}?)'{3}"
+    r"|\\+\"(?P<c>[^\"\\\n]*)\\+\"|\\+'(?P<d>[^'\\\n]*)\\+'"
+    r"|\"(?P<e>(?:[^\"\\\n]|\\.)*)\"|'(?P<f>(?:[^'\\\n]|\\.)*)'|`(?P<g>[^`\n]*)`)",
+    re.DOTALL,
+)
+_NEXT_LINE = re.compile(r"[ \t]*(?:\\|#[^\n]*)?\n[ \t#/*+>-]*(?=[rbfuRBFU]{0,2}[\"'])")
+_ATOM = re.compile(r"[A-Za-z_](?:[\w.]*\w)?|[\d.]+")
+_ATTRIBUTE = re.compile(r"\s{0,80}\.([A-Za-z_]\w*)")
+_OPERATOR = re.compile(r"(?:[ \t]|\\?\n)*(?P<sign>(?:or|and|if|else)\b|==|!=|[+%])(?:[ \t]|\\?\n)*")
+_TEMPLATE = re.compile(r"[ ]?(?:%[sr]|\{[\w!:]{0,20}\})[^\"'\n]{0,80}[\"']\s{0,80}(?:,|%\s{0,9}\(?|\.format\()\s{0,80}")
+_TAIL = re.compile(r"(?:[,;][^\s\"'`,;=&)\]}>(\[{<|\\]+)+(?=[,;]?(?:\s|\Z))")
+WRAPPERS = re.compile(
+    r"str|bytes|bytearray|\w*b(?:64|32|16)decode|[ab]85decode|fromhex|unhexlify|encode|decode|format|join|[lr]?strip"
+    r"|(?:un)?quote|SecretStr|SecretBytes"
+)
+"""Functions that give back what they are given, in another form."""
+LOOKUPS = frozenset(("get", "getenv", "pop", "setdefault", "getattr"))
+"""Functions whose second argument is the value where there is none."""
+LOGINS = re.compile(r"(?:login|auth|password|passwd)\Z", re.IGNORECASE)
+MOST_EXPRESSION_CHARS = 1000
+MOST_OPERANDS = 12
+_JOINED = re.compile(r"(?:\s|\+|\\\n)+")
+_BARE = re.compile(r"[^\s\"'`,;&)\]}>(\[{<|\\]+")
+_KEY_END = re.compile(r"\s*:")
+_COMMA = re.compile(r"\s*,\s*")
+_ELEMENT = re.compile(r"[^<>\n]*>([^<>\s]{3,500})</")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z_.]*")
+_LINE_START = re.compile(
+    r"(?:^|[\n{(,;])[\s+\-#/*>\"'`\\]*(?:(?:export|set|let|const|var|env|arg)[ \t]+)?\Z", re.IGNORECASE
+)
+_UNPACKED = re.compile(r"[\w.]+[ \t]*,[ \t]*\Z")
+_PLAIN = re.compile(r"[^\[\](){}\"'`,\\rbfuRBFU]*")
+_OPENING, _CLOSING = tuple("[({"), tuple("])}")
+MOST_DEPTH = 6
+MOST_WORDS = 4
+"""A quoted value of more words than this is prose about a password, not one."""
+MOST_PHRASE_WORDS = 24
+MOST_LOOKED_AT = 300
+"""Of a bare word so many characters say whether it is a secret."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A name and what separates it from its value.
+
+    Args:
+        start, end: of the name.    sure: whether whatever it holds is a secret; else only what looks random is.
+        quoted: whether the name itself is in quotes.    mark: the separator; "" = white space alone.
+        tight: whether nothing stands around the separator.    typed: whether an annotation stands before it.
+    """
+
+    text: str
+    start: int
+    end: int
+    sure: bool
+    quoted: bool
+    mark: str
+    tight: bool
+    typed: bool
+
+    @property
+    def name(self) -> str:
+        return self.text[self.start : self.end]
+
+    @property
+    def is_flag(self) -> bool:
+        return self.name.startswith("-")
+
+    @property
+    def begins_line(self) -> bool:
+        """Whether it is a key, at the beginning of a line or an entry, and not a word in a sentence."""
+        return self.quoted or self.typed or bool(_LINE_START.search(self.text, max(0, self.start - 60), self.start))
+
+
+def assigned(text: str) -> Iterator[Span]:
+    """Yield the span of every value that is a secret because of its name."""
+    done = 0
+    for word in _WORD.finditer(lowered(text)):
+        if word.start() < done:
+            continue
+        left = _LEFT.search(text, max(0, word.start() - MOST_NAME_CHARS), word.start())
+        right = _RIGHT.match(text, word.end(), word.end() + MOST_NAME_CHARS)
+        start, end = left.start() if left else word.start(), right.end() if right else word.end()
+        done = end
+        kind = kind_of_name(text[start:end])
+        if kind == "none":
+            continue
+        if start and text[start - 1] == "<":
+            yield from _in_element(text, end, kind == "sure")
+            continue
+        yield from _values(text, start, end, kind == "sure")
+
+
+def _in_element(text: str, end: int, sure: bool) -> Iterator[Span]:
+    """The text of an XML element: `<password>...</password>`."""
+    value = _ELEMENT.match(text, end)
+    if value and not is_placeholder(value[1]) and (is_mixed if sure else looks_random)(value[1]):
+        yield value.span(1)
+
+
+def _values(text: str, start: int, end: int, sure: bool) -> Iterator[Span]:
+    behind = _BEHIND.match(text, end)
+    assert behind is not None
+    quote = text[start - 1] if start and text[start - 1] in "\"'`" else ""
+    closed = bool(behind["close"]) and behind["close"][-1] == quote
+    mark, at = behind["mark"] or "", behind.end()
+    if behind["close"] and not closed:  # the name ends a longer text
+        return
+    following = _NEXT_LINE.match(text, at) if mark in ("=", ":=", ",") or (mark == ":" and closed) else None
+    at = following.end() if following else at
+    sure = sure and not (mark == "," and following)  # lists of names have a line for each
+    spaced = bool(behind["space"] or behind["before"] or behind["after"])
+    place = _Place(text, start, end, sure, closed, mark, not spaced, bool(behind["type"]))
+    flag = place.is_flag and spaced and not closed
+    if mark == ">" or (mark == "" and not flag) or (mark == "," and not closed):
+        return
+    if mark == "(":
+        yield from _arguments(place, behind.start("mark"))
+    literal = _LITERAL.match(text, at)
+    if literal and not (quote and not closed and literal[0].startswith(quote)):
+        yield from _literals(place, literal)
+    elif at < len(text) and text[at] in _OPENING and mark in ("=", ":", ":=", "=>"):
+        yield from _listed(place, at)
+    elif template := _TEMPLATE.match(text, behind.end("mark")) if mark in ("=", ":") and not closed else None:
+        yield from _inserted(place, template.end())
+    elif (mark in ("=", ":", ":=", "==") or (mark == "" and place.is_flag)) and (bare := _BARE.match(text, at)):
+        yield from _bare(place, bare)
+    if mark in ("=", ":=") or (mark == ":" and closed):
+        yield from _operands(place, at)
+
+
+def _literals(place: _Place, literal: re.Match[str]) -> Iterator[Span]:
+    """The string literals behind the mark: one, or several that are joined, or as many as names are unpacked."""
+    text = place.text
+    unpacked = place.mark == "=" and _UNPACKED.search(text, max(0, place.start - 80), place.start)
+    found: list[re.Match[str]] = []
+    following: re.Match[str] | None = literal
+    while following is not None and len(found) < 50:
+        found.append(following)
+        gap = (_COMMA if unpacked else _JOINED).match(text, following.end())
+        joins = gap is not None and place.mark not in (",", "", "(")
+        following = _LITERAL.match(text, gap.end()) if gap and joins else None
+    whole = "".join(_content(m)[1] for m in found)
+    if not unpacked and len(found) > 1 and _is_quoted_secret(place, whole, ""):
+        yield from (_content(m)[0] for m in found if _content(m)[1])
+        return
+    for m in found:
+        span, content = _content(m)
+        fits = is_mixed if place.sure else looks_random
+        if (
+            (fits(content) and not is_placeholder(content))
+            if unpacked
+            else _is_quoted_secret(place, content, m["kind"])
+        ):
+            yield span
+
+
+def _is_quoted_secret(place: _Place, value: str, kind: str) -> bool:
+    if "f" in kind.lower() and "{" in value:
+        value = re.sub(r"\{[^{}]*\}", "", value)
+        return is_mixed(value) if place.sure else looks_random(value)
+    if not value or HIDDEN in value or is_number(value) or is_placeholder(value):
+        return False
+    if place.mark == "(" or not place.sure:
+        return looks_random(value) or (place.mark in ("=", ":", ":=") and _is_short(place, value))
+    if place.mark == ",":  # names stand in lists too
+        return is_mixed(value) and len(value) >= 8 and kind_of_name(value) == "none"
+    if len(value.split()) > (MOST_PHRASE_WORDS if holds_words(place.name) else MOST_WORDS):
+        return False
+    return is_mixed(value) if place.mark == ":" and not place.begins_line else True
+
+
+def _is_short(place: _Place, value: str) -> bool:
+    """Whether a value of `pwd` is a password: no word, no path."""
+    return is_short_password(place.name) and is_mixed(value) and not {"/", "\\"} & set(value)
+
+
+def _fits(place: _Place, value: str) -> bool:
+    """Whether a literal that is not assigned directly is the secret: words never are."""
+    if is_placeholder(value) or is_number(value) or HIDDEN in value:
+        return False
+    return is_mixed(value) if place.sure else looks_random(value)
+
+
+@dataclass(frozen=True)
+class _Enclosed:
+    """Literals in brackets: (span, text, number of the argument, whether it is the whole argument, by position)."""
+
+    literals: list[tuple[Span, str, int, bool]]
+    several: bool
+    end: int
+
+
+def _enclosed(text: str, at: int, most: int = MOST_LIST_CHARS) -> _Enclosed:
+    """Read what the bracket at this place encloses, but the keys of a mapping."""
+    depth, first, commas = 0, at, 0
+    several, begins = False, False
+    found: list[tuple[Span, str, int, bool]] = []
+    while at < min(len(text), first + most) and depth <= MOST_DEPTH:
+        plain = _PLAIN.match(text, at)
+        begins = begins and not (plain and plain[0].strip())
+        at = plain.end() if plain else at
+        literal = _LITERAL.match(text, at)
+        if literal:
+            span, content = _content(literal)
+            found += [] if _KEY_END.match(text, literal.end()) else [(span, content, commas, begins and depth == 1)]
+            at, begins = literal.end(), False
+            continue
+        mark, at = text[at : at + 1], at + 1
+        depth += (mark in _OPENING) - (mark in _CLOSING)
+        several |= mark == ","
+        commas += mark == "," and depth == 1
+        begins = (mark == "," or mark in _OPENING) and depth == 1
+        if depth == 0:
+            break
+    return _Enclosed(found, several, at)
+
+
+def _listed(place: _Place, at: int) -> Iterator[Span]:
+    """The literals in brackets behind the mark, but the keys of a mapping."""
+    enclosed = _enclosed(place.text, at)
+    found = enclosed.literals
+    fits = is_mixed if place.sure else looks_random
+    if place.text[at] == "(" and not enclosed.several:  # one text in several literals
+        whole = "".join(content for _, content, _, _ in found)
+        found = found if _is_quoted_secret(place, whole, "") else []
+        fits = bool
+    for span, content, _, _ in found:
+        if fits(content) and not is_placeholder(content) and not is_number(content):
+            yield span
+
+
+def _arguments(place: _Place, at: int) -> Iterator[Span]:
+    """The literals in a call of `login`, `set_password` and the like: those that look drawn, and a last password."""
+    found = [item for item in _enclosed(place.text, at, MOST_EXPRESSION_CHARS).literals if item[3]]
+    for span, content, number, _ in found:
+        last = number > 0 and span == found[-1][0] and LOGINS.search(place.name) is not None
+        if not is_placeholder(content) and (looks_random(content) or (last and is_mixed(content))):
+            yield span
+
+
+def _inserted(place: _Place, at: int) -> Iterator[Span]:
+    """The literals that a template is filled with: `"token=%s", "..."`."""
+    for _ in range(MOST_WORDS):
+        literal = _LITERAL.match(place.text, at)
+        if not literal:
+            return
+        span, content = _content(literal)
+        if _fits(place, content):
+            yield span
+        comma = _COMMA.match(place.text, literal.end())
+        if not comma:
+            return
+        at = comma.end()
+
+
+def _operands(place: _Place, at: int) -> Iterator[Span]:
+    """The literals of an expression of Python that can become the value: operands of or, else, + and %, and arguments
+    of functions that keep what they get.
+    """
+    if not place.begins_line:
+        return
+    text, last, sign = place.text, min(len(place.text), at + MOST_EXPRESSION_CHARS), "="
+    for _ in range(MOST_OPERANDS):
+        if literal := _LITERAL.match(text, at):
+            span, content = _content(literal)
+            words = sign in ("or", "else") and _is_quoted_secret(place, content, literal["kind"])
+            if words or (sign in ("or", "else", "and", "+", "%") and _fits(place, content)):
+                yield span
+            callee, at = "", literal.end()
+        elif atom := _ATOM.match(text, at):
+            callee, at = atom[0].rpartition(".")[2], atom.end()
+        elif text[at : at + 1] == "(" and sign != "=":
+            callee = "str"
+        else:
+            return
+        while at < last:
+            if attribute := _ATTRIBUTE.match(text, at):
+                callee, at = attribute[1], attribute.end()
+            elif text[at] in "([":
+                enclosed = _enclosed(text, at, last - at)
+                first = 0 if WRAPPERS.fullmatch(callee) else 1 if callee in LOOKUPS else len(text)
+                if text[at] == "(":
+                    yield from (span for span, value, n, _ in enclosed.literals if n >= first and _fits(place, value))
+                at, callee = enclosed.end, ""
+            else:
+                break
+        operator = _OPERATOR.match(text, at)
+        if not operator or at >= last:
+            return
+        at, sign = operator.end(), operator["sign"]
+
+
+def _bare(place: _Place, bare: re.Match[str]) -> Iterator[Span]:
+    """A word without quotes, as environment files, shells, YAML and logs have it."""
+    text, value = place.text, bare[0].rstrip(".:")
+    if place.sure and place.tight and place.mark == "=" and (tail := _TAIL.match(text, bare.end())):
+        value = text[bare.start() : tail.end()].rstrip(".:")
+    following = text[bare.end() : bare.end() + 1]
+    if following in (*_OPENING, "<") or len(value) < 3 or value[0] in "$%{*@" or HIDDEN in value:
+        return
+    start = value[:MOST_LOOKED_AT]
+    if is_number(start) or is_placeholder(start) or (kind_of_name(start) != "none" and not looks_random(start)):
+        return
+    if _NAME.fullmatch(value):  # an expression, but for `NAME=value` of a shell
+        before = text[place.start - 1 : place.start]
+        shell = place.tight and place.mark == "=" and place.name.isupper() and before in ("", " ", "\n", "\t", "'", '"')
+        fits = shell and place.sure and following in ("", " ", "\n", "\t", "'", '"', ";")
+    else:
+        fits = is_mixed(start) if place.sure else looks_random(start) or _is_short(place, start)
+    if fits:
+        yield bare.start(), bare.start() + len(value)
+
+
+def _content(literal: re.Match[str]) -> tuple[Span, str]:
+    """(span, text) of what is within the quotes."""
+    group = next(name for name in "abcdefg" if literal[name] is not None)
+    return literal.span(group), literal[group]

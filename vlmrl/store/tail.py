@@ -1,0 +1,86 @@
+"""Following a run from outside while it is written: its metrics as they come, and when it will be over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from vlmrl.json_text import parse_json
+from vlmrl.store import layout
+from vlmrl.store.clock import seconds_between
+from vlmrl.store.kept_recipe import newest_resolved
+from vlmrl.store.metrics import current, parse_line
+from vlmrl.store.runs import Run, open_run
+
+STEPS_FOR_SPEED = 20
+"""The time to the end is reckoned from so many of the last steps."""
+
+
+@dataclass
+class Followed:
+    """A run that somebody else writes. `look` reads what is new; only whole lines of metrics.jsonl are taken."""
+
+    run_dir: Path
+    run: Run = field(init=False)
+    steps: int | None = field(init=False)
+    """Steps of the recipe; None when the run has no such recipe."""
+    _lines: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    _offset: int = field(default=0, repr=False)
+
+    def __post_init__(self) -> None:
+        self.look()
+
+    def look(self) -> bool:
+        """Read the manifest and the new lines. Returns whether the run is still being written.
+
+        The state is read before the lines: when it says that the run has ended, no line is missing.
+        """
+        self.run, self.steps = open_run(self.run_dir.parent, str(self.run_dir)), _steps(self.run_dir)
+        going = self.run.status == "running"
+        try:
+            with open(self.run_dir / layout.METRICS, "rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return going
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        self._lines += [line for raw in whole.split(b"\n") if (line := parse_line(raw)) is not None]
+        return going
+
+    def lines(self, kind: str = "train") -> list[dict[str, Any]]:
+        """The lines of a kind that count so far, one a step, by step."""
+        return current(self._lines, self.run.manifest.attempt_starts, kind)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds to the last step at the pace of the last ones, validations and saving included; None = unknown."""
+        train = self.lines()
+        if not train or self.steps is None:
+            return None
+        attempt = train[-1]["attempt"]
+        recent = [line for line in train[-STEPS_FOR_SPEED - 1 :] if line["attempt"] == attempt]
+        if len(recent) > 1:
+            span = seconds_between(recent[0].get("time"), recent[-1].get("time"))
+            a_step = None if span is None else span / (len(recent) - 1)
+        else:
+            a_step = recent[0].get("time/step_seconds")
+        return None if a_step is None else a_step * max(0, self.steps - 1 - train[-1]["step"])
+
+
+def phase_seconds(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """Phase -> mean seconds in these lines, longest first; the step as a whole is left out."""
+    names = {name for line in lines for name in line if name.startswith("time/") and name != "time/step_seconds"}
+    means = {n: fmean(float(line.get(n, 0.0)) for line in lines) for n in names}
+    ordered = sorted(means.items(), key=lambda item: (-item[1], item[0]))
+    return {name.removeprefix("time/").removesuffix("_seconds"): seconds for name, seconds in ordered}
+
+
+def _steps(run_dir: Path) -> int | None:
+    try:
+        steps = parse_json(newest_resolved(run_dir).read_bytes())["recipe"]["train"]["steps"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return steps if isinstance(steps, int) else None

@@ -1,0 +1,254 @@
+"""From checked rows to a dataset folder: prompts that are too long, images, rows, the doctor's report.
+
+Done in parts, so that a killed run goes on (data/parallel_parts.py). Memory holds facts of rows and images, never
+their files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+from vlmrl.data.dataset import read_info
+from vlmrl.data.dataset_writer import DROPPED_FILE, Build
+from vlmrl.data.doctor import DatasetFacts, RowFacts, Verdict, examine_dataset
+from vlmrl.data.image_scan import shrink_images
+from vlmrl.data.image_shards import Examined, ShardReader, Stored, write_shards
+from vlmrl.data.measurements import PATCH_PIXELS, estimate_image_tokens, estimate_text_tokens
+from vlmrl.data.parallel_parts import Progress
+from vlmrl.errors import DataError
+from vlmrl.tasks.base import Task
+from vlmrl.tasks.prompt_template import IMAGE, place_images, render_user
+from vlmrl.types import Media, Message, Row
+
+OnOverlong = Literal["fail", "resize", "drop"]
+SHOWN_DROPS = 100
+"""So many of the dropped rows are in dataset.json; all of them are in dropped.jsonl."""
+MIN_IMAGE_TOKENS = 4
+
+
+class PlannedRow(NamedTuple):
+    """A row to be written: where it is in its source, and its facts."""
+
+    key: Any
+    facts: RowFacts
+
+
+RowFields = Callable[[Sequence[PlannedRow], Sequence[Media]], Iterator[dict[str, Any]]]
+"""(rows of a split, in the order of the source; every image as stored) -> what `Build.write_rows` takes."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a command line asks of every `vlmrl prep`.
+
+    Args:
+        max_prompt_tokens: limit of a row's prompt, images included; None = none.
+        on_overlong: what becomes of rows over it.
+        workers: processes; None = one a core.
+        progress: told of finished parts.
+    """
+
+    max_prompt_tokens: int | None = None
+    on_overlong: OnOverlong = "fail"
+    workers: int | None = None
+    progress: Progress | None = None
+
+
+@dataclass
+class Assembly:
+    """What a dataset is made of.
+
+    Args:
+        images, places: every content once; where each one's file is, in the words of `reader`. A place is hashable, and
+            places in sorted order are read fastest.
+        rows: split -> rows; those of a split in the order of the source.
+        fields: makes the rows' columns.     schema: of the rows, or None.
+        dropped: what is left out, each {"origin", "reason"}.
+        group: see `Facts.group`.     notes: see `Facts.notes`.
+    """
+
+    images: list[Examined]
+    places: list[Any]
+    reader: ShardReader
+    rows: dict[str, list[PlannedRow]]
+    fields: RowFields
+    schema: Any = None
+    dropped: list[dict[str, Any]] = field(default_factory=list)
+    group: str = ""
+    notes: dict[str, tuple[Verdict, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `prep` did: the folder, "created" / "replaced" / "up to date", dataset.json, and leftovers it found."""
+
+    path: Path
+    outcome: str
+    info: Mapping[str, Any]
+    found: Sequence[str] = field(default_factory=tuple)
+
+
+def assemble(
+    build: Build, parts: Assembly, info: Mapping[str, Any], limits: Limits, *, force: bool = False
+) -> Prepared:
+    """Fit, write and examine a dataset, and put its folder in place.
+
+    Args: info: for dataset.json; counts, the doctor's report and what was dropped are added.
+    Raises: DataError when rows are over the limit and `on_overlong` is "fail", or another dataset is at the target.
+    """
+    shrunk = fit_prompts(build, parts, limits)
+    used = sorted({i for rows in parts.rows.values() for row in rows for i in row.facts.images})
+    stored = {
+        parts.images[i].media.sha256: Stored(
+            parts.images[i].media.sha256, parts.images[i].bytes, parts.places[i], shrunk.get(i)
+        )
+        for i in reversed(used)
+    }
+    in_order = sorted(stored.values(), key=lambda one: one.place)
+    write_shards(build.folder, in_order, parts.reader, workers=limits.workers, progress=limits.progress)
+    media = [image.media for image in parts.images]
+    for split, rows in parts.rows.items():
+        build.write_rows(split, parts.fields(rows, media), parts.schema)
+    facts = DatasetFacts(
+        parts.images,
+        {split: [row.facts for row in rows] for split, rows in parts.rows.items()},
+        parts.group,
+        parts.notes | _note_on_drops(parts),
+    )
+    report = examine_dataset(facts, max_prompt_tokens=limits.max_prompt_tokens)
+    if parts.dropped:
+        lines = "".join(json.dumps(drop, ensure_ascii=False) + "\n" for drop in parts.dropped)
+        (build.folder / DROPPED_FILE).write_text(lines, encoding="utf-8")
+    whole = {
+        **info,
+        "counts": {**info.get("counts", {}), "images_stored": len(stored), "dropped": len(parts.dropped)},
+        "dropped": parts.dropped[:SHOWN_DROPS],
+        "doctor": report,
+    }
+    outcome = build.finish(whole, force=force)
+    return Prepared(build.target, outcome, read_info(build.target), build.found)
+
+
+def fit_prompts(build: Build, parts: Assembly, limits: Limits) -> dict[int, int]:
+    """See to the rows whose prompt is over the limit: they are dropped, their images made smaller, or an error.
+
+    Images are made smaller all alike, in every row: an image is the same wherever it is shown.
+    Returns: image -> pixels that it was brought down to.
+    """
+    limit = limits.max_prompt_tokens
+    if limit is None:
+        return {}
+    over = [row for rows in parts.rows.values() for row in rows if row_tokens(parts.images, row.facts) > limit]
+    if not over:
+        return {}
+    names = ", ".join(row.facts.name for row in over[:3])
+    if limits.on_overlong == "fail":
+        longest = max(row_tokens(parts.images, row.facts) for row in over)
+        raise DataError(
+            f"{len(over):,} rows are over --max-prompt-tokens {limit:,} (the longest: {longest:,}), such as {names};"
+            " nothing was written",
+            hint="--on-overlong resize makes large images smaller, --on-overlong drop leaves the rows out",
+        )
+    if limits.on_overlong == "drop":
+        reason = f"a prompt of more than {limit:,} tokens"
+        parts.dropped += [{"origin": row.facts.name, "reason": reason} for row in over]
+        gone = {id(row) for row in over}
+        left = {split: [row for row in rows if id(row) not in gone] for split, rows in parts.rows.items()}
+        if bare := [split for split, rows in parts.rows.items() if rows and not left[split]]:
+            raise DataError(
+                f"every row of {' and '.join(bare)} is over --max-prompt-tokens {limit:,}; nothing was written",
+                hint="raise it, or --on-overlong resize makes large images smaller",
+            )
+        parts.rows = left
+        parts.notes["prompts over the limit"] = ("look", f"{len(over):,} rows over {limit:,} tokens were dropped")
+        return {}
+    return _shrink(build, parts, limits, limit, len(over))
+
+
+def _shrink(build: Build, parts: Assembly, limits: Limits, limit: int, num_over: int) -> dict[int, int]:
+    every = [row.facts for rows in parts.rows.values() for row in rows]
+    room = min((limit - facts.text_tokens) // len(facts.images) for facts in every if facts.images)
+    if room < MIN_IMAGE_TOKENS:
+        raise DataError(
+            f"--max-prompt-tokens {limit:,} leaves {room} tokens for an image beside the text; nothing was written",
+            hint=f"at least {MIN_IMAGE_TOKENS} are needed: raise it, or use --on-overlong drop",
+        )
+    max_pixels = room * PATCH_PIXELS**2
+    large = [i for i, image in enumerate(parts.images) if estimate_image_tokens(image.media) > room]
+    places = [parts.places[i] for i in large]
+    small = shrink_images(
+        parts.reader, places, max_pixels, build.work, workers=limits.workers, progress=limits.progress
+    )
+    for i, seen in zip(large, small, strict=True):
+        parts.images[i] = seen
+    told = f"{num_over:,} rows were over {limit:,} tokens: {len(large):,} images brought down to {room:,} tokens"
+    parts.notes["prompts over the limit"] = ("look", told)
+    return dict.fromkeys(large, max_pixels)
+
+
+def row_tokens(images: Sequence[Examined], facts: RowFacts) -> int:
+    """Tokens of a row's prompt, images included; an estimate (data/measurements.py)."""
+    return facts.text_tokens + sum(estimate_image_tokens(images[i].media) for i in facts.images)
+
+
+def _note_on_drops(parts: Assembly) -> dict[str, tuple[Verdict, str]]:
+    if not parts.dropped:
+        return {}
+    first = parts.dropped[0]
+    return {"left out": ("look", f"{len(parts.dropped):,}, such as {first['origin']}: {first['reason']}")}
+
+
+class PromptLengths:
+    """Text tokens of a task's prompts; rows with the same columns are rendered once."""
+
+    def __init__(self, task: Task) -> None:
+        self._tokens = lru_cache(maxsize=10_000)(self._render)
+        self._task = task
+
+    def of(self, columns: Mapping[str, Any], media: Sequence[Media], where: str = "") -> int:
+        """Return the text tokens of a row with these columns and so many images.
+
+        Raises: DataError at `where` when the template fails on them, or its marks are not one for each image.
+        """
+        try:
+            try:
+                return self._tokens(tuple(columns.items()), len(media))
+            except TypeError:  # a list or a mapping among them, which no cache can keep
+                return self._render(tuple(columns.items()), len(media))
+        except DataError as error:
+            raise DataError(error.message, where=where or error.where, hint=error.hint) from error
+
+    def _render(self, columns: tuple[tuple[str, Any], ...], num_images: int) -> int:
+        row = Row("", "", self._task.name, {}, (Media("", 1, 1),) * num_images, dict(columns))
+        text = render_user(self._task.template, row, self._task.variables, where=self._task.template_file)
+        place_images((Message("user", text),), row)
+        return estimate_text_tokens(len(text.replace(IMAGE, "")))
+
+
+def is_few(bad: int, total: int, max_bad: float) -> bool:
+    """Whether a share is within --max-bad: 29 of 100 are within 0.29, whatever floats make of it."""
+    return bad <= max_bad * total + 1e-9
+
+
+def leave_out(bad: int, total: int) -> str:
+    """The smallest --max-bad, in hundredths, that leaves so many out, in words."""
+    return f"--max-bad {math.ceil(100 * bad / total) / 100:g} leaves them out and lists them in dropped.jsonl"
+
+
+def parse_limits(
+    max_prompt_tokens: int | None, on_overlong: str, workers: int | None, progress: Progress | None = None
+) -> Limits:
+    """Limits from a command line. Raises: DataError for an unknown --on-overlong."""
+    if on_overlong not in get_args(OnOverlong):
+        raise DataError(f"--on-overlong {on_overlong!r} is unknown", hint=f"one of: {', '.join(get_args(OnOverlong))}")
+    if on_overlong != "fail" and max_prompt_tokens is None:
+        raise DataError(
+            f"--on-overlong {on_overlong} without --max-prompt-tokens", hint="give the limit too: 2048, say"
+        )
+    return Limits(max_prompt_tokens, cast(OnOverlong, on_overlong), workers, progress)

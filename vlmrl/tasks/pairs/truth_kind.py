@@ -1,0 +1,72 @@
+"""Rows that show two images and ask whether they are of one class, known by their truth."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from vlmrl.data.dataset_visit import RowLabels, answer_labels
+from vlmrl.tasks.attack import Play, Stage
+from vlmrl.tasks.pairs.answer_form import form_of
+from vlmrl.tasks.pairs.play import play_pairs
+from vlmrl.tasks.truth_kinds import RowKind, Truth, TruthForm
+from vlmrl.types import Row
+
+NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")
+
+
+def is_pair(truth: Truth) -> bool:
+    return "same" in truth
+
+
+def level_names(truth: Truth) -> list[str]:
+    """Return the truth fields that hold two names, in their order: the levels where nothing else says them."""
+    return [name for name, value in truth.items() if isinstance(value, list) and len(value) == 2]
+
+
+def side_of(truth: Truth, answer: str) -> bool | None:
+    """Return whether a probability is on the right side of one half; None for one half, and for what is none."""
+    if not isinstance(truth.get("same"), bool):
+        return None
+    confidence = float(answer) if NUMBER.fullmatch(answer) else 0.5
+    return (confidence > 0.5) == truth["same"] if confidence != 0.5 and confidence <= 1 else None
+
+
+def pair_labels_of(row: Row) -> RowLabels:
+    """Return what the data doctor counts of a pair: same or different, its distance, and the individuals shown."""
+    same, distance = row.truth.get("same"), row.truth.get("distance")
+    label = ("same" if same else "different") if isinstance(same, bool) else answer_labels(row).label
+    shown = row.columns.get("individuals")
+    names = tuple(str(name) for name in shown or () if name is not None)
+    return RowLabels(label, distance if isinstance(distance, int) else None, "individual" if shown else "", names)
+
+
+def play_by_levels(stage: Stage) -> Play:
+    """Return the play of pairs of which nothing but the truth is known."""
+    return play_pairs(form_of(level_names(stage.rows[0].truth)), stage)
+
+
+PAIRS = RowKind(
+    matches=is_pair, arguments=lambda truth: {"levels": level_names(truth)}, play=play_by_levels, is_right=side_of,
+    labels=pair_labels_of,
+)  # fmt: skip
+
+
+def kind_of_levels(levels: Sequence[str]) -> RowKind:
+    """Return the kind of rows with these levels, coarse to fine."""
+    return replace(PAIRS, play=partial(play_pairs, form_of(levels)))
+
+
+def truth_form(truth: Truth, columns: Sequence[str]) -> TruthForm:
+    """Return how a table holds the truths of pairs: `same`, and columns or a mapping of two names a level."""
+    named = level_names(truth)
+    levels = {"levels": [name for name in named if name != "same"] or None}
+    fields = ("same", "distance", *(name for name in columns if name in named))
+    return TruthForm(fields, settings=levels, info=partial(_levels_alone, levels))
+
+
+def _levels_alone(levels: Mapping[str, Any], truth: Truth, is_sure: bool) -> Mapping[str, Any]:
+    return levels

@@ -1,0 +1,206 @@
+"""Fingerprints of prompts: of the text that a prompt renders, wherever its template lies and however it is written.
+
+A template is reduced with the settings of its task (`Task.variables`, which a row cannot override): what does not
+depend on the row becomes the text that it renders. The rest stays as Jinja's parsed tree, with the settings that it
+reads. Comments, quotes and blanks within `{{ }}` are not in that tree; the white space around it is. So two prompts
+with one fingerprint render the same text for every row: their texts are equal, and the trees between them are the same
+program on the same values. The other way round does not hold: two programs that happen to give the same text have two
+fingerprints, and so may one program under two releases of Jinja whose trees differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.recipe.template import is_plain, make_environment, parse_template
+from vlmrl.recipe.template_worker import TemplateFailedError, TemplateLimitError, render_bounded
+from vlmrl.tasks.prompt_template import RENDERING
+
+if TYPE_CHECKING:
+    from jinja2 import nodes
+
+Piece = str | list[Any]
+"""A text as it is rendered, or a tree as JSON values."""
+
+
+def prompt_print(template: str, system: str | None, variables: Mapping[str, Any], rows_of: str = "") -> str:
+    """Return the fingerprint of a prompt, as the hex digits of a SHA-256.
+
+    Args:
+        template: Jinja source of the user message; "" where the rows bring their messages.
+        system: the system message.    variables: settings of the task.
+        rows_of: the name of the task whose rows bring their messages, where there is no template.
+    The rules that hold for every prompt (marks of images, outer white space) are in it by `render.RENDERING`.
+    """
+    pieces: list[Any] = _reduced(template, variables) if template else [["messages", rows_of]]
+    return _sha256([RENDERING, system, pieces])
+
+
+def earlier_prints(
+    now: str, task: str, template: str, system: str | None, variables: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the fingerprints that runs recorded for this prompt before they were of the rendered text.
+
+    Args: now: its `prompt_print`.    task: its task's name.    template, system, variables: as of `prompt_print`.
+    They were hashes of the template's source, of the task's name and of all its settings. What they were for the
+    prompts that vlmrl brings is listed in `OLD_PROMPTS`, for sources and names change; of others it is computed.
+    """
+    computed = _sha256([task, template, system, dict(variables)])
+    return tuple(dict.fromkeys((computed, *OLD_PROMPTS.get(now, ()))))
+
+
+def same_prompt(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Say whether two records are of one prompt: by the fingerprint, or where one has an earlier one, by that."""
+    a, b = one.get("sha256"), other.get("sha256")
+    return a == b or a in (other.get("earlier") or ()) or b in (one.get("earlier") or ())
+
+
+def _reduced(template: str, variables: Mapping[str, Any]) -> list[Any]:
+    """Return the pieces of a template, without outer white space, and last the settings that its trees read."""
+    from jinja2.nodes import Assign
+
+    tree = parse_template(template, "prompt template")
+    # Behind assignments and macros a name may mean something else, and what is not plain may not be run here.
+    pieces = _pieces(tree.body, variables if is_plain(tree) and tree.find(Assign) is None else None)
+    left = [piece for piece in pieces if not isinstance(piece, str)]
+    reads = {name: value for name, value in variables.items() if any(_mentions(piece, name) for piece in left)}
+    return [*_stripped(pieces), reads]
+
+
+def _pieces(body: Sequence[nodes.Node], variables: Mapping[str, Any] | None) -> list[Piece]:
+    """Return nodes in order, as texts where the row does not matter; neighbouring texts are one.
+
+    Args: variables: settings of the task; None = no node is rendered.
+    """
+    from jinja2.nodes import If, Output, TemplateData
+
+    pieces: list[Piece] = []
+    for node in body:
+        for part in node.nodes if isinstance(node, Output) else [node]:
+            if isinstance(part, TemplateData):
+                pieces.append(part.data)
+            elif variables is not None and (text := _settled(part, variables)) is not None:
+                pieces.append(text)
+            elif isinstance(part, If):
+                branches = [part, *part.elif_]
+                tests = [[_as_json(b.test), _joined(_pieces(b.body, variables))] for b in branches]
+                pieces.append(["If", *tests, _joined(_pieces(part.else_, variables))])
+            else:
+                pieces.append(_as_json(part))
+    return _joined(pieces)
+
+
+def _settled(node: nodes.Node, variables: Mapping[str, Any]) -> str | None:
+    """Return the text of a node that reads the task's settings alone; None for another, and for one that cannot be
+    rendered without a row.
+    """
+    from jinja2.meta import find_undeclared_variables
+    from jinja2.nodes import Expr, Output, Template
+
+    environment = make_environment()
+    alone = Template([Output([node], lineno=1) if isinstance(node, Expr) else node], lineno=1)
+    alone.set_environment(environment)
+    if not find_undeclared_variables(alone) <= set(variables):
+        return None
+    try:
+        return render_bounded(environment.from_string(alone), variables)
+    except (TemplateFailedError, TemplateLimitError):
+        return None
+
+
+def _joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the pieces with neighbouring texts as one, and without empty ones."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        if isinstance(piece, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += piece
+        elif piece != "":
+            joined.append(piece)
+    return joined
+
+
+def _stripped(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the pieces without the white space that rendering strips at both ends."""
+    stripped = list(pieces)
+    if stripped and isinstance(stripped[0], str):
+        stripped[0] = stripped[0].lstrip()
+    if stripped and isinstance(stripped[-1], str):
+        stripped[-1] = stripped[-1].rstrip()
+    return _joined(stripped)
+
+
+def _as_json(node: Any) -> Any:
+    """Return a part of a tree as JSON values: the kinds of its nodes and what is in them, without line numbers."""
+    from jinja2.nodes import Node, Output
+
+    if isinstance(node, Output):
+        return _pieces([node], None)
+    if isinstance(node, Node):
+        return [type(node).__name__, {name: _as_json(value) for name, value in node.iter_fields()}]
+    if isinstance(node, (list, tuple)):
+        return [_as_json(value) for value in node]
+    return node if node is None or isinstance(node, (str, int, float, bool)) else repr(node)
+
+
+def _mentions(piece: Any, name: str) -> bool:
+    """Say whether a name stands anywhere in a tree."""
+    if isinstance(piece, Mapping):
+        return any(_mentions(value, name) for value in piece.values())
+    return any(_mentions(value, name) for value in piece) if isinstance(piece, list) else piece == name
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+OLD_PROMPTS: dict[str, tuple[str, ...]] = {
+    "ee2e7db0d9e6824d51bfaec10ff7a110bbef0750a3c19b3dc8b8fe1682f5f436": (
+        "ebf9e6cc62ffefcd6d449596555945c93cf4385a8b99ed4d59371b0d7655b7c9",
+    ),
+    "915eba7b1ebfac82416126e1c9744251c214b198808f291c9ef30fbb2949cdce": (
+        "0ec26e0e4520eaca1b94204b2cbd65976bfe8cf3d5b68a4b0e1cff60fadd95d2",
+    ),
+    "1ea608e0f51f0b9703674880532cbc628c167801e521d857fde7069ed812cd5d": (
+        "581f008e9003a08744ad93ad438c5d0844cfcbb540fab04f8586d403d9c8bf05",
+    ),
+    "1de658e95d8806556cedb71b859c8c01129fa4a6975646f8deb5c7a119e0a3de": (
+        "0366a845c198ca52b75c296699699f6d5cbd4e8b09f113b5bcd279d5da97a24f",
+    ),
+    "02bdcc1ba400a9d5e28f072f10d918509b51d96e6bdca3c2b68a4a3b8abb1625": (
+        "67136e8dc158c010086293894dbff487bcab8d1a15632c5c4c96d46c246db2fb",
+    ),
+    "cca60209007e8e3139bbff9ac501db639482847261e06b82ec32ab7b74ab057f": (
+        "1200b2f46388b4e16a4ab4c9a99b9e7d23a4289e8142adf5ffdd65407334e275",
+    ),
+    "2d223ff8310aca9f9fe88dd052c33929c9b5dc8e740a3a1522247c084160ef19": (
+        "d5dda6ed02085d7a38b76d72517e0e785cad8f4cf0a31119eabfac442b0c83e0",
+    ),
+    "c38290d4b363b344a1ce11ae185b3897d400b89a5ae9dd016e2b31dfd8bdc788": (
+        "d1cc99571167a313448867a0995c229d1bcbbf567b3fc5951e4df2d171a96020",
+    ),
+    "e40cacbe07d3f524262db6bd10cdc97ba92659126d69f07a1702a3e8048ccccf": (
+        "e8dde27b005e1fd6ab1a6388e5807dcc81d2431c594c8a522acb8bb921a0dda1",
+    ),
+    "b2aa11ab5dd73b44097e9357f9102a8155f0a0e7e10ff8862fec66b25b1328de": (
+        "daed23739996368ca5250a66640ed69fe306d1f3e68ab6a7ac177c9418cf8ee2",
+    ),
+    "05ee460298aa1c0c7ea16f8f9d2e432284b7e8b450f4d7ff043eb7bc97ded0f2": (
+        "1162b48d4de97a3b8e0b4e505e0f56d07d16110970bca4396066bbbb830e426a",
+    ),
+    "873ca7fdb12de61d7a2ce22ea53a22e73927410d1c7ecb2f8cabf7d69e65f1e1": (
+        "92c832db02c7b3f96b34722e5932825d37b0f9f80704e9c5770aa762fdf49800",
+    ),
+    "2fc9618953b44021baf39c2518899b3e69f13b8f2d6570f57ca10eb1cbe241dd": (
+        "727bc1a92f0dde646b590e2c5230df8b80e76a7567c880e9f46bf23d80f5adc9",
+    ),
+    "5af6821d43fab41fca91eab19fcff7b5f8b75db529b178949114b7353992c691": (
+        "45a28d332c7938a79146a4ff167f79c89d2e40700f01fd075b4040fb86144c28",
+    ),
+    "a797fdf400a62492a59f72cb4c4c5c9c42da891407b0d2e9ef8856f594b1671b": (
+        "555d94f6c24dc1b64e5b47c3acbdeef625c9b3066b5d61ceefac5bd987a692cf",
+    ),
+}
+"""Fingerprint of a prompt -> those that earlier runs recorded for it, without a system message."""

@@ -1,0 +1,69 @@
+"""TaxonRL's rows, known by their truth; and how a table of responses holds their truths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from vlmrl.data.dataset_visit import RowLabels
+from vlmrl.tasks.pairs.answer_form import AnswerForm, FormField
+from vlmrl.tasks.pairs.play import player
+from vlmrl.tasks.pairs.truth_kind import PAIRS, pair_labels_of
+from vlmrl.tasks.taxonrl.domain import Domain, Variant
+from vlmrl.tasks.taxonrl.domains import DOMAINS
+from vlmrl.tasks.taxonrl.layouts import LAYOUTS
+from vlmrl.tasks.truth_kinds import RowKind, Truth, TruthForm
+from vlmrl.types import Row
+
+
+def has_species(truth: Truth) -> bool:
+    return "same" in truth and bool(truth.get("species"))
+
+
+def labels_of(row: Row) -> RowLabels:
+    """Return what the data doctor counts: of pairs, and the species shown where that is what the rows ask for."""
+    found = pair_labels_of(row)
+    if found.group or found.distance is None or not row.truth.get("species"):
+        return found
+    return found._replace(group="species", names=tuple(str(n) for n in row.truth["species"] if n is not None))
+
+
+SPECIES_PAIRS = replace(PAIRS, matches=has_species, labels=labels_of)
+
+
+def domain_kind(domain: Domain, variant: Variant) -> RowKind:
+    """Return the kind of a domain's rows, played in the form of the variant's answers."""
+    return replace(SPECIES_PAIRS, play=player(answer_form(domain, variant)))
+
+
+def answer_form(domain: Domain, variant: Variant) -> AnswerForm:
+    """Return the form of a variant's answers."""
+    fields = [domain.truth_field(name) for name in variant.asked]
+    return AnswerForm(variant.form, tuple(FormField(f.name, f.tag, tuple(f.labels), f.level) for f in fields))
+
+
+def truth_form(domain: str, truth: Truth, columns: Sequence[str]) -> TruthForm:
+    """Return how a table holds the truths of a domain: typed fields, or TaxonRL's `;` line."""
+    fields = ("same", "distance", *DOMAINS[domain].field_names)
+    layout = DOMAINS[domain].layout
+    return TruthForm(
+        fields, partial(read_line, layout), partial(write_line, layout), info=partial(known_fields_of, domain)
+    )
+
+
+def read_line(layout: str, text: str) -> Truth:
+    return LAYOUTS[layout if ";" in text else "answer"].read(text)
+
+
+def write_line(layout: str, truth: Truth) -> str:
+    """Return an unsound truth as its line; what cannot be read back raises a RewardError that carries `text`."""
+    return LAYOUTS[layout].write(truth, sound=False)
+
+
+def known_fields_of(domain: str, truth: Truth, is_sure: bool) -> Mapping[str, Any]:
+    """Return which truth fields the rows know, by the first; {} where that one says nothing of the others."""
+    if not is_sure:
+        return {}
+    return {"truth_fields": [name for name in DOMAINS[domain].field_names if truth.get(name) is not None]}

@@ -1,0 +1,85 @@
+"""How far the engine that samples is from the policy that is trained, in numbers that add up over rows and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from vlmrl.algo.kl import k3
+from vlmrl.algo.losses import LOG_RATIO_LIMIT
+from vlmrl.train.device_sums import Tally
+
+PREFIX = "mismatch/"
+"""Of the names in a tally."""
+
+
+@torch.no_grad()
+def tally_mismatch(tally: Tally, logp_K: Tensor, sampler_logp_K: Tensor) -> None:
+    """Count these tokens, for `Mismatch.of`.
+
+    Args: logp_K: the trainer's. sampler_logp_K: the engine's; NaN where nobody sampled.
+    """
+    if not len(logp_K):
+        return
+    sampled = ~torch.isnan(sampler_logp_K)
+    theirs = sampler_logp_K.double()
+    d = torch.where(sampled, logp_K.double() - theirs, 0.0)
+    weight = torch.where(sampled, d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp(), 0.0)
+    sums = {"tokens": sampled, "gap": d.abs(), "k3": k3(-d, torch.zeros_like(d)), "weight": weight,
+            "square": weight.square()}  # fmt: skip
+    for name, values in sums.items():
+        tally.add(f"{PREFIX}{name}", values.sum())
+    tally.top(f"{PREFIX}gap_max", d.abs().max())
+
+
+@dataclass
+class Mismatch:
+    """Sums over sampled tokens, with d = trainer - engine log-prob in nats and w = exp(d), the importance weight.
+
+    Args: tokens: how many. gap, k3, weight, square: sums of |d|, w - 1 - d, w and w^2. gap_max: largest |d|.
+    Example: d = 0 and d = ln 2: gap_mean 0.3466, k3 0.1534, effective share (1 + 2)^2 / (2 * (1 + 4)) = 0.9.
+    """
+
+    tokens: int = 0
+    gap: float = 0.0
+    k3: float = 0.0
+    weight: float = 0.0
+    square: float = 0.0
+    gap_max: float = 0.0
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, float]) -> Mismatch:
+        """What `tally_mismatch` gathered, once it is read."""
+        found = {f.name: numbers.get(f"{PREFIX}{f.name}", 0.0) for f in fields(cls)}
+        tokens = int(found.pop("tokens"))
+        return cls(tokens, **found)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Mismatch]) -> Mismatch:
+        """Of several processes: that of all their tokens."""
+        whole = cls()
+        for part in parts:
+            for name in ("tokens", "gap", "k3", "weight", "square"):
+                setattr(whole, name, getattr(whole, name) + getattr(part, name))
+            whole.gap_max = max(whole.gap_max, part.gap_max)
+        return whole
+
+    @property
+    def gap_mean(self) -> float:
+        """Mean |d|; 0 without tokens."""
+        return self.gap / max(1, self.tokens)
+
+    def metrics(self) -> dict[str, float]:
+        """`policy/sampler_gap_mean` and `_max` (|d|), `policy/sampler_k3` (an estimate of KL(engine || trainer), nats),
+        `policy/sampler_ess`: effective sample size as a share of the tokens, (sum w)^2 / (tokens * sum w^2), in (0, 1].
+
+        Source: k3: J. Schulman, "Approximating KL divergence" (2020). Effective sample size: A. Kong (1992).
+        """
+        effective = self.weight**2 / (self.tokens * self.square) if self.tokens else 1.0
+        return {
+            "policy/sampler_gap_mean": self.gap_mean, "policy/sampler_gap_max": self.gap_max,
+            "policy/sampler_k3": self.k3 / max(1, self.tokens), "policy/sampler_ess": effective,
+        }  # fmt: skip
