@@ -103,5 +103,7 @@ def test_the_drawing_has_every_package_on_its_floor(pages: Mapping[str, str]) ->
     height = {name: float(y) for y, name in re.findall(r'y="([\d.]+)"[^>]*class="name">([^<]+)<', drawing)}
     packages = [name for name, level in LEVELS.items() if level > 0 and not name.startswith("__")]
     assert packages and set(packages) <= height.keys()
+    words = (ROOT / "scripts" / "docs_site" / "drawings.py").read_text("utf-8").split("HOLDS = {")[1].split("}")[0]
+    assert set(re.findall(r'"(\w+)":', words)) == set(packages), "words for packages that do not exist"
     below = [(a, b) for a in packages for b in packages if LEVELS[a] < LEVELS[b] and height[a] <= height[b]]
     assert below == []

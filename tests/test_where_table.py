@@ -163,6 +163,15 @@ def test_every_link_of_the_readme_leads_somewhere() -> None:
     assert on_a_page == set(PAGES) - {"README.md"}, "pages that README does not link to"
 
 
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_a_page_is_ascii_in_lines_of_120(page: str) -> None:
+    """Tables and code are as wide as they must be."""
+    text = (ROOT / page).read_text("utf-8")
+    assert text.isascii()
+    prose = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.M | re.S).splitlines()
+    assert [line for line in prose if len(line) > 120 and not line.startswith("|")] == []
+
+
 def test_the_readme_and_the_changelog_stay_short() -> None:
     lines = {name: len((ROOT / name).read_text("utf-8").splitlines()) for name in ("README.md", "CHANGELOG.md")}
     assert lines["README.md"] <= 200 and lines["CHANGELOG.md"] < 60
