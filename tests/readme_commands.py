@@ -56,6 +56,12 @@ def read_page(name: str) -> str:
     return PAGES[name].read_text(encoding="utf-8")
 
 
+def code_spans(text: str) -> list[str]:
+    """Return what stands in backticks in the prose of a page, also where a line ends within."""
+    prose = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.M | re.S)
+    return re.findall(r"`([^`\n]+)`", re.sub(r"(?<!\n)\n(?!\n)", " ", prose))
+
+
 def snippets(text: str, language: str) -> list[str]:
     """Return the code blocks of a language in a page, in their order."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.M | re.S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from readme_commands import PAGES, ROOT, all_commands, options_of, read_page, typed_commands
+from readme_commands import PAGES, ROOT, all_commands, code_spans, options_of, read_page, typed_commands
 
 COMMANDS = all_commands()
 GROUPS = {command[0] for command in COMMANDS if len(command) > 1}
@@ -60,8 +60,7 @@ def test_the_pages_show_the_commands_of_a_projects_life() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_option_in_backticks_exists(page: str) -> None:
     """An option of a command, or of a script: then it stands in the script."""
-    text = re.sub(r"^```\w*\n.*?^```", "", read_page(page), flags=re.M | re.S)
-    spans = [span for span in re.findall(r"`([^`\n]+)`", text) if not re.match(r"(?:vlmrl|pip|docker) ", span)]
+    spans = [span for span in code_spans(read_page(page)) if not re.match(r"(?:vlmrl|pip|docker) ", span)]
     named = {option for span in spans for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span)}
     scripts = "".join(
         p.read_text("utf-8") for p in (ROOT / "scripts").rglob("*") if p.suffix in ("", ".py") and p.is_file()
@@ -87,7 +86,7 @@ def test_every_recipe_key_exists(page: str) -> None:
     """In backticks, in `--set`, and in headers of tables."""
     keys, tables = recipe_keys()
     text = read_page(page)
-    spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```\w*\n.*?^```", "", text, flags=re.M | re.S))
+    spans = code_spans(text)
     dotted = rf"(?<![\w./-])((?:{'|'.join(sorted(tables))})\.[a-z_][\w.]*)(?![\w/(])"
     named = {key for span in spans for key in re.findall(dotted, span)}
     named |= set(re.findall(r"--set '?([a-z_]+\.[\w.]+)=", text))
