@@ -71,9 +71,8 @@ def recipe() -> str:
         known = explain(key)
         lines.extend([f"### `{key}`", "", _cell(known.help), ""])
         default = "must be given" if known.required else _default(known.default, toml_value)
-        of_type = " or ".join(f"`{toml_value(value)}`" for value in known.choices) or _cell(known.type)
-        if known.choices and not all(isinstance(value, str) for value in known.choices):
-            of_type = _cell(known.type)
+        choices = ", ".join(f"`{toml_value(value)}`" for value in known.choices)
+        of_type = f"{_cell(known.type)}: {choices}" if choices else _cell(known.type)
         bounds = f"; {_cell(known.range)}" if known.range else ""
         rule = rule_of(tuple(key.split(".")))
         facts = [("type", of_type + bounds), ("default", default), ("on resume", f"{rule.kind}: {_cell(rule.reason)}")]
