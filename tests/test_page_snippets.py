@@ -58,3 +58,14 @@ def test_every_reward_pays(page: str, text: str, tmp_path: Path) -> None:
 def test_every_row_that_is_shown_is_json(page: str) -> None:
     for text in snippets(read_page(page), "json"):
         assert all(isinstance(json.loads(line), dict) for line in text.splitlines())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_prompt_renders(page: str) -> None:
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import SandboxedEnvironment
+
+    environment = SandboxedEnvironment(undefined=StrictUndefined)
+    for text in snippets(read_page(page), "jinja"):
+        shown = environment.from_string(text).render(question="How many?")
+        assert "How many?" in shown and "<image>" in shown
