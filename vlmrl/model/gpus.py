@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as the driver lists them, and why torch sees none where some are assigned. No torch."""
+"""GPUs of this machine as the driver lists them, and why torch sees none where some are assigned. No torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from functools import cache
 from vlmrl.errors import LaunchError, first_line
 
 SLURM_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-"""Cards that Slurm gave this job, where it does not set CUDA_VISIBLE_DEVICES itself."""
+"""Variables with the GPUs that Slurm gave this job, where it does not set CUDA_VISIBLE_DEVICES itself."""
 NO_DEVICES = ("", "-1", "NoDevFiles")
-"""First entries of CUDA_VISIBLE_DEVICES that stand for none."""
+"""First entries of CUDA_VISIBLE_DEVICES that mean no device."""
 OLDEST_DRIVERS = {11: "450", 12: "525", 13: "580"}
 """Major version of CUDA -> the oldest Linux driver that runs it. Source: NVIDIA's CUDA toolkit release notes, table of
 minor version compatibility."""
@@ -22,7 +22,12 @@ minor version compatibility."""
 
 @dataclass(frozen=True)
 class Card:
-    """A graphics card, or a slice of one (MIG): its number on the machine (-1 = a slice), MiB used (None = unknown)."""
+    """NVIDIA GPU, or a slice of one (MIG).
+
+    Args:
+        index: its number on the machine; -1 = a slice.
+        used_mib: memory in use, in MiB; None = unknown.
+    """
 
     index: int
     uuid: str
@@ -30,14 +35,14 @@ class Card:
 
     @property
     def name(self) -> str:
-        """For CUDA_VISIBLE_DEVICES. Numbers, where there are: some libraries read nothing else there."""
+        """Entry for CUDA_VISIBLE_DEVICES. A number where there is one: some libraries read only numbers there."""
         return self.uuid if self.index < 0 else str(self.index)
 
 
 def machine_cards() -> list[Card]:
-    """All NVIDIA cards of this machine, as `nvidia-smi` lists them; none where there is no such program.
+    """Return all NVIDIA GPUs of this machine, as `nvidia-smi` lists them; empty if that program does not exist.
 
-    Raises: LaunchError when the driver hangs, or is another than its library.
+    Raises: LaunchError when the driver hangs, or its version is not that of its library.
     """
     query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
     try:
@@ -57,9 +62,9 @@ def machine_cards() -> list[Card]:
 
 
 def visible_cards(cards: Sequence[Card], environ: Mapping[str, str]) -> list[Card]:
-    """The cards this process may use, in its order: by CUDA_VISIBLE_DEVICES, else what Slurm gave, else all.
+    """Return the GPUs this process may use, in its order: by CUDA_VISIBLE_DEVICES, else by Slurm's variables, else all.
 
-    As CUDA does, the list ends at the first entry that is no card.
+    As in CUDA, the list ends at the first entry that is no GPU.
     """
     slurm = next((environ[name] for name in SLURM_VARIABLES if environ.get(name)), None)
     listed = environ.get("CUDA_VISIBLE_DEVICES", slurm)
@@ -69,7 +74,7 @@ def visible_cards(cards: Sequence[Card], environ: Mapping[str, str]) -> list[Car
     for word in (w.strip() for w in listed.split(",")):
         match = [c for c in cards if word and (word == str(c.index) or c.uuid.startswith(word))]
         if word.startswith("MIG-"):
-            match = [Card(-1, word, None)]  # a slice of a card, which the list of cards does not hold
+            match = [Card(-1, word, None)]  # a slice of a GPU is not in the list of GPUs
         if len(match) != 1:
             break
         found += match
@@ -77,7 +82,7 @@ def visible_cards(cards: Sequence[Card], environ: Mapping[str, str]) -> list[Car
 
 
 def assigned_gpus(environ: Mapping[str, str]) -> str:
-    """What says that this process has GPUs, in words; "" when nothing does, or it was told to use none.
+    """Return what assigns GPUs to this process, as text; "" when nothing does, or when it was told to use none.
 
     Example: `CUDA_VISIBLE_DEVICES=0,1`.
     """
@@ -93,7 +98,7 @@ def assigned_gpus(environ: Mapping[str, str]) -> str:
 
 @cache
 def missing_gpus() -> tuple[str, str] | None:
-    """Why a process that has GPUs cannot use them: (what is wrong, what to do); None when it can, or has none."""
+    """Return why this process cannot use its GPUs: (what is wrong, what to do); None if it can, or has none."""
     import torch
 
     if torch.cuda.is_available():
@@ -106,13 +111,13 @@ def missing_gpus() -> tuple[str, str] | None:
 
 
 def require_gpus() -> None:
-    """Raise a LaunchError where `missing_gpus` finds something: a run for GPUs never goes to the CPU in silence."""
+    """Raise a LaunchError if `missing_gpus` returns a reason: a run for GPUs never falls back to the CPU silently."""
     if missing := missing_gpus():
         raise LaunchError(missing[0], hint=missing[1])
 
 
 def _reason() -> str:
-    """What torch says when it is asked to use a GPU."""
+    """Return torch's own message for why it cannot use a GPU."""
     import torch
 
     if torch.version.cuda is None:

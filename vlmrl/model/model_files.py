@@ -1,6 +1,6 @@
-"""A model folder as its files say it: is all there that loading needs, and whole? No torch, no transformers.
+"""Check of a model folder by its files: everything that loading needs is there and complete. No torch, no transformers.
 
-Weights are safetensors; pickled weights are never opened, whatever else could read them.
+Weights are safetensors; pickled weights are never opened, even if other libraries could read them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 PROCESSOR = ("processor_config.json", "preprocessor_config.json")
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
              "sentencepiece.bpe.model")  # fmt: skip
-"""Files of which one holds the tokenizer, by the library that wrote it."""
+"""Names of the tokenizer's file, by the library that wrote it. One of them must exist."""
 JSON_FILES = (
     CONFIG, "generation_config.json", *PROCESSOR, "video_preprocessor_config.json", "tokenizer_config.json",
     "tokenizer.json", "special_tokens_map.json", WEIGHTS_INDEX,
@@ -28,17 +28,17 @@ JSON_FILES = (
 MAX_HEADER_BYTES = 100 << 20
 MAX_JSON_BYTES = 256 << 20
 MAX_LAYERS = 1000
-"""Layers of a tower that are believed; a model of a million would be built for hours only to count its parameters."""
+"""Maximum number of layers of a tower. A model of a million layers would take hours to build only to be counted."""
 LAYER_KEYS = ("num_hidden_layers", "depth", "num_layers", "n_layers")
 _WHOLE = "copy or download the folder again; `save_pretrained` of model and processor writes all that is needed"
 
 
 def folder_problems(folder: Path, *, has_weights: bool = True, own_code: bool = False) -> list[Problem]:
-    """What is missing or broken in a model folder, from the names and headers of its files.
+    """Return what is missing or broken in a model folder, from the names and headers of its files.
 
     Args:
         has_weights: whether the weights must be there; a checkpoint keeps them elsewhere.
-        own_code: the repository brings code of its own (`model.trust_remote_code`), which may read other files.
+        own_code: whether the repository has code of its own (`model.trust_remote_code`), which may read other files.
     """
     names = {path.name for path in folder.iterdir()}
     found = [problem for name in JSON_FILES if name in names and (problem := _json_problem(folder / name))]
@@ -61,9 +61,10 @@ def folder_problems(folder: Path, *, has_weights: bool = True, own_code: bool = 
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a safetensors file (name -> dtype, shape, data_offsets) and where its data begins.
+    """Return the header of a safetensors file (name -> dtype, shape, data_offsets) and the offset of its data in bytes.
 
-    Format: 8 bytes of little-endian header length, then that much JSON, then the data.
+    Format: 8 bytes of little-endian header length, then a JSON header of that length, then the data.
+
     Raises: CheckpointError when the header is damaged or the file ends before its data does.
     """
     try:
@@ -84,7 +85,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the tensors in a safetensors file. Raises: CheckpointError as `read_header`."""
+    """Return name -> shape of the tensors in a safetensors file. Raises: CheckpointError as `read_header`."""
     header = read_header(path)[0]
     try:
         return {name: tuple(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__"}
@@ -93,7 +94,7 @@ def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def stored_numbers(folder: Path) -> int:
-    """How many numbers the safetensors files of a folder hold; 0 where there are none. Raises: as `stored_shapes`."""
+    """Return how many numbers the safetensors files of a folder hold; 0 without files. Raises: as `stored_shapes`."""
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     return sum(math.prod(shape) for path in files for shape in stored_shapes(path).values())
 
