@@ -79,7 +79,7 @@ def text_layers(text: Mapping[str, Any], dtype_bytes: int, kernels: str = "torch
     half = dtype_bytes == 2  # norms compute in float32: in half precision they keep a float32 copy
     inner_kept, inner_whole, inner_working = _mlp(w)
     norms = 2.0 * w.hidden * half
-    made: dict[str, LayerSize] = {}
+    sizes: dict[str, LayerSize] = {}
     for kind in set(kinds):
         if kind == "linear_attention":
             value, key = LINEAR_KEPT[kernels]
@@ -89,8 +89,8 @@ def text_layers(text: Mapping[str, Any], dtype_bytes: int, kernels: str = "torch
             head_norms = (3.0 if half else 2.0) * (w.query + w.key) * w.has_head_norms
             mixing = norms + 2.0 * (w.query + w.key) + head_norms
         kept = 4.0 * w.hidden + mixing + inner_kept
-        made[kind] = LayerSize(kept, kept + 2.0 * w.hidden + inner_whole - inner_kept, inner_working + 2.0 * w.hidden)
-    return [made[kind] for kind in kinds]
+        sizes[kind] = LayerSize(kept, kept + 2.0 * w.hidden + inner_whole - inner_kept, inner_working + 2.0 * w.hidden)
+    return [sizes[kind] for kind in kinds]
 
 
 def _mlp(w: Widths) -> tuple[float, float, float]:

@@ -75,8 +75,8 @@ class SplitLayer(DynamicLayer):
         self.keys[:, :, self.end : self.end + 1] = key_states
         self.values[:, :, self.end : self.end + 1] = value_states
         self.end, self.length = self.end + 1, self.length + 1
-        seen = slice(0 if self.window is None else max(0, self.end - self.window), self.end)
-        return self.keys[:, :, seen], self.values[:, :, seen]
+        visible = slice(0 if self.window is None else max(0, self.end - self.window), self.end)
+        return self.keys[:, :, visible], self.values[:, :, visible]
 
     def get_seq_length(self) -> int:
         return self.length
@@ -116,19 +116,19 @@ class DecodeCache(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes of all keys, values and states: the size of the storages that they keep alive."""
-        kept = [t for layer in self.attention for t in layer.tensors()]
+        tensors = [t for layer in self.attention for t in layer.tensors()]
         for layer in self.linear:
-            kept += [t for t in (*layer.conv_states.values(), *layer.recurrent_states.values()) if t is not None]
-        return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in kept)}.values())
+            tensors += [t for t in (*layer.conv_states.values(), *layer.recurrent_states.values()) if t is not None]
+        return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
 
     def select(self, rows: Tensor) -> None:
         """Keep the given rows, in the given order; a prompt without rows is dropped too."""
-        left, prompt_of = self._prompt_of_B[rows].unique_consecutive(return_inverse=True)
+        kept_prompts, prompt_of = self._prompt_of_B[rows].unique_consecutive(return_inverse=True)
         for layer in self.attention:
-            layer.select(rows, left)
+            layer.select(rows, kept_prompts)
         for layer in self.linear:
             layer.reorder_cache(rows)
-        self._mask_PT = self._mask_PT[left]
+        self._mask_PT = self._mask_PT[kept_prompts]
         self._arrange(prompt_of)
 
     def _arrange(self, prompt_of_B: Tensor) -> None:
@@ -172,8 +172,8 @@ class DecodeCache(Cache):
         grid = self._to_grid(q_BKRD).permute(0, 2, 1, 3, 4).reshape(-1, K, self._width * (H // K), D)
         keys, values = store.prompt_keys[:, :, -S:], store.prompt_values[:, :, -S:]
         bias = None if self._bias is None else self._bias[..., -S:]
-        seen, lse = attention_part(grid, keys, values, scale, bias=bias)
-        prompt = self._to_rows(seen, H // K), self._to_rows(lse[..., None], H // K)[..., 0]
+        over_prompt, lse = attention_part(grid, keys, values, scale, bias=bias)
+        prompt = self._to_rows(over_prompt, H // K), self._to_rows(lse[..., None], H // K)[..., 0]
         return join_parts(prompt, own)[0].reshape(B, 1, H, D)
 
     def _to_grid(self, x: Tensor) -> Tensor:

@@ -43,9 +43,9 @@ def ran_out(error: BaseException | None) -> bool:
             return True
         # Errors of vlmrl may quote others, such as that of a reward whose worker reached its own memory limit.
         if not isinstance(error, VlmrlError):
-            if any(said in str(error) for said in SAYINGS):
+            if any(phrase in str(error) for phrase in SAYINGS):
                 return True
-            if any(said in str(error) for said in VAGUE_SAYINGS) and _is_near_limit():
+            if any(phrase in str(error) for phrase in VAGUE_SAYINGS) and _is_near_limit():
                 return True
         error = error.__cause__
     return False
@@ -63,19 +63,19 @@ def memory_use(device: torch.device) -> tuple[int, int]:
     import sys
 
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    found = [(usage, _machine_bytes())]
+    pairs = [(usage, _machine_bytes())]
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
-        found.append((_status_bytes("VmPeak"), limit))
-    return max(found, key=lambda pair: pair[0] / pair[1])
+        pairs.append((_status_bytes("VmPeak"), limit))
+    return max(pairs, key=lambda pair: pair[0] / pair[1])
 
 
 def free_bytes(device: torch.device) -> int | None:
     """Return the free memory of a GPU in bytes, including what torch caches; None for other devices."""
     if device.type != "cuda":
         return None
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + kept
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
 
 
 def use_in_words(device: torch.device) -> str:
@@ -100,10 +100,10 @@ def asking_for(load: Callable[[], Load], device: torch.device) -> Iterator[None]
     except Exception as error:
         if isinstance(error, OutOfMemoryError) or not ran_out(error):
             raise
-        found = load()
+        current = load()
         raise OutOfMemoryError(
-            f"out of memory with {found} at once; {use_in_words(device)}", where="; ".join(found.rows),
-            hint=f"lower {found.budget}", load=found,
+            f"out of memory with {current} at once; {use_in_words(device)}", where="; ".join(current.rows),
+            hint=f"lower {current.budget}", load=current,
         ) from error  # fmt: skip
 
 
@@ -114,11 +114,11 @@ def _is_near_limit() -> bool:
 
 def _machine_bytes() -> int:
     """Return the main memory of the machine, or the container's limit if that is lower, in bytes."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (text := limit.read_text().strip()).isdigit():
-        found.append(int(text))
-    return min(found)
+        limits.append(int(text))
+    return min(limits)
 
 
 def _status_bytes(name: str) -> int:

@@ -46,18 +46,18 @@ def machine_cards() -> list[Card]:
     """
     query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=60)
+        result = subprocess.run(query, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
         return []
     except subprocess.TimeoutExpired:
         raise LaunchError("nvidia-smi does not answer", hint="the driver may hang: see `dmesg`") from None
-    if "mismatch" in (told := done.stdout + done.stderr):
+    if "mismatch" in (output := result.stdout + result.stderr):
         raise LaunchError(
-            f"nvidia-smi: {told.strip().splitlines()[0]}", hint="the driver was updated while it was loaded: reboot"
+            f"nvidia-smi: {output.strip().splitlines()[0]}", hint="the driver was updated while it was loaded: reboot"
         )
-    if done.returncode:
+    if result.returncode:
         return []
-    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 2]
+    rows = [[cell.strip() for cell in line.split(",")] for line in result.stdout.splitlines() if line.count(",") == 2]
     return [Card(int(index), uuid, int(used) if used.isdigit() else None) for index, uuid, used in rows]
 
 
@@ -70,15 +70,15 @@ def visible_cards(cards: Sequence[Card], environ: Mapping[str, str]) -> list[Car
     listed = environ.get("CUDA_VISIBLE_DEVICES", slurm)
     if listed is None:
         return list(cards)
-    found: list[Card] = []
+    chosen: list[Card] = []
     for word in (w.strip() for w in listed.split(",")):
         match = [c for c in cards if word and (word == str(c.index) or c.uuid.startswith(word))]
         if word.startswith("MIG-"):
             match = [Card(-1, word, None)]  # a slice of a GPU is not in the list of GPUs
         if len(match) != 1:
             break
-        found += match
-    return found
+        chosen += match
+    return chosen
 
 
 def assigned_gpus(environ: Mapping[str, str]) -> str:

@@ -56,8 +56,8 @@ def is_cached(path: str, revision: str | None = None) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
     def local(name: str) -> Path | None:
-        found = try_to_load_from_cache(path, name, revision=revision)
-        return Path(found) if isinstance(found, str) else None
+        cached = try_to_load_from_cache(path, name, revision=revision)
+        return Path(cached) if isinstance(cached, str) else None
 
     if local("config.json") is None or local("tokenizer_config.json") is None:
         return False

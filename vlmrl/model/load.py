@@ -195,8 +195,8 @@ def load_processor(settings: Model, *, path: str | None = None) -> Any:
 def stop_ids_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Return the ids that end a response: the generation config's and the tokenizer's end token."""
     configured = getattr(model.generation_config, "eos_token_id", None)
-    found = configured if isinstance(configured, list) else [configured]
-    return tuple(sorted({int(i) for i in [*found, tokenizer.eos_token_id] if i is not None}))
+    end_ids = configured if isinstance(configured, list) else [configured]
+    return tuple(sorted({int(i) for i in [*end_ids, tokenizer.eos_token_id] if i is not None}))
 
 
 def banned_ids_of(model: Any, tokenizer: Any) -> tuple[int, ...]:

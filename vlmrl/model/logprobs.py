@@ -35,12 +35,12 @@ def policy_logits(logits: Tensor, temperature: float, banned: Tensor | None) -> 
         banned: bool [V], True = never sampled; None = nothing is banned.
     Returns: [..., V].
     """
-    own, made = logits.float(), logits.dtype != torch.float32  # only a copy is changed in place
+    logits_32, is_copy = logits.float(), logits.dtype != torch.float32  # only a copy is changed in place
     if temperature != 1.0:
-        own, made = (own.div_(temperature) if made else own / temperature), True
+        logits_32, is_copy = (logits_32.div_(temperature) if is_copy else logits_32 / temperature), True
     if banned is None:
-        return own
-    return own.masked_fill_(banned, float("-inf")) if made else own.masked_fill(banned, float("-inf"))
+        return logits_32
+    return logits_32.masked_fill_(banned, float("-inf")) if is_copy else logits_32.masked_fill(banned, float("-inf"))
 
 
 def banned_mask(banned_ids: Sequence[int], vocabulary: int, device: torch.device) -> Tensor | None:

@@ -49,14 +49,14 @@ def target_names(linear: Sequence[str], lora: Lora, freeze: Sequence[str] = ()) 
             if not any(_ends_with(n, target) for n in offered):
                 ends = {".".join(n.split(".")[-1 - target.count(".") :]) for n in offered}
                 near = get_close_matches(target, sorted(ends), n=1)
-                told = f"did you mean `{near[0]}`?  {hint}" if near else hint
-                raise CheckpointError(f"`lora.targets` names `{target}`, which no such layer is called", hint=told)
+                full_hint = f"did you mean `{near[0]}`?  {hint}" if near else hint
+                raise CheckpointError(f"`lora.targets` names `{target}`, which no such layer is called", hint=full_hint)
         chosen = [n for n in offered if any(_ends_with(n, t) for t in lora.targets)]
     for pattern in lora.exclude:
         if not any(fnmatchcase(n, pattern) for n in chosen):
             near = sorted(chosen, key=lambda n: -_letters_shared(n, pattern))[:2]
-            told = f"patterns are over full names; the nearest: {', '.join(near)}" if near else hint
-            raise CheckpointError(f"`lora.exclude` has `{pattern}`, which matches no layer", hint=told)
+            full_hint = f"patterns are over full names; the nearest: {', '.join(near)}" if near else hint
+            raise CheckpointError(f"`lora.exclude` has `{pattern}`, which matches no layer", hint=full_hint)
     chosen = [n for n in chosen if not any(fnmatchcase(n, p) for p in lora.exclude)]
     if not chosen:
         raise CheckpointError("[lora] leaves no layer with an adapter: nothing would be trained", hint=hint)
@@ -143,8 +143,8 @@ def has_adapted_head(model: Any) -> bool:
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the adapter's weights by PEFT's names."""
-    found = _peft().get_peft_model_state_dict(model, save_embedding_layers=False)
-    return {name if name.startswith(PEFT_PREFIX) else PEFT_PREFIX + name: t.detach() for name, t in found.items()}
+    tensors = _peft().get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {name if name.startswith(PEFT_PREFIX) else PEFT_PREFIX + name: t.detach() for name, t in tensors.items()}
 
 
 def load_adapter_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -172,11 +172,11 @@ def write_adapter(
     config = _config(model).to_dict()
     config |= {"base_model_name_or_path": base, "revision": revision, "inference_mode": True, "auto_mapping": None,
                "task_type": None}  # fmt: skip
-    tidy = {k: sorted(v) if isinstance(v, set) else getattr(v, "value", v) for k, v in sorted(config.items())}
+    plain_config = {k: sorted(v) if isinstance(v, set) else getattr(v, "value", v) for k, v in sorted(config.items())}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / ADAPTER_CONFIG).write_text(json.dumps(tidy, indent=2) + "\n", "utf-8")
-    given = adapter_tensors(model).items() if tensors is None else tensors
-    save_file({k: v.cpu().contiguous() for k, v in given}, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(plain_config, indent=2) + "\n", "utf-8")
+    named_tensors = adapter_tensors(model).items() if tensors is None else tensors
+    save_file({k: v.cpu().contiguous() for k, v in named_tensors}, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
 
 def read_adapter(folder: Path) -> dict[str, Tensor]:
@@ -226,8 +226,8 @@ class Trained:
 
     def __str__(self) -> str:
         """Return a line of text. Example: training language 252.0 M; frozen: vision 76.8 M, embeddings 311.2 M."""
-        told = [f"training {_counts(self.trained)}"]
-        return "; ".join(told + [f"frozen: {_counts(self.frozen)}"] * bool(self.frozen))
+        texts = [f"training {_counts(self.trained)}"]
+        return "; ".join(texts + [f"frozen: {_counts(self.frozen)}"] * bool(self.frozen))
 
 
 def trained_parts(model: nn.Module) -> Trained:
@@ -290,17 +290,19 @@ def by_parameter(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, T
 
     Raises: CheckpointError when they do not fit the adapter.
     """
-    own = adapter_parameters(model)
-    saved_as = {PEFT_PREFIX + _without_adapter_name(name): name for name in own}
-    given = {name.removesuffix(".weight"): t for name, t in tensors.items()}
-    wrong = sorted(saved_as.keys() ^ given.keys())
-    wrong += [n for n in saved_as.keys() & given.keys() if given[n].shape != own[saved_as[n]].shape]
+    parameters = adapter_parameters(model)
+    saved_as = {PEFT_PREFIX + _without_adapter_name(name): name for name in parameters}
+    by_name = {name.removesuffix(".weight"): t for name, t in tensors.items()}
+    wrong = sorted(saved_as.keys() ^ by_name.keys())
+    wrong += [n for n in saved_as.keys() & by_name.keys() if by_name[n].shape != parameters[saved_as[n]].shape]
     if wrong:
         raise CheckpointError(
-            f"the adapter does not fit: {len(wrong)} of {len(own)} tensors are missing, unknown or of another shape",
+            f"the adapter does not fit: {len(wrong)} of {len(parameters)} tensors are missing, unknown or of another shape",
             hint=f"first of them: {wrong[0]}; [lora] must be as it was, and the base model the same",
         )
-    return {saved_as[n]: t.to(own[saved_as[n]].device, own[saved_as[n]].dtype) for n, t in given.items()}
+    return {
+        saved_as[n]: t.to(parameters[saved_as[n]].device, parameters[saved_as[n]].dtype) for n, t in by_name.items()
+    }
 
 
 def _without_adapter_name(name: str) -> str:

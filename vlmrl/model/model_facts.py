@@ -139,8 +139,8 @@ def device_facts(wanted: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     }
     if wanted != "cpu" and (missing := missing_gpus()):
         return facts, [missing]
-    none = ("model.device is cuda, but torch sees no CUDA device", 'set model.device = "auto"')
-    return facts, [none] if wanted == "cuda" else []
+    problem = ("model.device is cuda, but torch sees no CUDA device", 'set model.device = "auto"')
+    return facts, [problem] if wanted == "cuda" else []
 
 
 def usable_memory() -> int:
@@ -148,18 +148,18 @@ def usable_memory() -> int:
 
     It is what the system calls available, or what is left under a container's limit if that is less.
     """
-    found = []
+    amounts = []
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
+                amounts.append(int(line.split()[1]) * 1024)
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         if limit.isdigit():
-            found.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+            amounts.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
     except (OSError, ValueError):
         pass
-    if found:
-        return max(0, min(found))
+    if amounts:
+        return max(0, min(amounts))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -168,21 +168,21 @@ def _text_config(config: Any) -> dict[str, Any]:
 
 
 def _vision_config(config: Any) -> dict[str, Any]:
-    found = getattr(config, "vision_config", None)
-    return dict(found.to_dict()) if found is not None and hasattr(found, "to_dict") else {}
+    vision = getattr(config, "vision_config", None)
+    return dict(vision.to_dict()) if vision is not None and hasattr(vision, "to_dict") else {}
 
 
 def _unit_sizes(model: Any, sharing: str) -> dict[str, tuple[int, ...]]:
     """Return part -> the numbers in each of its units. Nested units are counted once, as the outermost."""
     names = {id(module): name for name, module in model.named_modules()}
-    found: dict[str, list[int]] = {}
+    sizes_by_part: dict[str, list[int]] = {}
     counted: set[int] = set()
     for unit in sharded_units(model, sharing):
         own = [p for p in unit.parameters() if id(p) not in counted]
         counted.update(map(id, own))
         part = part_of(f"{names[id(unit)]}.") or "other"
-        found.setdefault(part, []).append(sum(p.numel() for p in own))
-    return {part: tuple(sizes) for part, sizes in found.items()}
+        sizes_by_part.setdefault(part, []).append(sum(p.numel() for p in own))
+    return {part: tuple(sizes) for part, sizes in sizes_by_part.items()}
 
 
 def _by_part(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -203,9 +203,9 @@ def _check_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     Raises: CheckpointError below 0.7 and above 1.5 times the number.
     """
     stored = stored_numbers(folder)
-    wanted = sum(math.prod(shape) for shape in shapes.values())
-    if stored and not 0.7 * wanted <= stored <= 1.5 * wanted:
-        message = f"the weights hold {stored:,} numbers, the configuration asks for {wanted:,}"
+    needed = sum(math.prod(shape) for shape in shapes.values())
+    if stored and not 0.7 * needed <= stored <= 1.5 * needed:
+        message = f"the weights hold {stored:,} numbers, the configuration asks for {needed:,}"
         raise CheckpointError(message, where=str(folder), hint="are all shards there, and of one model?")
 
 

@@ -41,23 +41,23 @@ def folder_problems(folder: Path, *, has_weights: bool = True, own_code: bool = 
         own_code: whether the repository has code of its own (`model.trust_remote_code`), which may read other files.
     """
     names = {path.name for path in folder.iterdir()}
-    found = [problem for name in JSON_FILES if name in names and (problem := _json_problem(folder / name))]
+    problems = [problem for name in JSON_FILES if name in names and (problem := _json_problem(folder / name))]
     if CONFIG not in names:
         hint = f"a model folder holds {CONFIG}, weights in .safetensors and the processor's files"
-        found.append(Problem(f"{folder} holds no model: there is no {CONFIG}", str(folder), hint))
-    elif not found:
-        found += _config_problems(folder / CONFIG)
+        problems.append(Problem(f"{folder} holds no model: there is no {CONFIG}", str(folder), hint))
+    elif not problems:
+        problems += _config_problems(folder / CONFIG)
     if has_weights:
-        found += _weight_problems(folder, names)
+        problems += _weight_problems(folder, names)
     if own_code:
-        return found
+        return problems
     if not names & set(TOKENIZER):
         message = f"{folder} holds no tokenizer (none of {', '.join(TOKENIZER[:3])} ...)"
-        found.append(Problem(message, str(folder), _WHOLE))
+        problems.append(Problem(message, str(folder), _WHOLE))
     if not names & set(PROCESSOR):
         message = f"{folder} holds no image processor (neither {' nor '.join(PROCESSOR)})"
-        found.append(Problem(message, str(folder), f"a model of text alone cannot be used; else: {_WHOLE}"))
-    return found
+        problems.append(Problem(message, str(folder), f"a model of text alone cannot be used; else: {_WHOLE}"))
+    return problems
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:

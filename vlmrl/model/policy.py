@@ -160,7 +160,7 @@ class Policy(nn.Module):
 
     def _span_positions(self, row: PackedRow) -> list[tuple[Tensor, int]]:
         """Return (position ids [axes, span length], position of the next token) of every span of a row."""
-        found: list[tuple[Tensor, int]] = []
+        results: list[tuple[Tensor, int]] = []
         for index, span in enumerate(row.layout):
             cut = slice(span.start, span.end)
             ids, kinds = row.input_ids_N[cut], row.kinds_N[cut]
@@ -172,17 +172,17 @@ class Policy(nn.Module):
             elif row.span_images[index] and self.family.rope_index:
                 start = row.layout[prompt]
                 cuts = (slice(start.start, start.end), cut)
-                story, story_kinds = (torch.cat([x[c] for c in cuts]) for x in (row.input_ids_N, row.kinds_N))
+                sequence, sequence_kinds = (torch.cat([x[c] for c in cuts]) for x in (row.input_ids_N, row.kinds_N))
                 grids = [i["image_grid_thw"] for i in (row.span_images[prompt], row.span_images[index]) if i]
-                positions, following = self._positions_and_next(story, story_kinds, torch.cat(grids))
+                positions, following = self._positions_and_next(sequence, sequence_kinds, torch.cat(grids))
                 positions = positions[:, start.end - start.start :]
             else:
-                first = found[prompt][1]
+                first = results[prompt][1]
                 following = first + len(ids)
                 positions = torch.arange(first, following, device=ids.device)
-                positions = positions.expand(found[prompt][0].shape[0], -1)
-            found.append((positions, following))
-        return found
+                positions = positions.expand(results[prompt][0].shape[0], -1)
+            results.append((positions, following))
+        return results
 
     def prompt_positions(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> Tensor:
         """Return the position ids of a prompt from the model's own index function: [3, P], or [1, P] without axes."""
@@ -196,8 +196,8 @@ class Policy(nn.Module):
         if key not in self._positions:
             if len(self._positions) >= CACHED_POSITIONS:
                 self._positions.clear()
-            found, _ = self.model.model.get_rope_index(ids[None], kinds[None].int(), image_grid_thw=grids)
-            self._positions[key] = found[:, 0], int(found.max()) + 1
+            positions, _ = self.model.model.get_rope_index(ids[None], kinds[None].int(), image_grid_thw=grids)
+            self._positions[key] = positions[:, 0], int(positions.max()) + 1
         return self._positions[key]
 
     def _forked(self, row: PackedRow) -> Tensor:
@@ -206,13 +206,13 @@ class Policy(nn.Module):
         hidden: list[Tensor] = []
         for group in groups_of(row.layout):
             prompt, responses = group[0], group[1:]
-            found = self._run_prompt(row, prompt, positions[prompt])
-            hidden.append(found[0])
+            prompt_run = self._run_prompt(row, prompt, positions[prompt])
+            hidden.append(prompt_run[0])
             parts: dict[int, Tensor] = {}
             lengths = [_length(row.layout[i]) for i in responses]
             for batch in batches_of_similar_length(lengths):
                 chosen = [responses[b] for b in batch]
-                states = self._continue(row, found[1], chosen, positions)
+                states = self._continue(row, prompt_run[1], chosen, positions)
                 parts |= {i: state[: _length(row.layout[i])] for i, state in zip(chosen, states, strict=True)}
             hidden += [parts[i] for i in responses]
         return torch.cat(hidden)[row.predict_at_K]
@@ -237,13 +237,15 @@ class Policy(nn.Module):
         device = row.input_ids_N.device
         longest = max(MIN_TOKENS, *(_length(row.layout[i]) for i in spans))
         ids = torch.zeros(len(spans), longest, dtype=torch.long, device=device)
-        at = torch.zeros(len(spans), positions[spans[0]].shape[0], longest, dtype=torch.long, device=device)
+        padded_positions = torch.zeros(
+            len(spans), positions[spans[0]].shape[0], longest, dtype=torch.long, device=device
+        )
         for k, i in enumerate(spans):
             span = row.layout[i]
             ids[k, : _length(span)] = row.input_ids_N[span.start : span.end]
-            at[k, :, : _length(span)] = positions[i]
+            padded_positions[k, :, : _length(span)] = positions[i]
         out = run_with_cache(
-            self.model.model, ContinuedCache(cache, len(spans)), input_ids=ids, position_ids=self._batched(at),
+            self.model.model, ContinuedCache(cache, len(spans)), input_ids=ids, position_ids=self._batched(padded_positions),
             attention_mask=no_mask(device), row_plan=fork_plan(cache.num_tokens, longest, device),
             **_join(row, spans),
         )  # fmt: skip

@@ -15,8 +15,8 @@ def as_written(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert tensors from the model's own names to the names and shapes of `save_pretrained`."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    found = revert_weight_conversion(model, dict(tensors))
-    return {name: value[0] if isinstance(value, list) else value for name, value in found.items()}
+    converted = revert_weight_conversion(model, dict(tensors))
+    return {name: value[0] if isinstance(value, list) else value for name, value in converted.items()}
 
 
 def as_published(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -69,11 +69,11 @@ def recomputing_cheap(modules: Sequence[nn.Module]) -> Iterator[None]:
         # Without its history: an operation that keeps its own output would hold itself in memory until the backward
         # pass, which may never come (out of memory).
         plain = saved.detach()
-        found = known.get(saved.data_ptr())
-        if found is None:
+        entry = known.get(saved.data_ptr())
+        if entry is None:
             return plain
         # While the tensor itself is alive, no other tensor has its address.
-        tensor, version, recipe = found[0](), found[1], found[2]
+        tensor, version, recipe = entry[0](), entry[1], entry[2]
         if tensor is None or tensor._version != version or tensor.dtype != saved.dtype:
             return plain
         whole = tensor.numel() == saved.numel() and saved.is_contiguous()
@@ -97,11 +97,11 @@ def recomputing_cheap(modules: Sequence[nn.Module]) -> Iterator[None]:
 def cheap_modules(model: nn.Module) -> list[nn.Module]:
     """Return the linear layers and activations of a model, except those inside gradient checkpointing."""
     inside = tuple(f"{name}." for name, m in model.named_modules() if getattr(m, "gradient_checkpointing", False))
-    found = {}  # an activation may be shared by all layers
+    chosen = {}  # an activation may be shared by all layers
     for name, module in model.named_modules(remove_duplicate=False):
         if not name.startswith(inside) and (isinstance(module, nn.Linear) or name.endswith("act_fn")):
-            found[module] = None
-    return list(found)
+            chosen[module] = None
+    return list(chosen)
 
 
 def _recipe_of(node: Any) -> _Recipe | None:

@@ -71,9 +71,9 @@ def _block_mask(plan: RowPlan, window: int | None, padded: int) -> BlockMask:
 
         make: Any = _compiled_block_mask() if device.type == "cuda" else create_block_mask
         plan.prepared[name] = make(mask_mod, None, None, padded, padded, device=str(device))
-    found = plan.prepared[name]
-    assert isinstance(found, BlockMask)
-    return found
+    mask = plan.prepared[name]
+    assert isinstance(mask, BlockMask)
+    return mask
 
 
 def _padded_tokens(tokens: RowTokens, padded: int) -> RowTokens:

@@ -87,8 +87,8 @@ class RowPlan:
 
     def has_blocks(self, window: int | None) -> bool:
         """Return whether, in a layer with this window, image tokens see each other in both directions."""
-        wanted = self.bidirectional == "always" or (self.bidirectional == "sliding" and window is not None)
-        return wanted and self.has_images
+        two_way = self.bidirectional == "always" or (self.bidirectional == "sliding" and window is not None)
+        return two_way and self.has_images
 
     def mask(self, piece: AttentionPiece, window: int | None) -> Tensor | None:
         """Return which keys each query of a piece sees: bool [queries, keys], True = sees.
@@ -130,9 +130,9 @@ def plan_row(
     _check_layout(layout)
     # Computed on the CPU and copied once: every copy to or from a GPU makes it wait.
     group, response, index = _token_numbers(layout).to(device)
-    wanted = kinds_N if bidirectional != "never" else None
-    block = torch.full_like(group, -1) if wanted is None else _image_blocks(wanted, layout)
-    has_images = wanted is not None and bool((wanted == 1).any())
+    block_kinds = kinds_N if bidirectional != "never" else None
+    block = torch.full_like(group, -1) if block_kinds is None else _image_blocks(block_kinds, layout)
+    has_images = block_kinds is not None and bool((block_kinds == 1).any())
     tokens = RowTokens(group, response, index, block)
     return RowPlan(tuple(layout), tokens, tuple(_pieces(layout)), has_images, bidirectional, backend)
 

@@ -121,9 +121,9 @@ class _SplitAttention(torch.autograd.Function):
                 out[:, :, own], lse[:, :, own] = attention_part(q[:, :, own], keys, values, scale, causal=True)
             if group.each:
                 R, own, prompt = q.shape[1], group.responses, group.prompt
-                seen = attention_part(_flat(q[:, :, own]), k[None, :, prompt], v[None, :, prompt], scale)
+                over_prompt = attention_part(_flat(q[:, :, own]), k[None, :, prompt], v[None, :, prompt], scale)
                 out[:, :, own], lse[:, :, own] = join_parts(
-                    (_unflat(seen[0], R), _unflat(seen[1], R)), (out[:, :, own], lse[:, :, own])
+                    (_unflat(over_prompt[0], R), _unflat(over_prompt[1], R)), (out[:, :, own], lse[:, :, own])
                 )
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.groups, ctx.scale = groups, scale
@@ -138,18 +138,18 @@ class _SplitAttention(torch.autograd.Function):
         kernel, scale = _aten._scaled_dot_product_flash_attention_for_cpu_backward, ctx.scale
         for group in ctx.groups:
             for own in (group.prompt, *group.each):
-                x = (t[:, :, own] for t in (out, lse))
-                seen = q[:, :, own], _expand(k[:, own], q), _expand(v[:, own], q)
-                found = kernel(grad[:, :, own], *seen, *x, 0.0, True, scale=scale)
-                dq[:, :, own], dk[:, own], dv[:, own] = found[0], found[1].sum(1), found[2].sum(1)
+                saved = (t[:, :, own] for t in (out, lse))
+                inputs = q[:, :, own], _expand(k[:, own], q), _expand(v[:, own], q)
+                grads = kernel(grad[:, :, own], *inputs, *saved, 0.0, True, scale=scale)
+                dq[:, :, own], dk[:, own], dv[:, own] = grads[0], grads[1].sum(1), grads[2].sum(1)
             if group.each:
                 R, own, prompt = q.shape[1], group.responses, group.prompt
-                x = (_flat(t[:, :, own]) for t in (out, lse))
-                seen = _flat(q[:, :, own]), k[None, :, prompt], v[None, :, prompt]
-                found = kernel(_flat(grad[:, :, own]), *seen, *x, 0.0, False, scale=scale)
-                dq[:, :, own] += _unflat(found[0], R)
-                dk[:, prompt] += found[1][0]
-                dv[:, prompt] += found[2][0]
+                saved = (_flat(t[:, :, own]) for t in (out, lse))
+                inputs = _flat(q[:, :, own]), k[None, :, prompt], v[None, :, prompt]
+                grads = kernel(_flat(grad[:, :, own]), *inputs, *saved, 0.0, False, scale=scale)
+                dq[:, :, own] += _unflat(grads[0], R)
+                dk[:, prompt] += grads[1][0]
+                dv[:, prompt] += grads[2][0]
         return dq.flatten(0, 1)[None], dk[None], dv[None], None, None
 
 

@@ -169,8 +169,8 @@ def _kernel() -> Callable[..., Any]:
     from torch.nn.attention.varlen import varlen_attn
 
     # torch 2.11 accepts fewer key heads than query heads and has no `enable_gqa`; later versions need the argument.
-    told = "enable_gqa" in inspect.signature(varlen_attn).parameters
-    return partial(varlen_attn, enable_gqa=True) if told else varlen_attn
+    has_flag = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    return partial(varlen_attn, enable_gqa=True) if has_flag else varlen_attn
 
 
 def _flash_attn() -> Callable[..., Any]:
