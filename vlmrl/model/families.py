@@ -89,14 +89,14 @@ Vision). `vlmrl check --deep` compares with the model's own logits.
 """
 
 
-def has_two_way_images(model_type: str, wanted: str | None) -> bool:
+def has_two_way_images(model_type: str, setting: str | None) -> bool:
     """Return whether the tokens of an image see each other in both directions, in any layer.
 
     Args:
-        wanted: `use_bidirectional_attention` of the text model's configuration; the sizes of Gemma 4 differ in it.
+        setting: `use_bidirectional_attention` of the text model's configuration; the sizes of Gemma 4 differ in it.
     """
     where = FAMILIES.get(model_type, OTHER).bidirectional
-    return where == "always" or (where == "sliding" and wanted == "vision")
+    return where == "always" or (where == "sliding" and setting == "vision")
 
 
 def has_axes(model_type: str) -> bool:

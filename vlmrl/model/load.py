@@ -30,17 +30,17 @@ IMAGE_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vi
                 "image_token_index", "video_token_index", "boi_token_id", "eoi_token_id")  # fmt: skip
 
 
-def pick_device(wanted: str) -> torch.device:
+def pick_device(device: str) -> torch.device:
     """Return the device of a recipe's `model.device`.
 
     Raises: LaunchError when this process has GPUs that torch cannot use; CheckpointError when cuda is chosen and torch
         sees no CUDA device.
     """
-    if wanted != "cpu":
+    if device != "cpu":
         require_gpus()
-    if wanted == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.is_available():
         raise CheckpointError("model.device is cuda, but torch sees no CUDA device", hint="--set model.device=cpu")
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+    return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def load_model(settings: Model, *, path: str | None = None, weights_from: Callable[[Model], Any] | None = None) -> Any:

@@ -125,9 +125,9 @@ def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
     )  # fmt: skip
 
 
-def device_facts(wanted: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+def device_facts(device: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Return the training device (kind, name, memory in bytes), and a list of (problem, remedy)."""
-    if wanted != "cpu" and torch.cuda.is_available():
+    if device != "cpu" and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         facts = {"kind": "cuda", "name": properties.name, "memory_bytes": properties.total_memory}
         return facts | {"gpus": torch.cuda.device_count()}, []
@@ -137,10 +137,10 @@ def device_facts(wanted: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         "memory_bytes": usable_memory(),
         "gpus": 0,
     }
-    if wanted != "cpu" and (missing := missing_gpus()):
+    if device != "cpu" and (missing := missing_gpus()):
         return facts, [missing]
     problem = ("model.device is cuda, but torch sees no CUDA device", 'set model.device = "auto"')
-    return facts, [problem] if wanted == "cuda" else []
+    return facts, [problem] if device == "cuda" else []
 
 
 def usable_memory() -> int:

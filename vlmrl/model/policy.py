@@ -245,10 +245,14 @@ class Policy(nn.Module):
             ids[k, : _length(span)] = row.input_ids_N[span.start : span.end]
             padded_positions[k, :, : _length(span)] = positions[i]
         out = run_with_cache(
-            self.model.model, ContinuedCache(cache, len(spans)), input_ids=ids, position_ids=self._batched(padded_positions),
-            attention_mask=no_mask(device), row_plan=fork_plan(cache.num_tokens, longest, device),
+            self.model.model,
+            ContinuedCache(cache, len(spans)),
+            input_ids=ids,
+            position_ids=self._batched(padded_positions),
+            attention_mask=no_mask(device),
+            row_plan=fork_plan(cache.num_tokens, longest, device),
             **_join(row, spans),
-        )  # fmt: skip
+        )
         return out.last_hidden_state
 
     def _batched(self, positions: Tensor) -> Tensor:
