@@ -107,7 +107,7 @@ def missing_gpus() -> tuple[str, str] | None:
     if not assigned:
         return None
     what = f"this process has GPUs ({assigned}), and torch {torch.__version__} sees none: {_reason()}"
-    return what, f"{_remedy(torch.version.cuda)}; --set model.device=cpu runs on the CPU all the same"
+    return what, f"{_remedy(torch.version.cuda)}; --set model.device=cpu runs on the CPU instead"
 
 
 def require_gpus() -> None:
@@ -134,4 +134,6 @@ def _remedy(cuda: str | None) -> str:
         return f"install a torch with CUDA into {sys.prefix}"
     oldest = OLDEST_DRIVERS.get(int(cuda.partition(".")[0]))
     driver = f"driver {oldest} or newer" if oldest else "a driver that runs it"
-    return f"torch for CUDA {cuda} needs {driver} (`nvidia-smi` shows yours): update it, or install a torch for it"
+    return (
+        f"torch for CUDA {cuda} needs {driver} (`nvidia-smi` shows yours): update the driver, or install another torch"
+    )

@@ -23,7 +23,7 @@ def require_source(path: str, revision: str | None = None) -> None:
         return
     hint = "name a local folder, a run, or a hub model (org/name) that is in the cache or can be downloaded"
     if path.startswith((".", "/", "~")) or path.count("/") > 1:  # needs no request; importing the hub's client is slow
-        raise CheckpointError(f"`{path}` is no folder here and no hub name", hint=hint)
+        raise CheckpointError(f"`{path}` is neither a local folder nor a hub name", hint=hint)
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -32,7 +32,7 @@ def require_source(path: str, revision: str | None = None) -> None:
             return
         HfApi().model_info(path, revision=revision, timeout=ANSWER_SECONDS)
     except HFValidationError:
-        raise CheckpointError(f"`{path}` is no folder here and no hub name", hint=hint) from None
+        raise CheckpointError(f"`{path}` is neither a local folder nor a hub name", hint=hint) from None
     except GatedRepoError:
         raise CheckpointError(
             f"the hub model `{path}` is gated", hint="accept its terms, then `hf auth login`"
@@ -40,10 +40,10 @@ def require_source(path: str, revision: str | None = None) -> None:
     except RevisionNotFoundError:
         raise CheckpointError(f"the hub model `{path}` has no revision `{revision}`", hint="model.revision") from None
     except RepositoryNotFoundError:
-        raise CheckpointError(f"`{path}` is no folder here, and the hub has no such public model", hint=hint) from None
+        raise CheckpointError(f"`{path}` is no local folder, and the hub has no such public model", hint=hint) from None
     except Exception as error:  # network: every client library has its own exceptions
         reason = first_line(error, 120)
-        message = f"`{path}` is no folder here, it is not in the hub cache, and the hub cannot be asked: {reason}"
+        message = f"`{path}` is no local folder, it is not in the hub cache, and the hub cannot be reached: {reason}"
         raise CheckpointError(message, hint=hint) from error
 
 
@@ -79,8 +79,10 @@ def download(path: str, revision: str | None = None) -> Path:
         folder = snapshot_download(path, revision=revision, allow_patterns=WANTED_FILES)
     except Exception as error:  # network: every client library has its own exceptions
         reason = first_line(error, 120)
-        raise CheckpointError(f"`{path}` cannot be fetched: {reason}", hint="the same command goes on") from error
+        raise CheckpointError(
+            f"`{path}` cannot be downloaded: {reason}", hint="run the same command again: the download continues"
+        ) from error
     if not is_cached(path, revision):
-        raise CheckpointError(f"the hub model `{path}` is not whole: configuration, tokenizer or weights are missing",
+        raise CheckpointError(f"the hub model `{path}` is incomplete: configuration, tokenizer or weights are missing",
                               where=folder, hint="its weights must be safetensors")  # fmt: skip
     return Path(folder)

@@ -50,12 +50,15 @@ def target_names(linear: Sequence[str], lora: Lora, freeze: Sequence[str] = ()) 
                 ends = {".".join(n.split(".")[-1 - target.count(".") :]) for n in offered}
                 near = get_close_matches(target, sorted(ends), n=1)
                 full_hint = f"did you mean `{near[0]}`?  {hint}" if near else hint
-                raise CheckpointError(f"`lora.targets` names `{target}`, which no such layer is called", hint=full_hint)
+                raise CheckpointError(
+                    f"`lora.targets` names `{target}`, but no layer that can get an adapter has this name",
+                    hint=full_hint,
+                )
         chosen = [n for n in offered if any(_ends_with(n, t) for t in lora.targets)]
     for pattern in lora.exclude:
         if not any(fnmatchcase(n, pattern) for n in chosen):
             near = sorted(chosen, key=lambda n: -_letters_shared(n, pattern))[:2]
-            full_hint = f"patterns are over full names; the nearest: {', '.join(near)}" if near else hint
+            full_hint = f"patterns are compared with full names; the nearest: {', '.join(near)}" if near else hint
             raise CheckpointError(f"`lora.exclude` has `{pattern}`, which matches no layer", hint=full_hint)
     chosen = [n for n in chosen if not any(fnmatchcase(n, p) for p in lora.exclude)]
     if not chosen:
@@ -297,8 +300,9 @@ def by_parameter(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, T
     wrong += [n for n in saved_as.keys() & by_name.keys() if by_name[n].shape != parameters[saved_as[n]].shape]
     if wrong:
         raise CheckpointError(
-            f"the adapter does not fit: {len(wrong)} of {len(parameters)} tensors are missing, unknown or of another shape",
-            hint=f"first of them: {wrong[0]}; [lora] must be as it was, and the base model the same",
+            f"the adapter does not fit: {len(wrong)} of {len(parameters)} tensors are missing, unknown"
+            " or of another shape",
+            hint=f"first of them: {wrong[0]}; [lora] and the base model must be the same as before",
         )
     return {
         saved_as[n]: t.to(parameters[saved_as[n]].device, parameters[saved_as[n]].dtype) for n, t in by_name.items()

@@ -205,8 +205,10 @@ def _check_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     stored = stored_numbers(folder)
     needed = sum(math.prod(shape) for shape in shapes.values())
     if stored and not 0.7 * needed <= stored <= 1.5 * needed:
-        message = f"the weights hold {stored:,} numbers, the configuration asks for {needed:,}"
-        raise CheckpointError(message, where=str(folder), hint="are all shards there, and of one model?")
+        message = f"the weights hold {stored:,} numbers, the configuration needs {needed:,}"
+        raise CheckpointError(
+            message, where=str(folder), hint="check that all shards are there and belong to one model"
+        )
 
 
 def _meta_model(config: Any, settings: Model) -> Any:

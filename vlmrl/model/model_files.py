@@ -30,7 +30,7 @@ MAX_JSON_BYTES = 256 << 20
 MAX_LAYERS = 1000
 """Maximum number of layers of a tower. A model of a million layers would take hours to build only to be counted."""
 LAYER_KEYS = ("num_hidden_layers", "depth", "num_layers", "n_layers")
-_WHOLE = "copy or download the folder again; `save_pretrained` of model and processor writes all that is needed"
+_WHOLE = "copy or download the folder again; `save_pretrained` of model and processor writes all files that are needed"
 
 
 def folder_problems(folder: Path, *, has_weights: bool = True, own_code: bool = False) -> list[Problem]:
@@ -56,7 +56,7 @@ def folder_problems(folder: Path, *, has_weights: bool = True, own_code: bool = 
         problems.append(Problem(message, str(folder), _WHOLE))
     if not names & set(PROCESSOR):
         message = f"{folder} holds no image processor (neither {' nor '.join(PROCESSOR)})"
-        problems.append(Problem(message, str(folder), f"a model of text alone cannot be used; else: {_WHOLE}"))
+        problems.append(Problem(message, str(folder), f"text-only models are not supported; otherwise: {_WHOLE}"))
     return problems
 
 
@@ -72,7 +72,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         with open(path, "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(MAX_HEADER_BYTES, size):
-                raise ValueError("its header is longer than it")
+                raise ValueError("its header is longer than the file")
             header: dict[str, Any] = parse_json(file.read(length))
         end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
         missing = 8 + length + end - size
@@ -106,18 +106,22 @@ def _json_problem(path: Path) -> Problem | None:
         value = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         return Problem(f"{path.name} of the model is not JSON: {error}", str(path), _WHOLE)
-    return None if isinstance(value, dict) else Problem(f"{path.name} of the model holds no object", str(path), _WHOLE)
+    return (
+        None
+        if isinstance(value, dict)
+        else Problem(f"{path.name} of the model is not a JSON object", str(path), _WHOLE)
+    )
 
 
 def _config_problems(path: Path) -> Iterator[Problem]:
     config: dict[str, Any] = parse_json(path.read_bytes())
     if not isinstance(config.get("model_type"), str):
-        yield Problem(f"{path.name} of the model says no `model_type`", str(path), _WHOLE)
+        yield Problem(f"{path.name} of the model has no `model_type`", str(path), _WHOLE)
     for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
         for key in LAYER_KEYS:
             count = part.get(key)
             if isinstance(count, int) and not 0 <= count <= MAX_LAYERS:
-                message = f"{path.name} of the model says {key} = {count:,}; 0 to {MAX_LAYERS:,} are believed"
+                message = f"{path.name} of the model has {key} = {count:,}; 0 to {MAX_LAYERS:,} are accepted"
                 yield Problem(message, str(path))
 
 
@@ -140,9 +144,9 @@ def _no_weights(folder: Path, names: set[str]) -> Problem:
         return Problem(f"{folder} holds no weights: there is no {WEIGHTS}", str(folder), _WHOLE)
     if others[0].endswith(".safetensors"):
         hint = f"one file is called {WEIGHTS}; several are listed in {WEIGHTS_INDEX}"
-        return Problem(f"{folder} holds weights, but not under a name that is loaded: {others[0]}", str(folder), hint)
-    message = f"the weights of {folder} are in {others[0]}, a format that is not read"
-    hint = "convert them where you trust them: load the model with transformers and `save_pretrained` it as safetensors"
+        return Problem(f"{folder} holds weights, but under a name that is not loaded: {others[0]}", str(folder), hint)
+    message = f"the weights of {folder} are in {others[0]}, a format that vlmrl does not read"
+    hint = "if you trust them, convert them: load the model with transformers and `save_pretrained` it as safetensors"
     return Problem(message, str(folder), hint)
 
 
@@ -158,7 +162,7 @@ def _index_problems(folder: Path) -> Iterator[Problem]:
         return
     outside = [name for name in by_file if not isinstance(name, str) or Path(name).name != name]
     if outside:
-        yield Problem(f"{WEIGHTS_INDEX} names {outside[0]!r}, which is no file of the folder", str(index), _WHOLE)
+        yield Problem(f"{WEIGHTS_INDEX} names {outside[0]!r}, which is no file name in the folder", str(index), _WHOLE)
         return
     missing = sorted(name for name in by_file if not (folder / name).is_file())
     if missing:

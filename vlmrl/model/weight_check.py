@@ -13,7 +13,7 @@ from vlmrl.model.model_files import stored_shapes
 
 SHOWN = 3
 """Maximum number of names in a message."""
-HINT = "copy or download the folder again: are all shards there, and of this model?"
+HINT = "copy or download the folder again; check that all shards are there and belong to this model"
 
 
 def refuse_incomplete(report: Mapping[str, Any], source: str) -> None:
@@ -29,7 +29,7 @@ def refuse_incomplete(report: Mapping[str, Any], source: str) -> None:
     if mismatched := sorted(report["mismatched_keys"]):
         name, stored, needed = mismatched[0]
         message = (
-            f"{len(mismatched):,} weights of `{source}` have another shape than its configuration says: "
+            f"{len(mismatched):,} weights of `{source}` have another shape than in its configuration: "
             f"{name} is {tuple(stored)}, not {tuple(needed)}"
         )
         raise CheckpointError(message, where=source, hint=HINT)

@@ -116,7 +116,7 @@ def varlen_row_attention(
         support.
     """
     if plan.has_blocks(window):
-        raise ValueError("the varlen backend has no bidirectional images: use flex or sdpa")
+        raise ValueError("the varlen backend does not support bidirectional images: use flex or sdpa")
     if "varlen" not in plan.prepared:
         plan.prepared["varlen"] = varlen_index(plan)
     index = plan.prepared["varlen"]
