@@ -1,10 +1,10 @@
-"""An engine in a process of its own, for some trainers.
+"""Process that runs one vLLM engine for some trainers.
 
     python -m vlmrl.rollout.vllm.host SOCKET TRAINERS PARENT
 
-It listens at SOCKET (a Unix socket) for so many trainers, and dies with PARENT, the trainer that started it, which
-leads: it says how the engine is built and sends the weights. All trainers ask together: one call of the engine answers
-the requests of all.
+It listens at SOCKET (a Unix socket) for TRAINERS connections and ends when PARENT ends. PARENT is the trainer that
+started it and leads: it sends the engine's settings and the weights. All trainers send their requests together, and one
+call of the engine answers all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vlmrl.types import SamplingParams
 
 
 class EngineHost:
-    """The engine and its trainers, by rank."""
+    """Engine and the connections to its trainers, by rank."""
 
     def __init__(self, trainers: dict[int, socket.socket], leader: int) -> None:
         self.trainers, self.leader = trainers, trainers[leader]
@@ -36,7 +36,7 @@ class EngineHost:
         self.pictures: dict[int, dict[str, Image.Image]] = {rank: {} for rank in trainers}
 
     def serve(self) -> None:
-        """Do what the leader says until it says close."""
+        """Run the leader's commands until it sends "close"."""
         while (header := wire.receive(self.leader))[0]["do"] != "close":
             told, blobs = header
             try:
@@ -111,7 +111,7 @@ def main(path: str, count: str, parent: str) -> None:
             trainer.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # vLLM's threads would be waited for
+    os._exit(0)  # a normal exit would wait for vLLM's threads
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""vLLM in processes of its own: the trainer's side of the engines that `rollout/vllm/host.py` runs.
+"""vLLM in separate processes: the trainer's side of the engines that `rollout/vllm/host.py` runs.
 
-They are on cards of their own, or in parts (tensor parallel) on those of some trainers. Each has one trainer that leads
-it, which started it and sends it the weights. A call of `generate` deals a trainer's prompts over the engines that it
-is connected to: all that are on cards of their own, or the one on its own card.
+Engines are on engine GPUs, or in parts (tensor parallel) on the GPUs of some trainers. Each engine has one trainer that
+leads it: it starts the engine and sends it the weights. A call of `generate` distributes a trainer's prompts over the
+engines that it is connected to: all engines on engine GPUs, or the one on its own GPU.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ from vlmrl.store.log_pump import LogPump
 from vlmrl.types import Sample, SamplingParams
 
 START_SECONDS = 120.0
-"""How long an engine's process may take until it listens: Python and its imports."""
+"""Time limit in seconds until an engine's process listens. Python starts and imports in this time."""
 
 
 @dataclass(frozen=True)
 class EnginePlace:
-    """Where an engine runs, and for whom.
+    """GPUs of an engine, and the trainers that it serves.
 
     Args:
-        cards: of each of its parts, CUDA's name; on a CPU any word.
-        trainers: ranks of those that ask it.      leader: the one that starts it and sends it the weights.
+        cards: CUDA's name of the GPU of each of its parts; on a CPU any word.
+        trainers: ranks that send requests to it.
+        leader: rank that starts it and sends it the weights.
     """
 
     cards: tuple[str, ...]
@@ -53,9 +54,9 @@ class EnginePlace:
 
 
 def places_apart(cards: Sequence[str], world: World, parts: int) -> list[EnginePlace]:
-    """Engines of so many parts on cards that do nothing else, each for all trainers.
+    """Return the places of engines on engine GPUs, with `parts` GPUs each; every engine serves all trainers.
 
-    Raises: LaunchError when a card would be left over.
+    Raises: LaunchError when a GPU would be left over.
     """
     if len(cards) % parts:
         raise LaunchError(
@@ -70,9 +71,10 @@ def places_apart(cards: Sequence[str], world: World, parts: int) -> list[EngineP
 
 
 def places_shared(world: World, parts: int, visible: Sequence[str]) -> list[EnginePlace]:
-    """An engine in so many parts for as many trainers each, on their own cards.
+    """Return the places of engines in `parts` parts, each for as many trainers and on their own GPUs.
 
-    Args: visible: cards that each process sees, in order of local rank; on a CPU as many words.
+    Args:
+        visible: GPUs that each process sees, in order of local rank; on a CPU as many words.
     Raises: LaunchError when processes would be left over.
     """
     if world.local_size % parts:
@@ -86,7 +88,7 @@ def places_shared(world: World, parts: int, visible: Sequence[str]) -> list[Engi
 
 
 def place_alone(parts: int, visible: Sequence[str]) -> EnginePlace:
-    """An engine in so many parts for a process that is alone, on the first of the cards that it sees.
+    """Return the place of an engine in `parts` parts for a single process, on the first GPUs that it sees.
 
     Raises: LaunchError when it sees too few.
     """
@@ -99,7 +101,7 @@ def place_alone(parts: int, visible: Sequence[str]) -> EnginePlace:
 
 
 def visible_cards(device: str, count: int) -> list[str]:
-    """CUDA's names of the cards that this process sees; on a CPU `count` words."""
+    """Return CUDA's names of the GPUs that this process sees; on a CPU `count` words."""
     if device == "cpu":
         return ["cpu"] * count
     listed = [c for c in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if c]
@@ -107,11 +109,11 @@ def visible_cards(device: str, count: int) -> list[str]:
 
 
 class HostedEngine:
-    """Engines in processes of their own as one `Generator`. Made by all processes of the trainer together.
+    """Engines in separate processes, used as one `Generator`. All ranks of the trainer create it together.
 
     Args:
-        shared: whether they are on the trainers' own cards, and so sleep during updates.
-        log: name of a process -> its log; None = it speaks where this one does.
+        shared: whether the engines are on the trainers' own GPUs; they then sleep during updates.
+        log: name of a process -> its log; None = it writes to this process's stderr.
     Raises: EngineError when one does not start.
     """
 
@@ -144,7 +146,7 @@ class HostedEngine:
             self._answer(i)
 
     def _start(self, engine: int, place: EnginePlace, log: Callable[[str], Path] | None) -> subprocess.Popen[bytes]:
-        """An engine's process, in a group of its own with those of its parts: no Ctrl-C of a terminal reaches them."""
+        """Start an engine's process, in a process group of its own with its parts: no terminal's Ctrl-C reaches them."""
         env = environment_without_world()
         if self.settings.device == "cuda":
             env["CUDA_VISIBLE_DEVICES"] = ",".join(place.cards)
@@ -158,19 +160,22 @@ class HostedEngine:
             return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, start_new_session=True)
 
     def sleep(self) -> None:
-        """Give memory back to the trainers whose cards it shares; nothing where its cards are its own."""
+        """Free memory for the trainers whose GPUs the engines share; do nothing for engine GPUs."""
         if self.shared:
             self._tell_all("sleep")
             self._loaded = self._loaded and not self.settings.discards
 
     def wake(self) -> None:
-        """Undo `sleep`; `load_weights` does it too."""
+        """Undo `sleep`. `load_weights` does it too."""
         if self.shared:
             self._give_back()
             self._tell_all("wake")
 
     def load_weights(self, version: int, *, changed: bool = True) -> None:
-        """Send the trainer's weights to every engine. Raises: EngineError when one did not take them."""
+        """Send the trainer's weights to every engine.
+
+        Raises: EngineError when an engine did not load them.
+        """
         send = changed or not self._loaded
         if self.shared:
             self._give_back()
@@ -192,15 +197,19 @@ class HostedEngine:
     def generate(
         self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
     ) -> list[list[Sample]]:
-        """See `Generator.generate`. All processes of the trainer call it, each with its own requests."""
+        """Return the samples of every request: see `Generator.generate`.
+
+        All ranks of the trainer must call it, each with its own requests.
+        """
         self.ask(requests, params)
         return self.answers(progress)
 
     def ask(self, requests: Sequence[SamplingRequest], params: SamplingParams) -> None:
-        """Begin `generate`; the engines answer while the trainer does something else."""
+        """Begin `generate`. The engines work while the trainer does other things."""
         if self._asked is not None:
             raise EngineError("the engines have been asked and their answers were not fetched")
         engines = list(self._links)
+        # Each rank begins at another engine, so that few prompts are spread over all engines.
         dealt = {i: range(len(requests))[(n - self.world.rank) % len(engines) :: len(engines)]
                  for n, i in enumerate(engines)}  # fmt: skip
         self._asked = {i: list(indices) for i, indices in dealt.items()}
@@ -211,7 +220,7 @@ class HostedEngine:
             self._send(i, told, blobs)
 
     def answers(self, progress: Callable[[int], Any] | None = None) -> list[list[Sample]]:
-        """End `generate`: wait for what was asked."""
+        """End `generate`: wait for the samples of the last `ask`."""
         if self._asked is None:
             raise EngineError("the engines have not been asked")
         found: dict[int, list[Sample]] = {}
@@ -240,7 +249,7 @@ class HostedEngine:
         self._folder.close()
 
     def _tell_all(self, do: str) -> None:
-        """Every engine does it; nobody goes on before all have."""
+        """Send a command to every engine; all ranks wait until all engines have done it."""
         for i in self._hosts:
             self._send(i, {"do": do})
         for i in self._hosts:
@@ -248,7 +257,7 @@ class HostedEngine:
         self.world.wait()
 
     def _give_back(self) -> None:
-        """Memory that this process has freed goes back to the card, where the engine needs it."""
+        """Return memory that this process has freed to the GPU, where the engine needs it."""
         if self.settings.device == "cuda":
             torch.cuda.empty_cache()
         self.world.wait()
@@ -266,7 +275,7 @@ class HostedEngine:
         try:
             wire.send(self._links[engine], header, blobs)
         except EngineError:
-            self._answer(engine)  # an engine that gives up says why before it goes
+            self._answer(engine)  # an engine that fails sends the reason before it ends
             raise
 
     def _answer(self, engine: int) -> Mapping[str, Any]:
@@ -282,7 +291,7 @@ class HostedEngine:
 
 
 def engine_cards() -> list[str]:
-    """Cards that the launcher set aside for engines; none when it did not."""
+    """Return the GPUs that the launcher reserved for engines; empty when it reserved none."""
     return [c for c in os.environ.get(ENGINES_VARIABLE, "").split(",") if c]
 
 

@@ -1,7 +1,7 @@
-"""Messages between a trainer and an engine in a process of its own: a JSON header and raw bytes, nothing pickled.
+"""Messages between a trainer and an engine in a separate process: a JSON header and raw bytes, nothing pickled.
 
-A message is 8 bytes of little-endian header length, the header (a JSON object whose `blobs` are the lengths of what
-follows), and the blobs.
+A message is 8 bytes of little-endian header length, the header (a JSON object whose `blobs` are the lengths of the
+blobs in bytes), and the blobs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from vlmrl.types import Media, Row, Sample
 
 MAX_HEADER_BYTES = 1 << 30
 KNOWN_BYTES = 1 << 31
-"""Pixels that an engine keeps for each trainer; above this it forgets all of them."""
+"""Maximum size of the pixels that an engine keeps for each trainer; above it, the engine forgets all of them."""
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.bfloat16, torch.float16, torch.int64)}
 
 
 def send(to: socket.socket, header: Mapping[str, Any], blobs: Sequence[bytes | memoryview] = ()) -> None:
-    """Send a message. Raises: EngineError when nobody is there."""
+    """Send a message. Raises: EngineError when the connection is closed."""
     text = json.dumps({**header, "blobs": [len(b) for b in blobs]}).encode()
     try:
         to.sendall(struct.pack("<Q", len(text)) + text)
@@ -40,7 +40,10 @@ def send(to: socket.socket, header: Mapping[str, Any], blobs: Sequence[bytes | m
 
 
 def receive(source: socket.socket) -> tuple[dict[str, Any], list[bytearray]]:
-    """The next message: (header, blobs). Raises: EngineError when the other end is gone, or what came is no message."""
+    """Return the next message: (header, blobs).
+
+    Raises: EngineError when the connection is closed, or the received bytes are not a message.
+    """
     (length,) = struct.unpack("<Q", _exactly(source, 8))
     if length > MAX_HEADER_BYTES:
         raise EngineError("what came over the engine's connection is no message")
@@ -63,14 +66,14 @@ def _exactly(source: socket.socket, count: int) -> bytearray:
 
 
 def pack_tensor(name: str, tensor: Tensor) -> tuple[dict[str, Any], list[memoryview]]:
-    """(header, blobs) of one tensor under its name."""
+    """Return (header, blobs) of one tensor under its name."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     header = {"tensor": name, "dtype": str(flat.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
     return header, [flat.view(torch.uint8).numpy().data]
 
 
 def receive_tensors(source: socket.socket) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of each that is sent, up to the message that ends them."""
+    """Yield (name, tensor) of each tensor that is sent, up to the message that ends them."""
     while (message := receive(source))[0].get("tensor") is not None:
         header, (blob,) = message
         yield header["tensor"], torch.frombuffer(blob, dtype=DTYPES[header["dtype"]]).view(header["shape"])
@@ -84,7 +87,7 @@ class Known:
     bytes: int = 0
 
     def forget(self) -> bool:
-        """Whether there are too many, and both ends begin anew."""
+        """Return whether there are too many. If so, both ends forget all of them."""
         if self.bytes <= KNOWN_BYTES:
             return False
         self.hashes.clear()
@@ -93,9 +96,10 @@ class Known:
 
 
 def pack_requests(requests: Sequence[SamplingRequest], known: Known) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Requests as (JSON values, blobs): images by hash, and the pixels of those that the other end does not have yet.
+    """Return requests as (JSON values, blobs): images by hash, and pixels of those that the other end does not have.
 
-    Args: known: what it has; what goes along is added.
+    Args:
+        known: images that the other end has; those that are sent are added.
     """
     packed: list[dict[str, Any]] = []
     blobs: list[bytes] = []
@@ -118,7 +122,11 @@ def pack_requests(requests: Sequence[SamplingRequest], known: Known) -> tuple[li
 def unpack_requests(
     packed: Sequence[Mapping[str, Any]], blobs: Sequence[bytes | bytearray], pictures: dict[str, Image.Image]
 ) -> list[SamplingRequest]:
-    """What `pack_requests` packed. Args: pictures: by hash; those that came along are added."""
+    """Return the requests that `pack_requests` packed.
+
+    Args:
+        pictures: by hash; newly sent images are added.
+    """
     left = iter(blobs)
     requests = []
     for p in packed:
@@ -136,7 +144,7 @@ def unpack_requests(
 
 
 def pack_samples(answers: Sequence[Sequence[Sample]]) -> list[list[list[Any]]]:
-    """Samples as JSON values; floats survive exactly."""
+    """Return samples as JSON values. Floats are preserved exactly."""
     return [
         [[list(s.token_ids), s.text, list(s.sampler_logp), s.finish, s.version, s.seed] for s in samples]
         for samples in answers
@@ -144,7 +152,7 @@ def pack_samples(answers: Sequence[Sequence[Sample]]) -> list[list[list[Any]]]:
 
 
 def unpack_samples(packed: Sequence[Sequence[Sequence[Any]]]) -> list[list[Sample]]:
-    """What `pack_samples` packed."""
+    """Return the samples that `pack_samples` packed."""
     return [
         [Sample(tuple(i), text, tuple(p), finish, version, seed) for i, text, p, finish, version, seed in samples]
         for samples in packed
