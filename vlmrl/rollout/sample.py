@@ -201,11 +201,15 @@ def add_advantages(
         for i, g in enumerate(groups)
     ]  # fmt: skip
     advantages = step_advantages(inputs, algorithm)
-    made = [
-        replace(g, samples=tuple(_with_advantages(g.samples, x, found, algorithm.truncated)))
-        for g, x, found in zip(groups, inputs, advantages, strict=True)
+    with_advantages = [
+        replace(g, samples=tuple(_with_advantages(g.samples, x, group_advantages, algorithm.truncated)))
+        for g, x, group_advantages in zip(groups, inputs, advantages, strict=True)
     ]
-    return [_with_targets(g, x, algorithm) for g, x in zip(made, inputs, strict=True)] if values else made
+    return (
+        [_with_targets(g, x, algorithm) for g, x in zip(with_advantages, inputs, strict=True)]
+        if values
+        else with_advantages
+    )
 
 
 def mark_masked(groups: Sequence[Group], algorithm: Algorithm) -> list[Group]:
@@ -222,11 +226,11 @@ def mark_masked(groups: Sequence[Group], algorithm: Algorithm) -> list[Group]:
 
 def has_spread(group: Group, algorithm: Algorithm, max_tokens: int) -> bool:
     """Return whether DAPO's filter keeps a group: its scores, with length rules, differ by more than `min_spread`."""
-    found = scored_group(
+    scored = scored_group(
         [s.score for s in group.samples], [s.trajectory.finish for s in group.samples],
         [s.trajectory.num_trained_tokens for s in group.samples], algorithm, max_tokens=max_tokens,
     )  # fmt: skip
-    return passes_filter(found, algorithm)
+    return passes_filter(scored, algorithm)
 
 
 def is_dead_group(group: Group) -> bool:
@@ -265,10 +269,10 @@ def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
 
 def _reward_input(rollout: Rollout, index: int) -> RewardInput:
     prompt, sample = rollout.prompt, rollout.samples[index]
-    made = prompt.source.reward_input(
+    base = prompt.source.reward_input(
         prompt.row, sample.text, sample.finish, sample.num_sampled_tokens, prompt.encoded.text
     )
     return replace(
-        made, token_ids=sample.token_ids, step=sample.version, prompt_id=prompt.row.prompt_id, sample=index,
+        base, token_ids=sample.token_ids, step=sample.version, prompt_id=prompt.row.prompt_id, sample=index,
         media=prompt.row.media, seen_sizes=prompt.encoded.image_sizes, turns=sample.turns,
     )  # fmt: skip

@@ -107,10 +107,10 @@ def _gather(shards: Sequence[DTensor]) -> Sequence[Tensor]:
         full = -(-len(shard) // count) * shard.shape[1:].numel()
         own.append(nn.functional.pad(rows.flatten(), (0, full - rows.numel())))
     flat = torch.cat(own)
-    everybody = flat.new_empty(count * len(flat))
+    of_all_ranks = flat.new_empty(count * len(flat))
     gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
-    gather(everybody, flat, mesh.get_group(axis))
-    return everybody.view(count, -1).split([len(x) for x in own], dim=1)
+    gather(of_all_ranks, flat, mesh.get_group(axis))
+    return of_all_ranks.view(count, -1).split([len(x) for x in own], dim=1)
 
 
 class WeightSource(Protocol):
@@ -209,11 +209,11 @@ def check_arrival(what: str, lost: Sequence[str] | None) -> None:
         lost: names of lost weights; None = the engine never requested the weights.
     """
     if lost is None or lost:
-        told = "the engine never asked for the weights" if lost is None else (
+        problem = "the engine never asked for the weights" if lost is None else (
             f"{len(lost)} tensor(s) did not arrive in the engine: {', '.join(lost[:5])}"
         )  # fmt: skip
         raise EngineError(
-            f"{what}: {told}",
+            f"{what}: {problem}",
             hint='this vLLM holds the model differently: use another version of it, or rollout.engine = "torch"',
         )
 

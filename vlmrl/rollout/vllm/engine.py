@@ -107,9 +107,9 @@ class VllmEngine:
     def __init__(
         self, weights: WeightSource, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]
     ) -> None:  # fmt: skip
-        why = vllm_refusal(weights.model_type, settings.device, settings.dtype, weights.two_way_images)
-        if why is not None:
-            raise EngineError(why, hint=TORCH_HINT)
+        refusal = vllm_refusal(weights.model_type, settings.device, settings.dtype, weights.two_way_images)
+        if refusal is not None:
+            raise EngineError(refusal, hint=TORCH_HINT)
         self.weights, self.tokenizer, self.settings = weights, tokenizer, settings
         self.version = 0
         self._loaded = self._discarded = False
@@ -228,7 +228,7 @@ class VllmEngine:
 
     def _sample(self, output: Any, params: SamplingParams, request: SamplingRequest, seed: int) -> Sample:
         ids = list(output.token_ids)
-        logp = [said[token].logprob for token, said in zip(ids, output.logprobs, strict=True)]
+        logp = [logprobs[token].logprob for token, logprobs in zip(ids, output.logprobs, strict=True)]
         # vLLM searches stop strings in text that it decodes piece by piece; the common rule of both engines decides.
         while len(ids) > 1 and finish_reason(ids[:-1], params, self._decode) is not None:
             ids.pop()
@@ -264,12 +264,12 @@ class VllmEngine:
             self._llm.llm_engine.remove_lora(before.lora_int_id)
             shutil.rmtree(before.lora_path)
         try:
-            taken, why = self._llm.llm_engine.add_lora(self._adapter), "it did not say why"
+            is_loaded, reason = self._llm.llm_engine.add_lora(self._adapter), "it did not say why"
         except (RuntimeError, ValueError) as error:
-            taken, why = False, str(error)
-        if not taken:
+            is_loaded, reason = False, str(error)
+        if not is_loaded:
             raise EngineError(
-                f"weight sync to version {version}: the engine did not take the adapter: {why}",
+                f"weight sync to version {version}: the engine did not take the adapter: {reason}",
                 hint='vLLM serves plain LoRA and rsLoRA on linear layers; otherwise rollout.engine = "torch"',
             )
         self._forget()
@@ -306,7 +306,7 @@ def _vllm_params(request: SamplingRequest, params: SamplingParams) -> Any:
     from vllm import SamplingParams as VllmParams  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
-    made = VllmParams(
+    vllm_params = VllmParams(
         n=request.num_samples if params.temperature > 0 else 1, seed=request.seed,
         temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, max_tokens=params.max_new_tokens,
         stop_token_ids=list(params.stop_ids), ignore_eos=True, stop=list(params.stop), detokenize=bool(params.stop),
@@ -314,8 +314,8 @@ def _vllm_params(request: SamplingRequest, params: SamplingParams) -> Any:
         output_kind=RequestOutputKind.FINAL_ONLY,
     )  # fmt: skip
     # Exactly -inf: log-probs are normalised over the remaining ids, as the trainer's are.
-    made.logit_bias = {i: float("-inf") for i in params.banned_ids} or None
-    return made
+    vllm_params.logit_bias = {i: float("-inf") for i in params.banned_ids} or None
+    return vllm_params
 
 
 def _check_prompt(request: SamplingRequest, ids: Sequence[int]) -> None:

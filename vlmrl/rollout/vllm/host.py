@@ -38,9 +38,9 @@ class EngineHost:
     def serve(self) -> None:
         """Run the leader's commands until it sends "close"."""
         while (header := wire.receive(self.leader))[0]["do"] != "close":
-            told, blobs = header
+            command, blobs = header
             try:
-                getattr(self, f"_{told['do']}")(told, blobs)
+                getattr(self, f"_{command['do']}")(command, blobs)
             except VlmrlError as error:
                 answer = {"error": [error.message, error.where, error.hint]}
                 for trainer in self.trainers.values():
@@ -78,18 +78,18 @@ class EngineHost:
 
     def _generate(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
         assert self.engine is not None
-        asked = {}
+        requests_by_rank = {}
         for rank, trainer in self.trainers.items():
             header, pixels = (told, blobs) if trainer is self.leader else wire.receive(trainer)
             if header["forget"]:
                 self.pictures[rank].clear()
-            asked[rank] = wire.unpack_requests(header["requests"], pixels, self.pictures[rank])
+            requests_by_rank[rank] = wire.unpack_requests(header["requests"], pixels, self.pictures[rank])
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in told["params"].items()}
         params = SamplingParams(**values)
-        answers = iter(self.engine.generate([r for theirs in asked.values() for r in theirs], params))
-        for rank, requests in asked.items():
-            found = [next(answers) for _ in requests]
-            wire.send(self.trainers[rank], {"samples": wire.pack_samples(found)})
+        answers = iter(self.engine.generate([r for theirs in requests_by_rank.values() for r in theirs], params))
+        for rank, requests in requests_by_rank.items():
+            samples = [next(answers) for _ in requests]
+            wire.send(self.trainers[rank], {"samples": wire.pack_samples(samples)})
 
 
 def main(path: str, count: str, parent: str) -> None:

@@ -138,9 +138,9 @@ class HostedEngine:
         self._asked: dict[int, list[int]] | None = None
         for i in self._links:
             self._send(i, {"rank": world.rank, "leads": i in led})
-        told = {"model_type": weights.model_type, "two_way_images": weights.two_way_images}
+        model_facts = {"model_type": weights.model_type, "two_way_images": weights.two_way_images}
         for i in self._hosts:
-            self._send(i, {"do": "build", "settings": asdict(settings), **told})
+            self._send(i, {"do": "build", "settings": asdict(settings), **model_facts})
         self._stream()
         for i in self._hosts:
             self._answer(i)
@@ -183,9 +183,14 @@ class HostedEngine:
         if send and self.weights.adapted:
             folder = self._folder.path / f"adapter-{version}"
             self.weights.write_adapter(folder)
-        told = {"do": "load", "version": version, "changed": send, "adapter": None if folder is None else str(folder)}
+        command = {
+            "do": "load",
+            "version": version,
+            "changed": send,
+            "adapter": None if folder is None else str(folder),
+        }
         for i in self._hosts:
-            self._send(i, told)
+            self._send(i, command)
         if send and not self.weights.adapted:
             self._stream()
         for i in self._hosts:
@@ -216,21 +221,21 @@ class HostedEngine:
         for i, indices in self._asked.items():
             forget = self._known[i].forget()
             packed, blobs = wire.pack_requests([requests[k] for k in indices], self._known[i])
-            told = {"do": "generate", "params": asdict(params), "requests": packed, "forget": forget}
-            self._send(i, told, blobs)
+            command = {"do": "generate", "params": asdict(params), "requests": packed, "forget": forget}
+            self._send(i, command, blobs)
 
     def answers(self, progress: Callable[[int], Any] | None = None) -> list[list[Sample]]:
         """End `generate`: wait for the samples of the last `ask`."""
         if self._asked is None:
             raise EngineError("the engines have not been asked")
-        found: dict[int, list[Sample]] = {}
+        results: dict[int, list[Sample]] = {}
         for i, indices in self._asked.items():
             samples = wire.unpack_samples(self._answer(i)["samples"])
-            found |= dict(zip(indices, samples, strict=True))
+            results |= dict(zip(indices, samples, strict=True))
             if progress is not None:
                 progress(sum(map(len, samples)))
         self._asked = None
-        return [found[i] for i in range(len(found))]
+        return [results[i] for i in range(len(results))]
 
     def close(self) -> None:
         """End the engines that this process started."""

@@ -47,15 +47,16 @@ def probe_vllm() -> VllmFacts:
     command = [sys.executable, "-m", __name__]
     env = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, env=env)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, env=env)
     except subprocess.TimeoutExpired:
         return VllmFacts(version, error=f"importing it took longer than {PROBE_SECONDS:.0f} s")
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode == 0 and lines:
+    lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
+    if result.returncode == 0 and lines:
         return VllmFacts(version, frozenset(json.loads(lines[-1])["architectures"]))
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    error_lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
     return VllmFacts(
-        version, error=(said[-1] if said else f"importing it ended with exit code {done.returncode}")[:300]
+        version,
+        error=(error_lines[-1] if error_lines else f"importing it ended with exit code {result.returncode}")[:300],
     )
 
 

@@ -65,9 +65,9 @@ def _segments(pid: int) -> list[str]:
         maps, below = Path(f"/proc/{pid}/maps").read_text(), Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:
         return []
-    found = {line.partition(f"{TMPFS}/")[2] for line in maps.splitlines() if f" {TMPFS}/" in line}
-    found = {name for name in found if "/" not in name and not name.endswith(" (deleted)")}
-    return sorted(found.union(*(_segments(int(child)) for child in below.split())))
+    names = {line.partition(f"{TMPFS}/")[2] for line in maps.splitlines() if f" {TMPFS}/" in line}
+    names = {name for name in names if "/" not in name and not name.endswith(" (deleted)")}
+    return sorted(names.union(*(_segments(int(child)) for child in below.split())))
 
 
 def _lock(folder: Path) -> int | None:

@@ -101,9 +101,9 @@ class _Asking:
         if any(kwargs.get(step) is False for step in ("do_resize", "do_rescale", "do_normalize")):
             self.shared.made += len(every)  # not the trainer's pixels: the engine does that step elsewhere
             return process(images, *args, **kwargs)
-        found = [self.shared.pixels(image, lambda image=image: process([image], *args, **kwargs)) for image in every]
-        names = [name for name in found[0] if name not in NOT_MODEL_INPUTS]
-        return BatchFeature({name: torch.cat([pixels[name] for pixels in found]) for name in names})
+        tensors = [self.shared.pixels(image, lambda image=image: process([image], *args, **kwargs)) for image in every]
+        names = [name for name in tensors[0] if name not in NOT_MODEL_INPUTS]
+        return BatchFeature({name: torch.cat([pixels[name] for pixels in tensors]) for name in names})
 
 
 def split_images(images: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:

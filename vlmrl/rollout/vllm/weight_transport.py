@@ -52,11 +52,11 @@ class InProcess:
         global _delivery
         delivery = _delivery = Delivery(self.weights)
         try:
-            found = load()
+            result = load()
         finally:
             _delivery = None
         check_arrival(what, delivery.lost)
-        return found
+        return result
 
 
 class ToWorkers:
@@ -80,11 +80,11 @@ class ToWorkers:
             listener.settimeout(LOOK_SECONDS)
             sending = thread.submit(self._send, listener, over)
             try:
-                found = load()  # its exception has priority: it says more than the thread's
+                result = load()  # its exception has priority: it says more than the thread's
             finally:
                 over.set()
             check_arrival(what, sending.result())
-        return found
+        return result
 
     def _send(self, listener: socket.socket, over: Event) -> list[str] | None:
         """Return the names that got lost on the way to any worker; None when not all workers requested the weights."""

@@ -56,10 +56,10 @@ def _exactly(source: socket.socket, count: int) -> bytearray:
     view = memoryview(buffer)
     try:
         while view:
-            got = source.recv_into(view, min(len(view), 1 << 30))
-            if not got:
+            count_read = source.recv_into(view, min(len(view), 1 << 30))
+            if not count_read:
                 raise EngineError("the other end of the engine's connection is gone")
-            view = view[got:]
+            view = view[count_read:]
     except OSError as error:
         raise EngineError(f"the other end of the engine's connection is gone: {error}") from error
     return buffer
@@ -127,12 +127,12 @@ def unpack_requests(
     Args:
         pictures: by hash; newly sent images are added.
     """
-    left = iter(blobs)
+    remaining = iter(blobs)
     requests = []
     for p in packed:
         for picture in p["pictures"]:
             if picture["new"]:
-                pictures[picture["hash"]] = Image.frombytes("RGB", tuple(picture["size"]), bytes(next(left)))
+                pictures[picture["hash"]] = Image.frombytes("RGB", tuple(picture["size"]), bytes(next(remaining)))
         media = tuple(Media(x["hash"], *pictures[x["hash"]].size) for x in p["pictures"])
         prompt = EncodedPrompt(
             row=Row(p["row"], p["source"], "", {}, media), text="", prompt_ids=tuple(p["ids"]), kinds=(), images={},
