@@ -49,42 +49,42 @@ class EngineHost:
         if self.engine is not None:
             self.engine.close()
 
-    def _build(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
-        settings = EngineSettings(**told["settings"])
+    def _build(self, command: dict[str, Any], blobs: list[bytearray]) -> None:
+        settings = EngineSettings(**command["settings"])
         model = Model(
             path=settings.folder, revision=settings.revision, trust_remote_code=settings.trust_remote_code, device="cpu"
         )  # fmt: skip
         tokenizer = load_processor(model).tokenizer
-        self.weights.model_type, self.weights.two_way_images = told["model_type"], told["two_way_images"]
+        self.weights.model_type, self.weights.two_way_images = command["model_type"], command["two_way_images"]
         self.weights.adapted = settings.lora_rank > 0
         self.engine = VllmEngine(self.weights, tokenizer, settings, say=lambda text: print(text, file=sys.stderr))
         wire.send(self.leader, {"done": "build"})
 
-    def _load(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
+    def _load(self, command: dict[str, Any], blobs: list[bytearray]) -> None:
         assert self.engine is not None
-        self.weights.written = told["adapter"]
-        self.engine.load_weights(told["version"], changed=told["changed"])
+        self.weights.written = command["adapter"]
+        self.engine.load_weights(command["version"], changed=command["changed"])
         wire.send(self.leader, {"done": "load"})
 
-    def _sleep(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
+    def _sleep(self, command: dict[str, Any], blobs: list[bytearray]) -> None:
         assert self.engine is not None
         self.engine.sleep()
         wire.send(self.leader, {"done": "sleep"})
 
-    def _wake(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
+    def _wake(self, command: dict[str, Any], blobs: list[bytearray]) -> None:
         assert self.engine is not None
         self.engine.wake()
         wire.send(self.leader, {"done": "wake"})
 
-    def _generate(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
+    def _generate(self, command: dict[str, Any], blobs: list[bytearray]) -> None:
         assert self.engine is not None
         requests_by_rank = {}
         for rank, trainer in self.trainers.items():
-            header, pixels = (told, blobs) if trainer is self.leader else wire.receive(trainer)
+            header, pixels = (command, blobs) if trainer is self.leader else wire.receive(trainer)
             if header["forget"]:
                 self.pictures[rank].clear()
             requests_by_rank[rank] = wire.unpack_requests(header["requests"], pixels, self.pictures[rank])
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in told["params"].items()}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in command["params"].items()}
         params = SamplingParams(**values)
         answers = iter(self.engine.generate([r for theirs in requests_by_rank.values() for r in theirs], params))
         for rank, requests in requests_by_rank.items():
