@@ -99,9 +99,15 @@ def encode_prompt(source: PromptSource, row: Row, occurrence: int, encoder: Enco
 
 
 def sample_rollouts(
-    generator: Generator, prompts: Sequence[Prompt], params: SamplingParams, *, num_samples: int, run_seed: int,
-    version: int, progress: Callable[[int], Any] | None = None,
-) -> list[Rollout]:  # fmt: skip
+    generator: Generator,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    num_samples: int,
+    run_seed: int,
+    version: int,
+    progress: Callable[[int], Any] | None = None,
+) -> list[Rollout]:
     """Sample `num_samples` responses to every prompt with policy `version`.
 
     Raises: EngineError when a sample is from another version: training on stale samples is never silent.
@@ -160,22 +166,32 @@ def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *
             rollout.prompt.encoded.text,
             tuple(
                 ScoredSample(
-                    _trajectory(rollout.prompt, k, sample), sample.text, scored[i, k][0],
-                    masked=scored[i, k][0].error is not None, generate_seconds=rollout.seconds,
-                    reward_seconds=scored[i, k][1], turns=sample.turns, files=sample.files,
+                    _trajectory(rollout.prompt, k, sample),
+                    sample.text,
+                    scored[i, k][0],
+                    masked=scored[i, k][0].error is not None,
+                    generate_seconds=rollout.seconds,
+                    reward_seconds=scored[i, k][1],
+                    turns=sample.turns,
+                    files=sample.files,
                 )
                 for k, sample in enumerate(rollout.samples)
             ),
         )
         for i, rollout in enumerate(rollouts)
-    ]  # fmt: skip
+    ]
 
 
 def add_advantages(
-    groups: Sequence[Group], algorithm: Algorithm, *, max_tokens: int, weights: Weights | None = None,
-    greedy: Sequence[float | None] | None = None, penalties: Sequence[Sequence[Any]] | None = None,
+    groups: Sequence[Group],
+    algorithm: Algorithm,
+    *,
+    max_tokens: int,
+    weights: Weights | None = None,
+    greedy: Sequence[float | None] | None = None,
+    penalties: Sequence[Sequence[Any]] | None = None,
     values: Sequence[Sequence[Any]] | None = None,
-) -> list[Group]:  # fmt: skip
+) -> list[Group]:
     """Return the groups of a step with their advantages and a critic's targets; mask what is not trained on.
 
     Args:
@@ -193,13 +209,18 @@ def add_advantages(
     """
     inputs = [
         scored_group(
-            [s.score for s in g.samples], [s.trajectory.finish for s in g.samples],
-            [s.trajectory.num_trained_tokens for s in g.samples], algorithm, max_tokens=max_tokens,
-            weights=(weights or {}).get(g.row.source, {}), greedy=greedy[i] if greedy else None,
-            penalties=penalties[i] if penalties else (), values=values[i] if values else (),
+            [s.score for s in g.samples],
+            [s.trajectory.finish for s in g.samples],
+            [s.trajectory.num_trained_tokens for s in g.samples],
+            algorithm,
+            max_tokens=max_tokens,
+            weights=(weights or {}).get(g.row.source, {}),
+            greedy=greedy[i] if greedy else None,
+            penalties=penalties[i] if penalties else (),
+            values=values[i] if values else (),
         )
         for i, g in enumerate(groups)
-    ]  # fmt: skip
+    ]
     advantages = step_advantages(inputs, algorithm)
     with_advantages = [
         replace(g, samples=tuple(_with_advantages(g.samples, x, group_advantages, algorithm.truncated)))
@@ -227,9 +248,12 @@ def mark_masked(groups: Sequence[Group], algorithm: Algorithm) -> list[Group]:
 def has_spread(group: Group, algorithm: Algorithm, max_tokens: int) -> bool:
     """Return whether DAPO's filter keeps a group: its scores, with length rules, differ by more than `min_spread`."""
     scored = scored_group(
-        [s.score for s in group.samples], [s.trajectory.finish for s in group.samples],
-        [s.trajectory.num_trained_tokens for s in group.samples], algorithm, max_tokens=max_tokens,
-    )  # fmt: skip
+        [s.score for s in group.samples],
+        [s.trajectory.finish for s in group.samples],
+        [s.trajectory.num_trained_tokens for s in group.samples],
+        algorithm,
+        max_tokens=max_tokens,
+    )
     return passes_filter(scored, algorithm)
 
 
@@ -245,10 +269,13 @@ def _with_advantages(
     masked = [not use or (c and truncated != "keep") for use, c in zip(group.included, cut, strict=True)]
     return [
         replace(
-            s, advantage=float(a.mean()), token_advantages=tuple(a.tolist()) if len(a) > 1 else None, masked=m,
+            s,
+            advantage=float(a.mean()),
+            token_advantages=tuple(a.tolist()) if len(a) > 1 else None,
+            masked=m,
         )
         for s, a, m in zip(samples, advantages, masked, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _with_targets(group: Group, scored: ScoredGroup, algorithm: Algorithm) -> Group:
@@ -261,10 +288,18 @@ def _with_targets(group: Group, scored: ScoredGroup, algorithm: Algorithm) -> Gr
 
 def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
     return Trajectory(
-        task=prompt.source.task_name, prompt_id=prompt.row.prompt_id, occurrence=prompt.occurrence, sample=index,
-        version=sample.version, seed=sample.seed, prompt_ids=prompt.encoded.prompt_ids, segments=sample.parts,
-        media=prompt.row.media, finish=sample.finish, seen_sizes=prompt.encoded.image_sizes,
-    )  # fmt: skip
+        task=prompt.source.task_name,
+        prompt_id=prompt.row.prompt_id,
+        occurrence=prompt.occurrence,
+        sample=index,
+        version=sample.version,
+        seed=sample.seed,
+        prompt_ids=prompt.encoded.prompt_ids,
+        segments=sample.parts,
+        media=prompt.row.media,
+        finish=sample.finish,
+        seen_sizes=prompt.encoded.image_sizes,
+    )
 
 
 def _reward_input(rollout: Rollout, index: int) -> RewardInput:
@@ -273,6 +308,12 @@ def _reward_input(rollout: Rollout, index: int) -> RewardInput:
         prompt.row, sample.text, sample.finish, sample.num_sampled_tokens, prompt.encoded.text
     )
     return replace(
-        base, token_ids=sample.token_ids, step=sample.version, prompt_id=prompt.row.prompt_id, sample=index,
-        media=prompt.row.media, seen_sizes=prompt.encoded.image_sizes, turns=sample.turns,
-    )  # fmt: skip
+        base,
+        token_ids=sample.token_ids,
+        step=sample.version,
+        prompt_id=prompt.row.prompt_id,
+        sample=index,
+        media=prompt.row.media,
+        seen_sizes=prompt.encoded.image_sizes,
+        turns=sample.turns,
+    )

@@ -77,9 +77,13 @@ class TorchEngine:
     copies_weights = False
 
     def __init__(
-        self, policy: Policy, tokenizer: Any, *, batch_tokens: int = 65_536,
+        self,
+        policy: Policy,
+        tokenizer: Any,
+        *,
+        batch_tokens: int = 65_536,
         on_halved: Callable[[Load], Any] = lambda load: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.policy, self.tokenizer, self.batch_tokens, self.on_halved = policy, tokenizer, batch_tokens, on_halved
         self.may_halve = True
         self.version = 0
@@ -113,9 +117,12 @@ class TorchEngine:
         return [[s for s in samples if s is not None] for samples in results]
 
     def _answer(
-        self, requests: Sequence[SamplingRequest], params: SamplingParams, results: list[list[Sample | None]],
+        self,
+        requests: Sequence[SamplingRequest],
+        params: SamplingParams,
+        results: list[list[Sample | None]],
         progress: Callable[[int], Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Fill the empty entries of `results`.
 
         Raises: OutOfMemoryError when a batch does not fit and its budget was halved before, or it is one sample.
@@ -142,13 +149,15 @@ class TorchEngine:
         prompts = [requests[index].prompt for index in samples]
         stored = len(samples) if self.shares_prompts else len(batch)
         return Load(
-            "rollout.batch_tokens", stored * max(len(p.prompt_ids) for p in prompts) + len(batch) * max_new_tokens,
-            sum(p.num_image_tokens for p in prompts), len(batch),
+            "rollout.batch_tokens",
+            stored * max(len(p.prompt_ids) for p in prompts) + len(batch) * max_new_tokens,
+            sum(p.num_image_tokens for p in prompts),
+            len(batch),
             tuple(
                 load_name(name_row(p.row.source, p.row.prompt_id), n, p.image_sizes)
                 for p, n in zip(prompts, samples.values(), strict=True)
             ),
-        )  # fmt: skip
+        )
 
     def _batches(
         self, requests: Sequence[SamplingRequest], max_new_tokens: int, places: Sequence[Sequence[int]] | None = None
@@ -173,9 +182,13 @@ class TorchEngine:
         return batches
 
     def _generate_batch(
-        self, requests: Sequence[SamplingRequest], batch: list[tuple[int, int]], params: SamplingParams,
-        results: list[list[Sample | None]], progress: Callable[[int], Any],
-    ) -> None:  # fmt: skip
+        self,
+        requests: Sequence[SamplingRequest],
+        batch: list[tuple[int, int]],
+        params: SamplingParams,
+        results: list[list[Sample | None]],
+        progress: Callable[[int], Any],
+    ) -> None:
         prompts = list(dict.fromkeys(index for index, _ in batch))
         copies = [sum(1 for index, _ in batch if index == p) for p in prompts]
         running = [_running(requests[i], i, s, params.max_new_tokens) for i, s in batch]
@@ -231,9 +244,14 @@ class TorchEngine:
         text = policy.model.config.get_text_config()
         prefilled = DynamicCache(config=text)
         out = policy.model.model(
-            input_ids=ids, attention_mask=mask, use_cache=True, past_key_values=prefilled,
-            position_ids=positions if axes == 3 else positions[0], **pixels, **policy.kinds_argument(kinds),
-        )  # fmt: skip
+            input_ids=ids,
+            attention_mask=mask,
+            use_cache=True,
+            past_key_values=prefilled,
+            position_ids=positions if axes == 3 else positions[0],
+            **pixels,
+            **policy.kinds_argument(kinds),
+        )
         prompt_of = rows_of(copies, device)
         if self.shares_prompts:
             cache = DecodeCache(prefilled, mask, prompt_of, longest_response, key_layers(text))
@@ -248,9 +266,11 @@ class TorchEngine:
         shared = isinstance(cache, DecodeCache)
         mine = {"past_key_values": cache, "decode_cache": cache, "attention_mask": no_mask(tokens.device)}
         out = self.policy.model.model(
-            input_ids=tokens[:, None], use_cache=True, **(mine if shared else cache.next_step()),
+            input_ids=tokens[:, None],
+            use_cache=True,
+            **(mine if shared else cache.next_step()),
             position_ids=at.expand(3, -1, -1) if self.policy.family.rope_index else at,
-        )  # fmt: skip
+        )
         return out.last_hidden_state[:, -1]
 
     def _sample(self, running: list[_Running], hidden: Tensor, params: SamplingParams) -> Tensor:

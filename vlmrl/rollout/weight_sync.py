@@ -209,19 +209,25 @@ def check_arrival(what: str, lost: Sequence[str] | None) -> None:
         lost: names of lost weights; None = the engine never requested the weights.
     """
     if lost is None or lost:
-        problem = "the engine never asked for the weights" if lost is None else (
-            f"{len(lost)} tensor(s) did not arrive in the engine: {', '.join(lost[:5])}"
-        )  # fmt: skip
+        problem = (
+            "the engine never asked for the weights"
+            if lost is None
+            else (f"{len(lost)} tensor(s) did not arrive in the engine: {', '.join(lost[:5])}")
+        )
         raise EngineError(
             f"{what}: {problem}",
-            hint='this vLLM holds the model differently: use another version of it, or rollout.engine = "torch"',
+            hint='this version of vLLM stores the model differently: use another one, or rollout.engine = "torch"',
         )
 
 
 def dropped_tensors(
-    sent: Sequence[str], loaded: Collection[str], parameters: Collection[str], *,
-    rename: Callable[[str], str | None], fused: Mapping[str, Sequence[str]],
-) -> list[str]:  # fmt: skip
+    sent: Sequence[str],
+    loaded: Collection[str],
+    parameters: Collection[str],
+    *,
+    rename: Callable[[str], str | None],
+    fused: Mapping[str, Sequence[str]],
+) -> list[str]:
     """Return the names of weights that did not arrive in a sync, sorted; empty if the engine has all. A pure function.
 
     Args:

@@ -237,4 +237,4 @@ def test_a_trainer_that_goes_away_midway_ends_all_workers_loading(to_workers) ->
 
     with pytest.raises(EngineError, match="the trainer is gone"):
         over.during("sync", load)
-    assert len(said) == 2 and all("is gone" in x for x in said)
+    assert len(said) == 2 and all("was closed" in x for x in said)

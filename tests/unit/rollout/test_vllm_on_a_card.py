@@ -83,6 +83,6 @@ def test_the_engine_is_on_the_ranks_own_card_with_files_of_its_own(asked, monkey
     for _ in "ab":  # a second engine of the process is no deeper
         options = vllm_engine._on_these_cards(SETTINGS)
         assert options == {"device_ids": [5], "gpu_memory_utilization": 0.05}
-        assert os.environ["VLLM_CACHE_ROOT"] == f"/cache/card-{name}"
+        assert os.environ["VLLM_CACHE_ROOT"] == f"/cache/gpu-{name}"
     # In parts it is in a process that sees the cards of all of them and no other.
     assert vllm_engine._on_these_cards(replace(SETTINGS, tensor_parallel=2)) == {"gpu_memory_utilization": 0.05}

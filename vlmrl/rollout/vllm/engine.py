@@ -83,9 +83,7 @@ class EngineSettings:
 
     @property
     def discards(self) -> bool:
-        """Whether its weights are gone after it slept; with an adapter the base stays in main memory, as it is not sent
-        again.
-        """
+        """Whether its weights are gone after it slept. With an adapter they are kept: the base is not sent again."""
         return self.sleeps and not self.lora_rank
 
 
@@ -235,7 +233,7 @@ class VllmEngine:
         reason = finish_reason(ids, params, self._decode)
         if reason is None:
             raise EngineError(
-                f"the engine ended a response after {len(ids)} tokens ({output.finish_reason}) where nothing ends it",
+                f"the engine ended a response after {len(ids)} tokens ({output.finish_reason}); no stop rule did",
                 where=_name(request),
             )
         return Sample(tuple(ids), self._decode(ids), tuple(logp[: len(ids)]), reason, self.version, seed)
@@ -264,12 +262,12 @@ class VllmEngine:
             self._llm.llm_engine.remove_lora(before.lora_int_id)
             shutil.rmtree(before.lora_path)
         try:
-            is_loaded, reason = self._llm.llm_engine.add_lora(self._adapter), "it did not say why"
+            is_loaded, reason = self._llm.llm_engine.add_lora(self._adapter), "it gave no reason"
         except (RuntimeError, ValueError) as error:
             is_loaded, reason = False, str(error)
         if not is_loaded:
             raise EngineError(
-                f"weight sync to version {version}: the engine did not take the adapter: {reason}",
+                f"weight sync to version {version}: the engine did not load the adapter: {reason}",
                 hint='vLLM serves plain LoRA and rsLoRA on linear layers; otherwise rollout.engine = "torch"',
             )
         self._forget()
@@ -279,7 +277,7 @@ class VllmEngine:
         self._llm.llm_engine.reset_encoder_cache()
         self._llm.llm_engine.reset_mm_cache()
         if not self._llm.reset_prefix_cache():
-            raise EngineError("the engine kept keys and values of older weights: it has requests under way")
+            raise EngineError("the engine did not clear keys and values of older weights: it still has requests")
 
 
 def _image_processor(llm: Any, settings: EngineSettings) -> Any:
@@ -327,7 +325,7 @@ def _check_prompt(request: SamplingRequest, ids: Sequence[int]) -> None:
     raise EngineError(
         f"the engine's prompt has {len(ids)} ids, the trainer's {len(expected)}; they differ from token {at} on",
         where=_name(request),
-        hint="both must have the same processor: look at preprocessor_config.json of the model",
+        hint="both must have the same processor: compare preprocessor_config.json of the model",
     )
 
 
@@ -367,7 +365,7 @@ def _start(settings: EngineSettings, handover: Handover) -> Any:
         except Exception as error:  # any class: an unexpected model can end in a KeyError, for example
             raise EngineError(
                 f"vLLM does not start: {type(error).__name__}: {error}",
-                hint='its own messages: VLLM_LOGGING_LEVEL=INFO; without it: rollout.engine = "torch"',
+                hint='VLLM_LOGGING_LEVEL=INFO shows its messages; rollout.engine = "torch" needs no vLLM',
             ) from error
 
 
@@ -376,7 +374,7 @@ def _lora_options(settings: EngineSettings) -> dict[str, Any]:
         return {}
     rank = next((r for r in LORA_RANKS if r >= settings.lora_rank), None)
     if rank is None:
-        raise EngineError(f"vLLM has no room for an adapter of rank {settings.lora_rank}: {LORA_RANKS[-1]} at most")
+        raise EngineError(f"an adapter of rank {settings.lora_rank} is too large for vLLM: {LORA_RANKS[-1]} at most")
     return {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1,
             "enable_tower_connector_lora": settings.lora_vision}  # fmt: skip
 
@@ -393,7 +391,7 @@ def _on_these_cards(settings: EngineSettings) -> dict[str, Any]:
     torch.cuda.empty_cache()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     name = visible[card] if card < len(visible) and visible[card] else str(card)
-    os.environ["VLLM_CACHE_ROOT"] = os.path.join(CACHE, f"card-{name}")
+    os.environ["VLLM_CACHE_ROOT"] = os.path.join(CACHE, f"gpu-{name}")
     total = torch.cuda.get_device_properties(card).total_memory
     options: dict[str, Any] = {"gpu_memory_utilization": min(1.0, settings.kv_cache_bytes / total)}
     return options if settings.tensor_parallel > 1 else options | {"device_ids": [card]}

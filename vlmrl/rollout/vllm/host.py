@@ -53,7 +53,7 @@ class EngineHost:
         settings = EngineSettings(**command["settings"])
         model = Model(
             path=settings.folder, revision=settings.revision, trust_remote_code=settings.trust_remote_code, device="cpu"
-        )  # fmt: skip
+        )
         tokenizer = load_processor(model).tokenizer
         self.weights.model_type, self.weights.two_way_images = command["model_type"], command["two_way_images"]
         self.weights.adapted = settings.lora_rank > 0

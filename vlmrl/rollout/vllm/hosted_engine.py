@@ -60,8 +60,8 @@ def places_apart(cards: Sequence[str], world: World, parts: int) -> list[EngineP
     """
     if len(cards) % parts:
         raise LaunchError(
-            f"{len(cards)} card(s) generate, and rollout.tensor_parallel = {parts} takes {parts} an engine",
-            hint="set rollout.engine_gpus to a multiple of it",
+            f"{len(cards)} GPU(s) generate, but rollout.tensor_parallel = {parts} takes {parts} per engine",
+            hint="set rollout.engine_gpus to a multiple of rollout.tensor_parallel",
         )
     everybody = tuple(range(world.size))
     return [
@@ -79,7 +79,7 @@ def places_shared(world: World, parts: int, visible: Sequence[str]) -> list[Engi
     """
     if world.local_size % parts:
         raise LaunchError(
-            f"{world.local_size} process(es) train on this machine, and rollout.tensor_parallel = {parts} takes groups"
+            f"{world.local_size} process(es) train on this machine, but rollout.tensor_parallel = {parts} needs groups"
             f" of {parts}",
             hint=f"give --gpus a multiple of {parts}, or change rollout.tensor_parallel",
         )
@@ -94,8 +94,8 @@ def place_alone(parts: int, visible: Sequence[str]) -> EnginePlace:
     """
     if len(visible) < parts:
         raise LaunchError(
-            f"rollout.tensor_parallel = {parts}, and this process sees {len(visible)} card(s)",
-            hint="--set rollout.tensor_parallel=1, or let it see more",
+            f"rollout.tensor_parallel = {parts}, but this process sees {len(visible)} GPU(s)",
+            hint="--set rollout.tensor_parallel=1, or give it more GPUs (CUDA_VISIBLE_DEVICES)",
         )
     return EnginePlace(tuple(visible[:parts]), (0,), 0)
 
@@ -120,9 +120,15 @@ class HostedEngine:
     copies_weights = True
 
     def __init__(
-        self, weights: WeightSource, settings: EngineSettings, world: World, places: Sequence[EnginePlace], *,
-        shared: bool = False, log: Callable[[str], Path] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        weights: WeightSource,
+        settings: EngineSettings,
+        world: World,
+        places: Sequence[EnginePlace],
+        *,
+        shared: bool = False,
+        log: Callable[[str], Path] | None = None,
+    ) -> None:
         self.weights, self.settings, self.world, self.shared = weights, settings, world, shared
         self.version, self._loaded = 0, False
         self._folder, self._logs = OwnedFolder(), None if log is None else LogPump()
@@ -146,12 +152,18 @@ class HostedEngine:
             self._answer(i)
 
     def _start(self, engine: int, place: EnginePlace, log: Callable[[str], Path] | None) -> subprocess.Popen[bytes]:
-        """Start an engine's process, in a process group of its own with its parts: no terminal's Ctrl-C reaches them."""
+        """Start an engine's process in a process group of its own: no terminal's Ctrl-C reaches it or its parts."""
         env = environment_without_world()
         if self.settings.device == "cuda":
             env["CUDA_VISIBLE_DEVICES"] = ",".join(place.cards)
-        command = [sys.executable, "-m", "vlmrl.rollout.vllm.host", str(_socket_path(self._folder.path, engine)),
-                   str(len(place.trainers)), str(os.getpid())]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "vlmrl.rollout.vllm.host",
+            str(_socket_path(self._folder.path, engine)),
+            str(len(place.trainers)),
+            str(os.getpid()),
+        ]
         if log is None or self._logs is None:
             return subprocess.Popen(command, env=env, stdout=sys.stderr.fileno(), start_new_session=True)
         reads, writes = os.pipe()
@@ -212,11 +224,12 @@ class HostedEngine:
     def ask(self, requests: Sequence[SamplingRequest], params: SamplingParams) -> None:
         """Begin `generate`. The engines work while the trainer does other things."""
         if self._asked is not None:
-            raise EngineError("the engines have been asked and their answers were not fetched")
+            raise EngineError("`ask` was called twice without `answers`: the engines' samples were not fetched")
         engines = list(self._links)
         # Each rank begins at another engine, so that few prompts are spread over all engines.
-        dealt = {i: range(len(requests))[(n - self.world.rank) % len(engines) :: len(engines)]
-                 for n, i in enumerate(engines)}  # fmt: skip
+        dealt = {
+            i: range(len(requests))[(n - self.world.rank) % len(engines) :: len(engines)] for n, i in enumerate(engines)
+        }
         self._asked = {i: list(indices) for i, indices in dealt.items()}
         for i, indices in self._asked.items():
             forget = self._known[i].forget()
@@ -227,7 +240,7 @@ class HostedEngine:
     def answers(self, progress: Callable[[int], Any] | None = None) -> list[list[Sample]]:
         """End `generate`: wait for the samples of the last `ask`."""
         if self._asked is None:
-            raise EngineError("the engines have not been asked")
+            raise EngineError("`answers` was called without `ask`")
         results: dict[int, list[Sample]] = {}
         for i, indices in self._asked.items():
             samples = wire.unpack_samples(self._answer(i)["samples"])
@@ -287,7 +300,7 @@ class HostedEngine:
         try:
             header, _ = wire.receive(self._links[engine])
         except EngineError as error:
-            hint = f"its log is beside the run's others: engine-{engine}.log" if self._logs is not None else None
+            hint = f"its log is with the run's other logs: engine-{engine}.log" if self._logs is not None else None
             raise EngineError(f"engine {engine} has died", hint=hint) from error
         if "error" in header:
             message, where, hint = header["error"]
@@ -315,7 +328,7 @@ def _connect(path: Path, host: subprocess.Popen[bytes] | None) -> socket.socket:
                 raise EngineError(
                     f"an engine's process does not answer: {error}",
                     where=str(path),
-                    hint="its log is beside the run's others, engine-<n>.log",
+                    hint="its log is with the run's other logs: engine-<n>.log",
                 ) from error
             time.sleep(0.1)
     return link

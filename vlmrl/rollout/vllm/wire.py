@@ -36,7 +36,7 @@ def send(to: socket.socket, header: Mapping[str, Any], blobs: Sequence[bytes | m
         for blob in blobs:
             to.sendall(blob)
     except OSError as error:
-        raise EngineError(f"the other end of the engine's connection is gone: {error}") from error
+        raise EngineError(f"the engine's connection was closed by the other end: {error}") from error
 
 
 def receive(source: socket.socket) -> tuple[dict[str, Any], list[bytearray]]:
@@ -46,7 +46,7 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], list[bytearray]]:
     """
     (length,) = struct.unpack("<Q", _exactly(source, 8))
     if length > MAX_HEADER_BYTES:
-        raise EngineError("what came over the engine's connection is no message")
+        raise EngineError("the bytes received over the engine's connection are no message")
     header = json.loads(_exactly(source, length))
     return header, [_exactly(source, n) for n in header.pop("blobs")]
 
@@ -58,10 +58,10 @@ def _exactly(source: socket.socket, count: int) -> bytearray:
         while view:
             count_read = source.recv_into(view, min(len(view), 1 << 30))
             if not count_read:
-                raise EngineError("the other end of the engine's connection is gone")
+                raise EngineError("the engine's connection was closed by the other end")
             view = view[count_read:]
     except OSError as error:
-        raise EngineError(f"the other end of the engine's connection is gone: {error}") from error
+        raise EngineError(f"the engine's connection was closed by the other end: {error}") from error
     return buffer
 
 
@@ -113,9 +113,16 @@ def pack_requests(requests: Sequence[SamplingRequest], known: Known) -> tuple[li
                 known.hashes.add(media.sha256)
                 known.bytes += len(blobs[-1])
         packed.append(
-            {"source": e.row.source, "row": e.row.prompt_id, "samples": r.num_samples, "seed": r.seed,
-             "ids": list(e.prompt_ids), "unexpanded": list(e.unexpanded_ids), "pictures": pictures}
-        )  # fmt: skip
+            {
+                "source": e.row.source,
+                "row": e.row.prompt_id,
+                "samples": r.num_samples,
+                "seed": r.seed,
+                "ids": list(e.prompt_ids),
+                "unexpanded": list(e.unexpanded_ids),
+                "pictures": pictures,
+            }
+        )
     return packed, blobs
 
 
@@ -135,10 +142,17 @@ def unpack_requests(
                 pictures[picture["hash"]] = Image.frombytes("RGB", tuple(picture["size"]), bytes(next(remaining)))
         media = tuple(Media(x["hash"], *pictures[x["hash"]].size) for x in p["pictures"])
         prompt = EncodedPrompt(
-            row=Row(p["row"], p["source"], "", {}, media), text="", prompt_ids=tuple(p["ids"]), kinds=(), images={},
-            num_images=len(p["pictures"]), num_image_tokens=0, image_sizes=(), unexpanded_ids=tuple(p["unexpanded"]),
+            row=Row(p["row"], p["source"], "", {}, media),
+            text="",
+            prompt_ids=tuple(p["ids"]),
+            kinds=(),
+            images={},
+            num_images=len(p["pictures"]),
+            num_image_tokens=0,
+            image_sizes=(),
+            unexpanded_ids=tuple(p["unexpanded"]),
             pictures=tuple(pictures[x["hash"]] for x in p["pictures"]),
-        )  # fmt: skip
+        )
         requests.append(SamplingRequest(prompt, p["samples"], p["seed"]))
     return requests
 
