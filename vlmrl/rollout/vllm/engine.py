@@ -351,7 +351,7 @@ def _start(settings: EngineSettings, handover: Handover) -> Any:
         "tensor_parallel_size": settings.tensor_parallel, **_lora_options(settings),
     }  # fmt: skip
     if not cpu:
-        options |= {"max_num_seqs": MAX_SEQUENCES} | _on_these_cards(settings)
+        options |= {"max_num_seqs": MAX_SEQUENCES} | _gpu_options(settings)
     with undisturbed():
         try:
             return handover.during(
@@ -379,7 +379,7 @@ def _lora_options(settings: EngineSettings) -> dict[str, Any]:
             "enable_tower_connector_lora": settings.lora_vision}  # fmt: skip
 
 
-def _on_these_cards(settings: EngineSettings) -> dict[str, Any]:
+def _gpu_options(settings: EngineSettings) -> dict[str, Any]:
     """Return the options for an engine on this process's own GPU; in parts, on all GPUs that the process sees.
 
     Other GPUs may be in use. By default an engine in the process takes the first visible GPU, and requires its share of
@@ -387,11 +387,11 @@ def _on_these_cards(settings: EngineSettings) -> dict[str, Any]:
     engine has its own cache of compiled code, because engines that are built at the same time would write the same
     files.
     """
-    card = torch.cuda.current_device()
+    gpu = torch.cuda.current_device()
     torch.cuda.empty_cache()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    name = visible[card] if card < len(visible) and visible[card] else str(card)
+    name = visible[gpu] if gpu < len(visible) and visible[gpu] else str(gpu)
     os.environ["VLLM_CACHE_ROOT"] = os.path.join(CACHE, f"gpu-{name}")
-    total = torch.cuda.get_device_properties(card).total_memory
+    total = torch.cuda.get_device_properties(gpu).total_memory
     options: dict[str, Any] = {"gpu_memory_utilization": min(1.0, settings.kv_cache_bytes / total)}
-    return options if settings.tensor_parallel > 1 else options | {"device_ids": [card]}
+    return options if settings.tensor_parallel > 1 else options | {"device_ids": [gpu]}

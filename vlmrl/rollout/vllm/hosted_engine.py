@@ -43,30 +43,30 @@ class EnginePlace:
     """GPUs of an engine, and the trainers that it serves.
 
     Args:
-        cards: CUDA's name of the GPU of each of its parts; on a CPU any word.
+        gpus: CUDA's name of the GPU of each of its parts; on a CPU any word.
         trainers: ranks that send requests to it.
         leader: rank that starts it and sends it the weights.
     """
 
-    cards: tuple[str, ...]
+    gpus: tuple[str, ...]
     trainers: tuple[int, ...]
     leader: int
 
 
-def places_apart(cards: Sequence[str], world: World, parts: int) -> list[EnginePlace]:
+def places_apart(gpus: Sequence[str], world: World, parts: int) -> list[EnginePlace]:
     """Return the places of engines on engine GPUs, with `parts` GPUs each; every engine serves all trainers.
 
     Raises: LaunchError when a GPU would be left over.
     """
-    if len(cards) % parts:
+    if len(gpus) % parts:
         raise LaunchError(
-            f"{len(cards)} GPU(s) generate, but rollout.tensor_parallel = {parts} takes {parts} per engine",
+            f"{len(gpus)} GPU(s) generate, but rollout.tensor_parallel = {parts} takes {parts} per engine",
             hint="set rollout.engine_gpus to a multiple of rollout.tensor_parallel",
         )
     everybody = tuple(range(world.size))
     return [
-        EnginePlace(tuple(cards[i * parts : (i + 1) * parts]), everybody, i % world.size)
-        for i in range(len(cards) // parts)
+        EnginePlace(tuple(gpus[i * parts : (i + 1) * parts]), everybody, i % world.size)
+        for i in range(len(gpus) // parts)
     ]
 
 
@@ -155,7 +155,7 @@ class HostedEngine:
         """Start an engine's process in a process group of its own: no terminal's Ctrl-C reaches it or its parts."""
         env = environment_without_world()
         if self.settings.device == "cuda":
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(place.cards)
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(place.gpus)
         command = [
             sys.executable,
             "-m",
