@@ -1,6 +1,7 @@
-"""The model card of a merged folder (README.md), written from the run's record: where the weights come from, and how
-good they are. Nothing is claimed that the record does not hold. The only paths in it are those of its commands, and
-none where it is uploaded.
+"""Model card of a merged folder (README.md), written from the run's record.
+
+It says where the weights come from and how good they are, and claims nothing that the record does not hold. Its only
+paths are those in its commands; it has none when it is uploaded.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def model_card(checkpoint: Path, proof: Proof, *, adapter: bool, name: str, base_path: str | None = None) -> str:
-    """Return the card: Markdown with the front matter of the hub.
+    """Return the model card: Markdown with the front matter of the hub.
 
     Args:
         adapter: the folder holds an adapter, not a model.
         name: path of the folder or name of the repository, as it is typed in the commands.
-        base_path: where the adapter's base model is, in the commands; None = not said: they have `BASE` in its place.
+        base_path: path of the adapter's base model in the commands; None = the commands have `BASE` in its place.
     """
     meta = read_meta(checkpoint)
     run_dir = checkpoint.absolute().parent.parent
     try:
         manifest = read_manifest(run_dir)
-    except StoreError:  # a checkpoint taken out of its run
+    except StoreError:  # a checkpoint that was moved out of its run
         manifest = None
     recipe = _recipe(run_dir)
     base = _base_name(meta.get("base") or {})
@@ -63,7 +64,7 @@ def _recipe(run_dir: Path) -> Mapping[str, Any]:
 
 
 def _base_name(base: Mapping[str, Any]) -> str:
-    """A hub name as it is; of a folder its last part, of another run's checkpoint the run."""
+    """Return a hub name unchanged, the last part of a folder, or the run of another run's checkpoint."""
     path = str(base.get("path") or "")
     if base.get("run"):
         return f"run {base['run']}, step {base.get('step')}"
@@ -125,7 +126,7 @@ def _training(recipe: Mapping[str, Any]) -> str:
 
 
 def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> str:
-    """Every evaluation of exactly this checkpoint that the run holds, with intervals, and on which rows it was made."""
+    """Return a table of all evaluations of exactly this checkpoint in the run, with intervals and their rows."""
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
     methods: dict[str, None] = {}
@@ -168,7 +169,7 @@ def _proof(proof: Proof) -> str:
 
 
 def _how_to_get(base: Mapping[str, Any]) -> str:
-    """Return what the base model is; of another run's checkpoint the command that writes it to `BASE`."""
+    """Return the name of the base model, or for another run's checkpoint the command that writes it to `BASE`."""
     if base.get("run"):
         return f"`vlmrl merge {base['run']} --checkpoint {base.get('step')} --out BASE` writes it"
     return _cell(_base_name(base)) or "it is not recorded"
@@ -198,7 +199,7 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """One line that ends no table cell and opens no tag."""
+    """Return the text on one line, escaped so that it ends no table cell and opens no tag."""
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
 
 

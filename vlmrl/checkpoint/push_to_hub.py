@@ -1,4 +1,4 @@
-"""Uploading a merged folder to the Hugging Face hub, private unless asked otherwise."""
+"""Upload of a merged folder to the Hugging Face hub, private by default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vlmrl.errors import CheckpointError, first_line
 
 
 def check_access(repo: str) -> None:
-    """Before hours of work: is the name one, is there a token, and does the hub take it?
+    """Check before hours of work that the repository's name is valid and that the hub accepts the token.
 
     Raises: CheckpointError.
     """
@@ -24,15 +24,17 @@ def check_access(repo: str) -> None:
                               hint="write it as ORGANISATION/NAME") from None  # fmt: skip
     try:
         HfApi().whoami()
-    except Exception as error:  # the network: every client library raises its own kinds
+    except Exception as error:  # network: every client library has its own exceptions
         _refused("the hub does not know you", error, "hf auth login, or set HF_TOKEN")
 
 
 def push(folder: Path, repo: str, *, public: bool = False) -> str:
-    """Upload all files of the folder as one commit. Returns the commit's address.
+    """Upload all files of the folder as one commit. Return the commit's address.
 
-    The repository is made if it does not exist. Raises: CheckpointError, also when it exists and is public although
-    that was not asked for; nothing is uploaded then.
+    The repository is created if it does not exist.
+
+    Raises: CheckpointError, also when the repository exists and is public and `public` is False; then nothing is
+        uploaded.
     """
     from huggingface_hub import HfApi
 
