@@ -65,7 +65,7 @@ def read_folds(folder: Path, plan: MergePlan, lora: Lora, freeze: Sequence[str])
     tensors = read_adapter(folder)
     scale = lora.alpha / (math.sqrt(lora.rank) if lora.rslora else lora.rank)
     folds: dict[str, Fold] = {}
-    left = set(tensors)
+    unused = set(tensors)
     for module in target_names(linear_names(plan.model), lora, freeze):
         weight = f"{module}.weight"
         if len(plan.names.get(weight, ())) != 1:
@@ -76,13 +76,15 @@ def read_folds(folder: Path, plan: MergePlan, lora: Lora, freeze: Sequence[str])
         for part, shape in shapes.items():
             name = f"{PEFT_PREFIX}{module}.{part}"
             if name not in tensors or tuple(tensors[name].shape) != shape:
-                told = "is missing" if name not in tensors else f"has shape {tuple(tensors[name].shape)}, not {shape}"
-                raise _does_not_fit(folder, f"{module}.{part} {told}")
-            left.discard(name)
+                problem = (
+                    "is missing" if name not in tensors else f"has shape {tuple(tensors[name].shape)}, not {shape}"
+                )
+                raise _does_not_fit(folder, f"{module}.{part} {problem}")
+            unused.discard(name)
             parts[part] = tensors[name].float()
         folds[weight] = Fold(module, parts[DOWN], parts[UP], scale, parts.get(MAGNITUDE))
-    if left:
-        raise _does_not_fit(folder, f"{min(left).removeprefix(PEFT_PREFIX)} is on no layer of [lora]")
+    if unused:
+        raise _does_not_fit(folder, f"{min(unused).removeprefix(PEFT_PREFIX)} is on no layer of [lora]")
     return folds
 
 

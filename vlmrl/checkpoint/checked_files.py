@@ -35,8 +35,8 @@ def compared_once(folder: Path | None, world: World) -> Iterator[None]:
         table = list(checkpoints.listed(folder).items())
         for i in world.mine(len(table)):
             checkpoints.check_file(folder, *table[i])
-    except CheckpointError as found:
-        error = found
+    except CheckpointError as problem:
+        error = problem
     first = next((e for e in world.gather(error) if e is not None), None)
     if first is not None:
         raise first

@@ -65,14 +65,14 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights by name, each storage once: a tied weight is saved under the first of its names."""
     names: dict[int, str] = {}
     tied = {n for n, p in model.named_parameters(remove_duplicate=False) if names.setdefault(id(p), n) != n}
-    seen: set[tuple[int, tuple[int, ...]]] = set()
+    storages: set[tuple[int, tuple[int, ...]]] = set()
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         part = own_part(tensor)
         key = (part.data_ptr(), tuple(part.shape))
-        if name in tied or (part.numel() and key in seen):
+        if name in tied or (part.numel() and key in storages):
             continue
-        seen.add(key)
+        storages.add(key)
         tensors[name] = tensor
     return tensors
 
@@ -188,18 +188,18 @@ def _together(world: World, action: Callable[[], T], *, alone: bool = False) -> 
 
     Raises: the action's own error; on the other ranks an OSError with its text.
     """
-    found = error = None
+    result = error = None
     if world.is_main or not alone:
         try:
-            found = action()
+            result = action()
         except (OSError, StoreError, SafetensorError) as raised:
             error = raised
-    told = next((t for t in world.gather(None if error is None else str(error)) if t is not None), None)
+    first_error = next((t for t in world.gather(None if error is None else str(error)) if t is not None), None)
     if error is not None:
         raise error
-    if told is not None:
-        raise OSError(told)
-    return found
+    if first_error is not None:
+        raise OSError(first_error)
+    return result
 
 
 def _write_folder(staged: Staged, world: World) -> None:
@@ -282,14 +282,14 @@ def load_optimizer_tensors(folder: Path, like: Mapping[str, Tensor] | None = Non
     """
     if not listed(folder, OPTIMIZER):
         return {}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, stored in read_tensors(weight_files_of(folder, OPTIMIZER)).items():
         parameter = (like or {}).get(name.partition(".")[2])
         if parameter is None or stored.shape != tuple(parameter.shape):
-            found[name] = stored.whole()
+            tensors[name] = stored.whole()
         else:
-            found[name] = sharded_as(stored.rows(*own_rows(parameter)).to(own_part(parameter).device), parameter)
-    return found
+            tensors[name] = sharded_as(stored.rows(*own_rows(parameter)).to(own_part(parameter).device), parameter)
+    return tensors
 
 
 def load_value_head(folder: Path) -> dict[str, Tensor]:

@@ -91,12 +91,12 @@ def load_base(checkpoint: Path, settings: Model, *, path: str | None = None) -> 
     """
     meta = read_meta(checkpoint)
     base = meta["base"]
-    found = find_base(checkpoint, path)
+    place = find_base(checkpoint, path)
     try:
-        if isinstance(found, Path):
-            model = load_checkpoint_model(found, settings)
+        if isinstance(place, Path):
+            model = load_checkpoint_model(place, settings)
         else:
-            model = read_model(settings.model_copy(update={"path": found, "revision": base["revision"]}))
+            model = read_model(settings.model_copy(update={"path": place, "revision": base["revision"]}))
     except CheckpointError as error:
         message = f"the base model `{base['path']}` of this adapter cannot be loaded: {error.message}"
         raise CheckpointError(message, where=str(checkpoint), hint=BASE_HINT) from error
@@ -150,11 +150,11 @@ class BitSums:
         bits = tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
         for start in range(0, len(bits), CHECKSUM_ELEMENTS):
             piece = bits[start : start + CHECKSUM_ELEMENTS].to(torch.int64)
-            at = torch.arange(1, len(piece) + 1, device=piece.device)
+            positions = torch.arange(1, len(piece) + 1, device=piece.device)
             plain = int(piece.sum())
             self._plain += plain
             # `at` counts from 1 within the piece; earlier values shift every position by `_seen`.
-            self._weighted += int((piece * at).sum()) + self._seen * plain
+            self._weighted += int((piece * positions).sum()) + self._seen * plain
             self._seen += len(piece)
 
 
@@ -168,11 +168,11 @@ def find_base(checkpoint: Path, path: str | None = None) -> Path | str:
         return Path(path) if (Path(path) / COMPLETE).is_file() else path
     base = read_meta(checkpoint)["base"]
     run_dir = checkpoint.absolute().parent.parent
-    given = Path(base["path"])
-    places = [given]
+    recorded = Path(base["path"])
+    places = [recorded]
     if base.get("run"):
         places.insert(0, checkpoint_dir(run_dir.parent / base["run"], base["step"]))
     with suppress(VlmrlError):  # a checkpoint that was moved out of its run has no manifest above it
-        places.append(Path(open_run(run_dir.parent, run_dir.name).manifest.cwd) / given)
+        places.append(Path(open_run(run_dir.parent, run_dir.name).manifest.cwd) / recorded)
     complete = next((p for p in places if (p / COMPLETE).is_file()), None)
-    return complete or str(next((p for p in places if p.exists()), given))
+    return complete or str(next((p for p in places if p.exists()), recorded))

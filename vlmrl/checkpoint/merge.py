@@ -82,10 +82,10 @@ def merge(
     Raises: CheckpointError when the checkpoint is damaged, `out` exists, or the reloaded model differs.
     """
     shard_bytes = parse_size(max_shard_size)
-    found = remove_leftovers(out)
+    notes = remove_leftovers(out)
     if out.exists() and not force:
-        told = "; ".join([f"{out} exists", *found])
-        raise CheckpointError(told, hint="choose another --out, or --force to replace it")
+        message = "; ".join([f"{out} exists", *notes])
+        raise CheckpointError(message, hint="choose another --out, or --force to replace it")
     meta = read_meta(checkpoint)
     _check_options(checkpoint, dtype, adapter, base)
     for part in (HF, PROOF):
@@ -114,7 +114,7 @@ def merge(
             hint="free disk space, or choose another --out; nothing was written",
         ) from error  # fmt: skip
     size = sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
-    return Merged(out, meta["step"], parameters, size, proof, whole, tuple(found))
+    return Merged(out, meta["step"], parameters, size, proof, whole, tuple(notes))
 
 
 def _base_folder(checkpoint: Path, base: str | None) -> str | None:
@@ -154,7 +154,7 @@ def _write_merged(
     try:
         return write_streaming(checkpoint, folder, dtype, base, shard_bytes), None
     except CannotStreamError as reason:
-        why = str(reason)
+        text = str(reason)
     settings = merge_settings(checkpoint)
     if saved_lora(checkpoint) is None:
         model = load_checkpoint_model(checkpoint, settings)
@@ -162,7 +162,7 @@ def _write_merged(
         model = fold_adapter(put_adapter(base_model(checkpoint, base)[0], checkpoint, settings))
     with quiet_transformers(), publishing(model):
         (model if dtype is None else model.to(DTYPES[dtype])).save_pretrained(folder, max_shard_size=shard_bytes)
-    return sum(p.numel() for p in model.parameters()), why
+    return sum(p.numel() for p in model.parameters()), text
 
 
 def _write_adapter(checkpoint: Path, folder: Path) -> int:
@@ -211,7 +211,7 @@ def remove_leftovers(out: Path) -> list[str]:
     """Remove what killed merges into `out` left beside it; a running merge is left alone. Return notes about it."""
     if not out.parent.is_dir():
         return []
-    found = []
+    notes = []
     prefixes = "|".join(map(re.escape, (TEMP_PREFIX, TRASH_PREFIX)))
     pattern = re.compile(rf"(?:{prefixes}){re.escape(out.name)}-[0-9]+-[0-9a-f]{{6}}")
     for path in sorted(p for p in out.parent.iterdir() if pattern.fullmatch(p.name) and p.is_dir()):
@@ -219,9 +219,9 @@ def remove_leftovers(out: Path) -> list[str]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
-            found.append(f"an interrupted merge had left {path.name}; it was removed")
+            notes.append(f"an interrupted merge had left {path.name}; it was removed")
         except BlockingIOError:
             continue
         finally:
             os.close(lock)
-    return found
+    return notes

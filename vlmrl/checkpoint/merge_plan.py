@@ -77,9 +77,9 @@ def _outputs(model: Any, tensors: Mapping[str, Tensor], names: Mapping[str, tupl
     """Return names and shapes as in published checkpoints; a tie once, under the name that it is loaded from."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
-    kept = {first: next((n for n in group if n not in tied), first) for first, group in names.items()}
-    state = {name: tensors[first] for first, name in kept.items() if name not in ignored}
-    own = {name: first for first, name in kept.items()}
+    kept_names = {first: next((n for n in group if n not in tied), first) for first, group in names.items()}
+    state = {name: tensors[first] for first, name in kept_names.items() if name not in ignored}
+    own = {name: first for first, name in kept_names.items()}
     by_id = {id(tensor): own[name] for name, tensor in state.items()}
     written = as_published(model, state)
     outputs, parts = [], {}
@@ -107,11 +107,11 @@ def match_stored(plan: MergePlan, stored: Mapping[str, StoredTensor], where: Pat
     hint = "was the base model changed? Use another checkpoint of the run"
     matched: dict[str, StoredTensor] = {}
     for first, group in plan.names.items():
-        found = [name for name in group if name in stored]
-        if len(found) != 1:
-            what = f"is missing: {first}" if not found else f"is there twice: {' and '.join(found)}"
+        stored_names = [name for name in group if name in stored]
+        if len(stored_names) != 1:
+            what = f"is missing: {first}" if not stored_names else f"is there twice: {' and '.join(stored_names)}"
             raise CheckpointError(f"a tensor of the model {what}", where=str(where), hint=hint)
-        matched[first] = stored[found[0]]
+        matched[first] = stored[stored_names[0]]
         if matched[first].shape != tuple(plan.tensors[first].shape):
             message = f"{first} has shape {matched[first].shape}, the model's is {tuple(plan.tensors[first].shape)}"
             raise CheckpointError(message, where=str(where), hint=hint)

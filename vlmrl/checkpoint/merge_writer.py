@@ -79,13 +79,13 @@ def _folded(checkpoint: Path, plan: MergePlan, base: str | None) -> WeightSource
     assert lora is not None
     folds = read_folds(checkpoint / ADAPTER, plan, lora, meta.get("freeze", ()))
     _same_types_as_loaded(plan, trained)
-    found = find_base(checkpoint, base)
-    if isinstance(found, Path):
-        stored = _whole(found, plan, trained).stored
-    elif not Path(found).is_dir():
-        raise CannotStreamError(f"the base model `{found}` is no folder here")
+    place = find_base(checkpoint, base)
+    if isinstance(place, Path):
+        stored = _whole(place, plan, trained).stored
+    elif not Path(place).is_dir():
+        raise CannotStreamError(f"the base model `{place}` is no folder here")
     else:
-        stored = match_written(plan, read_tensors(weight_files(Path(found))))
+        stored = match_written(plan, read_tensors(weight_files(Path(place))))
     if {o.source for o in plan.outputs} != plan.tensors.keys():
         raise CannotStreamError("the base model's checksum counts tensors that are not written")
     return WeightSource(stored, trained, folds, meta["base"]["fingerprint"])
@@ -97,9 +97,11 @@ def _same_types_as_loaded(plan: MergePlan, trained: torch.dtype) -> None:
     The checksum is computed in the dtypes of loading; some families keep parts in float32.
     """
     model = plan.model
-    kept = getattr(model, "_keep_in_fp32_modules", None) or getattr(model, "_keep_in_fp32_modules_strict", None)
+    float32_modules = getattr(model, "_keep_in_fp32_modules", None) or getattr(
+        model, "_keep_in_fp32_modules_strict", None
+    )
     buffers = any(b.is_floating_point() for n, b in model.named_buffers() if n in plan.tensors)
-    if trained != torch.float32 and (kept or buffers):
+    if trained != torch.float32 and (float32_modules or buffers):
         raise CannotStreamError("this family keeps some weights in float32 when it is loaded")
 
 

@@ -117,12 +117,12 @@ def _lineage(
 
 def _training(recipe: Mapping[str, Any]) -> str:
     train, optim = recipe.get("train") or {}, recipe.get("optim") or {}
-    told = f"{train.get('steps')} steps planned, seed {train.get('seed')}, learning rate {optim.get('lr')}"
+    settings = f"{train.get('steps')} steps planned, seed {train.get('seed')}, learning rate {optim.get('lr')}"
     if recipe.get("kind") != "rl":
-        return f"supervised, {told}"
+        return f"supervised, {settings}"
     rollout = recipe.get("rollout") or {}
     shape = f"{rollout.get('prompts_per_step')} prompts x {rollout.get('samples_per_prompt')} samples a step"
-    return f"{(recipe.get('algo') or {}).get('name')}, {shape}, temperature {rollout.get('temperature')}, {told}"
+    return f"{(recipe.get('algo') or {}).get('name')}, {shape}, temperature {rollout.get('temperature')}, {settings}"
 
 
 def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> str:

@@ -78,16 +78,16 @@ def prove_elsewhere(request: ProofRequest) -> Proof:
         was killed.
     """
     command = [sys.executable, "-m", "vlmrl.checkpoint.proof", json.dumps(asdict(request))]
-    done = subprocess.run(command, capture_output=True, text=True)
-    lines = done.stdout.splitlines()
-    if done.returncode < 0:
+    result = subprocess.run(command, capture_output=True, text=True)
+    lines = result.stdout.splitlines()
+    if result.returncode < 0:
         raise CheckpointError(
-            f"the process that proves the merge was ended by signal {-done.returncode}", where=request.folder,
+            f"the process that proves the merge was ended by signal {-result.returncode}", where=request.folder,
             hint="most likely it ran out of memory; --skip-proof writes the folder unproven, and records that in it",
         )  # fmt: skip
-    if done.returncode or not lines:
+    if result.returncode or not lines:
         raise CheckpointError(
-            f"the process that proves the merge failed: {done.stderr[-TAIL_CHARS:].strip()}", where=request.folder,
+            f"the process that proves the merge failed: {result.stderr[-TAIL_CHARS:].strip()}", where=request.folder,
             hint="nothing was written; this is worth a bug report",
         )  # fmt: skip
     answer = json.loads(lines[-1])
@@ -118,8 +118,8 @@ def prove(request: ProofRequest) -> Proof:
     proof = load_proof(checkpoint)
     if not proof:
         return Proof(None, skipped="the checkpoint was saved before any rollout: it holds no log-probs to compare")
-    if not request.adapter and (why := _does_not_fit(folder, request.dtype)):
-        return Proof(None, skipped=why)
+    if not request.adapter and (misfit := _does_not_fit(folder, request.dtype)):
+        return Proof(None, skipped=misfit)
     model = _adapted(request) if request.adapter else load_model(_settings(folder, request.dtype))
     sampling = read_meta(checkpoint)["policy"]
     policy = Policy(model, temperature=sampling["temperature"], banned_ids=sampling["banned_ids"], shared_prefix=False)

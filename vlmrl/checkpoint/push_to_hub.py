@@ -41,8 +41,8 @@ def push(folder: Path, repo: str, *, public: bool = False) -> str:
     api = HfApi()
     hint = f"the folder is whole; when it is mended: hf upload {repo} {folder}"
     try:
-        made = api.create_repo(repo, private=not public, exist_ok=True)
-        is_public = api.repo_info(made.repo_id).private is False
+        repository = api.create_repo(repo, private=not public, exist_ok=True)
+        is_public = api.repo_info(repository.repo_id).private is False
     except Exception as error:  # as above
         _refused(f"the hub repository {repo} cannot be made or read", error, hint)
     if is_public and not public:
@@ -50,7 +50,7 @@ def push(folder: Path, repo: str, *, public: bool = False) -> str:
                               hint="make it private, choose another, or give --public")  # fmt: skip
     try:
         message = f"Upload {folder.name} (vlmrl merge)"
-        return str(api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=message).commit_url)
+        return str(api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message=message).commit_url)
     except Exception as error:  # as above
         _refused(f"the upload to {repo} failed", error, hint)
 

@@ -86,8 +86,8 @@ class StoredTensor:
             first, last = max(start, piece.offsets[0]), min(end, piece.offsets[0] + piece.shape[0])
             if first < last:
                 box = tuple(slice(o, o + n) for o, n in zip(piece.offsets[1:], piece.shape[1:], strict=True))
-                found = _read_rows(piece, self.dtype, first - piece.offsets[0], last - piece.offsets[0])
-                rows[(slice(first - start, last - start), *box)] = found
+                part = _read_rows(piece, self.dtype, first - piece.offsets[0], last - piece.offsets[0])
+                rows[(slice(first - start, last - start), *box)] = part
         return rows
 
 
@@ -96,11 +96,11 @@ def read_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
 
     Raises: CheckpointError that names a file that is cut short, damaged, or does not match the others.
     """
-    found: dict[str, list[tuple[torch.dtype, TensorPiece]]] = {}
+    parts_by_name: dict[str, list[tuple[torch.dtype, TensorPiece]]] = {}
     for path in files:
         for name, dtype, piece in _header(path):
-            found.setdefault(name, []).append((dtype, piece))
-    return {name: _put_together(name, parts) for name, parts in found.items()}
+            parts_by_name.setdefault(name, []).append((dtype, piece))
+    return {name: _put_together(name, parts) for name, parts in parts_by_name.items()}
 
 
 def _put_together(name: str, parts: list[tuple[torch.dtype, TensorPiece]]) -> StoredTensor:
@@ -128,17 +128,17 @@ def _header(path: Path) -> list[tuple[str, torch.dtype, TensorPiece]]:
     header, data = read_header(path)
     try:
         sharding = parse_json(header.pop("__metadata__", {}).get(SHARDING, "{}"))
-        found = []
+        pieces = []
         for name, entry in header.items():
             shape, (first, last) = tuple(entry["shape"]), entry["data_offsets"]
             dtype = _DTYPES[entry["dtype"]]
             if last - first != math.prod(shape) * dtype.itemsize:
                 raise ValueError(f"{name} has {last - first} bytes, which is not its shape")
             offsets = tuple(sharding[name][OFFSETS]) if sharding else (0,) * len(shape)
-            found.append((name, dtype, TensorPiece(path, data + first, offsets, shape)))
+            pieces.append((name, dtype, TensorPiece(path, data + first, offsets, shape)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path)) from error
-    return found
+    return pieces
 
 
 def _read_rows(piece: TensorPiece, dtype: torch.dtype, start: int, end: int) -> Tensor:
