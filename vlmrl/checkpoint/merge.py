@@ -44,7 +44,7 @@ class Merged:
 
     Args:
         whole: why the model had to be loaded as a whole; None = it was written tensor by tensor.
-        found: notes on leftovers of killed merges beside the folder, which were removed.
+        leftovers: notes on leftovers of killed merges beside the folder, which were removed.
     """
 
     folder: Path
@@ -53,7 +53,7 @@ class Merged:
     bytes: int
     proof: Proof
     whole: str | None = None
-    found: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()
 
     @property
     def logp_gap(self) -> float | None:
