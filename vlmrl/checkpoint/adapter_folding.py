@@ -89,5 +89,6 @@ def read_folds(folder: Path, plan: MergePlan, lora: Lora, freeze: Sequence[str])
 
 
 def _does_not_fit(folder: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"the adapter does not fit the model: {what}", where=str(folder),
-                           hint="use another checkpoint of the run")  # fmt: skip
+    return CheckpointError(
+        f"the adapter does not fit the model: {what}", where=str(folder), hint="use another checkpoint of the run"
+    )

@@ -114,7 +114,7 @@ def refuse_base(checkpoint: Path) -> NoReturn:
 
 
 BASE_HINT = (
-    "an adapter works on its own base model only: put that back where it was, or say where it is now with "
+    "an adapter works on its own base model only: move that back to its old place, or give its new place with "
     "`vlmrl merge RUN --base PATH`"
 )
 

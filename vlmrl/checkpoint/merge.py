@@ -62,9 +62,17 @@ class Merged:
 
 
 def merge(
-    checkpoint: Path, out: Path, *, dtype: str | None = None, force: bool = False, adapter: bool = False,
-    base: str | None = None, max_shard_size: str = MAX_SHARD_SIZE, skip_proof: bool = False, name: str | None = None,
-) -> Merged:  # fmt: skip
+    checkpoint: Path,
+    out: Path,
+    *,
+    dtype: str | None = None,
+    force: bool = False,
+    adapter: bool = False,
+    base: str | None = None,
+    max_shard_size: str = MAX_SHARD_SIZE,
+    skip_proof: bool = False,
+    name: str | None = None,
+) -> Merged:
     """Write the checkpoint as a Hugging Face folder: weights, config, generation config, processor, chat template.
 
     An adapter is folded into its base model's weights, or kept as a PEFT folder. Weights are read and written tensor by
@@ -110,9 +118,10 @@ def merge(
             _publish(temp, out)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"the merged model could not be written: {error}", where=str(out),
+            f"the merged model could not be written: {error}",
+            where=str(out),
             hint="free disk space, or choose another --out; nothing was written",
-        ) from error  # fmt: skip
+        ) from error
     size = sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
     return Merged(out, meta["step"], parameters, size, proof, whole, tuple(notes))
 
@@ -126,22 +135,29 @@ def _base_folder(checkpoint: Path, base: str | None) -> str | None:
 def _record(checkpoint: Path, request: ProofRequest, proof: Proof, whole: str | None) -> dict[str, Any]:
     """Return the content of merge.json. It has no path, host or clock: the same checkpoint gives the same folder."""
     return {
-        "schema": 1, "vlmrl": __version__, "dtype": request.dtype,
-        "run": checkpoint.absolute().parent.parent.name, "checkpoint": checkpoint.name,
+        "schema": 1,
+        "vlmrl": __version__,
+        "dtype": request.dtype,
+        "run": checkpoint.absolute().parent.parent.name,
+        "checkpoint": checkpoint.name,
         "meta_sha256": (checkpoint / COMPLETE).read_text("utf-8").strip(),
         "adapter": "kept" if request.adapter else "folded" if saved_lora(checkpoint) else None,
-        "loaded_whole": whole, "proof": asdict(proof),
-    }  # fmt: skip
+        "loaded_whole": whole,
+        "proof": asdict(proof),
+    }
 
 
 def _check_options(checkpoint: Path, dtype: str | None, adapter: bool, base: str | None) -> None:
     if (adapter or base) and saved_lora(checkpoint) is None:
         option = "--adapter" if adapter else "--base"
-        raise CheckpointError("this checkpoint has no adapter: it holds whole weights", where=str(checkpoint),
-                              hint=f"leave {option} out")  # fmt: skip
+        raise CheckpointError(
+            "this checkpoint has no adapter: it holds whole weights", where=str(checkpoint), hint=f"leave {option} out"
+        )
     if adapter and dtype is not None:
-        raise CheckpointError("an adapter is kept as it was trained, so --dtype has no meaning with --adapter",
-                              hint="leave one of the two out")  # fmt: skip
+        raise CheckpointError(
+            "an adapter is kept as it was trained, so --dtype has no meaning with --adapter",
+            hint="leave one of the two out",
+        )
 
 
 def _write_merged(

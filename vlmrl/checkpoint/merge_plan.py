@@ -104,7 +104,7 @@ def match_stored(plan: MergePlan, stored: Mapping[str, StoredTensor], where: Pat
 
     Raises: CheckpointError that names the first tensor that is missing, unknown, stored twice, or of another shape.
     """
-    hint = "was the base model changed? Use another checkpoint of the run"
+    hint = "check whether the base model was changed, or use another checkpoint of the run"
     matched: dict[str, StoredTensor] = {}
     for first, group in plan.names.items():
         stored_names = [name for name in group if name in stored]
@@ -118,7 +118,7 @@ def match_stored(plan: MergePlan, stored: Mapping[str, StoredTensor], where: Pat
     unknown = sorted(stored.keys() - {t.name for t in matched.values()})
     if unknown:
         raise CheckpointError(
-            f"{len(unknown)} tensors are not the model's, the first: {unknown[0]}", where=str(where), hint=hint
+            f"{len(unknown)} tensors do not belong to the model, the first: {unknown[0]}", where=str(where), hint=hint
         )
     return matched
 

@@ -83,7 +83,7 @@ def _folded(checkpoint: Path, plan: MergePlan, base: str | None) -> WeightSource
     if isinstance(place, Path):
         stored = _whole(place, plan, trained).stored
     elif not Path(place).is_dir():
-        raise CannotStreamError(f"the base model `{place}` is no folder here")
+        raise CannotStreamError(f"the base model `{place}` is not a local folder")
     else:
         stored = match_written(plan, read_tensors(weight_files(Path(place))))
     if {o.source for o in plan.outputs} != plan.tensors.keys():

@@ -97,17 +97,27 @@ def _lineage(
         rows.append(("adapter", f"{kind}, rank {lora['rank']}, alpha {lora['alpha']}"))
     rows += [("step", str(meta["step"])), ("trained in", meta["dtype"])]
     if manifest is None:
-        return [*rows, ("run", "not known: the checkpoint was taken out of its run")]
+        return [*rows, ("run", "unknown: the checkpoint was moved out of its run")]
     rows += [("run", manifest.id), ("recipe", f"{manifest.recipe} (sha256 {manifest.recipe_sha256[:12] or 'unknown'})")]
     if manifest.parent:
-        rows.append(("started from", f"run {manifest.parent.get('run')}, {manifest.parent.get('checkpoint')}"
-                                     f"{', all of its state' if manifest.forked_at is not None else ''}"))  # fmt: skip
+        rows.append(
+            (
+                "started from",
+                f"run {manifest.parent.get('run')}, {manifest.parent.get('checkpoint')}"
+                f"{', all of its state' if manifest.forked_at is not None else ''}",
+            )
+        )
     if recipe:
         rows.append(("training", _training(recipe)))
     for d in manifest.datasets:
         fingerprint = str(d.get("fingerprint") or "unknown")[:12]
-        rows.append(("data", f"{d.get('name')}: task {d.get('task')}, split {d.get('split')}, {d.get('rows')} rows, "
-                             f"fingerprint {fingerprint}"))  # fmt: skip
+        rows.append(
+            (
+                "data",
+                f"{d.get('name')}: task {d.get('task')}, split {d.get('split')}, {d.get('rows')} rows, "
+                f"fingerprint {fingerprint}",
+            )
+        )
     rows += [("reward", f"{r.get('source')}: {identity_of(r).words}") for r in manifest.rewards]
     if manifest.git:
         dirty = ", with uncommitted changes" if manifest.git.get("dirty") else ""
@@ -121,7 +131,7 @@ def _training(recipe: Mapping[str, Any]) -> str:
     if recipe.get("kind") != "rl":
         return f"supervised, {settings}"
     rollout = recipe.get("rollout") or {}
-    shape = f"{rollout.get('prompts_per_step')} prompts x {rollout.get('samples_per_prompt')} samples a step"
+    shape = f"{rollout.get('prompts_per_step')} prompts x {rollout.get('samples_per_prompt')} samples per step"
     return f"{(recipe.get('algo') or {}).get('name')}, {shape}, temperature {rollout.get('temperature')}, {settings}"
 
 
@@ -162,7 +172,7 @@ def _proof(proof: Proof) -> str:
     if proof.logp_gap is None:
         return f"Not proven: {proof.skipped}.\n"
     return (
-        f"Loaded again in a process of its own, the model gives the log-probs that were saved in training: largest "
+        f"Loaded again in a separate process, the model gives the log-probs that were saved in training: largest "
         f"difference {proof.logp_gap:.1e} nats over {proof.tokens} tokens of {proof.rollouts} rollouts "
         f"(limit {proof.limit:g}).\n"
     )

@@ -82,14 +82,16 @@ def prove_elsewhere(request: ProofRequest) -> Proof:
     lines = result.stdout.splitlines()
     if result.returncode < 0:
         raise CheckpointError(
-            f"the process that proves the merge was ended by signal {-result.returncode}", where=request.folder,
+            f"the process that proves the merge was killed by signal {-result.returncode}",
+            where=request.folder,
             hint="most likely it ran out of memory; --skip-proof writes the folder unproven, and records that in it",
-        )  # fmt: skip
+        )
     if result.returncode or not lines:
         raise CheckpointError(
-            f"the process that proves the merge failed: {result.stderr[-TAIL_CHARS:].strip()}", where=request.folder,
-            hint="nothing was written; this is worth a bug report",
-        )  # fmt: skip
+            f"the process that proves the merge failed: {result.stderr[-TAIL_CHARS:].strip()}",
+            where=request.folder,
+            hint="nothing was written; please report this as a bug",
+        )
     answer = json.loads(lines[-1])
     if "error" in answer:
         raise CheckpointError(**answer["error"])
@@ -107,8 +109,9 @@ def check_gap(request: ProofRequest, proof: Proof) -> Proof:
     if proof.logp_gap is not None and not proof.logp_gap <= limit:
         raise CheckpointError(
             f"the merged model is not the trained one: log-probs differ by {proof.logp_gap:.2g} nats (limit {limit:g})",
-            where=request.checkpoint, hint="nothing was written; this is worth a bug report",
-        )  # fmt: skip
+            where=request.checkpoint,
+            hint="nothing was written; please report this as a bug",
+        )
     return Proof(proof.logp_gap, proof.tokens, proof.rollouts, None if proof.logp_gap is None else limit, proof.skipped)
 
 
@@ -179,10 +182,13 @@ def make_proof(items: Sequence[TrainItem], logps: Sequence[Tensor]) -> dict[str,
         ids = [t for s in item.segments for t in s.ids]
         trained = [s.trained for s in item.segments for _ in s.ids]
         proof |= {
-            f"{i}.prompt_ids": torch.tensor(item.prompt.ids), f"{i}.kinds": torch.tensor(item.prompt.kinds),
-            f"{i}.response_ids": torch.tensor(ids), f"{i}.trained": torch.tensor(trained),
-            f"{i}.num_images": torch.tensor(item.prompt.num_images), f"{i}.logp": logp.cpu(),
-        }  # fmt: skip
+            f"{i}.prompt_ids": torch.tensor(item.prompt.ids),
+            f"{i}.kinds": torch.tensor(item.prompt.kinds),
+            f"{i}.response_ids": torch.tensor(ids),
+            f"{i}.trained": torch.tensor(trained),
+            f"{i}.num_images": torch.tensor(item.prompt.num_images),
+            f"{i}.logp": logp.cpu(),
+        }
         proof |= {f"{i}.image.{k}": v for k, v in item.prompt.images.items()}
         if item.images:
             proof |= {f"{i}.tail_kinds": torch.tensor(item.kinds)}
@@ -204,9 +210,11 @@ def proof_gap(policy: Policy, proof: dict[str, Tensor]) -> float:
             images, tail = _images(proof, f"{i}.image."), _images(proof, f"{i}.tail_image.")
             kinds = tuple(proof[f"{i}.tail_kinds"].tolist()) if tail else ()
             prompt = PromptTokens(
-                tuple(proof[f"{i}.prompt_ids"].tolist()), tuple(proof[f"{i}.kinds"].tolist()), images,
+                tuple(proof[f"{i}.prompt_ids"].tolist()),
+                tuple(proof[f"{i}.kinds"].tolist()),
+                images,
                 int(proof[f"{i}.num_images"]),
-            )  # fmt: skip
+            )
             pairs = zip(proof[f"{i}.response_ids"].tolist(), proof[f"{i}.trained"].tolist(), strict=True)
             segments = tuple(Segment("assistant", (token,), trained) for token, trained in pairs)
             item = TrainItem(prompt, 0, segments, 0, kinds, tail)

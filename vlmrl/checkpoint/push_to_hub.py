@@ -20,12 +20,14 @@ def check_access(repo: str) -> None:
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
-        raise CheckpointError(f"`{repo}` is no name of a hub repository: {first_line(error)}",
-                              hint="write it as ORGANISATION/NAME") from None  # fmt: skip
+        raise CheckpointError(
+            f"`{repo}` is not a valid name of a hub repository: {first_line(error)}",
+            hint="write it as ORGANISATION/NAME",
+        ) from None
     try:
         HfApi().whoami()
     except Exception as error:  # network: every client library has its own exceptions
-        _refused("the hub does not know you", error, "hf auth login, or set HF_TOKEN")
+        _refused("the hub does not accept your token", error, "hf auth login, or set HF_TOKEN")
 
 
 def push(folder: Path, repo: str, *, public: bool = False) -> str:
@@ -39,15 +41,17 @@ def push(folder: Path, repo: str, *, public: bool = False) -> str:
     from huggingface_hub import HfApi
 
     api = HfApi()
-    hint = f"the folder is whole; when it is mended: hf upload {repo} {folder}"
+    hint = f"the folder is complete; to upload it later: hf upload {repo} {folder}"
     try:
         repository = api.create_repo(repo, private=not public, exist_ok=True)
         is_public = api.repo_info(repository.repo_id).private is False
     except Exception as error:  # as above
-        _refused(f"the hub repository {repo} cannot be made or read", error, hint)
+        _refused(f"the hub repository {repo} cannot be created or read", error, hint)
     if is_public and not public:
-        raise CheckpointError(f"the hub repository {repo} exists and is public: nothing was uploaded",
-                              hint="make it private, choose another, or give --public")  # fmt: skip
+        raise CheckpointError(
+            f"the hub repository {repo} exists and is public: nothing was uploaded",
+            hint="make it private, choose another, or give --public",
+        )
     try:
         message = f"Upload {folder.name} (vlmrl merge)"
         return str(api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message=message).commit_url)

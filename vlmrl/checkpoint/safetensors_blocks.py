@@ -29,10 +29,19 @@ BLOCK_BYTES = 1 << 25
 """Size of a block of rows; a single row may be larger."""
 SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 DTYPE_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -107,15 +116,18 @@ def _put_together(name: str, parts: list[tuple[torch.dtype, TensorPiece]]) -> St
     dtype, pieces = parts[0][0], tuple(sorted((p for _, p in parts), key=lambda p: p.offsets))
     where = ", ".join(sorted({p.path.name for p in pieces}))
     if any(d != dtype or len(p.shape) != len(pieces[0].shape) for d, p in parts):
-        raise CheckpointError(f"the parts of {name} are of several kinds", where=f"{pieces[0].path.parent}: {where}")
+        raise CheckpointError(
+            f"the parts of {name} differ in dtype or number of dimensions", where=f"{pieces[0].path.parent}: {where}"
+        )
     ends = [[o + n for o, n in zip(p.offsets, p.shape, strict=True)] for p in pieces]
     shape = tuple(max(sizes) for sizes in zip(*ends, strict=True))
     overlap = any(_overlap(a, b) for i, a in enumerate(pieces) for b in pieces[:i])
     if overlap or sum(math.prod(p.shape) for p in pieces) != math.prod(shape):
         raise CheckpointError(
-            f"the parts of {name} do not make a whole tensor {shape}", where=f"{pieces[0].path.parent}: {where}",
+            f"the parts of {name} do not form a whole tensor {shape}",
+            where=f"{pieces[0].path.parent}: {where}",
             hint="a shard is missing, or of another step; use another checkpoint of the run",
-        )  # fmt: skip
+        )
     return StoredTensor(name, dtype, shape, pieces)
 
 
@@ -133,7 +145,7 @@ def _header(path: Path) -> list[tuple[str, torch.dtype, TensorPiece]]:
             shape, (first, last) = tuple(entry["shape"]), entry["data_offsets"]
             dtype = _DTYPES[entry["dtype"]]
             if last - first != math.prod(shape) * dtype.itemsize:
-                raise ValueError(f"{name} has {last - first} bytes, which is not its shape")
+                raise ValueError(f"{name} has {last - first} bytes, which does not match its shape")
             offsets = tuple(sharding[name][OFFSETS]) if sharding else (0,) * len(shape)
             pieces.append((name, dtype, TensorPiece(path, data + first, offsets, shape)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -218,10 +230,10 @@ def _write_file(path: Path, specs: Sequence[TensorSpec], blocks: Callable[[str],
             written = 0
             for block in blocks(s.name):
                 if block.dtype != s.dtype:
-                    raise ValueError(f"{s.name}: {block.dtype} where {s.dtype} was announced")
+                    raise ValueError(f"{s.name}: a block is {block.dtype}, the header says {s.dtype}")
                 written += file.write(block.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
             if written != s.bytes:
-                raise ValueError(f"{s.name}: {written} bytes where {s.bytes} were announced")
+                raise ValueError(f"{s.name}: {written} bytes were written, the header says {s.bytes}")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -249,5 +261,5 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B)", text.strip(), re.IGNORECASE)
     size = int(float(match[1]) * _UNITS.get(match[2].upper(), 0)) if match else 0
     if size <= 0:
-        raise CheckpointError(f"`{text}` is no size", hint="write it as 5GB, 500MB or 2GiB")
+        raise CheckpointError(f"`{text}` is not a size", hint="write it as 5GB, 500MB or 2GiB")
     return size
