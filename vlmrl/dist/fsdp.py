@@ -18,10 +18,16 @@ from vlmrl.dist.world import World
 
 
 def shard(
-    policy: nn.Module, layers: list[nn.Module], world: World, device: torch.device, *,
-    compute_dtype: torch.dtype | None = None, group_size: int | None = None, offload: bool = False,
+    policy: nn.Module,
+    layers: list[nn.Module],
+    world: World,
+    device: torch.device,
+    *,
+    compute_dtype: torch.dtype | None = None,
+    group_size: int | None = None,
+    offload: bool = False,
     exact: Sequence[nn.Module] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Shard a policy in place: every layer is a unit of its own, the rest belongs to the root.
 
     Gradients are SUMMED over the ranks: a loss is divided by the update's one denominator before its backward.
@@ -44,7 +50,7 @@ def shard(
     options: dict[str, Any] = {
         "mesh": mesh,
         "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy(),
-    }  # fmt: skip
+    }
     # Inputs keep their dtype, as in one process. A cast would round pixels, and the rotary tables that a vision tower
     # computes once in float32 and passes to its layers.
     precision = partial(MixedPrecisionPolicy, reduce_dtype=torch.float32, cast_forward_inputs=False)

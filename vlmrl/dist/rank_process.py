@@ -87,8 +87,14 @@ class Rank:
         self.terminal = self.debugged or (rank == 0 and DEBUG_RANK not in os.environ)
         self.voices: dict[str, TextIO] = {}
         self._state: dict[str, Any] = {
-            "rank": rank, "pid": os.getpid(), "phase": "start", "step": 0, "ticks": 0, "run": None, "log": None,
-        }  # fmt: skip
+            "rank": rank,
+            "pid": os.getpid(),
+            "phase": "start",
+            "step": 0,
+            "ticks": 0,
+            "run": None,
+            "log": None,
+        }
         self._beat = os.open(folder / f"rank-{rank}.beat", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.note()
 
@@ -112,13 +118,13 @@ class Rank:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-        outside = [os.dup(1), os.dup(2)]
+        terminals = [os.dup(1), os.dup(2)]
         self._send_to_pipe()
         sys.stdout, sys.stderr = (
             lasting(1),
             lasting(2),
         )  # new streams: one that was opened on a file fails on a pipe
-        for name, log, fd in zip(("stdout", "stderr"), (sys.stdout, sys.stderr), outside, strict=True):
+        for name, log, fd in zip(("stdout", "stderr"), (sys.stdout, sys.stderr), terminals, strict=True):
             if self.terminal:
                 self.voices[name] = cast(TextIO, _Both(lasting(fd), log))
             else:
@@ -130,26 +136,26 @@ class Rank:
         Args:
             halved: token budgets that all ranks may be started again with.
         """
-        word = {"code": code, "message": message, "reason": reason, "time": time.time(), "halved": dict(halved or {})}
-        content = json.dumps(word)
-        making = self.folder / f".rank-{self.rank}.end"
-        making.write_text(content)
-        os.replace(making, self.folder / f"rank-{self.rank}.end")
+        record = {"code": code, "message": message, "reason": reason, "time": time.time(), "halved": dict(halved or {})}
+        content = json.dumps(record)
+        temp = self.folder / f".rank-{self.rank}.end"
+        temp.write_text(content)
+        os.replace(temp, self.folder / f"rank-{self.rank}.end")
 
     def _send_to_pipe(self) -> None:
         """Redirect stdout and stderr into the pipe, which gets its final name when it can be read.
 
         So no output is lost, and no process waits until the launcher opens it.
         """
-        making, pipe = (self.folder / f"{prefix}rank-{self.rank}.out" for prefix in (".", ""))
-        os.mkfifo(making, 0o600)
-        handle = os.open(making, os.O_RDWR | os.O_CLOEXEC)
+        temp, pipe = (self.folder / f"{prefix}rank-{self.rank}.out" for prefix in (".", ""))
+        os.mkfifo(temp, 0o600)
+        handle = os.open(temp, os.O_RDWR | os.O_CLOEXEC)
         with contextlib.suppress(OSError, AttributeError):  # only Linux can enlarge a pipe
             fcntl.fcntl(handle, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
         os.close(handle)
-        os.replace(making, pipe)
+        os.replace(temp, pipe)
 
 
 _me: Rank | None = None

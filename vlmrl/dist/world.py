@@ -42,9 +42,9 @@ class World:
             return [mine]
         import torch.distributed as dist
 
-        found: list[T | None] = [None] * self.size
-        dist.all_gather_object(found, mine, group=self.group)
-        return found  # type: ignore[return-value]  # all entries are filled
+        values: list[T | None] = [None] * self.size
+        dist.all_gather_object(values, mine, group=self.group)
+        return values  # type: ignore[return-value]  # all entries are filled
 
     def from_main(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0 and return its result on all ranks. If it raises, the other ranks lose their peer."""
@@ -68,8 +68,8 @@ class World:
 
     def interleave(self, own: Sequence[T]) -> list[T]:
         """Return all ranks' items in order; each rank passes the items of `mine`."""
-        given = self.gather(list(own))
-        return [given[i % self.size][i // self.size] for i in range(sum(map(len, given)))]
+        values = self.gather(list(own))
+        return [values[i % self.size][i // self.size] for i in range(sum(map(len, values)))]
 
 
 ALONE = World()
@@ -96,9 +96,11 @@ def join_world(device: str, timeout_seconds: float = 1800.0) -> Iterator[World]:
     import torch.distributed as dist
 
     world = World(
-        int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", os.environ["RANK"])),
+        int(os.environ["RANK"]),
+        size,
+        int(os.environ.get("LOCAL_RANK", os.environ["RANK"])),
         int(os.environ.get("LOCAL_WORLD_SIZE", size)),
-    )  # fmt: skip
+    )
     backend = "gloo"
     if device != "cpu" and torch.cuda.is_available():
         torch.cuda.set_device(world.local_rank)
