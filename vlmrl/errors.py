@@ -236,5 +236,5 @@ def exit_of(error: BaseException) -> tuple[int, str]:
         message, hint = REFUSED[error.errno]
         return 2, format_error(f"{message}: {error.strerror}", shortened(str(error.filename or "")) or None, hint)
     hint = "this is a bug in vlmrl, not your mistake; please report it with the lines above"
-    told = format_error(f"internal error: {type(error).__name__}: {error}", None, hint)
-    return 1, "".join(traceback.format_exception(error)) + "\n" + told
+    report = format_error(f"internal error: {type(error).__name__}: {error}", None, hint)
+    return 1, "".join(traceback.format_exception(error)) + "\n" + report

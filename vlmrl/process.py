@@ -78,12 +78,12 @@ def descendants(pid: int) -> list[int]:
 
     Zombies are included. A process that starts meanwhile may be missing.
     """
-    found, todo = [], [pid]
+    processes, todo = [], [pid]
     while todo:
         new = _children(todo.pop())
-        found += new
+        processes += new
         todo += new
-    return found
+    return processes
 
 
 def _children(pid: int) -> list[int]:
