@@ -46,8 +46,8 @@ def visible_json(text: str) -> str:
 
 
 def _escaped(text: str, code: Callable[[str], str]) -> str:
-    def shown(found: re.Match[str]) -> str:
-        character, before = found[0], text[found.start() - 1] if found.start() else " "
+    def shown(match: re.Match[str]) -> str:
+        character, before = match[0], text[match.start() - 1] if match.start() else " "
         if character in JOINERS and not before.isascii():
             return character
         return code(character) if unicodedata.category(character) in HIDDEN else character
