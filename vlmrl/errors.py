@@ -14,12 +14,12 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of the system for a full disk, quota or file."""
 
 
-_SPACE = ("the disk refuses to take more", "free disk space: `vlmrl runs du` says what takes it")
-_PLACE = ("the place cannot be used", "choose another place, or ask who looks after this one")
+_SPACE = ("cannot write to the disk", "free disk space: `vlmrl runs du` shows what uses it")
+_PLACE = ("the path cannot be used", "choose another path, or ask the administrator of this one")
 REFUSED = {
     **dict.fromkeys(FULL, _SPACE),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP), _PLACE),
-    errno.ENAMETOOLONG: ("a name is too long", "a file's name takes 255 bytes, a path 4,096: give a shorter one"),
+    errno.ENAMETOOLONG: ("a name is too long", "a file name may have 255 bytes, a path 4,096: use a shorter one"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), ("too many files are open", "raise the limit: ulimit -n 65536")),
     **dict.fromkeys((errno.EIO, errno.ESTALE), ("the disk fails", "see `dmesg`, and copy the data")),
 }
@@ -231,7 +231,7 @@ def exit_of(error: BaseException) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
         return 130, str(error) if isinstance(error, Interruption) else "interrupted"
     if isinstance(error, bdb.BdbQuit):
-        return 130, "the debugger was left"
+        return 130, "the debugger was quit"
     if isinstance(error, OSError) and error.errno in REFUSED:
         message, hint = REFUSED[error.errno]
         return 2, format_error(f"{message}: {error.strerror}", shortened(str(error.filename or "")) or None, hint)

@@ -33,7 +33,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key `{twice[:100]}` is there more than once")
+        raise ValueError(f"the key `{twice[:100]}` occurs more than once")
     return value
 
 
