@@ -363,7 +363,7 @@ def test_a_missing_model_is_one_error_and_the_data_is_checked_all_the_same(world
 
 
 def test_a_hub_name_that_cannot_be_reached_is_said_at_once(world):
-    assert any("no folder here, it is not in the hub cache" in m for m in errors(world("model.path=some/model")))
+    assert any("no local folder, it is not in the hub cache" in m for m in errors(world("model.path=some/model")))
 
 
 def test_vllm_is_counted_with_weights_and_a_cache_of_its_own(world):
@@ -482,7 +482,7 @@ def test_a_model_folder_that_is_not_whole_is_found_by_both_parts(world, tmp_path
 
     copytree(tiny_folder, tmp_path / "other")
     (tmp_path / "other" / "model.safetensors").rename(tmp_path / "other" / "pytorch_model.bin")
-    problem = the(errors_of(world("model.path=other")), "are in pytorch_model.bin, a format that is not read")
+    problem = the(errors_of(world("model.path=other")), "are in pytorch_model.bin, a format that vlmrl does not read")
     assert problem == the(check_model(load_recipe("recipe.toml", overrides=["model.path=other"])), "pytorch_model.bin")
 
 

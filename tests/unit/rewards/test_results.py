@@ -193,7 +193,7 @@ def test_a_detail_of_the_most_levels_can_be_read_from_the_rollouts_again(tmp_pat
 
 
 def test_a_detail_that_names_a_thing_twice_is_refused():
-    with pytest.raises(RewardError, match="the key `1` is there more than once"):
+    with pytest.raises(RewardError, match="the key `1` occurs more than once"):
         read_detail(detail_text({1: "a", "1": "b"}))
 
 
