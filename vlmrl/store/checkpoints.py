@@ -1,8 +1,9 @@
-"""A checkpoint folder against its own meta.json: the one place that says which files belong to it.
+"""The files of a checkpoint folder, checked against its meta.json. This module alone decides which files belong to it.
 
-meta.json lists every file of the folder with its size and sha256. COMPLETE, written last, holds the sha256 of meta.json
-(the first versions left it empty). A file that is not listed was put there later, by somebody else: a reader that takes
-all shards of a folder would load it. So no reader takes such a folder, nor one whose name says another step.
+meta.json lists every file of the folder with its size and sha256. COMPLETE is written last and holds the sha256 of
+meta.json (the first versions left it empty). A file that is not listed was added later by something else, and a reader
+that takes all shards of a folder would load it. So readers refuse a folder with such a file, and a folder whose name
+gives another step than its meta.json.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ ANOTHER = "use another checkpoint of the run; --resume takes the one before when
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """meta.json of a complete checkpoint. Its file table is well formed, and the folder holds nothing else.
+    """Return meta.json of a complete checkpoint.
 
-    Raises: CheckpointError when COMPLETE is missing, meta.json is damaged or of another schema, the folder's name says
+    Its file table is well formed, and the folder holds no other files.
+
+    Raises: CheckpointError when COMPLETE is missing, meta.json is damaged or of another schema, the folder's name gives
         another step, or a file is not listed.
     """
     meta = _read_json(folder)
@@ -39,9 +42,11 @@ def read_meta(folder: Path) -> dict[str, Any]:
 def check_files(folder: Path, under: str = "", *, read: bool = True) -> list[str]:
     """Compare the files under `folder/under` with the table in meta.json: names, sizes and sha256.
 
-    Args: under: a file or a sub-folder; "" = everything.    read: whether to compare the sha256 too.
-    Returns: the names checked, sorted.
-    Raises: CheckpointError as `read_meta`, or naming the first file that is missing or differs.
+    Args:
+        under: a file or a sub-folder; "" = everything.
+        read: whether to compare the sha256 too.
+    Returns: the names that were checked, sorted.
+    Raises: CheckpointError as `read_meta`, or for the first file that is missing or differs; it names the file.
     """
     table = listed(folder, under)
     if not table:
@@ -53,8 +58,10 @@ def check_files(folder: Path, under: str = "", *, read: bool = True) -> list[str
 
 
 def listed(folder: Path, under: str = "") -> dict[str, dict[str, Any]]:
-    """The file table of a checkpoint: name -> `file_facts`, sorted by name; of `under` alone where that is given.
+    """Return the file table of a checkpoint: name -> `file_facts`, sorted by name.
 
+    Args:
+        under: only this file or sub-folder; "" = everything.
     Raises: CheckpointError as `read_meta`.
     """
     table = read_meta(folder)["files"]
@@ -75,7 +82,11 @@ def check_file(folder: Path, name: str, facts: Mapping[str, Any], *, read: bool 
 
 
 def faults(folder: Path, *, read: bool = True) -> Iterator[CheckpointError]:
-    """Yield everything that is wrong with a checkpoint, for `vlmrl runs verify`. `read`: compare the sha256 too."""
+    """Yield every fault of a checkpoint, for `vlmrl runs verify`.
+
+    Args:
+        read: whether to compare the sha256 too.
+    """
     try:
         meta = _read_json(folder)
     except CheckpointError as error:
@@ -90,12 +101,12 @@ def faults(folder: Path, *, read: bool = True) -> Iterator[CheckpointError]:
 
 
 def file_facts(path: Path) -> dict[str, Any]:
-    """A file's line in the table: {"bytes", "sha256"}."""
+    """Return a file's entry in the table: {"bytes", "sha256"}."""
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file as hexadecimal text, read in blocks."""
+    """Return the sha256 of a file as hexadecimal text. The file is read in blocks."""
     digest = hashlib.sha256()  # hashlib.file_digest needs Python 3.11
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -122,7 +133,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
 
 
 def _table_faults(folder: Path, meta: Mapping[str, Any]) -> Iterator[CheckpointError]:
-    """What is wrong with the table, and with the folder's names against it. No file is read."""
+    """Yield the faults of the file table, and of the folder's file names compared with it. No file is read."""
     where = str(folder)
     named = parse_checkpoint_name(folder.absolute().name)
     if named is not None and meta.get("step") != named:
@@ -146,7 +157,7 @@ def _table_faults(folder: Path, meta: Mapping[str, Any]) -> Iterator[CheckpointE
 
 
 def _sound(table: Any) -> dict[str, dict[str, Any]]:
-    """The lines of a file table that name a file within the folder, with its size and sha256."""
+    """Return the entries of a file table that name a file within the folder, with its size and sha256."""
     lines = table.items() if isinstance(table, dict) else ()
     return {name: facts for name, facts in lines if _is_within(name) and _is_facts(facts)}
 
@@ -161,7 +172,7 @@ def _is_facts(facts: Any) -> bool:
 
 
 def _names_in(folder: Path) -> set[str]:
-    """Names, relative to the folder, of everything in it that is no folder; links to folders are followed once."""
+    """Return the paths of all files in a folder, relative to it. A linked folder is entered once."""
     found: set[str] = set()
     seen: set[tuple[int, int]] = set()
     waiting = [""]
@@ -178,14 +189,15 @@ def _names_in(folder: Path) -> set[str]:
 
 
 AS_ASKED = "as asked for"
-"""Why it is that checkpoint, where a person named the step or the folder."""
+"""Reason for the choice of a checkpoint when the user named the step or the folder."""
 
 
 def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "best") -> tuple[Path, str]:
-    """Return (checkpoint, why it is that one, in words).
+    """Return (checkpoint, reason for this choice, in words).
 
-    Args: which: a step, "last", or "best" (the last where no validation has named a best).
-    Raises: StoreError when there is none, or none of the best step: another one is never passed off as the best.
+    Args:
+        which: a step, "last", or "best" (the last one if no validation has named a best).
+    Raises: StoreError when there is none, or none of the best step. Another checkpoint is never returned as the best.
     """
     found, best = layout.complete_checkpoints(run_dir), manifest.best
     have = ", ".join(p.name for p in found) or "none"

@@ -1,4 +1,4 @@
-"""Finding runs: by prefix, name, `last` or path, and listing them, fast with 10,000 of them."""
+"""Search for runs by prefix, name, `last` or path, and lists of runs. It is fast with 10,000 runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LISTED_KEYS = ("name", "kind", "recipe", "start", "end", "tags", "note", "labels
 
 @dataclass(frozen=True)
 class ListedRun:
-    """One run in a listing. `raw` has the manifest's LISTED_KEYS; when it cannot be read, `problem` says why."""
+    """Run in a listing. `raw` has the manifest's LISTED_KEYS; `problem` says why the manifest cannot be read, if so."""
 
     id: str
     dir: Path
@@ -35,7 +35,7 @@ class ListedRun:
 
 
 def status_of(run_dir: Path, stored: Status) -> Status:
-    """The stored status, or "killed" when it says running but the owner is certainly dead or the lock is gone."""
+    """Return the stored status, or "killed" if it is "running" but the owner is certainly dead or the lock is gone."""
     if stored != "running":
         return stored
     owner = read_owner(run_dir)
@@ -43,7 +43,7 @@ def status_of(run_dir: Path, stored: Status) -> Status:
 
 
 def run_ids(root: Path) -> list[str]:
-    """Folder names of all runs under the root, newest first. Folders that are not runs are left out."""
+    """Return the folder names of all runs under the root, newest first. Other folders are left out."""
     ids: list[str] = []
     try:
         with os.scandir(root) as entries:
@@ -61,7 +61,7 @@ def run_ids(root: Path) -> list[str]:
 
 
 def read_listed(root: Path, run_id: str) -> ListedRun:
-    """One run for a listing; a damaged one is told, not raised."""
+    """Return a run for a listing. A damaged run is returned with its `problem`; nothing is raised."""
     run_dir = root / run_id
     try:
         raw = read_raw(f"{root}/{run_id}")
@@ -75,9 +75,11 @@ def read_listed(root: Path, run_id: str) -> ListedRun:
 def list_runs(
     root: Path | str, *, kind: str | None = None, tag: str | None = None, status: str | None = None, limit: int = 0
 ) -> list[ListedRun]:
-    """Runs under the root, newest first. Without a filter only the manifests that are shown are read.
+    """Return runs under the root, newest first. Without a filter only the manifests that are shown are read.
 
-    Args: kind, tag, status: only those ("damaged" is a status too); limit: at most so many, 0 = all.
+    Args:
+        kind, tag, status: return only runs that have these; "damaged" is a status too.
+        limit: maximum number of runs; 0 = all.
     """
     root = Path(root)
     found: list[ListedRun] = []
@@ -92,25 +94,26 @@ def list_runs(
         found.append(run)
         if limit and len(found) >= limit and run_id[:15] != found[limit - 1].id[:15]:
             break
-    # Ids tell the second; within one, the manifests tell who came first.
+    # Ids hold the second of the start; manifests order the runs that started in one second.
     found.sort(key=lambda run: (run.id[:15], str(run.raw.get("start", ""))), reverse=True)
     return found[:limit] if limit else found
 
 
 TRAINED = ("rl", "sft")
-"""Kinds of runs that train: not a `vlmrl try`."""
+"""Kinds of runs that train. A `vlmrl try` does not."""
 
 
 def find(root: Path | str, ref: str, *, trained: bool = False) -> Path:
-    """Return the folder of the run that `ref` names: path, `last`, id, name, unique prefix of the id, or its last 4
-    letters.
+    """Return the folder of the run that `ref` names.
 
-    Args: trained: `last` is the last run that trains, where there is one.
-    Raises: StoreError with the candidates when it is ambiguous, with the newest runs when there is none.
+    Args:
+        ref: path, `last`, id, name, unique prefix of the id, or its last 4 letters.
+        trained: `last` means the last run that trains, if there is one.
+    Raises: StoreError with the candidates if `ref` is ambiguous, with the newest runs if no run has it.
     """
     root = Path(root)
     given = Path(ref)
-    # os.path asks, and takes a name that no file system takes for one that is not there.
+    # os.path returns False for a name that no file system allows; Path.is_file may raise.
     if os.path.isfile(given / layout.MANIFEST):
         return given.resolve() if given.name in ("", "..") else given
     if os.path.isdir(given) and os.sep in ref and layout.RUN_ID.fullmatch(given.name):
@@ -147,12 +150,12 @@ def find(root: Path | str, ref: str, *, trained: bool = False) -> Path:
 
 
 def named_ids(root: Path, ids: list[str], name: str) -> list[str]:
-    """Return those of the runs `ids` whose name is this, in the same order."""
+    """Return those of the run ids `ids` whose run has this name, in the same order."""
     return list(_named(root, ids, name))
 
 
 def _named(root: Path, ids: list[str], name: str) -> Iterator[str]:
-    # Names are rare and manifests are many: a run is read only when its bytes hold the name at all.
+    # Few of many runs have a name: a manifest is parsed only if its bytes contain the name.
     needle = name.encode()
     for run_id in ids:
         try:
@@ -165,8 +168,9 @@ def _named(root: Path, ids: list[str], name: str) -> Iterator[str]:
 
 
 def _latest(root: Path, ids: list[str], trained: bool) -> str:
-    """The run that started last; with `trained`, of those that train, where there are any. Ids tell the second;
-    manifests tell between runs of one second.
+    """Return the id of the run that started last; with `trained`, of the runs that train, if there are any.
+
+    Ids hold the second of the start. Manifests order the runs that started in one second.
     """
     trains = lambda run_id: not trained or read_listed(root, run_id).raw.get("kind") in TRAINED  # noqa: E731
     second = next(filter(trains, ids), ids[0])[:15]

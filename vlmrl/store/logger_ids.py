@@ -1,4 +1,4 @@
-"""What a run keeps of its loggers: the id of the remote run and where it is, by logger. In `sinks.json`."""
+"""Records of a run's loggers in `sinks.json`: for each logger, the id of the remote run and where it is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMA = 1
 
 
 def read_remote(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Logger -> what it asked to be kept. {} for a run that had none.
+    """Return logger -> the values that it asked vlmrl to keep; {} for a run without loggers.
 
     Raises: StoreError when the file is damaged or of a newer schema.
     """
@@ -35,9 +35,11 @@ def read_remote(run_dir: Path) -> dict[str, dict[str, Any]]:
 
 
 def write_remote(run_dir: Path, sink: str, kept: Mapping[str, Any]) -> None:
-    """Keep what a logger asked for, beside that of the others. Secrets are hidden; a damaged file is replaced.
+    """Write the values that a logger asked vlmrl to keep; those of other loggers stay.
 
-    Raises: StoreError when the disk refuses; TypeError when it is no JSON.
+    Secrets are hidden; a damaged file is replaced.
+
+    Raises: StoreError when the write fails; TypeError when a value is no JSON.
     """
     try:
         before = read_remote(run_dir)

@@ -1,4 +1,4 @@
-"""What a run was made with: code, packages, hardware."""
+"""Provenance of a run: code, packages, hardware."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ENVIRONMENT = (
 
 
 def git_state(folder: Path | None = None) -> tuple[dict[str, Any] | None, str]:
-    """({commit, dirty}, diff of tracked files) of the repository that holds `folder`; (None, "") outside of one.
+    """Return ({commit, dirty}, diff of tracked files) of the repository that holds `folder`; (None, "") without one.
 
-    The diff has its secrets hidden and is cut at 1 MB, said in its last line.
+    The diff has its secrets hidden. It is cut at 1 MB, and its last line then says so.
     """
     commit = _git(["rev-parse", "HEAD"], folder)
     if commit is None:
@@ -53,7 +53,7 @@ def _git(args: list[str], folder: Path | None) -> bytes | None:
 
 
 def packages() -> dict[str, str]:
-    """Installed versions of the packages that can change a result. Reads metadata only, imports nothing."""
+    """Return the installed versions of packages that can change a result. Only metadata is read."""
     from importlib import metadata
 
     found: dict[str, str] = {}
@@ -71,7 +71,7 @@ def environment() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def source_sha256() -> str:
-    """One hash over the package's own Python and template files: which vlmrl this was, inside or outside of git."""
+    """Return a hash of all Python and template files of vlmrl. It identifies the code with and without git."""
     root = Path(__file__).resolve().parent.parent
     total = hashlib.sha256()
     for path in sorted(root.rglob("*")):
@@ -81,8 +81,10 @@ def source_sha256() -> str:
 
 
 def usable_cores() -> int:
-    """Threads this process may use: OMP_NUM_THREADS, at most one a core it may run on; where that is not set, its share
-    of these cores among the processes that torchrun started on this machine.
+    """Return the number of threads that this process may use.
+
+    It is OMP_NUM_THREADS, but at most one thread per core that the process may run on. If the variable is not set, it
+    is the share of these cores among the processes that torchrun started on this machine.
     """
     cores = _cores()
     asked = os.environ.get("OMP_NUM_THREADS", "")
@@ -92,7 +94,7 @@ def usable_cores() -> int:
 
 
 def _cores() -> int:
-    """CPU cores this process may run on: its affinity, where the system knows one, else all."""
+    """Return the number of CPU cores that this process may run on: its affinity if the system has one, else all."""
     try:
         return max(1, len(os.sched_getaffinity(0)))
     except AttributeError:
@@ -100,7 +102,7 @@ def _cores() -> int:
 
 
 def hardware() -> dict[str, Any]:
-    """CPU cores this process may run on, memory, GPUs. Does not import torch; asks it when it is already there."""
+    """Return the CPU cores that this process may use, memory and GPUs. torch is used only if it is already imported."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""Is a run folder whole? Every file read, every claim checked; all that is wrong at once, nothing changed."""
+"""Check of a whole run folder: every file is read and compared. All faults are listed and nothing is changed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = 
     """Check a run folder: manifest, recipe, metrics, rollouts, checkpoints, evaluations, images, leftovers.
 
     Args:
-        images: how to find the images; default: the run's media/ and the prepared datasets its manifest names.
-        quick: look for what is missing, cut or out of place, and read no more than that takes: heads of rollouts and
-            evaluations, names of a checkpoint's files, no images. A changed byte in the middle of a file stays unseen.
+        images: images of the run; default: those in the run's media/ and the prepared datasets in its manifest.
+        quick: find only what is missing, cut or misplaced: heads of rollouts and evaluations, names of a checkpoint's
+            files, no images. A changed byte in the middle of a file is not found.
     """
     verdict = MetricsVerdict()
     try:
@@ -60,11 +60,14 @@ def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = 
 
 
 FOLDERS = (layout.ROLLOUTS, layout.EVAL, layout.CHECKPOINTS, layout.LOGS, layout.MEDIA, layout.KEPT)
-"""Folders of a run; each is made when it is needed."""
+"""Folders of a run; each is created when it is needed."""
 
 
 def _check_places(run_dir: Path, verdict: MetricsVerdict) -> None:
-    """Check for files where folders should be, and for names like that of a step which are none: readers skip them."""
+    """Check for files where folders should be, and for names that begin like those of steps but are none.
+
+    Readers skip such names.
+    """
     paths = [run_dir / name for name in FOLDERS]
     paths += _named(run_dir / layout.EVAL)
     for folder, parse in (
@@ -83,12 +86,12 @@ def _check_places(run_dir: Path, verdict: MetricsVerdict) -> None:
 
 
 def _named(folder: Path) -> list[Path]:
-    """Return what a folder holds, without hidden names and what is half written; nothing of a missing one."""
+    """Return the content of a folder without hidden and half-written names; empty if the folder is missing."""
     return sorted(p for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
 
 
 def _check_texts(run_dir: Path, manifest: Manifest, verdict: MetricsVerdict) -> None:
-    """Recipes, code.diff and what is kept of rewards and prompts, against the hashes in the manifest."""
+    """Check recipes, code.diff and kept rewards and prompts against the hashes in the manifest."""
     for name, sha256 in _written_once(run_dir, manifest).items():
         path = run_dir / name
         try:
@@ -109,14 +112,16 @@ def _check_texts(run_dir: Path, manifest: Manifest, verdict: MetricsVerdict) -> 
 
 
 def _written_once(run_dir: Path, manifest: Manifest) -> dict[str, str]:
-    """File -> its sha256, "" where that is not known: the manifest's table; of a run made before there was one, the
-    recipe and the reward files (a prompt's hash is not that of its file).
+    """Return file -> its sha256; "" if that is unknown.
+
+    This is the manifest's table. For runs from before that table, it is the recipe and the reward files (a prompt's
+    hash is not the hash of its file).
     """
     if manifest.files:
         return dict(manifest.files)
     found = {layout.RECIPE: manifest.recipe_sha256} if manifest.recipe_sha256 else {}
     if not all("changes" in attempt for attempt in read_raw(run_dir).get("attempts", ())):
-        return found  # older than kept/
+        return found  # from before kept/ existed
     for record in manifest.rewards:
         if ".py" in str(record.get("name")):
             path = layout.kept_path(run_dir, "reward", str(record.get("sha256")))
@@ -127,7 +132,7 @@ def _written_once(run_dir: Path, manifest: Manifest) -> dict[str, str]:
 
 
 def _check_rollouts(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> dict[Path, Held]:
-    """Readable rollout files -> what they hold."""
+    """Check the rollout files. Return readable file -> its content in numbers."""
     sound: dict[Path, Held] = {}
     folder = run_dir / layout.ROLLOUTS
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -169,7 +174,7 @@ def _check_checkpoints(
 
 
 def _check_evaluations(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> None:
-    """Every folder below eval/: an evaluation appears under its name whole, so that a part of one is damage."""
+    """Check every folder below eval/. An evaluation gets its name when it is whole, so a part of one is damage."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -231,15 +236,15 @@ MOST_LINES = 20
 
 
 def damage_of(run_dir: Path) -> list[str]:
-    """Return one sentence for each file of a run that is missing, cut or not what it should be.
+    """Return one sentence for each file of a run that is missing, cut or wrong.
 
-    Every file is looked at, and only as much of it read as that takes.
+    Every file is checked, but only as much of it is read as that needs.
     """
     return [_sentence(problem, run_dir) for problem in verify_run(run_dir, quick=True).errors]
 
 
 def shortened(lines: list[str], run_id: str) -> list[str]:
-    """Return at most MOST_LINES of them, and where the rest can be seen."""
+    """Return at most MOST_LINES of the lines, and a line that says where the rest can be seen."""
     if len(lines) <= MOST_LINES:
         return lines
     return [*lines[:MOST_LINES], f"... and {len(lines) - MOST_LINES} more: vlmrl runs verify {run_id}"]

@@ -1,4 +1,4 @@
-"""metrics.jsonl against itself, and against the rollouts and checkpoints of its run: is a line or a file lost?"""
+"""Check of metrics.jsonl, and of rollouts and checkpoints against it: is a line or a file lost?"""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TRAINED = ("rl", "sft")
 """Kinds of runs that write a `train` line every step."""
 MOST_STEPS = 5
 SAME_MEAN = 1e-9
-"""Relative. The mean score of a step is stored as a double; other versions may have added up in another order."""
+"""Relative tolerance. The mean score is stored as a double; other versions may have added in another order."""
 
 
 @dataclass
 class MetricsVerdict:
-    """What `verify_run` looked at and found. Errors: something was lost or changed. Warnings: harmless traces."""
+    """Result of `verify_run`. Errors: something was lost or changed. Warnings: harmless traces."""
 
     problems: list[Problem] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -47,11 +47,11 @@ class MetricsVerdict:
 
 @dataclass(frozen=True)
 class Held:
-    """What a rollout file holds.
+    """Content of a rollout file in numbers.
 
     Args:
-        versions: of the policies that sampled; empty when they were not read.
-        mean_score: of the samples whose reward did not fail; None when there are none, or they were not read.
+        versions: policy versions that sampled; empty if they were not read.
+        mean_score: of the samples whose reward did not fail; None if there are none, or they were not read.
     """
 
     step: int
@@ -66,7 +66,9 @@ def check_metrics(
 ) -> None:
     """Check the lines of metrics.jsonl, and that no step's line or rollouts are missing.
 
-    Args: alive: whether a process writes the run now: its last step may be half done.    rollouts: readable files.
+    Args:
+        alive: whether a process writes the run now: its last step may be half done.
+        rollouts: readable files.
     """
     starts = manifest.attempt_starts if manifest else {}
     path = run_dir / layout.METRICS
@@ -96,7 +98,7 @@ def check_metrics(
 
 
 def _check_lines(content: metrics.MetricsFile, starts: Mapping[int, int], path: Path, verdict: MetricsVerdict) -> None:
-    """Each line that is not whole: one may be left by a kill where an attempt ended, any other was damaged."""
+    """Check each line that is not whole: a kill may leave one where an attempt ended; any other is damage."""
     attempts = dict(zip(content.numbers, (line["attempt"] for line in content.lines), strict=True))
     for number in content.torn:
         before = next((attempts[n] for n in sorted(attempts, reverse=True) if n < number), min(starts, default=1))
@@ -112,7 +114,7 @@ def _check_lines(content: metrics.MetricsFile, starts: Mapping[int, int], path: 
 
 
 def _check_order(content: metrics.MetricsFile, path: Path, verdict: MetricsVerdict) -> None:
-    """Check that the lines stand as they were appended: attempt after attempt, in each one line a trained step."""
+    """Check that the lines are in the order of appending: by attempt, and one line per trained step in each attempt."""
     attempt, last, wrong = 0, -1, []
     for number, line in zip(content.numbers, content.lines, strict=True):
         if line["attempt"] > attempt:
@@ -129,7 +131,7 @@ def _check_order(content: metrics.MetricsFile, path: Path, verdict: MetricsVerdi
 
 
 def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict: MetricsVerdict) -> None:
-    """Check a step's line against its rollouts; None = they cannot be read, which was said already."""
+    """Check a step's line against its rollouts; None = they cannot be read, which was reported already."""
     if held is None:
         return
     step, told, lag = line["step"], line.get("rollout/samples"), line.get("rollout/version_lag", 0)
@@ -152,9 +154,10 @@ def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict:
 def _check_no_step_is_beyond(
     run_dir: Path, planned: int, content: metrics.MetricsFile, files: Mapping[int, Path], verdict: MetricsVerdict
 ) -> None:
-    """Check that no line, rollout file or checkpoint is of a step that the run does not have.
+    """Check that no line, rollout file or checkpoint has a step that the run does not have.
 
-    Args: planned: steps of the run. The last one samples version `planned - 1` and makes version `planned`.
+    Args:
+        planned: steps of the run. The last one samples version `planned - 1` and makes version `planned`.
     """
     ends = {"train": planned - 1}
     placed = [
@@ -176,14 +179,16 @@ def _check_no_step_is_missing(
     run_dir: Path, manifest: Manifest, content: metrics.MetricsFile, steps: Sequence[int], sampled: Sequence[int],
     planned: int | None, alive: bool, verdict: MetricsVerdict,
 ) -> None:  # fmt: skip
-    """Check that steps have a line each, from the first on, as far as rollouts, checkpoints and the end of the run say
-    it went. No step number is trusted: what is beyond the run says nothing, and only gaps are looked at.
+    """Check that each step from the first to the last has a line.
+
+    The last step follows from the rollouts, the checkpoints and the end of the run. Step numbers beyond the plan are
+    ignored, and only the gaps are listed, because a damaged file may name any number.
     """
     path, first = run_dir / layout.METRICS, manifest.forked_at or 0
     ended = [line["step"] for line in content.lines if line.get("event") == "ended"] if not alive else []
     last_start = manifest.attempts[-1].from_step if manifest.attempts else 0
     saved = [layout.parse_checkpoint_name(p.name) or 0 for p in layout.complete_checkpoints(run_dir)]
-    # Of a run that went back to an older checkpoint, newer ones say nothing about the lines that count.
+    # After a resume from an older checkpoint, newer checkpoints say nothing about the lines that count.
     saved = saved if len(manifest.attempts) == 1 else [step for step in saved if step <= last_start]
     marks = [*sampled, *saved, *ended[-1:], *(step + 1 for step in steps[-1:])]
     reached = max((mark for mark in marks if planned is None or mark <= planned), default=first)
@@ -194,7 +199,7 @@ def _check_no_step_is_missing(
 
 
 def _gaps(first: int, end: int, steps: Iterable[int]) -> Iterator[range]:
-    """Yield what lies between `first` and `end` (not included) and is none of these sorted steps."""
+    """Yield the steps from `first` to `end` (not included) that are not in these sorted steps, as ranges."""
     for step in (*(step for step in steps if first <= step < end), end):
         if step > first:
             yield range(first, step)
