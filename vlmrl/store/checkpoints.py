@@ -119,15 +119,15 @@ def _read_json(folder: Path) -> dict[str, Any]:
         raise CheckpointError("this checkpoint is not complete: a save was interrupted", where=str(folder),
                               hint="use an older one; `vlmrl runs show RUN` lists those that are complete")  # fmt: skip
     try:
-        text, said = (folder / META).read_bytes(), (folder / COMPLETE).read_text("utf-8").strip()
-        if said and said != hashlib.sha256(text).hexdigest():
+        text, expected_sha256 = (folder / META).read_bytes(), (folder / COMPLETE).read_text("utf-8").strip()
+        if expected_sha256 and expected_sha256 != hashlib.sha256(text).hexdigest():
             raise ValueError("it was changed since it was saved")
         meta = parse_json(text)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{META} cannot be read: {error}", where=str(folder), hint=ANOTHER) from error
     if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
-        found = meta.get("schema") if isinstance(meta, dict) else None
-        message = f"this checkpoint has schema {found}; this vlmrl reads schema {SCHEMA}"
+        schema = meta.get("schema") if isinstance(meta, dict) else None
+        message = f"this checkpoint has schema {schema}; this vlmrl reads schema {SCHEMA}"
         raise CheckpointError(message, where=str(folder))
     return meta
 
@@ -150,8 +150,8 @@ def _table_faults(folder: Path, meta: Mapping[str, Any]) -> Iterator[CheckpointE
         yield CheckpointError(message, where=where, hint=ANOTHER)
     strays = sorted(_names_in(folder) - table.keys() - {META, COMPLETE})
     if strays:
-        told = ", ".join(strays[:MOST_NAMES]) + (" ..." if len(strays) > MOST_NAMES else "")
-        message = f"{told} does not belong to this checkpoint: {META} does not list it"
+        shown_names = ", ".join(strays[:MOST_NAMES]) + (" ..." if len(strays) > MOST_NAMES else "")
+        message = f"{shown_names} does not belong to this checkpoint: {META} does not list it"
         hint = f"take {'it' if len(strays) == 1 else f'these {len(strays)} files'} out of the folder, or {ANOTHER}"
         yield CheckpointError(message, where=where, hint=hint)
 
@@ -173,19 +173,19 @@ def _is_facts(facts: Any) -> bool:
 
 def _names_in(folder: Path) -> set[str]:
     """Return the paths of all files in a folder, relative to it. A linked folder is entered once."""
-    found: set[str] = set()
-    seen: set[tuple[int, int]] = set()
-    waiting = [""]
-    while waiting:
-        below = waiting.pop()
-        place = os.stat(folder / below)
-        if (place.st_dev, place.st_ino) in seen:
+    names: set[str] = set()
+    visited: set[tuple[int, int]] = set()
+    pending = [""]
+    while pending:
+        below = pending.pop()
+        status = os.stat(folder / below)
+        if (status.st_dev, status.st_ino) in visited:
             continue
-        seen.add((place.st_dev, place.st_ino))
+        visited.add((status.st_dev, status.st_ino))
         with os.scandir(folder / below) as entries:
             for entry in entries:
-                (waiting.append if entry.is_dir() else found.add)(f"{below}/{entry.name}" if below else entry.name)
-    return found
+                (pending.append if entry.is_dir() else names.add)(f"{below}/{entry.name}" if below else entry.name)
+    return names
 
 
 AS_ASKED = "as asked for"
@@ -199,24 +199,24 @@ def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "bes
         which: a step, "last", or "best" (the last one if no validation has named a best).
     Raises: StoreError when there is none, or none of the best step. Another checkpoint is never returned as the best.
     """
-    found, best = layout.complete_checkpoints(run_dir), manifest.best
-    have = ", ".join(p.name for p in found) or "none"
-    wanted = best.step if which == "best" and best else which
-    exact = layout.checkpoint_dir(run_dir, wanted) if isinstance(wanted, int) else None
-    if exact in found:
+    checkpoints, best = layout.complete_checkpoints(run_dir), manifest.best
+    names = ", ".join(p.name for p in checkpoints) or "none"
+    step = best.step if which == "best" and best else which
+    exact = layout.checkpoint_dir(run_dir, step) if isinstance(step, int) else None
+    if exact in checkpoints:
         why = f"the best by {best.metric} ({best.value:.4g})" if which == "best" and best else AS_ASKED
         return exact, why
-    if which == "best" and best and found:
+    if which == "best" and best and checkpoints:
         raise StoreError(
             f"run {manifest.id} has no checkpoint of its best step, {best.step} ({best.metric} {best.value:.4g})"
             + (": that is the model it started from; no later step was better" if best.step == 0 else ""),
             where=str(run_dir),
-            hint=f"give --checkpoint last, or in a recipe the folder of a checkpoint; complete ones: {have}",
+            hint=f"give --checkpoint last, or in a recipe the folder of a checkpoint; complete ones: {names}",
         )  # fmt: skip
-    if found and not isinstance(which, int):
-        return found[-1], "the last; no validation has named a best" if which == "best" else "the last"
-    older = isinstance(which, int) and bool(found) and found[-1].name > layout.step_name(which)
+    if checkpoints and not isinstance(which, int):
+        return checkpoints[-1], "the last; no validation has named a best" if which == "best" else "the last"
+    older = isinstance(which, int) and bool(checkpoints) and checkpoints[-1].name > layout.step_name(which)
     why = "; `checkpoint.keep_last` says how many of the newest a run keeps, besides the best" if older else ""
     raise StoreError(
-        f"run {manifest.id} has no checkpoint {which}", where=str(run_dir), hint=f"complete ones: {have}{why}"
+        f"run {manifest.id} has no checkpoint {which}", where=str(run_dir), hint=f"complete ones: {names}{why}"
     )

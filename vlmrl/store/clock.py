@@ -45,5 +45,5 @@ def span(seconds: float | None) -> str:
 def ago(text: str | None) -> str:
     """Return the time since then, to the minute: `45 s`, `12 min`, `3 h 05 min`; `-` if it is unknown."""
     seconds = seconds_between(text)
-    told = span(seconds)
-    return told.rpartition(" min ")[0] + " min" if told.endswith(" s") and " min " in told else told
+    duration = span(seconds)
+    return duration.rpartition(" min ")[0] + " min" if duration.endswith(" s") and " min " in duration else duration

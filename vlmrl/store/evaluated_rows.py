@@ -101,6 +101,6 @@ def same_rows_key(meta: Mapping[str, Any]) -> str | None:
     """Return a key that evaluations of the same rows with the same sampling share; None if the summary does not say."""
     if not meta.get("split") or not meta.get("source"):
         return None
-    how = meta.get("sampling") or {}
-    sampled = "" if meta.get("greedy", True) else f"T{how.get('temperature')}-n{how.get('samples')}"
+    sampling = meta.get("sampling") or {}
+    sampled = "" if meta.get("greedy", True) else f"T{sampling.get('temperature')}-n{sampling.get('samples')}"
     return "-".join(str(w) for w in (meta["split"], meta["source"], sampled, meta.get("max_rows")) if w)

@@ -102,25 +102,25 @@ def remove_tree(path: Path) -> None:
 
 def leftovers(folder: Path) -> list[Path]:
     """Return temporary and half-deleted files and folders under `folder`, left by a process that was killed."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for base, folders, files in os.walk(folder):
         for name in [*folders, *files]:
             if name.startswith((TEMP_PREFIX, TRASH_PREFIX)):
-                found.append(Path(base, name))
+                paths.append(Path(base, name))
         folders[:] = [name for name in folders if not name.startswith((TEMP_PREFIX, TRASH_PREFIX))]
-    return sorted(found)
+    return sorted(paths)
 
 
 def sweep(folder: Path) -> list[Path]:
     """Remove the leftovers under `folder` and return them. Only the owner of the run may do this."""
-    found = leftovers(folder)
-    for path in found:
+    removed = leftovers(folder)
+    for path in removed:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):
                 path.unlink()
-    return found
+    return removed
 
 
 @contextlib.contextmanager
@@ -155,10 +155,10 @@ def crash_point(name: str) -> None:
     The variable holds a point's name, or `name:3` for the third time that the point is passed. Buffers are not flushed
     and no `finally` runs. Points: mid-manifest, mid-rollout, mid-save, before-complete, mid-prune.
     """
-    wanted = os.environ.get(VARIABLE)
-    if not wanted:
+    setting = os.environ.get(VARIABLE)
+    if not setting:
         return
-    point, _, count = wanted.partition(":")
+    point, _, count = setting.partition(":")
     if point != name:
         return
     _hits[name] = _hits.get(name, 0) + 1

@@ -96,13 +96,13 @@ def read_resolved(run_dir: Path) -> dict[str, Any]:
 
 def planned_steps(run_dir: Path) -> int | None:
     """Return the planned number of steps: the largest in any recipe of the run, or None if no recipe has one."""
-    found = []
+    steps_per_recipe = []
     for path in resolved_files(run_dir):
         try:
-            found.append(parse_json(path.read_bytes())["recipe"]["train"]["steps"])
+            steps_per_recipe.append(parse_json(path.read_bytes())["recipe"]["train"]["steps"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return max((steps for steps in found if type(steps) is int and steps > 0), default=None)
+    return max((steps for steps in steps_per_recipe if type(steps) is int and steps > 0), default=None)
 
 
 def refuse_hidden(recipe: Mapping[str, Any], where: str) -> None:

@@ -137,8 +137,8 @@ def _checkpoint_folders(run_dir: Path) -> list[Path]:
         entries = [Path(e.path) for e in os.scandir(run_dir / CHECKPOINTS) if e.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [(step, path) for path in entries if (step := parse_checkpoint_name(path.name)) is not None]
-    return [path for _, path in sorted(found)]
+    steps_and_paths = [(step, path) for path in entries if (step := parse_checkpoint_name(path.name)) is not None]
+    return [path for _, path in sorted(steps_and_paths)]
 
 
 def merged_dirs(run_dir: Path) -> list[Path]:
@@ -195,5 +195,5 @@ def eval_dirs(run_dir: Path) -> list[Path]:
 def eval_folders(run_dir: Path) -> list[Path]:
     """Return evaluations by name, even if the summary is lost, but not those that are being written or deleted."""
     folder = run_dir / EVAL
-    found = [p for p in folder.iterdir() if p.is_dir()] if folder.is_dir() else []
-    return sorted(p for p in found if not p.name.startswith((".tmp-", ".trash-")))
+    folders = [p for p in folder.iterdir() if p.is_dir()] if folder.is_dir() else []
+    return sorted(p for p in folders if not p.name.startswith((".tmp-", ".trash-")))

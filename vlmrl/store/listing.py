@@ -68,8 +68,8 @@ def read_listed(root: Path, run_id: str) -> ListedRun:
     except StoreError as error:
         return ListedRun(run_id, run_dir, "damaged", problem=error.message)
     status = raw["status"]
-    kept = {key: raw[key] for key in LISTED_KEYS if key in raw}
-    return ListedRun(run_id, run_dir, status_of(run_dir, status) if status == "running" else status, kept)
+    listed_values = {key: raw[key] for key in LISTED_KEYS if key in raw}
+    return ListedRun(run_id, run_dir, status_of(run_dir, status) if status == "running" else status, listed_values)
 
 
 def list_runs(
@@ -82,7 +82,7 @@ def list_runs(
         limit: maximum number of runs; 0 = all.
     """
     root = Path(root)
-    found: list[ListedRun] = []
+    runs: list[ListedRun] = []
     for run_id in run_ids(root):
         run = read_listed(root, run_id)
         if kind is not None and run.raw.get("kind") != kind:
@@ -91,12 +91,12 @@ def list_runs(
             continue
         if status is not None and run.status != status:
             continue
-        found.append(run)
-        if limit and len(found) >= limit and run_id[:15] != found[limit - 1].id[:15]:
+        runs.append(run)
+        if limit and len(runs) >= limit and run_id[:15] != runs[limit - 1].id[:15]:
             break
     # Ids hold the second of the start; manifests order the runs that started in one second.
-    found.sort(key=lambda run: (run.id[:15], str(run.raw.get("start", ""))), reverse=True)
-    return found[:limit] if limit else found
+    runs.sort(key=lambda run: (run.id[:15], str(run.raw.get("start", ""))), reverse=True)
+    return runs[:limit] if limit else runs
 
 
 TRAINED = ("rl", "sft")
@@ -112,14 +112,14 @@ def find(root: Path | str, ref: str, *, trained: bool = False) -> Path:
     Raises: StoreError with the candidates if `ref` is ambiguous, with the newest runs if no run has it.
     """
     root = Path(root)
-    given = Path(ref)
+    path = Path(ref)
     # os.path returns False for a name that no file system allows; Path.is_file may raise.
-    if os.path.isfile(given / layout.MANIFEST):
-        return given.resolve() if given.name in ("", "..") else given
-    if os.path.isdir(given) and os.sep in ref and layout.RUN_ID.fullmatch(given.name):
-        return given
-    if os.sep in ref and not os.path.isdir(given) and os.path.isdir(given.parent):
-        root, ref = given.parent, given.name
+    if os.path.isfile(path / layout.MANIFEST):
+        return path.resolve() if path.name in ("", "..") else path
+    if os.path.isdir(path) and os.sep in ref and layout.RUN_ID.fullmatch(path.name):
+        return path
+    if os.sep in ref and not os.path.isdir(path) and os.path.isdir(path.parent):
+        root, ref = path.parent, path.name
     ids = run_ids(root)
     if not ids:
         raise StoreError(
@@ -132,18 +132,18 @@ def find(root: Path | str, ref: str, *, trained: bool = False) -> Path:
     if ref in ids:
         return root / ref
     matches = [run_id for run_id in ids if run_id.startswith(ref)] if ref else []
-    named = named_ids(root, ids, ref)
-    if len(named) == 1:
-        return root / named[0]
-    if not named and len(matches) == 1:
+    ids_with_name = named_ids(root, ids, ref)
+    if len(ids_with_name) == 1:
+        return root / ids_with_name[0]
+    if not ids_with_name and len(matches) == 1:
         return root / matches[0]
-    if not named and not matches and len(ref) == 4:
+    if not ids_with_name and not matches and len(ref) == 4:
         matches = [run_id for run_id in ids if run_id.endswith(f"-{ref}")]
         if len(matches) == 1:
             return root / matches[0]
-    if named or matches:
-        what = "has the name" if named else "answers to"
-        candidates = _show(root, named or matches)
+    if ids_with_name or matches:
+        what = "has the name" if ids_with_name else "answers to"
+        candidates = _show(root, ids_with_name or matches)
         raise StoreError(f"more than one run {what} `{ref}`", where=str(root), hint=f"say which:\n{candidates}")
     newest = _show(root, ids)
     raise StoreError(f"no run `{shortened(ref)}`", where=str(root), hint=f"runs here, newest first:\n{newest}")

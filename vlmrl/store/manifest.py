@@ -58,8 +58,8 @@ class Attempt:
     @property
     def changes_text(self) -> str:
         """Changes of this attempt in one line; empty if there are none."""
-        told = (f"{c.get('what')} {short_value(c.get('old'))} -> {short_value(c.get('new'))}" for c in self.changes)
-        return "; ".join(told) + (" (accepted)" if self.accepted and self.changes else "")
+        texts = (f"{c.get('what')} {short_value(c.get('old'))} -> {short_value(c.get('new'))}" for c in self.changes)
+        return "; ".join(texts) + (" (accepted)" if self.accepted and self.changes else "")
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class Manifest:
 
     def restarts_since(self, step: int) -> set[str]:
         """Return the parts of a checkpoint's state to begin anew, from the changes made at `step` or later."""
-        late = (a for a in self.attempts if a.from_step >= step)
-        return {name for a in late for c in a.changes for name in c.get("restarts", ())}
+        later_attempts = (a for a in self.attempts if a.from_step >= step)
+        return {name for a in later_attempts for c in a.changes for name in c.get("restarts", ())}
 
 
 def short_value(value: Any) -> str:

@@ -95,21 +95,21 @@ class RunImages:
     def find(self, media: Media) -> bytes | None:
         """Return the image file, or None if no place has it or the bytes under its hash are others."""
         for folder in self._open():
-            if (found := folder.get(media.sha256)) is not None:
-                return found if _matches(found, media) else None
+            if (content := folder.get(media.sha256)) is not None:
+                return content if _matches(content, media) else None
         for resolver in self._resolvers:
-            if (found := resolver(media)) is not None and _matches(found, media):
-                return found
+            if (content := resolver(media)) is not None and _matches(content, media):
+                return content
         return None
 
     def read(self, media: Media) -> bytes:
         """Return the image file. Raises: StoreError when it cannot be found."""
-        found = self.find(media)
-        if found is None:
+        content = self.find(media)
+        if content is None:
             self._open()
             why = "; ".join(self.notes) or "neither the run's media/ nor its datasets hold it"
             raise StoreError(f"image {media.sha256[:16]} is not there: {why}", where=str(self.run_dir))
-        return found
+        return content
 
     def _open(self) -> list[ShardFolder]:
         if self._folders is None:
@@ -123,22 +123,22 @@ class RunImages:
 
     def _dataset_folder(self, dataset: Mapping[str, Any]) -> Path | None:
         """Return the dataset's folder if it is a prepared dataset; note if its fingerprint differs from the run's."""
-        given = Path(str(dataset.get("path", "")))
-        places = [given] if given.is_absolute() else [Path(self._cwd or ".") / given, given]
+        path = Path(str(dataset.get("path", "")))
+        places = [path] if path.is_absolute() else [Path(self._cwd or ".") / path, path]
         folder = next((p for p in places if (p / "dataset.json").is_file()), None)
         if folder is None:
-            if not any(p.exists() for p in places) and not str(given).startswith("hub:"):
-                self.notes.append(f"dataset {given} is not there")
+            if not any(p.exists() for p in places) and not str(path).startswith("hub:"):
+                self.notes.append(f"dataset {path} is not there")
             return None
         try:
             info = parse_json((folder / "dataset.json").read_bytes())
             fingerprint = info.get("fingerprint")
         except (OSError, ValueError, AttributeError):
-            self.notes.append(f"dataset {given} is damaged")
+            self.notes.append(f"dataset {path} is damaged")
             return None
         if dataset.get("fingerprint") not in (None, fingerprint):
             # Its images can still be used: a hash cannot name other pixels.
-            self.notes.append(f"dataset {given} has changed since the run")
+            self.notes.append(f"dataset {path} has changed since the run")
         return folder
 
 
@@ -182,14 +182,14 @@ def rollout_media(paths: Iterable[Path]) -> dict[str, Media]:
     """Return all images in rollout files by hash, in order of first appearance: of prompts, responses and rewards."""
     from vlmrl.store.rollouts import read_table
 
-    found: dict[str, Media] = {}
+    media_by_hash: dict[str, Media] = {}
     for path in paths:
         table = read_table(path, ["images", "artifacts"])
         for name in table.column_names:
             for images in table.column(name).to_pylist():
                 for image in images:
-                    found.setdefault(image["sha256"], Media.of(image))
-    return found
+                    media_by_hash.setdefault(image["sha256"], Media.of(image))
+    return media_by_hash
 
 
 def _matches(content: bytes, media: Media) -> bool:

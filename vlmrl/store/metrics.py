@@ -163,10 +163,10 @@ def read_file(run_dir: Path) -> MetricsFile:
 
 def current(lines: Iterable[dict[str, Any]], starts: Mapping[int, int], kind: str) -> list[dict[str, Any]]:
     """Return the lines of one kind that count, one per step, by step. Events: all, in the order of the file."""
-    chosen = [line for line in lines if line["kind"] == kind]
+    lines_of_kind = [line for line in lines if line["kind"] == kind]
     if kind == "event":
-        return chosen
-    return list(newest(((n["step"], n["attempt"], n) for n in chosen), starts, kind).values())
+        return lines_of_kind
+    return list(newest(((n["step"], n["attempt"], n) for n in lines_of_kind), starts, kind).values())
 
 
 def read_tail(run_dir: Path, max_bytes: int = 16_384) -> dict[str, Any] | None:

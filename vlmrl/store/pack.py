@@ -60,18 +60,23 @@ def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Che
     left_out = tuple(path.name for path in [*complete, *merged] if path not in kept)
     named = rollout_media(sorted((run_dir / layout.ROLLOUTS).glob("step-*.parquet")))
     own = ShardFolder(run_dir / layout.MEDIA)
-    wanted = [named[sha256] for sha256 in sorted(named) if sha256 not in own]
-    found = {media.sha256: content for media in wanted if (content := images.find(media)) is not None}
-    missing = tuple(media.sha256 for media in wanted if media.sha256 not in found)
-    about = {"schema": 1, "images": len(own) + len(found), "missing_images": list(missing), "left_out": list(left_out)}
+    needed = [named[sha256] for sha256 in sorted(named) if sha256 not in own]
+    contents = {media.sha256: content for media in needed if (content := images.find(media)) is not None}
+    missing = tuple(media.sha256 for media in needed if media.sha256 not in contents)
+    about = {
+        "schema": 1,
+        "images": len(own) + len(contents),
+        "missing_images": list(missing),
+        "left_out": list(left_out),
+    }
     target.parent.mkdir(parents=True, exist_ok=True)
     temp = temp_path(target)
     try:
         with tempfile.TemporaryDirectory() as scratch, open(temp, "wb") as raw:
             entries = [(path.relative_to(run_dir).as_posix(), path) for path in _files(run_dir, kept)]
-            if found:
+            if contents:
                 shard = Path(scratch, SHARD)
-                write_shard(shard, found.items())
+                write_shard(shard, contents.items())
                 entries = [e for e in entries if e[0] != f"{layout.MEDIA}/{SHARD}"] + [
                     (f"{layout.MEDIA}/{SHARD}", shard)
                 ]
@@ -87,7 +92,7 @@ def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Che
         temp.unlink(missing_ok=True)
         raise StoreError(f"cannot write the archive: {error.strerror or error}", where=str(target)) from error
     size = target.stat().st_size
-    return Packed(target, len(entries) + 1, len(own) + len(found), size, missing, left_out)
+    return Packed(target, len(entries) + 1, len(own) + len(contents), size, missing, left_out)
 
 
 def _redacted(log: Path, scratch: Path) -> Path:

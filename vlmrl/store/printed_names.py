@@ -43,6 +43,6 @@ def command_line(verb: Sequence[str], run_dir: Path, name: str | None, *options:
         verb: the words before the run, such as ("train", "--resume").
         options: the words after it.
     """
-    at_home = run_dir.parent.resolve() == layout.runs_root().resolve()
-    place = () if at_home else ("--runs", str(run_dir.parent))
-    return shlex.join(["vlmrl", *verb, reference(run_dir, name), *options, *place])
+    is_default_root = run_dir.parent.resolve() == layout.runs_root().resolve()
+    runs_option = () if is_default_root else ("--runs", str(run_dir.parent))
+    return shlex.join(["vlmrl", *verb, reference(run_dir, name), *options, *runs_option])

@@ -46,23 +46,23 @@ def git_state(folder: Path | None = None) -> tuple[dict[str, Any] | None, str]:
 def _git(args: list[str], folder: Path | None) -> bytes | None:
     command = ["git", *(("-C", str(folder)) if folder else ()), *args]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=20, stdin=subprocess.DEVNULL)
+        process = subprocess.run(command, capture_output=True, timeout=20, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return process.stdout if process.returncode == 0 else None
 
 
 def packages() -> dict[str, str]:
     """Return the installed versions of packages that can change a result. Only metadata is read."""
     from importlib import metadata
 
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def environment() -> dict[str, str]:
@@ -87,9 +87,9 @@ def usable_cores() -> int:
     is the share of these cores among the processes that torchrun started on this machine.
     """
     cores = _cores()
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked):
-        return min(cores, int(asked))
+    num_threads = os.environ.get("OMP_NUM_THREADS", "")
+    if num_threads.isdigit() and int(num_threads):
+        return min(cores, int(num_threads))
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
@@ -129,8 +129,8 @@ def _cpu_name() -> str:
 def _gpus() -> list[dict[str, Any]]:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        return [{"name": p.name, "memory_bytes": p.total_memory} for p in found]
+        properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        return [{"name": p.name, "memory_bytes": p.total_memory} for p in properties]
     gpus: list[dict[str, Any]] = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         try:

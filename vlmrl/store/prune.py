@@ -53,20 +53,20 @@ def prunable(run_dir: Path, keep_last: int, keep_steps: Iterable[int] = ()) -> l
     """
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, not {keep_last}")
-    kept = set(keep_steps)
+    kept_steps = set(keep_steps)
     older = layout.complete_checkpoints(run_dir)[:-keep_last]
-    return [path for path in older if layout.parse_checkpoint_name(path.name) not in kept]
+    return [path for path in older if layout.parse_checkpoint_name(path.name) not in kept_steps]
 
 
 def plan_prune(run_dir: Path, rules: Rules, keep_steps: Iterable[int] = ()) -> list[Path]:
     """Return the files and folders that `prune_run` would delete. `keep_steps`: checkpoints to keep too (the best)."""
     doomed = [] if rules.keep_last is None else prunable(run_dir, rules.keep_last, keep_steps)
     files = rollout_steps(run_dir)
-    gone = [] if rules.rollouts is None else rules.rollouts.doomed(step for step, _ in files)
-    old = [path for step, path in files if step in set(gone)]
-    doomed += old
+    deleted_steps = [] if rules.rollouts is None else rules.rollouts.doomed(step for step, _ in files)
+    old_rollouts = [path for step, path in files if step in set(deleted_steps)]
+    doomed += old_rollouts
     if rules.media:
-        doomed += _unnamed_shards(run_dir, [path for _, path in files if path not in old])
+        doomed += _unnamed_shards(run_dir, [path for _, path in files if path not in old_rollouts])
     return doomed
 
 
@@ -103,8 +103,8 @@ def delete_rollouts(run_dir: Path, files: Sequence[Path]) -> None:
     if not steps:
         return
     ranges = [range(step, step + 1) for step in steps] + pruned_ranges(run_dir)
-    told = {"schema": 1, "steps": [[r.start, r.stop - 1] for r in _joined(ranges)]}
-    write_json(run_dir / layout.ROLLOUTS / layout.PRUNED, told)
+    record = {"schema": 1, "steps": [[r.start, r.stop - 1] for r in _joined(ranges)]}
+    write_json(run_dir / layout.ROLLOUTS / layout.PRUNED, record)
     for path in files:
         path.unlink(missing_ok=True)
 
@@ -127,24 +127,24 @@ def pruned_ranges(run_dir: Path) -> list[range]:
 
 def children(run_dir: Path) -> dict[int, str]:
     """Return step -> a run in the same folder that needs this run's checkpoint of that step as its first weights."""
-    found: dict[int, str] = {}
+    run_ids: dict[int, str] = {}
     for run in list_runs(run_dir.absolute().parent):
         for parent in (run.raw.get("parent"), run.raw.get("origin")):
             if isinstance(parent, Mapping) and parent.get("run") == run_dir.name:
                 step = layout.parse_checkpoint_name(str(parent.get("checkpoint")).rpartition("/")[2])
                 if step is not None:
-                    found[step] = run.id
-    return found
+                    run_ids[step] = run.id
+    return run_ids
 
 
 def _joined(ranges: Iterable[range]) -> list[range]:
     """Return the same steps as sorted ranges, with neighbours joined. Example: 1-2, 3-3, 7-7 -> 1-3, 7-7."""
     joined: list[range] = []
-    for each in sorted(ranges, key=lambda r: (r.start, r.stop)):
-        if joined and each.start <= joined[-1].stop:
-            joined[-1] = range(joined[-1].start, max(joined[-1].stop, each.stop))
+    for steps in sorted(ranges, key=lambda r: (r.start, r.stop)):
+        if joined and steps.start <= joined[-1].stop:
+            joined[-1] = range(joined[-1].start, max(joined[-1].stop, steps.stop))
         else:
-            joined.append(each)
+            joined.append(steps)
     return joined
 
 

@@ -175,8 +175,8 @@ def _opened(
 
     try:
         # Parquet refuses to encode a missing column, and files of an earlier schema lack some.
-        coded = sorted({*repeated} & {*pq.read_schema(path).names}) if repeated else []
-        with pq.ParquetFile(path, read_dictionary=coded, pre_buffer=False) as file:
+        encoded_columns = sorted({*repeated} & {*pq.read_schema(path).names}) if repeated else []
+        with pq.ParquetFile(path, read_dictionary=encoded_columns, pre_buffer=False) as file:
             schema = file.schema_arrow
             number = (schema.metadata or {}).get(b"vlmrl.schema", b"").decode()
             if not number.isdigit():
@@ -184,15 +184,17 @@ def _opened(
             if int(number) > SCHEMA:
                 message = f"these rollouts have schema {number}, this vlmrl reads {SCHEMA}"
                 raise StoreError(message, where=str(path), hint="upgrade vlmrl")
-            wanted = arrow_schema().names if columns is None else columns
-            lacking = tuple(name for name in wanted if int(number) < SCHEMA and name in ADDED)
-            missing = [name for name in wanted if name not in schema.names and name not in lacking]
+            expected_columns = arrow_schema().names if columns is None else columns
+            lacking = tuple(name for name in expected_columns if int(number) < SCHEMA and name in ADDED)
+            missing = [name for name in expected_columns if name not in schema.names and name not in lacking]
             if missing:
                 raise StoreError(f"the rollouts lack the column(s) {', '.join(missing)}", where=str(path))
-            named, held = parse_rollout_name(path.name), _made_at(schema.metadata)
-            if named is not None and held is not None and held != named:
-                told = "the rollouts are of step {} (attempt {}), the file's name says step {} (attempt {})"
-                raise StoreError(told.format(*held, *named), where=str(path), hint="it was renamed or copied")
+            name_step, file_step = parse_rollout_name(path.name), _made_at(schema.metadata)
+            if name_step is not None and file_step is not None and file_step != name_step:
+                template = "the rollouts are of step {} (attempt {}), the file's name says step {} (attempt {})"
+                raise StoreError(
+                    template.format(*file_step, *name_step), where=str(path), hint="it was renamed or copied"
+                )
             yield file, lacking
     except FileNotFoundError:
         raise StoreError("no such rollout file", where=str(path)) from None

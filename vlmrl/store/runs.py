@@ -84,8 +84,8 @@ class Run:
         """Record an event (saved, resumed, early stop ...): an `event` line in metrics.jsonl and a line in the log."""
         details = redact_value(metrics_.encode(details))
         self.log(step, "event", {"event": event, **details})
-        told = " ".join(f"{k}={v}" for k, v in details.items())
-        self.write_log(f"step {step}: {event}" + (f" ({told})" if told else ""))
+        text = " ".join(f"{k}={v}" for k, v in details.items())
+        self.write_log(f"step {step}: {event}" + (f" ({text})" if text else ""))
 
     def write_log(self, text: str, rank: int = 0) -> None:
         """Append a line with the time to logs/attempt-N/rank-R.log. Secrets are hidden, control characters escaped."""
@@ -261,9 +261,9 @@ def create_run(
         manifests.check_tag(tag)
     root = Path(root)
     run_dir = root / layout.new_run_id(recipe_name)
-    making = temp_path(run_dir)
+    temp_dir = temp_path(run_dir)
     try:
-        making.mkdir(parents=True)
+        temp_dir.mkdir(parents=True)
     except OSError as error:
         raise StoreError(f"cannot make a run folder: {error.strerror}", where=str(root)) from error
     _sweep_root(root)
@@ -272,10 +272,10 @@ def create_run(
     learn_argv(argv)
     learn(filter(None, (recipe_text, *texts.values())))
     try:
-        files = kept_recipe.write_recipe(making, resolved, recipe_text) | kept_recipe.keep_texts(making, texts)
-        files |= kept_recipe.keep_diff(making, diff) if diff else {}
+        files = kept_recipe.write_recipe(temp_dir, resolved, recipe_text) | kept_recipe.keep_texts(temp_dir, texts)
+        files |= kept_recipe.keep_diff(temp_dir, diff) if diff else {}
         if fork:
-            link_tree(fork.checkpoint, making / layout.CHECKPOINTS / fork.checkpoint.name)
+            link_tree(fork.checkpoint, temp_dir / layout.CHECKPOINTS / fork.checkpoint.name)
         manifest = Manifest(
             id=run_dir.name, kind=kind, recipe=recipe_name, start=start, name=name, tags=tuple(dict.fromkeys(tags)),
             note=note, labels=tuple(labels), argv=tuple(redact_argv(argv)), cwd=os.getcwd(), parent=parent,
@@ -286,15 +286,15 @@ def create_run(
             packages=provenance.packages(), environment=provenance.environment(), hardware=provenance.hardware(),
             attempts=(manifests.new_attempt(1, start, argv, fork and fork.checkpoint, fork.changes if fork else ()),),
         )  # fmt: skip
-        manifests.write_manifest(making, manifest)
+        manifests.write_manifest(temp_dir, manifest)
     except (OSError, StoreError) as error:
-        shutil.rmtree(making, ignore_errors=True)
+        shutil.rmtree(temp_dir, ignore_errors=True)
         if isinstance(error, StoreError):
             raise
         raise StoreError(f"cannot make a run folder: {error.strerror}", where=str(error.filename or root)) from error
-    lock = RunLock(making)
+    lock = RunLock(temp_dir)
     lock.acquire()
-    os.rename(making, run_dir)
+    os.rename(temp_dir, run_dir)
     sync_folder(root)
     lock.moved(run_dir)
     return Run(run_dir, manifests.read_manifest(run_dir), lock)
@@ -335,14 +335,18 @@ def resume_run(
         sweep(run_dir)
         for path in layout.incomplete_checkpoints(run_dir):
             remove_tree(path)
-        found = {layout.parse_checkpoint_name(path.name) or 0: path for path in reader.checkpoint_dirs()}
-        step = max(found, default=0) if from_step is None else from_step
-        if step and step not in found:
-            have = ", ".join(map(str, found)) or "none"
-            raise StoreError(f"run {reader.id} has no complete checkpoint of step {step}", hint=f"steps it has: {have}")
-        before = tuple(replace(a, status="killed") if a.status == "running" else a for a in reader.manifest.attempts)
-        number = max((a.number for a in before), default=0) + 1
-        attempt = manifests.new_attempt(number, now(), argv, found.get(step), renewal.changes if renewal else ())
+        checkpoints = {layout.parse_checkpoint_name(path.name) or 0: path for path in reader.checkpoint_dirs()}
+        step = max(checkpoints, default=0) if from_step is None else from_step
+        if step and step not in checkpoints:
+            steps = ", ".join(map(str, checkpoints)) or "none"
+            raise StoreError(
+                f"run {reader.id} has no complete checkpoint of step {step}", hint=f"steps it has: {steps}"
+            )
+        previous_attempts = tuple(
+            replace(a, status="killed") if a.status == "running" else a for a in reader.manifest.attempts
+        )
+        number = max((a.number for a in previous_attempts), default=0) + 1
+        attempt = manifests.new_attempt(number, now(), argv, checkpoints.get(step), renewal.changes if renewal else ())
         changes: dict[str, Any] = {"status": "running", "end": None, "error": None}
         if reader.manifest.best is not None and reader.manifest.best.step > step:
             changes["best"] = _best_until(reader, step)
@@ -353,7 +357,7 @@ def resume_run(
             changes |= {name: tuple(r) for name, r in renewal.records.items()}
             changes |= {"best": None} if renewal.restarts_best else {}
             changes |= {"seeds": dict(renewal.seeds)} if renewal.seeds else {}
-        changes["attempts"] = (*before, attempt)
+        changes["attempts"] = (*previous_attempts, attempt)
         if threads is not None:
             changes["threads"] = threads
         manifest = manifests.update_manifest(run_dir, lambda m: replace(m, **changes))
@@ -365,12 +369,12 @@ def resume_run(
 
 def rollout_files(run_dir: Path, starts: Mapping[int, int]) -> dict[int, Path]:
     """Return step -> the rollout file that counts. `starts`: attempt -> the step it began at."""
-    found: list[tuple[int, int, Path]] = []
+    files: list[tuple[int, int, Path]] = []
     with contextlib.suppress(FileNotFoundError), os.scandir(run_dir / layout.ROLLOUTS) as entries:
         for entry in entries:
             if (parsed := layout.parse_rollout_name(entry.name)) is not None:
-                found.append((*parsed, Path(entry.path)))
-    return metrics_.newest(found, starts)
+                files.append((*parsed, Path(entry.path)))
+    return metrics_.newest(files, starts)
 
 
 def _sweep_root(root: Path) -> None:

@@ -30,7 +30,7 @@ def describe(run: Run) -> dict[str, Any]:
         train, validation, events = (run.metrics(kind) for kind in ("train", "validation", "event"))
     except StoreError as error:
         problems.append(error.message)
-    complete = run.checkpoint_dirs()
+    checkpoints = run.checkpoint_dirs()
     rollouts = run.rollout_files()
     status = run.status
     report = run.dir / layout.REPORT
@@ -76,7 +76,7 @@ def describe(run: Run) -> dict[str, Any]:
         "first_validation": validation[0] if validation else None,
         "last_event": events[-1] if events else None,
         "best": {"step": m.best.step, "metric": m.best.metric, "value": m.best.value} if m.best else None,
-        "checkpoints": [path.name for path in complete],
+        "checkpoints": [path.name for path in checkpoints],
         "rollout_steps": list(rollouts),
         "evaluations": [path.name for path in layout.eval_dirs(run.dir)],
         "evaluations_during_training": [path.name for path in layout.eval_dirs(run.dir) if _was_during(path)],

@@ -38,17 +38,17 @@ class Followed:
         The status is read before the lines: if it says that the run has ended, no line is missing.
         """
         self.run, self.steps = open_run(self.run_dir.parent, str(self.run_dir)), _steps(self.run_dir)
-        going = self.run.status == "running"
+        is_running = self.run.status == "running"
         try:
             with open(self.run_dir / layout.METRICS, "rb") as file:
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
-            return going
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        self._lines += [line for raw in whole.split(b"\n") if (line := parse_line(raw)) is not None]
-        return going
+            return is_running
+        whole_lines = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole_lines)
+        self._lines += [line for raw in whole_lines.split(b"\n") if (line := parse_line(raw)) is not None]
+        return is_running
 
     def lines(self, kind: str = "train") -> list[dict[str, Any]]:
         """Return the lines of a kind that count so far, one per step, by step."""
@@ -64,10 +64,10 @@ class Followed:
         recent = [line for line in train[-STEPS_FOR_SPEED - 1 :] if line["attempt"] == attempt]
         if len(recent) > 1:
             span = seconds_between(recent[0].get("time"), recent[-1].get("time"))
-            a_step = None if span is None else span / (len(recent) - 1)
+            step_seconds = None if span is None else span / (len(recent) - 1)
         else:
-            a_step = recent[0].get("time/step_seconds")
-        return None if a_step is None else a_step * max(0, self.steps - 1 - train[-1]["step"])
+            step_seconds = recent[0].get("time/step_seconds")
+        return None if step_seconds is None else step_seconds * max(0, self.steps - 1 - train[-1]["step"])
 
 
 def phase_seconds(lines: list[dict[str, Any]]) -> dict[str, float]:

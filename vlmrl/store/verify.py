@@ -119,16 +119,16 @@ def _written_once(run_dir: Path, manifest: Manifest) -> dict[str, str]:
     """
     if manifest.files:
         return dict(manifest.files)
-    found = {layout.RECIPE: manifest.recipe_sha256} if manifest.recipe_sha256 else {}
+    sha256_by_file = {layout.RECIPE: manifest.recipe_sha256} if manifest.recipe_sha256 else {}
     if not all("changes" in attempt for attempt in read_raw(run_dir).get("attempts", ())):
-        return found  # from before kept/ existed
+        return sha256_by_file  # from before kept/ existed
     for record in manifest.rewards:
         if ".py" in str(record.get("name")):
             path = layout.kept_path(run_dir, "reward", str(record.get("sha256")))
             text = path.read_bytes() if path.is_file() else b""
             known = HIDDEN.encode() not in text
-            found[path.relative_to(run_dir).as_posix()] = str(record.get("sha256")) if known else ""
-    return found
+            sha256_by_file[path.relative_to(run_dir).as_posix()] = str(record.get("sha256")) if known else ""
+    return sha256_by_file
 
 
 def _check_rollouts(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> dict[Path, Held]:
@@ -195,9 +195,9 @@ def _check_evaluations(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> N
         except (OSError, pa.ArrowException) as error:
             verdict.error(f"the rows of this evaluation cannot be read: {str(error).splitlines()[0]}", path)
             continue
-        told = summary.get("rows")
-        if isinstance(told, int) and told != rows:
-            verdict.error(f"the summary is of {told} rows, and there are {rows}", path)
+        summary_rows = summary.get("rows")
+        if isinstance(summary_rows, int) and summary_rows != rows:
+            verdict.error(f"the summary is of {summary_rows} rows, and there are {rows}", path)
 
 
 def _check_images(run_dir: Path, rollouts: Mapping[Path, Any], images: RunImages, verdict: MetricsVerdict) -> None:

@@ -83,10 +83,10 @@ def check_metrics(
     train = {line["step"]: line for line in metrics.current(content.lines, starts, "train")}
     files = rollout_files(run_dir, starts)
     sampled = sorted(step for step, line in train.items() if "rollout/samples" in line and step not in files)
-    lost = [step for step in sampled if not any(step in each for each in pruned)]
+    lost = [step for step in sampled if not any(step in steps for steps in pruned)]
     if lost:
-        told = f"{len(lost)} step(s) have metrics but no rollouts: {_shown(lost, len(lost))}"
-        verdict.error(told, run_dir / layout.ROLLOUTS)
+        message = f"{len(lost)} step(s) have metrics but no rollouts: {_shown(lost, len(lost))}"
+        verdict.error(message, run_dir / layout.ROLLOUTS)
     for step in sorted(train.keys() & files.keys()):
         _check_step(train[step], files[step], rollouts.get(files[step]), verdict)
     if manifest is not None and manifest.kind in TRAINED:
@@ -126,17 +126,17 @@ def _check_order(content: metrics.MetricsFile, path: Path, verdict: MetricsVerdi
             last = line["step"]
     if wrong:
         number, line = wrong[0]
-        told = f"{len(wrong)} line(s) of metrics are there twice or out of order, the first of step {line['step']}"
-        verdict.error(told, f"{path}:{number}", "the file was edited: a run only appends to it")
+        message = f"{len(wrong)} line(s) of metrics are there twice or out of order, the first of step {line['step']}"
+        verdict.error(message, f"{path}:{number}", "the file was edited: a run only appends to it")
 
 
 def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict: MetricsVerdict) -> None:
     """Check a step's line against its rollouts; None = they cannot be read, which was reported already."""
     if held is None:
         return
-    step, told, lag = line["step"], line.get("rollout/samples"), line.get("rollout/version_lag", 0)
-    if isinstance(told, int) and told != held.samples:
-        verdict.error(f"step {step}: metrics say {told} samples, the rollouts hold {held.samples}", path)
+    step, num_samples, lag = line["step"], line.get("rollout/samples"), line.get("rollout/version_lag", 0)
+    if isinstance(num_samples, int) and num_samples != held.samples:
+        verdict.error(f"step {step}: metrics say {num_samples} samples, the rollouts hold {held.samples}", path)
     mean = line.get("reward/mean")
     stored = held.mean_score
     if (

@@ -121,10 +121,10 @@ def redact_result(value: Any, name: str = "") -> Any:
 def learn(texts: Iterable[str]) -> None:
     """Remember the secrets in texts of the run's own (recipe, prompts, reward files), for `hide_known`."""
     for text in texts:
-        found = [text[start:end] for start, end in secret_spans(text)]
+        secrets = [text[start:end] for start, end in secret_spans(text)]
         # In an address, `user:password` is hidden as a whole, but the password is the secret.
-        passwords = [value.partition(":")[2] for value in found if f"://{value}@" in text]
-        _remember([*found, *passwords], passwords)
+        passwords = [value.partition(":")[2] for value in secrets if f"://{value}@" in text]
+        _remember([*secrets, *passwords], passwords)
 
 
 def learn_argv(argv: Sequence[str]) -> None:
@@ -136,8 +136,8 @@ def learn_argv(argv: Sequence[str]) -> None:
 
 def _remember(values: Iterable[str], passwords: Iterable[str] = ()) -> None:
     global _learned, _learned_passwords
-    found = sorted({value for value in values if _is_distinct(value)} - _learned)
-    _learned |= frozenset(found[: MOST_KNOWN - len(_learned)])
+    new_values = sorted({value for value in values if _is_distinct(value)} - _learned)
+    _learned |= frozenset(new_values[: MOST_KNOWN - len(_learned)])
     words = sorted(set(filter(_is_address_password, passwords)) - _learned - _learned_passwords)
     _learned_passwords |= frozenset(words[: MOST_KNOWN - len(_learned_passwords)])
 
@@ -145,25 +145,25 @@ def _remember(values: Iterable[str], passwords: Iterable[str] = ()) -> None:
 def hidden_keys(value: Any, key: str = "") -> list[str]:
     """Return the dotted keys of a JSON value whose values are hidden, so that a record cannot give them back."""
     if isinstance(value, Mapping):
-        return [found for k, v in value.items() for found in hidden_keys(v, f"{key}.{k}" if key else str(k))]
+        return [hidden for k, v in value.items() for hidden in hidden_keys(v, f"{key}.{k}" if key else str(k))]
     if isinstance(value, (list, tuple)):
-        return [found for i, v in enumerate(value) for found in hidden_keys(v, f"{key}.{i}")]
+        return [hidden for i, v in enumerate(value) for hidden in hidden_keys(v, f"{key}.{i}")]
     return [key] if isinstance(value, str) and HIDDEN in value else []
 
 
 def secret_spans(text: str) -> list[Span]:
     """Return the spans of the secrets in a text as (start, end), in order, without overlaps."""
-    found = [*_by_look(text), *pairs(text), *assigned(text)]
+    spans = [*_by_look(text), *pairs(text), *assigned(text)]
     if len(text) >= 20:
-        found += [(m.start(), _token_end(text, m.end())) for m in scanner_shapes().finditer(text)]
-    return _merged(found, text)
+        spans += [(m.start(), _token_end(text, m.end())) for m in scanner_shapes().finditer(text)]
+    return _merged(spans, text)
 
 
 def _by_look(text: str) -> list[Span]:
     """Return the spans of secrets that need no name: known ones, and those with a shape or a place of their own."""
     known = _known_pattern(*_known())
-    found: list[Span] = [m.span() for m in known.finditer(text)] if known is not None else []
-    return [*found, *service_tokens(text), *_private_keys(text), *addresses(text), *headers(text)]
+    spans: list[Span] = [m.span() for m in known.finditer(text)] if known is not None else []
+    return [*spans, *service_tokens(text), *_private_keys(text), *addresses(text), *headers(text)]
 
 
 def _token_end(text: str, end: int) -> int:
@@ -233,14 +233,16 @@ def _known() -> tuple[frozenset[str], frozenset[str]]:
 
 @lru_cache(maxsize=8)
 def _of_environment(named: tuple[tuple[str, str], ...]) -> tuple[frozenset[str], frozenset[str]]:
-    found: set[str] = set()
+    secret_values: set[str] = set()
     passwords: set[str] = set()
     for name, value in named:
         if _is_secret(name, value):
-            found.add(value)
+            secret_values.add(value)
         if "://" in value:
             passwords |= {value[start:end].rpartition(":")[2] for start, end in addresses(value)}
-    secrets = frozenset(value for value in found | passwords if _is_distinct(value) and not os.path.exists(value))
+    secrets = frozenset(
+        value for value in secret_values | passwords if _is_distinct(value) and not os.path.exists(value)
+    )
     return secrets, frozenset(filter(_is_address_password, passwords)) - secrets
 
 

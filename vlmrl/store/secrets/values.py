@@ -174,18 +174,18 @@ def _literals(place: _Place, literal: re.Match[str]) -> Iterator[Span]:
     """Yield the string literals after the mark: one, or several that are joined, or as many as names are unpacked."""
     text = place.text
     unpacked = place.mark == "=" and _UNPACKED.search(text, max(0, place.start - 80), place.start)
-    found: list[re.Match[str]] = []
+    literals: list[re.Match[str]] = []
     following: re.Match[str] | None = literal
-    while following is not None and len(found) < 50:
-        found.append(following)
+    while following is not None and len(literals) < 50:
+        literals.append(following)
         gap = (_COMMA if unpacked else _JOINED).match(text, following.end())
         joins = gap is not None and place.mark not in (",", "", "(")
         following = _LITERAL.match(text, gap.end()) if gap and joins else None
-    whole = "".join(_content(m)[1] for m in found)
-    if not unpacked and len(found) > 1 and _is_quoted_secret(place, whole, ""):
-        yield from (_content(m)[0] for m in found if _content(m)[1])
+    whole = "".join(_content(m)[1] for m in literals)
+    if not unpacked and len(literals) > 1 and _is_quoted_secret(place, whole, ""):
+        yield from (_content(m)[0] for m in literals if _content(m)[1])
         return
-    for m in found:
+    for m in literals:
         span, content = _content(m)
         fits = is_mixed if place.sure else looks_random
         if (
@@ -236,7 +236,7 @@ def _enclosed(text: str, at: int, most: int = MOST_LIST_CHARS) -> _Enclosed:
     """Return the literals in the bracket that opens here, except the keys of a mapping."""
     depth, first, commas = 0, at, 0
     several, begins = False, False
-    found: list[tuple[Span, str, int, bool]] = []
+    literals: list[tuple[Span, str, int, bool]] = []
     while at < min(len(text), first + most) and depth <= MOST_DEPTH:
         plain = _PLAIN.match(text, at)
         begins = begins and not (plain and plain[0].strip())
@@ -244,7 +244,7 @@ def _enclosed(text: str, at: int, most: int = MOST_LIST_CHARS) -> _Enclosed:
         literal = _LITERAL.match(text, at)
         if literal:
             span, content = _content(literal)
-            found += [] if _KEY_END.match(text, literal.end()) else [(span, content, commas, begins and depth == 1)]
+            literals += [] if _KEY_END.match(text, literal.end()) else [(span, content, commas, begins and depth == 1)]
             at, begins = literal.end(), False
             continue
         mark, at = text[at : at + 1], at + 1
@@ -254,28 +254,28 @@ def _enclosed(text: str, at: int, most: int = MOST_LIST_CHARS) -> _Enclosed:
         begins = (mark == "," or mark in _OPENING) and depth == 1
         if depth == 0:
             break
-    return _Enclosed(found, several, at)
+    return _Enclosed(literals, several, at)
 
 
 def _listed(place: _Place, at: int) -> Iterator[Span]:
     """Yield the literals in brackets after the mark, except the keys of a mapping."""
     enclosed = _enclosed(place.text, at)
-    found = enclosed.literals
+    literals = enclosed.literals
     fits = is_mixed if place.sure else looks_random
     if place.text[at] == "(" and not enclosed.several:  # one text that is split into several literals
-        whole = "".join(content for _, content, _, _ in found)
-        found = found if _is_quoted_secret(place, whole, "") else []
+        whole = "".join(content for _, content, _, _ in literals)
+        literals = literals if _is_quoted_secret(place, whole, "") else []
         fits = bool
-    for span, content, _, _ in found:
+    for span, content, _, _ in literals:
         if fits(content) and not is_placeholder(content) and not is_number(content):
             yield span
 
 
 def _arguments(place: _Place, at: int) -> Iterator[Span]:
     """Yield literals in a call of `login`, `set_password` and the like: those that look random, and a last password."""
-    found = [item for item in _enclosed(place.text, at, MOST_EXPRESSION_CHARS).literals if item[3]]
-    for span, content, number, _ in found:
-        last = number > 0 and span == found[-1][0] and LOGINS.search(place.name) is not None
+    literals = [item for item in _enclosed(place.text, at, MOST_EXPRESSION_CHARS).literals if item[3]]
+    for span, content, number, _ in literals:
+        last = number > 0 and span == literals[-1][0] and LOGINS.search(place.name) is not None
         if not is_placeholder(content) and (looks_random(content) or (last and is_mixed(content))):
             yield span
 
