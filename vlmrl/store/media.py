@@ -68,7 +68,7 @@ class ShardFolder:
 
 
 class RunImages:
-    """Image files of one run. `notes` has one sentence for each dataset that was not used (gone, changed since the run).
+    """Image files of one run. `notes` has a sentence for each dataset that was not used (gone, changed since the run).
 
     Args:
         run_dir: the run folder.
