@@ -22,7 +22,7 @@ from vlmrl.store.manifest import Manifest
 
 SCHEMA = 1
 MOST_NAMES = 3
-ANOTHER = "use another checkpoint of the run; --resume takes the one before when this folder is gone"
+ANOTHER = "use another checkpoint of the run; if you delete this folder, --resume takes the one before"
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def check_files(folder: Path, under: str = "", *, read: bool = True) -> list[str
     """
     table = listed(folder, under)
     if not table:
-        raise CheckpointError(f"{META} says nothing of {under or 'any file'}", where=str(folder),
+        raise CheckpointError(f"{META} does not list {under or 'any file'}", where=str(folder),
                               hint="use another checkpoint of the run")  # fmt: skip
     for name, facts in table.items():
         check_file(folder, name, facts, read=read)
@@ -117,7 +117,7 @@ def sha256_of(path: Path) -> str:
 def _read_json(folder: Path) -> dict[str, Any]:
     if not (folder / COMPLETE).is_file():
         raise CheckpointError("this checkpoint is not complete: a save was interrupted", where=str(folder),
-                              hint="use an older one; `vlmrl runs show RUN` lists those that are complete")  # fmt: skip
+                              hint="use an older one; `vlmrl runs show RUN` lists the complete ones")  # fmt: skip
     try:
         text, expected_sha256 = (folder / META).read_bytes(), (folder / COMPLETE).read_text("utf-8").strip()
         if expected_sha256 and expected_sha256 != hashlib.sha256(text).hexdigest():
@@ -138,15 +138,15 @@ def _table_faults(folder: Path, meta: Mapping[str, Any]) -> Iterator[CheckpointE
     named = parse_checkpoint_name(folder.absolute().name)
     if named is not None and meta.get("step") != named:
         message = f"{META} says step {meta.get('step')}, the folder's name says step {named}"
-        yield CheckpointError(message, where=where, hint="the folder was renamed or copied: give it back its name")
+        yield CheckpointError(message, where=where, hint="the folder was renamed or copied: restore its name")
     table = meta.get("files")
     if not isinstance(table, dict) or not table:
-        yield CheckpointError(f"{META} lists no files, so nothing says which belong to this checkpoint", where=where,
+        yield CheckpointError(f"{META} lists no files, so the files of this checkpoint are not known", where=where,
                               hint=ANOTHER)  # fmt: skip
         return
     wrong = sorted(table.keys() - _sound(table).keys())
     if wrong:
-        message = f"{META} describes a file wrongly, or one outside of the checkpoint: {wrong[0]}"
+        message = f"{META} has a wrong entry, or one for a file outside of the checkpoint: {wrong[0]}"
         yield CheckpointError(message, where=where, hint=ANOTHER)
     strays = sorted(_names_in(folder) - table.keys() - {META, COMPLETE})
     if strays:
@@ -188,7 +188,7 @@ def _names_in(folder: Path) -> set[str]:
     return names
 
 
-AS_ASKED = "as asked for"
+AS_ASKED = "as requested"
 """Reason for the choice of a checkpoint when the user named the step or the folder."""
 
 
@@ -214,9 +214,9 @@ def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "bes
             hint=f"give --checkpoint last, or in a recipe the folder of a checkpoint; complete ones: {names}",
         )  # fmt: skip
     if checkpoints and not isinstance(which, int):
-        return checkpoints[-1], "the last; no validation has named a best" if which == "best" else "the last"
+        return checkpoints[-1], "the last; no validation has set a best one" if which == "best" else "the last"
     older = isinstance(which, int) and bool(checkpoints) and checkpoints[-1].name > layout.step_name(which)
-    why = "; `checkpoint.keep_last` says how many of the newest a run keeps, besides the best" if older else ""
+    why = "; a run keeps the best one and the newest `checkpoint.keep_last`" if older else ""
     raise StoreError(
         f"run {manifest.id} has no checkpoint {which}", where=str(run_dir), hint=f"complete ones: {names}{why}"
     )

@@ -29,8 +29,8 @@ TRAINING_STEP = re.compile(r"-step-(\d{6,})(?=-|$)")
 """Step in the name of an evaluation's folder."""
 LABELS: Mapping[Role, str] = {
     "test": "",
-    "validation": "rows that training validated on: its checkpoint was chosen by them",
-    "training": "training rows: they do not say how well it does on new ones",
+    "validation": "rows that training validated on: they were used to choose its checkpoint",
+    "training": "training rows: the result on new rows may differ",
     "held out": "",
 }
 """Label to show beside the numbers; empty if none is needed."""
@@ -46,7 +46,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise StoreError(f"the evaluation's summary is damaged: {error}", where=str(path)) from error
     if not isinstance(summary, dict) or not isinstance(summary.get("metrics"), dict):
-        raise StoreError("this file is no summary of an evaluation", where=str(path))
+        raise StoreError("this file is not the summary of an evaluation", where=str(path))
     if summary.get("schema") != SCHEMA:
         message = f"this evaluation has schema {summary.get('schema')!r}; this vlmrl reads {SCHEMA}"
         raise StoreError(message, where=str(path), hint="upgrade vlmrl")

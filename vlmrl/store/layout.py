@@ -182,9 +182,9 @@ def check_eval_name(name: str | None) -> None:
     if name is None:
         return
     if name.startswith(".") or any(c in name for c in "/\\\0") or not name.strip():
-        raise StoreError(f"`{name}` cannot be the name of an evaluation", hint="a plain name without slashes")
+        raise StoreError(f"`{name}` cannot be the name of an evaluation", hint="use a plain name without slashes")
     if len(name.encode("utf-8", "replace")) > MOST_NAME_BYTES:
-        raise StoreError(f"the name of an evaluation takes {MOST_NAME_BYTES} bytes; `{shortened(name)}` has more")
+        raise StoreError(f"the name of an evaluation has at most {MOST_NAME_BYTES} bytes; `{shortened(name)}` has more")
 
 
 def eval_dirs(run_dir: Path) -> list[Path]:

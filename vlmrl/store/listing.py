@@ -125,7 +125,7 @@ def find(root: Path | str, ref: str, *, trained: bool = False) -> Path:
         raise StoreError(
             f"no run `{shortened(ref)}`: there are no runs in {root}",
             where=str(root),
-            hint="say where they are: --runs DIR",
+            hint="give their folder: --runs DIR",
         )
     if ref == "last":
         return root / _latest(root, ids, trained)
@@ -142,9 +142,9 @@ def find(root: Path | str, ref: str, *, trained: bool = False) -> Path:
         if len(matches) == 1:
             return root / matches[0]
     if ids_with_name or matches:
-        what = "has the name" if ids_with_name else "answers to"
+        what = "has the name" if ids_with_name else "matches"
         candidates = _show(root, ids_with_name or matches)
-        raise StoreError(f"more than one run {what} `{ref}`", where=str(root), hint=f"say which:\n{candidates}")
+        raise StoreError(f"more than one run {what} `{ref}`", where=str(root), hint=f"give one of these:\n{candidates}")
     newest = _show(root, ids)
     raise StoreError(f"no run `{shortened(ref)}`", where=str(root), hint=f"runs here, newest first:\n{newest}")
 

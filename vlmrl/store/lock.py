@@ -82,7 +82,7 @@ def force_release(run_dir: Path) -> Owner | None:
     """
     owner = read_owner(run_dir)
     if owner is not None and owner_state(owner) == "alive":
-        message = f"process {owner.pid} is alive on this machine and writes this run"
+        message = f"process {owner.pid} on this machine is running and writes this run"
         raise StoreError(message, where=str(run_dir), hint="stop it first; nothing was changed")
     with contextlib.suppress(FileNotFoundError):
         (run_dir / layout.LOCK).unlink()
@@ -134,7 +134,9 @@ class RunLock:
                 aside = self.path.with_name(f".tmp-{layout.LOCK}-{secrets.token_hex(3)}")
                 os.replace(self.path, aside)
                 aside.unlink()
-        raise StoreError("cannot lock this run: others keep taking it", where=str(self.run_dir), hint="try again")
+        raise StoreError(
+            "cannot lock this run: other processes lock it again and again", where=str(self.run_dir), hint="try again"
+        )
 
     def moved(self, run_dir: Path) -> None:
         """Update the paths after the run folder was renamed. The file lock moves with the file."""
@@ -177,9 +179,9 @@ class RunLock:
             hint = "wait for it to end, or stop it with Ctrl-C; two processes never write one run"
         else:
             message = (
-                f"run {self.run_dir.name} was taken {ago(owner.since)} ago by {place}, which cannot be asked from here"
+                f"run {self.run_dir.name} was taken {ago(owner.since)} ago by {place}, which cannot be seen from here"
             )
-            hint = f"if that process is gone for certain: vlmrl runs unlock {self.run_dir.name}"
+            hint = f"if that process has certainly ended: vlmrl runs unlock {self.run_dir.name}"
         return StoreError(message, where=str(self.path), hint=hint)
 
 

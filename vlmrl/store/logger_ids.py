@@ -30,7 +30,7 @@ def read_remote(run_dir: Path) -> dict[str, dict[str, Any]]:
         raise StoreError(f"{layout.SINKS} cannot be read: {error}", where=str(path), hint=_HINT) from None
     sinks = value.get("sinks") if isinstance(value, dict) and value.get("schema") == SCHEMA else None
     if not isinstance(sinks, dict) or not all(isinstance(kept, dict) for kept in sinks.values()):
-        raise StoreError(f"{layout.SINKS} does not hold what this vlmrl writes there", where=str(path), hint=_HINT)
+        raise StoreError(f"{layout.SINKS} does not have the form that this vlmrl writes", where=str(path), hint=_HINT)
     return sinks
 
 
@@ -49,4 +49,4 @@ def write_remote(run_dir: Path, sink: str, kept: Mapping[str, Any]) -> None:
     write_json(run_dir / layout.SINKS, {"schema": SCHEMA, "sinks": sinks})
 
 
-_HINT = "delete it: the loggers then begin runs of their own"
+_HINT = "delete it: the loggers then begin new runs"

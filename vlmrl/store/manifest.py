@@ -226,10 +226,12 @@ def read_raw(run_dir: Path | str) -> dict[str, Any]:
         hint = "metrics, rollouts and checkpoints beside it are still readable; restore manifest.json from a copy"
         raise StoreError(f"manifest.json {what}", where=path, hint=hint) from None
     if not isinstance(value, dict) or not isinstance(value.get("schema"), int):
-        raise StoreError("manifest.json does not hold a run's manifest", where=path)
+        raise StoreError("manifest.json is not the manifest of a run", where=path)
     if value["schema"] > SCHEMA:
         made_by = f"vlmrl {value.get('vlmrl', '?')}"
-        message = f"this run was written by {made_by} (manifest schema {value['schema']}); this one reads {SCHEMA}"
+        message = (
+            f"this run was written by {made_by} (manifest schema {value['schema']}); this vlmrl reads schema {SCHEMA}"
+        )
         raise StoreError(message, where=path, hint="upgrade vlmrl")
     wrong = [k for k in ("id", "kind", "recipe", "start", "status") if not isinstance(value.get(k), str)]
     if wrong:
@@ -323,4 +325,4 @@ def _from_json(value: dict[str, Any], path: Path | str) -> Manifest:
             data[key] = tuple(data.get(key, ()))
         return Manifest(**data)
     except (TypeError, AttributeError, ValueError) as error:
-        raise StoreError(f"the manifest has a value of the wrong kind: {error}", where=str(path)) from error
+        raise StoreError(f"the manifest has a value of the wrong type: {error}", where=str(path)) from error

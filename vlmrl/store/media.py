@@ -107,8 +107,8 @@ class RunImages:
         content = self.find(media)
         if content is None:
             self._open()
-            why = "; ".join(self.notes) or "neither the run's media/ nor its datasets hold it"
-            raise StoreError(f"image {media.sha256[:16]} is not there: {why}", where=str(self.run_dir))
+            why = "; ".join(self.notes) or "neither the run's media/ nor its datasets have it"
+            raise StoreError(f"image {media.sha256[:16]} cannot be found: {why}", where=str(self.run_dir))
         return content
 
     def _open(self) -> list[ShardFolder]:
@@ -128,7 +128,7 @@ class RunImages:
         folder = next((p for p in places if (p / "dataset.json").is_file()), None)
         if folder is None:
             if not any(p.exists() for p in places) and not str(path).startswith("hub:"):
-                self.notes.append(f"dataset {path} is not there")
+                self.notes.append(f"dataset {path} cannot be found")
             return None
         try:
             info = parse_json((folder / "dataset.json").read_bytes())

@@ -31,9 +31,9 @@ def namesake_warning(run_dir: Path, name: str) -> str:
     if not others:
         return ""
     more = f" and of {len(others) - 1} more" if len(others) > 1 else ""
-    message = f"`{name}` is also the name of run {others[0]}{more}: it means neither now, and commands want an id"
+    message = f"`{name}` is also the name of run {others[0]}{more}: commands cannot use this name now and need an id"
     rename = command_line(("runs", "note"), root / others[0], None, "--name", f"{name}-before")
-    return format_error(message, str(run_dir), f"rename the other one: {rename}", "warning")
+    return format_error(message, str(run_dir), f"rename the other run: {rename}", "warning")
 
 
 def command_line(verb: Sequence[str], run_dir: Path, name: str | None, *options: str) -> str:

@@ -39,7 +39,7 @@ def git_state(folder: Path | None = None) -> tuple[dict[str, Any] | None, str]:
     diff = _git(["diff", "HEAD", "--no-color", "--no-ext-diff"], folder) or b"" if dirty else b""
     text = diff[:MAX_DIFF_BYTES].decode("utf-8", "replace")
     if len(diff) > MAX_DIFF_BYTES:
-        text += f"\n[cut: the diff has {len(diff)} bytes, {MAX_DIFF_BYTES} are kept]\n"
+        text += f"\n[cut: the diff has {len(diff)} bytes; the first {MAX_DIFF_BYTES} are kept]\n"
     return {"commit": commit.decode().strip(), "dirty": dirty}, redact_text(text)
 
 

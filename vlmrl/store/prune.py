@@ -122,7 +122,7 @@ def pruned_ranges(run_dir: Path) -> list[range]:
     try:
         return [range(first, last + 1) for first, last in parse_json(path.read_bytes())["steps"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"the note of deleted rollouts is damaged: {error}", where=str(path)) from error
+        raise StoreError(f"the record of deleted rollouts is damaged: {error}", where=str(path)) from error
 
 
 def children(run_dir: Path) -> dict[int, str]:

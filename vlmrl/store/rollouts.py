@@ -118,7 +118,7 @@ def read_rollouts(path: Path) -> list[Group]:
                 groups.append(Group(_row(row), row["prompt_text"], tuple(samples)))
                 samples = []
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StoreError(f"rollouts have a value of the wrong kind: {error}", where=str(path)) from error
+        raise StoreError(f"rollouts have a value of the wrong type: {error}", where=str(path)) from error
     return groups
 
 
@@ -180,9 +180,9 @@ def _opened(
             schema = file.schema_arrow
             number = (schema.metadata or {}).get(b"vlmrl.schema", b"").decode()
             if not number.isdigit():
-                raise StoreError("this Parquet file does not hold rollouts of vlmrl", where=str(path))
+                raise StoreError("this Parquet file has no rollouts of vlmrl", where=str(path))
             if int(number) > SCHEMA:
-                message = f"these rollouts have schema {number}, this vlmrl reads {SCHEMA}"
+                message = f"these rollouts have schema {number}; this vlmrl reads schema {SCHEMA}"
                 raise StoreError(message, where=str(path), hint="upgrade vlmrl")
             expected_columns = arrow_schema().names if columns is None else columns
             lacking = tuple(name for name in expected_columns if int(number) < SCHEMA and name in ADDED)
@@ -197,7 +197,7 @@ def _opened(
                 )
             yield file, lacking
     except FileNotFoundError:
-        raise StoreError("no such rollout file", where=str(path)) from None
+        raise StoreError("there is no such rollout file", where=str(path)) from None
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StoreError(f"the rollout file is damaged: {reason}", where=str(path)) from error
@@ -348,7 +348,7 @@ def _sample(row: dict[str, Any]) -> ScoredSample:
         seen_sizes=seen_of(images),
     )
     if row["status"] not in get_args(Status):
-        raise ValueError(f"`{row['status']}` is no status of a score")
+        raise ValueError(f"`{row['status']}` is not a status of a score")
     score = Score(
         row["score"], parse_json(row["parts"]), row["note"], row["error"], status=row["status"],
         detail=None if row["detail"] is None else parse_json(row["detail"]),

@@ -206,7 +206,7 @@ class Run:
 
     def _own(self) -> None:
         if self._lock is None:
-            raise StoreError(f"run {self.id} was opened for reading", where=str(self.dir))
+            raise StoreError(f"run {self.id} was opened for reading only", where=str(self.dir))
 
     def __enter__(self) -> Run:
         return self

@@ -55,7 +55,9 @@ def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = 
         _check_images(run_dir, rollouts, images, verdict)
     if not alive:
         for path in leftovers(run_dir):
-            verdict.warn("half written by a process that was cut short; ignored, removed at the next resume", path)
+            verdict.warn(
+                "half written by a process that was killed; readers ignore it, and the next resume removes it", path
+            )
     return verdict
 
 
@@ -78,11 +80,11 @@ def _check_places(run_dir: Path, verdict: MetricsVerdict) -> None:
             if parse(path.name) is not None:
                 paths += [path] if folder.name == layout.CHECKPOINTS else []
             elif path.name.startswith(layout.STEP_PREFIX):
-                hint = "it was renamed or copied: give it its name back, or move it out of the run"
-                verdict.error("no step is called like this, so nothing reads it", path, hint)
+                hint = "it was renamed or copied: restore its name, or move it out of the run"
+                verdict.error("this is not the name of a step, so nothing reads it", path, hint)
     for path in paths:
         if path.exists() and not path.is_dir():
-            verdict.error("this is a file, and should be a folder", path)
+            verdict.error("this is a file, but should be a folder", path)
 
 
 def _named(folder: Path) -> list[Path]:
@@ -108,7 +110,7 @@ def _check_texts(run_dir: Path, manifest: Manifest, verdict: MetricsVerdict) -> 
     if dirty and layout.CODE_DIFF not in manifest.files and not (run_dir / layout.CODE_DIFF).is_file():
         verdict.error("the code had changes that are not committed, but code.diff is missing", run_dir)
     if not manifest.attempts:
-        verdict.error("the manifest names no attempt", run_dir / layout.MANIFEST)
+        verdict.error("the manifest has no attempt", run_dir / layout.MANIFEST)
 
 
 def _written_once(run_dir: Path, manifest: Manifest) -> dict[str, str]:
@@ -166,11 +168,14 @@ def _check_checkpoints(
             verdict.error(fault.message, path, fault.hint)
     if not alive:
         for path in layout.incomplete_checkpoints(run_dir):
-            verdict.warn("a checkpoint without COMPLETE: its saving was cut; ignored, removed at the next resume", path)
+            verdict.warn(
+                "this checkpoint has no COMPLETE: its save was cut; readers ignore it, and the next resume removes it",
+                path,
+            )
     packed = (run_dir / layout.PACKED).is_file()
     for attempt in manifest.attempts if manifest and not packed else ():
         if attempt.from_checkpoint and Path(attempt.from_checkpoint).is_absolute():
-            verdict.error(f"attempt {attempt.number} names a checkpoint outside of the run", attempt.from_checkpoint)
+            verdict.error(f"attempt {attempt.number} has a checkpoint outside of the run", attempt.from_checkpoint)
 
 
 def _check_evaluations(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> None:
@@ -182,7 +187,7 @@ def _check_evaluations(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> N
     verdict.counts["evaluations"] = len(folders)
     for folder in folders:
         if not (folder / layout.EVAL_SUMMARY).is_file():
-            verdict.error("this evaluation has no summary.json: nothing shows it", folder)
+            verdict.error("this evaluation has no summary.json, so no command shows it", folder)
             continue
         try:
             summary = read_summary(folder)
@@ -197,7 +202,7 @@ def _check_evaluations(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> N
             continue
         summary_rows = summary.get("rows")
         if isinstance(summary_rows, int) and summary_rows != rows:
-            verdict.error(f"the summary is of {summary_rows} rows, and there are {rows}", path)
+            verdict.error(f"the summary has {summary_rows} rows, but the file has {rows}", path)
 
 
 def _check_images(run_dir: Path, rollouts: Mapping[Path, Any], images: RunImages, verdict: MetricsVerdict) -> None:
@@ -209,7 +214,7 @@ def _check_images(run_dir: Path, rollouts: Mapping[Path, Any], images: RunImages
         verdict.error(error.message, error.where or run_dir)
         return
     if missing:
-        why = "; ".join(images.notes) or "no media/ and no dataset holds them"
+        why = "; ".join(images.notes) or "no media/ and no dataset has them"
         verdict.error(
             f"{len(missing)} of {len(named)} images of the rollouts cannot be found: {why}",
             run_dir,
@@ -224,7 +229,7 @@ def _read_json(path: Path, verdict: MetricsVerdict) -> dict[str, Any] | None:
         verdict.error(f"cannot be read: {error.strerror}", path)
         return None
     except ValueError:
-        verdict.error("is not whole JSON", path)
+        verdict.error("is not a complete JSON value", path)
         return None
     if not isinstance(value, dict):
         verdict.error("does not hold a JSON object", path)

@@ -110,7 +110,7 @@ def _check_lines(content: metrics.MetricsFile, starts: Mapping[int, int], path: 
     _check_order(content, path, verdict)
     unknown = sorted(set(attempts.values()) - set(starts)) if starts else []
     if unknown:
-        verdict.error(f"metrics of attempt {unknown[0]}, which the manifest does not know", path)
+        verdict.error(f"metrics of attempt {unknown[0]}, which is not in the manifest", path)
 
 
 def _check_order(content: metrics.MetricsFile, path: Path, verdict: MetricsVerdict) -> None:
@@ -126,7 +126,7 @@ def _check_order(content: metrics.MetricsFile, path: Path, verdict: MetricsVerdi
             last = line["step"]
     if wrong:
         number, line = wrong[0]
-        message = f"{len(wrong)} line(s) of metrics are there twice or out of order, the first of step {line['step']}"
+        message = f"{len(wrong)} line(s) of metrics are repeated or out of order; the first is of step {line['step']}"
         verdict.error(message, f"{path}:{number}", "the file was edited: a run only appends to it")
 
 
@@ -136,7 +136,7 @@ def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict:
         return
     step, num_samples, lag = line["step"], line.get("rollout/samples"), line.get("rollout/version_lag", 0)
     if isinstance(num_samples, int) and num_samples != held.samples:
-        verdict.error(f"step {step}: metrics say {num_samples} samples, the rollouts hold {held.samples}", path)
+        verdict.error(f"step {step}: metrics say {num_samples} samples, but the rollouts have {held.samples}", path)
     mean = line.get("reward/mean")
     stored = held.mean_score
     if (
@@ -144,11 +144,11 @@ def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict:
         and stored is not None
         and not math.isclose(mean, stored, rel_tol=SAME_MEAN, abs_tol=SAME_MEAN)
     ):
-        scores = f"the scores of the rollouts have the mean {stored:.6g}"
+        scores = f"but the scores of the rollouts have the mean {stored:.6g}"
         verdict.error(f"step {step}: metrics say a mean reward of {mean:.6g}, {scores}", path)
     stale = held.versions - {step - lag}
     if stale:
-        verdict.error(f"samples of policy version {min(stale)} in the rollouts of step {step}", path)
+        verdict.error(f"the rollouts of step {step} have samples of policy version {min(stale)}", path)
 
 
 def _check_no_step_is_beyond(

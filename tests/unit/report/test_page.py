@@ -159,7 +159,7 @@ def test_images_that_are_gone_leave_a_note_not_a_hole(tmp_path: Path):
     (run.dir / layout.MEDIA / "media-00000.arrow").unlink()
     text = page(run).text
     assert "image not found" in text
-    assert "dataset gone is not there" in text
+    assert "dataset gone cannot be found" in text
 
 
 def test_a_damaged_image_shard_does_not_lose_the_page(tmp_path: Path):
