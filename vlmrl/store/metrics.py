@@ -53,10 +53,10 @@ def counted(step: int) -> int:
     return step + 1
 
 
-def newest(found: Iterable[tuple[int, int, Any]], starts: Mapping[int, int], kind: str = "train") -> dict[int, Any]:
+def newest(candidates: Iterable[tuple[int, int, Any]], starts: Mapping[int, int], kind: str = "train") -> dict[int, Any]:
     """Return step -> the thing that counts for it, from (step, attempt, thing), in order of steps."""
     best: dict[int, tuple[int, Any]] = {}
-    for step, attempt, thing in found:
+    for step, attempt, thing in candidates:
         if counts(step, attempt, starts, kind) and (step not in best or attempt >= best[step][0]):
             best[step] = (attempt, thing)
     return {step: best[step][1] for step in sorted(best)}
