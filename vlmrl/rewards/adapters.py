@@ -1,8 +1,8 @@
-"""Users' rewards: `path/to/file.py:function` in our calling convention, TRL's, verl's or EasyR1's.
+"""Users' rewards: `path/to/file.py:function` in vlmrl's calling convention, TRL's, verl's or EasyR1's.
 
 - vlmrl: `fn(x: RewardInput, **args)` -> a number, parts by name, or a RewardResult.
-- trl: `fn(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **columns)`, whichever of them it
-  takes, responses and columns as lists -> a list of numbers or None.
+- trl: `fn(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **columns)`, any subset of them,
+  with responses and columns as lists -> a list of numbers or None.
 - verl: `fn(data_source, solution_str, ground_truth, extra_info=None)` -> a number, or a dict with `score`.
 - easyr1: `fn(reward_inputs)`, `fn(reward_input)`, or the older `fn(predicts, ground_truths)`, `fn(predict_str,
   ground_truth)` -> dicts with `overall`.
@@ -43,7 +43,7 @@ VALUE_PART = {"trl": "reward", "verl": "score", "easyr1": "overall"}
 
 
 def load_user_reward(name: str, *, args: dict[str, Any], style: str, base_dir: Path | str | None) -> RewardSpec:
-    """Find the file, let a worker import it and look at the function. See `vlmrl.rewards.load_reward`."""
+    """Find the file, let a worker import it and inspect the function. See `vlmrl.rewards.load_reward`."""
     from vlmrl.rewards.sandbox.pool import inspect_user_reward
 
     path_text, _, function = name.rpartition(":")
@@ -84,9 +84,10 @@ def _worker_only(x: RewardInput) -> float:
 
 @dataclass(frozen=True)
 class BoundReward:
-    """A user's function bound to its style and arguments: a list of inputs in, one raw result each out.
+    """User's function bound to its style and arguments. It takes a list of inputs and returns one raw result for each.
 
-    Args: accuracy: the part that is an accuracy by the function's name; None = see accuracy.py.
+    Args:
+        accuracy: the part that is an accuracy by the function's name; None = see accuracy_part.py.
     """
 
     call: Callable[[Sequence[RewardInput]], list[Any]]
@@ -101,9 +102,10 @@ class BoundReward:
 
 
 def bind_user_reward(module: ModuleType, user: UserReward, guard: AbstractContextManager[Any]) -> BoundReward:
-    """Look up the function, settle its style, check the arguments.
+    """Look up the function, decide its style and check the arguments.
 
-    Args: guard: entered for every call of the user's code, and for nothing else.
+    Args:
+        guard: context manager that is entered for every call of the user's code, and for nothing else.
     Raises: RewardError for a missing function, an unclear style, an argument that the function does not take, or a
         declaration (WEIGHTS, RANGES, ON_TIMEOUT) that makes no sense.
     """
@@ -138,7 +140,7 @@ def bind_user_reward(module: ModuleType, user: UserReward, guard: AbstractContex
 
 
 def _find_function(module: ModuleType, user: UserReward) -> Callable[..., Any]:
-    """The function of that name; an instance, where the name is that of a class."""
+    """Return the function of that name, or an instance if the name is that of a class."""
     target = getattr(module, user.function, None)
     if target is None:
         names = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
@@ -151,7 +153,10 @@ def _find_function(module: ModuleType, user: UserReward) -> Callable[..., Any]:
 
 
 def _guarded(function: Callable[..., Any], guard: AbstractContextManager[Any]) -> Callable[..., Any]:
-    """The function with the guard around it; a coroutine is run to its end, a Score becomes its parts and its note."""
+    """Return the function with the guard around it.
+
+    A coroutine is run to its end; a Score becomes its parts and note.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with guard:
@@ -167,7 +172,7 @@ def _guarded(function: Callable[..., Any], guard: AbstractContextManager[Any]) -
 
 
 def _range(part: Any, ends: Any) -> tuple[float, float]:
-    """A declared range as two numbers."""
+    """Return a declared range as two numbers. Raises: RewardError for anything else, or if the first is larger."""
     try:
         low, high = map(float, ends)
     except (TypeError, ValueError):
@@ -178,9 +183,11 @@ def _range(part: Any, ends: Any) -> tuple[float, float]:
 
 
 def detect_style(parameters: Mapping[str, inspect.Parameter], user: UserReward, words: set[str]) -> str:
-    """The style that the parameter names belong to. Raises: RewardError when none or several fit.
+    """Return the style that the parameter names belong to.
 
-    Args: words: what the source reads; it tells for a function that takes keyword arguments alone.
+    Args:
+        words: names and texts in the source; they decide for a function that takes only keyword arguments.
+    Raises: RewardError when none or several fit.
     """
     names = set(parameters) - set(user.args)
     if is_open(parameters) and len(parameters) == 1:
@@ -209,8 +216,9 @@ def detect_style(parameters: Mapping[str, inspect.Parameter], user: UserReward, 
 
 
 def _words(user: UserReward, function: Callable[..., Any]) -> set[str]:
-    """Attribute names and text constants of the user's file, and of the function where it is imported from another:
-    what it reads from its inputs.
+    """Return the attribute names and text constants of the user's file, which show what it reads from its inputs.
+
+    If the function is imported from another file, its own source is included.
     """
     sources, target = [user.code], function if inspect.isroutine(function) else type(function)
     with suppress(OSError, TypeError):

@@ -1,7 +1,7 @@
-"""The calling conventions of TRL, verl and EasyR1: from a user's function and its parameters to a call on RewardInputs.
+"""Calling conventions of TRL, verl and EasyR1: from a user's function and its parameters to a call on RewardInputs.
 
-Runs in the worker process. Each of `call_trl`, `call_verl` and `call_easyr1` checks the function's parameters when the
-reward is loaded, and returns (whether one call takes the whole batch, the call).
+This runs in the worker process. Each of `call_trl`, `call_verl` and `call_easyr1` checks the function's parameters when
+the reward is loaded, and returns (whether one call takes the whole batch, the call).
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ Call = Callable[[Sequence[RewardInput]], list[Any]]
 ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 NO_PARTS = (str, bytes, list, tuple, set, frozenset, Mapping)
 TRL_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
-"""What TRL's trainer passes besides the columns of the dataset."""
+"""Arguments that TRL's trainer passes besides the columns of the dataset."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """TRL's `trainer_state` as far as it is known here. `global_step`: the policy version that wrote the responses."""
+    """TRL's `trainer_state`, with the fields that vlmrl knows.
+
+    `global_step`: the policy version that sampled the responses.
+    """
 
     global_step: int
 
@@ -43,8 +46,9 @@ def is_open(parameters: Parameters) -> bool:
 def call_trl(function: Callable[..., Any], parameters: Parameters, user: UserReward, chat: bool) -> tuple[bool, Call]:
     """Bind a function of TRL's form: `fn(prompts, completions, completion_ids, **columns)`, all lists.
 
-    Args: chat: completions and prompts are lists of messages whatever the dataset holds, because the function reads
-        them so.
+    Args:
+        chat: completions and prompts are lists of messages whatever the dataset holds, because the function reads them
+            so.
     """
     wanted = {k for k, p in parameters.items() if p.default is p.empty and p.kind not in ANY and k not in user.args}
     check_args(user, parameters, {*TRL_GIVEN, *wanted})
@@ -64,7 +68,7 @@ def call_trl(function: Callable[..., Any], parameters: Parameters, user: UserRew
 
 
 def _lacks(user: UserReward, name: str, values: Mapping[str, Any]) -> RewardError:
-    """The error for a parameter that the rows have nothing for."""
+    """Return the error for a parameter for which the rows have no value."""
     if name == "completion_ids":
         return RewardError(
             f"reward `{user.function}` needs `completion_ids`, and no token ids are saved beside these responses",
@@ -75,7 +79,7 @@ def _lacks(user: UserReward, name: str, values: Mapping[str, Any]) -> RewardErro
 
 
 def _ignore(name: str, value: float) -> None:
-    """TRL's `log_metric`: a number of a whole batch belongs to no response, and is not kept."""
+    """Do nothing: TRL's `log_metric` gives a number of a whole batch, which belongs to no response and is not kept."""
 
 
 class _Extra:
@@ -88,7 +92,7 @@ class _Extra:
         self._columns.setdefault(str(column), []).extend(values)
 
     def columns(self, size: int) -> dict[str, list[Any]]:
-        """The columns with a number, or None, for each of `size` responses."""
+        """Return the columns that have a number or None for each of `size` responses."""
         return {
             name: values
             for name, values in self._columns.items()
@@ -97,7 +101,7 @@ class _Extra:
 
 
 def _trl_values(inputs: Sequence[RewardInput], chat: bool) -> dict[str, Any]:
-    """All that TRL's trainer would pass, by name; `completion_ids` where every response has them."""
+    """Return all arguments that TRL's trainer would pass, by name; `completion_ids` if every response has them."""
     names = dict.fromkeys(name for x in inputs for name in (*x.truth, *x.columns))
     reserved = ("prompt", "completion", *TRL_GIVEN)
     values: dict[str, Any] = {
@@ -183,7 +187,10 @@ def call_easyr1(
 
 
 def check_args(user: UserReward, parameters: Parameters, filled: set[str]) -> None:
-    """Raise a RewardError unless every bound argument exists and every parameter without default is bound or filled."""
+    """Check that every bound argument exists, and every parameter without default is bound or filled.
+
+    Raises: RewardError otherwise.
+    """
     usable = {k: p for k, p in parameters.items() if k not in filled and p.kind not in ANY}
     for key in user.args:
         if key in filled or (key not in usable and not is_open(parameters)):
@@ -199,7 +206,7 @@ def check_args(user: UserReward, parameters: Parameters, filled: set[str]) -> No
 
 
 def as_list(result: Any, inputs: Sequence[RewardInput], name: str) -> list[Any]:
-    """Return a batch result as one entry a response. Raises: RewardError that says what came instead."""
+    """Return a batch result as one entry per response. Raises: RewardError that says what came instead."""
     if isinstance(result, (str, bytes, Mapping)) or not hasattr(result, "__iter__"):
         raise RewardError(f"reward `{name}` returned {result!r:.80} for {len(inputs)} responses, not a list")
     values = list(result)
@@ -209,7 +216,7 @@ def as_list(result: Any, inputs: Sequence[RewardInput], name: str) -> list[Any]:
 
 
 def scored(result: Any, part: str, name: str) -> Any:
-    """Return a number as the part `part`; of a dict all but texts and collections, such as a parsed answer."""
+    """Return a number as the part `part`; of a dict, all entries except texts and collections (a parsed answer)."""
     if not isinstance(result, Mapping):
         return {part: result}
     if part not in result:
@@ -218,7 +225,7 @@ def scored(result: Any, part: str, name: str) -> Any:
 
 
 def expected(x: RewardInput) -> Any:
-    """Return the expected answer, or all truth fields of a task that has several."""
+    """Return the expected answer, or all truth fields if a task has several."""
     try:
         return ground_truth(x)
     except RewardError:

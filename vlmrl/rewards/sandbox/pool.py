@@ -1,9 +1,10 @@
-"""Workers of a user's reward: started when there is work, fed, watched by the clock, replaced when they are lost.
+"""Workers of a user's reward: started when there is work, watched by the clock, replaced when they are lost.
 
-One thread and one `select` loop serve all of them. What a worker says is believed only where it fits what was asked:
-the number of the request, the item that is due, the process that was started. Anything else is a lost worker, like one
-that has ended. A row on which a worker is lost is asked once more, of a new worker, when that worker had answered
-before: an alarm, a thread or a child of an earlier row may have done it. Lost a second time, it is the row's own doing.
+One thread and one `select` loop serve all workers. An answer is accepted only if it matches the request: its number,
+the item that is due, and the process that was started. A worker that sends anything else counts as lost, like one that
+has ended. A row on which a worker is lost is sent once more, to a new worker, if the lost worker had answered before:
+an alarm, a thread or a child of an earlier row may have caused it. If the second worker is lost too, the row itself is
+the cause.
 """
 
 from __future__ import annotations
@@ -39,8 +40,14 @@ ONE_VOICE = "only what it returns may answer: look for os.write, os.fork, os.dup
 
 @dataclass(frozen=True)
 class Result:
-    """What the function returned for one input: checked parts, its note, and the seconds it took; its detail as a JSON
-    value, references to its artifacts by name, and their files by sha256.
+    """Result of the function for one input.
+
+    Args:
+        parts: checked parts.
+        seconds: time that the function took.
+        detail: as a JSON value.
+        artifacts: references by name.
+        files: image files by sha256.
     """
 
     parts: dict[str, float | None]
@@ -63,12 +70,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no result.
+    """Reason why there is no result.
 
     Args:
-        kind: the exception's class; CONTRACT when what came back is not a score; UNAVAILABLE when a service is down; ""
-            when the worker was lost.
-        lines: the user's own lines of the traceback.    output: what the function printed during that call.
+        kind: the exception's class; CONTRACT if the result is not a score; UNAVAILABLE if a service is down; "" if the
+            worker was lost.
+        lines: the user's own lines of the traceback.
+        output: text that the function printed during that call.
     """
 
     kind: str
@@ -79,7 +87,7 @@ class Failure:
     size = 0
 
     def without_images(self) -> Failure:
-        """Return itself: it has none."""
+        """Return itself: it has no images."""
         return self
 
     def __str__(self) -> str:
@@ -102,8 +110,9 @@ Outcome = Result | Failure
 
 
 def as_error(failure: Failure, name: str, where: str | None = None) -> RewardError:
-    """A failure as the error a user reads: the exception, their own lines, what was printed; of a service that is down
-    what the reward says of it.
+    """Return a failure as the error for the user: the exception, the user's lines, the output.
+
+    If a service is down, it is the reward's own message.
     """
     if failure.kind == UNAVAILABLE:
         hint = failure.hint or "start what it needs, then begin again; it is no bug of the reward"
@@ -129,11 +138,12 @@ class WorkerPool:
         self, batches: Sequence[Sequence[int]], inputs: Sequence[RewardInput], stop: Callable[[Outcome], bool],
         *, fresh: bool = False, limit: FileLimit | None = None,
     ) -> dict[int, Outcome]:  # fmt: skip
-        """Score the inputs named by `batches` (one request each). Ends early once `stop` says so of an outcome.
+        """Score the inputs of `batches`, one request for each batch of indices.
 
         Args:
+            stop: called with every outcome; True ends the run early.
             fresh: each request gets a worker that has had no other one.
-            limit: of the images; None = all are kept.
+            limit: limit of the images; None = all are kept.
         Raises: RewardError when the user's file cannot be loaded.
         """
         queue, outcomes = deque(list(b) for b in batches if b), {}
@@ -156,7 +166,7 @@ class WorkerPool:
         return outcomes
 
     def describe(self) -> dict[str, Any]:
-        """What a worker found out about the function: style, batched, needs_images, weights, ranges."""
+        """Return facts about the function that a worker found: style, batched, needs_images, weights, ranges."""
         worker = self._start()
         while worker.loaded is None:
             for ready in self._wait():
@@ -164,7 +174,7 @@ class WorkerPool:
         return worker.loaded
 
     def pids(self) -> list[int]:
-        """The workers that are running and have loaded the reward."""
+        """Return the workers that are running and have loaded the reward."""
         return [worker.pid for worker in self._workers if worker.pid]
 
     def close(self) -> None:
@@ -191,7 +201,7 @@ class WorkerPool:
                 worker.assign(queue.popleft(), inputs, self.timeout)
 
     def _wait(self) -> list[Worker]:
-        """Sleep until something happens. Returns the workers that spoke, ended or ran out of time."""
+        """Sleep until something happens. Return the workers that answered, ended or ran out of time."""
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
                 selector.register(worker.response_fd, selectors.EVENT_READ, worker)
@@ -215,7 +225,7 @@ class WorkerPool:
         return list({**late, **ready}.values())
 
     def _answers(self, worker: Worker, queue: deque[list[int]]) -> list[tuple[int, Outcome]]:
-        """Outcomes that follow from what the worker said, from its end, or from its silence."""
+        """Return the outcomes that follow from a worker's answers, from its end, or from its timeout."""
         alive, found = worker.receive(), []
         try:
             while (frame := worker.frame()) is not None:
@@ -235,11 +245,11 @@ class WorkerPool:
     def _lost(
         self, worker: Worker, queue: deque[list[int]], failure: Failure | None, *, again: bool
     ) -> list[tuple[int, Outcome]]:
-        """End a worker that cannot be used any more. Returns the outcomes of the rows that it cost.
+        """End a worker that cannot be used any more. Return the outcomes of the rows that were lost with it.
 
         Args:
-            failure: why; None = it has ended by itself, as its keeper will say.
-            again: an earlier row may have done it, so that the row it was at is asked once more.
+            failure: the reason; None = it has ended by itself, and its keeper tells how.
+            again: an earlier row may be the cause, so the current row is sent once more.
         """
         self._workers.remove(worker)
         ending = worker.end(ask=failure is None)
@@ -258,7 +268,7 @@ class WorkerPool:
         return [(index, failure) for index in lost]
 
     def _answer(self, worker: Worker, frame: Frame) -> list[tuple[int, Outcome]]:
-        """The outcomes that an answer gives. Raises: GarbledError for one that cannot be read."""
+        """Return the outcomes of an answer. Raises: GarbledError for one that cannot be read."""
         answer = frame.body
         if "loaded" in answer:
             worker.loaded, worker.pid = answer["loaded"], frame.pid
@@ -288,7 +298,7 @@ class WorkerPool:
 
 
 def inspect_user_reward(user: UserReward, *, memory_mb: int = 4096) -> dict[str, Any]:
-    """Import the user's file in a worker and return what it found (see `WorkerPool.describe`)."""
+    """Import the user's file in a worker and return the facts about its function (see `WorkerPool.describe`)."""
     pool = WorkerPool(user, size=1, memory_mb=memory_mb, timeout_seconds=LOAD_SECONDS)
     try:
         return pool.describe()
@@ -332,7 +342,7 @@ def _failure(error: dict[str, Any], worker: Worker) -> Failure:
 
 
 def _crash(ending: str, printed: str) -> Failure:
-    """Why a worker ended by itself, from its keeper's word (keeper.py)."""
+    """Return the reason why a worker ended by itself, from its keeper's word (keeper.py)."""
     word, _, number = ending.partition(" ")
     if word == "signal":
         name = _signal_name(int(number))

@@ -1,7 +1,7 @@
-"""Details and artifacts of rewards: made safe to send and to keep, under caps that are declared here.
+"""Details and artifacts of rewards: made safe to send and to keep, with the caps that are declared here.
 
-`detail_text` and `artifact_files` run beside the reward, in its worker; `read_detail` and `read_artifacts` in the
-process that keeps what comes back, and trust none of it.
+`detail_text` and `artifact_files` run in the worker, beside the reward. `read_detail` and `read_artifacts` run in the
+process that keeps the results, and trust none of them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from vlmrl.types import Media
 from vlmrl.visible import encodable
 
 MOST_DETAIL_BYTES = 1 << 16
-"""Longest detail of one response, as JSON."""
+"""Maximum length of the detail of one response, as JSON."""
 MOST_ARTIFACTS = 8
-"""Most images that a reward returns for one response."""
+"""Maximum number of images that a reward returns for one response."""
 MOST_ARTIFACT_PIXELS = 1 << 22
-"""Largest of them, in pixels: 2048 x 2048."""
+"""Maximum size of one image, in pixels: 2048 x 2048."""
 MOST_ARTIFACT_BYTES = MOST_BLOB_BYTES
-"""Of all of them together, as PNG files."""
+"""Maximum size of all images of a response together, as PNG files."""
 MOST_NAME_CHARS = 200
-"""Longest name of a part or an artifact."""
+"""Maximum length of the name of a part or an artifact."""
 PNG_MODES = ("1", "L", "LA", "RGB", "RGBA")
 MOST_DETAIL_LEVELS = 100
-"""Lists and mappings inside each other. Files nest a detail a few levels deeper, and must be read again."""
+"""Maximum depth of lists and mappings. Files nest a detail a few levels deeper, and must be readable."""
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error,
            zlib.error)  # fmt: skip
 _encode = StrictEncoder().encode
@@ -43,7 +43,7 @@ _encode = StrictEncoder().encode
 def detail_text(detail: Any) -> str | None:
     """Return a detail as JSON text (ASCII); None for None. Arrays and numbers of NumPy become lists and numbers.
 
-    Raises: RewardError for what JSON cannot hold, and for a detail beyond MOST_DETAIL_BYTES.
+    Raises: RewardError for values that JSON cannot hold, and for a detail beyond MOST_DETAIL_BYTES.
     """
     if detail is None:
         return None
@@ -62,7 +62,7 @@ def detail_text(detail: Any) -> str | None:
 
 
 def read_detail(text: str | None) -> Any:
-    """Return the detail of a JSON text, half surrogate pairs as escapes. Raises: RewardError as `detail_text`."""
+    """Return the detail of a JSON text, with half surrogate pairs as escapes. Raises: RewardError as `detail_text`."""
     if text is None:
         return None
     if len(text) > MOST_DETAIL_BYTES:
@@ -76,7 +76,7 @@ def read_detail(text: str | None) -> Any:
 def _least_bytes(value: Any) -> int:
     """Return a lower bound of the length of a value's JSON text, counted until it is beyond the cap.
 
-    Writing out a value that is too large could take the reward's time and memory: it must not look like a hang.
+    Writing out a value that is too large could take the reward's time and memory, and would look like a hang.
     """
     size, left = 0, [value]
     while left and size <= MOST_DETAIL_BYTES:
@@ -84,7 +84,7 @@ def _least_bytes(value: Any) -> int:
         if isinstance(one, str):
             size += str.__len__(one) + 2
         elif isinstance(one, dict):
-            size += 2 * dict.__len__(one)  # a colon and a comma or bracket each
+            size += 2 * dict.__len__(one)  # each entry has a colon, and a comma or bracket
             left += (x for pair in dict.items(one) for x in pair) if size <= MOST_DETAIL_BYTES else ()
         elif isinstance(one, (list, tuple)):
             size += len(one) + 1
@@ -111,7 +111,7 @@ def _written(value: Any) -> Any:
 def artifact_files(artifacts: Any) -> dict[str, bytes]:
     """Return artifacts (name -> PIL image) as PNG files: the same bytes for the same pixels, without metadata.
 
-    Raises: RewardError for a name that is none, what is no PIL image, and beyond any of the caps above.
+    Raises: RewardError for an invalid name, a value that is no PIL image, and beyond any of the caps above.
     """
     if not isinstance(artifacts, Mapping):
         raise RewardError(f"the artifacts of the reward are a {type(artifacts).__name__}, not names with images")
@@ -161,7 +161,7 @@ def _png(name: str, image: Any) -> bytes:
 def _shaded(name: str, image: Any) -> Any:
     """Return an image of 16-bit, 32-bit or real numbers in 256 shades: its least number black, its largest white.
 
-    Pillow would cut every number at 255: a map of depths would be white, one of probabilities black.
+    Pillow would cut every number at 255: a depth map would be white, and a map of probabilities black.
     """
     import numpy as np
     from PIL import Image
@@ -175,7 +175,7 @@ def _shaded(name: str, image: Any) -> Any:
 
 
 def read_artifacts(files: Mapping[str, bytes]) -> tuple[dict[str, Media], dict[str, bytes]]:
-    """Return (name -> reference, sha256 -> PNG file) of artifacts. Each is decoded, to prove it sound.
+    """Return (name -> reference, sha256 -> PNG file) of artifacts. Each is decoded to prove that it is sound.
 
     Raises: RewardError for a file that is no PNG image, or beyond the caps above.
     """
@@ -188,7 +188,7 @@ def read_artifacts(files: Mapping[str, bytes]) -> tuple[dict[str, Media], dict[s
     for name, data in files.items():
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of sizes and of damaged metadata; the size is checked here
+                warnings.simplefilter("ignore")  # warnings of sizes and of damaged metadata; the size is checked here
                 image = Image.open(io.BytesIO(data), formats=("PNG",))
                 _check_pixels(name, *image.size)
                 image.load()
