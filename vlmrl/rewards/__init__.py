@@ -94,12 +94,12 @@ def load_reward(
 
 
 def _no_argument(name: str, key: str, parameters: Mapping[str, Any], builtins: Mapping[str, Builtin]) -> RewardError:
-    told, lacks = f"reward `{name}` takes no argument `{key}`", builtins[name].lacks
-    takers = [other for other, one in builtins.items() if key in inspect.signature(one.build).parameters]
-    if not takers or not lacks:
-        return RewardError(told, hint=nearest(key, parameters))
-    hint = f"leave it out, or choose a `variant` of the task whose reward is one that takes it ({', '.join(takers)})"
-    return RewardError(f"{told}: {lacks}", hint=hint)
+    message, lacks = f"reward `{name}` takes no argument `{key}`", builtins[name].lacks
+    other_rewards = [other for other, builtin in builtins.items() if key in inspect.signature(builtin.build).parameters]
+    if not other_rewards or not lacks:
+        return RewardError(message, hint=nearest(key, parameters))
+    hint = f"leave it out, or choose a `variant` of the task whose reward is one that takes it ({', '.join(other_rewards)})"
+    return RewardError(f"{message}: {lacks}", hint=hint)
 
 
 def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, Any]:

@@ -58,5 +58,5 @@ def accuracy_words(
     name = None if "accuracy" in measured and not spec.accuracy_named else accuracy_part(parts, spec)
     if name is None:
         return ""
-    between = "" if is_binary(values) else ", which is not only right or wrong: the mean is shown"
-    return f"the part `{name}` of {spec.name}{between}"
+    addition = "" if is_binary(values) else ", which is not only right or wrong: the mean is shown"
+    return f"the part `{name}` of {spec.name}{addition}"

@@ -59,12 +59,12 @@ def load_user_reward(name: str, *, args: dict[str, Any], style: str, base_dir: P
     except UnicodeDecodeError as error:
         raise RewardError(f"reward file {path_text} is not UTF-8 text", where=str(path)) from error
     user = UserReward(str(path), function, text, style, args)
-    found = inspect_user_reward(user)
-    user = UserReward(str(path), function, text, found["style"], args, found["batched"])
+    facts = inspect_user_reward(user)
+    user = UserReward(str(path), function, text, facts["style"], args, facts["batched"])
     return RewardSpec(
-        name, _worker_only, {part: (low, high) for part, (low, high) in found["ranges"].items()}, found["weights"],
-        needs_images=found["needs_images"], needs_token_ids=found["needs_token_ids"], accuracy=found["accuracy"],
-        on_timeout=found["on_timeout"], source_sha256=hashlib.sha256(source).hexdigest(), user=user, args=args,
+        name, _worker_only, {part: (low, high) for part, (low, high) in facts["ranges"].items()}, facts["weights"],
+        needs_images=facts["needs_images"], needs_token_ids=facts["needs_token_ids"], accuracy=facts["accuracy"],
+        on_timeout=facts["on_timeout"], source_sha256=hashlib.sha256(source).hexdigest(), user=user, args=args,
     )  # fmt: skip
 
 
@@ -224,11 +224,11 @@ def _words(user: UserReward, function: Callable[..., Any]) -> set[str]:
     with suppress(OSError, TypeError):
         if inspect.getsourcefile(inspect.unwrap(target)) != user.file:
             sources.append(textwrap.dedent(inspect.getsource(inspect.unwrap(target))))
-    found: set[str] = set()
+    words: set[str] = set()
     for source in sources:
         with suppress(SyntaxError):
-            found |= _words_of(ast.parse(source))
-    return found
+            words |= _words_of(ast.parse(source))
+    return words
 
 
 def _words_of(tree: ast.AST) -> set[str]:

@@ -137,8 +137,8 @@ def value_range(
     ends: list[tuple[float, float]] = []
     for applying in {frozenset((name, value is not None) for name, value in parts.items()) for parts in all_parts}:
         shown = {name: 0.0 if applies else None for name, applies in applying}
-        given = counting_weights(shown, weights)
-        _, shares = combine({**dict.fromkeys(given), **shown}, given)
+        applied_weights = counting_weights(shown, weights)
+        _, shares = combine({**dict.fromkeys(applied_weights), **shown}, applied_weights)
         sides = [[share * end for end in ranges.get(name, EVERYTHING)] for name, share in shares.items() if share]
         ends.append((fsum(map(min, sides)), fsum(map(max, sides))))
     if not ends or not all(isfinite(low) and isfinite(high) for low, high in ends):
@@ -175,8 +175,8 @@ def combine(parts: Parts, weights: Mapping[str, float]) -> tuple[float, dict[str
     except (OverflowError, ValueError):  # the parts include infinities of both signs
         value = nan
     if not -LARGEST <= value <= LARGEST:
-        told = " + ".join(f"{share:g} x {parts[name]:g}" for name, share in shares.items())
-        raise RewardError(f"the score {told} is beyond {LARGEST:g}", hint="lower the parts, or [reward.weights]")
+        terms_text = " + ".join(f"{share:g} x {parts[name]:g}" for name, share in shares.items())
+        raise RewardError(f"the score {terms_text} is beyond {LARGEST:g}", hint="lower the parts, or [reward.weights]")
     return value, shares
 
 
@@ -256,16 +256,16 @@ def split_result(result: Any) -> Returned:
 
 def _split_whole(result: RewardResult) -> Returned:
     parts, note, detail, _ = split_result(result.parts)
-    given, found, artifacts = result.note, result.detail, result.artifacts
-    if not isinstance(given, str):
-        raise RewardError(f"the note of the reward is a {type(given).__name__}, not a text")
-    return Returned(parts, given or note, detail if found is None else found, artifacts)
+    own_note, own_detail, artifacts = result.note, result.detail, result.artifacts
+    if not isinstance(own_note, str):
+        raise RewardError(f"the note of the reward is a {type(own_note).__name__}, not a text")
+    return Returned(parts, own_note or note, detail if own_detail is None else own_detail, artifacts)
 
 
 def split_note(result: Any) -> tuple[dict[str, Any], str]:
     """Return the parts and the note of a reward's result; see `split_result`."""
-    found = split_result(result)
-    return found.parts, found.note
+    returned = split_result(result)
+    return returned.parts, returned.note
 
 
 def part_name(key: Any, what: str = "part") -> str:

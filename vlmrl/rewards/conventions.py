@@ -50,17 +50,17 @@ def call_trl(function: Callable[..., Any], parameters: Parameters, user: UserRew
         chat: completions and prompts are lists of messages whatever the dataset holds, because the function reads them
             so.
     """
-    wanted = {k for k, p in parameters.items() if p.default is p.empty and p.kind not in ANY and k not in user.args}
-    check_args(user, parameters, {*TRL_GIVEN, *wanted})
+    required = {k for k, p in parameters.items() if p.default is p.empty and p.kind not in ANY and k not in user.args}
+    check_args(user, parameters, {*TRL_GIVEN, *required})
 
     def call(inputs: Sequence[RewardInput]) -> list[Any]:
         values, extra = _trl_values(inputs, chat), _Extra()
         values |= {"log_extra": extra.log, "log_metric": _ignore}
-        missing = [name for name in parameters if name in wanted and name not in values]
+        missing = [name for name in parameters if name in required and name not in values]
         if missing:
             raise _lacks(user, missing[0], values)
-        taken = {k: v for k, v in values.items() if (is_open(parameters) or k in parameters) and k not in user.args}
-        results = as_list(function(**taken, **user.args), inputs, user.function)
+        arguments = {k: v for k, v in values.items() if (is_open(parameters) or k in parameters) and k not in user.args}
+        results = as_list(function(**arguments, **user.args), inputs, user.function)
         columns = extra.columns(len(inputs))
         return [{**{k: v[i] for k, v in columns.items()}, "reward": result} for i, result in enumerate(results)]
 

@@ -31,12 +31,12 @@ class FileLimit:
             return [index]
         self._total += size - self._sizes.get(index, 0)
         self._sizes[index] = size
-        gone = []
+        dropped = []
         while self._total > self.most:
             self.end = max(self._sizes)
             self._total -= self._sizes.pop(self.end)
-            gone.append(self.end)
-        return gone
+            dropped.append(self.end)
+        return dropped
 
     def keeps(self, index: int) -> bool:
         """Return whether the images of a response are kept, as far as is known now."""

@@ -131,8 +131,8 @@ class Scorer:
             self.seconds.append(seconds)
         if strict and scores:
             if all(score.error is not None for score in scores):
-                told = Failure(CONTRACT, f"it returned None for all {len(scores)} responses of a call")
-                raise as_error(told, self.spec.name, rows[0] if rows else "row 0")
+                failure = Failure(CONTRACT, f"it returned None for all {len(scores)} responses of a call")
+                raise as_error(failure, self.spec.name, rows[0] if rows else "row 0")
             self.check_weights(scores)
         return scores
 
@@ -196,9 +196,9 @@ class Scorer:
     def _check_some_weight(self, parts: Mapping[str, float | None], weights: Mapping[str, float]) -> None:
         """Raise a RewardError when the weights name none of the parts that were returned."""
         if parts and not parts.keys() & weights.keys():
-            wanted, returned = ", ".join(weights), ", ".join(parts)
+            weighted, returned = ", ".join(weights), ", ".join(parts)
             raise RewardError(
-                f"its weights name {wanted}, none of which is among the parts it returned: {returned}",
+                f"its weights name {weighted}, none of which is among the parts it returned: {returned}",
                 hint="correct [reward.weights], or return a part of that name",
             )
 
@@ -251,8 +251,8 @@ class Scorer:
             again = pool.run([[i] for i in lost], inputs, lambda outcome: False, fresh=True, limit=limit)
             outcomes = self._forgiven(outcomes | {i: _noted(o, outcomes[i]) for i, o in again.items()}, lost)
         if len(outcomes) < len(inputs):
-            told = f"not asked: its worker had been lost {LOST_IN_A_ROW} times in a row"
-            outcomes = {i: outcomes.get(i, Failure("", told)) for i in indices}
+            message = f"not asked: its worker had been lost {LOST_IN_A_ROW} times in a row"
+            outcomes = {i: outcomes.get(i, Failure("", message)) for i in indices}
         return outcomes
 
     def _is_bug(self, outcome: Outcome) -> bool:

@@ -111,32 +111,32 @@ def _score_answer(x: RewardInput, *, same: Any, key: str | None, tag: str | None
     answer, problem = tagged_text(x.response, tag) if tag else (x.response, "")
     if answer is None and not require_tag and tag and not find_tags(x.response, (tag,)):
         answer = x.response
-    right = answer is not None and any(same(answer, one) for one in accepted)
+    right = answer is not None and any(same(answer, accepted_answer) for accepted_answer in accepted)
     detail = {"answer": answer if answer is None else answer.strip(BLANKS)[:MOST_ANSWER_CHARS]}
     return {"answer": float(right), "format": float(not problem), "note": problem, "detail": detail}
 
 
 def _same_text(answer: str, truth: Any) -> bool:
-    wanted = " ".join(str(truth).split()).casefold()
-    return bool(wanted) and " ".join(answer.split()).casefold() == wanted
+    expected = " ".join(str(truth).split()).casefold()
+    return bool(expected) and " ".join(answer.split()).casefold() == expected
 
 
 def _same_number(answer: str, truth: Any, *, tolerance: float) -> bool:
-    wanted = float(truth) if isinstance(truth, (int, float)) else plain_number(str(truth))
-    if wanted is None or not math.isfinite(wanted):
+    expected = float(truth) if isinstance(truth, (int, float)) else plain_number(str(truth))
+    if expected is None or not math.isfinite(expected):
         raise RewardError(
             f"the expected answer {truth!r:.60} is not a number", hint="use exact_match, or repair the row"
         )
     number = plain_number(answer)
-    return number is not None and abs(number - wanted) <= tolerance
+    return number is not None and abs(number - expected) <= tolerance
 
 
 def _tags_in_order(x: RewardInput, *, tags: tuple[str, ...]) -> dict[str, Any]:
-    found = find_tags(x.response, tags)
-    wanted = [(name, closes) for name in tags for closes in (False, True)]
-    if x.finish == "length" or [(t.name, t.closes) for t in found] != wanted:
+    tags_found = find_tags(x.response, tags)
+    expected_tags = [(name, closes) for name in tags for closes in (False, True)]
+    if x.finish == "length" or [(t.name, t.closes) for t in tags_found] != expected_tags:
         return {"format": 0.0, "note": f"not exactly {' '.join(f'<{t}>...</{t}>' for t in tags)}"}
-    edges = [0, *(i for tag in found for i in (tag.start, tag.end)), len(x.response)]
+    edges = [0, *(i for tag in tags_found for i in (tag.start, tag.end)), len(x.response)]
     texts = [x.response[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
     outside, inside = texts[::2], texts[1::2]
     ok = not any(text.strip(BLANKS) for text in outside) and all(VISIBLE.search(text) for text in inside)

@@ -73,8 +73,8 @@ def _keep(child: int, control_fd: int, parent: int) -> str:
         if (ended := _reap(child)) is not None:
             return ended
         if control_fd in ready:
-            asked = os.read(control_fd, 1)
-            return (_patient(child) if asked == ASK else None) or "alive"
+            request = os.read(control_fd, 1)
+            return (_patient(child) if request == ASK else None) or "alive"
         if os.getppid() != parent:
             return "alive"
         if watch.is_crowded():

@@ -117,11 +117,11 @@ def as_error(failure: Failure, name: str, where: str | None = None) -> RewardErr
     if failure.kind == UNAVAILABLE:
         hint = failure.hint or "start what it needs, then begin again; it is no bug of the reward"
         return RewardUnavailable(f"reward `{name}` is unavailable: {failure.message}", where=where, hint=hint)
-    said = f"raised {failure.raised}" if failure.raised else f"failed: {failure.message}"
+    verb_phrase = f"raised {failure.raised}" if failure.raised else f"failed: {failure.message}"
     lines = "".join(f"\n    {line}" for line in failure.lines)
     printed = "".join(f"\n    {line}" for line in failure.output.strip().splitlines()[-5:])
     printed = f"\n  it had printed:{printed}" if printed else ""
-    return RewardError(f"reward `{name}` {said}{lines}{printed}", where=where, hint=failure.hint)
+    return RewardError(f"reward `{name}` {verb_phrase}{lines}{printed}", where=where, hint=failure.hint)
 
 
 class WorkerPool:
@@ -154,9 +154,9 @@ class WorkerPool:
                 for worker in self._wait():
                     for index, outcome in self._answers(worker, queue):
                         outcomes[index] = outcome
-                        for gone in limit.add(index, outcome.size) if limit is not None else ():
-                            if gone in outcomes:
-                                outcomes[gone] = outcomes[gone].without_images()
+                        for dropped in limit.add(index, outcome.size) if limit is not None else ():
+                            if dropped in outcomes:
+                                outcomes[dropped] = outcomes[dropped].without_images()
                         if stop(outcome):
                             self.close()
                             return outcomes
@@ -193,8 +193,8 @@ class WorkerPool:
         for worker in [w for w in idle if w.has_ended or (self._fresh and w.request)]:
             self._workers.remove(worker)
             worker.end()
-        wanted = min(self.size, len(queue) + sum(bool(w.busy) for w in self._workers))
-        while len(self._workers) < wanted:
+        num_workers = min(self.size, len(queue) + sum(bool(w.busy) for w in self._workers))
+        while len(self._workers) < num_workers:
             self._start()
         for worker in self._workers:
             if queue and worker.loaded is not None and not worker.busy:
@@ -226,21 +226,24 @@ class WorkerPool:
 
     def _answers(self, worker: Worker, queue: deque[list[int]]) -> list[tuple[int, Outcome]]:
         """Return the outcomes that follow from a worker's answers, from its end, or from its timeout."""
-        alive, found = worker.receive(), []
+        alive, outcomes = worker.receive(), []
         try:
             while (frame := worker.frame()) is not None:
                 _check(frame, worker)
-                found += self._answer(worker, frame)
+                outcomes += self._answer(worker, frame)
         except GarbledError as error:
             worker.drain()
-            told = f"something else answered in its worker's place: {error}"
-            return [*found, *self._lost(worker, queue, Failure("", told, (), ONE_VOICE, worker.printed), again=True)]
+            message = f"something else answered in its worker's place: {error}"
+            return [
+                *outcomes,
+                *self._lost(worker, queue, Failure("", message, (), ONE_VOICE, worker.printed), again=True),
+            ]
         if not alive:
-            return [*found, *self._lost(worker, queue, None, again=True)]
+            return [*outcomes, *self._lost(worker, queue, None, again=True)]
         if (worker.busy or worker.loaded is None) and time.monotonic() >= worker.deadline:
             worker.drain()
-            return [*found, *self._lost(worker, queue, self._timeout(worker), again=False)]
-        return found
+            return [*outcomes, *self._lost(worker, queue, self._timeout(worker), again=False)]
+        return outcomes
 
     def _lost(
         self, worker: Worker, queue: deque[list[int]], failure: Failure | None, *, again: bool
@@ -349,15 +352,15 @@ def _crash(ending: str, printed: str) -> Failure:
         hint = "out of memory? see [reward] memory_mb" if name in ("SIGKILL", "SIGABRT", "SIGSEGV") else None
         return Failure("", f"its worker process was ended by {name}", (), hint, printed)
     if word == "crowd":
-        told = f"more than {MOST_PROCESSES} processes ran below its worker, which was ended with all of them"
-        return Failure("", told, (), "end every process that a call starts before it returns", printed)
+        message = f"more than {MOST_PROCESSES} processes ran below its worker, which was ended with all of them"
+        return Failure("", message, (), "end every process that a call starts before it returns", printed)
     if word == "alive" or number == str(LOST_PIPE):
         return Failure("", "it closed or took over the pipes through which its worker answers", (), ONE_VOICE, printed)
     if number == str(BROKEN):
         hint = "does it replace functions of the standard library? keep such changes inside the call"
         return Failure("", "it left its worker's Python unfit to go on", (), hint, printed)
-    told = f"it ended its worker process with exit code {number}" if word else "its worker process was killed"
-    return Failure("", told, (), None, printed)
+    message = f"it ended its worker process with exit code {number}" if word else "its worker process was killed"
+    return Failure("", message, (), None, printed)
 
 
 def _signal_name(number: int) -> str:

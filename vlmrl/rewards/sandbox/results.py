@@ -78,17 +78,17 @@ def _least_bytes(value: Any) -> int:
 
     Writing out a value that is too large could take the reward's time and memory, and would look like a hang.
     """
-    size, left = 0, [value]
-    while left and size <= MOST_DETAIL_BYTES:
-        one = left.pop()
-        if isinstance(one, str):
-            size += str.__len__(one) + 2
-        elif isinstance(one, dict):
-            size += 2 * dict.__len__(one)  # each entry has a colon, and a comma or bracket
-            left += (x for pair in dict.items(one) for x in pair) if size <= MOST_DETAIL_BYTES else ()
-        elif isinstance(one, (list, tuple)):
-            size += len(one) + 1
-            left += one if size <= MOST_DETAIL_BYTES else ()
+    size, pending = 0, [value]
+    while pending and size <= MOST_DETAIL_BYTES:
+        current = pending.pop()
+        if isinstance(current, str):
+            size += str.__len__(current) + 2
+        elif isinstance(current, dict):
+            size += 2 * dict.__len__(current)  # each entry has a colon, and a comma or bracket
+            pending += (x for pair in dict.items(current) for x in pair) if size <= MOST_DETAIL_BYTES else ()
+        elif isinstance(current, (list, tuple)):
+            size += len(current) + 1
+            pending += current if size <= MOST_DETAIL_BYTES else ()
     return size
 
 
@@ -184,7 +184,7 @@ def read_artifacts(files: Mapping[str, bytes]) -> tuple[dict[str, Media], dict[s
     _check_count(len(files))
     _check_bytes(files)
     media: dict[str, Media] = {}
-    kept: dict[str, bytes] = {}
+    files_by_hash: dict[str, bytes] = {}
     for name, data in files.items():
         try:
             with warnings.catch_warnings():
@@ -198,8 +198,8 @@ def read_artifacts(files: Mapping[str, bytes]) -> tuple[dict[str, Media], dict[s
             ) from error
         sha256 = hashlib.sha256(data).hexdigest()
         media[_artifact_name(name)] = Media(sha256, *image.size)
-        kept[sha256] = data
-    return media, kept
+        files_by_hash[sha256] = data
+    return media, files_by_hash
 
 
 def _check_pixels(name: str, width: int, height: int) -> None:

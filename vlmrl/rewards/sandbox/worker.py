@@ -123,8 +123,8 @@ class Channel:
 
 
 def _identity(fd: int) -> tuple[int, int]:
-    found = _fstat(fd)
-    return found.st_dev, found.st_ino
+    status = _fstat(fd)
+    return status.st_dev, status.st_ino
 
 
 class Guard:
@@ -223,7 +223,7 @@ def import_source(user: UserReward) -> ModuleType:
 
 def read_inputs(items: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> list[RewardInput]:
     """Return requests as RewardInputs; each image is (width, height) in its item and its RGB bytes as the next blob."""
-    left = iter(blobs)
+    remaining_blobs = iter(blobs)
     inputs = []
     for item in items:
         sizes, ids = item.pop("images"), item.pop("token_ids")
@@ -231,7 +231,7 @@ def read_inputs(items: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> list
         if sizes:
             from PIL import Image
 
-            images = [Image.frombytes("RGB", tuple(size), next(left)) for size in sizes]
+            images = [Image.frombytes("RGB", tuple(size), next(remaining_blobs)) for size in sizes]
         item["media"] = tuple(Media(**reference) for reference in item["media"])
         item["seen_sizes"] = tuple((width, height) for width, height in item["seen_sizes"])
         item["turns"] = tuple(map(Turn.of, item["turns"]))
@@ -247,7 +247,7 @@ def _load(user: UserReward, memory_mb: int, guard: Guard) -> tuple[BoundReward |
         reward = bind_user_reward(module, user, guard)
     except BaseException as error:
         return None, {"fatal": describe_error(error, user.file)}
-    found = {
+    facts = {
         "style": reward.style,
         "batched": reward.batched,
         "needs_images": reward.needs_images,
@@ -257,7 +257,7 @@ def _load(user: UserReward, memory_mb: int, guard: Guard) -> tuple[BoundReward |
         "weights": dict(reward.weights),
         "ranges": {k: list(v) for k, v in reward.ranges.items()},
     }
-    return reward, {"loaded": found}
+    return reward, {"loaded": facts}
 
 
 def _score(

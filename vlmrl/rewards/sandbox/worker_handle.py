@@ -76,16 +76,16 @@ class Worker:
         self.response_fd, response_write = _pipe()
         self.output_fd, output_write = _pipe()
         self._control, control = (_raised(end.detach()) for end in socket.socketpair())
-        given = (request_read, response_write, control)
-        argv = [sys.executable, "-c", BOOT, *map(str, (*given, os.getpid())), *sys.path]
+        passed_fds = (request_read, response_write, control)
+        argv = [sys.executable, "-c", BOOT, *map(str, (*passed_fds, os.getpid())), *sys.path]
         env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"}
         stdin, printed = (None, None) if has_terminal() else (subprocess.DEVNULL, output_write)
         try:
             self._keeper = subprocess.Popen(
-                argv, stdin=stdin, stdout=printed, stderr=printed, pass_fds=given, env=env, start_new_session=True
+                argv, stdin=stdin, stdout=printed, stderr=printed, pass_fds=passed_fds, env=env, start_new_session=True
             )
         finally:
-            for fd in (*given, output_write):
+            for fd in (*passed_fds, output_write):
                 os.close(fd)
         for fd in (self.request_fd, self.response_fd, self.output_fd):
             os.set_blocking(fd, False)
