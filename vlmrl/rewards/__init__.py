@@ -40,7 +40,7 @@ class Builtin:
 
 GENERAL: dict[str, Builtin] = {
     "exact_match": Builtin(
-        text_rewards.exact_match, "the answer is the expected text (case and blanks aside)", version=1
+        text_rewards.exact_match, "the answer is the expected text, ignoring case and white space", version=1
     ),
     "number_match": Builtin(
         text_rewards.number_match, "the answer is the expected number, within a tolerance", version=1
@@ -98,7 +98,7 @@ def _no_argument(name: str, key: str, parameters: Mapping[str, Any], builtins: M
     other_rewards = [other for other, builtin in builtins.items() if key in inspect.signature(builtin.build).parameters]
     if not other_rewards or not lacks:
         return RewardError(message, hint=nearest(key, parameters))
-    hint = f"leave it out, or choose a `variant` of the task whose reward is one that takes it ({', '.join(other_rewards)})"
+    hint = f"leave it out, or choose a `variant` of the task with a reward that takes it ({', '.join(other_rewards)})"
     return RewardError(f"{message}: {lacks}", hint=hint)
 
 

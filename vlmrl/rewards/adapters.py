@@ -75,7 +75,7 @@ def _find(path_text: str, base_dir: Path | str | None) -> Path:
         if path.is_file():
             return path
     tried = ", ".join(str(p) for p in dict.fromkeys((*places, Path.cwd())))
-    raise RewardError(f"there is no reward file {path_text}", hint=f"looked in {tried}")
+    raise RewardError(f"there is no reward file {path_text}", hint=f"these folders were searched: {tried}")
 
 
 def _worker_only(x: RewardInput) -> float:
@@ -178,7 +178,7 @@ def _range(part: Any, ends: Any) -> tuple[float, float]:
     except (TypeError, ValueError):
         low = high = nan
     if not low <= high:
-        raise RewardError(f"RANGES gives the part `{part}` {ends!r:.60}, not two numbers, the smaller first")
+        raise RewardError(f"RANGES gives the part `{part}` {ends!r:.60}, not two numbers with the smaller first")
     return low, high
 
 
@@ -206,7 +206,7 @@ def detect_style(parameters: Mapping[str, inspect.Parameter], user: UserReward, 
     if len(fits) == 1:
         return fits[0]
     shown = f"{user.function}({', '.join(parameters)})"
-    why = f"it could be {' or '.join(fits)}" if fits else "its parameter names belong to none that is known"
+    why = f"it could be {' or '.join(fits)}" if fits else "its parameter names belong to no known convention"
     raise RewardError(
         f"the calling convention of reward `{shown}` is unclear: {why}",
         where=user.file,

@@ -275,14 +275,14 @@ def part_name(key: Any, what: str = "part") -> str:
     """
     if not isinstance(key, str):
         raise RewardError(
-            f"{'an' if what[0] in 'aeiou' else 'a'} {what} of the reward is named by {key!r:.80}, "
+            f"{'an' if what[0] in 'aeiou' else 'a'} {what} of the reward has the name {key!r:.80}, "
             f"a {type(key).__name__}",
             hint=f"names of {what}s are texts: write it in quotes",
         )
     name = key if type(key) is str else str(key)
     if _breaks(name):
         raise RewardError(
-            f"the name of {'an' if what[0] in 'aeiou' else 'a'} {what} holds a character that cannot be shown in a "
+            f"the name of {'an' if what[0] in 'aeiou' else 'a'} {what} has a character that cannot be shown in a "
             f"line: {name!a:.80}",
             hint=f"name {what}s with plain words, such as `format`",
         )
@@ -308,7 +308,7 @@ def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, floa
     for key, value in parts.items():
         name = key if type(key) is str and key in ranges else part_name(key)  # declared names were checked before
         if name in checked:
-            raise RewardError(f"two parts of the reward are called `{name}`", hint="give each a name of its own")
+            raise RewardError(f"two parts of the reward are called `{name}`", hint="give each part another name")
         number = value if value is None or type(value) is float else _number(value)
         low, high = ranges.get(name, EVERYTHING)
         if number is not None and not (low <= number <= high and -LARGEST <= number <= LARGEST):
@@ -339,7 +339,7 @@ def check_on_timeout(
     try:
         checked = check_parts(parts, ranges)
     except RewardError as error:
-        raise RewardError(f"on_timeout cannot be earned: {error.message}", where=where, hint=error.hint) from error
+        raise RewardError(f"on_timeout cannot be used: {error.message}", where=where, hint=error.hint) from error
     return {name: number for name, number in checked.items() if number is not None}
 
 

@@ -35,7 +35,7 @@ class TrainerState:
     global_step: int
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"trainer_state.{name}: vlmrl gives rewards `trainer_state.global_step` alone")
+        raise AttributeError(f"trainer_state.{name}: vlmrl gives rewards only `trainer_state.global_step`")
 
 
 def is_open(parameters: Parameters) -> bool:
@@ -71,7 +71,7 @@ def _lacks(user: UserReward, name: str, values: Mapping[str, Any]) -> RewardErro
     """Return the error for a parameter for which the rows have no value."""
     if name == "completion_ids":
         return RewardError(
-            f"reward `{user.function}` needs `completion_ids`, and no token ids are saved beside these responses",
+            f"reward `{user.function}` needs `completion_ids`, but no token ids are saved with these responses",
             hint="a run's rollouts have them; a table needs a column `completion_ids` with lists of numbers",
         )
     known = ", ".join(k for k in values if k not in TRL_GIVEN)
@@ -130,7 +130,9 @@ def call_verl(function: Callable[..., Any], parameters: Parameters, user: UserRe
     needs_truth = bool({"ground_truth", "ground_truths"} & set(parameters))
     check_args(user, parameters, filled)
     if not filled & {"solution_str", "solution_strs"}:
-        raise RewardError(f"reward `{user.function}` has no parameter `solution_str`, as verl's have", where=user.file)
+        raise RewardError(
+            f"reward `{user.function}` has no parameter `solution_str`, which verl's form needs", where=user.file
+        )
 
     def one(x: RewardInput) -> dict[str, Any]:
         extra = x.columns.get("extra_info")

@@ -75,7 +75,7 @@ class Scorer:
         self._answers = False
         if spec.user is not None:
             if spec.on_timeout and isinstance(price := self._valued(spec.on_timeout, ""), Failure):
-                raise RewardError(f"on_timeout cannot be earned: {price.message}", where=spec.name, hint=price.hint)
+                raise RewardError(f"on_timeout cannot be used: {price.message}", where=spec.name, hint=price.hint)
             self._pool = WorkerPool(spec.user, size=workers, memory_mb=memory_mb, timeout_seconds=timeout_seconds)
 
     def __enter__(self) -> Scorer:
@@ -198,7 +198,7 @@ class Scorer:
         if parts and not parts.keys() & weights.keys():
             weighted, returned = ", ".join(weights), ", ".join(parts)
             raise RewardError(
-                f"its weights name {weighted}, none of which is among the parts it returned: {returned}",
+                f"its weights name {weighted}, but the parts that it returned are: {returned}",
                 hint="correct [reward.weights], or return a part of that name",
             )
 
@@ -251,7 +251,7 @@ class Scorer:
             again = pool.run([[i] for i in lost], inputs, lambda outcome: False, fresh=True, limit=limit)
             outcomes = self._forgiven(outcomes | {i: _noted(o, outcomes[i]) for i, o in again.items()}, lost)
         if len(outcomes) < len(inputs):
-            message = f"not asked: its worker had been lost {LOST_IN_A_ROW} times in a row"
+            message = f"not scored: the worker had been lost {LOST_IN_A_ROW} times in a row"
             outcomes = {i: outcomes.get(i, Failure("", message)) for i in indices}
         return outcomes
 

@@ -109,7 +109,7 @@ def test_the_bounds_hold_where_a_reward_runs(scorer):
     "ranges", ["{'a': (1, 0)}", "{'a': 3}", "{'a': (0, 1, 2)}", "{'a': ('x', 1)}", "{'a': (0, float('nan'))}"]
 )
 def test_a_range_that_is_none_is_said_when_the_file_is_loaded(reward_file, ranges):
-    with pytest.raises(RewardError, match=r"RANGES gives the part `a` .*, not two numbers, the smaller first"):
+    with pytest.raises(RewardError, match=r"RANGES gives the part `a` .*, not two numbers with the smaller first"):
         reward_file(f"RANGES = {ranges}\ndef reward(x): return {{'a': 0}}")
 
 

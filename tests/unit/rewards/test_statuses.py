@@ -179,7 +179,7 @@ def test_a_recipe_may_say_it_and_a_record_keeps_it(reward_file, tmp_path):
     record = reward_record(priced, {})
     assert load_recorded(record, base_dir=tmp_path).on_timeout == {"answer": 0.5}
     assert "on_timeout" not in reward_record(spec, {})
-    with pytest.raises(RewardError, match=r"on_timeout cannot be earned: .*outside its declared range"):
+    with pytest.raises(RewardError, match=r"on_timeout cannot be used: .*outside its declared range"):
         earn_on_timeout(spec, {"answer": 7.0})
     with pytest.raises(RewardError, match="has no part `anwser`"):
         earn_on_timeout(load_reward("exact_match"), {"anwser": 0.0})
@@ -196,5 +196,5 @@ def test_a_declaration_that_makes_no_sense_is_an_error_of_the_file(reward_file, 
 
 def test_a_price_that_no_weight_counts_is_an_error_when_it_is_opened(reward_file, tmp_path):
     spec = replace(reward_file(hangs(tmp_path, "")), on_timeout={"anwser": 0.0})
-    with pytest.raises(RewardError, match="on_timeout cannot be earned: its weights name answer"):
+    with pytest.raises(RewardError, match="on_timeout cannot be used: its weights name answer"):
         Scorer(spec, {"answer": 1.0})

@@ -127,12 +127,12 @@ class FrameBuffer:
         """
         token = self._token
         if self._bytes[: len(token)] != token[: len(self._bytes)]:
-            raise GarbledError(f"it is {len(self._bytes):,} bytes of something else: {bytes(self._bytes[:40])!r}")
+            raise GarbledError(f"it is {len(self._bytes):,} bytes of other data: {bytes(self._bytes[:40])!r}")
         if len(self._bytes) < HEAD.size:
             return None
         _, request, item, pid, length, pixels = _unpack(self._bytes)
         if self._most is not None and (length > self._most[0] or pixels > self._most[1]):
-            raise GarbledError(f"it is a message of {length + pixels:,} bytes")
+            raise GarbledError(f"its {length + pixels:,} bytes are too many")
         start, end = HEAD.size + length, HEAD.size + length + pixels
         if len(self._bytes) < end:
             return None

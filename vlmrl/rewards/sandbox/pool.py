@@ -35,7 +35,7 @@ from vlmrl.rewards.sandbox.results import read_artifacts, read_detail
 from vlmrl.rewards.sandbox.worker_handle import LOAD_SECONDS, Worker
 from vlmrl.types import Media, RewardInput
 
-ONE_VOICE = "only what it returns may answer: look for os.write, os.fork, os.dup2 and the like"
+ONE_VOICE = "only the return value may be an answer: look for os.write, os.fork, os.dup2 and the like"
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def as_error(failure: Failure, name: str, where: str | None = None) -> RewardErr
     If a service is down, it is the reward's own message.
     """
     if failure.kind == UNAVAILABLE:
-        hint = failure.hint or "start what it needs, then begin again; it is no bug of the reward"
+        hint = failure.hint or "start the service that it needs, then begin again; this is not a bug of the reward"
         return RewardUnavailable(f"reward `{name}` is unavailable: {failure.message}", where=where, hint=hint)
     verb_phrase = f"raised {failure.raised}" if failure.raised else f"failed: {failure.message}"
     lines = "".join(f"\n    {line}" for line in failure.lines)
@@ -233,7 +233,7 @@ class WorkerPool:
                 outcomes += self._answer(worker, frame)
         except GarbledError as error:
             worker.drain()
-            message = f"something else answered in its worker's place: {error}"
+            message = f"its worker's pipe had a wrong message: {error}"
             return [
                 *outcomes,
                 *self._lost(worker, queue, Failure("", message, (), ONE_VOICE, worker.printed), again=True),
@@ -313,26 +313,26 @@ def _check(frame: Frame, worker: Worker) -> None:
     """Raise a GarbledError unless the frame is the answer that is due from this worker."""
     if worker.loaded is None:
         if frame.request or not frame.body.keys() & {"loaded", "fatal"}:
-            raise GarbledError("an answer before the file was imported")
+            raise GarbledError("it came before the file was imported")
     elif frame.pid != worker.pid:
-        raise GarbledError(f"process {frame.pid}, which is not its worker ({worker.pid})")
+        raise GarbledError(f"process {frame.pid} wrote it, which is not its worker ({worker.pid})")
     elif not worker.busy:
-        raise GarbledError("an answer that nobody waits for")
+        raise GarbledError("it is an answer, but no request is pending")
     elif frame.request != worker.request:
-        raise GarbledError(f"an answer to request {frame.request}, not to {worker.request}")
+        raise GarbledError(f"it answers request {frame.request}, not {worker.request}")
     elif frame.item != (WHOLE if "failed" in frame.body else worker.item):
-        raise GarbledError(f"an answer to item {frame.item}, not to {worker.item}")
+        raise GarbledError(f"it answers item {frame.item}, not {worker.item}")
 
 
 def _result(answer: dict[str, Any], blobs: Sequence[bytes]) -> Outcome:
     parts, note, seconds, detail = (answer.get(name) for name in ("parts", "note", "seconds", "detail"))
     if not isinstance(parts, dict) or not all(v is None or isinstance(v, float) for v in parts.values()):
-        raise GarbledError(f"parts that are no numbers: {str(parts)[:200]}")
+        raise GarbledError(f"its parts are not numbers: {str(parts)[:200]}")
     if not isinstance(note, str) or not isinstance(seconds, float):
-        raise GarbledError(f"an answer that is no score: {str(answer)[:200]}")
+        raise GarbledError(f"it is not a score: {str(answer)[:200]}")
     names = answer.get("artifacts", [])
     if not isinstance(detail, str | None) or not isinstance(names, list) or len(names) != len(blobs):
-        raise GarbledError(f"an answer whose images have no names: {str(answer)[:200]}")
+        raise GarbledError(f"its images have no names: {str(answer)[:200]}")
     try:
         artifacts, files = read_artifacts({part_name(n, "artifact"): b for n, b in zip(names, blobs, strict=True)})
         return Result(parts, note, seconds, read_detail(detail), artifacts, files)
@@ -349,7 +349,7 @@ def _crash(ending: str, printed: str) -> Failure:
     word, _, number = ending.partition(" ")
     if word == "signal":
         name = _signal_name(int(number))
-        hint = "out of memory? see [reward] memory_mb" if name in ("SIGKILL", "SIGABRT", "SIGSEGV") else None
+        hint = "it may be out of memory: see [reward] memory_mb" if name in ("SIGKILL", "SIGABRT", "SIGSEGV") else None
         return Failure("", f"its worker process was ended by {name}", (), hint, printed)
     if word == "crowd":
         message = f"more than {MOST_PROCESSES} processes ran below its worker, which was ended with all of them"
@@ -358,7 +358,7 @@ def _crash(ending: str, printed: str) -> Failure:
         return Failure("", "it closed or took over the pipes through which its worker answers", (), ONE_VOICE, printed)
     if number == str(BROKEN):
         hint = "does it replace functions of the standard library? keep such changes inside the call"
-        return Failure("", "it left its worker's Python unfit to go on", (), hint, printed)
+        return Failure("", "it changed its worker's Python so much that the worker cannot continue", (), hint, printed)
     message = f"it ended its worker process with exit code {number}" if word else "its worker process was killed"
     return Failure("", message, (), None, printed)
 

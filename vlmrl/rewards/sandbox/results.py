@@ -48,12 +48,12 @@ def detail_text(detail: Any) -> str | None:
     if detail is None:
         return None
     if (least := _least_bytes(detail)) > MOST_DETAIL_BYTES:
-        raise _too_long(least, "holds itself, or is at least")
+        raise _too_long(least, "contains itself, or is at least")
     try:
         text = _encode(detail)
     except (TypeError, ValueError, RecursionError) as error:
         raise RewardError(
-            f"the detail of the reward is no JSON value: {str(error)[:200]}",
+            f"the detail of the reward is not a JSON value: {str(error)[:200]}",
             hint="a detail holds texts, finite numbers, true, false, None, lists, and mappings with texts as keys",
         ) from error
     if len(text) > MOST_DETAIL_BYTES:
@@ -70,7 +70,7 @@ def read_detail(text: str | None) -> Any:
     try:
         return _written(parse_json(text, unique_keys=True, most_levels=MOST_DETAIL_LEVELS))
     except ValueError as error:
-        raise RewardError(f"the detail of the reward is no JSON value: {str(error)[:200]}") from error
+        raise RewardError(f"the detail of the reward is not a JSON value: {str(error)[:200]}") from error
 
 
 def _least_bytes(value: Any) -> int:
@@ -95,7 +95,7 @@ def _least_bytes(value: Any) -> int:
 def _too_long(size: int, words: str = "is") -> RewardError:
     return RewardError(
         f"the detail of the reward {words} {size:,} bytes of JSON; the cap is {MOST_DETAIL_BYTES:,}",
-        hint="keep what a person or a metric reads of it: an answer, boxes, numbers",
+        hint="keep only what people or metrics use: an answer, boxes, numbers",
     )
 
 
@@ -144,7 +144,7 @@ def _png(name: str, image: Any) -> bytes:
     if not isinstance(image, Image.Image):
         raise RewardError(
             f"the artifact `{name}` is a {type(image).__name__}, not a PIL image",
-            hint="PIL.Image.fromarray makes one of an array",
+            hint="PIL.Image.fromarray converts an array",
         )
     _check_pixels(name, *image.size)
     image = _shaded(name, image) if image.mode[0] in "IF" else image
@@ -169,7 +169,9 @@ def _shaded(name: str, image: Any) -> Any:
     values_HW = np.asarray(image, dtype=np.float64)
     low, high = float(values_HW.min()), float(values_HW.max())
     if not -math.inf < low <= high < math.inf:
-        raise RewardError(f"the artifact `{name}` holds numbers that are not finite", hint="numpy.nan_to_num, say")
+        raise RewardError(
+            f"the artifact `{name}` holds numbers that are not finite", hint="use numpy.nan_to_num, for example"
+        )
     shades_HW = (values_HW - low) * (255 / (high - low)) if high > low else np.zeros_like(values_HW)
     return Image.fromarray(shades_HW.round().astype(np.uint8))
 
@@ -193,9 +195,7 @@ def read_artifacts(files: Mapping[str, bytes]) -> tuple[dict[str, Media], dict[s
                 _check_pixels(name, *image.size)
                 image.load()
         except (*_BROKEN, Image.DecompressionBombError) as error:
-            raise RewardError(
-                f"the artifact `{name}` is no PNG image that can be read ({type(error).__name__})"
-            ) from error
+            raise RewardError(f"the artifact `{name}` is not a readable PNG image ({type(error).__name__})") from error
         sha256 = hashlib.sha256(data).hexdigest()
         media[_artifact_name(name)] = Media(sha256, *image.size)
         files_by_hash[sha256] = data

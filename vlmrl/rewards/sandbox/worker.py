@@ -50,7 +50,7 @@ Answer = tuple[dict[str, Any], Sequence[bytes]]
 MODULE = "vlmrl_user_reward"
 MOST_PARTS = 256
 HINTS = {
-    MemoryError: "a larger [reward] memory_mb, or a smaller appetite",
+    MemoryError: "raise [reward] memory_mb, or use less memory",
     bdb.BdbQuit: "for breakpoint() in a reward: vlmrl reward-check or try with --debug, train with --debug-rank 0",
 }
 MOST_NOTE_CHARS = 2000
