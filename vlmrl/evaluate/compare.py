@@ -1,4 +1,4 @@
-"""Two runs or evaluations side by side: is B better than A, what was different going in, what came out.
+"""Comparison of two runs or evaluations: is B better than A, how their inputs differ, how their results differ.
 
 Every difference is B minus A, row by row on the rows that both evaluations answered, with its 95% interval (see
 `evaluate/interval.py`).
@@ -45,12 +45,12 @@ _LEFT_OUT = ("step", "attempt")
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two things compared.
+    """One of the two things to compare.
 
     Args:
-        ref: as the user named it.
-        run: the run; None for an evaluation folder outside of one.
-        evaluations: name -> folder. Of one name at several steps, the one at the best (else the last) step.
+        ref: name that the user gave.
+        run: the run; None for an evaluation folder outside of a run.
+        evaluations: name -> folder. If one name has several steps, it is the one at the best (else the last) step.
     """
 
     ref: str
@@ -63,7 +63,7 @@ class Side:
 
 
 def open_side(root: Path, ref: str) -> Side:
-    """A run (by any of its names), or the folder of one evaluation (`<run>/eval/<name>`).
+    """Return a run (by any of its names), or the folder of one evaluation (`<run>/eval/<name>`).
 
     Raises: StoreError when it is neither.
     """
@@ -77,9 +77,9 @@ def open_side(root: Path, ref: str) -> Side:
 
 
 def compare(a: Side, b: Side) -> dict[str, Any]:
-    """Everything that `vlmrl compare` says, as JSON values. Lists hold differences only, except metrics.
+    """Return all facts that `vlmrl compare` prints, as JSON values. Lists hold only differences, except metrics.
 
-    Returns: "conclusion" (see `evaluate.verdict.conclude`) first, then what it rests on.
+    Returns: "conclusion" (see `evaluate.verdict.conclude`) first, then the facts that it is based on.
     """
     runs = [s.run for s in (a, b)]
     both = a.run is not None and b.run is not None
@@ -113,12 +113,12 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
 
 
 def _accuracy_apart(evaluations: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether some accuracy is a part of rewards that differ."""
+    """Return whether an accuracy comes from rewards that differ."""
     return any(e["accuracy_of_reward"] and not e["scored_alike"] for e in evaluations)
 
 
 def _in_common(a: Side, b: Side, notes: list[str]) -> list[tuple[str, Path, Path]]:
-    """(name, folder of A, folder of B) of evaluations that are called alike, then of others on rows called alike."""
+    """Return (name, folder of A, folder of B) of evaluations with equal names, then of others on equally named rows."""
     found = [(n, a.evaluations[n], b.evaluations[n]) for n in a.evaluations if n in b.evaluations]
     names = {name for name, *_ in found}
     mine, theirs = (_by_rows(side, names) for side in (a, b))
@@ -130,7 +130,10 @@ def _in_common(a: Side, b: Side, notes: list[str]) -> list[tuple[str, Path, Path
 
 
 def _by_rows(side: Side, taken: set[str]) -> dict[str, Path]:
-    """Rows and sampling -> the evaluation, of those whose name is not taken; where two are of the same, neither."""
+    """Return rows and sampling -> the evaluation, without names in `taken`.
+
+    A key that two evaluations have is left out.
+    """
     found: dict[str, list[Path]] = {}
     for name, folder in side.evaluations.items():
         try:
@@ -143,7 +146,7 @@ def _by_rows(side: Side, taken: set[str]) -> dict[str, Path]:
 
 
 def _evaluations(run: Run) -> dict[str, Path]:
-    """Finished evaluations by name without the step: of several steps the best's, else the last's."""
+    """Return finished evaluations by name without the step: of several steps, the best one, else the last one."""
     found: dict[str, Path] = {}
     best = run.manifest.best.step if run.manifest.best else None
     for folder in layout.eval_dirs(run.dir):
@@ -188,7 +191,7 @@ def _recipe_differences(a: Side, b: Side, notes: list[str]) -> list[dict[str, An
 
 
 def _made_otherwise(a: Run, b: Run) -> list[dict[str, Any]]:
-    """Return what the two runs were made with, where that differs."""
+    """Return the differences in how the two runs were made: code, packages, data, rewards, seeds, prompts."""
     rows = _rows(_made_with(a), _made_with(b), only_different=True)
     prompts = [{str(p.get("source")): p for p in run.manifest.prompts} for run in (a, b)]
     for source in dict.fromkeys([*prompts[0], *prompts[1]]):
@@ -200,7 +203,7 @@ def _made_otherwise(a: Run, b: Run) -> list[dict[str, Any]]:
 
 
 def _made_with(run: Run) -> dict[str, Any]:
-    """Return what a run was made with, flat: code, packages, data, reward, seeds, hardware."""
+    """Return the inputs of a run as a flat mapping: code, packages, data, reward, seeds, hardware."""
     m = run.manifest
     git = m.git or {}
     facts: dict[str, Any] = {
@@ -231,12 +234,12 @@ def _made_with(run: Run) -> dict[str, Any]:
 
 
 def _rewards(run: Run) -> list[tuple[Any, ...]]:
-    """Return what scored each source: the reward and its weights."""
+    """Return the reward and its weights for each source."""
     return [(entry.get("source"), identity_of(entry), entry.get("weights")) for entry in run.manifest.rewards]
 
 
 def _scored_by(a: Side, b: Side, evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return the rewards of A and B in words, where they differ: those of the evaluations, else of the manifests."""
+    """Return the rewards of A and B in words, if they differ: those of the evaluations, else of the manifests."""
     said = [(e["scored_by"][0], e["scored_by"][1]) for e in evaluations if e["scored_by"]]
     if not said and a.run and b.run:
         pairs = zip(a.run.manifest.rewards, b.run.manifest.rewards, strict=False)
@@ -251,7 +254,7 @@ def _rows(a: Mapping[str, Any], b: Mapping[str, Any], *, only_different: bool) -
 
 
 def _lines(runs: Sequence[Run | None], kind: str) -> list[dict[str, Any]]:
-    """Last value of every metric of one kind, and for validation that of the best step too."""
+    """Return the last value of every metric of one kind; for validation, also that of the best step."""
     last: list[dict[str, Any]] = []
     best: list[dict[str, Any]] = []
     for run in runs:
@@ -273,10 +276,11 @@ def _lines(runs: Sequence[Run | None], kind: str) -> list[dict[str, Any]]:
 
 
 def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
-    """Differences on the rows that both evaluations answered.
+    """Return the differences on the rows that both evaluations answered.
 
-    Args: trained_alike: whether the runs were trained with the same rewards: asked where an evaluation does not say
-        which scored it.
+    Args:
+        trained_alike: whether the runs were trained with the same rewards. It is used if an evaluation does not say
+            which reward scored it.
     """
     left, right = read_evaluation(a), read_evaluation(b)
     pairs, changed = shared_rows(right.rows, left.rows)
@@ -314,14 +318,14 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number as it is; None for everything else."""
+    """Return a finite number unchanged; None for everything else."""
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def differences(after: Evaluation, before: Evaluation) -> dict[str, dict[str, Any]]:
     """Return metric -> after minus before, with its interval; see `metrics.paired_differences`.
 
-    Metrics of a whole split are there where both are of the very same rows.
+    Metrics of a whole split are included if both evaluations have exactly the same rows.
     """
     summaries = (before.summary, after.summary)
     of_rows = paired_differences(after.rows, before.rows, joined_ranges(*summaries), joined_by(*summaries))
