@@ -86,17 +86,20 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     notes = [f"{s.title}: {line}" for s in (a, b) if s.run for line in shortened(damage_of(s.run.dir), s.run.id)]
     trained_alike = not (a.run and b.run) or _rewards(a.run) == _rewards(b.run)
     evaluations = []
-    for name, one, other in _in_common(a, b, notes):
+    for name, folder_a, folder_b in _in_common(a, b, notes):
         try:
-            evaluations.append(_paired(name, one, other, trained_alike))
+            evaluations.append(_paired(name, folder_a, folder_b, trained_alike))
         except StoreError as error:
             notes.append(f"evaluation {name} is left out: {error.message}")
-    apart = [e["name"] for e in evaluations if not e["scored_alike"]]
-    if apart or not (trained_alike or evaluations):
-        where = f" in {', '.join(apart)}" if apart and len(apart) < len(evaluations) else ""
-        ours = ", nor `accuracy`, which is a part of the reward" if _accuracy_apart(evaluations) else ""
-        told = f"{OTHER_REWARDS} or weights{where}: `reward` and `part/...` are not comparable{ours}"
-        notes.append(told + "".join(f"; A by {one}; B by {other}" for one, other in _scored_by(a, b, evaluations)))
+    incomparable = [e["name"] for e in evaluations if not e["scored_alike"]]
+    if incomparable or not (trained_alike or evaluations):
+        where = f" in {', '.join(incomparable)}" if incomparable and len(incomparable) < len(evaluations) else ""
+        addition = ", nor `accuracy`, which is a part of the reward" if _accuracy_apart(evaluations) else ""
+        note = f"{OTHER_REWARDS} or weights{where}: `reward` and `part/...` are not comparable{addition}"
+        notes.append(
+            note
+            + "".join(f"; A by {reward_a}; B by {reward_b}" for reward_a, reward_b in _scored_by(a, b, evaluations))
+        )
     evaluations.sort(key=lambda e: ROLES.index(e["role"]))
     return {
         "conclusion": conclude(evaluations, [s.title for s in (a, b)]),
@@ -119,14 +122,14 @@ def _accuracy_apart(evaluations: Sequence[Mapping[str, Any]]) -> bool:
 
 def _in_common(a: Side, b: Side, notes: list[str]) -> list[tuple[str, Path, Path]]:
     """Return (name, folder of A, folder of B) of evaluations with equal names, then of others on equally named rows."""
-    found = [(n, a.evaluations[n], b.evaluations[n]) for n in a.evaluations if n in b.evaluations]
-    names = {name for name, *_ in found}
+    pairs = [(n, a.evaluations[n], b.evaluations[n]) for n in a.evaluations if n in b.evaluations]
+    names = {name for name, *_ in pairs}
     mine, theirs = (_by_rows(side, names) for side in (a, b))
-    found += [(key, mine[key], theirs[key]) for key in mine if key in theirs]
-    if not found and (a.evaluations or b.evaluations):
-        there = (", ".join(s.evaluations) or "none" for s in (a, b))
-        notes.append("no evaluation in common: A has {}; B has {}".format(*there))
-    return found
+    pairs += [(key, mine[key], theirs[key]) for key in mine if key in theirs]
+    if not pairs and (a.evaluations or b.evaluations):
+        names_of_sides = (", ".join(s.evaluations) or "none" for s in (a, b))
+        notes.append("no evaluation in common: A has {}; B has {}".format(*names_of_sides))
+    return pairs
 
 
 def _by_rows(side: Side, taken: set[str]) -> dict[str, Path]:
@@ -134,28 +137,28 @@ def _by_rows(side: Side, taken: set[str]) -> dict[str, Path]:
 
     A key that two evaluations have is left out.
     """
-    found: dict[str, list[Path]] = {}
+    folders_by_key: dict[str, list[Path]] = {}
     for name, folder in side.evaluations.items():
         try:
             key = same_rows_key(read_summary(folder).get("meta") or {})
         except StoreError:
             continue
         if name not in taken and key is not None:
-            found.setdefault(key, []).append(folder)
-    return {key: folders[0] for key, folders in found.items() if len(folders) == 1}
+            folders_by_key.setdefault(key, []).append(folder)
+    return {key: folders[0] for key, folders in folders_by_key.items() if len(folders) == 1}
 
 
 def _evaluations(run: Run) -> dict[str, Path]:
     """Return finished evaluations by name without the step: of several steps, the best one, else the last one."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     best = run.manifest.best.step if run.manifest.best else None
     for folder in layout.eval_dirs(run.dir):
         name = without_step(folder.name)
-        before = TRAINING_STEP.search(found[name].name) if name in found else None
+        step_match = TRAINING_STEP.search(folders[name].name) if name in folders else None
         # Names sort by step, so a later folder replaces an earlier one, but never the best.
-        if before is None or int(before[1]) != best:
-            found[name] = folder
-    return found
+        if step_match is None or int(step_match[1]) != best:
+            folders[name] = folder
+    return folders
 
 
 def _describe(side: Side) -> dict[str, Any]:
@@ -240,11 +243,11 @@ def _rewards(run: Run) -> list[tuple[Any, ...]]:
 
 def _scored_by(a: Side, b: Side, evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return the rewards of A and B in words, if they differ: those of the evaluations, else of the manifests."""
-    said = [(e["scored_by"][0], e["scored_by"][1]) for e in evaluations if e["scored_by"]]
-    if not said and a.run and b.run:
-        pairs = zip(a.run.manifest.rewards, b.run.manifest.rewards, strict=False)
-        said = [(reward_words(one), reward_words(other)) for one, other in pairs]
-    return [pair for pair in dict.fromkeys(said) if pair[0] != pair[1]]
+    pairs_of_words = [(e["scored_by"][0], e["scored_by"][1]) for e in evaluations if e["scored_by"]]
+    if not pairs_of_words and a.run and b.run:
+        records = zip(a.run.manifest.rewards, b.run.manifest.rewards, strict=False)
+        pairs_of_words = [(reward_words(one), reward_words(other)) for one, other in records]
+    return [pair for pair in dict.fromkeys(pairs_of_words) if pair[0] != pair[1]]
 
 
 def _rows(a: Mapping[str, Any], b: Mapping[str, Any], *, only_different: bool) -> list[dict[str, Any]]:
@@ -287,10 +290,10 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
     metas = [e.summary.get("meta") or {} for e in (left, right)]
     roles = [role_of(meta) for meta in metas]
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
-    said = scored_alike(*metas)
-    alike = trained_alike if said is None else said
+    recorded_alike = scored_alike(*metas)
+    alike = trained_alike if recorded_alike is None else recorded_alike
     of_reward = any("accuracy_of" in e.summary for e in (left, right))
-    found = differences(right, left)
+    differences_by_metric = differences(right, left)
     return {
         "name": name,
         "a": str(a),
@@ -300,7 +303,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "scored_alike": alike,
         "accuracy_of_reward": of_reward,
         "intervals_of_sets": set_method_of(right.summary),
-        "scored_by": [scored_by(meta) for meta in metas] if said is False else None,
+        "scored_by": [scored_by(meta) for meta in metas] if recorded_alike is False else None,
         "rows_a": len(left.rows),
         "rows_b": len(right.rows),
         "rows_paired": len(pairs),
@@ -312,7 +315,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
                 "verdict": verdict(metric, m, alike, of_reward),
                 "excludes_zero": excludes_zero(m["low"], m["high"]),
             }
-            for metric, m in found.items()
+            for metric, m in differences_by_metric.items()
         ],
     }  # fmt: skip
 
@@ -329,8 +332,8 @@ def differences(after: Evaluation, before: Evaluation) -> dict[str, dict[str, An
     """
     summaries = (before.summary, after.summary)
     of_rows = paired_differences(after.rows, before.rows, joined_ranges(*summaries), joined_by(*summaries))
-    found = of_rows | set_differences(after.summary, before.summary)
-    for name, difference in found.items():
-        ways = {(s["metrics"].get(name) or {}).get("better") for s in summaries}
-        difference["better"] = ways.pop() if len(ways) == 1 else None
-    return found
+    differences_by_metric = of_rows | set_differences(after.summary, before.summary)
+    for name, difference in differences_by_metric.items():
+        directions = {(s["metrics"].get(name) or {}).get("better") for s in summaries}
+        difference["better"] = directions.pop() if len(directions) == 1 else None
+    return differences_by_metric

@@ -214,7 +214,7 @@ def _placements(positive_N: NDArray[np.bool_], scores_N: Floats) -> Floats:
 
 
 def _numbers(values: ArrayLike) -> Floats:
-    found = np.asarray(values, dtype=np.float64)
-    if found.ndim != 1 or not np.isfinite(found).all():
+    numbers = np.asarray(values, dtype=np.float64)
+    if numbers.ndim != 1 or not np.isfinite(numbers).all():
         raise ValueError("expected a list of finite numbers")
-    return found
+    return numbers

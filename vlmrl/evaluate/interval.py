@@ -88,11 +88,11 @@ def range_of(declared: Range | None, *values: ArrayLike) -> Range | None:
 
     Example: no range declared, values 0.2 and 1.0 -> (0, 1); 0.2 and 1.4 -> None.
     """
-    found = np.concatenate([np.asarray(v, dtype=np.float64).ravel() for v in values])
+    numbers = np.concatenate([np.asarray(v, dtype=np.float64).ravel() for v in values])
     for low, high in (*([declared] if declared else []), UNIT_RANGE):
         slack = ROUNDING * (high - low)
         finite = math.isfinite(low) and math.isfinite(high) and low < high
-        if finite and bool(((found >= low - slack) & (found <= high + slack)).all()):
+        if finite and bool(((numbers >= low - slack) & (numbers <= high + slack)).all()):
             return low, high
     return None
 

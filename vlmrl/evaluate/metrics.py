@@ -54,13 +54,15 @@ def summarise(
         no interval, range if none is declared. pass@k needs accuracies that are right or wrong only.
     """
     metrics: dict[str, dict[str, Any]] = {}
-    behind = {name: as_json(found, UNIT_RANGE) for name, found in _of_probabilities(rows).items() if found.n}
+    probability_metrics = {
+        name: as_json(interval, UNIT_RANGE) for name, interval in _of_probabilities(rows).items() if interval.n
+    }
     for name, pick in picks(rows, by).items():
         if name.startswith(("part/", "response_tokens")):
-            metrics |= behind
-        chosen = [(r, v) for r in rows if (v := pick(r)) is not None]
-        if chosen:
-            clusters, values = clusters_of([r for r, _ in chosen]), [v for _, v in chosen]
+            metrics |= probability_metrics
+        rows_with_value = [(r, v) for r in rows if (v := pick(r)) is not None]
+        if rows_with_value:
+            clusters, values = clusters_of([r for r, _ in rows_with_value]), [v for _, v in rows_with_value]
             declared = _holding(range_of_metric(name, ranges or {}), values)
             metrics[name] = as_json(mean_interval(values, clusters, declared, length=name in LENGTHS), declared)
     metrics |= _pass_at_k(rows)
@@ -82,16 +84,18 @@ def summarise(
 
 def task_problems(summary: Mapping[str, Any]) -> list[str]:
     """Return in words what the task failed to measure of an evaluation: [] if it measured everything."""
-    told = []
-    if found := summary.get("outcome_problems"):
-        told.append(f"the task measured nothing of {found['rows']:,} of {summary['rows']:,} answers: {found['first']}")
-    if found := summary.get("set_metrics_problem"):
-        told.append(f"the metrics of the whole split are missing: {found}")
-    if found := (summary.get("set_metrics") or {}).get("problem"):
-        told.append(f"the metrics of the whole split have no intervals, for one of their resamples failed: {found}")
-    if found := summary.get("figures_problem"):
-        told.append(f"the figures are missing: {found}")
-    return told
+    texts = []
+    if problem := summary.get("outcome_problems"):
+        texts.append(
+            f"the task measured nothing of {problem['rows']:,} of {summary['rows']:,} answers: {problem['first']}"
+        )
+    if problem := summary.get("set_metrics_problem"):
+        texts.append(f"the metrics of the whole split are missing: {problem}")
+    if problem := (summary.get("set_metrics") or {}).get("problem"):
+        texts.append(f"the metrics of the whole split have no intervals, for one of their resamples failed: {problem}")
+    if problem := summary.get("figures_problem"):
+        texts.append(f"the figures are missing: {problem}")
+    return texts
 
 
 def range_of_metric(name: str, ranges: Mapping[str, Range]) -> Range | None:
@@ -116,27 +120,27 @@ def picks(rows: Sequence[Record], by: Sequence[str] = ()) -> dict[str, Callable[
     """
     outcomes = [n for n in _names(rows, "outcome") if n not in NOT_AVERAGED]
     outcomes.sort(key=lambda n: (not n.startswith("accuracy"), n != "accuracy"))
-    found: dict[str, Callable[[Record], float | None]] = {"reward": lambda r: _finite(r["score"])}
+    pick_by_name: dict[str, Callable[[Record], float | None]] = {"reward": lambda r: _finite(r["score"])}
     for name in [n for n in outcomes if n.startswith("accuracy")]:
-        found[name] = lambda r, name=name: _finite(r["outcome"].get(name))
+        pick_by_name[name] = lambda r, name=name: _finite(r["outcome"].get(name))
     right = [r["truth"] for r in rows if r["outcome"].get("accuracy") is not None]
     for name, (field, value) in accuracies_by(right, by).items():
-        found[name] = lambda r, field=field, value=value: (
+        pick_by_name[name] = lambda r, field=field, value=value: (
             _finite(r["outcome"].get("accuracy")) if r["truth"].get(field) == value else None
         )
     for name in [n for n in outcomes if not n.startswith("accuracy")]:
-        found[name] = lambda r, name=name: _finite(r["outcome"].get(name))
+        pick_by_name[name] = lambda r, name=name: _finite(r["outcome"].get(name))
     for name in _names(rows, "parts"):
-        found[f"part/{name}"] = lambda r, name=name: _finite(r["parts"].get(name))
-    found["response_tokens"] = lambda r: float(r["num_tokens"])
-    found["truncated"] = lambda r: float(r["finish"] == "length")
-    return found
+        pick_by_name[f"part/{name}"] = lambda r, name=name: _finite(r["parts"].get(name))
+    pick_by_name["response_tokens"] = lambda r: float(r["num_tokens"])
+    pick_by_name["truncated"] = lambda r: float(r["finish"] == "length")
+    return pick_by_name
 
 
 def metric_value(summary: Mapping[str, Any], name: str) -> float:
     """Return the value of a metric of a summary; NaN if the rows do not have it."""
-    found = summary["metrics"].get(name)
-    return math.nan if found is None or found["value"] is None else float(found["value"])
+    metric = summary["metrics"].get(name)
+    return math.nan if metric is None or metric["value"] is None else float(metric["value"])
 
 
 def clusters_of(rows: Sequence[Record]) -> Clusters:
@@ -202,23 +206,23 @@ def _pass_at_k(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
     smallest = min((len(g) for g in groups.values()), default=0)
     if smallest < 2:
         return {}
-    found = {}
+    metrics = {}
     for k in sorted({2**i for i in range(smallest.bit_length()) if 2**i <= smallest} | {smallest}):
         values = [pass_at_k(len(g), sum(r["outcome"]["accuracy"] == RIGHT for r in g), k) for g in groups.values()]
         clusters = clusters_of([g[0] for g in groups.values()])
-        found[f"pass@{k}"] = as_json(mean_interval(values, clusters, UNIT_RANGE), UNIT_RANGE)
-    return found
+        metrics[f"pass@{k}"] = as_json(mean_interval(values, clusters, UNIT_RANGE), UNIT_RANGE)
+    return metrics
 
 
 def _of_probabilities(rows: Sequence[Record]) -> dict[str, Interval]:
     """Return the PROBABILITY_METRICS of rows whose answer is a probability of the label 1; EMPTY ones have n = 0."""
-    chosen = [r for r in rows if r["outcome"].get("label") in (0.0, 1.0) and "confidence" in r["outcome"]]
-    clusters, labels = clusters_of(chosen), [float(r["outcome"]["label"]) for r in chosen]
-    said = [r["outcome"]["confidence"] for r in chosen]
+    rows_with_label = [r for r in rows if r["outcome"].get("label") in (0.0, 1.0) and "confidence" in r["outcome"]]
+    clusters, labels = clusters_of(rows_with_label), [float(r["outcome"]["label"]) for r in rows_with_label]
+    confidences = [r["outcome"]["confidence"] for r in rows_with_label]
     scores, probabilities = [], []
-    for label, confidence in zip(labels, said, strict=True):
-        failed = FAILED_POSITIVE if label else FAILED_NEGATIVE
-        scores.append(failed if confidence is None else float(confidence))
+    for label, confidence in zip(labels, confidences, strict=True):
+        failure_score = FAILED_POSITIVE if label else FAILED_NEGATIVE
+        scores.append(failure_score if confidence is None else float(confidence))
         probabilities.append(1.0 - label if confidence is None else float(confidence))
     return {
         "auc": auc_interval(labels, scores, clusters),
@@ -230,11 +234,11 @@ def _of_probabilities(rows: Sequence[Record]) -> dict[str, Interval]:
 def _of_counts(labels: Sequence[float], probabilities: Sequence[float], clusters: Clusters) -> dict[str, Interval]:
     """Return precision, recall and F1 of the label 1. A probability of 0.5 is wrong, whatever the label."""
     cells = [(y, (p > 0.5) if y else (p >= 0.5)) for y, p in zip(labels, probabilities, strict=True)]
-    hit = [float(y == 1 and said) for y, said in cells]
-    said_one = [float(said) for _, said in cells]
-    both = [y + float(said) for y, said in cells]  # 2 TP + FP + FN = positives + answers with the label 1
+    hit = [float(y == 1 and answer) for y, answer in cells]
+    answered_one = [float(answer) for _, answer in cells]
+    both = [y + float(answer) for y, answer in cells]  # 2 TP + FP + FN = positives + answers with the label 1
     return {
-        "precision": ratio_interval(hit, said_one, clusters),
+        "precision": ratio_interval(hit, answered_one, clusters),
         "recall": ratio_interval(hit, labels, clusters),
         "f1": ratio_interval([2 * h for h in hit], both, clusters),
     }
@@ -275,7 +279,7 @@ def paired_differences(
         `others` and of `rows` on these rows}; names as in `summarise`. Empty when no row is shared.
     """
     pairs, _ = shared_rows(rows, others)
-    found = {}
+    differences = {}
     for name, pick in picks([r for r, _ in pairs], by).items():
         both = [(r, a, b) for r, o in pairs if (a := pick(r)) is not None and (b := pick(o)) is not None]
         if not both:
@@ -285,8 +289,8 @@ def paired_differences(
         clusters = clusters_of([r for r, _, _ in both])
         difference = difference_interval(mine, theirs, clusters, declared, length=name in LENGTHS)
         means = {"a": math.fsum(theirs) / len(both), "b": math.fsum(mine) / len(both)}
-        found[name] = as_json(difference, declared) | means
-    return found
+        differences[name] = as_json(difference, declared) | means
+    return differences
 
 
 def shared_rows(rows: Sequence[Record], others: Sequence[Record]) -> tuple[list[tuple[Record, Record]], int]:
@@ -304,15 +308,18 @@ def declared_ranges(summary: Mapping[str, Any]) -> dict[str, Range]:
 
 def joined_ranges(*summaries: Mapping[str, Any]) -> dict[str, Range]:
     """Return the widest range of each metric for which all of these summaries declare one."""
-    each = [declared_ranges(s) for s in summaries]
-    names = set.intersection(*(set(e) for e in each)) if each else set()
-    return {n: (min(e[n][0] for e in each), max(e[n][1] for e in each)) for n in names}
+    ranges_of_summaries = [declared_ranges(s) for s in summaries]
+    names = set.intersection(*(set(ranges) for ranges in ranges_of_summaries)) if ranges_of_summaries else set()
+    return {
+        n: (min(ranges[n][0] for ranges in ranges_of_summaries), max(ranges[n][1] for ranges in ranges_of_summaries))
+        for n in names
+    }
 
 
 def joined_by(*summaries: Mapping[str, Any]) -> list[str]:
     """Return the fields of the truth by which all of these summaries also average accuracy."""
-    each = [s.get("by", OLD_BY) for s in summaries]
-    return [field for field in each[0] if all(field in others for others in each)]
+    fields_of_summaries = [s.get("by", OLD_BY) for s in summaries]
+    return [field for field in fields_of_summaries[0] if all(field in others for others in fields_of_summaries)]
 
 
 def _finite(value: Any) -> float | None:

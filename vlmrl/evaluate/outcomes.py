@@ -40,7 +40,7 @@ def response_input(group: Group, sample: ScoredSample) -> RewardInput:
 
 def accuracies(groups: Sequence[Group], sources: Sequence[Source]) -> list[list[float | None]]:
     """Return the accuracy of every sample of every group; None if it has none."""
-    return [[found.get("accuracy") for found, _ in measured] for measured in _outcomes(groups, sources)]
+    return [[outcome.get("accuracy") for outcome, _ in measured] for measured in _outcomes(groups, sources)]
 
 
 def accuracy_metrics(groups: Sequence[Group], sources: Sequence[Source]) -> dict[str, float]:
@@ -50,7 +50,7 @@ def accuracy_metrics(groups: Sequence[Group], sources: Sequence[Source]) -> dict
     failed.
     """
     measured = [one for of_group in _outcomes(groups, sources) for one in of_group]
-    values = [value for found, _ in measured if (value := found.get("accuracy")) is not None]
+    values = [value for outcome, _ in measured if (value := outcome.get("accuracy")) is not None]
     failed = sum(bool(problem) for _, problem in measured)
     errors = {"reward/outcome_errors": float(failed)} if failed else {}
     return ({"reward/accuracy": fmean(values)} if values else {}) | errors
@@ -68,12 +68,12 @@ def _outcomes(groups: Sequence[Group], sources: Sequence[Source]) -> list[list[t
 
 def accuracy_told(groups: Sequence[Group], sources: Sequence[Source]) -> str:
     """Return in words where sources get their accuracy from, if it is their reward; "" if none does."""
-    told = []
+    texts = []
     for source in sources:
         own = [g for g in groups if g.row.source == source.name]
-        found = [a for values in accuracies(own, [source]) for a in values if a is not None]
+        values = [a for values_of_group in accuracies(own, [source]) for a in values_of_group if a is not None]
         parts = dict.fromkeys(name for g in own for s in g.samples for name in s.score.parts)
-        words = accuracy_words(source.task.measured(own[0].row.truth), parts, found, source.reward) if own else ""
+        words = accuracy_words(source.task.measured(own[0].row.truth), parts, values, source.reward) if own else ""
         if words:
-            told.append(f"{words} ({source.name})" if len(sources) > 1 else words)
-    return f"accuracy is {'; '.join(told)}" if told else ""
+            texts.append(f"{words} ({source.name})" if len(sources) > 1 else words)
+    return f"accuracy is {'; '.join(texts)}" if texts else ""

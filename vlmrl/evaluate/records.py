@@ -61,19 +61,19 @@ def write_evaluation(folder: Path, evaluation: Evaluation, meta: Mapping[str, An
         meta: what was evaluated (model, checkpoint, split, sampling ...); JSON values.
     """
     summary = {"schema": SCHEMA, "meta": redact_value(dict(meta)), **evaluation.summary}
-    making = temp_path(folder)
-    making.mkdir(parents=True)
+    temp_dir = temp_path(folder)
+    temp_dir.mkdir(parents=True)
     try:
-        write_atomic(making / EVAL_ROWS, _parquet(evaluation.rows))
+        write_atomic(temp_dir / EVAL_ROWS, _parquet(evaluation.rows))
         if evaluation.files:
-            write_shard(making / EVAL_MEDIA, sorted(evaluation.files.items()))
-        write_json(making / EVAL_SUMMARY, summary)
+            write_shard(temp_dir / EVAL_MEDIA, sorted(evaluation.files.items()))
+        write_json(temp_dir / EVAL_SUMMARY, summary)
         if folder.exists():
             remove_tree(folder)
-        making.rename(folder)
+        temp_dir.rename(folder)
         sync_folder(folder.parent)
     except BaseException:
-        shutil.rmtree(making, ignore_errors=True)
+        shutil.rmtree(temp_dir, ignore_errors=True)
         raise
     return summary
 
@@ -87,10 +87,10 @@ def training_folder(run_dir: Path, split: str, source: str, step: int) -> Path:
     """Return the folder for a validation during training. A user's own `vlmrl eval` of that name is not replaced."""
     folder = eval_dir(run_dir, training_name(split, source, step))
     try:
-        taken = not read_summary(folder).get("meta", {}).get("during")
+        is_users = not read_summary(folder).get("meta", {}).get("during")
     except StoreError:  # it is missing or damaged
         return folder
-    return eval_dir(run_dir, f"training-{folder.name}") if taken else folder
+    return eval_dir(run_dir, f"training-{folder.name}") if is_users else folder
 
 
 def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -117,7 +117,7 @@ def _cell(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return hide_known(json.dumps(redact_value(dict(value)) if name == "detail" else dict(value)))
     if name == "artifacts" and value:
-        return [{**one, "name": encodable(redact_text(one["name"]))} for one in value]
+        return [{**artifact, "name": encodable(redact_text(artifact["name"]))} for artifact in value]
     if not isinstance(value, str):
         return value
     hide = redact_text if name in REMARKS else hide_known

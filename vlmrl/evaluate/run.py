@@ -84,22 +84,24 @@ def evaluate(
         if start == 0 and _is_broken([s.score for g in scored for s in g.samples], world, patient):
             score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)
         groups += world.interleave(limit.keep(scored))
-    found, problems = make_records(groups, source, scorer.spec)
+    records, problems = make_records(groups, source, scorer.spec)
     left_out = sum(world.gather(limit.left_out))
     # The task's functions may not be deterministic: all processes use the summary of one of them.
-    summary = world.from_main(lambda: _summary(found, groups, source, scorer, params))
+    summary = world.from_main(lambda: _summary(records, groups, source, scorer, params))
     if left_out:
         summary["artifacts_left_out"] = left_out
     if problems:
         summary["outcome_problems"] = {"rows": len(problems), "first": problems[0]}
-    return Evaluation(found, summary, kept_files(groups))
+    return Evaluation(records, summary, kept_files(groups))
 
 
 def _is_broken(scores: Sequence[Score], world: World, patient: bool) -> bool:
     """Return whether a reward gives no score at all, on any process; see `evaluate`."""
-    seen = [one for found in world.gather({(s.error is None, s.status) for s in scores}) for one in found]
-    is_down = patient and all(status == "unavailable" for _, status in seen)
-    return not is_down and not any(scored for scored, _ in seen)
+    facts = [
+        fact for facts_of_rank in world.gather({(s.error is None, s.status) for s in scores}) for fact in facts_of_rank
+    ]
+    is_down = patient and all(status == "unavailable" for _, status in facts)
+    return not is_down and not any(scored for scored, _ in facts)
 
 
 def _summary(
@@ -133,11 +135,11 @@ def _of_the_whole(
         return summary
     try:
         units = None if task.unit is None else [task.unit(group.row) for group, _ in places]
-        found = summarise_sets(task.set_metrics, verdicts, records, units, task.replicates)
-        no_clash(list(found["metrics"]), summary["metrics"], task.name)
+        set_summary = summarise_sets(task.set_metrics, verdicts, records, units, task.replicates)
+        no_clash(list(set_summary["metrics"]), summary["metrics"], task.name)
     except VlmrlError as error:
         return summary | {"set_metrics_problem": str(error)}
-    return summary | {"metrics": summary["metrics"] | found["metrics"], "set_metrics": found["set_metrics"]}
+    return summary | {"metrics": summary["metrics"] | set_summary["metrics"], "set_metrics": set_summary["set_metrics"]}
 
 
 def _figures(task: Task, verdicts: Sequence[Verdict]) -> dict[str, Any]:
@@ -154,19 +156,19 @@ def _ranges(
     """Return metric -> declared range: of the reward, its parts, an accuracy that is one of them, and the length."""
     spec = scorer.spec
     finite = {f"part/{n}": ends for n, ends in spec.ranges.items() if all(map(math.isfinite, ends))}
-    found: dict[str, Range] = finite | {"response_tokens": (0.0, float(params.max_new_tokens))}
+    ranges: dict[str, Range] = finite | {"response_tokens": (0.0, float(params.max_new_tokens))}
     scored = [r["parts"] for r in rows if r["error"] is None]
     whole = value_range(scored, scorer.weights, spec.ranges)
     if whole is not None:
-        found["reward"] = whole
+        ranges["reward"] = whole
     own = source.task.metrics
     names = dict.fromkeys(name for r in rows for name in r["outcome"])
-    found |= {name: ends for name in names if own and (ends := metric_facts(name, own).range) is not None}
+    ranges |= {name: ends for name in names if own and (ends := metric_facts(name, own).range) is not None}
     measured = "accuracy" in source.task.measured(rows[0]["truth"]) and not spec.accuracy_named
     part = None if measured else accuracy_part(dict.fromkeys(name for parts in scored for name in parts), spec)
     if part is not None and f"part/{part}" in finite:
-        found["accuracy"] = finite[f"part/{part}"]
-    return found
+        ranges["accuracy"] = finite[f"part/{part}"]
+    return ranges
 
 
 def _accuracy_of(records: Sequence[Mapping[str, Any]], source: Source, spec: RewardSpec) -> dict[str, str]:
@@ -186,7 +188,7 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
     Args:
         spec: the reward that gave the scores; its accuracy is an outcome if the task has none.
     """
-    found, problems = [], []
+    records, problems = [], []
     for group in groups:
         for s in group.samples:
             outcome, problem = outcome_of(source.task, group, s, spec)
@@ -215,8 +217,8 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
                 outcome, problem = {}, str(error)
             if problem:
                 problems.append(problem)
-            found.append({**row, "outcome": outcome, **outcome})
-    return found, problems
+            records.append({**row, "outcome": outcome, **outcome})
+    return records, problems
 
 
 def _check_names(names: Iterable[str], task: str) -> None:

@@ -165,7 +165,7 @@ def _key(records: Sequence[Record], clusters: Clusters, num_resamples: int) -> s
     """Return a hash of everything that resamples depend on: the rows with their truths, their units, the draws."""
     digest = hashlib.sha256(json.dumps([SEED, num_resamples]).encode())
     for record, ids in zip(records, clusters, strict=True):
-        row = [record["prompt_id"], record["sample"], record["truth"], [str(one) for one in ids]]
+        row = [record["prompt_id"], record["sample"], record["truth"], [str(unit) for unit in ids]]
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     return digest.hexdigest()
 

@@ -73,10 +73,10 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]) ->
     }[answer]  # fmt: skip
     if not all(e["scored_alike"] for e in usable):
         begin = f"{OTHER_REWARDS}, so only the task's own accuracy counts. {begin}"
-    told = "; ".join(_told(e) for e in usable)
+    numbers = "; ".join(_told(e) for e in usable)
     labels = sorted({e["label"] for e in usable if e["label"]})
     warning = f". These are {'; '.join(labels)}" if labels else ""
-    return {"answer": answer, "text": f"{begin}: {told}{warning}.", "evaluations": [e["name"] for e in usable]}
+    return {"answer": answer, "text": f"{begin}: {numbers}{warning}.", "evaluations": [e["name"] for e in usable]}
 
 
 def _answer(verdicts: set[str]) -> Answer:
