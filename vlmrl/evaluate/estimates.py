@@ -146,7 +146,7 @@ def auc_interval(labels: ArrayLike, scores: ArrayLike, clusters: Clusters | None
     """
     labels_N, scores_N = _numbers(labels), np.asarray(scores, dtype=np.float64)
     if len(labels_N) != len(scores_N) or np.isnan(scores_N).any() or not np.isin(labels_N, UNIT_RANGE).all():
-        raise ValueError("AUC needs one 0/1 label and one score (not NaN) a row")
+        raise ValueError("AUC needs one 0/1 label and one score (not NaN) per row")
     positive_N = labels_N == 1.0
     if positive_N.all() or not positive_N.any():
         return EMPTY
@@ -180,7 +180,7 @@ def ece_interval(
     """
     labels_N, confidences_N = _numbers(labels), _numbers(confidences)
     if len(labels_N) != len(confidences_N) or not np.isin(labels_N, UNIT_RANGE).all():
-        raise ValueError("ECE needs one 0/1 label and one probability a row")
+        raise ValueError("ECE needs one 0/1 label and one probability per row")
     if ((confidences_N < 0) | (confidences_N > 1)).any() or bins < 1:
         raise ValueError("ECE needs probabilities from 0 to 1, and at least one bin")
     if not len(labels_N):

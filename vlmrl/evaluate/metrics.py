@@ -87,12 +87,14 @@ def task_problems(summary: Mapping[str, Any]) -> list[str]:
     texts = []
     if problem := summary.get("outcome_problems"):
         texts.append(
-            f"the task measured nothing of {problem['rows']:,} of {summary['rows']:,} answers: {problem['first']}"
+            f"the task could not measure {problem['rows']:,} of {summary['rows']:,} answers: {problem['first']}"
         )
     if problem := summary.get("set_metrics_problem"):
         texts.append(f"the metrics of the whole split are missing: {problem}")
     if problem := (summary.get("set_metrics") or {}).get("problem"):
-        texts.append(f"the metrics of the whole split have no intervals, for one of their resamples failed: {problem}")
+        texts.append(
+            f"the metrics of the whole split have no intervals, because one of their resamples failed: {problem}"
+        )
     if problem := summary.get("figures_problem"):
         texts.append(f"the figures are missing: {problem}")
     return texts

@@ -226,6 +226,6 @@ def _check_names(names: Iterable[str], task: str) -> None:
     for name in names:
         if name in TAKEN or name.startswith(TAKEN_BEGINNINGS):
             raise DataError(
-                f"task `{task}` calls an outcome `{name}`, which is a field or a metric of every evaluation",
-                hint="give it a name of its own",
+                f"task `{task}` has an outcome `{name}`, but every evaluation has a field or metric of this name",
+                hint="give it another name",
             )

@@ -179,6 +179,6 @@ def no_clash(names: Sequence[str], metrics: Mapping[str, Any], task: str) -> Non
     for name in names:
         if name in metrics:
             raise DataError(
-                f"task `{task}` calls a set metric `{name}`, which is a metric of its rows too",
-                hint="give it a name of its own",
+                f"task `{task}` has a set metric `{name}`, but a metric of its rows has this name too",
+                hint="give it another name",
             )

@@ -68,7 +68,7 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]) ->
     verdicts = {m["verdict"] for e in usable for m in _deciding(e)}
     answer = _answer(verdicts)
     begin = {
-        "better": "B is better than A", "worse": "B is worse than A", "mixed": "B is better than A in part only",
+        "better": "B is better than A", "worse": "B is worse than A", "mixed": "B is better than A only in part",
         "same": "A and B score the same", "not clear": "It is not clear whether B is better than A",
     }[answer]  # fmt: skip
     if not all(e["scored_alike"] for e in usable):
@@ -109,7 +109,7 @@ def _signed(m: Mapping[str, Any]) -> str:
 
 
 def _why_unknown(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> str:
-    begin = "Nothing says whether B is better than A"
+    begin = "It is not known whether B is better than A"
     if not evaluations:
         a, b = titles
         return f"{begin}: they have no evaluation in common (make them: vlmrl eval {a}; vlmrl eval {b})."
