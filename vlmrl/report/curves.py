@@ -1,4 +1,4 @@
-"""From the metrics of runs to the charts and the headline numbers of a report."""
+"""Charts and headline numbers of a report, from the metrics of runs."""
 
 from __future__ import annotations
 
@@ -68,16 +68,17 @@ VALIDATION_TITLES = {
 LEADING = ("reward", "accuracy")
 """Validation metrics with a large chart and a place among the headline numbers."""
 TRAINED = {"reward": ("reward/mean", ("reward/low", "reward/high")), "accuracy": ("reward/accuracy", None)}
-"""The same of the rollouts: the training metric, and its interval."""
+"""Training metric, and its interval, for each leading metric."""
 
 
 @dataclass(frozen=True)
 class RunCurves:
-    """The lines of one run's metrics.jsonl that count.
+    """Lines of one run's metrics.jsonl that count.
 
     Args:
-        label, colour: how the run is told apart.     marks: where it was resumed.
-        problem: why metrics could not be read; empty when they could.
+        label, colour: name and colour of the run on the page.
+        marks: steps at which it was resumed.
+        problem: why metrics could not be read; empty if they could.
     """
 
     label: str
@@ -91,7 +92,7 @@ class RunCurves:
 
 @dataclass(frozen=True)
 class Chart:
-    """A titled chart of the page."""
+    """Titled chart of the page."""
 
     title: str
     svg: Markup
@@ -100,11 +101,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class Headline:
-    """One number of the top row: where it began and where it ended.
+    """Number of the top row: its first and its last value.
 
     Args:
-        interval: of the change, where its rows were compared one by one: [low, high] or [None, None].
-        verdict: what that says; "" where they were not compared.
+        interval: of the change, if its rows were compared one by one: [low, high] or [None, None].
+        verdict: the result of this comparison; "" if they were not compared.
     """
 
     title: str
@@ -120,12 +121,12 @@ class Headline:
 
     @property
     def colour(self) -> str:
-        """`up` (good) or `down` (bad) for a change that is clear; none for any other."""
+        """`up` (good) or `down` (bad) for a clear change; empty for any other."""
         return {"better": "up", "worse": "down"}.get(self.verdict, "")
 
 
 def read_curves(run: Run, label: str, colour: int) -> RunCurves:
-    """The curves of a run; damaged metrics are told, not raised."""
+    """Return the curves of a run. For damaged metrics `problem` is set; nothing is raised."""
     from vlmrl.errors import StoreError
 
     try:
@@ -141,7 +142,7 @@ def read_curves(run: Run, label: str, colour: int) -> RunCurves:
 
 
 def main_charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """Reward and accuracy: training lines with their validation dots, all runs in one chart."""
+    """Return the charts of reward and accuracy: training lines with validation dots, all runs in one chart."""
     charts = []
     for metric in LEADING:
         series = [s for r in runs for s in _leading_series(r, metric)]
@@ -154,13 +155,13 @@ def main_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 
 
 def part_charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """Reward parts over the training steps, then the reward of each source where there are several."""
+    """Return the charts of the reward's parts over the training steps, then of the rewards of several sources."""
     names = _ordered(n for r in runs for n in _names(r.train) if n.startswith(("reward/part/", "reward/source/")))
     return [_train_chart(runs, n, title=n.removeprefix("reward/").replace("part/", "")) for n in names]
 
 
 def validation_charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """Every validation metric but the leading ones (they have large charts)."""
+    """Return charts of all validation metrics except the leading ones (they have large charts)."""
     names = _ordered(n for r in runs for n in _names(r.validation) if n.startswith("eval/") and not n.endswith(ENDS))
     charts = []
     for name in names:
@@ -176,13 +177,13 @@ def validation_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 
 
 def health_charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """What goes wrong first: dead groups, truncation, entropy, gradient, gap between sampler and trainer ..."""
+    """Return charts of early warnings: dead groups, truncation, entropy, gradient, gap between sampler and trainer."""
     there = {n for r in runs for n in _names(r.train)}
     return [_train_chart(runs, n) for n in (*HEALTH, *HEALTH_TITLES) if n in there]
 
 
 def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """Every training metric that has no chart elsewhere."""
+    """Return charts of all training metrics that have no chart elsewhere."""
     shown = {
         *HEALTH,
         *HEALTH_TITLES,
@@ -198,10 +199,12 @@ def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 
 
 def headlines(run: RunCurves, changes: Changes = lambda first, last: {}) -> list[Headline]:
-    """Return validation reward and accuracy at the first and the last validation; then training reward, accuracy or
-    loss.
+    """Return validation reward and accuracy at the first and the last validation; then training numbers.
 
-    Args: changes: (first step, last step) -> metric -> (paired difference of the validations, what it says).
+    The latter are reward, accuracy or loss.
+
+    Args:
+        changes: (first step, last step) -> metric -> (paired difference of the validations, its verdict).
     """
     found = []
     lines = run.validation
@@ -226,13 +229,13 @@ def headlines(run: RunCurves, changes: Changes = lambda first, last: {}) -> list
 
 
 def mean_value(lines: Sequence[Line], name: str) -> float | None:
-    """Mean of a metric over all lines that have it."""
+    """Return the mean of a metric over all lines that have it."""
     values = [n[name] for n in lines if _finite(n.get(name))]
     return math.fsum(values) / len(values) if values else None
 
 
 def _averaged(title: str, values: Sequence[tuple[int, float]]) -> Headline:
-    """First and last tenth of a noisy series (at least one step, at most ten)."""
+    """Return the means of the first and last tenth of a noisy series (at least one step, at most ten)."""
     size = min(10, max(1, len(values) // 10))
     first, last = values[:size], values[-size:]
 
@@ -293,7 +296,7 @@ def _series(
 
 
 def _no_rate(line: Line, name: str) -> bool:
-    """Whether this is the 0 that older versions wrote as the learning rate of a step without an update."""
+    """Return whether this is the 0 that older versions wrote as the learning rate of a step without an update."""
     return name == "optim/lr" and line[name] == 0 and "optim/grad_norm" not in line
 
 
@@ -302,7 +305,7 @@ def _marks(runs: Sequence[RunCurves]) -> list[Mark]:
 
 
 def _names(lines: Sequence[Line]) -> list[str]:
-    """Names of the numeric metrics of lines, in order of first appearance."""
+    """Return the names of the numeric metrics of lines, in order of first appearance."""
     return _ordered(k for n in lines for k, v in n.items() if k not in NOT_METRICS and _finite(v))
 
 

@@ -1,4 +1,4 @@
-"""The evaluations of a report: tables with intervals and paired differences, and the figures of their task."""
+"""Evaluations of a report: tables with intervals and paired differences, and the figures of their task."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from vlmrl.store.runs import Run
 DIFFERENCES = ("reward", "accuracy", "brier", "parse_failure")
 """Metrics whose paired difference is shown, with every `accuracy/<level>`."""
 MAX_FIGURE_COLUMNS = 4
-"""Evaluations of a table whose figures are shown."""
+"""Number of evaluations of a table whose figures are shown."""
 
 
 @dataclass(frozen=True)
 class EvalColumn:
-    """One evaluation: a column of the table of its name."""
+    """One evaluation: a column in the table of its name."""
 
     label: str
     colour: int
@@ -46,12 +46,15 @@ class EvalColumn:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What was evaluated; empty when the summary does not say."""
+        """Description of the evaluation; empty if the summary has none."""
         return self.summary.get("meta") or {}
 
 
 def eval_columns(run: Run, label: str, colour: int) -> tuple[list[EvalColumn], list[str]]:
-    """(columns, what could not be read). Of the validations during training only the best (else the last) step's."""
+    """Return (columns, problems).
+
+    Of the validations during training, only that of the best (else the last) step counts.
+    """
     found: list[EvalColumn] = []
     during: dict[str, EvalColumn] = {}
     problems: list[str] = []
@@ -65,7 +68,7 @@ def eval_columns(run: Run, label: str, colour: int) -> tuple[list[EvalColumn], l
         if not column.meta.get("during"):
             found.append(column)
             continue
-        # Names end in the step and come in order: a later one replaces an earlier one, but never the best.
+        # Names end with the step and are sorted: a later one replaces an earlier one, but never the best.
         kind = _kind_of(column)
         if kind not in during or during[kind].meta.get("step") != best:
             during[kind] = column
@@ -73,7 +76,10 @@ def eval_columns(run: Run, label: str, colour: int) -> tuple[list[EvalColumn], l
 
 
 def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
-    """One table a kind of evaluation (split, source, sampling): metrics down, runs across, paired differences last."""
+    """Return one table per kind of evaluation (split, source, sampling).
+
+    The metrics are its rows, the runs its columns, and paired differences are the last column.
+    """
     groups: dict[str, list[EvalColumn]] = {}
     for column in columns:
         groups.setdefault(_kind_of(column), []).append(column)
@@ -97,13 +103,16 @@ def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
 
 
 def _rank(table: Mapping[str, Any]) -> tuple[int, bool]:
-    """Rows that say most about new ones first; of the same rows, what `vlmrl eval` made before training's own."""
+    """Return a sort key: tables whose rows say most about new rows first.
+
+    For the same rows, those that `vlmrl eval` made come before those of training.
+    """
     metas = [c.meta for c in table["columns"]]
     return max(ROLES.index(role_of(m)) for m in metas), any(m.get("during") for m in metas)
 
 
 def _notes(group: Sequence[EvalColumn]) -> list[str]:
-    """What must be known of the rows of a table, and how its intervals were made."""
+    """Return what readers must know about the rows of a table, and the method of its intervals."""
     labels = {c.label: role_label(c.meta) for c in group}
     told = [f"{name}: {label}." for name, label in labels.items() if label]
     if len(set(labels.values())) == 1:
@@ -116,7 +125,7 @@ def _notes(group: Sequence[EvalColumn]) -> list[str]:
 
 
 def _kind_of(column: EvalColumn) -> str:
-    """What evaluations of one table have in common. Validations during training go by the name of their folder."""
+    """Return what evaluations in one table have in common. For validations during training, it is the folder's name."""
     meta, sampling = column.meta, column.meta.get("sampling") or {}
     if not meta.get("split") or meta.get("during"):
         return without_step(column.folder.name) + (", during training" if meta.get("during") else "")
@@ -143,7 +152,7 @@ def _figures(group: Sequence[EvalColumn]) -> list[FigureView]:
 
 
 def _differences(group: Sequence[EvalColumn]) -> dict[str, dict[str, Any]]:
-    """Paired differences of the last evaluation to the first, when they are of two runs and share rows."""
+    """Return paired differences of the last evaluation to the first, if they are of two runs and share rows."""
     if len(group) < 2 or group[0].label == group[-1].label:
         return {}
     found = _paired(group[0].folder, group[-1].folder)
@@ -152,7 +161,7 @@ def _differences(group: Sequence[EvalColumn]) -> dict[str, dict[str, Any]]:
 
 
 def _paired(first: Path, last: Path) -> dict[str, dict[str, Any]]:
-    """Differences of the last evaluation to the first, row by row; {} where one of them cannot be read."""
+    """Return differences of the last evaluation to the first, row by row; {} if one of them cannot be read."""
     try:
         before, after = read_evaluation(first), read_evaluation(last)
     except StoreError:
@@ -161,9 +170,9 @@ def _paired(first: Path, last: Path) -> dict[str, dict[str, Any]]:
 
 
 def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[str, Any], Verdict]]:
-    """Metric -> (paired difference, what it says) of the validation at one step to that at another.
+    """Return metric -> (paired difference, its verdict) of the validation at one step to that at another.
 
-    Only for a run with one validation source, and only while the rows of both are there: {} otherwise.
+    It is {} unless the run has one validation source and the rows of both are there.
     """
     at: dict[int, list[Path]] = {}
     for folder in layout.eval_dirs(run.dir):

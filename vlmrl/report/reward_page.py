@@ -1,7 +1,7 @@
-"""The page of `vlmrl reward-check --html`: what a reward pays, and the responses that tell most about it with their
-images; of two rewards, those that they judge most differently; where tricks were tried, what they earn.
+"""Page of `vlmrl reward-check --html`: what a reward pays, with the responses that tell most about it.
 
-All that comes from a model or a dataset is escaped; images are inside the page, shrunk and within a budget.
+For two rewards, it shows the responses on which they differ most; if tricks were tried, their rewards. Everything that
+comes from a model or a dataset is escaped. Images are inside the page, shrunk and within a budget.
 """
 
 from __future__ import annotations
@@ -32,9 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowView:
-    """One response. `scores`: what each reward says (one, or the two that are compared): value (None = it failed) and
-    note; `parts`: name -> the part in each; `advantage`: under both, where groups are known; `artifacts` and `detail`:
-    images that the reward made, and what else it found, of the last of the scores; `prompt`: "" where it is not known.
+    """Response on the page.
+
+    Args:
+        scores: value (None = it failed) and note of each reward: one, or the two that are compared.
+        parts: name -> the part in each score.
+        advantage: under both rewards, if groups are known.
+        artifacts, detail: images that the last reward made, and what else it found.
+        prompt: "" if it is not known.
     """
 
     where: str
@@ -51,7 +56,7 @@ class RowView:
 
 @dataclass(frozen=True)
 class Section:
-    """Responses of one kind: a title, what is to be said of them, the responses."""
+    """Responses of one kind: a title, a sentence about them, the responses."""
 
     title: str
     told: str
@@ -59,7 +64,7 @@ class Section:
 
 
 def write_reward_page(out: Path, saved: SavedResponses, checked: Checked) -> None:
-    """Write the page, atomically. The folder of `out` is made.
+    """Write the page, atomically. The folder of `out` is created.
 
     Raises: StoreError when it cannot be written, DataError when the table can no longer be read.
     """
@@ -67,7 +72,7 @@ def write_reward_page(out: Path, saved: SavedResponses, checked: Checked) -> Non
 
 
 def render_reward_page(saved: SavedResponses, checked: Checked) -> str:
-    """The page as text."""
+    """Return the page as text."""
     album, report, notes = Album(), checked.report, list(checked.report["notes"])
     kinds = _kinds(report)
     pictures = _pictures(saved, checked, {row["row"]: None for *_, rows in kinds for row in rows}, album, notes)
@@ -97,7 +102,7 @@ def _title(report: Mapping[str, Any]) -> str:
 
 
 def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[str, Any]]]]:
-    """(title, what is to be said, rows) of each kind of responses that the page shows."""
+    """Return (title, sentence, rows) of each kind of responses that the page shows."""
     errors, stored, apart, extremes = (report[k] for k in ("errors", "stored", "disagreements", "extremes"))
     kinds: list[tuple[str, str, Sequence[Mapping[str, Any]]]] = []
     if errors["number"]:
@@ -126,7 +131,7 @@ def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[s
 def _pictures(
     saved: SavedResponses, checked: Checked, rows: Iterable[int], album: Album, notes: list[str]
 ) -> dict[int, list[Picture]]:
-    """Row -> its images: by reference where a run is known, else from the table's own column."""
+    """Return row -> its images: by reference if a run is known, else from the table's own column."""
     if isinstance(saved.reader, TableReader):
         found = row_images(saved.reader, rows)
         return {row: [album.add_file(image) for image in images] for row, images in found}
@@ -157,7 +162,7 @@ def _view(row: Mapping[str, Any], checked: Checked, pictures: Mapping[int, Seque
 
 
 def _with_findings(view: RowView, score: Score | None, album: Album) -> RowView:
-    """Return the view with the reward's detail and images, provided that its score is the same as before."""
+    """Return the view with the reward's detail and images, if its score is the same as before."""
     if score is None or view.scores[-1][0] != score.value:
         return view
     images = [(visible(name), album.add_file(score.files[media.sha256])) for name, media in score.artifacts.items()]

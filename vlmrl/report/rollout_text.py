@@ -1,4 +1,4 @@
-"""One response of a rollout as fields for programs and as lines for people: who wrote it, what it scored and why."""
+"""Response of a rollout as fields for programs and as lines for people: its author, its score and the reasons."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vlmrl.types import Group, Media, ScoredSample, Size
 from vlmrl.visible import one_line, plural, visible
 
 MAX_DETAIL = 300
-"""Characters of a reward's detail on one line."""
+"""Maximum number of characters of a reward's detail on one line."""
 
 
 def sample_fields(scored: ScoredSample) -> dict[str, Any]:
-    """Return a response as JSON values: text, score, parts, note, error, status, and what is there of the rest."""
+    """Return a response as JSON values: text, score, parts, note, error, status, and other fields that it has."""
     trajectory, score = scored.trajectory, scored.score
     fields: dict[str, Any] = {
         "sample": trajectory.sample, "text": scored.text, "score": score.value, "parts": dict(score.parts),
@@ -48,7 +48,7 @@ def sample_fields(scored: ScoredSample) -> dict[str, Any]:
 
 
 def sample_lines(fields: Mapping[str, Any]) -> list[str]:
-    """Return what `sample_fields` holds besides the text, the score and the parts, as lines of words; often none."""
+    """Return lines about `sample_fields` other than the text, the score and the parts; often none."""
     lines = []
     if fields["status"] == "unavailable":
         lines.append("not scored: a service that the reward needs was not there")
