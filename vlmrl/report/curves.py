@@ -194,8 +194,8 @@ def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
         "loss/cross_entropy",
     }
     names = _ordered(n for r in runs for n in _names(r.train))
-    left = [n for n in names if n not in shown and not n.startswith(("reward/part/", "reward/source/"))]
-    return [_train_chart(runs, n) for n in left]
+    other_names = [n for n in names if n not in shown and not n.startswith(("reward/part/", "reward/source/"))]
+    return [_train_chart(runs, n) for n in other_names]
 
 
 def headlines(run: RunCurves, changes: Changes = lambda first, last: {}) -> list[Headline]:
@@ -206,17 +206,19 @@ def headlines(run: RunCurves, changes: Changes = lambda first, last: {}) -> list
     Args:
         changes: (first step, last step) -> metric -> (paired difference of the validations, its verdict).
     """
-    found = []
+    result = []
     lines = run.validation
     for metric in LEADING:
         name = f"eval/{metric}"
-        measured = [n for n in lines if _finite(n.get(name))]
-        if measured:
-            first, last = measured[0], measured[-1]
-            start = _point(first, name) if len(measured) > 1 else None
-            difference, told = changes(first["step"], last["step"]).get(metric, ({}, ""))
+        measured_lines = [n for n in lines if _finite(n.get(name))]
+        if measured_lines:
+            first, last = measured_lines[0], measured_lines[-1]
+            start = _point(first, name) if len(measured_lines) > 1 else None
+            difference, verdict_on_change = changes(first["step"], last["step"]).get(metric, ({}, ""))
             ends = (difference.get("low"), difference.get("high"))
-            found.append(Headline(f"Validation {metric}", start, _point(last, name), interval=ends, verdict=told))
+            result.append(
+                Headline(f"Validation {metric}", start, _point(last, name), interval=ends, verdict=verdict_on_change)
+            )
     for name, title in (
         ("reward/mean", "Training reward"),
         ("reward/accuracy", "Training accuracy"),
@@ -224,8 +226,8 @@ def headlines(run: RunCurves, changes: Changes = lambda first, last: {}) -> list
     ):
         values = [(counted(n["step"]), n[name]) for n in run.train if _finite(n.get(name))]
         if values:
-            found.append(_averaged(title, values))
-    return found
+            result.append(_averaged(title, values))
+    return result
 
 
 def mean_value(lines: Sequence[Line], name: str) -> float | None:
@@ -261,17 +263,17 @@ def _point(line: Line, name: str) -> dict[str, Any]:
 def _leading_series(run: RunCurves, metric: str) -> list[Series]:
     name, ends = TRAINED[metric]
     train = _series(run, run.train, name, f"{run.label}, training", ends)
-    found = [train] if train else []
+    series_of_metric = [train] if train else []
     dots = _dots(run, f"eval/{metric}")
-    return [*found, *([dots] if dots else [])]
+    return [*series_of_metric, *([dots] if dots else [])]
 
 
 def _dots(run: RunCurves, name: str) -> Series | None:
     label = f"{run.label}, validation"
-    found = _series(run, run.validation, name, label, (f"{name}_low", f"{name}_high"))
-    if found is None:
+    series = _series(run, run.validation, name, label, (f"{name}_low", f"{name}_high"))
+    if series is None:
         return None
-    return Series(label, found.x, found.y, found.low, found.high, run.colour, dots=True)
+    return Series(label, series.x, series.y, series.low, series.high, run.colour, dots=True)
 
 
 def _train_chart(runs: Sequence[RunCurves], name: str, *, title: str = "", large: bool = False) -> Chart:
@@ -284,15 +286,15 @@ def _train_chart(runs: Sequence[RunCurves], name: str, *, title: str = "", large
 def _series(
     run: RunCurves, lines: Sequence[Line], name: str, label: str, ends: tuple[str, str] | None = None
 ) -> Series | None:
-    chosen = [n for n in lines if _finite(n.get(name)) and not _no_rate(n, name)]
-    if not chosen:
+    lines_with_value = [n for n in lines if _finite(n.get(name)) and not _no_rate(n, name)]
+    if not lines_with_value:
         return None
     low = high = ()
-    if ends is not None and any(_finite(n.get(ends[0])) and _finite(n.get(ends[1])) for n in chosen):
-        low, high = ([_number(n.get(end)) for n in chosen] for end in ends)
+    if ends is not None and any(_finite(n.get(ends[0])) and _finite(n.get(ends[1])) for n in lines_with_value):
+        low, high = ([_number(n.get(end)) for n in lines_with_value] for end in ends)
     trained = lines is run.train
-    steps = [float(counted(n["step"]) if trained else n["step"]) for n in chosen]
-    return Series(label, steps, [float(n[name]) for n in chosen], low, high, run.colour, smooth=trained)
+    steps = [float(counted(n["step"]) if trained else n["step"]) for n in lines_with_value]
+    return Series(label, steps, [float(n[name]) for n in lines_with_value], low, high, run.colour, smooth=trained)
 
 
 def _no_rate(line: Line, name: str) -> bool:

@@ -80,8 +80,8 @@ def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = 
     lines = [v.curves for v in views]
     columns: list[EvalColumn] = []
     for run, view in zip(runs, views, strict=True):
-        found, problems = eval_columns(run, view.label, view.colour)
-        columns += found
+        run_columns, problems = eval_columns(run, view.label, view.colour)
+        columns += run_columns
         view.notes += problems
         view.damage = shortened(damage.get(run.id, []), run.id)
     return render(
@@ -132,19 +132,19 @@ def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
     facts = _facts(about, lines)
     facts += [("model", str(value)) for key, value, _ in recipe if key == "model.path"]
     facts += [("parent", about["parent_text"])] if run.manifest.forked_at is not None else []
-    told = curves.headlines(lines, cache(partial(validation_changes, run)))
+    headlines = curves.headlines(lines, cache(partial(validation_changes, run)))
     return RunView(
-        label, colour, about, span(about["seconds"]), lines, told, facts, steps,
+        label, colour, about, span(about["seconds"]), lines, headlines, facts, steps,
         answers, answers_of, recipe, recipe_text, lines.events[-MAX_EVENTS:], _provenance(run), notes,
     )  # fmt: skip
 
 
 def _answers(run: Run, images: RunImages, album: Album, notes: list[str]) -> tuple[list[GroupView], str]:
     """Return answers of the last evaluation, for a run without rollouts (supervised, evaluation), and its name."""
-    found = layout.eval_dirs(run.dir)
-    if not found:
+    folders = layout.eval_dirs(run.dir)
+    if not folders:
         return [], ""
-    newest = max(found, key=lambda f: (f / layout.EVAL_SUMMARY).stat().st_mtime)
+    newest = max(folders, key=lambda f: (f / layout.EVAL_SUMMARY).stat().st_mtime)
     try:
         return answer_views(read_evaluation(newest).rows, images, album), newest.name
     except StoreError as error:
@@ -223,11 +223,13 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
         ("seeds", ", ".join(f"{k} {v}" for k, v in m.seeds.items())),
     ]
     for d in m.datasets:
-        mark = str(d.get("fingerprint") or "")[:16]
-        pairs.append((f"data {d.get('name', '')}", f"{d.get('path')}, {d.get('rows', '?')} rows, fingerprint {mark}"))
+        fingerprint = str(d.get("fingerprint") or "")[:16]
+        pairs.append(
+            (f"data {d.get('name', '')}", f"{d.get('path')}, {d.get('rows', '?')} rows, fingerprint {fingerprint}")
+        )
     for r in m.rewards:
         pairs.append((f"reward {r.get('source', '')}", identity_of(r).words))
     for a in m.attempts:
-        began = f"from step {a.from_step}, {a.start[:16].replace('T', ' ')} UTC on {a.host}: {a.status}"
-        pairs += [(f"attempt {a.number}", began), (f"changed by attempt {a.number}", a.changes_text)]
+        attempt_text = f"from step {a.from_step}, {a.start[:16].replace('T', ' ')} UTC on {a.host}: {a.status}"
+        pairs += [(f"attempt {a.number}", attempt_text), (f"changed by attempt {a.number}", a.changes_text)]
     return [(k, v) for k, v in pairs if v.strip()]

@@ -268,8 +268,8 @@ def _path(points: Sequence[tuple[float, float]], frame: PlotFrame) -> str:
 
 def _line(s: Series, frame: PlotFrame) -> str:
     colour = s.colour % NUM_COLOURS
-    kept = _thin(s)
-    raw = _path([(s.x[i], s.y[i]) for i in kept], frame)
+    point_indices = _thin(s)
+    raw = _path([(s.x[i], s.y[i]) for i in point_indices], frame)
     if not (s.smooth and len(s.y) >= SMOOTH_FROM):
         return f'<path class="s{colour} curve" d="{raw}"/>'
     mean = moving_mean(s.y, max(5, len(s.y) // 20))
@@ -286,11 +286,13 @@ def _band(s: Series, frame: PlotFrame) -> str:
         elif stretches[-1]:
             stretches.append([])
     parts = []
-    for kept in stretches:
-        if len(kept) > 1:
-            there = [(s.x[i], s.high[i]) for i in kept]
-            back = [(s.x[i], s.low[i]) for i in reversed(kept)]
-            parts.append(f'<path class="f{s.colour % NUM_COLOURS} band" d="{_path([*there, *back], frame)}Z"/>')
+    for indices in stretches:
+        if len(indices) > 1:
+            upper_points = [(s.x[i], s.high[i]) for i in indices]
+            lower_points = [(s.x[i], s.low[i]) for i in reversed(indices)]
+            parts.append(
+                f'<path class="f{s.colour % NUM_COLOURS} band" d="{_path([*upper_points, *lower_points], frame)}Z"/>'
+            )
     return "".join(parts)
 
 
@@ -313,11 +315,11 @@ def _points(s: Series, frame: PlotFrame, axis: str) -> str:
         if not math.isfinite(s.y[i]):
             continue
         px, py = frame.at(s.x[i], s.y[i])
-        told = f"{s.name}\n{axis} {s.x[i]:g}: {s.y[i]:.4g}"
+        hover = f"{s.name}\n{axis} {s.x[i]:g}: {s.y[i]:.4g}"
         if s.low and math.isfinite(s.low[i]):
-            told += f"  [{s.low[i]:.4g}, {s.high[i]:.4g}]"
+            hover += f"  [{s.low[i]:.4g}, {s.high[i]:.4g}]"
         shape = f'class="f{colour} dot" r="3.4"' if s.dots else 'class="hover" r="7"'
-        parts.append(f'<circle {shape} cx="{px}" cy="{py}"><title>{_text(told)}</title></circle>')
+        parts.append(f'<circle {shape} cx="{px}" cy="{py}"><title>{_text(hover)}</title></circle>')
     return "".join(parts)
 
 

@@ -54,13 +54,13 @@ def probe_views(probes: Mapping[str, Mapping[str, Any]] | None) -> list[ProbeVie
 
 
 def _view(source: str, report: Mapping[str, Any]) -> ProbeView:
-    tried = report["probes"]
+    tricks = report["probes"]
     verdicts = []
     for verdict, words in WORDS.items():
-        found = [_finding(p) for p in tried if p["verdict"] == verdict]
-        if found:
-            verdicts.append(ProbeVerdict(verdict, words, ADVICE[verdict], verdict in WARNINGS, found))
-    quiet = [p for p in tried if not p["verdict"] and p["mean"] is not None]
+        findings = [_finding(p) for p in tricks if p["verdict"] == verdict]
+        if findings:
+            verdicts.append(ProbeVerdict(verdict, words, ADVICE[verdict], verdict in WARNINGS, findings))
+    quiet = [p for p in tricks if not p["verdict"] and p["mean"] is not None]
     return ProbeView(source, report, verdicts, quiet, troubles(report["behaviour"]))
 
 

@@ -78,10 +78,10 @@ def render_reward_page(saved: SavedResponses, checked: Checked) -> str:
     pictures = _pictures(saved, checked, {row["row"]: None for *_, rows in kinds for row in rows}, album, notes)
     scored = findings(saved, checked.chosen, checked.samples)
     sections = []
-    for title, told, rows in kinds:
+    for title, sentence, rows in kinds:
         views = {row["row"]: _view(row, checked, pictures) for row in rows}
         shown = [_with_findings(view, scored.get(number), album) for number, view in views.items()]
-        sections.append(Section(title, told, shown))
+        sections.append(Section(title, sentence, shown))
     return render(
         "reward_page.html",
         title=_title(report),
@@ -103,25 +103,25 @@ def _title(report: Mapping[str, Any]) -> str:
 
 def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[str, Any]]]]:
     """Return (title, sentence, rows) of each kind of responses that the page shows."""
-    errors, stored, apart, extremes = (report[k] for k in ("errors", "stored", "disagreements", "extremes"))
+    errors, stored, disagreements, extremes = (report[k] for k in ("errors", "stored", "disagreements", "extremes"))
     kinds: list[tuple[str, str, Sequence[Mapping[str, Any]]]] = []
     if errors["number"]:
         kinds.append(("The reward failed", f"On {errors['number']:,} responses.", errors["first"]))
     if report["diff"] is not None:
         changed = report["diff"]["changed"]
-        told = "" if changed else "Both rewards say the same of every response."
-        return [*kinds, ("Changed most", told, changed)]
+        sentence = "" if changed else "Both rewards say the same of every response."
+        return [*kinds, ("Changed most", sentence, changed)]
     if stored is not None and stored["different"]:
-        told = f"{stored['different']:,} scores are not what was stored; the first figure is the stored one."
-        kinds.append(("Not as stored", told, stored["worst"]))
-    if apart is not None:
-        wrong, right = apart["wrong"], apart["right"]
+        sentence = f"{stored['different']:,} scores are not what was stored; the first figure is the stored one."
+        kinds.append(("Not as stored", sentence, stored["worst"]))
+    if disagreements is not None:
+        wrong, right = disagreements["wrong"], disagreements["right"]
         if wrong["number"]:
-            told = f"{wrong['paid']:,} of {wrong['number']:,} wrong answers earn more than the least there is."
-            kinds.append(("Wrong, yet paid most", told, apart["wrong_but_paid"]))
+            sentence = f"{wrong['paid']:,} of {wrong['number']:,} wrong answers earn more than the least there is."
+            kinds.append(("Wrong, yet paid most", sentence, disagreements["wrong_but_paid"]))
         if right["number"]:
-            told = f"{right['unpaid']:,} of {right['number']:,} right answers earn less than the most there is."
-            kinds.append(("Right, yet paid least", told, apart["right_but_unpaid"]))
+            sentence = f"{right['unpaid']:,} of {right['number']:,} right answers earn less than the most there is."
+            kinds.append(("Right, yet paid least", sentence, disagreements["right_but_unpaid"]))
     if extremes is not None:
         both = (("Paid most", extremes["paid_most"]), ("Paid least", extremes["paid_least"]))
         kinds += [(title, "", rows) for title, rows in both if rows]
@@ -133,22 +133,22 @@ def _pictures(
 ) -> dict[int, list[Picture]]:
     """Return row -> its images: by reference if a run is known, else from the table's own column."""
     if isinstance(saved.reader, TableReader):
-        found = row_images(saved.reader, rows)
-        return {row: [album.add_file(image) for image in images] for row, images in found}
+        images_of_rows = row_images(saved.reader, rows)
+        return {row: [album.add_file(image) for image in images] for row, images in images_of_rows}
     if saved.run is None:
         return {}
     images = run_images(saved.run.dir)
-    made = {row: [album.add(media, images) for media in checked.samples[row].media] for row in rows}
+    pictures = {row: [album.add(media, images) for media in checked.samples[row].media] for row in rows}
     notes += images.notes
-    return made
+    return pictures
 
 
 def _view(row: Mapping[str, Any], checked: Checked, pictures: Mapping[int, Sequence[Picture]]) -> RowView:
     sample = checked.samples[row["row"]]
-    before = row.get("old") or (row["stored"] if _differs(row) else None)
-    scores = [score for score in (before, row["new"]) if score is not None]
+    first_score = row.get("old") or (row["stored"] if _differs(row) else None)
+    scores = [score for score in (first_score, row["new"]) if score is not None]
     names = dict.fromkeys(name for score in scores for name in score["parts"])
-    grouped = checked.report["diff"] is not None and checked.report["diff"]["advantages"] is not None
+    has_advantages = checked.report["diff"] is not None and checked.report["diff"]["advantages"] is not None
     return RowView(
         where=visible(sample.where),
         text=marked_text(sample.input.response),
@@ -156,7 +156,7 @@ def _view(row: Mapping[str, Any], checked: Checked, pictures: Mapping[int, Seque
         pictures=pictures.get(row["row"], ()),
         scores=[(score["value"], visible(score["error"] or score["note"])) for score in scores],
         parts={n: [score["parts"].get(n) for score in scores] for n in names},
-        advantage=tuple(row["advantage"]) if grouped and "advantage" in row else None,
+        advantage=tuple(row["advantage"]) if has_advantages and "advantage" in row else None,
         prompt=marked_text(sample.input.prompt),
     )
 
@@ -166,8 +166,8 @@ def _with_findings(view: RowView, score: Score | None, album: Album) -> RowView:
     if score is None or view.scores[-1][0] != score.value:
         return view
     images = [(visible(name), album.add_file(score.files[media.sha256])) for name, media in score.artifacts.items()]
-    found = None if score.detail is None else marked_text(json.dumps(redact_value(score.detail), ensure_ascii=False))
-    return replace(view, artifacts=images, detail=found)
+    detail = None if score.detail is None else marked_text(json.dumps(redact_value(score.detail), ensure_ascii=False))
+    return replace(view, artifacts=images, detail=detail)
 
 
 def _differs(row: Mapping[str, Any]) -> bool:

@@ -179,8 +179,8 @@ def example_steps(run: Run, images: RunImages, album: Album, *, max_steps: int =
         except StoreError as error:
             views.append(StepView(counted(step), files[step].name, (), error.message))
             continue
-        chosen = [view_group(g, why, images, album) for why, g in choose_groups(groups, seed=step)]
-        views.append(StepView(counted(step), files[step].name, chosen))
+        group_views = [view_group(g, why, images, album) for why, g in choose_groups(groups, seed=step)]
+        views.append(StepView(counted(step), files[step].name, group_views))
     return views
 
 
@@ -192,31 +192,31 @@ def choose_groups(groups: Sequence[Group], *, seed: int) -> list[tuple[str, Grou
     scored = [g for g in groups if _scores(g)]
     unscored = [g for g in groups if g.samples and not _scores(g)]
     picks = [(NO_SCORE.get(g.samples[0].score.status, INAPPLICABLE), g) for g in unscored[:1]]
-    left = list(scored)
+    remaining = list(scored)
 
     def take(why: str, key: Callable[[Group], float]) -> None:
-        if left:
-            picks.append((why, max(left, key=key)))
-            left.remove(picks[-1][1])
+        if remaining:
+            picks.append((why, max(remaining, key=key)))
+            remaining.remove(picks[-1][1])
 
     take("best", _mean)
     take("worst", lambda g: -_mean(g))
-    if any(_spread(g) > 0 for g in left):
+    if any(_spread(g) > 0 for g in remaining):
         take("most disagreeing", _spread)
-    if left:
-        picks.append(("random", random.Random(seed).choice(left)))
+    if remaining:
+        picks.append(("random", random.Random(seed).choice(remaining)))
     return picks
 
 
 def view_group(group: Group, why: str, images: RunImages, album: Album) -> GroupView:
     """Return a group as the page shows it, with its samples from the best to the worst."""
     ordered = sorted(group.samples, key=lambda s: -s.score.value if math.isfinite(s.score.value) else math.inf)
-    kept = ordered if len(ordered) <= MAX_SAMPLES else [*ordered[: MAX_SAMPLES - 2], *ordered[-2:]]
-    samples = [_view_sample(s, images, album) for s in kept]
+    shown = ordered if len(ordered) <= MAX_SAMPLES else [*ordered[: MAX_SAMPLES - 2], *ordered[-2:]]
+    samples = [_view_sample(s, images, album) for s in shown]
     return GroupView(
         why, _title(group.row.source, group.row.prompt_id), marked_text(group.prompt_text), group.row.truth,
         [album.add(m, images) for m in dict.fromkeys(group.row.media)], samples,
-        _mean(group) if _scores(group) else None, _spread(group) if _scores(group) else None, len(ordered) - len(kept),
+        _mean(group) if _scores(group) else None, _spread(group) if _scores(group) else None, len(ordered) - len(shown),
     )  # fmt: skip
 
 
@@ -254,10 +254,10 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
     picks += [("random", r) for r in random.Random(0).sample(rest, min(count, len(rest)))]
     views = []
     for why, row in picks:
-        drawn = [(one["name"], album.add(Media.of(one), images)) for one in row["artifacts"]]
+        artifacts = [(artifact["name"], album.add(Media.of(artifact), images)) for artifact in row["artifacts"]]
         sample = SampleView(
             row["sample"], marked_text(row["text"]), row["score"], None, row["parts"], row["finish"],
-            row["num_tokens"], visible(row["note"] or ""), visible(row["error"] or ""), artifacts=drawn,
+            row["num_tokens"], visible(row["note"] or ""), visible(row["error"] or ""), artifacts=artifacts,
             detail=detail_text(row["detail"]),
         )  # fmt: skip
         pictures = [album.add(Media(i["sha256"], i["width"], i["height"]), images) for i in row["images"]]

@@ -58,8 +58,8 @@ def sample_lines(fields: Mapping[str, Any]) -> list[str]:
         calls = "".join(f"  calls {call['name']}({_short(call['arguments'])})" for call in turn["calls"])
         images = f"  with {_count(len(turn['images']), 'image')}" if turn["images"] else ""
         lines.append(f"{turn['role']}: {one_line(turn['text'])}{images}{calls}")
-    for reward, found in (fields.get("detail") or {}).items():
-        lines.append(f"{reward} found {_short(found)}")
+    for reward, detail in (fields.get("detail") or {}).items():
+        lines.append(f"{reward} found {_short(detail)}")
     for name, image in fields.get("artifacts", {}).items():
         lines.append(f"image `{name}` of the reward: {_image_words(image)}")
     return [visible(line) for line in lines]
@@ -97,14 +97,14 @@ def _sizes(media: Sequence[Media], seen: Sequence[Size]) -> Sequence[Size | None
 
 
 def _image(media: Media, seen: Size | None) -> dict[str, Any]:
-    found = {"sha256": media.sha256, "width": media.width, "height": media.height}
-    return found if seen is None else {**found, "seen": list(seen)}
+    fields = {"sha256": media.sha256, "width": media.width, "height": media.height}
+    return fields if seen is None else {**fields, "seen": list(seen)}
 
 
 def _image_words(image: Mapping[str, Any]) -> str:
     seen = image.get("seen")
-    told = f", seen as {seen[0]} x {seen[1]}" if seen else ""
-    return f"{image['width']} x {image['height']} pixels{told} ({image['sha256'][:8]})"
+    seen_text = f", seen as {seen[0]} x {seen[1]}" if seen else ""
+    return f"{image['width']} x {image['height']} pixels{seen_text} ({image['sha256'][:8]})"
 
 
 def _segment_words(segment: Mapping[str, Any]) -> str:
