@@ -59,7 +59,7 @@ class Section:
     """Responses of one kind: a title, a sentence about them, the responses."""
 
     title: str
-    told: str
+    sentence: str
     rows: Sequence[RowView]
 
 
