@@ -140,14 +140,14 @@ def sample_table(
     Args:
         show_image: function that returns an image file as the logger's own image value; called once for each image.
     """
-    shown = {content: show_image(content) for sample in samples for content in sample.images}
+    images_by_content = {content: show_image(content) for sample in samples for content in sample.images}
     parts = sorted({name for sample in samples for name in sample.parts})
     num_images = max((len(sample.images) for sample in samples), default=0)
     columns = ["step", "attempt", "source", "prompt_id", *(f"image {n + 1}" for n in range(num_images)), "prompt"]
     columns += ["response", "score", *(f"reward/part/{name}" for name in parts), "advantage", "note", "finish", "truth"]
     rows = []
     for sample in samples:
-        images = [shown[content] for content in sample.images]
+        images = [images_by_content[content] for content in sample.images]
         images += [None] * (num_images - len(images))
         note = sample.error or sample.note
         truth = json.dumps(dict(sample.truth), ensure_ascii=False)

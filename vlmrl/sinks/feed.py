@@ -189,19 +189,21 @@ class Feed:
         self._log.flush()
 
     def _take(self, answer: Mapping[str, Any]) -> None:
-        op, why = answer["op"], answer["failed"]
+        op, failure = answer["op"], answer["failed"]
         if op in ("log", "samples"):
-            self.taken += why is None
-        if why is not None:
-            doing = {"open": "could not begin, and the run goes on without it"}.get(op, "failed, and the run goes on")
-            self._say(op, f"{doing}: {redact_text(str(why))[:MOST_CHARS]}")
+            self.taken += failure is None
+        if failure is not None:
+            what_failed = {"open": "could not begin, and the run goes on without it"}.get(
+                op, "failed, and the run goes on"
+            )
+            self._say(op, f"{what_failed}: {redact_text(str(failure))[:MOST_CHARS]}")
         elif op == "open":
             opened = answer["opened"]
             shown = [str(opened[name]) for name in ("url", "note") if opened.get(name)]
             if shown:
                 self._notes.append(redact_text(f"logger {self.name}: {'; '.join(shown)}"))
             self.opened = {name: value for name, value in opened.items() if name != "note"}
-        if op == "close" or (op == "open" and why is not None):
+        if op == "close" or (op == "open" and failure is not None):
             self._outbox.shut()
             self._over.set()
 

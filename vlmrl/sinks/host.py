@@ -84,9 +84,9 @@ def load_sink(name: str) -> Sink:
 
     Raises: VlmrlError when its library, its file or its class does not exist.
     """
-    own = file_and_class(name)
-    if own is not None:
-        return _class_in(*own)()
+    user_class = file_and_class(name)
+    if user_class is not None:
+        return _class_in(*user_class)()
     builtin = BUILTIN[name]
     try:
         importlib.import_module(builtin.package)
@@ -104,10 +104,10 @@ def _class_in(file: str, class_name: str) -> Any:
     sys.modules[spec.name] = module
     sys.path.append(os.path.dirname(os.path.abspath(file)))
     spec.loader.exec_module(module)
-    found = getattr(module, class_name, None)
-    if found is None:
+    cls = getattr(module, class_name, None)
+    if cls is None:
         raise VlmrlError(f"there is no `{class_name}`", where=file)
-    return found
+    return cls
 
 
 def _run(fields: Mapping[str, Any]) -> SinkRun:
@@ -116,9 +116,9 @@ def _run(fields: Mapping[str, Any]) -> SinkRun:
 
 def _samples(items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> list[SampledRollout]:
     """Return the samples of a request. The images of an item are the blobs whose indices it has; each is read once."""
-    shown = [small_image(content) for content in blobs]
+    images = [small_image(content) for content in blobs]
     return [
-        SampledRollout(**{**item, "images": [image for i in item["images"] if (image := shown[i]) is not None]})
+        SampledRollout(**{**item, "images": [image for i in item["images"] if (image := images[i]) is not None]})
         for item in items
     ]
 

@@ -51,8 +51,8 @@ class TensorBoardSink:
     def samples(self, line: Line, samples: Sequence[SampledRollout]) -> None:
         """Write the responses as one text, and the images of each prompt once."""
         columns, rows = sample_table(line, samples, lambda content: None)
-        shown = [i for i, name in enumerate(columns) if not name.startswith("image ")]
-        texts = ["\n".join(f"{columns[i]}: {row[i]}" for i in shown) for row in rows]
+        text_columns = [i for i, name in enumerate(columns) if not name.startswith("image ")]
+        texts = ["\n".join(f"{columns[i]}: {row[i]}" for i in text_columns) for row in rows]
         values = [_text(NAME, "\n\n---\n\n".join(map(_code, texts)))]
         prompts = {(sample.source, sample.prompt_id): sample.images for sample in samples}
         for row, images in enumerate(prompts.values(), start=1):

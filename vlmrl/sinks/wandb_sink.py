@@ -39,32 +39,32 @@ class WandbSink:
 
         self._wandb: Any = wandb
         os.environ.setdefault("WANDB_DATA_DIR", str(Path(run.folder) / "wandb" / "data"))
-        known = wandb.Settings.model_fields
+        known_settings = wandb.Settings.model_fields
         limit = {} if "WANDB_INIT_TIMEOUT" in os.environ else {"init_timeout": INIT_SECONDS}
-        settings: dict[str, Any] = {name: value for name, value in (SETTINGS | limit).items() if name in known}
-        kept = run.remembered
+        settings: dict[str, Any] = {name: value for name, value in (SETTINGS | limit).items() if name in known_settings}
+        remembered = run.remembered
         options: dict[str, Any] = {
-            "id": kept.get("id") or run.id, "resume": "allow", "dir": run.folder, "name": run.label,
-            "project": kept.get("project") or run.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,
-            "entity": kept.get("entity") or run.entity, "group": run.group, "tags": list(run.tags) or None,
+            "id": remembered.get("id") or run.id, "resume": "allow", "dir": run.folder, "name": run.label,
+            "project": remembered.get("project") or run.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,
+            "entity": remembered.get("entity") or run.entity, "group": run.group, "tags": list(run.tags) or None,
             "notes": run.note or None, "job_type": run.kind, "config": dict(run.config), "allow_val_change": True,
             "settings": wandb.Settings(**settings),
         }  # fmt: skip
-        why = ""
+        reason = ""
         try:
             self._run = wandb.init(**options)
         except wandb.Error as error:
-            why = f" ({str(error).strip().splitlines()[0]})"
+            reason = f" ({str(error).strip().splitlines()[0]})"
             self._run = wandb.init(**options, mode="offline")
         self._run.define_metric("*", step_metric="step")
-        return self._about(options, why)
+        return self._about(options, reason)
 
     def _about(self, options: Mapping[str, Any], why: str) -> dict[str, Any]:
         """Return the values that the run's folder keeps, and the note for the user."""
-        found = {"id": options["id"], "project": options["project"], "entity": self._run.entity or options["entity"]}
+        values = {"id": options["id"], "project": options["project"], "entity": self._run.entity or options["entity"]}
         if self._run.offline:
-            return found | {"note": f"offline{why}; send it later with: wandb sync {Path(self._run.dir).parent}"}
-        return found | {"url": self._run.url}
+            return values | {"note": f"offline{why}; send it later with: wandb sync {Path(self._run.dir).parent}"}
+        return values | {"url": self._run.url}
 
     def log(self, line: Line) -> None:
         """Write one row of the remote run's history."""
