@@ -53,7 +53,9 @@ def counted(step: int) -> int:
     return step + 1
 
 
-def newest(candidates: Iterable[tuple[int, int, Any]], starts: Mapping[int, int], kind: str = "train") -> dict[int, Any]:
+def newest(
+    candidates: Iterable[tuple[int, int, Any]], starts: Mapping[int, int], kind: str = "train"
+) -> dict[int, Any]:
     """Return step -> the thing that counts for it, from (step, attempt, thing), in order of steps."""
     best: dict[int, tuple[int, Any]] = {}
     for step, attempt, thing in candidates:
