@@ -279,7 +279,7 @@ def reward(completions, **columns):
     ("body", "told"),
     [
         ("os.fork()", None),
-        ("scribble()", "something else"),
+        ("scribble()", "wrong message"),
         ("os._exit(0)", "exit code 0"),
     ],
 )

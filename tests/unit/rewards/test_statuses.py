@@ -43,7 +43,7 @@ def test_strict_stops_in_the_words_of_the_service(scorer):
     with scorer(DOWN) as s, pytest.raises(RewardUnavailable) as error:
         s.score([RewardInput("up"), RewardInput("down")], strict=True, rows=["row a", "row b"])
     assert error.value.message == "reward `mine.py:reward` is unavailable: no answer from judge:8000"
-    assert error.value.where == "row b" and "no bug" in (error.value.hint or "")
+    assert error.value.where == "row b" and "not a bug" in (error.value.hint or "")
 
 
 def test_the_reason_may_be_an_exception_or_nothing(scorer):
@@ -141,7 +141,7 @@ def test_a_run_of_lost_rows_has_a_price_and_what_was_not_asked_has_no_score(scor
         scores = s.score([RewardInput(t) for t in ("fine", "exit", "exit", "fine")])
         strict = s.score([RewardInput(t) for t in ("exit", "fine")], strict=True)
     assert [score.status for score in scores] == ["ok"] * 3 + ["failed"]
-    assert "not asked" in (scores[-1].error or "")
+    assert "not scored" in (scores[-1].error or "")
     assert [score.value for score in strict] == [0.25, 2.0]
 
 
