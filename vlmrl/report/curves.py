@@ -26,12 +26,12 @@ SMALL = (380, 190)
 TITLES = {
     "reward/mean": "Reward in training",
     "reward/accuracy": "Accuracy in training",
-    "loss/cross_entropy": "Loss (cross-entropy, nats a token)",
+    "loss/cross_entropy": "Loss (cross-entropy, nats per token)",
     "rollout/dead_group_share": "Dead groups (share)",
     "rollout/truncated_share": "Truncated responses (share)",
     "rollout/response_tokens_mean": "Response length (tokens, mean)",
-    "rollout/tokens_per_second": "Sampling speed (tokens a second)",
-    "policy/entropy": "Entropy (nats a token)",
+    "rollout/tokens_per_second": "Sampling speed (tokens per second)",
+    "policy/entropy": "Entropy (nats per token)",
     "policy/sampler_gap_max": "Sampler gap (largest, nats)",
     "policy/clip_share": "Clipped tokens (share)",
     "optim/grad_norm": "Gradient norm (before clipping)",
@@ -39,12 +39,12 @@ TITLES = {
     "reward/errors": "Failed rewards (samples)",
     "reward/unavailable": "Rewards that were unavailable (samples)",
     "reward/timeouts": "Responses that hung the reward (samples)",
-    "time/step_seconds": "Seconds a step",
+    "time/step_seconds": "Seconds per step",
     "memory/peak_bytes": "Peak memory (bytes)",
     "loss/kl": "KL to the reference (nats)",
     "policy/kl_in_reward": "KL to the reference (nats)",
     "loss/value": "Loss of the critic",
-    "value/explained_variance": "What the critic foretold (share of variance)",
+    "value/explained_variance": "Variance explained by the critic (share)",
     **HEALTH_TITLES,
 }
 HEALTH = (
@@ -134,7 +134,7 @@ def read_curves(run: Run, label: str, colour: int) -> RunCurves:
     except StoreError as error:
         return RunCurves(label, colour, problem=error.message)
     marks = [
-        Mark(a.from_step, f"{label}: attempt {a.number} went on from step {a.from_step}", colour)
+        Mark(a.from_step, f"{label}: attempt {a.number} resumed from step {a.from_step}", colour)
         for a in run.manifest.attempts
         if a.number > 1
     ]

@@ -119,7 +119,8 @@ def _notes(group: Sequence[EvalColumn]) -> list[str]:
         notes = [f"These are {label}." for label in {*labels.values()} if label]
     columns_without_pictures = [(c.label, n) for c in group if (n := c.summary.get("artifacts_left_out"))]
     notes += [
-        f"{label}: pictures of {n:,} responses were not kept, for their size." for label, n in columns_without_pictures
+        f"{label}: pictures of {n:,} responses were not kept, because they were too large."
+        for label, n in columns_without_pictures
     ]
     notes += [f"{c.label}: {problem}" for c in group for problem in task_problems({**c.summary, "figures_problem": ""})]
     sets = {f"Intervals {words}." for c in group if (words := set_method_of(c.summary))}

@@ -166,7 +166,7 @@ def _facts(about: Mapping[str, Any], lines: curves.RunCurves) -> list[tuple[str,
         pairs.append(("responses", f"{samples:,}"))
     for label, name, form in (
         ("dead groups", "rollout/dead_group_share", "{:.0%}"), ("truncated", "rollout/truncated_share", "{:.0%}"),
-        ("tokens a second", "rollout/tokens_per_second", "{:,.0f}"), ("seconds a step", "time/step_seconds", "{:.1f}"),
+        ("tokens per second", "rollout/tokens_per_second", "{:,.0f}"), ("seconds per step", "time/step_seconds", "{:.1f}"),
     ):  # fmt: skip
         value = curves.mean_value(train, name)
         if value is not None:

@@ -109,18 +109,18 @@ def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[s
         kinds.append(("The reward failed", f"On {errors['number']:,} responses.", errors["first"]))
     if report["diff"] is not None:
         changed = report["diff"]["changed"]
-        sentence = "" if changed else "Both rewards say the same of every response."
+        sentence = "" if changed else "Both rewards give every response the same score."
         return [*kinds, ("Changed most", sentence, changed)]
     if stored is not None and stored["different"]:
-        sentence = f"{stored['different']:,} scores are not what was stored; the first figure is the stored one."
+        sentence = f"{stored['different']:,} scores differ from the stored ones; the first number is the stored one."
         kinds.append(("Not as stored", sentence, stored["worst"]))
     if disagreements is not None:
         wrong, right = disagreements["wrong"], disagreements["right"]
         if wrong["number"]:
-            sentence = f"{wrong['paid']:,} of {wrong['number']:,} wrong answers earn more than the least there is."
+            sentence = f"{wrong['paid']:,} of {wrong['number']:,} wrong answers earn more than the lowest score."
             kinds.append(("Wrong, yet paid most", sentence, disagreements["wrong_but_paid"]))
         if right["number"]:
-            sentence = f"{right['unpaid']:,} of {right['number']:,} right answers earn less than the most there is."
+            sentence = f"{right['unpaid']:,} of {right['number']:,} right answers earn less than the highest score."
             kinds.append(("Right, yet paid least", sentence, disagreements["right_but_unpaid"]))
     if extremes is not None:
         both = (("Paid most", extremes["paid_most"]), ("Paid least", extremes["paid_least"]))

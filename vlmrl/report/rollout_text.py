@@ -51,7 +51,7 @@ def sample_lines(fields: Mapping[str, Any]) -> list[str]:
     """Return lines about `sample_fields` other than the text, the score and the parts; often none."""
     lines = []
     if fields["status"] == "unavailable":
-        lines.append("not scored: a service that the reward needs was not there")
+        lines.append("not scored: a service that the reward needs was unavailable")
     if segments := fields.get("segments"):
         lines.append("written by " + ", ".join(map(_segment_words, segments)))
     for turn in fields.get("turns", ()):

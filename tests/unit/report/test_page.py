@@ -306,7 +306,7 @@ def test_a_resume_is_marked_in_the_curves(tmp_path: Path):
     for step in range(2, 5):
         again.log(step, "train", {"reward/mean": 0.5})
     again.finish()
-    assert "r: attempt 2 went on from step 2" in page(again).text
+    assert "r: attempt 2 resumed from step 2" in page(again).text
 
 
 def test_paired_differences_to_the_first_run_say_whether_they_are_sure(tmp_path: Path):

@@ -100,7 +100,7 @@ def test_equal_rewards_make_a_page_that_says_so(saved, tmp_path):
     report = check_rewards(saved, RewardQuestion(diff=f"{tmp_path}/r.py:score"))
     write_reward_page(tmp_path / "new" / "page.html", saved, report)
     text = (tmp_path / "new" / "page.html").read_text()
-    assert "Both rewards say the same of every response." in text and "<article" not in text
+    assert "Both rewards give every response the same score." in text and "<article" not in text
 
 
 def png(red: int, size: tuple[int, int] = (40, 30)) -> bytes:
