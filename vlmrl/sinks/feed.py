@@ -116,7 +116,7 @@ class Feed:
         """Queue a packed line or packed samples. It returns at once."""
         self.sent += 1
         if not self._outbox.put(frame) and not self._over.is_set():
-            self._say("full", "does not keep up: lines are left out until it does")
+            self._say("full", "is too slow: lines are dropped until it has caught up")
 
     def notes(self) -> list[str]:
         """Return the notes for the user that were not returned before."""

@@ -99,7 +99,7 @@ def _class_in(file: str, class_name: str) -> Any:
     """Return the class of a user's file, which is imported as a module. Its folder comes last in sys.path."""
     spec = importlib.util.spec_from_file_location("vlmrl_user_sink", file)
     if spec is None or spec.loader is None:
-        raise VlmrlError("this is no Python file", where=file)
+        raise VlmrlError("this is not a Python file", where=file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.append(os.path.dirname(os.path.abspath(file)))
