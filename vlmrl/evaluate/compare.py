@@ -310,14 +310,21 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "rows_with_other_truth": changed,
         "metrics": [
             {
-                "metric": metric, "a": m["a"], "b": m["b"], "difference": m["value"], "low": m["low"],
-                "high": m["high"], "n": m["n"], "clusters": m["clusters"], "range": m["range"],
+                "metric": metric,
+                "a": m["a"],
+                "b": m["b"],
+                "difference": m["value"],
+                "low": m["low"],
+                "high": m["high"],
+                "n": m["n"],
+                "clusters": m["clusters"],
+                "range": m["range"],
                 "verdict": verdict(metric, m, alike, of_reward),
                 "excludes_zero": excludes_zero(m["low"], m["high"]),
             }
             for metric, m in differences_by_metric.items()
         ],
-    }  # fmt: skip
+    }
 
 
 def _number(value: Any) -> float | None:

@@ -71,9 +71,12 @@ def difference_interval(
 
 
 def pooled_difference_interval(
-    runs: Sequence[tuple[ArrayLike, ArrayLike]], clusters: Sequence[Clusters] | None, value_range: Range | None = None,
-    *, length: bool = False,
-) -> Interval:  # fmt: skip
+    runs: Sequence[tuple[ArrayLike, ArrayLike]],
+    clusters: Sequence[Clusters] | None,
+    value_range: Range | None = None,
+    *,
+    length: bool = False,
+) -> Interval:
     """Return the mean of a - b over rows and runs (such as three seeds), with the same weight for every run.
 
     The runs are taken as given: the interval is about the test images, and not about seeds that were never tried. If
@@ -124,8 +127,9 @@ def ratio_interval(numerators: ArrayLike, denominators: ArrayLike, clusters: Clu
         raise ValueError("a ratio in [0, 1] needs numerators from 0 to their denominators")
     # Rows with denominator 0 are left out: they have no influence and are no evidence. [N] -> [counted rows]
     num_N, den_N = num_N[counted_N], den_N[counted_N]
-    units = Units(None if clusters is None else [c for c, use in zip(clusters, counted_N, strict=True) if use],
-                  len(num_N))  # fmt: skip
+    units = Units(
+        None if clusters is None else [c for c, use in zip(clusters, counted_N, strict=True) if use], len(num_N)
+    )
     value = float(num_N.sum() / den_N.sum())
     influence_N = (num_N - value * den_N) / den_N.mean()
     binary = bool(np.isin(num_N, UNIT_RANGE).all() and (den_N == 1).all())

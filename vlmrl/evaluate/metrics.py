@@ -159,9 +159,13 @@ def as_json(interval: Interval, declared: Range | None = None) -> dict[str, Any]
     """Return {"value", "low", "high", "n", "clusters", "range"}; NaN becomes None, as JSON has no NaN."""
     value, low, high = (x if math.isfinite(x) else None for x in (interval.mean, interval.low, interval.high))
     return {
-        "value": value, "low": low, "high": high, "n": interval.n, "clusters": interval.clusters,
+        "value": value,
+        "low": low,
+        "high": high,
+        "n": interval.n,
+        "clusters": interval.clusters,
         "range": None if declared is None else list(declared),
-    }  # fmt: skip
+    }
 
 
 def baselines(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:

@@ -32,10 +32,20 @@ def response_input(group: Group, sample: ScoredSample) -> RewardInput:
     """Return the reward's input for a scored response, without the pixels."""
     row, trajectory = group.row, sample.trajectory
     return RewardInput(
-        sample.text, row.truth, row.columns, finish=trajectory.finish, num_tokens=trajectory.num_sampled_tokens,
-        prompt=group.prompt_text, token_ids=trajectory.response_ids, step=trajectory.version, prompt_id=row.prompt_id,
-        sample=trajectory.sample, media=row.media, seen_sizes=trajectory.seen_sizes, turns=sample.turns,
-    )  # fmt: skip
+        sample.text,
+        row.truth,
+        row.columns,
+        finish=trajectory.finish,
+        num_tokens=trajectory.num_sampled_tokens,
+        prompt=group.prompt_text,
+        token_ids=trajectory.response_ids,
+        step=trajectory.version,
+        prompt_id=row.prompt_id,
+        sample=trajectory.sample,
+        media=row.media,
+        seen_sizes=trajectory.seen_sizes,
+        turns=sample.turns,
+    )
 
 
 def accuracies(groups: Sequence[Group], sources: Sequence[Source]) -> list[list[float | None]]:

@@ -48,10 +48,21 @@ __all__ = ["Evaluation", "evaluate", "read_evaluation", "write_evaluation"]
 
 
 def evaluate(
-    generator: Generator, encoder: Encoder, source: Source, scorer: Scorer, *, params: SamplingParams, seed: int = 0,
-    max_rows: int | None = None, samples: int = 1, strict: bool = False, progress: Callable[[int], Any] | None = None,
-    world: World = ALONE, artifact_bytes: int = KEPT_BYTES, patient: bool = False,
-) -> Evaluation:  # fmt: skip
+    generator: Generator,
+    encoder: Encoder,
+    source: Source,
+    scorer: Scorer,
+    *,
+    params: SamplingParams,
+    seed: int = 0,
+    max_rows: int | None = None,
+    samples: int = 1,
+    strict: bool = False,
+    progress: Callable[[int], Any] | None = None,
+    world: World = ALONE,
+    artifact_bytes: int = KEPT_BYTES,
+    patient: bool = False,
+) -> Evaluation:
     """Answer, parse and score the rows of a source.
 
     Args:
@@ -105,9 +116,12 @@ def _is_broken(scores: Sequence[Score], world: World, patient: bool) -> bool:
 
 
 def _summary(
-    records: Sequence[Mapping[str, Any]], groups: Sequence[Group], source: Source, scorer: Scorer,
+    records: Sequence[Mapping[str, Any]],
+    groups: Sequence[Group],
+    source: Source,
+    scorer: Scorer,
     params: SamplingParams,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return the metrics of an evaluation, of its rows and of the whole split, and the figures of its task."""
     ranges = _ranges(records, source, scorer, params)
     summary = summarise(records, ranges, source.task.by) | _accuracy_of(records, source, scorer.spec)

@@ -68,9 +68,12 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]) ->
     verdicts = {m["verdict"] for e in usable for m in _deciding(e)}
     answer = _answer(verdicts)
     begin = {
-        "better": "B is better than A", "worse": "B is worse than A", "mixed": "B is better than A only in part",
-        "same": "A and B score the same", "not clear": "It is not clear whether B is better than A",
-    }[answer]  # fmt: skip
+        "better": "B is better than A",
+        "worse": "B is worse than A",
+        "mixed": "B is better than A only in part",
+        "same": "A and B score the same",
+        "not clear": "It is not clear whether B is better than A",
+    }[answer]
     if not all(e["scored_alike"] for e in usable):
         begin = f"{OTHER_REWARDS}, so only the task's own accuracy counts. {begin}"
     numbers = "; ".join(_told(e) for e in usable)

@@ -93,12 +93,17 @@ def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
         rows = [_eval_row(n, group, differences, numbers, baselines) for n in names]
         tables.append(
             {
-                "kind": kind, "notes": _notes(group), "columns": group, "rows": rows, "paper": paper if numbers else {},
-                "baselines": bool(baselines), "differences": bool(differences),
+                "kind": kind,
+                "notes": _notes(group),
+                "columns": group,
+                "rows": rows,
+                "paper": paper if numbers else {},
+                "baselines": bool(baselines),
+                "differences": bool(differences),
                 "against": f"{group[-1].label} - {group[0].label}" if differences else "",
                 "figures": _figures(group) if not group[0].meta.get("during") else [],
             }
-        )  # fmt: skip
+        )
     return sorted(tables, key=_rank)
 
 
@@ -195,21 +200,29 @@ def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[
 
 
 def _eval_row(
-    name: str, group: Sequence[EvalColumn], differences: Mapping[str, Any], numbers: Mapping[str, Any],
+    name: str,
+    group: Sequence[EvalColumn],
+    differences: Mapping[str, Any],
+    numbers: Mapping[str, Any],
     baselines: Mapping[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     metrics = [(c, c.summary["metrics"].get(name)) for c in group]
     values = [v for _, m in metrics if m for v in (m["value"], m["low"], m["high"]) if v is not None]
     share = bool(values) and min(values) >= 0 and max(values) <= 1
     scale = (0.0, 1.0) if share else (min(values), max(values)) if values else (0.0, 1.0)
     cells = [
-        None if m is None or m["value"] is None
+        None
+        if m is None or m["value"] is None
         else {**m, "bar": interval_bar(m["value"], m["low"], m["high"], scale, c.colour)}
         for c, m in metrics
-    ]  # fmt: skip
+    ]
     difference = differences.get(name)
     sure = bool(difference and excludes_zero(difference["low"], difference["high"]))
     return {
-        "name": name, "cells": cells, "difference": difference, "sure": sure, "paper": numbers.get(name),
+        "name": name,
+        "cells": cells,
+        "difference": difference,
+        "sure": sure,
+        "paper": numbers.get(name),
         "baseline": baselines.get(name),
-    }  # fmt: skip
+    }

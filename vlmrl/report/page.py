@@ -134,9 +134,22 @@ def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
     facts += [("parent", about["parent_text"])] if run.manifest.forked_at is not None else []
     headlines = curves.headlines(lines, cache(partial(validation_changes, run)))
     return RunView(
-        label, colour, about, span(about["seconds"]), lines, headlines, facts, steps,
-        answers, answers_of, recipe, recipe_text, lines.events[-MAX_EVENTS:], _provenance(run), notes,
-    )  # fmt: skip
+        label,
+        colour,
+        about,
+        span(about["seconds"]),
+        lines,
+        headlines,
+        facts,
+        steps,
+        answers,
+        answers_of,
+        recipe,
+        recipe_text,
+        lines.events[-MAX_EVENTS:],
+        _provenance(run),
+        notes,
+    )
 
 
 def _answers(run: Run, images: RunImages, album: Album, notes: list[str]) -> tuple[list[GroupView], str]:
@@ -165,9 +178,11 @@ def _facts(about: Mapping[str, Any], lines: curves.RunCurves) -> list[tuple[str,
     if samples:
         pairs.append(("responses", f"{samples:,}"))
     for label, name, form in (
-        ("dead groups", "rollout/dead_group_share", "{:.0%}"), ("truncated", "rollout/truncated_share", "{:.0%}"),
-        ("tokens per second", "rollout/tokens_per_second", "{:,.0f}"), ("seconds per step", "time/step_seconds", "{:.1f}"),
-    ):  # fmt: skip
+        ("dead groups", "rollout/dead_group_share", "{:.0%}"),
+        ("truncated", "rollout/truncated_share", "{:.0%}"),
+        ("tokens per second", "rollout/tokens_per_second", "{:,.0f}"),
+        ("seconds per step", "time/step_seconds", "{:.1f}"),
+    ):
         value = curves.mean_value(train, name)
         if value is not None:
             pairs.append((label, form.format(value)))

@@ -26,9 +26,13 @@ def render(template: str, **values: Any) -> str:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
-        loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, finalize=_final,
-    )  # fmt: skip
+        loader=FunctionLoader(_source),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_final,
+    )
     environment.filters |= {"number": number, "signed": signed, "visible": _visible, "json": _json}
     return environment.get_template(template).render(**values, version=__version__, time=now()[:16].replace("T", " "))
 

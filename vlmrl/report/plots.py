@@ -76,9 +76,16 @@ class PlotFrame:
 
 
 def line_chart(
-    title: str, series: Sequence[Series], *, marks: Sequence[Mark] = (), width: int = WIDTH, height: int = HEIGHT,
-    line: float | None = None, line_text: str = "", axis: str = STEP,
-) -> Markup:  # fmt: skip
+    title: str,
+    series: Sequence[Series],
+    *,
+    marks: Sequence[Mark] = (),
+    width: int = WIDTH,
+    height: int = HEIGHT,
+    line: float | None = None,
+    line_text: str = "",
+    axis: str = STEP,
+) -> Markup:
     """Return a chart of series over the step.
 
     Args:
@@ -126,9 +133,15 @@ def interval_bar(value: float, low: float | None, high: float | None, span: tupl
 
 
 def histogram(
-    title: str, groups: Mapping[str, Sequence[int]], *, span: tuple[float, float], axis: str, colour: int,
-    width: int = WIDTH, height: int = HEIGHT,
-) -> Markup:  # fmt: skip
+    title: str,
+    groups: Mapping[str, Sequence[int]],
+    *,
+    span: tuple[float, float],
+    axis: str,
+    colour: int,
+    width: int = WIDTH,
+    height: int = HEIGHT,
+) -> Markup:
     """Return a chart of the distribution of numbers over equal bins; each bar is a share of its own group.
 
     Args:

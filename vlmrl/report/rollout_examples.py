@@ -214,29 +214,45 @@ def view_group(group: Group, why: str, images: RunImages, album: Album) -> Group
     shown = ordered if len(ordered) <= MAX_SAMPLES else [*ordered[: MAX_SAMPLES - 2], *ordered[-2:]]
     samples = [_view_sample(s, images, album) for s in shown]
     return GroupView(
-        why, _title(group.row.source, group.row.prompt_id), marked_text(group.prompt_text), group.row.truth,
-        [album.add(m, images) for m in dict.fromkeys(group.row.media)], samples,
-        _mean(group) if _scores(group) else None, _spread(group) if _scores(group) else None, len(ordered) - len(shown),
-    )  # fmt: skip
+        why,
+        _title(group.row.source, group.row.prompt_id),
+        marked_text(group.prompt_text),
+        group.row.truth,
+        [album.add(m, images) for m in dict.fromkeys(group.row.media)],
+        samples,
+        _mean(group) if _scores(group) else None,
+        _spread(group) if _scores(group) else None,
+        len(ordered) - len(shown),
+    )
 
 
 def _view_sample(s: ScoredSample, images: RunImages, album: Album) -> SampleView:
     score = s.score
     turns = s.turns or _turns_of_images(s)
     return SampleView(
-        number=s.trajectory.sample, text=marked_text(s.text), score=score.value, advantage=s.advantage,
-        parts=score.parts, finish=s.trajectory.finish, tokens=s.trajectory.num_sampled_tokens, note=visible(score.note),
-        error=visible(score.error or ""), masked=s.masked, unavailable=score.status == "unavailable",
+        number=s.trajectory.sample,
+        text=marked_text(s.text),
+        score=score.value,
+        advantage=s.advantage,
+        parts=score.parts,
+        finish=s.trajectory.finish,
+        tokens=s.trajectory.num_sampled_tokens,
+        note=visible(score.note),
+        error=visible(score.error or ""),
+        masked=s.masked,
+        unavailable=score.status == "unavailable",
         turns=[
             TurnView(
-                turn.role, marked_text(turn.text), [album.add(m, images) for m in turn.media],
+                turn.role,
+                marked_text(turn.text),
+                [album.add(m, images) for m in turn.media],
                 [f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in turn.calls],
             )
             for turn in turns
         ],
         artifacts=[(name, album.add(m, images)) for name, m in score.artifacts.items()],
         detail=detail_text(score.detail),
-    )  # fmt: skip
+    )
 
 
 def _turns_of_images(s: ScoredSample) -> list[Turn]:
@@ -256,10 +272,18 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
     for why, row in picks:
         artifacts = [(artifact["name"], album.add(Media.of(artifact), images)) for artifact in row["artifacts"]]
         sample = SampleView(
-            row["sample"], marked_text(row["text"]), row["score"], None, row["parts"], row["finish"],
-            row["num_tokens"], visible(row["note"] or ""), visible(row["error"] or ""), artifacts=artifacts,
+            row["sample"],
+            marked_text(row["text"]),
+            row["score"],
+            None,
+            row["parts"],
+            row["finish"],
+            row["num_tokens"],
+            visible(row["note"] or ""),
+            visible(row["error"] or ""),
+            artifacts=artifacts,
             detail=detail_text(row["detail"]),
-        )  # fmt: skip
+        )
         pictures = [album.add(Media(i["sha256"], i["width"], i["height"]), images) for i in row["images"]]
         title = _title(row["source"], row["prompt_id"])
         views.append(GroupView(why, title, Markup(""), row["truth"], pictures, [sample], row["score"], None))

@@ -18,28 +18,41 @@ def sample_fields(scored: ScoredSample) -> dict[str, Any]:
     """Return a response as JSON values: text, score, parts, note, error, status, and other fields that it has."""
     trajectory, score = scored.trajectory, scored.score
     fields: dict[str, Any] = {
-        "sample": trajectory.sample, "text": scored.text, "score": score.value, "parts": dict(score.parts),
-        "note": score.note, "error": score.error, "status": score.status, "finish": trajectory.finish,
-        "tokens": trajectory.num_sampled_tokens, "advantage": scored.advantage, "masked": scored.masked,
+        "sample": trajectory.sample,
+        "text": scored.text,
+        "score": score.value,
+        "parts": dict(score.parts),
+        "note": score.note,
+        "error": score.error,
+        "status": score.status,
+        "finish": trajectory.finish,
+        "tokens": trajectory.num_sampled_tokens,
+        "advantage": scored.advantage,
+        "masked": scored.masked,
         "version": trajectory.version,
-    }  # fmt: skip
+    }
     if len(trajectory.segments) > 1 or any(s.author != "policy" for s in trajectory.segments):
         fields["segments"] = [
             {
-                "role": s.role, "author": s.author, "tokens": len(s.ids), "trained": s.trained,
+                "role": s.role,
+                "author": s.author,
+                "tokens": len(s.ids),
+                "trained": s.trained,
                 "version": trajectory.version if s.version is None else s.version,
                 "images": [_image(m, seen) for m, seen in zip(s.media, _sizes(s.media, s.seen_sizes), strict=True)],
             }
             for s in trajectory.segments
-        ]  # fmt: skip
+        ]
     if scored.turns:
         fields["turns"] = [
             {
-                "role": turn.role, "text": turn.text, "images": [_image(m, None) for m in turn.media],
+                "role": turn.role,
+                "text": turn.text,
+                "images": [_image(m, None) for m in turn.media],
                 "calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in turn.calls],
             }
             for turn in scored.turns
-        ]  # fmt: skip
+        ]
     if score.detail is not None:
         fields["detail"] = dict(score.detail)
     if score.artifacts:
@@ -80,11 +93,14 @@ def group_fields(group: Group, sample: int | None = None) -> dict[str, Any]:
         )
     seen = _sizes(first.media, first.seen_sizes)
     return {
-        "prompt_id": group.row.prompt_id, "source": group.row.source, "task": group.row.task,
-        "truth": dict(group.row.truth), "prompt": group.prompt_text,
+        "prompt_id": group.row.prompt_id,
+        "source": group.row.source,
+        "task": group.row.task,
+        "truth": dict(group.row.truth),
+        "prompt": group.prompt_text,
         "images": [_image(m, size) for m, size in zip(first.media, seen, strict=True)],
         "samples": [sample_fields(s) for s in samples],
-    }  # fmt: skip
+    }
 
 
 def image_lines(group: Mapping[str, Any]) -> list[str]:

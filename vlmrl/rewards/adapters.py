@@ -62,10 +62,18 @@ def load_user_reward(name: str, *, args: dict[str, Any], style: str, base_dir: P
     facts = inspect_user_reward(user)
     user = UserReward(str(path), function, text, facts["style"], args, facts["batched"])
     return RewardSpec(
-        name, _worker_only, {part: (low, high) for part, (low, high) in facts["ranges"].items()}, facts["weights"],
-        needs_images=facts["needs_images"], needs_token_ids=facts["needs_token_ids"], accuracy=facts["accuracy"],
-        on_timeout=facts["on_timeout"], source_sha256=hashlib.sha256(source).hexdigest(), user=user, args=args,
-    )  # fmt: skip
+        name,
+        _worker_only,
+        {part: (low, high) for part, (low, high) in facts["ranges"].items()},
+        facts["weights"],
+        needs_images=facts["needs_images"],
+        needs_token_ids=facts["needs_token_ids"],
+        accuracy=facts["accuracy"],
+        on_timeout=facts["on_timeout"],
+        source_sha256=hashlib.sha256(source).hexdigest(),
+        user=user,
+        args=args,
+    )
 
 
 def _find(path_text: str, base_dir: Path | str | None) -> Path:
@@ -131,12 +139,16 @@ def bind_user_reward(module: ModuleType, user: UserReward, guard: AbstractContex
     is_accuracy = style == "trl" and any(FUNCTION.fullmatch(name.lower()) for name in names)
     ranges = {part_name(k): _range(k, v) for k, v in getattr(module, "RANGES", {}).items()}
     return BoundReward(
-        call, style, batched, needs_images and style in ("vlmrl", "trl"),
+        call,
+        style,
+        batched,
+        needs_images and style in ("vlmrl", "trl"),
         ids or (style == "vlmrl" and "token_ids" in words),
         {part_name(k): float(v) for k, v in getattr(module, "WEIGHTS", default).items()},
-        ranges, VALUE_PART[style] if is_accuracy else None,
+        ranges,
+        VALUE_PART[style] if is_accuracy else None,
         check_on_timeout(getattr(module, "ON_TIMEOUT", {}), ranges, f"ON_TIMEOUT of {Path(user.file).name}"),
-    )  # fmt: skip
+    )
 
 
 def _find_function(module: ModuleType, user: UserReward) -> Callable[..., Any]:

@@ -201,8 +201,9 @@ def check_weight_sizes(weights: Mapping[str, float], whose: str) -> None:
         if not -LARGEST <= weight <= LARGEST:
             raise RewardError(
                 f"the weight of the part `{part}` is {weight:g}, not a number from -{LARGEST:g} to {LARGEST:g}",
-                where=whose, hint="weights are of the order of 1",
-            )  # fmt: skip
+                where=whose,
+                hint="weights are of the order of 1",
+            )
 
 
 def _spread(shares: Mapping[str, float], parts: Parts, weights: Mapping[str, float]) -> dict[str, float]:

@@ -175,9 +175,13 @@ class Scorer:
         return score, outcome.seconds
 
     def _valued(
-        self, returned: Mapping[str, Any], note: str, detail: Any = None,
-        artifacts: Mapping[str, Media] = NOTHING, files: Mapping[str, bytes] = NOTHING,
-    ) -> Score | Failure:  # fmt: skip
+        self,
+        returned: Mapping[str, Any],
+        note: str,
+        detail: Any = None,
+        artifacts: Mapping[str, Media] = NOTHING,
+        files: Mapping[str, bytes] = NOTHING,
+    ) -> Score | Failure:
         """Return the score: parts checked against their ranges and combined with the weights; all else unchanged."""
         note = encodable(note)
         details = None if detail is None else {self.spec.key: detail}

@@ -151,8 +151,21 @@ def sample_table(
         images += [None] * (num_images - len(images))
         note = sample.error or sample.note
         truth = json.dumps(dict(sample.truth), ensure_ascii=False)
-        rows.append([
-            line.step, line.attempt, sample.source, sample.prompt_id, *images, sample.prompt, sample.response,
-            sample.score, *(sample.parts.get(name) for name in parts), sample.advantage, note, sample.finish, truth,
-        ])  # fmt: skip
+        rows.append(
+            [
+                line.step,
+                line.attempt,
+                sample.source,
+                sample.prompt_id,
+                *images,
+                sample.prompt,
+                sample.response,
+                sample.score,
+                *(sample.parts.get(name) for name in parts),
+                sample.advantage,
+                note,
+                sample.finish,
+                truth,
+            ]
+        )
     return columns, rows

@@ -101,9 +101,14 @@ class Feed:
         self._output, printed = os.pipe()
         argv = [sys.executable, "-c", BOOT, str(request), str(response), str(os.getpid()), *sys.path]
         self.process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, pass_fds=(request, response),
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
-        )  # fmt: skip
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=printed,
+            pass_fds=(request, response),
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
         for fd in (request, response, printed):
             os.close(fd)
         self._outbox.put(pack({"op": "open", "sink": sink, "run": dict(run)}), always=True)

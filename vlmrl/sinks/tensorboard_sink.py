@@ -41,11 +41,14 @@ class TensorBoardSink:
         """Write one scalar per number. TensorBoard has no other values, and draws only finite ones."""
         self._last_step = line.step
         numbers = {"attempt": line.attempt, **line.metrics}
-        self._values(line.step, [
-            _proto("summary").Summary.Value(tag=name, simple_value=float(value))
-            for name, value in numbers.items()
-            if isinstance(value, (bool, int, float)) and math.isfinite(value)
-        ])  # fmt: skip
+        self._values(
+            line.step,
+            [
+                _proto("summary").Summary.Value(tag=name, simple_value=float(value))
+                for name, value in numbers.items()
+                if isinstance(value, (bool, int, float)) and math.isfinite(value)
+            ],
+        )
         self._writer.flush()
 
     def samples(self, line: Line, samples: Sequence[SampledRollout]) -> None:

@@ -44,12 +44,20 @@ class WandbSink:
         settings: dict[str, Any] = {name: value for name, value in (SETTINGS | limit).items() if name in known_settings}
         remembered = run.remembered
         options: dict[str, Any] = {
-            "id": remembered.get("id") or run.id, "resume": "allow", "dir": run.folder, "name": run.label,
+            "id": remembered.get("id") or run.id,
+            "resume": "allow",
+            "dir": run.folder,
+            "name": run.label,
             "project": remembered.get("project") or run.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,
-            "entity": remembered.get("entity") or run.entity, "group": run.group, "tags": list(run.tags) or None,
-            "notes": run.note or None, "job_type": run.kind, "config": dict(run.config), "allow_val_change": True,
+            "entity": remembered.get("entity") or run.entity,
+            "group": run.group,
+            "tags": list(run.tags) or None,
+            "notes": run.note or None,
+            "job_type": run.kind,
+            "config": dict(run.config),
+            "allow_val_change": True,
             "settings": wandb.Settings(**settings),
-        }  # fmt: skip
+        }
         reason = ""
         try:
             self._run = wandb.init(**options)

@@ -50,8 +50,9 @@ def check_files(folder: Path, under: str = "", *, read: bool = True) -> list[str
     """
     table = listed(folder, under)
     if not table:
-        raise CheckpointError(f"{META} does not list {under or 'any file'}", where=str(folder),
-                              hint="use another checkpoint of the run")  # fmt: skip
+        raise CheckpointError(
+            f"{META} does not list {under or 'any file'}", where=str(folder), hint="use another checkpoint of the run"
+        )
     for name, facts in table.items():
         check_file(folder, name, facts, read=read)
     return list(table)
@@ -116,8 +117,11 @@ def sha256_of(path: Path) -> str:
 
 def _read_json(folder: Path) -> dict[str, Any]:
     if not (folder / COMPLETE).is_file():
-        raise CheckpointError("this checkpoint is not complete: a save was interrupted", where=str(folder),
-                              hint="use an older one; `vlmrl runs show RUN` lists the complete ones")  # fmt: skip
+        raise CheckpointError(
+            "this checkpoint is not complete: a save was interrupted",
+            where=str(folder),
+            hint="use an older one; `vlmrl runs show RUN` lists the complete ones",
+        )
     try:
         text, expected_sha256 = (folder / META).read_bytes(), (folder / COMPLETE).read_text("utf-8").strip()
         if expected_sha256 and expected_sha256 != hashlib.sha256(text).hexdigest():
@@ -141,8 +145,9 @@ def _table_faults(folder: Path, meta: Mapping[str, Any]) -> Iterator[CheckpointE
         yield CheckpointError(message, where=where, hint="the folder was renamed or copied: restore its name")
     table = meta.get("files")
     if not isinstance(table, dict) or not table:
-        yield CheckpointError(f"{META} lists no files, so the files of this checkpoint are not known", where=where,
-                              hint=ANOTHER)  # fmt: skip
+        yield CheckpointError(
+            f"{META} lists no files, so the files of this checkpoint are not known", where=where, hint=ANOTHER
+        )
         return
     wrong = sorted(table.keys() - _sound(table).keys())
     if wrong:
@@ -212,7 +217,7 @@ def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "bes
             + (": that is the model it started from; no later step was better" if best.step == 0 else ""),
             where=str(run_dir),
             hint=f"give --checkpoint last, or in a recipe the folder of a checkpoint; complete ones: {names}",
-        )  # fmt: skip
+        )
     if checkpoints and not isinstance(which, int):
         return checkpoints[-1], "the last; no validation has set a best one" if which == "best" else "the last"
     older = isinstance(which, int) and bool(checkpoints) and checkpoints[-1].name > layout.step_name(which)

@@ -110,10 +110,11 @@ def refuse_hidden(recipe: Mapping[str, Any], where: str) -> None:
     keys = hidden_keys(recipe)
     if keys:
         raise StoreError(
-            f"{', '.join(f'`{key}`' for key in keys)} held a secret, which the run's record does not have", where=where,
+            f"{', '.join(f'`{key}`' for key in keys)} held a secret, which the run's record does not have",
+            where=where,
             hint=f"give it again (it is not recorded): --set {keys[0]}=...; or let the reward read it from an "
-                 "environment variable",
-        )  # fmt: skip
+            "environment variable",
+        )
 
 
 def newest_recipe(run_dir: Path) -> Path:

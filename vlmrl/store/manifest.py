@@ -169,9 +169,12 @@ def short_value(value: Any) -> str:
 
 
 def new_attempt(
-    number: int, start: str, argv: Sequence[str], checkpoint: Path | None = None,
+    number: int,
+    start: str,
+    argv: Sequence[str],
+    checkpoint: Path | None = None,
     changes: Sequence[Mapping[str, Any]] = (),
-) -> Attempt:  # fmt: skip
+) -> Attempt:
     """Return an attempt of this process (one of several, by torchrun's environment).
 
     Args:

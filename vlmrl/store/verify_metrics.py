@@ -176,9 +176,15 @@ def _check_no_step_is_beyond(
 
 
 def _check_no_step_is_missing(
-    run_dir: Path, manifest: Manifest, content: metrics.MetricsFile, steps: Sequence[int], sampled: Sequence[int],
-    planned: int | None, alive: bool, verdict: MetricsVerdict,
-) -> None:  # fmt: skip
+    run_dir: Path,
+    manifest: Manifest,
+    content: metrics.MetricsFile,
+    steps: Sequence[int],
+    sampled: Sequence[int],
+    planned: int | None,
+    alive: bool,
+    verdict: MetricsVerdict,
+) -> None:
     """Check that each step from the first to the last has a line.
 
     The last step follows from the rollouts, the checkpoints and the end of the run. Step numbers beyond the plan are

@@ -135,9 +135,14 @@ class WorkerPool:
         self._fresh = False
 
     def run(
-        self, batches: Sequence[Sequence[int]], inputs: Sequence[RewardInput], stop: Callable[[Outcome], bool],
-        *, fresh: bool = False, limit: FileLimit | None = None,
-    ) -> dict[int, Outcome]:  # fmt: skip
+        self,
+        batches: Sequence[Sequence[int]],
+        inputs: Sequence[RewardInput],
+        stop: Callable[[Outcome], bool],
+        *,
+        fresh: bool = False,
+        limit: FileLimit | None = None,
+    ) -> dict[int, Outcome]:
         """Score the inputs of `batches`, one request for each batch of indices.
 
         Args:

@@ -288,9 +288,15 @@ def _answer_of(result: Any, seconds: float, file: str) -> Answer:
     try:
         parts, note, detail, artifacts = split_result(result)
         if len(parts) > MOST_PARTS or any(len(str(name)) > MOST_NAME_CHARS for name in parts):
-            return {"error": {"kind": CONTRACT, "hint": None, "lines": [], "message":
-                              f"it returned {len(parts):,} parts; a reward has at most {MOST_PARTS}, "
-                              f"with names of at most {MOST_NAME_CHARS} characters"}}, ()  # fmt: skip
+            return {
+                "error": {
+                    "kind": CONTRACT,
+                    "hint": None,
+                    "lines": [],
+                    "message": f"it returned {len(parts):,} parts; a reward has at most {MOST_PARTS}, "
+                    f"with names of at most {MOST_NAME_CHARS} characters",
+                }
+            }, ()
         note = str.__str__(note)[:MOST_NOTE_CHARS]  # a subclass of str may return anything from its own methods
         answer: dict[str, Any] = {"parts": check_parts(parts, {}), "note": note, "seconds": seconds}
         text, files = detail_text(detail), artifact_files(artifacts)
