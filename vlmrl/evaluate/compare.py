@@ -86,7 +86,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     notes = [f"{s.title}: {line}" for s in (a, b) if s.run for line in shortened(damage_of(s.run.dir), s.run.id)]
     trained_alike = not (a.run and b.run) or _rewards(a.run) == _rewards(b.run)
     evaluations = []
-    for name, folder_a, folder_b in _in_common(a, b, notes):
+    for name, folder_a, folder_b in _common_evaluations(a, b, notes):
         try:
             evaluations.append(_paired(name, folder_a, folder_b, trained_alike))
         except StoreError as error:
@@ -106,7 +106,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
         "a": _describe(a),
         "b": _describe(b),
         "recipe": _recipe_differences(a, b, notes) if both else [],
-        "made_with": _made_otherwise(*(run for run in runs if run)) if both else [],
+        "made_with": _provenance_differences(*(run for run in runs if run)) if both else [],
         "train": _lines(runs, "train") if both else [],
         "validation": _lines(runs, "validation") if both else [],
         "evaluations": evaluations,
@@ -120,7 +120,7 @@ def _accuracy_apart(evaluations: Sequence[Mapping[str, Any]]) -> bool:
     return any(e["accuracy_of_reward"] and not e["scored_alike"] for e in evaluations)
 
 
-def _in_common(a: Side, b: Side, notes: list[str]) -> list[tuple[str, Path, Path]]:
+def _common_evaluations(a: Side, b: Side, notes: list[str]) -> list[tuple[str, Path, Path]]:
     """Return (name, folder of A, folder of B) of evaluations with equal names, then of others on equally named rows."""
     pairs = [(n, a.evaluations[n], b.evaluations[n]) for n in a.evaluations if n in b.evaluations]
     names = {name for name, *_ in pairs}
@@ -193,9 +193,9 @@ def _recipe_differences(a: Side, b: Side, notes: list[str]) -> list[dict[str, An
     return _rows(values[0], values[1], only_different=True)
 
 
-def _made_otherwise(a: Run, b: Run) -> list[dict[str, Any]]:
+def _provenance_differences(a: Run, b: Run) -> list[dict[str, Any]]:
     """Return the differences in how the two runs were made: code, packages, data, rewards, seeds, prompts."""
-    rows = _rows(_made_with(a), _made_with(b), only_different=True)
+    rows = _rows(_provenance(a), _provenance(b), only_different=True)
     prompts = [{str(p.get("source")): p for p in run.manifest.prompts} for run in (a, b)]
     for source in dict.fromkeys([*prompts[0], *prompts[1]]):
         one, other = (p.get(source) for p in prompts)
@@ -205,7 +205,7 @@ def _made_otherwise(a: Run, b: Run) -> list[dict[str, Any]]:
     return rows
 
 
-def _made_with(run: Run) -> dict[str, Any]:
+def _provenance(run: Run) -> dict[str, Any]:
     """Return the inputs of a run as a flat mapping: code, packages, data, reward, seeds, hardware."""
     m = run.manifest
     git = m.git or {}

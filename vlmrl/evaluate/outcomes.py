@@ -76,7 +76,7 @@ def _outcomes(groups: Sequence[Group], sources: Sequence[Source]) -> list[list[t
     ]
 
 
-def accuracy_told(groups: Sequence[Group], sources: Sequence[Source]) -> str:
+def accuracy_text(groups: Sequence[Group], sources: Sequence[Source]) -> str:
     """Return in words where sources get their accuracy from, if it is their reward; "" if none does."""
     texts = []
     for source in sources:

@@ -76,7 +76,7 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]) ->
     }[answer]
     if not all(e["scored_alike"] for e in usable):
         begin = f"{OTHER_REWARDS}, so only the task's own accuracy counts. {begin}"
-    numbers = "; ".join(_told(e) for e in usable)
+    numbers = "; ".join(_numbers_text(e) for e in usable)
     labels = sorted({e["label"] for e in usable if e["label"]})
     warning = f". These are {'; '.join(labels)}" if labels else ""
     return {"answer": answer, "text": f"{begin}: {numbers}{warning}.", "evaluations": [e["name"] for e in usable]}
@@ -96,7 +96,7 @@ def _deciding(evaluation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [m for m in evaluation["metrics"] if m["metric"] in names and m["verdict"] != "other reward"]
 
 
-def _told(evaluation: Mapping[str, Any]) -> str:
+def _numbers_text(evaluation: Mapping[str, Any]) -> str:
     """Return `reward +0.110 [+0.081, +0.141] (0.765 -> 0.875), accuracy ..., paired on 1,200 rows of test-digits`."""
     metrics = _deciding(evaluation)
     parts = [f"{m['metric']} {_signed(m)} ({m['a']:.3f} -> {m['b']:.3f})" for m in metrics]

@@ -152,9 +152,9 @@ class Scorer:
                 yield Failure(type(error).__name__, str(error), (line,)), clock() - start
             else:
                 seconds = clock() - start
-                yield self._taken(result, index, limit), seconds
+                yield self._score_of_result(result, index, limit), seconds
 
-    def _taken(self, result: Any, index: int, limit: FileLimit) -> Score | Failure:
+    def _score_of_result(self, result: Any, index: int, limit: FileLimit) -> Score | Failure:
         """Return the score of a built-in reward's result. Its details are JSON values; its own tests ensure that."""
         try:
             parts, note, detail, images = split_result(result)
@@ -227,7 +227,7 @@ class Scorer:
         self, pool: WorkerPool, inputs: Sequence[RewardInput], strict: bool, limit: FileLimit
     ) -> dict[int, Outcome]:
         """Return outcomes by index; in strict mode only those up to the first failure, perhaps not all of them."""
-        inputs = [self._trimmed(x) for x in inputs]
+        inputs = [self._without_unneeded(x) for x in inputs]
         indices = range(len(inputs))
         if pool.user.batched:
             batches = [indices]
@@ -250,10 +250,10 @@ class Scorer:
         raised = [o for o in outcomes.values() if isinstance(o, Failure) and o.kind not in (CONTRACT, UNAVAILABLE)]
         if pool.user.batched and len(inputs) > 1 and len(raised) == len(inputs):
             alone = self._run_alone(pool, inputs, limit)
-            return self._forgiven(outcomes | alone, [i for i in lost if i in alone])
+            return self._with_timeout_scores(outcomes | alone, [i for i in lost if i in alone])
         if self.spec.on_timeout and lost:
             again = pool.run([[i] for i in lost], inputs, lambda outcome: False, fresh=True, limit=limit)
-            outcomes = self._forgiven(outcomes | {i: _noted(o, outcomes[i]) for i, o in again.items()}, lost)
+            outcomes = self._with_timeout_scores(outcomes | {i: _noted(o, outcomes[i]) for i, o in again.items()}, lost)
         if len(outcomes) < len(inputs):
             message = f"not scored: the worker had been lost {LOST_IN_A_ROW} times in a row"
             outcomes = {i: outcomes.get(i, Failure("", message)) for i in indices}
@@ -263,7 +263,7 @@ class Scorer:
         """Return whether the reward failed. With `on_timeout`, a response that hangs is not a failure of the reward."""
         return isinstance(outcome, Failure) and not (self.spec.on_timeout and outcome.is_lost)
 
-    def _forgiven(self, outcomes: dict[int, Outcome], lost: Sequence[int]) -> dict[int, Outcome]:
+    def _with_timeout_scores(self, outcomes: dict[int, Outcome], lost: Sequence[int]) -> dict[int, Outcome]:
         """Return the outcomes with `on_timeout` for those that were `lost` once, and again when they were alone.
 
         A reward that has never answered hangs by itself: its responses stay without a score.
@@ -276,7 +276,7 @@ class Scorer:
         notes = {i: f"{failure.message}; {EARNED}" for i, failure in priced.items()}
         return outcomes | {i: Result(parts, notes[i], 0.0) for i in priced}
 
-    def _trimmed(self, x: RewardInput) -> RewardInput:
+    def _without_unneeded(self, x: RewardInput) -> RewardInput:
         """Return an input without images and ids that the reward does not need: they are most of what would be sent."""
         if x.images and not self.spec.needs_images:
             x = replace(x, images=())
