@@ -17,7 +17,7 @@ from vlmrl.dist import rank_process
 from vlmrl.errors import RewardError, RewardUnavailable
 from vlmrl.evaluate.estimates import mean_interval
 from vlmrl.evaluate.interval import Interval
-from vlmrl.evaluate.outcomes import accuracy_metrics, accuracy_told
+from vlmrl.evaluate.outcomes import accuracy_metrics, accuracy_text
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.base import value_range
 from vlmrl.rewards.scorer import Scorer, earned_on_timeout
@@ -76,7 +76,7 @@ def train_rl(session: Session) -> str:
             made = collect(s, generator, algorithm, in_reward, clock, strict=strict, ahead=ahead)
             ahead, s.cursor = None, None
             s.rollouts.write(step, made.groups)
-            if step == first_step and (told := accuracy_told(made.groups, s.sources)):
+            if step == first_step and (told := accuracy_text(made.groups, s.sources)):
                 s.watcher.message(told)
             generator.sleep()
             if isinstance(generator, HostedEngine) and recipe.rollout.overlap and step + 1 < recipe.train.steps:
