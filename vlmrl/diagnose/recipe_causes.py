@@ -1,4 +1,4 @@
-"""Causes that stand in the recipe: terms that outweigh the reward, updates that are clipped away, parts not paid."""
+"""Causes in the recipe: terms that outweigh the reward, updates that are clipped away, parts without weight."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from vlmrl.diagnose.run_facts import ANSWER_PARTS, GRADIENT, RunFacts
 from vlmrl.diagnose.thresholds import Cause, Level, again, check_again, limit, look_again, percent, rows_of
 
 EPSILON = 1e-8
-"""What AdamW adds to the root of its second moment: gradients far below it move no weight."""
+"""AdamW's epsilon, added to the root of its second moment: gradients far below it move no weight."""
 USUAL_CAP = 2.0
-"""The default of algo.importance_cap."""
+"""Default of algo.importance_cap."""
 PARAMETERS = 1e6
-"""Taken where the run does not say how many parameters it trains: few, so that the rule names too little."""
+"""Assumed number of trained parameters where the run does not log it: small, so that the rule reports too little."""
 
 
 def kl_term(facts: RunFacts) -> Iterator[Cause]:
-    """The KL to the start holds the policy where it is."""
+    """Report a KL term that holds the policy at the start weights."""
     coefs = facts.series("policy/kl_coef")
     if facts.recipe is None or not coefs or max(coefs) < limit("kl_warning"):
         return
@@ -31,7 +31,7 @@ def kl_term(facts: RunFacts) -> Iterator[Cause]:
 
 
 def entropy_term(facts: RunFacts) -> Iterator[Cause]:
-    """The entropy bonus (or, negative, its opposite) outweighs the reward."""
+    """Report an entropy bonus (or, if negative, a penalty) that outweighs the reward."""
     coef = facts.recipe.algo.entropy_coef if facts.recipe and facts.manifest.kind == "rl" else 0.0
     if abs(coef) < limit("entropy_coef") and coef >= 0:
         return
@@ -45,7 +45,7 @@ def entropy_term(facts: RunFacts) -> Iterator[Cause]:
 
 
 def clipped_gradient(facts: RunFacts) -> Iterator[Cause]:
-    """Gradients are scaled down so far that AdamW's epsilon is all that is left of the update."""
+    """Report gradients that are clipped so far that AdamW's epsilon outweighs them."""
     norms, recipe = [n for n in facts.series(GRADIENT) if n], facts.recipe
     if recipe is None or not norms:
         return
@@ -58,14 +58,14 @@ def clipped_gradient(facts: RunFacts) -> Iterator[Cause]:
 
 
 def clipped_ratio(facts: RunFacts) -> Iterator[Cause]:
-    """Most tokens learn nothing: their probability ratio is clipped, or their importance weight is 0."""
+    """Report that most tokens teach nothing: their probability ratio is clipped, or their importance weight is 0."""
     shares, weights = facts.series("policy/clip_share"), facts.series("policy/importance_weight")
     if shares and fmean(shares) >= limit("clip_share"):
         what = f"the ratio of {percent(fmean(shares))} of the tokens is clipped: they teach nothing (1 to 5% is usual)"
         algo = facts.recipe.algo if facts.recipe else None
         told = [f"{key} = {value:g}" for key in ("clip_low", "clip_high")
                 if (value := getattr(algo, key, None)) is not None]  # fmt: skip
-        row = ALGORITHMS.get(algo.name) if algo and told else None  # bounds on a sequence's ratio are far narrower
+        row = ALGORITHMS.get(algo.name) if algo and told else None  # bounds for a sequence's ratio are far narrower
         usual = [f"algo.{key}={value:g}" for key in ("clip_low", "clip_high")
                  if (value := getattr(row, key, None)) is not None]  # fmt: skip
         command = again(facts, *(usual or ["train.updates_per_step=1"]))
@@ -80,7 +80,7 @@ def clipped_ratio(facts: RunFacts) -> Iterator[Cause]:
 
 
 def weight_decay(facts: RunFacts) -> Iterator[Cause]:
-    """The weights shrink faster than they learn."""
+    """Report weight decay that shrinks the weights faster than they learn."""
     if facts.recipe is None or facts.recipe.optim.weight_decay == 0:
         return
     decay, left = facts.recipe.optim.weight_decay, 1.0
@@ -94,7 +94,7 @@ def weight_decay(facts: RunFacts) -> Iterator[Cause]:
 
 
 def overlong(facts: RunFacts) -> Iterator[Cause]:
-    """The punishment of length reaches usual responses, or outweighs all else."""
+    """Report a length penalty that reaches usual responses, or outweighs all else."""
     if facts.recipe is None or not (tokens := facts.recipe.algo.overlong_tokens):
         return
     algo, most = facts.recipe.algo, facts.recipe.rollout.max_new_tokens
@@ -113,7 +113,7 @@ def overlong(facts: RunFacts) -> Iterator[Cause]:
 
 
 def few_pixels(facts: RunFacts) -> Iterator[Cause]:
-    """Images are shrunk until little is left to see."""
+    """Report images that are shrunk until little detail is left."""
     if facts.recipe is None or facts.recipe.model.max_pixels >= limit("few_pixels"):
         return
     most = facts.recipe.model.max_pixels
@@ -128,7 +128,7 @@ def few_pixels(facts: RunFacts) -> Iterator[Cause]:
 
 
 def unpaid(facts: RunFacts) -> Iterator[Cause]:
-    """The part that says whether a response is right has no weight, or a negative one."""
+    """Report a weight of zero or below for the part that says whether a response is right."""
     for source in dict.fromkeys(r.source for r in facts.responses):
         weights = facts.weights(source)
         parts = [p for p in ANSWER_PARTS if p in weights]

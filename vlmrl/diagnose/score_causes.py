@@ -1,4 +1,4 @@
-"""Causes that show in what was paid: labels in another layout, parts that never vary, groups without contrast."""
+"""Causes that show in the scores: labels in another layout, parts that never vary, groups without contrast."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ YES, NO = {"true", "yes", "same", "1"}, {"false", "no", "different", "0"}
 
 
 def other_layout(facts: RunFacts) -> Iterator[Cause]:
-    """What the response says is the truth, spelled in a way that the reward does not take."""
+    """Report labels that are right but spelled in a way that the reward does not accept."""
     unpaid, hits, spelled = 0, {}, {}
     for r in facts.responses:
         for name, said, true in _labels(r):
@@ -45,13 +45,13 @@ def other_layout(facts: RunFacts) -> Iterator[Cause]:
                 continue
             form = r.parts.get("format", 1.0)
             if form == 0 and f"<{name}>" not in r.note and r.note:
-                continue  # the form is broken elsewhere: its label was never looked at
+                continue  # the format is broken elsewhere: the reward did not read the label
             unpaid += 1
             if said.strip() == true.strip():
                 spelled.setdefault(name, []).append((r, said, true))
             elif why := agrees(said, true):
                 hits.setdefault((name, why), []).append((r, said, true))
-    for name, rows in spelled.items():  # paid for none of them, and for nothing else either
+    for name, rows in spelled.items():  # the part never paid for these labels nor for any others
         if len(rows) >= limit("few_samples") and not any(facts.part(_part_of(name, rows[0][0].parts) or "")):
             hits[name, "the reward compares with something else"] = rows
     found = sum(map(len, hits.values()))
@@ -71,7 +71,7 @@ def other_layout(facts: RunFacts) -> Iterator[Cause]:
 
 
 def _other_words(facts: RunFacts) -> Iterator[Cause]:
-    """Truth and responses use closed vocabularies that have no word in common."""
+    """Report truths and responses that use closed vocabularies without a word in common."""
     said: dict[str, list[str]] = {}
     true: dict[str, list[str]] = {}
     rows: dict[str, list[Response]] = {}
@@ -105,7 +105,7 @@ def _other_words(facts: RunFacts) -> Iterator[Cause]:
 
 
 def constant_truth(facts: RunFacts) -> Iterator[Cause]:
-    """Every row has the same truth, or none."""
+    """Report that every row has the same truth, or none."""
     truths = {r.prompt_id: json.dumps(dict(r.truth), sort_keys=True) for r in facts.responses}
     if len(truths) < limit("few_samples") or len(set(truths.values())) > 1:
         return
@@ -117,7 +117,7 @@ def constant_truth(facts: RunFacts) -> Iterator[Cause]:
 
 
 def constant_part(facts: RunFacts) -> Iterator[Cause]:
-    """Parts of the reward that give every response the same, or never apply. Those of one value are told together."""
+    """Report parts of the reward that are equal for all responses, or never apply; equal values share a cause."""
     if len(facts.responses) < limit("few_samples"):
         return
     weights, most = facts.weights(facts.responses[0].source), facts.most_possible(facts.responses[0].source) or 1.0
@@ -150,7 +150,7 @@ def constant_part(facts: RunFacts) -> Iterator[Cause]:
 
 
 def _unlike(facts: RunFacts) -> str:
-    """Why responses are too different to earn the same; "" when they may well."""
+    """Return why the responses are too different to earn the same; "" if they may earn the same."""
     cut = fmean(r.cut for r in facts.responses)
     if 0.05 < cut < 0.95:
         return f"{percent(cut)} of them are cut off"
@@ -159,7 +159,7 @@ def _unlike(facts: RunFacts) -> str:
 
 
 def no_contrast(facts: RunFacts) -> Iterator[Cause]:
-    """Groups in which no sample is right, or all are, or all are paid the same."""
+    """Report groups in which no sample is right, or all are, or all have the same score."""
     groups = facts.groups
     if not groups:
         return
@@ -205,7 +205,7 @@ def no_contrast(facts: RunFacts) -> Iterator[Cause]:
 
 
 def pays_wrong(facts: RunFacts) -> Iterator[Cause]:
-    """Of two answers to one prompt the wrong one is paid more: the reward reads another truth, or turns it around."""
+    """Report a reward that pays wrong answers to a prompt more than right ones: another truth, or an inverted one."""
     formed = [[r for r in group if r.parts.get("format", 1.0) != 0] for group in facts.groups]
     told = [[(r, truly_right(r)) for r in group] for group in formed]
     pairs = [(good, bad) for group in told for good, yes in group if yes for bad, no in group if no is False]
@@ -224,7 +224,7 @@ def pays_wrong(facts: RunFacts) -> Iterator[Cause]:
 
 
 def truly_right(r: Response) -> bool | None:
-    """Whether the answer of a response is the row's, by its truth alone; None where that cannot be told."""
+    """Return whether the answer of a response is right by the truth of its row alone; None where that is not known."""
     if (answer := answer_of(r.text)) is None:
         return None
     if (is_right := kind_of(r.truth).is_right) is not None:
@@ -234,7 +234,7 @@ def truly_right(r: Response) -> bool | None:
 
 
 def pays_length(facts: RunFacts) -> Iterator[Cause]:
-    """Within a group, longer responses score higher (or lower), whatever they say."""
+    """Report a correlation of length and score within groups: longer (or shorter) responses score higher."""
     live = [g for g in facts.groups if max(r.score for r in g) > min(r.score for r in g)]
     whole = [[r for r in g if not r.cut and r.parts.get("format", 1.0) != 0] for g in live]
     usable = [g for g in whole if len(g) > 1 and _spread(g) >= limit("length_spread")]
@@ -265,7 +265,7 @@ def pays_length(facts: RunFacts) -> Iterator[Cause]:
 
 
 def plain(text: str) -> str:
-    """A label without case, accents, spaces, marks, and "Image1=" before it."""
+    """Return a label without case, accents, spaces, punctuation, and "Image1=" before it."""
     text = unicodedata.normalize("NFKD", POSITION.sub("", text)).casefold()
     return re.sub(r"[^\w.]+|_", "", text).strip(".")
 
@@ -275,7 +275,7 @@ def split(text: str) -> list[str]:
 
 
 def agrees(said: str, true: str) -> str:
-    """How two spellings of the same label differ; "" when they are not the same label."""
+    """Return how two spellings of the same label differ; "" if they are equal or no spellings of the same label."""
     if said.strip() == true.strip() or not plain(said):
         return ""
     ours, theirs = [plain(p) for p in split(said)], [plain(p) for p in split(true)]
@@ -299,7 +299,7 @@ def agrees(said: str, true: str) -> str:
 
 
 def _labels(r: Response) -> Iterator[tuple[str, str, str]]:
-    """(field, what the response says, what the truth says) of each truth field that the response speaks of."""
+    """Yield (field, the response's label, the truth's label) of each truth field that the response has."""
     said = dict(FIELD.findall(r.text))
     for name, value in r.truth.items():
         true = "; ".join(map(str, value)) if isinstance(value, list) else value
@@ -311,7 +311,7 @@ def _labels(r: Response) -> Iterator[tuple[str, str, str]]:
 
 
 def _part_of(name: str, parts: Mapping[str, Any]) -> str | None:
-    """The part that pays for a field."""
+    """Return the part that pays for a field."""
     if name in parts:
         return name
     return (
@@ -322,7 +322,7 @@ def _part_of(name: str, parts: Mapping[str, Any]) -> str | None:
 
 
 def _right(r: Response, facts: RunFacts) -> bool:
-    """Whether a response is on the right side. Where that is a matter of degree, whether it beats the worst seen."""
+    """Return whether a response is right. Without a yes-or-no part: whether it scores above the lowest score seen."""
     part = next((p for p in ANSWER_PARTS if r.parts.get(p) is not None), None)
     if part is not None and set(facts.part(part)) <= {0.0, 1.0}:
         return r.parts[part] == 1
@@ -337,7 +337,7 @@ def _perfect(r: Response, facts: RunFacts) -> bool:
     most = facts.most_possible(r.source)
     if most:
         return r.score >= limit("right_score") * most
-    low, high = facts.score_range  # nothing says how much there is to earn
+    low, high = facts.score_range  # the largest possible score is not known
     return low < high == r.score
 
 

@@ -1,4 +1,4 @@
-"""What a cause is, and every threshold of `runs diagnose` in one table, each with its reason."""
+"""The class Cause, the commands that causes recommend, and all thresholds of `runs diagnose`, each with its reason."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 MOST_ROWS = 3
 MIN_ONSET = 3
-"""Steps on each side of the step from which on something is wrong."""
+"""Minimum number of steps on each side of the step at which a metric turns bad."""
 MOST_TEXT_CHARS = 300
 FLAGS = ("--quiet", "-q", "--json", "--accept-changes", "--dry-run")
 """Options of `train` and `sft` that take no value."""
 
 
 class Bound(NamedTuple):
-    """A threshold and why it is where it is."""
+    """Threshold with the reason for its value."""
 
     value: float
     why: str
@@ -113,7 +113,7 @@ LIMITS: dict[str, Bound] = {
 
 
 def limit(name: str) -> float:
-    """The threshold of that name."""
+    """Return the threshold of that name."""
     return LIMITS[name].value
 
 
@@ -122,11 +122,13 @@ class Cause:
     """Something that is wrong with a run.
 
     Args:
-        name: short and stable, for scripts.      level: error (the run cannot learn what was meant), warning, note.
-        what: one sentence with the figure that gave it away.
-        command: what to type next.
+        name: short and stable, for scripts.
+        level: error (the run cannot learn what was meant), warning, note.
+        what: one sentence with the figure that shows it.
+        command: the command to type next.
         weight: orders causes of one level, in [0, 1].
-        evidence: figures, one a line.      rows: responses that show it.
+        evidence: figures, one per line.
+        rows: responses that show it.
         follows: names of causes that this one explains.
     """
 
@@ -141,7 +143,7 @@ class Cause:
 
 
 def rows_of(responses: Sequence[Response]) -> list[dict[str, Any]]:
-    """The first few responses, as evidence: where, text, score, parts, status, truth, note."""
+    """Return the first few responses as evidence: where, text, score, parts, status, truth, note."""
     return [
         {"where": r.where, "text": short(r.text), "tokens": r.tokens,
          "score": r.score if r.error is None else None, "parts": dict(r.parts),
@@ -151,19 +153,19 @@ def rows_of(responses: Sequence[Response]) -> list[dict[str, Any]]:
 
 
 def short(text: str, most: int = MOST_TEXT_CHARS) -> str:
-    """A text in at most so many characters: its beginning and its end."""
+    """Return a text in at most about `most` characters: its beginning and its end."""
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
 def counted(number: int, what: str) -> str:
-    """`1 step`, `1,200 steps`."""
+    """Return a number with its noun, such as `1 step` or `1,200 steps`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def onset(facts: RunFacts, metric: str, bad: Callable[[float], bool]) -> list[str]:
-    """Return from which step on a metric was bad, as a line of evidence; [] when it always was, or only of late.
+    """Return from which step on a metric was bad, as a line of evidence; [] if it always was, or only recently.
 
-    Steps are numbered from 1, as screens do.
+    Steps are numbered from 1, as on screens.
     """
     values = [(line["step"], line[metric]) for line in facts.train if _is_number(line.get(metric))]
     good = len(values) - 1
@@ -181,8 +183,9 @@ def _is_number(value: Any) -> bool:
 
 
 def learned(facts: RunFacts) -> str:
-    """That the reward rose from the first third of the steps to the last; "" when it did not, by too little to tell, or
-    for too few steps.
+    """Return in words that the reward rose from the first third of the steps to the last.
+
+    Return "" if it did not rise, rose by too little to be sure, or there are too few steps.
     """
     ends = facts.ends("reward/mean")
     if ends is None or len(facts.series("reward/mean")) < limit("learned_steps"):
@@ -198,12 +201,12 @@ def percent(share: float) -> str:
 
 
 def reward_check(facts: RunFacts, *options: str) -> str:
-    """The command that scores the run's rollouts again."""
+    """Return the command that scores the run's rollouts again."""
     return shlex.join(["vlmrl", "reward-check", facts.key, *options])
 
 
 def again(facts: RunFacts, *settings: str) -> str:
-    """The command that made the run, with `--set` on top; what named or continued the run is left out."""
+    """Return the command that made the run, with `--set` added, without options that named or continued the run."""
     recipe, cards, settled = _words(facts)
     return _command(facts, "sft" if facts.manifest.kind == "sft" else "train", recipe, *cards) + _set(
         *settled, *settings
@@ -211,26 +214,28 @@ def again(facts: RunFacts, *settings: str) -> str:
 
 
 def look_again(facts: RunFacts, *settings: str) -> str:
-    """The command that samples a few answers with the run's recipe and shows prompt, images and scores verbatim."""
+    """Return the command that samples a few answers with the run's recipe; it shows prompt, images and scores."""
     recipe, _, settled = _words(facts)
     return _command(facts, "try", recipe) + _set(*settled, *settings)
 
 
 def sft_first(facts: RunFacts) -> str:
-    """The command that teaches the rows' own responses first, with the run's recipe."""
+    """Return the command that teaches the rows' own responses first, with the run's recipe."""
     recipe, cards, settled = _words(facts)
     return _command(facts, "sft", recipe, *cards) + _set(*settled, "kind=sft")
 
 
 def check_again(facts: RunFacts) -> str:
-    """The command that compares log-probs and gradients of the run's rows with the model's own."""
+    """Return the command that compares log-probs and gradients of the run's rows with the model's own."""
     recipe, _, settled = _words(facts)
     return _command(facts, "check", "--deep", recipe) + _set(*settled)
 
 
 def _command(facts: RunFacts, *words: str) -> str:
-    """A command that runs as it is printed: in the folder that the run was made in, to which its paths are relative,
-    and with `--runs` where the run is not in that folder's own.
+    """Return a command that runs as it is printed.
+
+    It changes to the folder that the run was made in, to which its paths are relative. It has `--runs` where the run is
+    not in that folder's own.
     """
     cwd = Path(facts.manifest.cwd or ".")
     away = cwd.is_dir() and cwd.resolve() != Path.cwd()
@@ -240,7 +245,7 @@ def _command(facts: RunFacts, *words: str) -> str:
 
 
 def _words(facts: RunFacts) -> tuple[str, list[str], list[str]]:
-    """(the recipe, how many cards it ran on, its `--set`) of the command that made the run."""
+    """Return (the recipe, its `--gpus` option, its `--set` values) of the command that made the run."""
     given, recipe, cards, settled = list(facts.manifest.argv[2:]), "", [], []
     if list(facts.manifest.argv[1:2]) != [facts.manifest.kind.replace("rl", "train")]:
         given = []
@@ -256,6 +261,6 @@ def _words(facts: RunFacts) -> tuple[str, list[str], list[str]]:
 
 
 def _set(*settings: str) -> str:
-    """As `--set` options; of several for one key the last alone."""
+    """Return the settings as `--set` options; of several settings for one key only the last."""
     last = {setting.partition("=")[0]: setting for setting in settings}
     return "".join(f" --set {shlex.quote(setting)}" for setting in last.values())

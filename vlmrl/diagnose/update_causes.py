@@ -23,11 +23,11 @@ from vlmrl.diagnose.thresholds import (
 SEEING = ("vision", "connector")
 """Parts of a model that only images reach."""
 MIN_UPDATES = 3
-"""Updates before greedy answers may be expected to change."""
+"""Minimum number of updates after which greedy answers are expected to change."""
 
 
 def stopped(facts: RunFacts) -> Iterator[Cause]:
-    """The run did not come to its end by itself."""
+    """Report a run that failed."""
     error = facts.manifest.error
     if facts.manifest.status != "failed" or not error:
         return
@@ -39,7 +39,7 @@ def stopped(facts: RunFacts) -> Iterator[Cause]:
 
 
 def learning_rate(facts: RunFacts) -> Iterator[Cause]:
-    """The learning rate is 0, or far from what is usual for a model of this size."""
+    """Report a learning rate of 0, or one far from what is usual for a model of this size."""
     recipe, rates = facts.recipe, facts.series("optim/lr")
     if recipe is None or not rates:
         return
@@ -90,7 +90,7 @@ def _too_large(facts: RunFacts, peak: float, lora: bool) -> Iterator[Cause]:
 
 
 def gradients(facts: RunFacts) -> Iterator[Cause]:
-    """No gradient arrives, or none in a part that is trained; parts that are frozen."""
+    """Report missing gradients, in total or in a trained part, and frozen parts."""
     norms, check = facts.series(GRADIENT), check_again(facts)
     if norms and not any(norms):
         what = f"the gradient is 0 in all {len(norms)} updates: the weights never change"
@@ -116,14 +116,14 @@ def gradients(facts: RunFacts) -> Iterator[Cause]:
 
 
 def no_updates(facts: RunFacts) -> Iterator[Cause]:
-    """Steps without any update."""
+    """Report a run in which no step made an update."""
     if facts.train and facts.manifest.kind == "rl" and not facts.updates:
         what = f"no update was made in {counted(len(facts.train), 'step')}: there was nothing to learn from"
         yield Cause("no_updates", "error", what, reward_check(facts), 0.4)
 
 
 def engine_gap(facts: RunFacts) -> Iterator[Cause]:
-    """The engine's log-probs are not the trainer's."""
+    """Report a difference between the log-probs of the engine and of the trainer."""
     gaps = facts.series("policy/sampler_gap_mean")
     if not gaps or facts.recipe is None:
         return
@@ -150,7 +150,7 @@ def engine_gap(facts: RunFacts) -> Iterator[Cause]:
 
 
 def entropy(facts: RunFacts) -> Iterator[Cause]:
-    """The policy became certain of every token."""
+    """Report a policy that became certain of every token."""
     ends, dead = facts.ends("policy/entropy"), facts.ends("rollout/dead_group_share")
     if ends is None or ends[1] >= limit("entropy_low") or ends[1] >= limit("entropy_fall") * ends[0]:
         return
@@ -163,7 +163,7 @@ def entropy(facts: RunFacts) -> Iterator[Cause]:
 
 
 def validation(facts: RunFacts) -> Iterator[Cause]:
-    """Checkpoints are chosen on rows that are trained on."""
+    """Report validation rows that are also trained on: checkpoints are then chosen by memory."""
     shared = facts.validated & {identity(r.prompt_id, r.images) for r in facts.responses}
     sources, datasets = facts.recipe.data if facts.recipe else [], facts.manifest.datasets
     prints = [str(d["fingerprint"]) for d in datasets if d.get("fingerprint")]
@@ -187,9 +187,9 @@ def validation(facts: RunFacts) -> Iterator[Cause]:
 
 
 def _unmoved(facts: RunFacts) -> str:
-    """That greedy validation gave the very same numbers although updates were made; "" when it did not.
+    """Return in words that greedy validation gave equal numbers although updates were made; "" if it did not.
 
-    Numbers of responses that earn nothing, or are all cut off, are equal anyway.
+    Numbers of responses that all earn nothing, or are all cut off, are equal in any case and do not count.
     """
     lines = [{k: v for k, v in line.items() if k.startswith("eval/")} for line in facts.validation]
     updates = max(facts.series("optim/updates"), default=0)
