@@ -25,8 +25,8 @@ def failing_reward(facts: RunFacts) -> Iterator[Cause]:
 def service_down(facts: RunFacts) -> Iterator[Cause]:
     """Report a service that the reward calls and that did not answer, if samples were left out because of it."""
     lost = [r for r in facts.responses if r.status == "unavailable"]
-    known, sampled = sum(facts.series("reward/unavailable")), sum(facts.series("rollout/samples"))
-    number = max(len(lost), round(known))
+    num_unavailable, sampled = sum(facts.series("reward/unavailable")), sum(facts.series("rollout/samples"))
+    number = max(len(lost), round(num_unavailable))
     ended = facts.manifest.error or ""
     if ended.startswith(NO_SCORE["unavailable"]):
         yield Cause("service_down", "error", f"the run stopped: {ended}", reward_check(facts), 0.95, [], rows_of(lost))

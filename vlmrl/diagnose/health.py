@@ -111,5 +111,5 @@ def _bounded(samples: Sequence[Sampled]) -> Sequence[Sampled]:
         return samples
     groups = list(dict.fromkeys(s.group for s in samples))
     number = max(1, MAX_RESPONSES * len(groups) // len(samples))
-    kept = {groups[i * len(groups) // number] for i in range(number)}
-    return [s for s in samples if s.group in kept]
+    chosen = {groups[i * len(groups) // number] for i in range(number)}
+    return [s for s in samples if s.group in chosen]

@@ -63,10 +63,10 @@ def prefilled_tag(facts: RunFacts) -> Iterator[Cause]:
     prompts = _prompts(facts)
     opened = Counter(m.group(1) for p in prompts if (m := OPEN_TAG.search(p)))
     closed = Counter(m.group(1) for p in prompts if (m := CLOSED_THINK.search(p)))
-    found = opened or closed
-    if not found:
+    tags = opened or closed
+    if not tags:
         return
-    tag, count = found.most_common(1)[0]
+    tag, count = tags.most_common(1)[0]
     without = [r for r in facts.responses if f"<{tag}>" not in r.text]
     if count < len(prompts) or not without or any(_well_formed(r) for r in without):
         return  # not in every prompt, or the reward accepts responses that do not open it
@@ -121,8 +121,8 @@ def cut_off(facts: RunFacts) -> Iterator[Cause]:
     whole = [r.tokens for r in facts.responses if not r.cut]
     most = facts.recipe.rollout.max_new_tokens if facts.recipe else max(r.tokens for r in cut)
     scored = [(r.cut, r.score) for r in facts.responses if r.error is None]
-    means = [(kind, fmean(found)) for kind, of in (("cut", True), ("whole", False))
-             if (found := [score for was_cut, score in scored if was_cut is of])]  # fmt: skip
+    means = [(kind, fmean(scores)) for kind, is_cut in (("cut", True), ("whole", False))
+             if (scores := [score for was_cut, score in scored if was_cut is is_cut])]  # fmt: skip
     evidence = [f"mean score of {kind} responses {mean:.3f}" for kind, mean in means]
     if whole:
         evidence.append(f"whole responses have {median(whole):.0f} tokens (median), {max(whole)} at most")
@@ -157,19 +157,19 @@ def format_unmet(facts: RunFacts) -> Iterator[Cause]:
     notes = Counter(r.note for r in broken if r.note).most_common(MOST_NOTES)
     evidence = [f"{percent(n / len(broken))}: {short(note, 120)}" for note, n in notes]
     prompts = _prompts(facts)
-    wanted = sorted({t for note, _ in notes for t in TAG.findall(note)})
-    unsaid = [t for t in wanted if prompts and not any(f"<{t}>" in p for p in prompts)]
+    note_tags = sorted({t for note, _ in notes for t in TAG.findall(note)})
+    unsaid = [t for t in note_tags if prompts and not any(f"<{t}>" in p for p in prompts)]
     if unsaid:
         evidence.append(f"the prompt never shows {', '.join(f'<{t}>' for t in unsaid)}: the model cannot know of it")
     written = [t for t, n in Counter(t for r in broken for t in set(CLOSED.findall(r.text))).items()
                if n >= limit("shared_tags") * len(broken)]  # fmt: skip
-    if written and not wanted:
+    if written and not note_tags:
         shown = ", ".join(f"<{t}>" for t in sorted(written))
         evidence.append(f"the responses do write {shown}: does the reward read other tags than the prompt asks for?")
     if prompts:
         evidence.append(f"the prompt ends with {prompts[0][-40:]!r}")
     sft = facts.recipe is not None and any(d.task != "table" for d in facts.recipe.data)
-    if facts.own_reward and not wanted:
+    if facts.own_reward and not note_tags:
         command = reward_check(facts, "--probe")
     else:
         command = look_again(facts) if unsaid or not sft else sft_first(facts)
@@ -203,7 +203,7 @@ def few_answers(facts: RunFacts) -> Iterator[Cause]:
             "temperature_high", "error" if _format_poor(facts) else "warning",
             f"rollout.temperature = {temperature:g}: sampled text falls apart",
             look_again(facts, "rollout.temperature=1.0"), 0.9 if _format_poor(facts) else 0.3,
-            [f"entropy {fmean(found):.2f} nats a token" for found in [facts.series("policy/entropy")] if found]
+            [f"entropy {fmean(entropies):.2f} nats a token" for entropies in [facts.series("policy/entropy")] if entropies]
             + [f"mean score {_mean_score(facts):.3f}"],
             rows_of(facts.responses),
         )  # fmt: skip

@@ -37,11 +37,11 @@ def entropy_term(facts: RunFacts) -> Iterator[Cause]:
         return
     does = "certain of every token" if coef < 0 else "random"
     level: Level = "error" if abs(coef) >= limit("entropy_coef") else "warning"
-    told = []
+    evidence = []
     if ends := facts.ends("policy/entropy"):
-        told = [f"entropy {ends[0]:.3g} nats a token in the first third of the steps, {ends[1]:.3g} in the last"]
+        evidence = [f"entropy {ends[0]:.3g} nats a token in the first third of the steps, {ends[1]:.3g} in the last"]
     what = f"algo.entropy_coef = {coef:g} makes the policy {does}, whatever is paid (0 to 0.01 is usual)"
-    yield Cause("entropy_coef", level, what, again(facts, "algo.entropy_coef=0.0"), 1.0, told)
+    yield Cause("entropy_coef", level, what, again(facts, "algo.entropy_coef=0.0"), 1.0, evidence)
 
 
 def clipped_gradient(facts: RunFacts) -> Iterator[Cause]:
@@ -53,8 +53,8 @@ def clipped_gradient(facts: RunFacts) -> Iterator[Cause]:
     if median(norms) <= most or most / sqrt(size) >= EPSILON:
         return
     what = f"optim.max_grad_norm = {most:g} clips every update to nothing: the gradient norm is {median(norms):.3g}"
-    told = f"a parameter's share is then {most / sqrt(size):.1g}, below AdamW's epsilon of {EPSILON:g}"
-    yield Cause("clipped_gradient", "error", what, again(facts, "optim.max_grad_norm=1.0"), 1.0, [told])
+    share_words = f"a parameter's share is then {most / sqrt(size):.1g}, below AdamW's epsilon of {EPSILON:g}"
+    yield Cause("clipped_gradient", "error", what, again(facts, "optim.max_grad_norm=1.0"), 1.0, [share_words])
 
 
 def clipped_ratio(facts: RunFacts) -> Iterator[Cause]:
@@ -63,20 +63,20 @@ def clipped_ratio(facts: RunFacts) -> Iterator[Cause]:
     if shares and fmean(shares) >= limit("clip_share"):
         what = f"the ratio of {percent(fmean(shares))} of the tokens is clipped: they teach nothing (1 to 5% is usual)"
         algo = facts.recipe.algo if facts.recipe else None
-        told = [f"{key} = {value:g}" for key in ("clip_low", "clip_high")
+        bounds = [f"{key} = {value:g}" for key in ("clip_low", "clip_high")
                 if (value := getattr(algo, key, None)) is not None]  # fmt: skip
-        row = ALGORITHMS.get(algo.name) if algo and told else None  # bounds for a sequence's ratio are far narrower
+        row = ALGORITHMS.get(algo.name) if algo and bounds else None  # bounds for a sequence's ratio are far narrower
         usual = [f"algo.{key}={value:g}" for key in ("clip_low", "clip_high")
                  if (value := getattr(row, key, None)) is not None]  # fmt: skip
         command = again(facts, *(usual or ["train.updates_per_step=1"]))
-        yield Cause("ratio_clipped", "warning", what, command, 0.8, [f"algo.{line}" for line in told])
+        yield Cause("ratio_clipped", "warning", what, command, 0.8, [f"algo.{line}" for line in bounds])
     if weights and fmean(weights) <= limit("importance_weight"):
         what = f"the importance correction leaves {percent(fmean(weights))} of the gradient: the mean weight of a token"
         cap = facts.recipe.algo.importance_cap if facts.recipe else None
-        told = [f"algo.importance_cap = {cap:g}; 2 is usual"] if cap is not None else []
+        bounds = [f"algo.importance_cap = {cap:g}; 2 is usual"] if cap is not None else []
         narrow = cap is not None and cap < USUAL_CAP
         command = again(facts, f"algo.importance_cap={USUAL_CAP}") if narrow else check_again(facts)
-        yield Cause("importance_masks", "error", what, command, 0.9, told)
+        yield Cause("importance_masks", "error", what, command, 0.9, bounds)
 
 
 def weight_decay(facts: RunFacts) -> Iterator[Cause]:
@@ -89,8 +89,8 @@ def weight_decay(facts: RunFacts) -> Iterator[Cause]:
     if 1 - left < limit("weights_lost"):
         return
     what = f"optim.weight_decay = {decay:g} takes {percent(1 - left)} off every weight matrix over the run"
-    told = f"up to {max(facts.series('optim/lr')) * decay:.2g} of a weight in one update (lr x weight_decay)"
-    yield Cause("weight_decay", "error", what, again(facts, "optim.weight_decay=0.01"), 1.0, [told])
+    loss_words = f"up to {max(facts.series('optim/lr')) * decay:.2g} of a weight in one update (lr x weight_decay)"
+    yield Cause("weight_decay", "error", what, again(facts, "optim.weight_decay=0.01"), 1.0, [loss_words])
 
 
 def overlong(facts: RunFacts) -> Iterator[Cause]:
@@ -106,10 +106,10 @@ def overlong(facts: RunFacts) -> Iterator[Cause]:
         return
     lost = fmean(penalty * min(1.0, (r.tokens - (most - tokens)) / tokens) for r in reached)
     what = f"algo.overlong_tokens = {tokens} of {most} punishes {percent(share)} of the responses for their length"
-    told = f"they lose {lost:.3g} on average; scores reach from {low:.3g} to {high:.3g}"
+    penalty_words = f"they lose {lost:.3g} on average; scores reach from {low:.3g} to {high:.3g}"
     level: Level = "error" if lost > high - low else "warning"
     yield Cause("overlong", level, what, again(facts, f"algo.overlong_tokens={max(1, most // 5)}",
-                "algo.overlong_penalty=1.0"), 0.9, [told], rows_of(reached))  # fmt: skip
+                "algo.overlong_penalty=1.0"), 0.9, [penalty_words], rows_of(reached))  # fmt: skip
 
 
 def few_pixels(facts: RunFacts) -> Iterator[Cause]:
@@ -122,9 +122,9 @@ def few_pixels(facts: RunFacts) -> Iterator[Cause]:
     if len(large) < 0.5 * max(1, len(stored)):
         return
     what = f"model.max_pixels = {most} shrinks images to {percent(most / median(large))} of their pixels"
-    told = f"the median image has {median(large):.0f} pixels; `vlmrl try` writes them as the model sees them"
+    size_words = f"the median image has {median(large):.0f} pixels; `vlmrl try` writes them as the model sees them"
     command = look_again(facts, f"model.max_pixels={max(int(median(large)), 3136)}")
-    yield Cause("few_pixels", "warning", what, command, 0.7, [told])
+    yield Cause("few_pixels", "warning", what, command, 0.7, [size_words])
 
 
 def unpaid(facts: RunFacts) -> Iterator[Cause]:

@@ -119,11 +119,11 @@ def diagnose(run: Run) -> Diagnosis:
             f"run {run.id} has no steps yet: there is nothing to diagnose", where=str(run.dir),
             hint="look again after a few steps (`vlmrl runs watch` shows them); before training: `vlmrl check RECIPE`",
         )  # fmt: skip
-    found = ranked([cause for rule in RULES for cause in rule(facts)])
+    causes = ranked([cause for rule in RULES for cause in rule(facts)])
     series = {name: facts.series(metric) for name, metric in FIGURES.items()}
     third = {name: max(1, len(values) // 3) for name, values in series.items()}
     figures = {n: [fmean(v[: third[n]]), fmean(v[-third[n] :])] for n, v in series.items() if v}
-    return Diagnosis(run.id, run.manifest.status, len(facts.train), found, figures, _read(facts), facts.notes)
+    return Diagnosis(run.id, run.manifest.status, len(facts.train), causes, figures, _read(facts), facts.notes)
 
 
 def _read(facts: RunFacts) -> str:

@@ -121,8 +121,8 @@ class RunFacts:
     def series(self, name: str) -> list[float]:
         """Return the finite values of a metric over the steps that have it (`optim/...`: over steps with an update)."""
         lines = self.updates if name.startswith("optim/") else self.train
-        found = (line.get(name) for line in lines)
-        return [float(v) for v in found if isinstance(v, (int, float)) and math.isfinite(v)]
+        values = (line.get(name) for line in lines)
+        return [float(v) for v in values if isinstance(v, (int, float)) and math.isfinite(v)]
 
     def ends(self, name: str) -> tuple[float, float] | None:
         """Return (mean over the first third of the steps, mean over the last); None without three steps to compare."""
@@ -133,11 +133,11 @@ class RunFacts:
     @cached_property
     def groups(self) -> list[list[Response]]:
         """Responses of each group without those whose reward failed; groups with a single response are left out."""
-        found: dict[int, list[Response]] = {}
+        by_group: dict[int, list[Response]] = {}
         for response in self.responses:
             if response.error is None:
-                found.setdefault(response.group, []).append(response)
-        return [group for group in found.values() if len(group) > 1]
+                by_group.setdefault(response.group, []).append(response)
+        return [group for group in by_group.values() if len(group) > 1]
 
     @cached_property
     def dead(self) -> list[list[Response]]:
@@ -215,9 +215,8 @@ def read_facts(run: Run) -> RunFacts:
             facts.responses += read_responses(files[step], step, first)
             facts.steps_read += 1
         except VlmrlError as error:
-            notes[:] = [
-                note for note in notes if files[step].name not in note
-            ]  # replaced by the note below, which says what follows
+            # The note below says more than the one about the damaged file.
+            notes[:] = [note for note in notes if files[step].name not in note]
             notes.append(f"{files[step].name} was left out: {error.message}")
     facts.validated = _validated(run.dir, notes)
     return facts
@@ -245,9 +244,9 @@ def read_responses(path: Path, step: int, first_group: int = 0, *, most: int = M
     """
     table = read_table(path, COLUMNS).slice(0, most)
     lengths = [n for chunk in table["token_ids"].chunks for n in chunk.value_lengths().to_pylist()]
-    found = []
+    responses = []
     for row, tokens in zip(table.drop_columns(["token_ids"]).to_pylist(), lengths, strict=True):
-        found.append(
+        responses.append(
             Response(
                 step, first_group + row["group"], row["source"], row["prompt_id"], row["sample"],
                 parse_json(row["truth"]), row["prompt_text"], row["text"], tokens, row["finish"] == "length",
@@ -256,7 +255,7 @@ def read_responses(path: Path, step: int, first_group: int = 0, *, most: int = M
                 tuple(image["width"] * image["height"] for image in row["images"]),
             )
         )  # fmt: skip
-    return found
+    return responses
 
 
 def _validated(run_dir: Path, notes: list[str]) -> set[tuple[str, ...]]:
@@ -264,19 +263,19 @@ def _validated(run_dir: Path, notes: list[str]) -> set[tuple[str, ...]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found: set[tuple[str, ...]] = set()
-    seen: set[str] = set()
+    identities: set[tuple[str, ...]] = set()
+    read_names: set[str] = set()
     for folder in layout.eval_dirs(run_dir):
-        of = folder.name.rpartition("-step-")[0]  # each step validates the same rows
-        if not of or of in seen or not _is_validation(folder):
+        name = folder.name.rpartition("-step-")[0]  # each step validates the same rows
+        if not name or name in read_names or not _is_validation(folder):
             continue
-        seen.add(of)
+        read_names.add(name)
         try:
             table = pq.read_table(folder / layout.EVAL_ROWS, columns=["prompt_id", "images"])
-            found |= {identity(r["prompt_id"], [i["sha256"] for i in r["images"]]) for r in table.to_pylist()}
+            identities |= {identity(r["prompt_id"], [i["sha256"] for i in r["images"]]) for r in table.to_pylist()}
         except (OSError, pa.ArrowException, KeyError, TypeError) as error:
             notes.append(f"the validation {folder.name} cannot be read: {error}")
-    return found
+    return identities
 
 
 def _is_validation(folder: Path) -> bool:

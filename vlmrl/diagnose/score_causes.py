@@ -40,30 +40,30 @@ def other_layout(facts: RunFacts) -> Iterator[Cause]:
     """Report labels that are right but spelled in a way that the reward does not accept."""
     unpaid, hits, spelled = 0, {}, {}
     for r in facts.responses:
-        for name, said, true in _labels(r):
+        for name, label, true in _labels(r):
             if (part := _part_of(name, r.parts)) is None or r.cut or (r.parts.get(part) or 0.0) > 0:
                 continue
             form = r.parts.get("format", 1.0)
             if form == 0 and f"<{name}>" not in r.note and r.note:
                 continue  # the format is broken elsewhere: the reward did not read the label
             unpaid += 1
-            if said.strip() == true.strip():
-                spelled.setdefault(name, []).append((r, said, true))
-            elif why := agrees(said, true):
-                hits.setdefault((name, why), []).append((r, said, true))
+            if label.strip() == true.strip():
+                spelled.setdefault(name, []).append((r, label, true))
+            elif why := agrees(label, true):
+                hits.setdefault((name, why), []).append((r, label, true))
     for name, rows in spelled.items():  # the part never paid for these labels nor for any others
         if len(rows) >= limit("few_samples") and not any(facts.part(_part_of(name, rows[0][0].parts) or "")):
             hits[name, "the reward compares with something else"] = rows
-    found = sum(map(len, hits.values()))
-    if found >= limit("layout_least") and found >= limit("layout_share") * unpaid:
+    num_hits = sum(map(len, hits.values()))
+    if num_hits >= limit("layout_least") and num_hits >= limit("layout_share") * unpaid:
         (name, why), rows = max(hits.items(), key=lambda item: len(item[1]))
-        _, said, true = rows[0]
+        _, label, true = rows[0]
         yield Cause(
             "other_layout", "error",
             f"labels are right and earn nothing, in another layout than the reward takes: `{name}` ({why})",
-            reward_check(facts), 0.95 + 0.05 * min(1.0, found / unpaid),
-            [f"{found} of {unpaid} unpaid labels agree with the truth once spelling is put aside",
-             f"the response says {said!r}, the truth {true!r}"],
+            reward_check(facts), 0.95 + 0.05 * min(1.0, num_hits / unpaid),
+            [f"{num_hits} of {unpaid} unpaid labels agree with the truth once spelling is put aside",
+             f"the response says {label!r}, the truth {true!r}"],
             rows_of([r for r, _, _ in rows]),
         )  # fmt: skip
     else:
@@ -72,16 +72,16 @@ def other_layout(facts: RunFacts) -> Iterator[Cause]:
 
 def _other_words(facts: RunFacts) -> Iterator[Cause]:
     """Report truths and responses that use closed vocabularies without a word in common."""
-    said: dict[str, list[str]] = {}
+    labels: dict[str, list[str]] = {}
     true: dict[str, list[str]] = {}
     rows: dict[str, list[Response]] = {}
     for r in facts.responses:
         for name, one, other in _labels(r):
             if (part := _part_of(name, r.parts)) is not None and not (r.parts.get(part) or 0.0) > 0 and not r.cut:
-                said.setdefault(name, []).extend(map(plain, split(one)))
+                labels.setdefault(name, []).extend(map(plain, split(one)))
                 true.setdefault(name, []).extend(map(plain, split(other)))
                 rows.setdefault(name, []).append(r)
-    for name, words in said.items():
+    for name, words in labels.items():
         ours, theirs, closed = set(words), set(true[name]), limit("closed_labels")
         numbers = all(_number(w) is not None for w in ours | theirs)
         if (
@@ -127,13 +127,13 @@ def constant_part(facts: RunFacts) -> Iterator[Cause]:
         what = f"every response earns {high:g}: {texts} different texts, one score"
         yield Cause("constant_reward", "error", what, reward_check(facts, "--probe"), 1.0, [],
                     rows_of(facts.responses))  # fmt: skip
-    found: dict[float | None, list[str]] = {}
+    names_of_value: dict[float | None, list[str]] = {}
     for name in facts.part_names:
         values = facts.part(name)
         if not values or (len(values) >= limit("few_samples") and min(values) == max(values)):
-            found.setdefault(values[0] if values else None, []).append(name)
+            names_of_value.setdefault(values[0] if values else None, []).append(name)
     blind = _unlike(facts)
-    for value, names in found.items():
+    for value, names in names_of_value.items():
         share = sum(weights.get(name, 0.0) for name in names) / most
         parts = f"the part{'s' * (len(names) > 1)} {', '.join(f'`{n}`' for n in names)}"
         what, level = f"{parts}: applies to no response, for its truth is missing in every row", "warning"
@@ -169,13 +169,13 @@ def no_contrast(facts: RunFacts) -> Iterator[Cause]:
     series = facts.series("rollout/dead_group_share")
     over_all = f"dead groups: {percent(fmean(series))} over all steps" if series else f"dead groups: {percent(dead)}"
     if len(wrong) >= limit("one_sided") * len(groups):
-        told = [over_all, "nothing shows the model a better answer: start from `vlmrl sft`, or from easier rows "
+        evidence = [over_all, "nothing shows the model a better answer: start from `vlmrl sft`, or from easier rows "
                 "(`vlmrl try RECIPE --filter 0.1:0.9 --out FILE` keeps those of middling difficulty)"]  # fmt: skip
         doubt = facts.own_reward and facts.score_range == (0.0, 0.0)
-        told += ["the reward pays nobody: does it read what the responses write?"] if doubt else []
+        evidence += ["the reward pays nobody: does it read what the responses write?"] if doubt else []
         yield Cause(
             "all_wrong", "error", f"{percent(len(wrong) / len(groups))} of the groups hold no right response at all",
-            reward_check(facts, "--probe") if doubt else look_again(facts), len(wrong) / len(groups), told,
+            reward_check(facts, "--probe") if doubt else look_again(facts), len(wrong) / len(groups), evidence,
             rows_of(responses_of(wrong)),
         )  # fmt: skip
     elif len(perfect) >= limit("one_sided") * len(groups):
@@ -207,8 +207,8 @@ def no_contrast(facts: RunFacts) -> Iterator[Cause]:
 def pays_wrong(facts: RunFacts) -> Iterator[Cause]:
     """Report a reward that pays wrong answers to a prompt more than right ones: another truth, or an inverted one."""
     formed = [[r for r in group if r.parts.get("format", 1.0) != 0] for group in facts.groups]
-    told = [[(r, truly_right(r)) for r in group] for group in formed]
-    pairs = [(good, bad) for group in told for good, yes in group if yes for bad, no in group if no is False]
+    judged = [[(r, truly_right(r)) for r in group] for group in formed]
+    pairs = [(good, bad) for group in judged for good, yes in group if yes for bad, no in group if no is False]
     if len(pairs) < limit("few_samples"):
         return
     won = fmean(0.5 * ((good.score > bad.score) - (good.score < bad.score)) + 0.5 for good, bad in pairs)
@@ -255,11 +255,11 @@ def pays_length(facts: RunFacts) -> Iterator[Cause]:
     group = max(usable, key=lambda g: max(r.tokens for r in g) - min(r.tokens for r in g))
     parts = {n: _part_correlation(usable, n) for n in facts.part_names}
     best = max(parts, key=lambda n: abs(parts[n]), default=None)
-    told = [f"of the parts, `{best}` follows length most: {parts[best]:+.2f}"] if best and len(parts) > 1 else []
+    evidence = [f"of the parts, `{best}` follows length most: {parts[best]:+.2f}"] if best and len(parts) > 1 else []
     yield Cause(
         "pays_length", "error" if abs(rho) >= limit("length_error") else "warning",
         f"{'longer' if rho > 0 else 'shorter'} responses score higher in a group: correlation {rho:+.2f} of {count}",
-        reward_check(facts, "--probe"), abs(rho), told + grown,
+        reward_check(facts, "--probe"), abs(rho), evidence + grown,
         rows_of([min(group, key=lambda r: r.tokens), max(group, key=lambda r: r.tokens)]),
     )  # fmt: skip
 
@@ -300,12 +300,12 @@ def agrees(said: str, true: str) -> str:
 
 def _labels(r: Response) -> Iterator[tuple[str, str, str]]:
     """Yield (field, the response's label, the truth's label) of each truth field that the response has."""
-    said = dict(FIELD.findall(r.text))
+    labels = dict(FIELD.findall(r.text))
     for name, value in r.truth.items():
         true = "; ".join(map(str, value)) if isinstance(value, list) else value
         if isinstance(true, (str, int, float)) and not isinstance(true, bool):
-            if name in said:
-                yield name, said[name], str(true)
+            if name in labels:
+                yield name, labels[name], str(true)
             elif name in TRUE_ANSWERS and (answer := answer_of(r.text)) is not None:
                 yield "answer", answer, str(true)
 
@@ -347,16 +347,16 @@ def _spread(group: Sequence[Response]) -> float:
 
 
 def _centred(values: Sequence[float]) -> np.ndarray:
-    found = np.array(values, float)
-    return found - found.mean()
+    array = np.array(values, float)
+    return array - array.mean()
 
 
 def _part_correlation(groups: Sequence[Sequence[Response]], name: str) -> float:
     pairs = [[(r.tokens, float(v)) for r in g if (v := r.parts.get(name)) is not None] for g in groups]
-    kept = [p for p in pairs if len(p) > 1]
-    if not kept:
+    comparable = [p for p in pairs if len(p) > 1]
+    if not comparable:
         return 0.0
-    x, y = (np.concatenate([_centred([pair[i] for pair in p]) for p in kept]) for i in (0, 1))
+    x, y = (np.concatenate([_centred([pair[i] for pair in p]) for p in comparable]) for i in (0, 1))
     scale = float(np.sqrt((x**2).sum() * (y**2).sum()))
     return float((x * y).sum()) / scale if scale else 0.0
 

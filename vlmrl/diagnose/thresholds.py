@@ -207,8 +207,8 @@ def reward_check(facts: RunFacts, *options: str) -> str:
 
 def again(facts: RunFacts, *settings: str) -> str:
     """Return the command that made the run, with `--set` added, without options that named or continued the run."""
-    recipe, cards, settled = _words(facts)
-    return _command(facts, "sft" if facts.manifest.kind == "sft" else "train", recipe, *cards) + _set(
+    recipe, gpus, settled = _words(facts)
+    return _command(facts, "sft" if facts.manifest.kind == "sft" else "train", recipe, *gpus) + _set(
         *settled, *settings
     )
 
@@ -221,8 +221,8 @@ def look_again(facts: RunFacts, *settings: str) -> str:
 
 def sft_first(facts: RunFacts) -> str:
     """Return the command that teaches the rows' own responses first, with the run's recipe."""
-    recipe, cards, settled = _words(facts)
-    return _command(facts, "sft", recipe, *cards) + _set(*settled, "kind=sft")
+    recipe, gpus, settled = _words(facts)
+    return _command(facts, "sft", recipe, *gpus) + _set(*settled, "kind=sft")
 
 
 def check_again(facts: RunFacts) -> str:
@@ -246,18 +246,18 @@ def _command(facts: RunFacts, *words: str) -> str:
 
 def _words(facts: RunFacts) -> tuple[str, list[str], list[str]]:
     """Return (the recipe, its `--gpus` option, its `--set` values) of the command that made the run."""
-    given, recipe, cards, settled = list(facts.manifest.argv[2:]), "", [], []
+    words, recipe, gpus, settings = list(facts.manifest.argv[2:]), "", [], []
     if list(facts.manifest.argv[1:2]) != [facts.manifest.kind.replace("rl", "train")]:
-        given = []
-    while given:
-        word, equals, value = given.pop(0).partition("=")
+        words = []
+    while words:
+        word, equals, value = words.pop(0).partition("=")
         if not word.startswith("-"):
             recipe = recipe or word + equals + value
         elif word not in FLAGS:
-            value = value if equals else given.pop(0) if given else ""
-            settled += [value] if word == "--set" else []
-            cards += [word, value] if word == "--gpus" else []
-    return recipe or str((facts.run.dir / RECIPE).resolve()), cards, settled
+            value = value if equals else words.pop(0) if words else ""
+            settings += [value] if word == "--set" else []
+            gpus += [word, value] if word == "--gpus" else []
+    return recipe or str((facts.run.dir / RECIPE).resolve()), gpus, settings
 
 
 def _set(*settings: str) -> str:

@@ -46,9 +46,9 @@ def learning_rate(facts: RunFacts) -> Iterator[Cause]:
     peak, real, lora = recipe.optim.lr, max(rates), recipe.lora is not None
     if real == 0:
         what = f"the learning rate is 0 in all {len(rates)} updates: the weights never change"
-        said = f"the recipe says optim.lr = {peak:g}, schedule = {recipe.optim.schedule}"
+        setting = f"the recipe says optim.lr = {peak:g}, schedule = {recipe.optim.schedule}"
         command = again(facts, "optim.schedule=constant")
-        yield Cause("lr_small", "error", what, command, 1.0, [said])
+        yield Cause("lr_small", "error", what, command, 1.0, [setting])
         return
     factor = limit("lora_factor") if lora else 1.0
     unmoved = _unmoved(facts)
@@ -78,8 +78,8 @@ def _too_large(facts: RunFacts, peak: float, lora: bool) -> Iterator[Cause]:
     norms = facts.series(GRADIENT)
     if peak > most and facts.manifest.kind == "rl":
         level = "error" if broken or failed or peak >= limit("lr_large_error") else "warning"
-        of = f" for {size / 1e6:,.3g} M trained parameters" if size else ""
-        what = f"optim.lr = {peak:g} is far too large{of}: up to {most:g} is usual"
+        size_words = f" for {size / 1e6:,.3g} M trained parameters" if size else ""
+        what = f"optim.lr = {peak:g} is far too large{size_words}: up to {most:g} is usual"
         evidence = [broken] * bool(broken) + [f"gradient norm {max(norms, default=0.0):.3g} at most"] * bool(norms)
         weight = 0.95 if level == "error" else 0.6
         yield Cause("lr_large", level, what, again(facts, f"optim.lr={most / 10:g}"), weight, evidence)
