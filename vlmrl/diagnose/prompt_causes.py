@@ -46,9 +46,9 @@ def chat_template(facts: RunFacts) -> Iterator[Cause]:
     if len(bare) < len(prompts) and len(no_turn) < len(prompts):
         return
     what = (
-        "no prompt has the marks of a chat turn: the model's chat template is missing or writes none"
+        "no prompt has the marks of a chat turn: the model has no chat template, or one without marks"
         if len(bare) == len(prompts)
-        else "every prompt ends behind the user's turn: the chat template opens none for the assistant"
+        else "every prompt ends after the user's turn: the chat template opens no turn for the assistant"
     )
     level = "error" if _poor(facts) else "note"
     yield Cause(
@@ -75,15 +75,19 @@ def prefilled_tag(facts: RunFacts) -> Iterator[Cause]:
     verb = "opens" if opened else "opens and closes"
     harm = writes < 0.5 or not any(_well_formed(r) for r in facts.responses)
     yield Cause(
-        "prefilled_tag", "error" if harm else "warning",
-        f"the chat template {verb} <{tag}> in the prompt, and the reward asks the response to",
-        _without_prefill(facts, bool(closed)), 1.0,
-        [f"every prompt ends with {prompts[0][-40:]!r}",
-         f"{percent(writes)} of the responses write <{tag}> once more, {percent(closes)} write </{tag}>; none of the "
-         "others is well formed",
-         "a template without a switch for it (model.thinking): take the tag out of the model's chat_template.jinja"],
+        "prefilled_tag",
+        "error" if harm else "warning",
+        f"the chat template {verb} <{tag}> in the prompt, and the reward expects it in the response",
+        _without_prefill(facts, bool(closed)),
+        1.0,
+        [
+            f"every prompt ends with {prompts[0][-40:]!r}",
+            f"{percent(writes)} of the responses write <{tag}> once more, {percent(closes)} write </{tag}>; none "
+            "of the others is well formed",
+            "if the template ignores model.thinking, remove the tag from the model's chat_template.jinja",
+        ],
         rows_of(without),
-    )  # fmt: skip
+    )
 
 
 def _without_prefill(facts: RunFacts, closed: bool) -> str:
@@ -130,7 +134,7 @@ def cut_off(facts: RunFacts) -> Iterator[Cause]:
     loops = fmean(repeats_itself(r.text) for r in cut)
     if loops > 0.5:
         evidence.append(
-            f"{percent(loops)} of the cut ones repeat themselves: the model does not stop, whatever the limit"
+            f"{percent(loops)} of the cut responses repeat themselves: the model does not stop, whatever the limit"
         )
     yield Cause(
         "cut_off", "error" if share >= limit("cut_error") else "warning",
@@ -151,7 +155,7 @@ def format_unmet(facts: RunFacts) -> Iterator[Cause]:
         broken = [r for r in facts.responses if r.note and r.score <= lowest]
         if len(facts.responses) < limit("few_samples"):
             return
-        met, what = 1 - len(broken) / len(facts.responses), "the form that the reward's notes speak of"
+        met, what = 1 - len(broken) / len(facts.responses), "the format that the reward's notes name"
     if met >= limit("format_warning"):
         return
     notes = Counter(r.note for r in broken if r.note).most_common(MOST_NOTES)
@@ -190,7 +194,7 @@ def few_answers(facts: RunFacts) -> Iterator[Cause]:
         level: Level = "error" if share <= limit("distinct") / 4 else "warning"
         what = f"the samples of a prompt are nearly all the same text (rollout.temperature = {temperature:g})"
         if not cold and fmean(first) > limit("distinct") and (rise := learned(facts)):
-            level, what = "note", f"the samples of a prompt became nearly all the same text as {rise}"
+            level, what = "note", f"the samples of a prompt became nearly equal while {rise}"
         yield Cause(
             "temperature_low" if cold else "few_distinct", level, what,
             look_again(facts, "rollout.temperature=1.0" if cold else "rollout.temperature=1.2"), 1 - share,
@@ -200,13 +204,19 @@ def few_answers(facts: RunFacts) -> Iterator[Cause]:
         )  # fmt: skip
     elif temperature > limit("hot"):
         yield Cause(
-            "temperature_high", "error" if _format_poor(facts) else "warning",
-            f"rollout.temperature = {temperature:g}: sampled text falls apart",
-            look_again(facts, "rollout.temperature=1.0"), 0.9 if _format_poor(facts) else 0.3,
-            [f"entropy {fmean(entropies):.2f} nats a token" for entropies in [facts.series("policy/entropy")] if entropies]
+            "temperature_high",
+            "error" if _format_poor(facts) else "warning",
+            f"rollout.temperature = {temperature:g}: sampled text is broken",
+            look_again(facts, "rollout.temperature=1.0"),
+            0.9 if _format_poor(facts) else 0.3,
+            [
+                f"entropy {fmean(entropies):.2f} nats per token"
+                for entropies in [facts.series("policy/entropy")]
+                if entropies
+            ]
             + [f"mean score {_mean_score(facts):.3f}"],
             rows_of(facts.responses),
-        )  # fmt: skip
+        )
     yield from _one_answer(facts)
 
 
@@ -220,12 +230,14 @@ def _one_answer(facts: RunFacts) -> Iterator[Cause]:
     if count / len(answers) < limit("one_answer"):
         return
     yield Cause(
-        "one_answer", "warning",
-        f"{percent(count / len(answers))} of the responses answer {answer!r}, whatever is asked",
-        look_again(facts), count / len(answers),
+        "one_answer",
+        "warning",
+        f"{percent(count / len(answers))} of the responses answer {answer!r}, whatever the prompt",
+        look_again(facts),
+        count / len(answers),
         [f"{len(prompts)} prompts with {len(truths)} different truths; mean score {_mean_score(facts):.3f}"],
         rows_of([r for r, a in answers if a == answer]),
-    )  # fmt: skip
+    )
 
 
 def _prompts(facts: RunFacts) -> list[str]:

@@ -25,8 +25,10 @@ def kl_term(facts: RunFacts) -> Iterator[Cause]:
         return
     coef, kl = max(coefs), facts.series("loss/kl") or facts.series("policy/kl_in_reward")
     level: Level = "error" if coef >= limit("kl_error") else "warning"
-    evidence = [f"the KL is {fmean(kl):.2g} nats a token: times the coefficient {coef * fmean(kl):.2g}"] if kl else []
-    what = f"algo.kl_coef = {coef:g}: the KL to the start outweighs the reward (0.001 to 0.04 is usual)"
+    evidence = (
+        [f"the KL is {fmean(kl):.2g} nats per token; times the coefficient: {coef * fmean(kl):.2g}"] if kl else []
+    )
+    what = f"algo.kl_coef = {coef:g}: the KL to the start weights outweighs the reward (0.001 to 0.04 is usual)"
     yield Cause("kl_large", level, what, again(facts, "algo.kl_coef=0.01"), 0.95, evidence)
 
 
@@ -39,8 +41,8 @@ def entropy_term(facts: RunFacts) -> Iterator[Cause]:
     level: Level = "error" if abs(coef) >= limit("entropy_coef") else "warning"
     evidence = []
     if ends := facts.ends("policy/entropy"):
-        evidence = [f"entropy {ends[0]:.3g} nats a token in the first third of the steps, {ends[1]:.3g} in the last"]
-    what = f"algo.entropy_coef = {coef:g} makes the policy {does}, whatever is paid (0 to 0.01 is usual)"
+        evidence = [f"entropy {ends[0]:.3g} nats per token in the first third of the steps, {ends[1]:.3g} in the last"]
+    what = f"algo.entropy_coef = {coef:g} makes the policy {does}, whatever the reward (0 to 0.01 is usual)"
     yield Cause("entropy_coef", level, what, again(facts, "algo.entropy_coef=0.0"), 1.0, evidence)
 
 
@@ -71,7 +73,7 @@ def clipped_ratio(facts: RunFacts) -> Iterator[Cause]:
         command = again(facts, *(usual or ["train.updates_per_step=1"]))
         yield Cause("ratio_clipped", "warning", what, command, 0.8, [f"algo.{line}" for line in bounds])
     if weights and fmean(weights) <= limit("importance_weight"):
-        what = f"the importance correction leaves {percent(fmean(weights))} of the gradient: the mean weight of a token"
+        what = f"the importance weights leave {percent(fmean(weights))} of the gradient (mean weight of a token)"
         cap = facts.recipe.algo.importance_cap if facts.recipe else None
         bounds = [f"algo.importance_cap = {cap:g}; 2 is usual"] if cap is not None else []
         narrow = cap is not None and cap < USUAL_CAP
@@ -135,11 +137,14 @@ def unpaid(facts: RunFacts) -> Iterator[Cause]:
         if not parts or any(weights[p] > 0 for p in parts):
             continue
         part, weight = parts[0], weights[parts[0]]
-        how = "costs: wrong ones are paid more" if weight < 0 else "earns nothing"
+        how = "costs: wrong answers are paid more" if weight < 0 else "earns nothing"
         others = ", ".join(f"{p} = {w:g}" for p, w in weights.items() if w and p != part)
         yield Cause(
-            "unpaid", "error" if weight < 0 else "warning",
-            f"reward.weights: `{part}` = {weight:g}: being right {how}",
-            look_again(facts, f"reward.weights.{part}=1.0"), 0.9,
-            [f"paid is {others}"] if others else [], rows_of([r for r in facts.responses if r.source == source]),
-        )  # fmt: skip
+            "unpaid",
+            "error" if weight < 0 else "warning",
+            f"reward.weights: `{part}` = {weight:g}: a right answer {how}",
+            look_again(facts, f"reward.weights.{part}=1.0"),
+            0.9,
+            [f"other weights: {others}"] if others else [],
+            rows_of([r for r in facts.responses if r.source == source]),
+        )

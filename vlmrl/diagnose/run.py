@@ -132,7 +132,7 @@ def _read(facts: RunFacts) -> str:
     with_update = "" if updates == steps else f" ({updates or 'none'} of them with an update)"
     rollouts = f"{counted(len(facts.responses), 'response')} of {counted(facts.steps_read, 'step')}"
     if facts.steps_read < facts.steps_saved:
-        rollouts += f" (of {facts.steps_saved} that have rollouts: evenly spread, the first and the last among them)"
+        rollouts += f" (of {facts.steps_saved} that have rollouts: evenly spread, with the first and the last)"
     return f"{counted(steps, 'step')} of metrics{with_update}, {rollouts}"
 
 

@@ -59,13 +59,17 @@ def other_layout(facts: RunFacts) -> Iterator[Cause]:
         (name, why), rows = max(hits.items(), key=lambda item: len(item[1]))
         _, label, true = rows[0]
         yield Cause(
-            "other_layout", "error",
-            f"labels are right and earn nothing, in another layout than the reward takes: `{name}` ({why})",
-            reward_check(facts), 0.95 + 0.05 * min(1.0, num_hits / unpaid),
-            [f"{num_hits} of {unpaid} unpaid labels agree with the truth once spelling is put aside",
-             f"the response says {label!r}, the truth {true!r}"],
+            "other_layout",
+            "error",
+            f"labels are right and earn nothing, in another layout than the reward accepts: `{name}` ({why})",
+            reward_check(facts),
+            0.95 + 0.05 * min(1.0, num_hits / unpaid),
+            [
+                f"{num_hits} of {unpaid} unpaid labels agree with the truth if spelling is ignored",
+                f"the response says {label!r}, the truth is {true!r}",
+            ],
             rows_of([r for r, _, _ in rows]),
-        )  # fmt: skip
+        )
     else:
         yield from _other_words(facts)
 
@@ -98,10 +102,14 @@ def _other_words(facts: RunFacts) -> Iterator[Cause]:
             and not any(facts.part(_part_of(name, rows[name][0].parts) or ""))
         ):
             yield Cause(
-                "other_layout", "error", f"`{name}`: no word that the responses use is among the truth's labels",
-                reward_check(facts), 0.8,
-                [f"the truth says {_some(theirs)}", f"the responses say {_some(ours)}"], rows_of(rows[name]),
-            )  # fmt: skip
+                "other_layout",
+                "error",
+                f"`{name}`: no word of the responses is among the truth's labels",
+                reward_check(facts),
+                0.8,
+                [f"labels of the truth: {_some(theirs)}", f"labels of the responses: {_some(ours)}"],
+                rows_of(rows[name]),
+            )
 
 
 def constant_truth(facts: RunFacts) -> Iterator[Cause]:
@@ -111,9 +119,14 @@ def constant_truth(facts: RunFacts) -> Iterator[Cause]:
         return
     only = short(next(iter(truths.values())), 120)
     yield Cause(
-        "constant_truth", "error", f"all {len(truths)} rows that were drawn have the same truth: {only}",
-        look_again(facts), 0.9, [], rows_of(facts.responses),
-    )  # fmt: skip
+        "constant_truth",
+        "error",
+        f"all {len(truths)} sampled rows have the same truth: {only}",
+        look_again(facts),
+        0.9,
+        [],
+        rows_of(facts.responses),
+    )
 
 
 def constant_part(facts: RunFacts) -> Iterator[Cause]:
@@ -136,7 +149,7 @@ def constant_part(facts: RunFacts) -> Iterator[Cause]:
     for value, names in names_of_value.items():
         share = sum(weights.get(name, 0.0) for name in names) / most
         parts = f"the part{'s' * (len(names) > 1)} {', '.join(f'`{n}`' for n in names)}"
-        what, level = f"{parts}: applies to no response, for its truth is missing in every row", "warning"
+        what, level = f"{parts}: applies to no response: its truth is missing in every row", "warning"
         if value is not None:
             what = f"{parts}: {value:g} for all {len(facts.responses):,} responses"
         if value == 1 and not blind:
@@ -169,39 +182,54 @@ def no_contrast(facts: RunFacts) -> Iterator[Cause]:
     series = facts.series("rollout/dead_group_share")
     over_all = f"dead groups: {percent(fmean(series))} over all steps" if series else f"dead groups: {percent(dead)}"
     if len(wrong) >= limit("one_sided") * len(groups):
-        evidence = [over_all, "nothing shows the model a better answer: start from `vlmrl sft`, or from easier rows "
-                "(`vlmrl try RECIPE --filter 0.1:0.9 --out FILE` keeps those of middling difficulty)"]  # fmt: skip
+        evidence = [
+            over_all,
+            "nothing shows the model a better answer: start from `vlmrl sft`, or from easier rows "
+            "(`vlmrl try RECIPE --filter 0.1:0.9 --out FILE` keeps those of medium difficulty)",
+        ]
         doubt = facts.own_reward and facts.score_range == (0.0, 0.0)
         evidence += ["the reward pays nobody: does it read what the responses write?"] if doubt else []
         yield Cause(
-            "all_wrong", "error", f"{percent(len(wrong) / len(groups))} of the groups hold no right response at all",
-            reward_check(facts, "--probe") if doubt else look_again(facts), len(wrong) / len(groups), evidence,
+            "all_wrong",
+            "error",
+            f"{percent(len(wrong) / len(groups))} of the groups have no right response at all",
+            reward_check(facts, "--probe") if doubt else look_again(facts),
+            len(wrong) / len(groups),
+            evidence,
             rows_of(responses_of(wrong)),
-        )  # fmt: skip
+        )
     elif len(perfect) >= limit("one_sided") * len(groups):
         first = [g for g in groups if g[0].step == groups[0][0].step]
         at_start = fmean(all(_perfect(r, facts) for r in g) for g in first) >= limit("one_sided")
         harder = f"{look_again(facts)} --filter 0.1:0.9 --out harder"
         yield Cause(
-            "all_right", "error" if at_start else "note",
-            f"{percent(len(perfect) / len(groups))} of the groups are right in every sample: "
+            "all_right",
+            "error" if at_start else "note",
+            f"{percent(len(perfect) / len(groups))} of the groups have right responses only: "
             + ("the rows are too easy" if at_start else "the task is learned"),
             harder if at_start else f"vlmrl eval {shlex.quote(facts.key)}",
-            len(perfect) / len(groups), [over_all], rows_of(responses_of(perfect)),
-        )  # fmt: skip
+            len(perfect) / len(groups),
+            [over_all],
+            rows_of(responses_of(perfect)),
+        )
     elif dead >= limit("dead_warning"):
         ends, rise = facts.ends("rollout/dead_group_share"), learned(facts)
         fresh = ends is not None and ends[0] < limit("dead_warning")
         yield Cause(
-            "dead_groups", "note" if fresh and rise else "error" if dead >= limit("dead_error") else "warning",
-            f"{percent(dead)} of the groups have equal scores throughout and teach nothing"
+            "dead_groups",
+            "note" if fresh and rise else "error" if dead >= limit("dead_error") else "warning",
+            f"{percent(dead)} of the groups have equal scores and teach nothing"
             + (f" any more: {rise}" if fresh and rise else ""),
-            again(facts, "algo.filter=spread"), dead,
-            [over_all, *onset(facts, "rollout/dead_group_share", lambda share: share >= limit("dead_warning")),
-             f"all wrong {percent(len(wrong) / len(groups))}, right {percent(len(perfect) / len(groups))}; "
-             "more samples a prompt or a higher temperature split such groups too"],
+            again(facts, "algo.filter=spread"),
+            dead,
+            [
+                over_all,
+                *onset(facts, "rollout/dead_group_share", lambda share: share >= limit("dead_warning")),
+                f"all wrong {percent(len(wrong) / len(groups))}, right {percent(len(perfect) / len(groups))}; "
+                "more samples per prompt or a higher temperature split such groups, too",
+            ],
             rows_of(responses_of(facts.dead)),
-        )  # fmt: skip
+        )
 
 
 def pays_wrong(facts: RunFacts) -> Iterator[Cause]:
@@ -216,11 +244,14 @@ def pays_wrong(facts: RunFacts) -> Iterator[Cause]:
         return
     good, bad = min(pairs, key=lambda pair: pair[0].score - pair[1].score)
     yield Cause(
-        "pays_wrong", "error",
-        f"wrong answers are paid more: right ones win {percent(won)} of {len(pairs):,} pairs of one each",
-        reward_check(facts), 1.0, ["right and wrong by the truth of the row, whatever the reward says"],
+        "pays_wrong",
+        "error",
+        f"wrong answers are paid more: right ones win {percent(won)} of {len(pairs):,} pairs (one right, one wrong)",
+        reward_check(facts),
+        1.0,
+        ["right and wrong are judged by the truth of the row, not by the reward"],
         rows_of([good, bad]),
-    )  # fmt: skip
+    )
 
 
 def truly_right(r: Response) -> bool | None:
@@ -255,7 +286,7 @@ def pays_length(facts: RunFacts) -> Iterator[Cause]:
     group = max(usable, key=lambda g: max(r.tokens for r in g) - min(r.tokens for r in g))
     parts = {n: _part_correlation(usable, n) for n in facts.part_names}
     best = max(parts, key=lambda n: abs(parts[n]), default=None)
-    evidence = [f"of the parts, `{best}` follows length most: {parts[best]:+.2f}"] if best and len(parts) > 1 else []
+    evidence = [f"the part `{best}` correlates most with length: {parts[best]:+.2f}"] if best and len(parts) > 1 else []
     yield Cause(
         "pays_length", "error" if abs(rho) >= limit("length_error") else "warning",
         f"{'longer' if rho > 0 else 'shorter'} responses score higher in a group: correlation {rho:+.2f} of {count}",
@@ -282,12 +313,12 @@ def agrees(said: str, true: str) -> str:
     if POSITION.search(said) and not POSITION.search(true) and ours == theirs:
         return "the response names the images"
     if ours == theirs:
-        return "case, spaces, marks or separators"
+        return "case, spaces, punctuation or separators"
     if plain(said) == plain(true):
-        return "where it is split"
+        return "the separators differ"
     one, other = _number(plain(said)), _number(plain(true))
     if one is not None and other is not None and one == other:
-        return "how the number is written"
+        return "the number is written differently"
     if {plain(said), plain(true)} <= YES or {plain(said), plain(true)} <= NO:
         return "another word for yes or no"
     if re.sub(r"</?[a-z]+>|\\boxed\{|\}", "", true.casefold()).strip() == said.casefold().strip():

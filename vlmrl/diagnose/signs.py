@@ -212,7 +212,7 @@ def _streaks(h: History) -> Iterator[Sign]:
     """Yield a sign for each streak: the last steps all lack a signal, or all their responses were cut off."""
     for name, metric, words, what in (
         ("no_signal", "rollout/dead_group_share", "all groups dead for {} steps",
-         "every group has equal scores throughout, {} steps in a row: they taught nothing"),
+         "every group had equal scores, {} steps in a row: they taught nothing"),
         ("all_cut", "rollout/truncated_share", "all responses cut off for {} steps",
          "every response was cut off at the token limit, {} steps in a row"),
     ):  # fmt: skip

@@ -55,12 +55,12 @@ def learning_rate(facts: RunFacts) -> Iterator[Cause]:
     evidence = [unmoved] if unmoved else []
     if real < 0.1 * peak:
         warmup = recipe.optim.warmup_steps
-        what = f"the learning rate came to {real:.2g} only: warmup_steps = {warmup} outlasts {len(facts.train)} steps"
+        what = f"the learning rate reached only {real:.2g}: warmup_steps = {warmup}, but {len(facts.train)} steps"
         yield Cause("lr_small", "warning", what, again(facts, "optim.warmup_steps=0"), 0.6, evidence)
     if peak <= limit("lr_small_warning") * factor:
         far = peak <= limit("lr_small_error") * factor
         what = f"optim.lr = {peak:g} is far too small"
-        moved = f"AdamW moves a weight by about that an update: by {peak * len(rates):.1g} in the run's {len(rates)}"
+        moved = f"AdamW moves a weight by about that per update: by {peak * len(rates):.1g} in {len(rates)} updates"
         command = again(facts, f"optim.lr={1e-6 * factor:g}")
         yield Cause("lr_small", "error" if far else "warning", what, command, 1.0 if far else 0.7, [moved, *evidence])
     elif unmoved and any(facts.series(GRADIENT)):
@@ -84,9 +84,9 @@ def _too_large(facts: RunFacts, peak: float, lora: bool) -> Iterator[Cause]:
         weight = 0.95 if level == "error" else 0.6
         yield Cause("lr_large", level, what, again(facts, f"optim.lr={most / 10:g}"), weight, evidence)
     elif broken:
-        hint = "a smaller learning rate, a KL term (algo.kl_coef = 0.01) or fewer updates a step hold it"
+        hint = "a smaller learning rate, a KL term (algo.kl_coef = 0.01) or fewer updates per step prevent this"
         command, rows = again(facts, f"optim.lr={peak / 3:g}"), rows_of(facts.responses[-3:])
-        yield Cause("collapse", "warning", f"the policy fell apart: {broken}", command, 0.7, [hint], rows)
+        yield Cause("collapse", "warning", f"the policy collapsed: {broken}", command, 0.7, [hint], rows)
 
 
 def gradients(facts: RunFacts) -> Iterator[Cause]:
@@ -137,14 +137,14 @@ def engine_gap(facts: RunFacts) -> Iterator[Cause]:
     evidence += onset(facts, "policy/sampler_gap_mean", lambda nats: nats > allowed)
     command = check_again(facts)
     if rollout.top_p < 1 or rollout.top_k > 0:
-        evidence.append(f"rollout.top_p = {rollout.top_p:g}, top_k = {rollout.top_k}: samples are not the policy's")
+        evidence.append(f"rollout.top_p = {rollout.top_p:g}, top_k = {rollout.top_k}: samples do not follow the policy")
         command = again(facts, "rollout.top_p=1.0", "rollout.top_k=0")
     elif any(facts.series("rollout/version_lag")):
         evidence.append("rollout.overlap: the engine is one step behind")
         command = again(facts, "rollout.overlap=false")
     elif rollout.engine == "vllm":
         command = again(facts, "rollout.engine=torch")
-    what = f"engine and trainer disagree by {gap:.3g} nats a token (median over {len(gaps)} steps)"
+    what = f"engine and trainer disagree by {gap:.3g} nats per token (median over {len(gaps)} steps)"
     level = "error" if gap > limit("gap_error") * allowed else "warning"
     yield Cause("engine_gap", level, what, command, min(1.0, 0.5 + gap / allowed / 100), evidence)
 
@@ -155,7 +155,7 @@ def entropy(facts: RunFacts) -> Iterator[Cause]:
     if ends is None or ends[1] >= limit("entropy_low") or ends[1] >= limit("entropy_fall") * ends[0]:
         return
     harm = dead is not None and dead[1] >= limit("dead_warning") and dead[1] > dead[0]
-    what = f"entropy fell from {ends[0]:.3g} to {ends[1]:.3g} nats a token: the samples of a prompt become one"
+    what = f"entropy fell from {ends[0]:.3g} to {ends[1]:.3g} nats per token: the samples of a prompt become equal"
     evidence = [f"dead groups {percent(dead[0])} at the start, {percent(dead[1])} at the end"] if dead else []
     evidence += onset(facts, "policy/entropy", lambda nats: nats < limit("entropy_low"))
     command = again(facts, "algo.clip_high=0.28", "algo.entropy_coef=0.001")
@@ -170,7 +170,7 @@ def validation(facts: RunFacts) -> Iterator[Cause]:
     apart = any("(validation)" in str(d.get("name")) for d in datasets)
     certain = True
     if any(d.validation == d.split for d in sources):
-        how = "on the split that is trained on"
+        how = "of the split that is trained on"
     elif apart and len(prints) > len(set(prints)):
         how = "in a file with the same content as the training rows"
     elif shared:
@@ -180,10 +180,14 @@ def validation(facts: RunFacts) -> Iterator[Cause]:
         return
     rows = rows_of([r for r in facts.responses if identity(r.prompt_id, r.images) in shared])
     yield Cause(
-        "validation_is_training", "error" if certain else "warning", f"validation rows are {how}: it measures memory",
-        again(facts, "data.0.validation=validation"), 0.8,
-        ["`vlmrl prep` makes splits that share no image; name the held-out one in [[data]] validation"], rows,
-    )  # fmt: skip
+        "validation_is_training",
+        "error" if certain else "warning",
+        f"validation rows are {how}: validation measures memory",
+        again(facts, "data.0.validation=validation"),
+        0.8,
+        ["`vlmrl prep` makes splits that share no image; name the held-out one in [[data]] validation"],
+        rows,
+    )
 
 
 def _unmoved(facts: RunFacts) -> str:
