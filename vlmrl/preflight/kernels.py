@@ -1,4 +1,4 @@
-"""Optional GPU kernels that a model would profit from: what is missing, how to get it, what it costs to be without."""
+"""Optional GPU kernels that a model would use: which are missing, how to install them, what it costs without them."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ def check_kernels(loaded: LoadedRecipe, facts: ModelFacts, target: Target = HERE
 def attention_kernel(loaded: LoadedRecipe, facts: ModelFacts, target: Target = HERE) -> dict[str, Any] | None:
     """Return which kernel computes attention in training on this machine's GPU; None where there is no GPU.
 
-    Returns: `text` and `images`, the kernels of the language model and of the vision tower in words; `missing`: how to
-        install flash-attn where it would be used if it were there, else None. Being without it is no warning: PyTorch
-        has a kernel of the same kind.
+    PyTorch has a kernel of the same kind as flash-attn, so that there is no warning without it.
+
+    Returns: `text` and `images`: the kernels of the language model and of the vision tower in words; `missing`: how to
+        install flash-attn if this run would use it, else None.
     """
     if target.is_elsewhere or find_cluster(loaded, target).gpu is None:
         return None

@@ -1,4 +1,4 @@
-"""Does a run fit into memory: the machine it is planned for, the plan, and what to say where it does not fit."""
+"""Memory check of a run: the machine it is planned for, the plan, and the message where it does not fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ERROR_FACTOR = 1.25
 
 @dataclass(frozen=True)
 class Target:
-    """Where a run is to run.
+    """Machine on which a run is to run.
 
     Args:
         processes: as `--gpus` counts them.
@@ -42,7 +42,7 @@ HERE = Target()
 
 @dataclass(frozen=True)
 class FittedPlan:
-    """A plan, and the smallest changes that make it fit where it does not."""
+    """Plan of a run, with the smallest changes that make it fit where it does not."""
 
     plan: MemoryPlan
     fits: tuple[Fit, ...] = ()
@@ -77,12 +77,12 @@ def find_cluster(loaded: LoadedRecipe, target: Target) -> Cluster:
 
 
 def linear_kernels() -> str:
-    """Return what computes linear attention in this environment: "fla" where flash-linear-attention is installed."""
+    """Return the kernels of linear attention here: "fla" if flash-linear-attention is installed, else "torch"."""
     return "torch" if importlib.util.find_spec("fla") is None else "fla"
 
 
 def check_device(loaded: LoadedRecipe, target: Target) -> list[Problem]:
-    """Find what is wrong with the device that the recipe asks for."""
+    """Return what is wrong with the device that the recipe asks for."""
     from vlmrl.model.model_facts import device_facts
 
     if target.is_elsewhere:
@@ -100,7 +100,7 @@ def check_device(loaded: LoadedRecipe, target: Target) -> list[Problem]:
 
 
 def check_memory(loaded: LoadedRecipe, found: FittedPlan) -> list[Problem]:
-    """Say that a plan does not fit, and what to change first."""
+    """Return a problem if a plan does not fit, with what to change first."""
     plan = found.plan
     cluster = plan.cluster
     where = loaded.where(("train", "tokens_per_row"), ("model", "path"))

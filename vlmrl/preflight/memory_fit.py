@@ -1,4 +1,4 @@
-"""The smallest change that makes a run fit: found by planning it again with one to three keys changed."""
+"""Smallest changes that make a run fit into memory, found by planning it again with one to three keys changed."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ if TYPE_CHECKING:
 
 ADAPTER_RANK = 32
 MAX_TOGETHER = 3
-"""Most changes that are tried together."""
+"""Maximum number of changes that are tried together."""
 ONE_MORE = 1.1
-"""What a further change costs by itself: of two ways of equal cost the one with fewer changes is smaller."""
+"""Factor for each further change: of two ways of equal cost, the one with fewer changes comes first."""
 SHOWN = 3
-"""Ways that are shown."""
+"""Maximum number of ways that are shown."""
 
 
 @dataclass(frozen=True)
 class RecipeEdit:
-    """One change of a recipe or of the number of GPUs.
+    """Change of a recipe or of the number of GPUs.
 
     Args:
-        words: of the command line.      costs: what it costs, for people.
-        factor: the same as a rough factor on the time (or the money) of a step, by which ways are ordered.
-        key: dotted; of two changes of one key only one is made.      value: of the key; "" of `gpus` and `lora`.
-        learns: whether it changes what is learned.
+        words: options of the command line.
+        costs: disadvantage of the change, in words.
+        factor: rough factor on the time (or the money) per step, which orders the ways.
+        key: dotted; of two changes of one key only one is made.
+        value: new value of the key; unused for `gpus` and `lora`.
+        learns: whether the change affects what is learned.
     """
 
     words: str
@@ -62,7 +64,7 @@ class Fit:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Smaller comes first: what changes nothing of what is learned, then what costs less."""
+        """Sort key: changes that do not affect what is learned come first, then those with the smaller cost."""
         return any(c.learns for c in self.changes), prod(c.factor * ONE_MORE for c in self.changes)
 
 
@@ -85,7 +87,7 @@ def find_fits(
 def possible_changes(
     recipe: Recipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths
 ) -> Iterator[RecipeEdit]:
-    """Yield what may be tried, the cheapest first."""
+    """Yield the changes that may be tried, the cheapest first."""
     r, train = recipe.rollout, recipe.train
     vllm = recipe.kind == "rl" and r.engine == "vllm"
     if recipe.model.gradient_checkpointing is not True:
@@ -142,12 +144,12 @@ def _plan(
 
 
 def _needless(some: tuple[RecipeEdit, ...], found: list[Fit]) -> bool:
-    """Whether fewer of these changes are enough."""
+    """Return whether fewer of these changes are enough."""
     return any(set(fit.changes) < set(some) for fit in found)
 
 
 def _different(found: list[Fit]) -> list[Fit]:
-    """The first few that change different keys: of a key's values the mildest came first."""
+    """Return the first few fits that change different keys. Of one key's values, the mildest came first."""
     chosen: dict[tuple[str, ...], Fit] = {}
     for fit in found:
         chosen.setdefault(tuple(change.key for change in fit.changes), fit)

@@ -1,4 +1,4 @@
-"""What is wrong with the prompts that rows make: the template, the images, and control tokens typed in the text."""
+"""Checks of the prompts that rows make: the template, the images, and control tokens typed in the text."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ SHOWN = 3
 
 
 def named(row: Row, error: VlmrlError) -> tuple[str, str]:
-    """(where a row is, what is wrong with it), as the examples of a finding list it."""
+    """Return (the place of a row, what is wrong with it), as the examples of a problem list it."""
     inside = bool(error.where and row.origin and error.where.startswith(row.origin))
     words = f"{error.message} ({error.hint})" if error.hint and not inside else error.message
     return (error.where or row.place) if inside else row.place, words
 
 
 def examples(bad: Sequence[tuple[str, str]]) -> str:
-    """The first findings, one a line."""
+    """Return the first few failures, one per line."""
     lines = [f"{name}: {words}" for name, words in bad[:SHOWN]]
     return "first of them:\n  " + "\n  ".join(lines)
 
 
 @dataclass
 class PromptScan:
-    """The prompts of a source's rows, looked at one by one without reading an image.
+    """Scan of a source's prompts, row by row, without reading an image.
 
     Args:
-        encoder: the model's; None = only what needs no model.
+        encoder: the model's; None = only checks that need no model.
         learns: whether the rows' responses are learned from, as in `vlmrl sft`.
-    Attributes:
-        stopped: the template cannot be used at all, whatever the row.
+        stopped: set when the template cannot be used at all, whatever the row.
     """
 
     source: Source
@@ -57,7 +56,7 @@ class PromptScan:
         self._size_problem = lru_cache(maxsize=100_000)(self.encoder.size_problem if self.encoder else _no_problem)
 
     def look(self, row: Row) -> None:
-        """Look at one row; at none more once the template turned out to be of no use."""
+        """Check one row, unless the template turned out to be unusable."""
         if self.stopped:
             return
         self.rows += 1
@@ -96,7 +95,11 @@ class PromptScan:
         return not (self.stopped or self.failed)
 
     def problems(self, where: str) -> list[Problem]:
-        """What was found. Args: where: the place of the source in the recipe, for what has none of its own."""
+        """Return the problems of the rows so far.
+
+        Args:
+            where: the place of the source in the recipe, for a problem without a place of its own.
+        """
         rows = f"{self.rows:,} rows of `{self.source.name}` ({self.source.split})"
         found = list(self._faults)
         if self.failed:
