@@ -46,15 +46,15 @@ def resolve_tasks(recipe: Recipe) -> list[dict[str, Any]]:
     """
     from vlmrl.tasks import TASKS, make_task
 
-    found = []
+    entries = []
     for data in recipe.data:
         named, profile = data.reward or recipe.reward.name, recipe.reward.profile
         entry = TASKS.get(data.task)  # None: a user's own task, whose file is not run here
         task = make_task(data.task, {}, data.variant) if entry is not None and entry.variants else None
         variant, own = (task.variant, task.profile(profile)[0]) if task else (None, None)
-        found.append({
+        entries.append({
             "path": data.path, "task": data.task, "variant": variant,
             "by_default": variant is not None and data.variant is None,
             "reward": named or own, "profile": profile if named in (None, own) else None,
         })  # fmt: skip
-    return found
+    return entries

@@ -55,9 +55,9 @@ def parse_gpu(text: str) -> Gpu:
     """
     word = text.strip()
     if any(word.upper() == name for name, _, _ in KNOWN):  # some names are numbers
-        found = known_gpu(word)
-        assert found is not None
-        return found
+        gpu = known_gpu(word)
+        assert gpu is not None
+        return gpu
     if number := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gib|gb|g)?", word, re.IGNORECASE | re.ASCII):
         size = float(number[1])
         if 0 < size <= MAX_GIB:
@@ -66,8 +66,8 @@ def parse_gpu(text: str) -> Gpu:
         size = int(slice_[2])
         if 0 < size <= MAX_GIB:
             return Gpu(f"MIG slice {word}", int(size * GIB * 0.98))
-    if found := _ONE_NAME.fullmatch(word) and known_gpu(word):
-        return found
+    if gpu := _ONE_NAME.fullmatch(word) and known_gpu(word):
+        return gpu
     names = ", ".join(name for name, _, _ in KNOWN)
     raise RecipeError(f"--gpu-memory cannot be `{text}`", hint=f"GiB (80), a MIG slice (3g.40gb), or one of {names}")
 

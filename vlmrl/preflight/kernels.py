@@ -22,18 +22,18 @@ def check_kernels(loaded: LoadedRecipe, facts: ModelFacts, target: Target = HERE
     if find_cluster(loaded, target).gpu is None or target.is_elsewhere:
         return []
     linear = list(facts.text.get("layer_types") or []).count("linear_attention")
-    where, found = loaded.where(("model", "path")), []
+    where, problems = loaded.where(("model", "path")), []
     if linear and importlib.util.find_spec("fla") is None:
         times = LINEAR_KEPT["torch"][0] / LINEAR_KEPT["fla"][0]
         message = (
             f"flash-linear-attention is not installed: {linear} of {facts.layers} layers run their recurrence in plain "
             f"PyTorch, in many small kernels, and keep about {times:.0f} times the activations for it"
         )
-        found.append(Problem(message, where, install_line("flash-linear-attention"), "warning"))
+        problems.append(Problem(message, where, install_line("flash-linear-attention"), "warning"))
     if linear and importlib.util.find_spec("causal_conv1d") is None:
         message = f"causal-conv1d is not installed: the convolutions of {linear} layers run in plain PyTorch, slower"
-        found.append(Problem(message, where, install_line("causal-conv1d"), "warning"))
-    return found
+        problems.append(Problem(message, where, install_line("causal-conv1d"), "warning"))
+    return problems
 
 
 def attention_kernel(loaded: LoadedRecipe, facts: ModelFacts, target: Target = HERE) -> dict[str, Any] | None:

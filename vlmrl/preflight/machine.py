@@ -90,15 +90,15 @@ def check_installed(loaded: LoadedRecipe) -> list[Problem]:
     if recipe.rollout.engine == "vllm" and recipe.kind == "rl" and importlib.util.find_spec("vllm") is None:
         message = 'rollout.engine = "vllm" needs vllm, which is not installed'
         return [Problem(message, loaded.where(("rollout", "engine")), VLLM_HINT)]
-    wanted = [(("model", "quantize"), f'model.quantize = "{recipe.model.quantize}"', recipe.model.quantize is not None),
+    uses = [(("model", "quantize"), f'model.quantize = "{recipe.model.quantize}"', recipe.model.quantize is not None),
               (("optim", "name"), 'optim.name = "adamw_8bit"', recipe.optim.name == "adamw_8bit")]  # fmt: skip
     if importlib.util.find_spec("bitsandbytes") is not None:
         return _check_quantized_device(loaded)
     hint = f"{install_line('bitsandbytes')}, or leave the key out"
     return [
         Problem(f"{what} needs bitsandbytes, which is not installed", loaded.where(key), hint)
-        for key, what, is_asked in wanted
-        if is_asked
+        for key, what, is_used in uses
+        if is_used
     ]
 
 
@@ -129,13 +129,13 @@ def check_disk(
     recipe = loaded.recipe
     kept = min(recipe.checkpoint.keep_last + recipe.checkpoint.keep_best, checkpoints_written(loaded)) + 1
     rollouts = _rollout_steps_kept(loaded) * _rollout_bytes(loaded)
-    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    free = shutil.disk_usage(existing).free
     facts = {"folder": str(folder), "free_bytes": free, "checkpoint_bytes": checkpoint, "checkpoints_at_once": kept,
              "rollouts_bytes_at_most": rollouts, "merged_bytes": merged}  # fmt: skip
     need = kept * checkpoint + rollouts + merged
-    if not os.access(there, os.W_OK):
-        return [Problem(f"{there} cannot be written: no run can be kept there", str(folder), "--runs DIR")], facts
+    if not os.access(existing, os.W_OK):
+        return [Problem(f"{existing} cannot be written: no run can be kept there", str(folder), "--runs DIR")], facts
     if need > free:
         level = "error" if kept * checkpoint > free else "warning"
         parts = [f"{kept} checkpoints of {gib(checkpoint)}"]
@@ -143,7 +143,7 @@ def check_disk(
             parts.append(f"rollouts of at most {gib(rollouts)}")
         if merged:
             parts.append(f"a merged model of {gib(merged)}")
-        message = f"the run may write {gib(need)} to {there} ({', '.join(parts)}); {gib(free)} are free"
+        message = f"the run may write {gib(need)} to {existing} ({', '.join(parts)}); {gib(free)} are free"
         key = ("log", "keep_rollouts") if rollouts > kept * checkpoint else ("checkpoint", "keep_last")
         change = "set log.keep_rollouts" if key[0] == "log" else "lower checkpoint.keep_last"
         hint = f"free some space (vlmrl runs du), {change}, or keep runs elsewhere with --runs DIR"

@@ -73,15 +73,15 @@ def find_fits(
 ) -> list[Fit]:
     """Return the smallest ways to make a run fit that does not, with room to spare; [] when none is known here."""
     changes = list(possible_changes(loaded.recipe, facts, cluster, prompts))
-    found: list[Fit] = []
+    fits: list[Fit] = []
     for count in range(1, MAX_TOGETHER + 1):
         for some in combinations(changes, count):
-            if len({change.key for change in some}) < count or _needless(some, found):
+            if len({change.key for change in some}) < count or _needless(some, fits):
                 continue
             planned = _plan(some, loaded, facts, cluster, prompts, kernels)
             if planned.fits and not planned.is_tight:
-                found.append(Fit(some, planned))
-    return _different(sorted(found, key=lambda fit: fit.order))
+                fits.append(Fit(some, planned))
+    return _different(sorted(fits, key=lambda fit: fit.order))
 
 
 def possible_changes(
@@ -116,15 +116,15 @@ def possible_changes(
             key = "rollout.tensor_parallel"
             yield RecipeEdit(f"--set {key}={parts}", "each token takes longer", 1.0 + 0.1 * parts, key, parts)
     if cluster.processes > 1 and not recipe.parallel.offload and recipe.optim.name == "adamw":
-        told = "an update takes several times as long"
-        yield RecipeEdit("--set parallel.offload=true", told, 3.0, "parallel.offload", True)
+        costs = "an update takes several times as long"
+        yield RecipeEdit("--set parallel.offload=true", costs, 3.0, "parallel.offload", True)
     for gpus in (2, 4, 8, 16, 32, 64):
         if cluster.processes < gpus <= 8 * cluster.processes and recipe.model.quantize is None:
             machines = f" ({gpus // 8} machines of 8)" if gpus > 8 else ""
             yield RecipeEdit(f"--gpus {gpus}", f"more GPUs{machines}", gpus / cluster.processes, "gpus", gpus)
     if recipe.lora is None and not recipe.model.freeze:
-        told = "an adapter is trained, not the weights"
-        yield RecipeEdit(f"--set lora.rank={ADAPTER_RANK}", told, 1.0, "lora", learns=True)
+        costs = "an adapter is trained, not the weights"
+        yield RecipeEdit(f"--set lora.rank={ADAPTER_RANK}", costs, 1.0, "lora", learns=True)
 
 
 def _plan(

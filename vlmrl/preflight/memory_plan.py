@@ -209,8 +209,8 @@ class _Planner:
         s = self.sizes
         if self.offload and self.on_gpu:
             return {}
-        found = {"weights": s.weights, "masters": s.masters, "moments": s.moments, "reference": s.reference}
-        return found | ({"gradients": s.gradients} if gradients else {})
+        states = {"weights": s.weights, "masters": s.masters, "moments": s.moments, "reference": s.reference}
+        return states | ({"gradients": s.gradients} if gradients else {})
 
     def _resting(self) -> dict[str, int]:
         """Return what is held between update and rollout: states without gradients, and a sleeping engine's memory."""
@@ -283,13 +283,13 @@ class _Planner:
         s = self.sizes
         adapter = s.trained * s.size if self.recipe.lora else 0
         weights = (self.facts.total * s.size) // self.parts + adapter
-        found = {"engine weights": weights, CACHE: self.cache}
+        parts = {"engine weights": weights, CACHE: self.cache}
         if not self.on_gpu:
-            return found
+            return parts
         d = self._demand()
         work = engine_work(self.facts.text, s.size, d.longest, d.sequences, self.parts)
         # A tensor-parallel engine has processes of its own beside the trainers'.
-        return found | {"engine work": work + (RUNTIME_BYTES if self.parts > 1 and not self.apart else 0)}
+        return parts | {"engine work": work + (RUNTIME_BYTES if self.parts > 1 and not self.apart else 0)}
 
     def _demand(self) -> Demand:
         r = self.recipe.rollout
@@ -305,9 +305,9 @@ class _Planner:
         reserve = int(RESERVE_SHARE * self.cluster.each_bytes) + sum(self.runtime.values())
         free = self.cluster.each_bytes - taken - reserve
         size = size_cache(shape, demand, free, self.cluster.device, self.parts)
-        asked = self.recipe.rollout.kv_cache_gib
-        self.cache, self.needed = size.chosen if asked is None else int(asked * GIB), size.needed
-        self.elastic = 0 if asked is not None else self.cache - max(size.least, min(self.cache, size.needed // 4))
+        configured = self.recipe.rollout.kv_cache_gib
+        self.cache, self.needed = size.chosen if configured is None else int(configured * GIB), size.needed
+        self.elastic = 0 if configured is not None else self.cache - max(size.least, min(self.cache, size.needed // 4))
 
     def _built_in_cache(self) -> int:
         """Return the size of the built-in engine's cache.
@@ -332,7 +332,7 @@ class _Planner:
             return tuple(Phase(p.name, p.on, {k: v * count[p.on] for k, v in p.parts.items()}) for p in phases)
         model = self.facts.total * s.size
         unit = max(s.layer, s.root) * (4 - s.size) if self.trainers > 1 and s.trained_share else 0
-        found = [Phase("load", "trainer", {"the whole model, in every process": self.trainers * model,
+        host_phases = [Phase("load", "trainer", {"the whole model, in every process": self.trainers * model,
                                            "a unit in float32": self.trainers * unit})]  # fmt: skip
         running: dict[str, int] = {}
         if self.offload:
@@ -343,7 +343,7 @@ class _Planner:
             running["copies for checkpoints"] = self.trainers * copies
         if self.vllm and self.recipe.lora and not self.apart:
             running["engines' weights asleep"] = self.trainers * model // self.parts
-        return (*found, Phase("training", "trainer", running)) if running else tuple(found)
+        return (*host_phases, Phase("training", "trainer", running)) if running else tuple(host_phases)
 
     def _notes(self) -> list[str]:
         notes: list[str] = []

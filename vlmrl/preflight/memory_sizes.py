@@ -219,9 +219,11 @@ class Sizes:
     def layer_work(self) -> int:
         """Return the size of the temporary tensors in the backward pass of one text layer."""
         recomputed = self.recipe.model.gradient_checkpointing is True
-        made = max((layer.whole if recomputed else layer.whole - layer.kept) + layer.working for layer in self.text)
+        per_token = max(
+            (layer.whole if recomputed else layer.whole - layer.kept) + layer.working for layer in self.text
+        )
         one = self._copied_keys(recomputed) / max(1, self._full_layers()) if recomputed else 0.0
-        return int((self.row.run * made + one) * self.size)
+        return int((self.row.run * per_token + one) * self.size)
 
     def vision_work(self) -> int:
         """Return the size of the temporary tensors in the vision tower's backward pass.

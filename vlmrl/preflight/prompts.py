@@ -85,9 +85,9 @@ class PromptScan:
                 texts.append(self.source.task.trace(row, random.Random(0)))
             except VlmrlError as error:
                 self.failed.append(named(row, error))
-        found = sum((encoder.control.found_in(text) for text in texts), Counter())
-        if found:
-            self.typed.append((row.place, found))
+        token_counts = sum((encoder.control.found_in(text) for text in texts), Counter())
+        if token_counts:
+            self.typed.append((row.place, token_counts))
 
     @property
     def is_sound(self) -> bool:
@@ -101,14 +101,14 @@ class PromptScan:
             where: the place of the source in the recipe, for a problem without a place of its own.
         """
         rows = f"{self.rows:,} rows of `{self.source.name}` ({self.source.split})"
-        found = list(self._faults)
+        problems = list(self._faults)
         if self.failed:
             what = "no prompt, or no response to learn" if self.learns else "no prompt"
             message = f"{len(self.failed):,} of {rows} make {what}"
-            found.append(Problem(message, where, examples(self.failed)))
+            problems.append(Problem(message, where, examples(self.failed)))
         if self.refused:
             message = f"{len(self.refused):,} of {rows} have an image that the model does not take"
-            found.append(Problem(message, where, examples(self.refused)))
+            problems.append(Problem(message, where, examples(self.refused)))
         if self.typed:
             total: Counter[str] = Counter()
             for _, tokens in self.typed:
@@ -120,8 +120,8 @@ class PromptScan:
                 "they are read as letters: they end no turn and stand for no image (an image is <image>); "
                 f"{examples(lines)}"
             )
-            found.append(Problem(message, where, hint, "warning"))
-        return found
+            problems.append(Problem(message, where, hint, "warning"))
+        return problems
 
 
 def _no_problem(width: int, height: int) -> None:

@@ -130,7 +130,7 @@ def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem]) -> En
 
 def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
     """Return what is missing for validation: rows to validate on, or the metric `eval.metric`."""
-    there = [e.validation for e in opened.entries if e.validation and e.reward_ok]
+    sources = [e.validation for e in opened.entries if e.validation and e.reward_ok]
     settings = loaded.recipe.eval
     if opened.entries and settings.enabled and not any(e.validation for e in opened.entries):
         waiting = [("train", "stop_above"), ("eval", "patience")]
@@ -143,7 +143,7 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
         where = loaded.where(("eval", "metric"), ("data", 0))
         return [Problem("no source has validation rows: no best checkpoint, no early stop", where, hint, "warning")]
     metric = loaded.recipe.eval.metric
-    for source in there:
+    for source in sources:
         wrong = list(wrong_goal(loaded, metric_facts(metric, source.task.metrics)))
         if wrong and metric_facts(metric).better is None:  # otherwise the check of the recipe reports it
             return wrong

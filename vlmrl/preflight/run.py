@@ -130,27 +130,27 @@ def preflight(
     """
     at_model = loaded.where(("model", "path"))
     installed = [] if target.is_elsewhere else machine.check_installed(loaded) + check_loggers(loaded)
-    found = Preflight(check_recipe(loaded, catalogs()) + installed + _check_world(loaded, target))
+    result = Preflight(check_recipe(loaded, catalogs()) + installed + _check_world(loaded, target))
     if missing:  # the run store's message on a run without a checkpoint says more than "no such folder"
-        found.problems = [p for p in found.problems if p.where != at_model]
-    elif not any(p.level == "error" and p.where == at_model for p in found.problems):
+        result.problems = [p for p in result.problems if p.where != at_model]
+    elif not any(p.level == "error" and p.where == at_model for p in result.problems):
         missing = check_location(loaded, model_files)
-    there = not missing and not any(p.level == "error" and p.where == at_model for p in found.problems)
-    found.problems = [*missing, *found.problems]
+    has_model = not missing and not any(p.level == "error" and p.where == at_model for p in result.problems)
+    result.problems = [*missing, *result.problems]
     opened = rows.open_sources(loaded)
-    found.problems += [p for p in opened.problems if not _told(p, found.problems)]
-    found.problems += rows.check_validation(loaded, opened)
-    encoder = _open_encoder(found, loaded, model_files) if there else None
-    askable = [entry for entry in opened.entries if _check_entry(found, loaded, entry, encoder)]
-    longest = None if encoder is None else _check_tokens(found, loaded, askable, encoder)
+    result.problems += [p for p in opened.problems if not _told(p, result.problems)]
+    result.problems += rows.check_validation(loaded, opened)
+    encoder = _open_encoder(result, loaded, model_files) if has_model else None
+    measurable = [entry for entry in opened.entries if _check_entry(result, loaded, entry, encoder)]
+    longest = None if encoder is None else _check_tokens(result, loaded, measurable, encoder)
     sources = [(e.train.name, e.train.share, len(e.train.rows)) for e in opened.entries]
     validation = [len(e.validation.rows) for e in opened.entries if e.validation]
     limit = loaded.recipe.eval.max_rows
     if loaded.recipe.train.steps:  # 0: the number of steps is not known yet
-        found.plan["run"] = machine.arithmetic(loaded, sources, sum(min(n, limit or n) for n in validation))
-    if there:
-        _check_machine(found, loaded, runs_folder, model_files, longest, target)
-    return found
+        result.plan["run"] = machine.arithmetic(loaded, sources, sum(min(n, limit or n) for n in validation))
+    if has_model:
+        _check_machine(result, loaded, runs_folder, model_files, longest, target)
+    return result
 
 
 def _open_encoder(found: Preflight, loaded: LoadedRecipe, model_files: str | None) -> Encoder | None:
@@ -298,9 +298,9 @@ def _check_machine(
     found.problems += [] if target.is_elsewhere else problems
     found.plan["disk"] = disk
     limit = int(facts.text.get("max_position_embeddings") or 0)
-    asked = longest.tokens + loaded.recipe.rollout.max_new_tokens if longest else 0
-    if limit and asked > limit:
-        message = f"prompt and response may have {asked} tokens; this model takes {limit}"
+    needed = longest.tokens + loaded.recipe.rollout.max_new_tokens if longest else 0
+    if limit and needed > limit:
+        message = f"prompt and response may have {needed} tokens; this model takes {limit}"
         where = loaded.where(("rollout", "max_new_tokens"), ("model", "path"))
         found.problems.append(Problem(message, where, "lower rollout.max_new_tokens or model.max_pixels"))
 

@@ -90,10 +90,12 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
     for row in rows:
         try:
             encoder.require_sizes(row)
-            seen = encoder.count_image_tokens(row)
-            if seen is not None and seen > loaded.recipe.rollout.max_prompt_tokens:  # too long whatever the text
+            image_tokens = encoder.count_image_tokens(row)
+            if (
+                image_tokens is not None and image_tokens > loaded.recipe.rollout.max_prompt_tokens
+            ):  # too long whatever the text
                 facts.prompt_tokens.append(encoder.count_prompt_tokens(row, source.messages(row)))
-                facts.image_tokens.append(seen)
+                facts.image_tokens.append(image_tokens)
                 continue
             images = [source.dataset.image(media) for media in row.media]
             prompt = encoder.encode(row, source.messages(row), images)
@@ -103,7 +105,7 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
             continue
         facts.prompt_tokens.append(len(prompt.prompt_ids))
         facts.image_tokens.append(prompt.num_image_tokens)
-        facts.images += [(image.size, seen) for image, seen in zip(images, prompt.image_sizes, strict=True)]
+        facts.images += [(image.size, seen_size) for image, seen_size in zip(images, prompt.image_sizes, strict=True)]
         if trace is not None:
             facts.trace_tokens.append(len(encoder.encode_text(trace)) + 1)  # + 1: the end token
     if failed:
