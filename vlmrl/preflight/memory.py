@@ -99,12 +99,12 @@ def check_device(loaded: LoadedRecipe, target: Target) -> list[Problem]:
     return []
 
 
-def check_memory(loaded: LoadedRecipe, found: FittedPlan) -> list[Problem]:
+def check_memory(loaded: LoadedRecipe, fitted: FittedPlan) -> list[Problem]:
     """Return a problem if a plan does not fit, with what to change first."""
-    plan = found.plan
+    plan = fitted.plan
     cluster = plan.cluster
     where = loaded.where(("train", "tokens_per_row"), ("model", "path"))
-    hint = _hint(found)
+    hint = _hint(fitted)
     if not plan.fits_gpus:
         peak, have = plan.peak, cluster.each_bytes
         level = "error" if peak.total > ERROR_FACTOR * have else "warning"
@@ -132,9 +132,9 @@ def check_memory(loaded: LoadedRecipe, found: FittedPlan) -> list[Problem]:
     return []
 
 
-def _hint(found: FittedPlan) -> str:
-    if not found.fits:
+def _hint(fitted: FittedPlan) -> str:
+    if not fitted.fits:
         return "none of the usual changes makes it fit: a smaller model, shorter prompts and responses, or more GPUs"
-    first, *others = found.fits
+    first, *others = fitted.fits
     also = "".join(f"; or {fit.words} ({fit.costs})" for fit in others)
     return f"{first.words} makes it fit ({first.costs}){also}"

@@ -143,14 +143,14 @@ def _plan(
     return make_plan(replace(loaded, recipe=recipe), facts, cluster, prompts, kernels)
 
 
-def _needless(some: tuple[RecipeEdit, ...], found: list[Fit]) -> bool:
+def _needless(some: tuple[RecipeEdit, ...], fits: list[Fit]) -> bool:
     """Return whether fewer of these changes are enough."""
-    return any(set(fit.changes) < set(some) for fit in found)
+    return any(set(fit.changes) < set(some) for fit in fits)
 
 
-def _different(found: list[Fit]) -> list[Fit]:
+def _different(fits: list[Fit]) -> list[Fit]:
     """Return the first few fits that change different keys. Of one key's values, the mildest came first."""
     chosen: dict[tuple[str, ...], Fit] = {}
-    for fit in found:
+    for fit in fits:
         chosen.setdefault(tuple(change.key for change in fit.changes), fit)
     return list(chosen.values())[:SHOWN]

@@ -331,15 +331,15 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFact
     return facts
 
 
-def spread(total: int, wanted: int) -> list[int]:
-    """Return up to `wanted` of the indices 0 .. total - 1, evenly spread, the first included."""
-    count = min(total, wanted)
+def spread(total: int, most: int) -> list[int]:
+    """Return up to `most` of the indices 0 .. total - 1, evenly spread, the first included."""
+    count = min(total, most)
     return [i * total // count for i in range(count)]
 
 
-def sample_rows(source: Source, wanted: int) -> list[Row]:
+def sample_rows(source: Source, most: int) -> list[Row]:
     """Return rows spread evenly over a source, without those that cannot be read (the scan reports them)."""
-    return list(_readable(source, spread(len(source.rows), wanted)))
+    return list(_readable(source, spread(len(source.rows), most)))
 
 
 def _readable(source: Source, indices: Sequence[int]) -> Iterator[Row]:

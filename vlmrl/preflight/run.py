@@ -138,7 +138,7 @@ def preflight(
     has_model = not missing and not any(p.level == "error" and p.where == at_model for p in result.problems)
     result.problems = [*missing, *result.problems]
     opened = rows.open_sources(loaded)
-    result.problems += [p for p in opened.problems if not _told(p, result.problems)]
+    result.problems += [p for p in opened.problems if not _was_reported(p, result.problems)]
     result.problems += rows.check_validation(loaded, opened)
     encoder = _open_encoder(result, loaded, model_files) if has_model else None
     measurable = [entry for entry in opened.entries if _check_entry(result, loaded, entry, encoder)]
@@ -153,25 +153,25 @@ def preflight(
     return result
 
 
-def _open_encoder(found: Preflight, loaded: LoadedRecipe, model_files: str | None) -> Encoder | None:
+def _open_encoder(result: Preflight, loaded: LoadedRecipe, model_files: str | None) -> Encoder | None:
     """Return the model's processor, and report pixel bounds that it does not use; None with a problem if it fails."""
     try:
         encoder = tokens.make_encoder(loaded, model_files)
     except VlmrlError as error:
         where = loaded.where(("model", "path"))
-        found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
+        result.problems += [p for p in rows.problems_in(error, where) if not _was_reported(p, result.problems)]
         return None
-    found.problems += tokens.check_pixels(loaded, encoder)
+    result.problems += tokens.check_pixels(loaded, encoder)
     return encoder
 
 
-def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry, encoder: Encoder | None) -> bool:
+def _check_entry(result: Preflight, loaded: LoadedRecipe, entry: rows.Entry, encoder: Encoder | None) -> bool:
     """Check one source except the lengths of its prompts. Return whether it has prompts that can be measured."""
     source, where = entry.train, entry.where
     learns = loaded.recipe.kind == "sft"
     prompts = PromptScan(source, encoder, learns)
     scan = rows.scan_rows(source, where, prompts=prompts)
-    found.problems += scan.problems
+    result.problems += scan.problems
     others = {split: source.with_split(split) for split in source.dataset.splits if split != source.split}
     if entry.validation and entry.validation.dataset.path != source.dataset.path:
         others["validation"] = entry.validation
@@ -179,16 +179,16 @@ def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry, enco
     for split, other_source in others.items():
         same = prompts.is_sound  # otherwise the same template fails there, too
         other = rows.scan_rows(other_source, where, prompts=PromptScan(other_source, encoder) if same else None)
-        found.problems += other.problems
-        found.problems += rows.check_overlap(source.name, split, scan, other, where)
+        result.problems += other.problems
+        result.problems += rows.check_overlap(source.name, split, scan, other, where)
         splits[split] = {"rows": other.rows, "images": len(other.images)}
-    found.problems += rows.check_images(source, where)
+    result.problems += rows.check_images(source, where)
     if learns and (prompts.is_sound or source.task.trace is None):
-        found.problems += rows.check_traces(source, where)
+        result.problems += rows.check_traces(source, where)
     sound = not any(p.level == "error" for p in scan.problems)
     reward = rows.check_reward(loaded, source, where) if sound and entry.reward_ok else rows.RewardFacts()
-    found.problems += reward.problems
-    found.plan.setdefault("data", {})[source.name] = {
+    result.problems += reward.problems
+    result.plan.setdefault("data", {})[source.name] = {
         "path": source.dataset.path,
         "task": source.task.name,
         "variant": source.task.variant or None,
@@ -200,7 +200,7 @@ def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry, enco
         "prompt": source.template_path if source.template else "the table's own messages",
     }
     if entry.reward_ok:
-        found.plan.setdefault("reward", {})[source.name] = _reward_plan(source, reward, loaded.recipe.reward.profile)
+        result.plan.setdefault("reward", {})[source.name] = _reward_plan(source, reward, loaded.recipe.reward.profile)
     return not prompts.stopped
 
 
@@ -230,17 +230,17 @@ def _accuracy(source: Source, parts: Sequence[str]) -> str | None:
 
 
 def _check_tokens(
-    found: Preflight, loaded: LoadedRecipe, entries: Sequence[rows.Entry], encoder: Encoder
+    result: Preflight, loaded: LoadedRecipe, entries: Sequence[rows.Entry], encoder: Encoder
 ) -> PromptLengths | None:
     """Measure prompts with the model's processor. Return the longest; None if no row of any source was measured."""
     longest = images = traces = 0
     for where, source in ((entry.where, entry.train) for entry in entries):
         facts = tokens.measure_tokens(loaded, source, encoder, where)
-        found.problems += [p for p in facts.failures if not _told(p, found.problems)] + facts.problems
+        result.problems += [p for p in facts.failures if not _was_reported(p, result.problems)] + facts.problems
         if facts.prompt_tokens:
             longest, images = max(longest, *facts.prompt_tokens), max(images, *facts.image_tokens)
             traces = max(traces, *facts.trace_tokens, 0)
-            found.plan.setdefault("prompts", {})[source.name] = _token_plan(facts)
+            result.plan.setdefault("prompts", {})[source.name] = _token_plan(facts)
     response = traces if loaded.recipe.kind == "sft" and traces else loaded.recipe.rollout.max_new_tokens
     return PromptLengths(longest, images, response) if longest else None
 
@@ -263,7 +263,7 @@ def _token_plan(facts: tokens.TokenFacts) -> Mapping[str, Any]:
 
 
 def _check_machine(
-    found: Preflight, loaded: LoadedRecipe, runs_folder: Path, model_files: str | None, longest: PromptLengths | None,
+    result: Preflight, loaded: LoadedRecipe, runs_folder: Path, model_files: str | None, longest: PromptLengths | None,
     target: Target,
 ) -> None:  # fmt: skip
     """Check the model, the memory and the disk of the machine.
@@ -278,31 +278,31 @@ def _check_machine(
         facts = model_facts(loaded.recipe.model, path=model_files)
     except VlmrlError as error:
         where = loaded.where(("model", "path"))
-        found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
+        result.problems += [p for p in rows.problems_in(error, where) if not _was_reported(p, result.problems)]
         return
     device = "cuda" if target.is_elsewhere else None
     problems = machine.check_trained(loaded, facts) + machine.check_served(loaded, facts, device)
     if problems:
-        found.problems += [p for p in problems if not _told(p, found.problems)]
+        result.problems += [p for p in problems if not _was_reported(p, result.problems)]
         return
     trained = machine.trained_parameters(loaded, facts)
     parts = dict(facts.parameters)
-    found.plan["model"] = {"type": facts.model_type, "parameters": facts.total, "trained": trained, "parts": parts}
-    found.problems += check_device(loaded, target)
+    result.plan["model"] = {"type": facts.model_type, "parameters": facts.total, "trained": trained, "parts": parts}
+    result.problems += check_device(loaded, target)
     memory = plan_memory(loaded, facts, target, longest or longest_allowed(loaded))
-    found.problems += (check_memory(loaded, memory) if longest else []) + check_kernels(loaded, facts, target)
+    result.problems += (check_memory(loaded, memory) if longest else []) + check_kernels(loaded, facts, target)
     if (attention := attention_kernel(loaded, facts, target)) is not None:
-        found.plan["attention"] = attention
-    found.plan["memory"] = memory.as_dict() | {"measured_prompts": longest is not None}
+        result.plan["attention"] = attention
+    result.plan["memory"] = memory.as_dict() | {"measured_prompts": longest is not None}
     problems, disk = _check_disk(loaded, runs_folder, facts)
-    found.problems += [] if target.is_elsewhere else problems
-    found.plan["disk"] = disk
+    result.problems += [] if target.is_elsewhere else problems
+    result.plan["disk"] = disk
     limit = int(facts.text.get("max_position_embeddings") or 0)
     needed = longest.tokens + loaded.recipe.rollout.max_new_tokens if longest else 0
     if limit and needed > limit:
         message = f"prompt and response may have {needed} tokens; this model takes {limit}"
         where = loaded.where(("rollout", "max_new_tokens"), ("model", "path"))
-        found.problems.append(Problem(message, where, "lower rollout.max_new_tokens or model.max_pixels"))
+        result.problems.append(Problem(message, where, "lower rollout.max_new_tokens or model.max_pixels"))
 
 
 def _check_world(loaded: LoadedRecipe, target: Target) -> list[Problem]:
@@ -320,6 +320,6 @@ def _check_disk(loaded: LoadedRecipe, runs_folder: Path, facts: ModelFacts) -> t
     return machine.check_disk(loaded, runs_folder, *sizes)
 
 
-def _told(problem: Problem, already: list[Problem]) -> bool:
+def _was_reported(problem: Problem, already: list[Problem]) -> bool:
     """Return whether an error at the same place, or with the same words, was reported before."""
     return any(p.level == "error" and (p.where == problem.where or p.message == problem.message) for p in already)
