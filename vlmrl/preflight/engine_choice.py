@@ -54,7 +54,7 @@ def choose_engine(recipe: Recipe, world: EngineWorld) -> Choice:
         return _built_in(recipe, world, "vLLM is not installed", f"install it: {VLLM_INSTALL}")
     if vllm.error:
         why = f"vLLM {vllm.version} is installed and cannot be imported: {vllm.error}"
-        return _built_in(recipe, world, why, f"install it anew: {VLLM_INSTALL}")
+        return _built_in(recipe, world, why, f"reinstall it: {VLLM_INSTALL}")
     try:
         model = world.model()
     except VlmrlError as error:  # the check of the model says the same as an error
@@ -81,7 +81,7 @@ def _built_in(recipe: Recipe, world: EngineWorld, why: str, hint: str | None) ->
         message += f". Rollouts take about {times:.0f} times as long as with vLLM (estimated)"
     except VlmrlError:  # another check reports a model that cannot be read
         pass
-    silence = 'to have it so without this warning: rollout.engine = "torch"'
+    silence = 'to choose it without this warning: rollout.engine = "torch"'
     return Choice(
         KEY, "torch", why, Problem(message, world.where, f"{hint}; {silence}" if hint else silence, "warning")
     )

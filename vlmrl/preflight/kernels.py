@@ -26,8 +26,8 @@ def check_kernels(loaded: LoadedRecipe, facts: ModelFacts, target: Target = HERE
     if linear and importlib.util.find_spec("fla") is None:
         times = LINEAR_KEPT["torch"][0] / LINEAR_KEPT["fla"][0]
         message = (
-            f"flash-linear-attention is not installed: {linear} of {facts.layers} layers run their recurrence in plain "
-            f"PyTorch, in many small kernels, and keep about {times:.0f} times the activations for it"
+            f"flash-linear-attention is not installed: {linear} of {facts.layers} layers compute their recurrence in "
+            f"plain PyTorch, in many small kernels, and keep about {times:.0f} times as many activations"
         )
         problems.append(Problem(message, where, install_line("flash-linear-attention"), "warning"))
     if linear and importlib.util.find_spec("causal_conv1d") is None:

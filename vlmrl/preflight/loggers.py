@@ -86,8 +86,10 @@ def _names(loaded: LoadedRecipe) -> Iterator[Problem]:
             continue
         if not services:
             hint = 'log.sinks = ["wandb"] or ["trackio"], or leave it out'
-            yield Problem(f"`log.{key}` does nothing: no logger of log.sinks takes it", where, hint, "warning")
+            yield Problem(f"`log.{key}` does nothing: no logger of log.sinks uses it", where, hint, "warning")
         if len(value) > MAX_CHARS or not value.isprintable():
-            yield Problem(f"`log.{key}` has more than {MAX_CHARS} characters, or some that cannot be shown", where)
+            yield Problem(
+                f"`log.{key}` has more than {MAX_CHARS} characters, or characters that cannot be displayed", where
+            )
         elif key == "project" and UNFIT.search(value):
             yield Problem(f"`log.project` cannot be `{value}`", where, "leave out / \\ # ? % and :")

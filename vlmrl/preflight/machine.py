@@ -135,7 +135,7 @@ def check_disk(
              "rollouts_bytes_at_most": rollouts, "merged_bytes": merged}  # fmt: skip
     need = kept * checkpoint + rollouts + merged
     if not os.access(existing, os.W_OK):
-        return [Problem(f"{existing} cannot be written: no run can be kept there", str(folder), "--runs DIR")], facts
+        return [Problem(f"{existing} cannot be written: no run can be stored there", str(folder), "--runs DIR")], facts
     if need > free:
         level = "error" if kept * checkpoint > free else "warning"
         parts = [f"{kept} checkpoints of {gib(checkpoint)}"]

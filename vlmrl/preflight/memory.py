@@ -127,7 +127,7 @@ def check_memory(loaded: LoadedRecipe, fitted: FittedPlan) -> list[Problem]:
     if plan.is_tight:
         sizes = f"about {gib(plan.peak.total)} of {gib(cluster.each_bytes)}"
         message = f"a GPU is nearly full in the phase `{plan.peak.name}`: {sizes}"
-        tight = "halve train.tokens_per_row if memory runs out; the row that is run before step 1 will tell"
+        tight = "halve train.tokens_per_row if memory runs out; the largest row, run before step 1, shows it"
         return [Problem(message, where, tight, "warning")] if cluster.gpu else []
     return []
 

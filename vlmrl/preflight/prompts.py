@@ -107,17 +107,17 @@ class PromptScan:
             message = f"{len(self.failed):,} of {rows} make {what}"
             problems.append(Problem(message, where, examples(self.failed)))
         if self.refused:
-            message = f"{len(self.refused):,} of {rows} have an image that the model does not take"
+            message = f"{len(self.refused):,} of {rows} have an image that the model does not accept"
             problems.append(Problem(message, where, examples(self.refused)))
         if self.typed:
             total: Counter[str] = Counter()
             for _, tokens in self.typed:
                 total.update(tokens.keys())
             listing = ", ".join(f"{token} in {count:,}" for token, count in total.most_common(SHOWN))
-            message = f"{len(self.typed):,} of {rows} hold control tokens of the model: {listing}"
+            message = f"{len(self.typed):,} of {rows} contain control tokens of the model: {listing}"
             lines = [(place, ", ".join(f"{n} x {name}" for name, n in tokens.items())) for place, tokens in self.typed]
             hint = (
-                "they are read as letters: they end no turn and stand for no image (an image is <image>); "
+                "they are read as plain text: they end no turn and are no image (an image is <image>); "
                 f"{examples(lines)}"
             )
             problems.append(Problem(message, where, hint, "warning"))

@@ -138,8 +138,8 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
         if waiting:
             key = ".".join(waiting[0])
             message = f"`{key}` waits for a validation, and no source has validation rows"
-            return [Problem(message, loaded.where(waiting[0]), f"name them with data.validation, or remove {key}")]
-        hint = "name one with data.validation, or prepare the data with one; training goes on without validation"
+            return [Problem(message, loaded.where(waiting[0]), f"name some with data.validation, or remove {key}")]
+        hint = "name a split with data.validation, or prepare the data with one; training runs without validation"
         where = loaded.where(("eval", "metric"), ("data", 0))
         return [Problem("no source has validation rows: no best checkpoint, no early stop", where, hint, "warning")]
     metric = loaded.recipe.eval.metric
@@ -156,7 +156,7 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
         if metric not in known and not open_ended:
             near = nearest(metric, known)
             hint = (f"did you mean `{near}`?  " if near else "") + f"there are: {', '.join(known)}"
-            hint += '; [reward] accuracy = "PART" says which part is it' if metric == "accuracy" else ""
+            hint += '; [reward] accuracy = "PART" names the part' if metric == "accuracy" else ""
             message = f"validation of `{source.name}` has no metric `{metric}`"
             return [Problem(message, loaded.where(("eval", "metric")), hint)]
     return []
@@ -215,7 +215,7 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
             prompts.look(row)
     if bad:
         rows = len({name for name, _ in bad})
-        message = f"{rows:,} of {scan.seen:,} rows of `{source.name}` ({source.split}) are not sound"
+        message = f"{rows:,} of {scan.seen:,} rows of `{source.name}` ({source.split}) are not valid"
         scan.problems.append(Problem(message, where, examples(bad)))
     scan.problems += prompts.problems(where) if prompts is not None else []
     if scan.repeated:
@@ -235,11 +235,11 @@ def check_overlap(name: str, split: str, train: RowScan, other: RowScan, where: 
     rows, images = train.contents.keys() & other.contents.keys(), train.images & other.images
     if rows:
         message = f"{len(rows):,} of {other.seen:,} {split} rows of `{name}` are training rows too"
-        hint = f"the {split} numbers will flatter; first: {min(other.contents[content] for content in rows)}"
+        hint = f"the {split} metrics will be too high; first: {min(other.contents[content] for content in rows)}"
         problems.append(Problem(message, where, hint, "warning"))
     elif images:
         message = f"{len(images):,} of {len(other.images):,} {split} images of `{name}` are training images too"
-        hint = f"a model can know them by heart; first: sha256 {min(images)[:12]}"
+        hint = f"the model may have memorized them; first: sha256 {min(images)[:12]}"
         problems.append(Problem(message, where, hint, "warning"))
     return problems
 
@@ -257,7 +257,7 @@ def check_images(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list
     if not bad:
         return notes
     looked_at = min(rows, len(source.rows))
-    message = f"{len(bad)} of {looked_at} sampled rows of `{source.name}` have an image that cannot be shown"
+    message = f"{len(bad)} of {looked_at} sampled rows of `{source.name}` have an image that cannot be read"
     hint = f"{examples(bad)}\n`vlmrl data doctor {source.dataset.path}` decodes every image"
     return [Problem(message, where, hint), *notes]
 
@@ -325,9 +325,9 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFact
         message = (
             f"on `{source.name}` a correct response scores {facts.correct:.3g}, "
             f"an empty response earns {facts.empty:.3g}: "
-            "this reward does not ask for the right answer"
+            "this reward does not pay for the right answer"
         )
-        facts.problems.append(Problem(message, where, "look at the parts: `vlmrl try RECIPE`", "warning"))
+        facts.problems.append(Problem(message, where, "see the parts: `vlmrl try RECIPE`", "warning"))
     return facts
 
 
@@ -378,13 +378,13 @@ def _scored(loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Se
     with Scorer(source.reward, source.weights, **_limits(loaded)) as scorer:
         scores = scorer.score(inputs, strict=True)
     if not scores:
-        raise RewardError(f"the reward of `{source.name}` was given no row it could score")
+        raise RewardError(f"the reward of `{source.name}` could score none of the sampled rows")
     if hung := sum(map(earned_on_timeout, scores)):
         seconds = loaded.recipe.reward.timeout_seconds
         raise RewardError(
-            f"reward `{source.reward.name}` does not answer within {seconds:g} s for {hung} of {len(scores)} {kind} "
+            f"reward `{source.reward.name}` does not return within {seconds:g} s for {hung} of {len(scores)} {kind} "
             "responses",
-            hint="mend it, or give it longer: [reward] timeout_seconds",
+            hint="correct it, or raise the limit: [reward] timeout_seconds",
         )
     return scores
 

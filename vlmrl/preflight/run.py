@@ -300,7 +300,7 @@ def _check_machine(
     limit = int(facts.text.get("max_position_embeddings") or 0)
     needed = longest.tokens + loaded.recipe.rollout.max_new_tokens if longest else 0
     if limit and needed > limit:
-        message = f"prompt and response may have {needed} tokens; this model takes {limit}"
+        message = f"prompt and response may have {needed} tokens; this model accepts {limit}"
         where = loaded.where(("rollout", "max_new_tokens"), ("model", "path"))
         result.problems.append(Problem(message, where, "lower rollout.max_new_tokens or model.max_pixels"))
 

@@ -135,12 +135,12 @@ def _length_problems(loaded: LoadedRecipe, source: Source, facts: TokenFacts, wh
             f"({rollout.max_prompt_tokens}); the longest has {longest} tokens"
         )
         place = loaded.where(("rollout", "max_prompt_tokens"), ("model", "max_pixels"))
-        hint = f"set rollout.max_prompt_tokens = {longest} or more, or lower model.max_pixels; nothing is ever cut"
+        hint = f"set rollout.max_prompt_tokens = {longest} or more, or lower model.max_pixels; prompts are never cut"
         problems.append(Problem(message, place, hint))
     if loaded.recipe.kind == "rl" and longest + rollout.max_new_tokens > train.tokens_per_row:
         message = (
-            f"the longest prompt ({longest} tokens) and a full response ({rollout.max_new_tokens}) do not fit in "
-            f"train.tokens_per_row ({train.tokens_per_row}): such a response gets a row of its own"
+            f"the longest prompt ({longest} tokens) and a full response ({rollout.max_new_tokens}) do not fit into "
+            f"train.tokens_per_row ({train.tokens_per_row}): such a response gets a packed row of its own"
         )
         hint = f"train.tokens_per_row = {longest + rollout.max_new_tokens} would hold it"
         problems.append(Problem(message, loaded.where(("train", "tokens_per_row")), hint, "warning"))
