@@ -1,4 +1,4 @@
-"""Rollout files of a run as pieces and inputs; see facts.py. Texts are read when their turn comes, and not kept."""
+"""Rollout files of a run as chunks and inputs; see response_columns.py. Texts are read when needed, and not kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = (
     "turns",
 )  # fmt: skip
 REPEATED = ("source", "task", "prompt_id", "truth", "columns", "prompt_text", "finish", "note", "error", "status")
-"""Columns with one value for many rows: each value is made a Python object once."""
+"""Columns with one value for many rows: each value becomes a Python object once."""
 CHUNK_ROWS = 8192
 GROUPS_OF_A_FILE = 1 << 32
 
@@ -34,7 +34,8 @@ class RolloutReader:
     """Rollout files in the order of their steps.
 
     Args:
-        paths: the files.     source: only rows of this `[[data]]` entry.
+        paths: the files.
+        source: only rows of this `[[data]]` entry.
     """
 
     paths: tuple[str, ...]
@@ -60,7 +61,7 @@ class RolloutReader:
                 first, place = first + batch.num_rows, place + batch.num_rows
 
     def heads(self) -> dict[str, Head]:
-        """Every source with its first row. Raises: StoreError for a file that cannot be read."""
+        """Return every source with its first row. Raises: StoreError for a file that cannot be read."""
         found: dict[str, Head] = {}
         names = ("source", "task", "truth", "columns")
         for path in self.paths:
@@ -77,7 +78,7 @@ class RolloutReader:
 
 @dataclass(frozen=True)
 class RolloutDecoder:
-    """See `RolloutReader`."""
+    """Decoder of the chunks of a `RolloutReader`."""
 
     paths: tuple[str, ...]
     source: str | None
@@ -85,7 +86,7 @@ class RolloutDecoder:
     def decode(
         self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
     ) -> Decoded:
-        """Raises: StoreError for a value of the wrong kind."""
+        """Return a chunk as inputs. Raises: StoreError for a value of the wrong kind."""
         batch, at = chunk.data, np.arange(chunk.rows)
         if self.source is not None:
             codes = batch.column("source").indices.to_numpy(zero_copy_only=False)
@@ -158,7 +159,7 @@ def _loads(truth: str, columns: str, path: str) -> tuple[Mapping[str, Any], Mapp
 
 
 def _repeated(column: Any, make: Any = None) -> list[Any]:
-    """The values of a dictionary-encoded column, each made once and shared."""
+    """Return the values of a dictionary-encoded column; rows with equal values share one object."""
     words = column.dictionary.to_pylist()
     values = [*(words if make is None else [make(w) for w in words]), None]
     indices = column.indices.fill_null(len(words)) if column.null_count else column.indices
@@ -175,7 +176,7 @@ def _numbers(batch: Any, name: str, kind: Any) -> Any:
 
 
 def _sampled_tokens(batch: Any) -> Any:
-    """The number of tokens that the policy wrote, of each row; int64 [rows]."""
+    """Return the number of tokens that the policy wrote in each row; int64 [rows]."""
     segments = batch.column("segments")
     flat = segments.flatten()
     lengths = (flat.field("end").to_numpy() - flat.field("start").to_numpy()).astype(np.int64)
@@ -188,7 +189,7 @@ def _sampled_tokens(batch: Any) -> Any:
 
 
 def _pictures(batch: Any) -> list[tuple[tuple[Media, ...], tuple[Size, ...]]]:
-    """The prompt's images of each row and the sizes that the model saw: made once for the rows of a group."""
+    """Return the images of each row's prompt, and the sizes that the model saw. Rows of a group share one object."""
     groups, counts = batch.column("group").to_pylist(), batch.column("num_row_images").to_pylist()
     images, made = batch.column("images"), []
     for row, (group, count) in enumerate(zip(groups, counts, strict=True)):

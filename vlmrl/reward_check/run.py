@@ -1,4 +1,4 @@
-"""What `vlmrl reward-check` does, as one function: read, score again, compare, attack. No torch."""
+"""`vlmrl reward-check` as one function: read, score again, compare, attack. No torch."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ MOST_BROKEN = 10
 
 @dataclass(frozen=True)
 class RewardQuestion:
-    """What is asked.
+    """Options of a check.
 
     Args:
         reward: score with this one instead of the run's own: a built-in, `file.py:function` or `profile:name`.
         diff: another reward to compare with, named in the same way.
         args, weights, style: of `diff` when given, else of `reward`, else changes to the run's own.
         probe: attack the reward as well.
-        most: rows shown of each kind.
+        most: maximum number of rows shown of each kind.
         jobs: processes for built-in rewards.
-        keep_going: rows that cannot be read and rows on which a reward fails are counted, not the end.
+        keep_going: count rows that cannot be read and rows on which a reward fails, instead of stopping.
     """
 
     reward: str | None = None
@@ -64,14 +64,18 @@ class RewardQuestion:
 
     @property
     def is_lenient(self) -> bool:
-        """Whether all scoring is by rewards that take any ground truth as it is."""
+        """Whether all rewards of the check accept any ground truth unchanged."""
         return takes_any_truth(self.reward) and (self.diff is None or takes_any_truth(self.diff))
 
 
 @dataclass
 class Checked:
-    """The report as JSON values, and what it was made from: the scores shown, the rows with their texts, and the reward
-    of each source that gave these scores (none where they are those that were stored).
+    """Report as JSON values, and what it was made from.
+
+    Args:
+        scores: the scores shown.
+        samples: the rows shown, with their texts.
+        chosen: the reward of each source that gave these scores; {} if they are the stored ones.
     """
 
     report: dict[str, Any]
@@ -87,20 +91,21 @@ Sides = tuple["dict[str, ChosenReward] | None", "dict[str, ChosenReward] | None"
 def check_rewards(
     saved: SavedResponses, question: RewardQuestion, progress: Callable[[int], None] | None = None
 ) -> Checked:
-    """The whole report.
+    """Return the whole report.
 
     It is a mapping with: path, run, steps, samples, groups, sources, notes, seconds;
         rewards: source -> name, weights, args, changed (of the scores that follow), accuracy (the part that is one);
         stored: see `compare_stored`, when the run's own reward was used unchanged, else None;
         broken: number and the first rows that could not be read; errors: number and the first rows that failed, and
         how many had no score because a service was down;
-        doubts: number of truths scored as they are although they break the task's form, and of contradictions among
+        doubts: number of truths scored unchanged although they break the task's form, and of contradictions among
         them;
         parts, reasons, dead_groups, disagreements: of the new scores (statistics.py);
         extremes: the rows paid most and least, where the disagreements have no rows, else None;
         correlations: see `correlations`;
         diff: see `diff_rewards`, with `names` of both sides, when there are two sides, else None;
-        probes: source -> see `probe_reward`, when asked for, else None.
+        probes: source -> see `probe_reward`, when requested, else None.
+
     Raises: RewardError for a reward that cannot be loaded or that fails on a row; DataError for rows that cannot be
         read, all of them named.
     """
@@ -148,12 +153,12 @@ def check_rewards(
 
 
 def _tells(apart: Mapping[str, Any] | None) -> bool:
-    """Whether reward and accuracy part ways on any row."""
+    """Return whether reward and accuracy disagree on any row."""
     return apart is not None and bool(apart["wrong"]["paid"] or apart["right"]["unpaid"])
 
 
 def _own(saved: SavedResponses) -> tuple[dict[str, ChosenReward] | None, VlmrlError | None]:
-    """The reward that belongs to what is looked at: the run's, or that of the task a table was said to answer."""
+    """Return the reward that belongs to the responses: the run's, or that of the task named for a table."""
     try:
         if saved.run is None and saved.task is not None:
             return profile_rewards(saved, "default", args={}, weights=None), None
@@ -165,8 +170,9 @@ def _own(saved: SavedResponses) -> tuple[dict[str, ChosenReward] | None, VlmrlEr
 def _sides(
     saved: SavedResponses, question: RewardQuestion, own: dict[str, ChosenReward] | None, own_error: VlmrlError | None
 ) -> Sides:
-    """(the reward that scores first, the one to compare it with). A first side of None stands for the stored scores;
-    the second is None when there is nothing to compare.
+    """Return (the reward that scores first, the one to compare it with).
+
+    A first side of None stands for the stored scores; the second is None when there is nothing to compare.
     """
     q = question
     if q.diff is not None:
@@ -188,7 +194,7 @@ def _sides(
 
 
 def _changed(saved: SavedResponses, own: dict[str, ChosenReward], q: RewardQuestion) -> dict[str, ChosenReward] | None:
-    """The run's own reward with other arguments or weights; None without any."""
+    """Return the run's own reward with other arguments or weights; None without any."""
     if q.args and saved.run is None:
         return profile_rewards(saved, "default", args=q.args, weights=q.weights)
     if q.args:
@@ -201,7 +207,7 @@ def _changed(saved: SavedResponses, own: dict[str, ChosenReward], q: RewardQuest
 
 
 def _tell_broken(saved: SavedResponses, found: ScoredResponses, keep_going: bool) -> None:
-    """Raise for rows that cannot be read, naming them; note doubtful truths, and what `keep_going` leaves out."""
+    """Raise for rows that cannot be read, naming them; note doubtful truths, and rows that `keep_going` leaves out."""
     _tell_doubts(saved, found)
     if not found.num_broken:
         return
@@ -216,7 +222,7 @@ def _tell_broken(saved: SavedResponses, found: ScoredResponses, keep_going: bool
 
 
 def _tell_doubts(saved: SavedResponses, found: ScoredResponses) -> None:
-    """Note how many truths were scored as they are although they contradict themselves, or break the task's form."""
+    """Note how many truths were scored unchanged although they contradict themselves, or break the task's form."""
     kinds = {
         True: ("ground truth contradicts itself, and was scored as it is",
                "ground truths contradict themselves, and were scored as they are"),
@@ -273,13 +279,13 @@ def _returned(facts: ResponseColumns, source: str, scores: Scores) -> set[str]:
 
 
 def _accuracy_part(saved: SavedResponses, source: str, choice: ChosenReward, parts: Collection[str]) -> str | None:
-    """The part of the reward that is its accuracy; None where there is none, or where the task measures accuracy."""
+    """Return the part of the reward that is its accuracy; None if there is none, or if the task measures accuracy."""
     ref = saved.task_ref(source)
     task = ref.make() if ref is not None and not choice.spec.accuracy_named else None
     try:
         if task is not None and "accuracy" in task.measured(saved.heads[source].truth):
             return None
-    except RewardError:  # a truth that the task cannot read: it has a measure of its own
+    except RewardError:  # the task cannot read this truth, so it has a measure of its own
         return None
     return accuracy_part(parts, choice.spec)
 

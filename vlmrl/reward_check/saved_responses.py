@@ -1,4 +1,4 @@
-"""What `vlmrl reward-check` looks at: saved responses, where they lie, and what is known of the run they belong to."""
+"""Saved responses that `vlmrl reward-check` reads, with the facts of the run that they belong to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SavedSample:
-    """One saved response with the score it got, or None. `input` has no images, `media` names them."""
+    """Saved response with its score, or None. `input` has no images, `media` names them."""
 
     where: str
     source: str
@@ -41,17 +41,19 @@ class SavedSample:
 
 @dataclass
 class SavedResponses:
-    """Responses to look at, and what their run says of them. Texts are read when they are needed.
+    """Saved responses and the facts of their run. Texts are read when they are needed.
 
     Args:
-        path: what was read.    reader: its rows.
+        path: what was read.
+        reader: reads its rows.
         heads: source -> its task and first row.
-        run: the run they belong to; None for loose files.    recipe: the run's, when it can be read.
-        records: source -> what the run's manifest says of its reward.
+        run: the run they belong to; None for loose files.
+        recipe: the run's, when it can be read.
+        records: source -> the manifest's record of its reward.
         task: the task that the user named for a table; else see `task_ref`.
-        grouped: whether anything says which rows belong to one prompt.
+        grouped: whether it is known which rows belong to one prompt.
         has_scores: whether scores are saved beside the responses.
-        notes: what a person should know.
+        notes: messages for the user.
     """
 
     path: Path
@@ -70,9 +72,9 @@ class SavedResponses:
         return list(self.heads)
 
     def arguments(self, source: str) -> dict[str, Any]:
-        """Return the arguments for a built-in reward that the rows of a source say, such as the names of levels.
+        """Return the arguments for a built-in reward that the rows of a source give, such as the names of levels.
 
-        Those of the run's reward go before what the truth of the first row says.
+        Arguments of the run's reward replace those from the truth of the first row.
         """
         from vlmrl.tasks import kind_of
 
@@ -81,7 +83,7 @@ class SavedResponses:
         return {name: list(recorded.get(name) or value) for name, value in found.items()}
 
     def task_ref(self, source: str) -> TaskRef | None:
-        """The task of a source by name; None for a table without one."""
+        """Return the task of a source by name; None for a table without one."""
         if self.task is not None:
             return self.task
         name = self.heads[source].task
@@ -93,7 +95,7 @@ class SavedResponses:
         return TaskRef(name, {"name": source, **self.arguments(source)}, variant) if name else None
 
     def _own_task(self, source: str, name: str, record: Mapping[str, Any]) -> TaskRef | None:
-        """Return the task of a file, where it is the file that the run was made with: others do not run."""
+        """Return a user's task, if its file is the one that the run was made with. Other files do not run."""
         file, _, function = name.rpartition(":")
         path = str(Path(self.run.manifest.cwd or "") / file) if self.run is not None else file
         try:
@@ -108,13 +110,13 @@ class SavedResponses:
         return None
 
     def limits(self) -> dict[str, Any]:
-        """What the recipe says of the time, memory and workers of a user's reward."""
+        """Return the recipe's limits on time, memory and workers of a user's reward."""
         if self.recipe is None:
             return {}
         return {k: getattr(self.recipe.reward, k) for k in ("timeout_seconds", "memory_mb", "workers")}
 
     def pick(self, rows: Iterable[int]) -> dict[int, SavedSample]:
-        """These rows of the input with their texts; rows that are filtered out or broken are not in the answer."""
+        """Return these rows of the input with their texts, without rows that are filtered out or broken."""
         wanted = np.unique(np.asarray(list(rows), dtype=np.int64))
         found: dict[int, SavedSample] = {}
         decoder = self.reader.decoder
@@ -135,7 +137,7 @@ class SavedResponses:
 def open_saved(
     ref: str, root: Path, *, steps: tuple[int, int] | None = None, source: str | None = None
 ) -> SavedResponses:
-    """The rollouts that `ref` names: a run (as in `open_run`), a run folder, a rollouts folder, or one Parquet file.
+    """Open the rollouts that `ref` names: a run (see `open_run`), a run folder, a rollouts folder, or a Parquet file.
 
     Args:
         steps: only steps from the first to the second, both included.
@@ -168,7 +170,7 @@ def open_saved(
 
 
 def _damage(run: Run, path: Path) -> list[str]:
-    """What of a run is damaged; where one rollout file of it is looked at, what is wrong with that one."""
+    """Return the damage of a run as lines; for a path to one rollout file, only the damage of this file."""
     lines = damage_of(run.dir)
     if path.suffix == ".parquet" and path.is_file():
         lines = [line for line in lines if line.startswith(f"{layout.ROLLOUTS}/{path.name}: ")]
@@ -193,7 +195,7 @@ def _loose_files(folder: Path) -> dict[int, Path]:
 
 
 def _run_of(run_dir: Path, notes: list[str]) -> Run | None:
-    """The run around loose files, if there is one that can be read."""
+    """Return the run around loose files, if there is one that can be read."""
     if not (run_dir / layout.MANIFEST).exists():
         return None
     try:

@@ -17,11 +17,11 @@ FORMS = (
     "\\boxed{{{}}}",
     "<think>I cannot tell.</think>\\boxed{{{}}}",
 )
-"""Forms in which an honest answer may be given; the reward takes at least one of them."""
+"""Forms in which an honest answer may be given; the reward accepts at least one of them."""
 
 
 def expected(x: RewardInput) -> list[str]:
-    """The accepted answers of a row as texts."""
+    """Return the accepted answers of a row as texts."""
     try:
         truth = ground_truth(x)
     except RewardError:
@@ -31,7 +31,7 @@ def expected(x: RewardInput) -> list[str]:
 
 
 def answers(rows: Sequence[RewardInput]) -> list[str]:
-    """The distinct expected answers, the most frequent first."""
+    """Return the distinct expected answers, the most frequent first."""
     counts: Counter[str] = Counter()
     for x in rows:
         counts.update(expected(x)[:1])
@@ -47,7 +47,7 @@ def wrong_text(x: RewardInput, known: Sequence[str]) -> str:
 
 
 def text_attacks(rows: Sequence[RewardInput], form: str) -> list[Attack]:
-    """All of them, for rows with text answers. `form`: the one that pays, such as FORMS[0]."""
+    """Return all tricks for rows with text answers. `form`: the form that pays, such as FORMS[0]."""
     known = answers(rows)
     every = " ".join(known)
     numbers = " ".join(str(n) for n in range(200))
@@ -90,7 +90,12 @@ def text_attacks(rows: Sequence[RewardInput], form: str) -> list[Attack]:
 
 
 def text_misses(form: str, right: Callable[[RewardInput], str]) -> list[Attack]:
-    """For text answers. Args: form: how an answer is given, with `{}` for it; right: the right answer of a row."""
+    """Return the near misses for text answers.
+
+    Args:
+        form: form of an answer, with `{}` in its place.
+        right: returns the right answer of a row.
+    """
 
     def miss(name: str, idea: str, change: Callable[[str], str | None]) -> Attack:
         def make(x: RewardInput) -> str | None:
@@ -113,7 +118,7 @@ def text_misses(form: str, right: Callable[[RewardInput], str]) -> list[Attack]:
 
 
 def _alike(one: str, other: str) -> bool:
-    """Whether two texts are one answer: the first half of `1.0` is 1, which is no miss."""
+    """Return whether two texts are one answer. The first half of `1.0` is 1, for example, which is no miss."""
     try:
         return float(one) == float(other)
     except ValueError:
