@@ -66,16 +66,16 @@ def troubles(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     Args:
         found: result of `behaviour`.
     """
-    told = []
+    problems = []
     for key, (words, to_do) in STEADY.items():
         if found[key] is not True:
             pair = (found[key]["first"], found[key]["then"])
             before, after = (x if isinstance(x, str) else f"{x:.10g}" for x in pair)
-            told.append((f"{words} gives another score: {before} -> {after}", to_do))
+            problems.append((f"{words} gives another score: {before} -> {after}", to_do))
     if found["leaks"]:
         grown = f"memory grows by {found['memory_mib']:.0f} MiB over {found['rounds']} rounds"
-        told.append((grown, TO_KEEP_MEMORY))
-    return told
+        problems.append((grown, TO_KEEP_MEMORY))
+    return problems
 
 
 def milliseconds(seconds: Sequence[float]) -> dict[str, float]:

@@ -66,18 +66,18 @@ def paid_ngrams(facts: ResponseColumns, scores: Scores, texts: Mapping[int, str]
     """
     at = np.flatnonzero(np.isin(facts.rows_N, np.asarray(list(texts), dtype=np.int64)) & ~scores.failed_N)
     third_D = _thirds(facts.steps_N[at])
-    told: dict[str, Any] = {"texts": len(at), "thirds": bool(len(at)) and int(third_D.max()) > 0, "found": []}
-    if not told["thirds"]:
-        return told
+    result: dict[str, Any] = {"texts": len(at), "thirds": bool(len(at)) and int(third_D.max()) > 0, "found": []}
+    if not result["thirds"]:
+        return result
     prompts = TextsByPrompt.of(facts.groups_N[at], facts.steps_N[at], third_D, scores.values_N[at])
-    found: dict[bytes, dict[str, Any]] = {}
+    by_texts: dict[bytes, dict[str, Any]] = {}
     units = WordSequence.of([texts[row] for row in facts.rows_N[at].tolist()])
     for holders in _ngrams(units, len(at)):
         for gram, one in _judged(holders, prompts):
             key = np.sort(holders.text_P[holders.gram_P == gram]).tobytes()
-            found[key] = {**units.spelled(holders.words(gram)), **one}
-    told["found"] = sorted(found.values(), key=lambda f: -(f["last"] - f["first"]) * f["pays"])[:MOST]
-    return told
+            by_texts[key] = {**units.spelled(holders.words(gram)), **one}
+    result["found"] = sorted(by_texts.values(), key=lambda f: -(f["last"] - f["first"]) * f["pays"])[:MOST]
+    return result
 
 
 @dataclass(frozen=True)

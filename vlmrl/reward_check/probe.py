@@ -111,9 +111,8 @@ def probe_reward(
     Raises: RewardError when the reward fails on all honest answers.
     """
     rows = list(inputs[:MAX_ROWS])
-    with Scorer(
-        replace(spec, on_timeout={}), weights, **(limits or {})
-    ) as scorer:  # without on_timeout a hang is an error
+    # Without on_timeout a hang is an error, which the verdict needs.
+    with Scorer(replace(spec, on_timeout={}), weights, **(limits or {})) as scorer:
         attempts = Attempts(scorer, rows)
         unpaid = [part for part in spec.ranges if not (weights or spec.weights).get(part)]
         played = play(Stage(rows, echo, unpaid)) if play is not None else _text_play(attempts, trace)
@@ -130,11 +129,11 @@ def probe_reward(
             results += _beliefs(attempts, played.belief, honest.tolerance)
         sample = [honest.informed.attack.write(x) for x in rows[:24]]
         sample += [t.attack.write(rows[0]) for t in tried if not t.error][:24]
-        found = behaviour(scorer, [x for x in sample if x is not None and len(x.response) < 50_000])
-    found["milliseconds"] = milliseconds(attempts.seconds)
-    found["calls"] = len(attempts.seconds)
-    steady = [found[key] is True for key in ("deterministic", "order_free", "alone")]
-    flagged = sum(r.flagged for r in results) + int(not all(steady)) + int(found["leaks"])
+        facts = behaviour(scorer, [x for x in sample if x is not None and len(x.response) < 50_000])
+    facts["milliseconds"] = milliseconds(attempts.seconds)
+    facts["calls"] = len(attempts.seconds)
+    steady = [facts[key] is True for key in ("deterministic", "order_free", "alone")]
+    flagged = sum(r.flagged for r in results) + int(not all(steady)) + int(facts["leaks"])
     warned = sum(r.verdict in WARNINGS for r in results)
     return {
         "rows": len(rows),
@@ -146,7 +145,7 @@ def probe_reward(
         "flagged": flagged,
         "warnings": warned,
         "probes": [{**vars(r), "flagged": r.flagged} for r in ranked(results)],
-        "behaviour": found,
+        "behaviour": facts,
         "unsteady": int(not all(steady)),
     }  # fmt: skip
 
@@ -195,9 +194,9 @@ def _tolerance(attempts: Attempts, honest: Sequence[Tried]) -> float:
 def _text_forms(attempts: Attempts) -> list[str]:
     """Return the forms in which a right answer may be given, the one that pays best first, without those that hang."""
     known = answers(attempts.rows)
-    told = {form: attempts.on(_in_form(form, known, right=True)) for form in FORMS}
-    forms = [form for form in FORMS if HUNG not in told[form].error] or list(FORMS)
-    return sorted(forms, key=lambda form: -(told[form].mean or -math.inf))
+    earned = {form: attempts.on(_in_form(form, known, right=True)) for form in FORMS}
+    forms = [form for form in FORMS if HUNG not in earned[form].error] or list(FORMS)
+    return sorted(forms, key=lambda form: -(earned[form].mean or -math.inf))
 
 
 def _text_play(attempts: Attempts, trace: Make | None) -> Play:
@@ -356,7 +355,7 @@ def _beliefs(attempts: Attempts, asked: Belief, slack: float) -> list[ProbeResul
         best = max(expected, key=lambda p: expected[p])
         worst = max(worst, (expected[best] - expected[belief], belief, best))
     loss, belief, best = worst
-    told = f"who believes {belief:g} earns {loss:.3f} more by saying {best:g}" if loss > slack else ""
+    gain = f"who believes {belief:g} earns {loss:.3f} more by saying {best:g}" if loss > slack else ""
     verdict = "improper" if loss > slack else ""
-    idea = told or "what one believes, said as it is, pays best"
+    idea = gain or "what one believes, said as it is, pays best"
     return [ProbeResult("half sure", idea, "belief", None, None, None, 0, "", verdict, asked.write(best))]

@@ -194,7 +194,7 @@ def findings(
     Args:
         chosen: source -> its reward; rows of other sources are left out.
     """
-    read, found = image_reader(saved), {}
+    read, scores_by_row = image_reader(saved), {}
     for source, choice in chosen.items():
         rows = [row for row, sample in samples.items() if sample.source == source]
         inputs = [samples[row].input for row in rows]
@@ -203,5 +203,5 @@ def findings(
             inputs = [replace(x, images=images) for x, images in zip(inputs, seen, strict=True)]
         with Scorer(choice.spec, choice.weights, **saved.limits()) as scorer:
             scores = scorer.score(inputs, rows=[samples[row].where for row in rows])
-        found |= {row: s for row, s in zip(rows, scores, strict=True) if s.detail is not None or s.artifacts}
-    return found
+        scores_by_row |= {row: s for row, s in zip(rows, scores, strict=True) if s.detail is not None or s.artifacts}
+    return scores_by_row

@@ -41,8 +41,8 @@ def estimate_of(saved: SavedResponses) -> Estimate:
     """
     if saved.recipe is None:
         return Estimate(ALGORITHMS["grpo"], 0)
-    asked = algorithm_of(saved.recipe.algo)
-    return Estimate(without_greedy(asked), saved.recipe.rollout.max_new_tokens, stand_in(asked))
+    own_algorithm = algorithm_of(saved.recipe.algo)
+    return Estimate(without_greedy(own_algorithm), saved.recipe.rollout.max_new_tokens, stand_in(own_algorithm))
 
 
 def advantages_of(saved: SavedResponses, facts: ResponseColumns, scores: Scores, estimate: Estimate) -> Floats:
@@ -135,7 +135,7 @@ def diff_rewards(
 
 def _groups(facts: ResponseColumns, first: Scores, second: Scores, old: Floats, new: Floats) -> dict[str, Any]:
     dead_first = dead_second = died = revived = best_changes = alive = 0
-    found: list[float] = []
+    rank_correlations: list[float] = []
     failed = first.failed_N | second.failed_N
     groups = groups_of(facts)
     for group in groups:
@@ -150,7 +150,7 @@ def _groups(facts: ResponseColumns, first: Scores, second: Scores, old: Floats, 
         best_changes += not np.any((a == a.max()) & (b == b.max()))
         rank = correlation(ranks(a), ranks(b))
         if rank is not None:
-            found.append(rank)
+            rank_correlations.append(rank)
     return {
         "number": len(groups),
         "dead_first": dead_first,
@@ -159,7 +159,7 @@ def _groups(facts: ResponseColumns, first: Scores, second: Scores, old: Floats, 
         "revived": revived,
         "alive_in_both": alive,
         "best_changes": best_changes,
-        "same_order": math.fsum(found) / len(found) if found else None,
+        "same_order": math.fsum(rank_correlations) / len(rank_correlations) if rank_correlations else None,
     }
 
 

@@ -62,18 +62,18 @@ class RolloutReader:
 
     def heads(self) -> dict[str, Head]:
         """Return every source with its first row. Raises: StoreError for a file that cannot be read."""
-        found: dict[str, Head] = {}
+        heads: dict[str, Head] = {}
         names = ("source", "task", "truth", "columns")
         for path in self.paths:
             for batch in read_batches(Path(path), names, rows=1 << 16, repeated=names):
                 codes = batch.column("source").indices.to_numpy(zero_copy_only=False)
                 words = batch.column("source").dictionary.to_pylist()
                 for code, row in zip(*np.unique(codes, return_index=True), strict=True):
-                    if words[code] in found or self.source not in (None, words[code]):
+                    if words[code] in heads or self.source not in (None, words[code]):
                         continue
                     task, truth, columns = (batch.column(name)[int(row)].as_py() for name in names[1:])
-                    found[words[code]] = Head(task, *_loads(truth, columns, path))
-        return found
+                    heads[words[code]] = Head(task, *_loads(truth, columns, path))
+        return heads
 
 
 @dataclass(frozen=True)
@@ -191,11 +191,11 @@ def _sampled_tokens(batch: Any) -> Any:
 def _pictures(batch: Any) -> list[tuple[tuple[Media, ...], tuple[Size, ...]]]:
     """Return the images of each row's prompt, and the sizes that the model saw. Rows of a group share one object."""
     groups, counts = batch.column("group").to_pylist(), batch.column("num_row_images").to_pylist()
-    images, made = batch.column("images"), []
+    images, pictures = batch.column("images"), []
     for row, (group, count) in enumerate(zip(groups, counts, strict=True)):
         if row and groups[row - 1] == group:
-            made.append(made[-1])
+            pictures.append(pictures[-1])
             continue
         own = images[row].as_py()[:count]
-        made.append((tuple(map(Media.of, own)), seen_of(own)))
-    return made
+        pictures.append((tuple(map(Media.of, own)), seen_of(own)))
+    return pictures

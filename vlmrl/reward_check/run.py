@@ -113,43 +113,45 @@ def check_rewards(
     own, own_error = _own(saved)
     first, second = _sides(saved, question, own, own_error)
     sides = [side for side in (first, second) if side is not None]
-    found = scan_saved(saved, sides, jobs=question.jobs, keep_going=question.keep_going, progress=progress)
-    _tell_broken(saved, found, question.keep_going)
-    saved.grouped = saved.grouped and len(np.unique(found.facts.groups_N)) < len(found.facts)
-    scores = found.sides[0] if first is not None else found.stored
+    result = scan_saved(saved, sides, jobs=question.jobs, keep_going=question.keep_going, progress=progress)
+    _tell_broken(saved, result, question.keep_going)
+    saved.grouped = saved.grouped and len(np.unique(result.facts.groups_N)) < len(result.facts)
+    scores = result.sides[0] if first is not None else result.stored
     assert scores is not None
     shown, shown_scores = first, scores
     diff = None
     if second is not None:
-        other = found.sides[-1]
-        diff = diff_rewards(saved, found.facts, scores, other, question.most)
+        other = result.sides[-1]
+        diff = diff_rewards(saved, result.facts, scores, other, question.most)
         diff["names"] = {"first": _names(first) if first is not None else "as stored", "second": _names(second)}
         if question.diff is None:
             shown, shown_scores = second, other
     is_own = first is not None and first is own
-    apart = disagreements(found.facts, shown_scores, found.right_N, question.most)
+    apart = disagreements(result.facts, shown_scores, result.right_N, question.most)
     report = {
-        **_about(saved, found.facts),
+        **_about(saved, result.facts),
         "rewards": {
-            source: _described(c, _accuracy_part(saved, source, c, _returned(found.facts, source, shown_scores)))
+            source: _described(c, _accuracy_part(saved, source, c, _returned(result.facts, source, shown_scores)))
             for source, c in (shown or {}).items()
         },
-        "broken": {"number": found.num_broken, "first": [vars(b) for b in found.broken[:MOST_BROKEN]]},
-        "doubts": {"number": found.num_doubts, "contradictions": found.num_contradictions},
-        "errors": _errors(found.facts, shown_scores, question.most),
-        "stored": compare_stored(found.facts, found.stored, scores, question.most) if is_own and found.stored else None,
+        "broken": {"number": result.num_broken, "first": [vars(b) for b in result.broken[:MOST_BROKEN]]},
+        "doubts": {"number": result.num_doubts, "contradictions": result.num_contradictions},
+        "errors": _errors(result.facts, shown_scores, question.most),
+        "stored": compare_stored(result.facts, result.stored, scores, question.most)
+        if is_own and result.stored
+        else None,
         "parts": part_table(shown_scores),
         "reasons": reasons(shown_scores),
-        "dead_groups": group_table(found.facts, shown_scores) if saved.grouped else None,
+        "dead_groups": group_table(result.facts, shown_scores) if saved.grouped else None,
         "disagreements": apart,
-        "extremes": None if _tells(apart) else extremes(found.facts, shown_scores, question.most),
-        "correlations": correlations(found.facts, shown_scores, found.texts),
+        "extremes": None if _tells(apart) else extremes(result.facts, shown_scores, question.most),
+        "correlations": correlations(result.facts, shown_scores, result.texts),
         "diff": diff,
     }
     samples = _fill(saved, report)
-    report["probes"] = _probes(saved, found.facts, second or first or {}) if question.probe else None
+    report["probes"] = _probes(saved, result.facts, second or first or {}) if question.probe else None
     report["seconds"] = round(time.perf_counter() - start, 3)
-    return Checked(report, found.facts, shown_scores, samples, shown or {})
+    return Checked(report, result.facts, shown_scores, samples, shown or {})
 
 
 def _tells(apart: Mapping[str, Any] | None) -> bool:
@@ -183,8 +185,8 @@ def _sides(
             saved.notes.append(f"compared with the stored scores: {own_error.message}")
         return base, named_rewards(saved, q.diff, args=q.args, weights=q.weights, style=q.style)
     if q.reward is not None:
-        asked = named_rewards(saved, q.reward, args=q.args, weights=q.weights, style=q.style)
-        return (None, asked) if saved.has_scores else (asked, None)
+        requested = named_rewards(saved, q.reward, args=q.args, weights=q.weights, style=q.style)
+        return (None, requested) if saved.has_scores else (requested, None)
     if own is None:
         raise own_error or RewardError("the run's reward cannot be loaded")
     changed = _changed(saved, own, q)
@@ -199,8 +201,10 @@ def _changed(saved: SavedResponses, own: dict[str, ChosenReward], q: RewardQuest
         return profile_rewards(saved, "default", args=q.args, weights=q.weights)
     if q.args:
         names = {source: str(saved.records[source]["name"]) for source in own}
-        made = {name: named_rewards(saved, name, args=q.args, weights=q.weights) for name in set(names.values())}
-        return {source: made[name][source] for source, name in names.items()}
+        rewards_by_name = {
+            name: named_rewards(saved, name, args=q.args, weights=q.weights) for name in set(names.values())
+        }
+        return {source: rewards_by_name[name][source] for source, name in names.items()}
     if q.weights is not None:
         return {source: replace(c, weights=q.weights) for source, c in own.items()}
     return None
@@ -214,11 +218,11 @@ def _tell_broken(saved: SavedResponses, found: ScoredResponses, keep_going: bool
     lines = [f"\n    {b.where}: {b.why}" for b in found.broken[:MOST_BROKEN]]
     if found.num_broken > len(lines):
         lines.append(f"\n    ... and {found.num_broken - len(lines):,} more")
-    told = f"{found.num_broken:,} of {found.num_broken + len(found.facts):,} rows cannot be read{''.join(lines)}"
+    message = f"{found.num_broken:,} of {found.num_broken + len(found.facts):,} rows cannot be read{''.join(lines)}"
     if not keep_going or not len(found.facts):
         hint = "repair them, or leave them out with --keep-going; nothing was written"
-        raise DataError(told, where=str(saved.path), hint=hint)
-    saved.notes.append(f"left out: {told}")
+        raise DataError(message, where=str(saved.path), hint=hint)
+    saved.notes.append(f"left out: {message}")
 
 
 def _tell_doubts(saved: SavedResponses, found: ScoredResponses) -> None:

@@ -79,8 +79,8 @@ class SavedResponses:
         from vlmrl.tasks import kind_of
 
         recorded = self.records.get(source, {}).get("args", {})
-        found = kind_of(self.heads[source].truth).arguments(self.heads[source].truth)
-        return {name: list(recorded.get(name) or value) for name, value in found.items()}
+        arguments = kind_of(self.heads[source].truth).arguments(self.heads[source].truth)
+        return {name: list(recorded.get(name) or value) for name, value in arguments.items()}
 
     def task_ref(self, source: str) -> TaskRef | None:
         """Return the task of a source by name; None for a table without one."""
@@ -117,21 +117,21 @@ class SavedResponses:
 
     def pick(self, rows: Iterable[int]) -> dict[int, SavedSample]:
         """Return these rows of the input with their texts, without rows that are filtered out or broken."""
-        wanted = np.unique(np.asarray(list(rows), dtype=np.int64))
-        found: dict[int, SavedSample] = {}
+        indices = np.unique(np.asarray(list(rows), dtype=np.int64))
+        samples: dict[int, SavedSample] = {}
         decoder = self.reader.decoder
-        for chunk in self.reader.chunks(wanted) if len(wanted) else ():
-            here = wanted[(wanted >= chunk.first) & (wanted < chunk.first + chunk.rows)] - chunk.first
+        for chunk in self.reader.chunks(indices) if len(indices) else ():
+            here = indices[(indices >= chunk.first) & (indices < chunk.first + chunk.rows)] - chunk.first
             if not len(here):
                 continue
-            made = decoder.decode(chunk, here.tolist(), media=True)
-            facts = made.facts
-            for i, x in enumerate(made.inputs):
-                found[int(facts.rows_N[i])] = SavedSample(
+            decoded = decoder.decode(chunk, here.tolist(), media=True)
+            facts = decoded.facts
+            for i, x in enumerate(decoded.inputs):
+                samples[int(facts.rows_N[i])] = SavedSample(
                     decoder.where(facts, i), facts.sources[i] or "", facts.prompts[i] or "", int(facts.steps_N[i]), x,
-                    made.media[i], made.stored[i] if made.stored is not None else None,
+                    decoded.media[i], decoded.stored[i] if decoded.stored is not None else None,
                 )  # fmt: skip
-        return found
+        return samples
 
 
 def open_saved(
@@ -150,9 +150,9 @@ def open_saved(
         if not path.is_file():
             raise StoreError("no such rollout file", where=ref)
         run, files = _run_of(path.resolve().parent.parent, notes), {0: path}
-    elif path.is_dir() and not (path / layout.MANIFEST).exists() and (found := _loose_files(path)):
+    elif path.is_dir() and not (path / layout.MANIFEST).exists() and (loose := _loose_files(path)):
         run = _run_of(path.resolve().parent, notes)
-        files = run.rollout_files() if run is not None else found
+        files = run.rollout_files() if run is not None else loose
     else:
         run = _run(root, ref)
         path, files = run.dir, run.rollout_files()
@@ -188,10 +188,10 @@ def _run(root: Path, ref: str) -> Run:
 
 
 def _loose_files(folder: Path) -> dict[int, Path]:
-    found = [
+    files = [
         (*parsed, p) for p in sorted(folder.iterdir()) if (parsed := layout.parse_rollout_name(p.name)) is not None
     ]
-    return newest(found, {})
+    return newest(files, {})
 
 
 def _run_of(run_dir: Path, notes: list[str]) -> Run | None:

@@ -96,8 +96,8 @@ class Scores(Sequence[Score]):
         names = dict.fromkeys(name for piece in pieces for name in piece.parts)
 
         def column(name: str) -> Floats:
-            found = [p.parts[name] if name in p.parts else np.full(len(p), math.nan) for p in pieces]
-            return np.concatenate(found)
+            columns = [p.parts[name] if name in p.parts else np.full(len(p), math.nan) for p in pieces]
+            return np.concatenate(columns)
 
         values = np.concatenate([np.zeros(0), *(p.values_N for p in pieces)])
         notes, errors = (Coded.concat(c) for c in ([p.notes for p in pieces], [p.errors for p in pieces]))

@@ -233,22 +233,22 @@ class ScoringWork:
 
     def on(self, chunk: Chunk, limit: int) -> ScoredResponses:
         """Read and score one chunk; texts of groups whose hash is below `limit` are kept."""
-        made = self.plan.decoder.decode(chunk, media=self._images, ids=self._ids)
-        found = [self._score(made, side) for side in self._scorers]
-        scored, sides = [scores for scores, _ in found], [Scores.of(scores) for scores, _ in found]
-        kept = np.flatnonzero(hashes(made.facts.groups_N) < limit)
-        texts = {int(made.facts.rows_N[i]): made.inputs[i].response for i in kept.tolist()}
+        decoded = self.plan.decoder.decode(chunk, media=self._images, ids=self._ids)
+        results = [self._score(decoded, side) for side in self._scorers]
+        scored, sides = [scores for scores, _ in results], [Scores.of(scores) for scores, _ in results]
+        chosen = np.flatnonzero(hashes(decoded.facts.groups_N) < limit)
+        texts = {int(decoded.facts.rows_N[i]): decoded.inputs[i].response for i in chosen.tolist()}
         return ScoredResponses(
-            made.facts, made.stored, sides, [seconds for _, seconds in found],
-            self._right(made, sides, scored), texts,
-            list(made.broken[:100]), list(made.doubts[:100]), len(made.broken), len(made.doubts),
-            sum(CONTRADICTS in doubt.why for doubt in made.doubts),
+            decoded.facts, decoded.stored, sides, [seconds for _, seconds in results],
+            self._right(decoded, sides, scored), texts,
+            list(decoded.broken[:100]), list(decoded.doubts[:100]), len(decoded.broken), len(decoded.doubts),
+            sum(CONTRADICTS in doubt.why for doubt in decoded.doubts),
         )  # fmt: skip
 
     def _score(self, made: Decoded, side: Mapping[str, Scorer]) -> tuple[list[Score], Floats]:
         size = len(made.inputs)
         names = _Names(self.plan.decoder, made.facts)
-        found, seconds = [UNSCORED] * size, np.zeros(size)
+        scores_of_row, seconds = [UNSCORED] * size, np.zeros(size)
         for source, rows in _calls(made.facts):
             scorer = side[source]
             inputs = made.inputs if len(rows) == size else [made.inputs[i] for i in rows]
@@ -261,8 +261,8 @@ class ScoringWork:
             scores = self._called(scorer, inputs, called, _failures(made, rows))
             seconds[rows] = scorer.seconds
             for place, score in zip(rows.tolist(), scores, strict=True):
-                found[place] = score
-        return found, seconds
+                scores_of_row[place] = score
+        return scores_of_row, seconds
 
     def _called(self, scorer: Scorer, inputs: Sequence[RewardInput], names: Any, failed_then: Any) -> list[Score]:
         """Call a reward once. A failure that training did not have stops the scan, with the row and its traceback."""
@@ -289,15 +289,15 @@ class ScoringWork:
         right = np.full(len(made.inputs), math.nan)
         for source in made.facts.sources.words:
             rows = np.flatnonzero(made.facts.sources.codes_N == _code(made.facts, source))
-            found: list[Floats] = []
+            accuracies: list[Floats] = []
             for scores, each, side in zip(sides, scored, self.plan.sides, strict=True):
                 parts = {name for i in rows.tolist() for name in each[i].parts}  # columns are of all sources
                 if source in side and (part := accuracy_part(parts, side[source].spec)) is not None:
-                    found.append(scores.parts[part][rows])
+                    accuracies.append(scores.parts[part][rows])
             named = any(side[source].spec.accuracy_named for side in self.plan.sides if source in side)
             by = next((s for s, side in zip(scored, self.plan.sides, strict=True) if source in side), None)
-            own = None if named and found else self._own_right(made, source, rows, by)
-            right[rows] = own if own is not None else found[0] if found else math.nan
+            own = None if named and accuracies else self._own_right(made, source, rows, by)
+            right[rows] = own if own is not None else accuracies[0] if accuracies else math.nan
         return right
 
     def _own_right(self, made: Decoded, source: str, rows: Any, scores: Sequence[Score] | None) -> Floats | None:

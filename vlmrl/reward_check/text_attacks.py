@@ -64,7 +64,7 @@ def text_attacks(rows: Sequence[RewardInput], form: str) -> list[Attack]:
     def holds(text: str) -> Make:
         return says(f"<think>x</think><answer>{text}</answer>")
 
-    found = [
+    attacks = [
         *void_attacks(""),
         *text_misses(form, right_text),
         Attack("not a number", "the float that equals nothing", "guess", holds("nan")),
@@ -73,9 +73,9 @@ def text_attacks(rows: Sequence[RewardInput], form: str) -> list[Attack]:
         Attack("placeholder", "the word None", "guess", holds("None")),
     ]  # fmt: skip
     if len(known) < 2:
-        return found
+        return attacks
     return [
-        *found,
+        *attacks,
         Attack("every answer", "all answers of the dataset in one", "guess", holds(every)),
         Attack("every answer, bare", "the same without tags", "guess", says(every)),
         both("two answers", "the right one and a wrong one, each in its tag",
@@ -99,9 +99,9 @@ def text_misses(form: str, right: Callable[[RewardInput], str]) -> list[Attack]:
 
     def miss(name: str, idea: str, change: Callable[[str], str | None]) -> Attack:
         def make(x: RewardInput) -> str | None:
-            wanted = right(x)
-            changed = change(wanted) if wanted else None
-            return None if changed is None or _alike(changed, wanted) else form.format(changed)
+            answer = right(x)
+            changed = change(answer) if answer else None
+            return None if changed is None or _alike(changed, answer) else form.format(changed)
 
         return Attack(name, idea, "miss", make)
 

@@ -107,9 +107,9 @@ def repeats_itself(text: str) -> bool:
 
 def answer_of(text: str) -> str | None:
     """Return the final answer in a response: in `<answer>` or a box, else a short text as a whole; None without one."""
-    found = ANSWER.findall(text)
-    if found:
-        return "".join(found[-1]).strip()
+    matches = ANSWER.findall(text)
+    if matches:
+        return "".join(matches[-1]).strip()
     plain = text.strip()
     return plain if 0 < len(plain) <= MOST_PLAIN_ANSWER_CHARS and "<" not in plain else None
 

@@ -45,8 +45,8 @@ def _sum_probes(report: Report, key: str) -> float | None:
 
 
 def _slowest(report: Report, key: str) -> float | None:
-    found = [p["behaviour"]["milliseconds"][key] for p in (report["probes"] or {}).values()]
-    return max(found, default=None)
+    times = [p["behaviour"]["milliseconds"][key] for p in (report["probes"] or {}).values()]
+    return max(times, default=None)
 
 
 def _go(report: Any, *path: str) -> float | None:
