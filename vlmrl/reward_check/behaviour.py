@@ -60,20 +60,20 @@ def behaviour(scorer: Scorer, inputs: Sequence[RewardInput]) -> dict[str, Any]:
     }
 
 
-def troubles(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+def troubles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return what is wrong with a behaviour, in words, and what to do about it.
 
     Args:
-        found: result of `behaviour`.
+        report: result of `behaviour`.
     """
     problems = []
     for key, (words, to_do) in STEADY.items():
-        if found[key] is not True:
-            pair = (found[key]["first"], found[key]["then"])
+        if report[key] is not True:
+            pair = (report[key]["first"], report[key]["then"])
             before, after = (x if isinstance(x, str) else f"{x:.10g}" for x in pair)
             problems.append((f"{words} gives another score: {before} -> {after}", to_do))
-    if found["leaks"]:
-        grown = f"memory grows by {found['memory_mib']:.0f} MiB over {found['rounds']} rounds"
+    if report["leaks"]:
+        grown = f"memory grows by {report['memory_mib']:.0f} MiB over {report['rounds']} rounds"
         problems.append((grown, TO_KEEP_MEMORY))
     return problems
 

@@ -337,16 +337,16 @@ def _broken_truths(attempts: Attempts, honest: Honest, play: Play) -> list[Probe
     return results
 
 
-def _beliefs(attempts: Attempts, asked: Belief, slack: float) -> list[ProbeResult]:
+def _beliefs(attempts: Attempts, question: Belief, slack: float) -> list[ProbeResult]:
     """Return whether stating one's belief pays best, for believers who give yes each probability of BELIEFS.
 
     A reward that is not a proper score teaches extreme answers.
     """
-    yes = np.asarray([asked.holds(x) for x in attempts.rows])
+    yes = np.asarray([question.holds(x) for x in attempts.rows])
     if yes.all() or not yes.any():
         return []
     grid = (0.0, *BELIEFS, 0.5)
-    paid = {p: attempts.on(Attack("belief", "", "guess", says(asked.write(p)))).values_R for p in grid}
+    paid = {p: attempts.on(Attack("belief", "", "guess", says(question.write(p)))).values_R for p in grid}
     if any(np.isnan(v).any() for v in paid.values()):
         return []
     worst: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -358,4 +358,4 @@ def _beliefs(attempts: Attempts, asked: Belief, slack: float) -> list[ProbeResul
     gain = f"who believes {belief:g} earns {loss:.3f} more by saying {best:g}" if loss > slack else ""
     verdict = "improper" if loss > slack else ""
     idea = gain or "what one believes, said as it is, pays best"
-    return [ProbeResult("half sure", idea, "belief", None, None, None, 0, "", verdict, asked.write(best))]
+    return [ProbeResult("half sure", idea, "belief", None, None, None, 0, "", verdict, question.write(best))]

@@ -121,8 +121,8 @@ class PieceReader(Protocol):
     @property
     def decoder(self) -> Decoder: ...
 
-    def chunks(self, wanted: Ints | None = None) -> Iterator[Chunk]:
-        """Yield all chunks; with `wanted` (sorted row indices) at least those that contain such rows."""
+    def chunks(self, rows: Ints | None = None, /) -> Iterator[Chunk]:
+        """Yield all chunks; with `rows` (sorted row indices) at least those that contain such rows."""
         ...
 
 

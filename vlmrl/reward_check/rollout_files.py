@@ -45,13 +45,13 @@ class RolloutReader:
     def decoder(self) -> RolloutDecoder:
         return RolloutDecoder(self.paths, self.source)
 
-    def chunks(self, wanted: Ints | None = None) -> Iterator[Chunk]:
+    def chunks(self, rows_N: Ints | None = None) -> Iterator[Chunk]:
         first = 0
         for number, name in enumerate(self.paths):
             path = Path(name)
-            if wanted is not None:
+            if rows_N is not None:
                 rows = count_rows(path)
-                if not np.any((wanted >= first) & (wanted < first + rows)):
+                if not np.any((rows_N >= first) & (rows_N < first + rows)):
                     first += rows
                     continue
             place = 0

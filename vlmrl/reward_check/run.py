@@ -210,32 +210,32 @@ def _changed(saved: SavedResponses, own: dict[str, ChosenReward], q: RewardQuest
     return None
 
 
-def _tell_broken(saved: SavedResponses, found: ScoredResponses, keep_going: bool) -> None:
+def _tell_broken(saved: SavedResponses, result: ScoredResponses, keep_going: bool) -> None:
     """Raise for rows that cannot be read, naming them; note doubtful truths, and rows that `keep_going` leaves out."""
-    _tell_doubts(saved, found)
-    if not found.num_broken:
+    _tell_doubts(saved, result)
+    if not result.num_broken:
         return
-    lines = [f"\n    {b.where}: {b.why}" for b in found.broken[:MOST_BROKEN]]
-    if found.num_broken > len(lines):
-        lines.append(f"\n    ... and {found.num_broken - len(lines):,} more")
-    message = f"{found.num_broken:,} of {found.num_broken + len(found.facts):,} rows cannot be read{''.join(lines)}"
-    if not keep_going or not len(found.facts):
+    lines = [f"\n    {b.where}: {b.why}" for b in result.broken[:MOST_BROKEN]]
+    if result.num_broken > len(lines):
+        lines.append(f"\n    ... and {result.num_broken - len(lines):,} more")
+    message = f"{result.num_broken:,} of {result.num_broken + len(result.facts):,} rows cannot be read{''.join(lines)}"
+    if not keep_going or not len(result.facts):
         hint = "repair them, or leave them out with --keep-going; nothing was written"
         raise DataError(message, where=str(saved.path), hint=hint)
     saved.notes.append(f"left out: {message}")
 
 
-def _tell_doubts(saved: SavedResponses, found: ScoredResponses) -> None:
+def _tell_doubts(saved: SavedResponses, result: ScoredResponses) -> None:
     """Note how many truths were scored unchanged although they contradict themselves, or break the task's form."""
     kinds = {
         True: ("ground truth contradicts itself, and was scored as it is",
                "ground truths contradict themselves, and were scored as they are"),
         False: ("ground truth is not in the task's form", "ground truths are not in the task's form"),
     }  # fmt: skip
-    counts = {True: found.num_contradictions, False: found.num_doubts - found.num_contradictions}
+    counts = {True: result.num_contradictions, False: result.num_doubts - result.num_contradictions}
     for contradicts, words in kinds.items():
         if counts[contradicts]:
-            first = next((d for d in found.doubts if (CONTRADICTS in d.why) is contradicts), None)
+            first = next((d for d in result.doubts if (CONTRADICTS in d.why) is contradicts), None)
             example = f"; {first.where}: {first.why}" if first else ""
             saved.notes.append(f"{counts[contradicts]:,} {words[counts[contradicts] > 1]}{example}")
 

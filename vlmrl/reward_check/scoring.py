@@ -245,20 +245,20 @@ class ScoringWork:
             sum(CONTRADICTS in doubt.why for doubt in decoded.doubts),
         )  # fmt: skip
 
-    def _score(self, made: Decoded, side: Mapping[str, Scorer]) -> tuple[list[Score], Floats]:
-        size = len(made.inputs)
-        names = _Names(self.plan.decoder, made.facts)
+    def _score(self, decoded: Decoded, side: Mapping[str, Scorer]) -> tuple[list[Score], Floats]:
+        size = len(decoded.inputs)
+        names = _Names(self.plan.decoder, decoded.facts)
         scores_of_row, seconds = [UNSCORED] * size, np.zeros(size)
-        for source, rows in _calls(made.facts):
+        for source, rows in _calls(decoded.facts):
             scorer = side[source]
-            inputs = made.inputs if len(rows) == size else [made.inputs[i] for i in rows]
+            inputs = decoded.inputs if len(rows) == size else [decoded.inputs[i] for i in rows]
             if scorer.spec.needs_images and self.plan.image_of is not None:
                 inputs = [
-                    replace(x, images=self.plan.image_of(made.media[i], names[i]))
+                    replace(x, images=self.plan.image_of(decoded.media[i], names[i]))
                     for x, i in zip(inputs, rows, strict=True)
                 ]
             called = names if len(rows) == size else [names[i] for i in rows]
-            scores = self._called(scorer, inputs, called, _failures(made, rows))
+            scores = self._called(scorer, inputs, called, _failures(decoded, rows))
             seconds[rows] = scorer.seconds
             for place, score in zip(rows.tolist(), scores, strict=True):
                 scores_of_row[place] = score
@@ -280,15 +280,15 @@ class ScoringWork:
             )
         return scorer.score(inputs, strict=True, rows=names)
 
-    def _right(self, made: Decoded, sides: Sequence[Scores], scored: Sequence[Sequence[Score]]) -> Floats:
+    def _right(self, decoded: Decoded, sides: Sequence[Scores], scored: Sequence[Sequence[Score]]) -> Floats:
         """Return the accuracy of every row.
 
         The first of these that exists is used: the part that the recipe names, the task's own accuracy, the accuracy of
         the first reward that has one (rewards/accuracy_part.py).
         """
-        right = np.full(len(made.inputs), math.nan)
-        for source in made.facts.sources.words:
-            rows = np.flatnonzero(made.facts.sources.codes_N == _code(made.facts, source))
+        right = np.full(len(decoded.inputs), math.nan)
+        for source in decoded.facts.sources.words:
+            rows = np.flatnonzero(decoded.facts.sources.codes_N == _code(decoded.facts, source))
             accuracies: list[Floats] = []
             for scores, each, side in zip(sides, scored, self.plan.sides, strict=True):
                 parts = {name for i in rows.tolist() for name in each[i].parts}  # columns are of all sources
@@ -296,11 +296,11 @@ class ScoringWork:
                     accuracies.append(scores.parts[part][rows])
             named = any(side[source].spec.accuracy_named for side in self.plan.sides if source in side)
             by = next((s for s, side in zip(scored, self.plan.sides, strict=True) if source in side), None)
-            own = None if named and accuracies else self._own_right(made, source, rows, by)
+            own = None if named and accuracies else self._own_right(decoded, source, rows, by)
             right[rows] = own if own is not None else accuracies[0] if accuracies else math.nan
         return right
 
-    def _own_right(self, made: Decoded, source: str, rows: Any, scores: Sequence[Score] | None) -> Floats | None:
+    def _own_right(self, decoded: Decoded, source: str, rows: Any, scores: Sequence[Score] | None) -> Floats | None:
         """Return the task's own accuracy of these rows; None where it has none.
 
         Args:
@@ -311,7 +311,7 @@ class ScoringWork:
             return None
         right, has_one = np.full(len(rows), math.nan), False
         for place, i in enumerate(rows.tolist()):
-            x = made.inputs[i]
+            x = decoded.inputs[i]
             try:
                 measured = outcome(x, UNSCORED if scores is None else scores[i])
             except RewardError:  # a doubtful truth, see `Decoded.doubts`: no response to it is right or wrong
@@ -355,8 +355,8 @@ def _code(facts: ResponseColumns, source: str) -> int:
     return facts.sources.words.index(source) if source in facts.sources.words else -2
 
 
-def _failures(made: Decoded, rows: Any) -> Any:
-    return made.stored.failed_N[rows] if made.stored is not None else np.zeros(len(rows), dtype=bool)
+def _failures(decoded: Decoded, rows: Any) -> Any:
+    return decoded.stored.failed_N[rows] if decoded.stored is not None else np.zeros(len(rows), dtype=bool)
 
 
 def _joined(pieces: Sequence[ScoredResponses], limit: int) -> ScoredResponses:
