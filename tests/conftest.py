@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from pathlib import Path
 
 # Before torch is loaded anywhere: see vlmrl/cli/app.py.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -21,6 +22,19 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("vlmrl")
+
+SLOW_FOLDERS = ("e2e", "dist")
+"""Folders below tests/ whose tests run whole commands or several processes: each is `slow`."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of `SLOW_FOLDERS` as slow, before pytest selects by markers."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.path.relative_to(here).parts[0] in SLOW_FOLDERS:
+            item.add_marker("slow")
+
 
 TINY_TEXTS = [
     "Are these two images the same digit? Answer with a number.",

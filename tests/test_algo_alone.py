@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 ALONE = """
 import sys
 
@@ -47,6 +49,7 @@ print(len(names), bool(hidden.grad.any()))
 """
 
 
+@pytest.mark.slow
 def test_algo_model_and_batch_work_with_torch_and_transformers_alone():
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -69,6 +69,7 @@ def generic_files() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE).parts[0] != "tasks"]
 
 
+@pytest.mark.slow
 def test_nothing_generic_names_a_task():
     found = {
         (path.relative_to(PACKAGE).as_posix(), name)

@@ -134,6 +134,7 @@ def test_cli_modules_load_nothing_heavy_at_their_top():
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_nothing_is_evaluated_and_nothing_unpickled():
     wrong = []
     for path in files():
@@ -146,6 +147,7 @@ def test_nothing_is_evaluated_and_nothing_unpickled():
     assert [w for w in wrong if not w.startswith("rewards/")] == []
 
 
+@pytest.mark.slow
 def test_files_and_functions_stay_small():
     long_files = {name_of(p): n for p in files() if (n := len(p.read_text("utf-8").splitlines())) > 400}
     long_functions = [

@@ -56,6 +56,7 @@ def deep(*words: str):
     return CliRunner().invoke(app, ["check", "r.toml", "--deep", *words])
 
 
+@pytest.mark.slow
 def test_rows_that_agree_are_shown_with_their_figures(table):
     result = deep("--json")
     told = json.loads(result.stdout)
@@ -70,6 +71,7 @@ def test_rows_that_agree_are_shown_with_their_figures(table):
     )
 
 
+@pytest.mark.slow
 def test_rows_that_disagree_are_named_and_leave_with_2(table, monkeypatch):
     right = split_attention._groups  # all responses as one: each sees those before it
     siblings = lambda plan: [replace(g, each=(g.responses,)) if g.each else g for g in right(plan)]  # noqa: E731
@@ -100,6 +102,7 @@ def test_check_without_deep_loads_no_model(table, monkeypatch):
     assert result.exit_code == 0 and "deep" not in json.loads(result.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_5", "gemma4", "smolvlm"])
 def test_any_family_can_be_compared_agents_included(name):
     family = build(name)

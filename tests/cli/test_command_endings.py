@@ -93,6 +93,7 @@ def test_the_command_to_go_on_with_holds_no_secret(tmp_path, monkeypatch) -> Non
     assert done.code == 130 and "abcdefgh12345678" not in done.err and "vlmrl fetch r.toml" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_command_with_a_word_and_exit_code_130(tmp_path: Path, number: signal.Signals) -> None:
     run = create_run(tmp_path / "runs", kind="rl", recipe_name="r", name="one")

@@ -80,6 +80,7 @@ def fetch(recipe: Path, env: dict[str, str]) -> Done:
     return own_process("fetch", recipe.name, "--json", cwd=recipe.parent, env=env)
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_fetched_once_and_then_no_network_is_needed(hub, recipe: Path) -> None:
     env, _ = hub
     words = ["train", recipe.name, "--gpus", "2", "--dry-run", "--set", "reward.name=exact_match"]
@@ -95,6 +96,7 @@ def test_what_is_missing_is_fetched_once_and_then_no_network_is_needed(hub, reci
     assert "HF_HUB_OFFLINE=1" in after.out, after.err
 
 
+@pytest.mark.slow
 def test_a_model_without_its_weights_is_no_whole_model(hub, recipe: Path) -> None:
     env, missing = hub
     missing.add("model.safetensors")
@@ -102,6 +104,7 @@ def test_a_model_without_its_weights_is_no_whole_model(hub, recipe: Path) -> Non
     assert done.code == 2 and "is incomplete" in done.err and "Traceback" not in done.err
 
 
+@pytest.mark.slow
 def test_a_model_that_the_hub_lacks_is_named(hub, recipe: Path) -> None:
     env, _ = hub
     recipe.write_text(recipe.read_text().replace(NAME, "someone/other"))

@@ -15,8 +15,7 @@ from small_runs import weights
 from tinyworld import assert_close
 
 from vlmrl.checkpoint.merge import merge
-from vlmrl.checkpoint.proof import ResumeRequest as ProofRequest
-from vlmrl.checkpoint.proof import check_gap, prove
+from vlmrl.checkpoint.proof import ProofRequest, check_gap, prove
 from vlmrl.errors import StoreError
 from vlmrl.inference.eval_recipe import choose_recipe
 from vlmrl.inference.eval_rows import rows_to_evaluate

@@ -55,6 +55,7 @@ def test_the_doctor_counts_an_image_whose_bytes_changed_and_looks_at_the_others(
     assert "does not have the bytes it was stored with" in broken[0]["finding"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_prep_ends_in_order_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     rows = table_rows("whale", 96)

@@ -106,6 +106,7 @@ def test_another_reward_by_name_gets_the_levels(run_folder, vlmrl, report):
     assert found["diff"]["names"]["first"] == "as stored"
 
 
+@pytest.mark.slow
 def test_the_probe_finds_nothing_in_the_builtin_and_holes_in_a_search(run_folder, vlmrl, report):
     assert report("last", "--probe")["probes"]["digits"]["flagged"] == 0
     (run_folder / "mine.py").write_text("def score(x): return min(1.0, len(x.response) / 1000)\n")

@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 from command_line import this_process
 from reward_runs import make_pair_run
 
@@ -13,6 +14,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reward-check.md").read_t
 WALK = PAGE.split("## Find a planted bug")[1].split("\n## ")[0]
 
 
+@pytest.mark.slow
 def test_the_three_commands_find_the_planted_bug(tmp_path):
     source = re.search(r"```python\n(.*?)```", WALK, flags=re.S)
     commands = [shlex.split(line, comments=True) for line in re.findall(r"^\$ vlmrl (.*)$", WALK, flags=re.M)]

@@ -60,6 +60,7 @@ def hacked(tmp_path: Path) -> tuple[Run, list[str]]:
 WORDS = "reward up, accuracy flat"
 
 
+@pytest.mark.slow
 def test_the_line_of_a_step_warns_soon_after_the_change_and_not_before(hacked):
     _, shown = hacked
     assert not any(" ! " in line for line in shown[: BEGINS + 5])
@@ -67,6 +68,7 @@ def test_the_line_of_a_step_warns_soon_after_the_change_and_not_before(hacked):
     assert shown[-1].endswith("digits 4% -> 100%")
 
 
+@pytest.mark.slow
 def test_an_attempt_that_goes_on_knows_the_steps_before_it(hacked, tmp_path):
     _, shown = hacked
     with create_run(tmp_path / "parts", kind="rl", recipe_name="r") as run:
@@ -76,6 +78,7 @@ def test_an_attempt_that_goes_on_knows_the_steps_before_it(hacked, tmp_path):
     assert cut(first + rest) == cut(shown)
 
 
+@pytest.mark.slow
 def test_watch_the_last_line_its_json_the_report_and_diagnose_say_it(hacked, tmp_path):
     run, _ = hacked
     assert f"  ! {WORDS}, from step {BEGINS + 1} on" in _closing(run).splitlines()[0]
@@ -91,6 +94,7 @@ def test_watch_the_last_line_its_json_the_report_and_diagnose_say_it(hacked, tmp
     assert found["causes"][0]["name"] == "reward_without_accuracy" and not found["healthy"]
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_write_the_run_measures_nothing(hacked):
     health = Health(hacked[0])  # opened for reading
     assert health.measure([group_of(0, 0)]) == {} and health.warn(0, metrics_of(0)) == {}

@@ -39,6 +39,7 @@ def watching(run: Run, **streams) -> subprocess.Popen:
     return started("runs", "watch", "mine", "--every", "0.05", "--runs", ".", cwd=run.dir.parent, **streams)
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_a_line_a_step_as_it_is_written_and_the_end_when_the_run_ends(run: Run) -> None:
     run.log(0, "train", train_line(0))
     watch = watching(run)
@@ -59,6 +60,7 @@ def test_a_pipe_gets_a_line_a_step_as_it_is_written_and_the_end_when_the_run_end
     assert told == f"{run.id}: interrupted after 2 step(s); go on with: vlmrl train --resume mine --runs .\n"
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_one_table_with_the_time_to_the_end(run: Run) -> None:
     for step in range(3):
         run.log(step, "train", train_line(step))
@@ -90,6 +92,7 @@ def test_a_terminal_gets_one_table_with_the_time_to_the_end(run: Run) -> None:
     os.close(ours)
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_is_shown_at_once_and_json_is_one_object(run: Run) -> None:
     run.log(0, "train", train_line(0))
     run.finish("done")

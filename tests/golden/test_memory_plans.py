@@ -101,6 +101,7 @@ def test_qwen3_vl_30b_a3b():
     assert "rollout.tensor_parallel" in first.words and first.plan.fits
 
 
+@pytest.mark.slow
 def test_what_is_said_to_make_it_fit_does():
     for model, tokens in (("Qwen3-VL-30B-A3B", 1250), ("Qwen2.5-VL-7B", 1682)):
         for gpus in (1, 2, 8):
@@ -115,6 +116,7 @@ def test_what_is_said_to_make_it_fit_does():
             assert bool(plan.fits) != plan.plan.fits or (not plan.plan.fits and not plan.fits)
 
 
+@pytest.mark.slow
 def test_cards_of_their_own_are_planned_apart():
     plan = planned("Qwen2.5-VL-7B", 1682, "rollout.engine_gpus=2").plan
     assert (plan.trainers, plan.engines) == (6, 2)

@@ -24,6 +24,7 @@ CELLS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(CELLS)
 def test_any_prompt_cell_is_read_or_refused(cell) -> None:
     try:
@@ -35,6 +36,7 @@ def test_any_prompt_cell_is_read_or_refused(cell) -> None:
     assert response is None or isinstance(response, str)
 
 
+@pytest.mark.slow
 @given(CELLS)
 def test_any_image_cell_is_read_or_refused_and_never_leaves_its_folder(cell) -> None:
     root = Path(__file__).parent
@@ -47,6 +49,7 @@ def test_any_image_cell_is_read_or_refused_and_never_leaves_its_folder(cell) -> 
             assert isinstance(found, bytes) or found.is_relative_to(root)
 
 
+@pytest.mark.slow
 @given(CELLS)
 def test_any_cell_becomes_a_json_value(cell) -> None:
     json.dumps(plain(cell), allow_nan=False)

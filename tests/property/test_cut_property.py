@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ rows_of_pairs = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(rows_of_pairs, st.integers(0, 40), st.integers(0, 5))
 @settings(max_examples=300, deadline=None)
 def test_no_unit_is_on_both_sides_of_a_cut_and_little_is_lost(rows: list[PairUnits], wanted: int, seed: int) -> None:

@@ -61,6 +61,7 @@ def without_gradient(gradients) -> list[str]:
     return sorted(n for n, g in gradients.items() if g is None or not bool(g.any()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True], ids=["plain", "recomputed"])
 @pytest.mark.parametrize(
     "lora",

@@ -36,6 +36,7 @@ def worlds(draw) -> list[TrainItem]:
     return draw(st.permutations(items))
 
 
+@pytest.mark.slow
 @given(worlds(), st.integers(1, 60))
 def test_every_item_is_in_exactly_one_row_and_rows_keep_the_budget(items: list[TrainItem], budget: int):
     rows = pack(items, budget)
@@ -48,11 +49,13 @@ def test_every_item_is_in_exactly_one_row_and_rows_keep_the_budget(items: list[T
         assert groups == sorted(groups, key=groups.index), "a group is interleaved with another"
 
 
+@pytest.mark.slow
 @given(worlds(), st.integers(1, 60))
 def test_packing_is_a_function_of_the_items_alone(items: list[TrainItem], budget: int):
     assert pack(items, budget) == pack(list(items), budget)
 
 
+@pytest.mark.slow
 @given(worlds(), st.integers(1, 200))
 def test_a_row_holds_its_prompts_and_responses_and_predicts_each_trained_token_from_the_one_before(
     items: list[TrainItem], budget: int
@@ -86,6 +89,7 @@ def test_a_row_holds_its_prompts_and_responses_and_predicts_each_trained_token_f
         assert [row.trajectories[i] for i in row.span_K.tolist()] == expected_owner
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(worlds(), st.sampled_from([None, 1, 3, 7]), st.booleans(), st.sampled_from([1, 6, 1024]))
 def test_a_token_sees_its_own_story_and_nothing_else(items: list[TrainItem], window, blocks, chunk):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +39,7 @@ def possible(images: list[LabelledImage]) -> Counter[int]:
     return Counter(pair_distance(a.labels, b.labels) for a, b in combinations(usable, 2))
 
 
+@pytest.mark.slow
 @given(collections(), st.integers(1, 80), st.integers(0, 5))
 @settings(max_examples=300, deadline=None)
 def test_half_the_pairs_are_the_same_none_repeats_and_none_is_missing(
@@ -70,6 +72,7 @@ def test_pairs_depend_on_the_seed_and_not_on_the_order_of_the_images(images, wan
     assert build_pairs(shuffled, wanted, seed=seed).pairs == first.pairs
 
 
+@pytest.mark.slow
 @given(collections(), st.integers(2, 60))
 @settings(max_examples=200, deadline=None)
 def test_distances_are_balanced_as_far_as_the_hierarchy_allows(images: list[LabelledImage], wanted: int) -> None:
@@ -84,6 +87,7 @@ def test_distances_are_balanced_as_far_as_the_hierarchy_allows(images: list[Labe
         assert all(made[distance] >= made[other] - 1 for other in made if other > 0), (half, made, room)
 
 
+@pytest.mark.slow
 @given(collections(), st.integers(0, 3))
 @settings(max_examples=200, deadline=None)
 def test_splits_share_no_image_and_lose_none(images: list[LabelledImage], seed: int) -> None:
@@ -95,6 +99,7 @@ def test_splits_share_no_image_and_lose_none(images: list[LabelledImage], seed: 
     assert {k: {i.origin for i in v} for k, v in again.items()} == {k: {i.origin for i in v} for k, v in splits.items()}
 
 
+@pytest.mark.slow
 @given(collections(), st.integers(0, 3))
 @settings(max_examples=200, deadline=None)
 def test_whole_classes_are_in_one_split_each_and_no_image_is_lost(images: list[LabelledImage], seed: int) -> None:
@@ -110,6 +115,7 @@ def test_whole_classes_are_in_one_split_each_and_no_image_is_lost(images: list[L
     assert split_classes(images[::-1], shares, seed=seed).images.keys() == splits.keys()
 
 
+@pytest.mark.slow
 @given(collections(), st.integers(2, 6), st.integers(0, 3))
 @settings(max_examples=200, deadline=None)
 def test_unseen_classes_are_in_the_test_split_alone(images: list[LabelledImage], unseen: int, seed: int) -> None:

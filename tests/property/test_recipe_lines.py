@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,6 +78,7 @@ def documents(draw):
     return text, lines
 
 
+@pytest.mark.slow
 @given(documents())
 def test_every_key_is_found_on_the_line_it_was_written_on(document):
     text, lines = document
@@ -85,6 +87,7 @@ def test_every_key_is_found_on_the_line_it_was_written_on(document):
     assert {place: found.get(place) for place in lines} == lines
 
 
+@pytest.mark.slow
 @given(documents())
 def test_every_value_that_tomllib_reads_has_a_line(document):
     found = key_lines(document[0])
@@ -102,6 +105,7 @@ def test_every_value_that_tomllib_reads_has_a_line(document):
     walk(parse_toml(document[0]), ())
 
 
+@pytest.mark.slow
 @given(st.lists(NAMES.filter(lambda n: '"' not in n and "\\" not in n), min_size=1, max_size=4))
 def test_a_dotted_name_reads_back_as_its_parts(parts):
     assert parse_dotted(dotted(tuple(parts))) == tuple(parts)

@@ -7,6 +7,7 @@ import struct
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,6 +81,7 @@ def round_trip(written: list[Group]) -> list[Group]:
         return read_rollouts(path)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.lists(groups(), max_size=3))
 def test_groups_come_back_exactly(written: list[Group]):
@@ -90,6 +92,7 @@ def bits(value: float) -> bytes:
     return struct.pack("<d", value)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.floats(), st.floats(), st.floats(width=32))
 def test_every_float_comes_back_bit_for_bit(value: float, advantage: float, logp: float):

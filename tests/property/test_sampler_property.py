@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from fractions import Fraction
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ def stream(sources: list[tuple[int, float]], seed: int = 0) -> PromptStream:
     return PromptStream([length for length, _ in sources], [share for _, share in sources], seed)
 
 
+@pytest.mark.slow
 @given(SOURCES, STEPS, st.integers(0, 24), st.integers(0, 3))
 @settings(max_examples=200, deadline=None)
 def test_a_resumed_stream_goes_on_as_the_uninterrupted_one(sources, steps, stop, seed) -> None:
@@ -33,6 +35,7 @@ def test_a_resumed_stream_goes_on_as_the_uninterrupted_one(sources, steps, stop,
     assert got + [second.next(count) for count in steps[stop:]] == expected
 
 
+@pytest.mark.slow
 @given(SOURCES, STEPS)
 @settings(max_examples=200, deadline=None)
 def test_every_source_is_within_one_row_of_its_exact_share_at_every_moment(sources, steps) -> None:
@@ -46,6 +49,7 @@ def test_every_source_is_within_one_row_of_its_exact_share_at_every_moment(sourc
                 assert abs(drawn[source] - total * share / sum(exact)) < 1
 
 
+@pytest.mark.slow
 @given(SOURCES, STEPS)
 @settings(max_examples=200, deadline=None)
 def test_a_step_repeats_a_row_only_when_its_source_is_too_small(sources, steps) -> None:
@@ -60,6 +64,7 @@ def test_a_step_repeats_a_row_only_when_its_source_is_too_small(sources, steps) 
             assert times <= -(-asked[source] // length)  # rounded up: 1 unless more are asked than there are
 
 
+@pytest.mark.slow
 @given(st.integers(1, 12), STEPS)
 @settings(max_examples=200, deadline=None)
 def test_occurrences_count_the_earlier_draws_of_a_row(length, steps) -> None:

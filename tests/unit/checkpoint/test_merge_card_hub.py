@@ -147,6 +147,7 @@ def push_in_a_process(address: str, folder: Path, repo: str, how: str = "private
     return done.stdout.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_an_upload_is_private_whole_and_never_into_a_public_repository(checkpoint, tmp_path):
     folder = merge(checkpoint, tmp_path / "out", max_shard_size="400KB", name="org/im").folder
     with serve_hub() as hub:
@@ -164,6 +165,7 @@ def test_an_upload_is_private_whole_and_never_into_a_public_repository(checkpoin
         assert hub.files == {}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_uploaded_is_known_before_anything_is_done(tmp_path):
     with serve_hub() as hub:
         assert "does not accept your token" in push_in_a_process(hub.address, tmp_path, "org/im", token="hf_wrong")

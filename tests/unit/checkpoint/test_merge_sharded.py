@@ -88,6 +88,7 @@ def refused(checkpoint: Path, tmp_path: Path, told: str) -> CheckpointError:
     return caught.value
 
 
+@pytest.mark.slow
 def test_three_processes_shards_merge_to_the_bit_like_one_process(sharded, whole, tmp_path):
     one, three = merge(whole, tmp_path / "one"), merge(sharded, tmp_path / "three")
     for size in (None, "200KB"):
@@ -146,6 +147,7 @@ def test_a_shard_too_many_is_named(sharded, parts, tmp_path):
     refused(sharded, tmp_path, "do not form a whole tensor")
 
 
+@pytest.mark.slow
 def test_the_proof_runs_in_a_process_of_its_own(sharded, tmp_path, second_process):
     done = merge(sharded, tmp_path / "out")
     assert done.logp_gap is not None and done.logp_gap < 1e-4 and done.proof.rollouts == 4
@@ -155,6 +157,7 @@ def test_the_proof_runs_in_a_process_of_its_own(sharded, tmp_path, second_proces
     assert str(tmp_path) not in (tmp_path / "out" / RECORD).read_text()
 
 
+@pytest.mark.slow
 def test_the_second_process_refuses_what_is_not_the_trained_model(sharded, parts, tmp_path, second_process):
     shutil.rmtree(sharded / MODEL)
     shutil.copytree(parts[1], sharded / MODEL)

@@ -49,6 +49,7 @@ def rendered(template: str | dict[str, str]) -> str:
     return render_chat(processor, TURNS, generation_prompt=True, settings={"enable_thinking": False})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", BOMBS)
 def test_a_bomb_is_an_error_of_the_model_before_it_is_rendered_here(template: str) -> None:
     with pytest.raises(CheckpointError, match=BOMBS[template]) as caught:

@@ -85,6 +85,7 @@ def test_equal_hashes_look_alike_and_flat_images_are_counted() -> None:
     assert find_near_copies([], []).near == [] and find_near_copies([flat], [1]).near == [0]
 
 
+@pytest.mark.slow
 def test_frames_of_a_film_take_no_more_memory_than_as_many_photographs() -> None:
     rng = np.random.default_rng(1)
     bits = np.repeat(rng.integers(0, 2, (1, 8 * HASH_BYTES), dtype=np.uint8), 3000, axis=0)

@@ -43,6 +43,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_parts_are_the_same_from_one_process_and_from_several_and_what_is_there_is_not_made_again(
     tmp_path: Path,
 ) -> None:
@@ -60,6 +61,7 @@ def test_parts_are_the_same_from_one_process_and_from_several_and_what_is_there_
     assert contents(several) == {**contents(one), "part-3": "was there"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_part_that_fails_leaves_no_half_of_itself_and_the_others_stay(tmp_path: Path, workers: int) -> None:
     with pytest.raises(DataError, match="part 4 is wrong"):
@@ -69,6 +71,7 @@ def test_a_part_that_fails_leaves_no_half_of_itself_and_the_others_stay(tmp_path
     assert not any(text.startswith("half") for text in left.values())
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_told_as_lost_memory_and_the_work_is_kept_for_the_next_run(tmp_path: Path) -> None:
     target = tmp_path / "out"
     with pytest.raises(LostWorkerError, match="killed") as caught, building(target, key=["a"]) as build:
@@ -99,6 +102,7 @@ def test_a_mistake_of_the_user_leaves_nothing_to_go_on_with(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_for_the_parent_from_the_first_import_of_the_others(tmp_path: Path) -> None:
     """Or each of them would write a traceback of its own, which is what a person reads who was too early."""
     make_parts(tell_whether_deaf, range(6), paths_in(tmp_path, 6), workers=2)

@@ -91,6 +91,7 @@ def test_limits_of_options(tmp_path):
     assert _words("dataset", {"dataset": {"path": "a/rows.jsonl", "rows": 2}}) == "a/rows.jsonl"
 
 
+@pytest.mark.slow
 def test_a_slow_template_ends_after_a_few_rows():
     worker = TemplateWorker(cpu_seconds=1)
     source = "{% for i in range(99999) %}{{ i|string|upper|lower|title|trim }}{% endfor %}"

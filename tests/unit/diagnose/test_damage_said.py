@@ -49,6 +49,7 @@ DAMAGE: dict[str, tuple[Callable[[Run], None], int, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_is_said_by_whoever_shows_the_run(tmp_path: Path, name: str):
     run, other = make_run(tmp_path, steps=3), make_run(tmp_path, steps=3)
@@ -67,6 +68,7 @@ def test_damage_is_said_by_whoever_shows_the_run(tmp_path: Path, name: str):
     assert said == dict.fromkeys(ways, number)
 
 
+@pytest.mark.slow
 def test_of_one_rollout_file_only_its_own_damage_is_said(tmp_path: Path):
     run = make_run(tmp_path, steps=3)
     add_lines(run)

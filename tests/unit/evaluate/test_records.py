@@ -73,6 +73,7 @@ def test_damaged_rows_are_told(tmp_path: Path):
         read_evaluation(tmp_path / "test")
 
 
+@pytest.mark.slow
 def test_reading_evaluations_does_not_import_torch():
     import subprocess
     import sys

@@ -181,6 +181,7 @@ def test_a_test_split_that_chose_the_checkpoint_is_no_test(place: Path):
     assert facts(evaluated(run)) == [("all", "test", "validation", 5)]
 
 
+@pytest.mark.slow
 def test_a_supervised_run_on_a_split_of_its_own_and_the_run_that_goes_on_from_it(place: Path):
     data = str(prepare_digits(place / "digits", num_pairs=24).path)
     sft = run_of(entry(data, 'task = "digits"\nsplit = "start"'), kind="sft")
@@ -292,6 +293,7 @@ def write(folder: Path, **meta) -> None:
     write_evaluation(folder, Evaluation([row], summarise([row])), meta)
 
 
+@pytest.mark.slow
 def test_an_evaluation_never_has_the_name_of_trainings_own(place: Path):
     run = run_of(entry("all") + entry("train.jsonl", 'validation = "val.jsonl"'))
     assert planned(run) == ["test-all-step-000004", "eval-validation-train-step-000004"]

@@ -115,6 +115,7 @@ sys.exit(Queue(stub, ["r.toml"], ["--runs", str(root)], members, [Slot({})], roo
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_or_killed_queue_goes_on_where_it_was(queue, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     done, _ = queue("a")

@@ -46,6 +46,7 @@ def slow_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     return torch.stack(out)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 7)), min_size=1, max_size=4), st.integers(1, 12),

@@ -92,6 +92,7 @@ def norm_of(part: str, outcome: Outcome) -> float:
     return sum(float(g.square().sum()) for g in found) ** 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize(("name", "trained"), CELLS)
 def test_a_family_equals_its_stock_forward(name, trained, recompute):
@@ -298,6 +299,7 @@ def test_an_agents_images_are_its_own_part_of_the_row():
     assert family.axes == {k: a for k, a in row.image_axes.items() if a}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILDERS)
 def test_bfloat16_over_float32_masters_is_as_near_float32_as_the_stock_forward_in_bfloat16(name):
     """Weights and arithmetic in bfloat16, gradients summed over rows into the optimizer's float32 masters. Rounding of

@@ -99,6 +99,7 @@ def test_one_failing_measurement_stops_no_other(fake, monkeypatch, capsys):
     assert read_lines(out, False)[2]["figure"] == 3.0
 
 
+@pytest.mark.slow
 def test_a_measurement_that_hangs_is_ended_with_what_it_started(fake, monkeypatch):
     monkeypatch.setenv("PIDS", str(fake / "pids"))
     use(monkeypatch, a=part(measure("hanging", seconds=3)), b=part(measure("good", seconds=60)))
@@ -186,6 +187,7 @@ def test_the_table_names_the_device_and_leaves_out_empty_columns(fake, monkeypat
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_is_carried_is_the_closure_without_what_is_there():
     pins = dict(line.split("==") for line in carried(list(PARTS), []))
     assert {"pydantic", "pydantic-core", "peft", "typer", "pyarrow"} <= pins.keys()
@@ -205,6 +207,7 @@ def test_wheels_are_imported_from_their_folder(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "here True\n"
 
 
+@pytest.mark.slow
 def test_no_gpu_is_an_error_with_words(tmp_path):
     done = subprocess.run(
         [ROOT / "scripts" / "gpu-day", "--out", tmp_path / "day.jsonl", "--part", "kernels"], capture_output=True,
@@ -234,6 +237,7 @@ def test_the_oracle_is_a_plain_softmax_over_what_a_token_may_see():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [gpu_kernels.varlen_rows, gpu_kernels.flex_rows, gpu_kernels.vision_towers])
 def test_a_wrong_mask_is_not_ok(rows, monkeypatch):
     from vlmrl.model.attention import varlen

@@ -38,6 +38,7 @@ def waits(policy: Policy, row: PackedRow) -> Counter[str]:
     return counted.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sdpa", "varlen"])
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
 def test_a_forward_pass_waits_as_often_for_many_responses_as_for_few(name, backend, monkeypatch):

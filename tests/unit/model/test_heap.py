@@ -26,6 +26,7 @@ print([faults() for _ in range(20)])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's mallopt")
 @pytest.mark.parametrize("keep", [True, False])
 def test_freed_memory_is_used_again_without_page_faults(keep: bool) -> None:

@@ -99,6 +99,7 @@ def test_a_driver_that_is_not_its_librarys_is_an_error(tmp_path, monkeypatch):
     assert "reboot" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_no_command_runs_on_the_cpu_in_silence(tmp_path, tiny_folder, monkeypatch):
     place = make_place(tmp_path, tiny_folder, TWO_STEPS)
     recipe = place / "rl.toml"

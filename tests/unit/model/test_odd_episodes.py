@@ -50,6 +50,7 @@ def episodes(family: TinyFamily) -> Iterator[TrainItem]:
             number += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sharing"), [("qwen2_5_vl", "packed"), ("qwen3_5", "forked"), ("qwen2_5_vl", "padded")]
 )

@@ -182,6 +182,7 @@ class Norm(nn.Module):
         return x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
 
 
+@pytest.mark.slow
 def test_a_forward_pass_without_a_backward_leaves_nothing_behind():
     """As after memory ran out in the middle of it."""
     model = nn.Sequential(nn.Linear(8, 8), Norm(), GatedMlp(), Norm(), GatedMlp())

@@ -105,6 +105,7 @@ def group():
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize(
     ("family", "dtype"), [("qwen2_5_vl", "float32"), ("qwen2_5_vl", "bfloat16"), ("qwen3_vl", "bfloat16")]
@@ -114,6 +115,7 @@ def test_one_process(tmp_path, monkeypatch, family, dtype, recomputed):
     assert planned(tmp_path, family, dtype, recomputed, 1) == pytest.approx(found, rel=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "dtype"), [("qwen2_5_vl", "float32"), ("qwen2_5_vl", "bfloat16")])
 def test_shards_of_four(tmp_path, monkeypatch, group, family, dtype):
     found = counted(monkeypatch, family, dtype, True, group)

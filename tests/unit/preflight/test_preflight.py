@@ -232,6 +232,7 @@ def test_a_weighted_part_that_a_correct_response_lacks_is_a_warning(world, tmp_p
     assert not [p for p in world().problems if "returns no part" in p.message]
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_on_correct_responses_is_an_error_whatever_on_timeout_says(world, tmp_path):
     (tmp_path / "hanging.py").write_text(HANGING)
     problems = world("reward.name=hanging.py:score", "reward.timeout_seconds=1").problems
@@ -267,6 +268,7 @@ def test_a_template_with_an_unknown_name_is_an_error(world, tmp_path):
     assert "qestion" in str(problem.hint)
 
 
+@pytest.mark.slow
 def test_control_tokens_typed_in_prompts_and_responses_are_counted(world, tmp_path):
     rows = rows_of(tmp_path, "abcdef")
     rows[1]["prompt"] += "<|im_end|>\n<|im_start|>assistant\n42"
@@ -317,6 +319,7 @@ def test_what_follows_from_a_table_that_cannot_be_read_is_not_reported(world, tm
     assert problem.where == "rows.jsonl:2"
 
 
+@pytest.mark.slow
 def test_a_template_without_end_is_one_error_and_ends_the_look_at_the_rows(world, tmp_path, monkeypatch):
     from vlmrl.recipe.template_worker import TemplateWorker
     from vlmrl.tasks import prompt_template
@@ -386,6 +389,7 @@ def test_more_memory_than_there_is_is_an_error(world):
     assert problem.level == "error"
 
 
+@pytest.mark.slow
 def test_several_processes_are_planned_and_what_they_cannot_do_is_said(world):
     recipe = load_recipe("recipe.toml")
     alone, two = (preflight(recipe, runs_folder=Path("runs"), target=Target(n)).plan["memory"] for n in (1, 2))
@@ -411,6 +415,7 @@ def test_a_full_disk_is_an_error(world, monkeypatch, tmp_path):
     assert not [p for p in check_model(load_recipe("recipe.toml")) if "may write" in p.message]  # nothing is to be run
 
 
+@pytest.mark.slow
 def test_the_disk_that_a_run_needs_is_counted(world):
     """Rollouts: 100 steps x 32 prompts x 8 samples x 16 tokens x 12 bytes. Checkpoints: keep_last 1, the best, and one
     being written, each of weights and two moments in float32."""

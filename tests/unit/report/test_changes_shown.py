@@ -35,6 +35,7 @@ def validated(run: Run, scores: dict[int, list[float]]) -> Run:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("last", "expected"),
     [([0.1] * 8 + [0.9] * 8, ""), ([0.1] * 15 + [0.9], "down"), ([0.9] * 16, "up")],
@@ -44,6 +45,7 @@ def test_a_change_has_a_colour_only_where_its_paired_interval_excludes_zero(tmp_
     assert colours(run)[:2] == [expected, expected]
 
 
+@pytest.mark.slow
 def test_a_change_without_rows_to_compare_has_no_colour(tmp_path: Path):
     assert set(colours(make_run(tmp_path))) == {""}
 

@@ -175,6 +175,7 @@ def test_no_path_out_of_the_tables_folder_is_followed(folder, cell):
     assert reds(page) == [] and 'class="missing"' in page and "leaves" in page
 
 
+@pytest.mark.slow
 def test_what_is_no_image_leaves_a_note_and_nothing_is_fetched(folder):
     (folder / "pics" / "text.png").write_text("<svg onload=alert(1)>")
     bomb = png(1, (9000, 12000))

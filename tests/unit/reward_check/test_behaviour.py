@@ -17,6 +17,7 @@ def probed(tmp_path, source, **limits):
     return probe_reward(spec, spec.weights, ROWS, limits=limits)
 
 
+@pytest.mark.slow
 def test_a_steady_reward_has_a_clean_bill(tmp_path):
     found = probed(tmp_path, "def reward(x): return float(x.response == x.truth['answer'])\n")
     behaviour = found["behaviour"]
@@ -26,6 +27,7 @@ def test_a_steady_reward_has_a_clean_bill(tmp_path):
     assert 0 < ms["p50"] <= ms["p95"] <= ms["p99"] <= ms["max"] and behaviour["calls"] > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "key"),
     [
@@ -42,6 +44,7 @@ def test_chance_memory_and_neighbours_are_noticed(source, key, tmp_path):
     assert told is not True and told["first"] != told["then"]
 
 
+@pytest.mark.slow
 def test_a_hang_is_told_as_one(tmp_path):
     source = """
     import time
@@ -54,6 +57,7 @@ def test_a_hang_is_told_as_one(tmp_path):
     assert verdicts["many tags"] == verdicts["many blanks"] == "hangs" and verdicts["nothing"] == ""
 
 
+@pytest.mark.slow
 def test_growing_memory_is_noticed(tmp_path):
     source = """
     kept = []

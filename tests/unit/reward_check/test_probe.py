@@ -48,6 +48,7 @@ def test_no_trick_pays_against_the_builtin_pair_rewards(args):
         assert report["honest"]["uninformed"] == pytest.approx(0.5 + 0.125 + 0.05, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [1e-6, 1e-2])
 def test_the_noise_of_a_reward_neither_hides_a_finding_nor_makes_one(tmp_path, noise):
     source = """
@@ -136,6 +137,7 @@ def test_a_reward_that_a_text_can_break_is_caught_and_the_row_shown(tmp_path):
     assert noise["flagged"] and noise["errors"] == 4 and noise["mean"] is None and "IndexError" in noise["error"]
 
 
+@pytest.mark.slow
 def test_taxonrl_as_published_is_full_of_holes(tmp_path):
     source = r"""
     import re
@@ -194,6 +196,7 @@ def reward(x):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "found"),
     [
@@ -291,6 +294,7 @@ def test_no_answer_is_taken_for_a_piece_of_its_form(tmp_path, answer):
     assert longer["example"].endswith(f"<answer>9{answer}</answer>")
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_costs_a_few_time_limits_and_the_rest_is_said_to_be_left_out(tmp_path):
     source = """
     ON_TIMEOUT = {"reward": 0.0}  # a finding all the same

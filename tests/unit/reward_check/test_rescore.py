@@ -277,6 +277,7 @@ def test_a_task_without_a_measure_has_no_disagreements(tmp_path):
     assert disagreements(scan.facts, scan.sides[0], scan.right_N) is None
 
 
+@pytest.mark.slow
 def test_each_source_has_the_accuracy_of_its_own_reward(tmp_path):
     """Sources share the columns of parts. None of them has a part because another has it."""
     bodies = {

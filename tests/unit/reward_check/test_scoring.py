@@ -37,6 +37,7 @@ def equal(a, b) -> bool:
     return bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [False, True])
 def test_two_processes_say_what_one_says(fault, tmp_path, monkeypatch):
     monkeypatch.setattr(response_table, "CHUNK_ROWS", 23)
@@ -62,6 +63,7 @@ def test_two_processes_say_what_one_says(fault, tmp_path, monkeypatch):
     assert same_scores(one.sides[0], one.sides[1]).all() != fault
 
 
+@pytest.mark.slow
 def test_a_failing_reward_stops_in_a_process_too_with_its_row(tmp_path, monkeypatch):
     from vlmrl.errors import RewardError
 
@@ -78,6 +80,7 @@ def test_a_failing_reward_stops_in_a_process_too_with_its_row(tmp_path, monkeypa
     assert found.sides[0].failed_N.tolist() == [i == 77 for i in range(100)]
 
 
+@pytest.mark.slow
 def test_texts_are_kept_by_whole_groups_and_do_not_depend_on_the_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(scoring, "MAX_TEXTS", 40)
     path = pair_table(tmp_path / "rows.parquet", 400)

@@ -192,6 +192,7 @@ def reward_file() -> str:
     return "".join(parts)
 
 
+@pytest.mark.slow
 def test_every_attack_costs_its_own_row_at_most(scorer):
     rows = []
     for number, name in enumerate(ATTACKS):
@@ -325,6 +326,7 @@ def test_a_row_that_another_one_cost_its_worker_is_asked_again_and_says_so(score
     assert second.note == "asked again: it ended its worker process with exit code 5"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["0", "0, 1, 2"])
 def test_closed_standard_descriptors_of_the_trainer_are_no_pipes(tmp_path, closed):
     """A pipe that is descriptor 0 would be replaced by the worker's standard input."""
@@ -344,6 +346,7 @@ def test_closed_standard_descriptors_of_the_trainer_are_no_pipes(tmp_path, close
     assert done.stdout == b"[0.0, 1.0, 2.0, 3.0, 4.0]"
 
 
+@pytest.mark.slow
 def test_few_open_files_are_enough(tmp_path):
     """Where descriptors may not be high, any will do."""
     (tmp_path / "r.py").write_text("def reward(x): return float(x.response)\n")

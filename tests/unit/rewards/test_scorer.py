@@ -145,6 +145,7 @@ def test_numbers_of_other_libraries_are_numbers(scorer, inputs):
         assert s.score(inputs[:1], strict=True)[0].parts == {"a": 0.5, "b": 1.0, "c": 1.0, "d": 0.25, "e": 0.25}
 
 
+@pytest.mark.slow
 def test_many_rows_keep_their_order_over_several_workers(scorer):
     rows = [RewardInput(response="x" * n) for n in range(200)]
     source = """

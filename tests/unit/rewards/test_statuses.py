@@ -100,6 +100,7 @@ def hangs(tmp_path, declared: str = "ON_TIMEOUT = {'answer': 0.0, 'format': 0.25
     return HANGS.format(declared=declared, once=str(tmp_path / "once"))
 
 
+@pytest.mark.slow
 def test_a_response_that_hangs_or_kills_its_grader_earns_what_is_declared(scorer, tmp_path):
     with scorer(hangs(tmp_path), options=QUICK) as s:
         texts = ("fine", "hang", "exit", "bug", "fine", "once")

@@ -78,6 +78,7 @@ def test_samples_do_not_depend_on_the_order_of_the_prompts(engine, prompts, para
         assert [s.token_ids for s in found[place]] == [s.token_ids for s in expected[i]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_tokens", [1, 150, 400, 1000])
 def test_samples_do_not_depend_on_the_batching(policy, tiny_processor, engine, prompts, params, batch_tokens):
     requests = requests_of(prompts)

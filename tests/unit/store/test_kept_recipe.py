@@ -108,6 +108,7 @@ def make_checkpoint(folder, step):
     return path
 
 
+@pytest.mark.slow
 def test_a_fork_has_the_checkpoint_as_its_own_and_needs_the_parent_no_more(run, tmp_path):
     checkpoint = make_checkpoint(run.dir, 7)
     parent = {"run": run.id, "checkpoint": checkpoint.name, "step": 7}
@@ -123,6 +124,7 @@ def test_a_fork_has_the_checkpoint_as_its_own_and_needs_the_parent_no_more(run, 
     assert resume_run(tmp_path, fork.id).start_step == 7
 
 
+@pytest.mark.slow
 def test_a_fork_whose_checkpoint_cannot_be_copied_leaves_nothing(run, tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -101,6 +101,7 @@ def test_a_process_that_is_killed_loses_no_word(pump, tmp_path: Path):
     assert (tmp_path / "a.log").read_bytes() == b"last words\n"
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_be_written_is_said_once_and_the_printing_process_goes_on(pump, tmp_path: Path, capfd):
     (tmp_path / "a.log").mkdir()
     writes = pipe(pump, tmp_path / "a.log")

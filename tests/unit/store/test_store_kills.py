@@ -35,6 +35,7 @@ def test_without_the_variable_a_crash_point_does_nothing(tmp_path: Path, monkeyp
         run.write_rollouts(0, [make_group()])
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_a_rollout_file(tmp_path: Path):
     run = make_run(tmp_path)
     run.close()

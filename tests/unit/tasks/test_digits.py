@@ -21,6 +21,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare_digits(tmp_path_factory.mktemp("data") / "digits", seed=3).path
 
 
+@pytest.mark.slow
 def test_splits_share_no_scan_and_have_the_promised_sizes(made: Path) -> None:
     dataset = open_dataset(Data(path=str(made)))
     scans = {split: {m.sha256 for row in dataset.rows(split) for m in row.media} for split in dataset.splits}
@@ -36,6 +37,7 @@ def test_max_rows_cuts_the_split_that_is_trained_on_alone(made: Path) -> None:
     assert validation is not None and (len(train.rows), len(validation.rows)) == (50, 300)
 
 
+@pytest.mark.slow
 def test_half_of_each_split_is_the_same_digit_and_the_rest_is_balanced_over_distance(made: Path) -> None:
     dataset = open_dataset(Data(path=str(made)))
     for split, count in dataset.splits.items():
@@ -45,6 +47,7 @@ def test_half_of_each_split_is_the_same_digit_and_the_rest_is_balanced_over_dist
         assert len(pairs) == count and all(len(pair) == 2 for pair in pairs)
 
 
+@pytest.mark.slow
 def test_every_row_is_true_to_the_scans_it_names(made: Path) -> None:
     from sklearn.datasets import load_digits
 

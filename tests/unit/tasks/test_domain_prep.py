@@ -207,6 +207,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_where_it_was_and_gives_the_same_bytes(tmp_path: Path) -> None:
     source = write_parquet(tmp_path / "rows.parquet", slow_rows(), group=4)
     subprocess.run(command(tmp_path / "whole", source), check=True, capture_output=True, timeout=120)

@@ -39,6 +39,7 @@ def test_two_folders_are_tested_together_each_with_its_own_reward(tmp_path: Path
     assert "2 failed, 4 passed" in done.stdout and "FAILED my-squares" not in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_recipe_rows_prompt_and_reward_fit_together(tmp_path: Path, style: str) -> None:
     write_task(tmp_path / "squares", style=style, model='C:\\models\\"tiny"')

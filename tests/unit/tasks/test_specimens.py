@@ -47,6 +47,7 @@ def test_names_are_made_of_the_traits() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_same_arguments_draw_the_same_pictures_and_no_two_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specimens, "IMAGES_OF_INDIVIDUAL", 2)
     images, files = draw_collection(DOMAINS["gorilla"], 40, seed=3)

@@ -52,6 +52,7 @@ BOMBS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", BOMBS)
 def test_a_bomb_is_an_error_of_the_recipe_and_the_next_row_is_served(text: str) -> None:
     with pytest.raises(RecipeError, match=BOMBS[text]) as caught:

@@ -145,6 +145,7 @@ def test_old_rollouts_go_in_order(run):
     assert lines(run) == list(range(7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hit", [1, 2, 4])
 def test_killed_while_a_step_is_written_no_step_has_metrics_without_rollouts(tmp_path, hit):
     made = create_run(tmp_path, kind="rl", recipe_name="digits")
