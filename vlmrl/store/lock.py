@@ -119,7 +119,7 @@ class RunLock:
                 )
                 if not freed:
                     os.close(handle)
-                    raise self._taken(owner, state)
+                    raise self._owner_error(owner, state)
             elif not exclusive and owner is None:
                 os.close(handle)
                 raise StoreError(
@@ -172,7 +172,7 @@ class RunLock:
         os.fsync(handle)
         self._handle = handle
 
-    def _taken(self, owner: Owner, state: State) -> StoreError:
+    def _owner_error(self, owner: Owner, state: State) -> StoreError:
         place = f"process {owner.pid} on {owner.host}"
         if state == "alive":
             message = f"run {self.run_dir.name} is being written by {place}, for {ago(owner.since)}"

@@ -389,7 +389,7 @@ def own_task(folder: Path, fields: str) -> Task:
     ("fields", "told"),
     [
         ("set_metrics=boom", "`set_metrics` of .* raised KeyError"),
-        ("set_metrics=lambda v: {'reward': 1.0}", "calls a set metric `reward`"),
+        ("set_metrics=lambda v: {'reward': 1.0}", "has a set metric `reward`"),
         ("set_metrics=lambda v: {'ap': 10**400}", "the metric `ap` is 1000"),
         ("set_metrics=lambda v: {'ap': np.array([1, 2])}", "the metric `ap` is array"),
         ("set_metrics=lambda v: 5", "it returned int 5, not names with numbers"),

@@ -188,7 +188,7 @@ def test_what_is_no_number_is_an_error(returned, told):
 
 def test_a_name_that_rows_have_already_is_an_error():
     no_clash(["ap"], {"reward": 1}, "mine")
-    with pytest.raises(DataError, match="task `mine` calls a set metric `reward`"):
+    with pytest.raises(DataError, match="task `mine` has a set metric `reward`"):
         no_clash(["reward"], {"reward": 1}, "mine")
 
 

@@ -242,7 +242,7 @@ def test_what_differs_between_the_recipes_is_shown_first(tmp_path: Path):
     other = {"schema": 1, "recipe": {"kind": "rl", "optim": {"lr": 0.5}}, "origins": {}}
     runs = [make_run(tmp_path, name="a", steps=1), make_run(tmp_path, name="b", steps=1, resolved=other)]
     text = page(*runs).text
-    shown = text[text.index("Differences</h3>") : text.index("values that were set")]
+    shown = text[text.index("Differences") : text.index("values that were set")]
     assert "optim.lr0.0010.5" in shown and "kind" not in shown
     same = page(runs[0], make_run(tmp_path, name="c", steps=1)).text
     assert "The recipes of these runs are the same" in same
