@@ -27,15 +27,6 @@ SLOW_FOLDERS = ("e2e", "dist")
 """Folders below tests/ whose tests run whole commands or several processes: each is `slow`."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of `SLOW_FOLDERS` as slow, before pytest selects by markers."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents and item.path.relative_to(here).parts[0] in SLOW_FOLDERS:
-            item.add_marker("slow")
-
-
 TINY_TEXTS = [
     "Are these two images the same digit? Answer with a number.",
     "<think><loop>no; yes</loop><digit>3; 8</digit></think><answer>0.25</answer>",
@@ -145,8 +136,11 @@ RUN_VLLM = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what runs vLLM: whole files, and the cases of others that are named after it."""
+    """Mark the tests that run vLLM (whole files, and the cases of others that are named after it) and slow folders."""
+    here = Path(__file__).parent
     for item in items:
+        if here in item.path.parents and item.path.relative_to(here).parts[0] in SLOW_FOLDERS:
+            item.add_marker("slow")
         case = getattr(item, "callspec", None)
         if item.path.name in RUN_VLLM or (case is not None and case.params.get("engine") == "vllm"):
             item.add_marker("vllm")
