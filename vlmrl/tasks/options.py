@@ -1,4 +1,4 @@
-"""Options of `vlmrl prep` from the parameters of a function: what they are called, and what they say of themselves."""
+"""Options of `vlmrl prep` from the parameters of a function: their names, types and help."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ class Option:
     """Facts about a parameter: `Annotated[int, Option("Training rows.", min=2)]`. A text is its help.
 
     Args:
-        help: a sentence.    flag: its name on the command line; "" = the parameter's, `_` as `-`.
-        min, max: bounds of a number.    positional: it is given without a name.
+        help: a sentence.
+        flag: its name on the command line; "" = the parameter's, `_` as `-`.
+        min, max: bounds of a number.
+        positional: it is given without a name.
     """
 
     help: str = ""
@@ -42,12 +44,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class PrepCommand:
-    """How `vlmrl prep` makes the dataset of a task.
+    """Command `vlmrl prep` of a task.
 
     Args:
-        run: makes it, and returns a `Prepared`; its parameters are the options, `limits` and `force` aside.
+        run: makes the dataset, and returns a `Prepared`; its parameters are the options, except `limits` and `force`.
         help: the first paragraph says what is made; the others what is read, with an example.
-        keeps: options -> whether an interrupted run is gone on with.
+        keeps: options -> whether an interrupted run is continued.
     """
 
     run: Callable[..., Any]
@@ -83,7 +85,7 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _annotation(hint: Any, default: Any) -> tuple[Any, Option]:
-    """Return the type and what is said of it; without an annotation the type of the default."""
+    """Return the type of a parameter and its facts; without an annotation the type of the default."""
     option = Option()
     if get_origin(hint) is Annotated:
         hint, *notes = get_args(hint)

@@ -1,4 +1,4 @@
-"""From rows that a task's own code makes to a dataset folder: images stored by content, truths checked, the doctor."""
+"""Dataset folder from rows of a user's own task: images stored by content, truths checked, the doctor's report."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ TAKEN = {
 
 @dataclass(frozen=True)
 class NewRow:
-    """A row that a task's `prep` makes.
+    """Row that a task's `prep` makes.
 
     Args:
         truth: what the answer is checked against, JSON values.
         images: in the order of the prompt's `<image>` marks; each a PIL image, a file's path, or a file's bytes.
         columns: variables of the prompt's template; every row of a split has the same ones.
-        id: of the prompt; None = made from what the row holds.    origin: where it came from, for messages.
+        id: of the prompt; None = made from the content of the row.
+        origin: where it came from, for messages.
     """
 
     truth: Mapping[str, Any]
@@ -65,7 +66,7 @@ class _Folder:
 
 @dataclass
 class _Shelf:
-    """Images, each content once, in a folder until they are stored."""
+    """Distinct images, in a folder until they are stored."""
 
     folder: Path
     seen: list[Examined] = field(default_factory=list)
@@ -95,7 +96,8 @@ def prepare_own(
 ) -> Prepared:
     """Make the dataset folder of a task's own `prep`.
 
-    Args: options: keyword arguments of `Task.prep`, which dataset.json keeps.
+    Args:
+        options: keyword arguments of `Task.prep`, which dataset.json keeps.
     Raises: DataError for a task without `prep`, rows that break the task's truth, images that cannot be read, or a
         folder that holds something else.
     """
@@ -222,7 +224,7 @@ def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> l
 
 
 def _check_row(row: NewRow, where: str) -> None:
-    """Raise a DataError for a field of a row that is of another kind than it has to be."""
+    """Raise a DataError for a field of a row that has a wrong type."""
     for key in ("truth", "columns"):
         value = getattr(row, key)
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
@@ -251,7 +253,7 @@ def _require_kept(value: Any, what: str, where: str | None = None) -> None:
 
 
 def _each(task: Task, rows: Iterable[NewRow]) -> Iterator[NewRow]:
-    """Yield the rows one by one; what the user's code raises on the way is named with its line."""
+    """Yield the rows one by one; an error of the user's code is reported with its line."""
     what, end = f"`prep` of `{task.name}`", object()
     iterator: Iterator[Any] = guarded(what, _path_of(task), lambda: iter(rows))
     while (row := guarded(what, _path_of(task), lambda: next(iterator, end))) is not end:

@@ -11,7 +11,7 @@ from vlmrl.types import RewardInput
 
 
 def pair_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> list[Attack]:
-    """All of them for a form."""
+    """Return all attacks for a form."""
     found = [*void_attacks(echo), *_answer_attacks(form), *_guesses(), *_fair(form)]
     if form.fields:
         empty = "".join(f"<{f.tag}></{f.tag}>" for f in form.fields)
@@ -32,7 +32,7 @@ def wrong(x: RewardInput) -> str:
 
 
 def _answer_attacks(form: AnswerForm) -> list[Attack]:
-    """Around the answer tag. The names are right, so that nothing but the trick is wrong."""
+    """Return attacks with the answer tag. The names are right, so that nothing but the trick is wrong."""
 
     def tags(x: RewardInput) -> str:
         return form.tags(form.names_of(x))
@@ -81,7 +81,7 @@ def _answer_attacks(form: AnswerForm) -> list[Attack]:
 
 
 def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> list[Attack]:
-    """Around the names, verdicts or labels that a form asks for."""
+    """Return attacks with the names, verdicts or labels that a form asks for."""
 
     def tags(x: RewardInput) -> str:
         return form.tags(form.names_of(x))
@@ -130,7 +130,7 @@ def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> 
 
 
 def _guesses() -> list[Attack]:
-    """Without a clue and without the form: what absence, constants and hedges earn."""
+    """Return guesses without knowledge and without the form: missing answers, constants and hedges."""
     found = [
         Attack(f"only {p}", f"nothing but {p} in an answer tag", "guess", says(f"<think></think><answer>{p}</answer>"))
         for p in ("0.0000", "0.5000", "1.0000")
@@ -147,7 +147,7 @@ def _guesses() -> list[Attack]:
 
 
 def _fair(form: AnswerForm) -> list[Attack]:
-    """Right answers in other spellings."""
+    """Return right answers in other spellings."""
 
     def spelt(change: Callable[[str], str]) -> Make:
         def make(x: RewardInput) -> str:
@@ -181,7 +181,7 @@ def _fair(form: AnswerForm) -> list[Attack]:
 
 
 def confident(x: RewardInput) -> str:
-    """What one who knows says: sure, and not quite certain."""
+    """Return the probability of a confident right answer: high, but not quite certain."""
     return "0.9000" if x.truth.get("same") else "0.1000"
 
 
@@ -218,7 +218,7 @@ def _has_tags(form: AnswerForm, prompt: str) -> bool:
 
 
 def _decided(form: AnswerForm, x: RewardInput) -> bool:
-    """Whether the true names alone leave no doubt about the answer: two of them differ at a level."""
+    """Return whether the true names alone settle the answer: two of them differ at a level."""
     return any(f.level and pair[0] != pair[1] for f, pair in form.stated(form.names_of(x)))
 
 
@@ -239,7 +239,7 @@ def _number(x: RewardInput) -> Mapping[str, Any]:
 
 
 def broken_truths(x: RewardInput) -> dict[str, Callable[[RewardInput], Mapping[str, Any]]]:
-    """Return truths that no reward for such rows should score: what they are, in words -> how they are made."""
+    """Return truths that no reward for such rows should score: name -> function that makes one."""
     raw = x.truth.get("ground_truth")
     found: dict[str, Callable[[RewardInput], Mapping[str, Any]]] = {"an answer that is no answer": _no_answer}
     if raw is None or isinstance(raw, (int, float)) or (isinstance(raw, str) and ";" not in raw):

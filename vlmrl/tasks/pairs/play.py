@@ -12,7 +12,7 @@ from vlmrl.tasks.pairs.near_misses import every_name, name_misses
 
 
 def player(form: AnswerForm) -> Callable[[Stage], Play]:
-    """Return what plays rows whose answers have this form: a `RowKind.play`."""
+    """Return a function that plays rows whose answers have this form: a `RowKind.play`."""
     return partial(play_pairs, form)
 
 
@@ -44,8 +44,10 @@ def play_pairs(form: AnswerForm, stage: Stage) -> Play:
 
 
 def _belief(form: AnswerForm) -> Belief:
-    """Return how a probability of "the same" is given. The names are stated to differ, so that the answers from 0 to
-    0.5 agree with them; what they earn is the same for all of these answers.
+    """Return how a probability of "the same" is given.
+
+    The names are stated to differ, so that the answers from 0 to 0.5 agree with them; they earn the same for all of
+    these answers.
     """
     names = {f.name: ((f.labels[0], f.labels[1]) if len(f.labels) > 1 else ("Prima", "Secunda")) for f in form.fields}
     return Belief(lambda x: bool(x.truth.get("same")), lambda p: form.write(names, p))

@@ -1,4 +1,4 @@
-"""Cutting a validation split off a training set of pairs, so that no image, and if asked no species, is in both."""
+"""Cut of a validation split from a training set of pairs: no image (or, on request, no species) is in both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_LOST = 0.1
 
 
 class PairUnits(NamedTuple):
-    """A row to be cut: the images, species or individuals in it, and its label."""
+    """Row to be cut: the images, species or individuals in it, and its label."""
 
     units: tuple[Hashable, ...]
     label: Hashable
@@ -31,10 +31,12 @@ class Cut:
 def cut_rows(rows: Sequence[PairUnits], wanted: int, *, seed: int) -> Cut:
     """Take about `wanted` rows so that no unit is both among them and among those that stay.
 
-    Where rows fall apart into groups that share no unit, whole groups are taken and nothing is lost. Otherwise units
-    are drawn; rows with some of their units drawn are lost, 10% of all at most: fewer rows are taken then. The shares
-    of the labels stay what they are among all rows.
-    Args: seed: the result depends on it and on the rows, not on the order of units within a row.
+    Where rows form groups that share no unit, whole groups are taken and nothing is lost. Otherwise units are drawn.
+    Rows with some of their units drawn are lost, at most 10% of all rows; fewer rows are taken then. The shares of the
+    labels stay as they are among all rows.
+
+    Args:
+        seed: the result depends on it and on the rows, not on the order of units within a row.
     """
     if wanted <= 0 or not rows:
         return Cut([], [])
@@ -45,7 +47,7 @@ def cut_rows(rows: Sequence[PairUnits], wanted: int, *, seed: int) -> Cut:
 
 
 def _whole_groups(rows: Sequence[PairUnits], wanted: int, seed: int) -> list[int]:
-    """Rows of groups, in a random order, each taken unless it brings more than `wanted` rows."""
+    """Return the rows of groups, in a random order, each taken unless it brings more than `wanted` rows."""
     parent: dict[Hashable, Hashable] = {}
 
     def root(unit: Hashable) -> Hashable:
@@ -100,7 +102,7 @@ def _cut_at(
     shares: dict[Hashable, float],
     seed: int,
 ) -> Cut:
-    """The cut when the first `drawn` units are the new split's."""
+    """Return the cut when the first `drawn` units belong to the new split."""
     inside: dict[Hashable, list[int]] = {label: [] for label in shares}
     for position, row in enumerate(rows):
         if last[position] < drawn:

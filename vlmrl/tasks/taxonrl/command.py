@@ -1,4 +1,4 @@
-"""The commands `vlmrl prep <domain>`."""
+"""Commands `vlmrl prep <domain>`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlmrl prep <domain>` from rows as TaxonRL published them: check every row, keep its splits, cut validation off."""
+"""`vlmrl prep <domain>` from rows as TaxonRL published them: check every row, keep the splits, cut off validation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SHOWN_BAD = 5
 
 @dataclass(frozen=True)
 class DomainRowPlan:
-    """What to make of a table.
+    """Plan of a dataset from a table.
 
     Args:
         source: as `locate_rows` takes it.
@@ -51,7 +51,7 @@ class DomainRowPlan:
         seed: of the rows that are cut off for validation.
         validation_pairs: how many, where the table has no validation split; 0 = none.
         max_bad: largest share of rows that may be left out because something is wrong with them.
-        images_root: where paths of images lead from; None = the table's folder.
+        images_root: folder that paths of images are relative to; None = the table's folder.
     """
 
     source: str
@@ -64,9 +64,10 @@ class DomainRowPlan:
 
 @dataclass
 class Survey:
-    """What was found in a table: facts of its sound rows, every image once, and what is wrong with the other rows.
+    """Result of reading a table: facts of its sound rows, every image once, and what is wrong with the other rows.
 
-    Args: known: truth field -> rows that know it for both images.
+    Args:
+        known: truth field -> number of rows that know it for both images.
     """
 
     images: list[Examined] = field(default_factory=list)
@@ -135,10 +136,10 @@ def prepare_rows(out: Path, domain: Domain, plan: DomainRowPlan, limits: Limits,
 
 
 def survey_rows(domain: Domain, table: RowFiles, columns: RowColumns, parts: Sequence[Path]) -> Survey:
-    """Go through the checked rows once: collect facts, and leave out what is wrong only beside another row.
+    """Read the checked rows once: collect facts, and leave out rows that are wrong only beside another row.
 
-    A row that repeats an earlier one of its split (same images, same label) is left out once; pairs of images that are
-    called the same in one row and different in another are all wrong.
+    A row that repeats an earlier one of its split (same images, same label) is left out once. If a pair of images is
+    called the same in one row and different in another, all its rows are wrong.
     """
     survey, number_of = Survey(), {}
     fields = domain.field_names if columns.composite else ()
@@ -194,7 +195,7 @@ def _leave_out_repeats(survey: Survey) -> None:
 
 
 def note_on_names(domain: Domain, survey: Survey) -> str:
-    """The fields that some of the rows know and others do not, with their numbers of rows; "" where there are none."""
+    """Return the fields that only some of the rows know, with their numbers of rows; "" if there are none."""
     rows = sum(len(rows) for rows in survey.rows.values()) + len(survey.repeated)
     some = {name: survey.known[name] for name in domain.field_names if 0 < survey.known[name] < rows}
     told = ", ".join(f"{name} in {count:,}" for name, count in some.items())
@@ -223,19 +224,19 @@ def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
 
 
 def group_of(domain: Domain) -> str:
-    """What tells the pairs of a domain apart besides their images: its finest rank where the truth holds it."""
+    """Return what tells the pairs of a domain apart besides their images: its finest rank where the truth holds it."""
     finest = domain.ranks[-1] if domain.ranks else ""
     return finest if finest in domain.field_names else ""
 
 
 def groups_of(domain: Domain, truth: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of `group_of` in a row, those that are known."""
+    """Return the names of `group_of` in a row, those that are known."""
     name = group_of(domain)
     return tuple(one for one in truth[name] if one is not None) if name else ()
 
 
 def cut_validation(assembly: Assembly, domain: Domain, plan: DomainRowPlan) -> None:
-    """Move rows of `train` to a new split `validation` where there is none, and say so."""
+    """Move rows of `train` to a new split `validation` if there is none, and report it."""
     check = "validation split"
     if "validation" in assembly.rows or "train" not in assembly.rows:
         assembly.notes[check] = ("ok", "the source's own")
@@ -267,7 +268,7 @@ def cut_validation(assembly: Assembly, domain: Domain, plan: DomainRowPlan) -> N
 
 
 def _units(rows: Sequence[PlannedRow], by: str) -> list[PairUnits]:
-    """What must not be in two splits: the names of each row's group, or its images. No rows where a name is unknown."""
+    """Return what must not be in two splits: the names of each row's group, or its images; [] if a name is unknown."""
     if by == "image":
         return [PairUnits(row.facts.images, row.facts.label) for row in rows]
     if any(len(row.facts.groups) < 2 for row in rows):
@@ -278,7 +279,7 @@ def _units(rows: Sequence[PlannedRow], by: str) -> list[PairUnits]:
 def row_fields(
     name: str, table: RowFiles, parts: Sequence[Path], rows: Sequence[PlannedRow], media: Sequence[Media]
 ) -> Iterator[dict[str, Any]]:
-    """The columns of the rows, their texts read again from the parts. See `Assembly.fields`."""
+    """Return the columns of the rows, their texts read again from the parts. See `Assembly.fields`."""
     wanted = {row.key: row.facts for row in rows}
     for index, number, _, line in _lines_of(parts, table, wanted):
         facts = wanted[index, number]
@@ -304,7 +305,11 @@ def _lines_of(
 
 
 def row_schema(domain: Domain, more: str | None = "problem") -> Any:
-    """The Arrow schema of a domain's rows. Args: more: `problem` (text), `individuals` (two names), or None."""
+    """Return the Arrow schema of a domain's rows.
+
+    Args:
+        more: `problem` (text), `individuals` (two names), or None.
+    """
     import pyarrow as pa
 
     names = pa.list_(pa.string())

@@ -1,4 +1,4 @@
-"""The task of a domain: one of its prompts, its truth schema, its rewards, its outcome and its correct answers."""
+"""Task of a domain: one of its prompts, its truth schema, its rewards, its outcome and its correct answers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PROFILES = ("default", "taxonrl")
 
 
 def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """The task bound to a dataset made by `vlmrl prep <domain>`.
+    """Return the task bound to a dataset made by `vlmrl prep <domain>`.
 
     Args:
-        info: its dataset.json; `truth_fields` names the fields that its rows know, where it is left out all of them.
+        info: its dataset.json; `truth_fields` names the fields that its rows know, by default all of them.
         variant: None = the main one, or the baseline where the dataset lacks a field that it needs.
-    Raises: DataError when the dataset is a table that was not prepared, or lacks a field that the variant asks for.
+    Raises: DataError when the dataset is a table that was not prepared, or lacks a field that the variant needs.
     """
     chosen = _choose(domain, info, variant)
     asked = [domain.truth_field(name) for name in chosen.asked]
@@ -71,7 +71,7 @@ def _choose(domain: Domain, info: Mapping[str, Any], name: str | None) -> Varian
 
 
 def default_reward(domain: Domain, variant: Variant) -> tuple[str, dict[str, Any]]:
-    """The task's own reward of a variant: name in REWARDS and arguments."""
+    """Return the task's own reward of a variant: name in REWARDS and arguments."""
     levels: dict[str, Any] = {"levels": list(variant.asked), "levels_decide": "different"}
     if variant.form == "names":
         return "taxonomy", levels
@@ -91,5 +91,5 @@ def default_reward(domain: Domain, variant: Variant) -> tuple[str, dict[str, Any
 
 
 def published_reward(domain: Domain, variant: Variant) -> tuple[str, dict[str, Any]]:
-    """TaxonRL's published reward of a variant, bugs included; a baseline reads the answer alone."""
+    """Return TaxonRL's published reward of a variant, bugs included; a baseline reads the answer alone."""
     return "taxonrl", {"function": variant.published, "layout": domain.layout if variant.asked else "answer"}

@@ -17,10 +17,11 @@ PLURALS = {"order": "orders", "family": "families", "genus": "genera"}
 
 
 def write_response(domain: Domain, variant: Variant, row: Row, rng: random.Random) -> str:
-    """A correct response to a row: the tags down to the first level that differs, then the probability, four decimals.
+    """Return a correct response to a row: the tags down to the first level that differs, then the probability.
 
-    It follows the domain's own prompt, so it earns the whole of every part but the answer, under the task's own reward
-    and under the published one. The probability varies as in `pairs.task.write_trace`.
+    The probability has four decimals and varies as in `pairs.task.write_trace`. The response follows the domain's own
+    prompt, so it earns the whole of every part but the answer, under the task's own reward and under the published one.
+
     Raises: DataError when the row does not know what the response must state.
     """
     lines, settled = [], False
@@ -47,7 +48,7 @@ def write_response(domain: Domain, variant: Variant, row: Row, rng: random.Rando
 
 
 def _level_agrees(level: str, truth: Mapping[str, Any]) -> bool | None:
-    """Whether the pair is one at a level whose names are not known, by its distance (1 = the species differ)."""
+    """Return whether the pair is equal at a level of unknown names, by its distance (1 = the species differ)."""
     distance = truth.get("distance")
     return None if distance is None else distance < 2 + LEVELS_UP.index(level)
 

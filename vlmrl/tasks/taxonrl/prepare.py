@@ -1,4 +1,4 @@
-"""`vlmrl prep <domain>`: what a source is, and who makes a dataset of it."""
+"""`vlmrl prep <domain>`: the kinds of sources, and the function that makes a dataset of each."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class DomainRequest:
-    """What a person asked for.
+    """Options of `vlmrl prep <domain>`.
 
     Args:
         domain: its name.
         source: a table, a folder, an archive, or `hub:name`; None = the published data set.
-        synthetic: draw so many training pairs instead; None = read.
+        synthetic: number of training pairs to draw instead; None = read a source.
         out, name: default data/<name>, and the domain's name.
         num_pairs: split -> pairs to make of raw images; of a table, `validation` alone counts.
-        levels: what the folders above a raw image are, outermost first; None = the domain's own.
+        levels: meaning of the folders above a raw image, outermost first; None = the domain's own levels.
     """
 
     domain: str
@@ -85,7 +85,7 @@ def prepare_domain(request: DomainRequest, limits: Limits, *, force: bool = Fals
 
 
 def is_raw(source: str, *, by_folders: bool = False) -> bool:
-    """Whether a source is images: an archive, a list of pairs, or a folder without tables (any, if `by_folders`)."""
+    """Return whether a source is images: an archive, a list of pairs, a folder without tables (any if `by_folders`)."""
     place = Path(split_spelling(source)[0])
     if source.startswith("hub:") or not place.exists():
         return False
@@ -189,6 +189,6 @@ def _write(
 
 
 def published(domain: Domain) -> str:
-    """The hub name of the domain's published data set: one with intermediate truth, where there is one."""
+    """Return the hub name of the domain's published data set: one with intermediate truth, where there is one."""
     with_truth = [name for name in domain.datasets if re.search(r"-im(-|$)", name)]
     return f"hub:{(with_truth or domain.datasets)[0]}"

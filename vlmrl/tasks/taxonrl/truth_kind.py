@@ -1,4 +1,4 @@
-"""TaxonRL's rows, known by their truth; and how a table of responses holds their truths."""
+"""Kinds of TaxonRL's rows, known by their truth, and the form of their truths in a table of responses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def has_species(truth: Truth) -> bool:
 
 
 def labels_of(row: Row) -> RowLabels:
-    """Return what the data doctor counts: of pairs, and the species shown where that is what the rows ask for."""
+    """Return what the data doctor counts: of pairs, and the species shown if the rows ask for species."""
     found = pair_labels_of(row)
     if found.group or found.distance is None or not row.truth.get("species"):
         return found
@@ -58,12 +58,12 @@ def read_line(layout: str, text: str) -> Truth:
 
 
 def write_line(layout: str, truth: Truth) -> str:
-    """Return an unsound truth as its line; what cannot be read back raises a RewardError that carries `text`."""
+    """Return an unsound truth as its line; a line that cannot be read back raises a RewardError that carries `text`."""
     return LAYOUTS[layout].write(truth, sound=False)
 
 
 def known_fields_of(domain: str, truth: Truth, is_sure: bool) -> Mapping[str, Any]:
-    """Return which truth fields the rows know, by the first; {} where that one says nothing of the others."""
+    """Return which truth fields the rows know, by the first row; {} if it does not show this for the others."""
     if not is_sure:
         return {}
     return {"truth_fields": [name for name in DOMAINS[domain].field_names if truth.get(name) is not None]}
