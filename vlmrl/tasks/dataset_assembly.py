@@ -191,8 +191,8 @@ def _shrink(build: Build, parts: Assembly, limits: Limits, limit: int, num_over:
     )
     for i, seen in zip(large, small, strict=True):
         parts.images[i] = seen
-    told = f"{num_over:,} rows were over {limit:,} tokens: {len(large):,} images brought down to {room:,} tokens"
-    parts.notes["prompts over the limit"] = ("look", told)
+    note = f"{num_over:,} rows were over {limit:,} tokens: {len(large):,} images brought down to {room:,} tokens"
+    parts.notes["prompts over the limit"] = ("look", note)
     return dict.fromkeys(large, max_pixels)
 
 

@@ -48,11 +48,11 @@ def prompt_texts(task: Task) -> Callable[[Row], list[str]]:
 
     def of(row: Row) -> list[str]:
         if task.messages is not None:
-            found = [turn.content for turn in row_messages(task, row)]
+            texts = [turn.content for turn in row_messages(task, row)]
         else:
-            found = [value for name, value in row.columns.items() if isinstance(value, str) and name in task.template]
+            texts = [value for name, value in row.columns.items() if isinstance(value, str) and name in task.template]
         response = row.columns.get("response")
-        return [text.replace(IMAGE, " ") for text in (*found, *([response] if isinstance(response, str) else []))]
+        return [text.replace(IMAGE, " ") for text in (*texts, *([response] if isinstance(response, str) else []))]
 
     return of
 

@@ -48,13 +48,13 @@ class Histogram:
     def counts(self) -> dict[str, list[int]]:
         """Return group -> how many of its numbers are in each bin."""
         low, high = self.range
-        found: dict[str, list[int]] = {}
+        counts_of: dict[str, list[int]] = {}
         for group, numbers in self.groups.items():
-            found[group] = [0] * self.bins
+            counts_of[group] = [0] * self.bins
             for number in numbers:
                 place = (min(high, max(low, number)) - low) / (high - low) * self.bins
-                found[group][min(self.bins - 1, int(place))] += 1
-        return found
+                counts_of[group][min(self.bins - 1, int(place))] += 1
+        return counts_of
 
 
 def by_label(

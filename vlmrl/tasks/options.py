@@ -66,7 +66,7 @@ def parameters_of(function: Callable[..., Any], where: str = "") -> list[Paramet
         hints, parameters = hints_of(function), inspect.signature(function).parameters
     except (NameError, TypeError, ValueError) as error:
         raise RecipeError(f"the parameters of `prep` cannot be read: {error}", where=where, hint=TYPES) from error
-    found = []
+    options = []
     for name, parameter in parameters.items():
         if name in ("limits", "force"):
             continue
@@ -75,8 +75,8 @@ def parameters_of(function: Callable[..., Any], where: str = "") -> list[Paramet
         named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         if not named or len(plain) > 1 or plain[0] not in PLAIN:
             raise RecipeError(f"the parameter `{name}` of `prep` cannot be an option", where=where, hint=TYPES)
-        found.append(Parameter(name, kind, parameter.default, option))
-    return found
+        options.append(Parameter(name, kind, parameter.default, option))
+    return options
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:

@@ -79,10 +79,10 @@ class _Shelf:
             data = image if isinstance(image, bytes) else _file_of(image)
             name = hashlib.sha256(data).hexdigest()
             if name not in self.numbers:
-                found = examine(data)
+                examined = examine(data)
                 (self.folder / name).write_bytes(data)
                 self.numbers[name] = len(self.seen)
-                self.seen.append(found)
+                self.seen.append(examined)
                 self.places.append(name)
         except (OSError, ValueError) as error:
             raise DataError(f"an image cannot be read: {error}", where=where) from error
@@ -117,7 +117,7 @@ def prepare_own(
         shelf.folder.mkdir()
         rows = {split: _planned(task, split, rows, shelf) for split, rows in splits.items()}
         parts = Assembly(shelf.seen, shelf.places, FileReader(_Folder(shelf.folder)), rows, _fields)
-        parts.group = next((p.key[1].group for found in rows.values() for p in found if p.key[1].group), "")
+        parts.group = next((p.key[1].group for planned in rows.values() for p in planned if p.key[1].group), "")
         whole = {"name": name or out.name, "task": task.name, "source": {"name": task.name}, "args": args}
         return _assembled(build, parts, whole, limits, force)
 
@@ -163,8 +163,8 @@ def _with_parameters(run: Callable[..., Prepared], prep: Callable[..., Any]) -> 
 
 
 def _help(task: Task, name: str) -> str:
-    said = inspect.getdoc(task.prep) or task.summary or "Make the dataset of this task."
-    return f"{said}\n\nExample: vlmrl prep {name} --out data/mine"
+    help_text = inspect.getdoc(task.prep) or task.summary or "Make the dataset of this task."
+    return f"{help_text}\n\nExample: vlmrl prep {name} --out data/mine"
 
 
 def _path_of(task: Task) -> str:
@@ -198,7 +198,7 @@ def _require_alike(split: str, rows: Sequence[Row]) -> None:
 
 def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> list[PlannedRow]:
     """Return the rows of a split, checked; each once."""
-    lengths, found, bad = PromptLengths(task), list[PlannedRow](), list[str]()
+    lengths, planned, bad = PromptLengths(task), list[PlannedRow](), list[str]()
     taken: set[str] = set()
     for index, row in enumerate(_each(task, rows)):
         where = str(row.origin) if isinstance(row, NewRow) and row.origin else f"{split} row {index}"
@@ -212,15 +212,15 @@ def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> l
         if prompt_id in taken:
             raise DataError(f"`{prompt_id}` is the id of two rows of the split `{split}`", where=where)
         taken.add(prompt_id)
-        made = Row(prompt_id, "", task.name, row.truth, media, dict(row.columns), where)
-        labels = _labels(task, made)
+        checked = Row(prompt_id, "", task.name, row.truth, media, dict(row.columns), where)
+        labels = _labels(task, checked)
         tokens = lengths.of(dict(row.columns), media, where) if task.template else 0
         facts = RowFacts(numbers, labels.label, labels.distance, tokens, labels.names, where)
-        found.append(PlannedRow((made, labels), facts))
+        planned.append(PlannedRow((checked, labels), facts))
     if bad:
         shown = "".join(f"\n    {line}" for line in bad[:SHOWN_BAD])
         raise DataError(f"{len(bad):,} mistakes in the truths that `prep` made:{shown}", hint="nothing was written")
-    return found
+    return planned
 
 
 def _check_row(row: NewRow, where: str) -> None:

@@ -70,29 +70,29 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
             hint=f"it defines: {', '.join(_functions(module)) or 'no function'}",
         )  # fmt: skip
     make: Callable[[Mapping[str, Any]], Any] = function
-    made = guarded(f"`{name}`", path_text, lambda: make(info), hint=INFO)
+    task = guarded(f"`{name}`", path_text, lambda: make(info), hint=INFO)
     line = getattr(getattr(function, "__code__", None), "co_firstlineno", 1)
-    if not isinstance(made, Task):
+    if not isinstance(task, Task):
         raise RecipeError(
-            f"`{name}` returned {type(made).__name__}, not a Task", where=f"{path_text}:{line}",
+            f"`{name}` returned {type(task).__name__}, not a Task", where=f"{path_text}:{line}",
             hint="return vlmrl.Task(...); `vlmrl init --task NAME` writes an example",
         )  # fmt: skip
-    check_fields(made, f"{path_text}:{line}")
-    profiles = {key: (_beside(path_text, reward), args) for key, (reward, args) in made.profiles.items()}
+    check_fields(task, f"{path_text}:{line}")
+    profiles = {key: (_beside(path_text, reward), args) for key, (reward, args) in task.profiles.items()}
     watched = {
         key: _watched(function, f"`{key}` of `{name}`", path_text, check)
         for key, check in RETURNS.items()
-        if (function := getattr(made, key)) is not None
+        if (function := getattr(task, key)) is not None
     }
     watched["attacks"] = _with_attacks_watched(watched["attacks"], f"`attacks` of `{name}`", path_text)
-    if made.outcome_as is not None:
-        measure_for = _watched(made.outcome_as, f"`outcome_as` of `{name}`", path_text, _function)
+    if task.outcome_as is not None:
+        measure_for = _watched(task.outcome_as, f"`outcome_as` of `{name}`", path_text, _function)
         watched["outcome_as"] = lambda spec: _watched(
             measure_for(spec), f"`outcome` of `{name}`", path_text, RETURNS["outcome"]
         )
     return replace(
-        made, name=name, profiles=profiles, own=file,
-        template_file=made.template_file or f"template of {path_text}", **watched,
+        task, name=name, profiles=profiles, own=file,
+        template_file=task.template_file or f"template of {path_text}", **watched,
     )  # fmt: skip
 
 

@@ -33,15 +33,15 @@ class AnswerForm:
 
     def stated(self, names: Mapping[str, Pair | None]) -> list[tuple[FormField, Pair]]:
         """Return the fields that an answer states: levels with known names, down to the first that differs."""
-        found: list[tuple[FormField, Pair]] = []
+        fields: list[tuple[FormField, Pair]] = []
         for field in self.fields:
             pair = names.get(field.name)
             if pair is None:
                 continue
-            found.append((field, pair))
+            fields.append((field, pair))
             if field.level and pair[0] != pair[1]:
                 break
-        return found
+        return fields
 
     def value(self, pair: Pair) -> str:
         """Return the text in a tag."""

@@ -89,8 +89,8 @@ def build_pairs(
     reports += _report_lonely(classes, nodes, depth)
     room = {distance: sum(node.capacity for node in nodes[distance]) for distance in nodes}
     same_room = sum(len(c) * (len(c) - 1) // 2 for c in classes.values())
-    asked = [distance for distance in shares if shares[distance] > 0]
-    different_room = sum(room[distance] for distance in asked)
+    distances = [distance for distance in shares if shares[distance] > 0]
+    different_room = sum(room[distance] for distance in distances)
     half = min((num_pairs + 1) // 2, same_room, different_room)
     if half == 0:
         lacking = "same-class" if same_room == 0 else "different-class"
@@ -100,8 +100,8 @@ def build_pairs(
         )
     if half < (num_pairs + 1) // 2:
         reports.append({"reason": "fewer pairs than asked", "wanted": num_pairs, "made": 2 * half})
-    quota = fill(half, {d: shares[d] for d in asked}, {d: room[d] for d in asked})
-    reports += _report_shares(half, {d: shares[d] for d in asked}, room, quota)
+    quota = fill(half, {d: shares[d] for d in distances}, {d: room[d] for d in distances})
+    reports += _report_shares(half, {d: shares[d] for d in distances}, room, quota)
     pairs = _same_pairs(classes, half, rng)
     for distance in sorted(quota):
         pairs += _different_pairs(nodes[distance], quota[distance], distance, rng)
@@ -119,16 +119,16 @@ def fill(total: int, weights: Mapping[Any, float], room: Mapping[Any, int]) -> d
     left = min(total, sum(room[key] for key in open_keys))
     while left > 0:
         weight = sum(weights[key] for key in open_keys)
-        wanted = {key: left * weights[key] / weight for key in open_keys}
-        full = [key for key in open_keys if given[key] + wanted[key] >= room[key]]
+        quotas = {key: left * weights[key] / weight for key in open_keys}
+        full = [key for key in open_keys if given[key] + quotas[key] >= room[key]]
         if full:
             for key in full:
                 left -= room[key] - given[key]
                 given[key] = room[key]
             open_keys = [key for key in open_keys if key not in set(full)]
             continue
-        whole = {key: int(wanted[key]) for key in open_keys}
-        by_rest = sorted(open_keys, key=lambda key: whole[key] - wanted[key])
+        whole = {key: int(quotas[key]) for key in open_keys}
+        by_rest = sorted(open_keys, key=lambda key: whole[key] - quotas[key])
         for key in by_rest[: left - sum(whole.values())]:
             whole[key] += 1
         for key in open_keys:
@@ -244,22 +244,22 @@ def _cross_pairs(node: _Node, quota: int, distance: int, rng: random.Random) -> 
     """Return `quota` different pairs across the node's children: classes drawn evenly first, the rest by rank."""
     child_of = [span for span in node.child_spans for _ in range(*span)]
     num_classes = len(node.classes)
-    found: dict[tuple[str, str], Pair] = {}
+    pairs: dict[tuple[str, str], Pair] = {}
     for _ in range(4 * quota):
-        if len(found) == quota:
+        if len(pairs) == quota:
             break
         a = rng.randrange(num_classes)
         start, end = child_of[a]
         b = rng.randrange(num_classes - (end - start))
         b = b if b < start else b + end - start
         pair = Pair(rng.choice(node.classes[a]), rng.choice(node.classes[b]), distance)
-        found.setdefault(pair.key, pair)
-    if len(found) < quota:
+        pairs.setdefault(pair.key, pair)
+    if len(pairs) < quota:
         for pair in _ranked_cross_pairs(node, quota, distance, rng):
-            if len(found) == quota:
+            if len(pairs) == quota:
                 break
-            found.setdefault(pair.key, pair)
-    return list(found.values())
+            pairs.setdefault(pair.key, pair)
+    return list(pairs.values())
 
 
 def _ranked_cross_pairs(node: _Node, count: int, distance: int, rng: random.Random) -> list[Pair]:

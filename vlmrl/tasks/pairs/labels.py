@@ -91,7 +91,7 @@ class LabelForm:
         pieces, problem = two_pieces(body, level, "label")
         if problem:
             return Said(None, None, problem)
-        found: list[str] = []
+        names: list[str] = []
         for i, piece in enumerate(pieces):
             match = NAMED[i].fullmatch(piece) if self.named else None
             if self.named and match is None:
@@ -101,23 +101,23 @@ class LabelForm:
             if label is None:
                 known = ", ".join(self.vocabulary.names)
                 return Said(None, None, f"<{level}> holds {text[:40]!r}, which is none of {known}")
-            found.append(label)
-        return Said(tuple(found), found[0] != found[1])
+            names.append(label)
+        return Said(tuple(names), names[0] != names[1])
 
     def read_truth(self, level: str, first: str | None, second: str | None) -> Said:
         if first is None or second is None:
             return Said(None, None)
-        found = []
+        names = []
         for label in (normalise_name(first, level), normalise_name(second, level)):
             if label in ("", "nan"):
                 return Said(None, None)
-            found.append(self.vocabulary.find(label))
-        if None in found:
+            names.append(self.vocabulary.find(label))
+        if None in names:
             raise RewardError(
                 f"the truth of <{level}> is {[first, second]}, of which one is no label",
                 hint=f"labels: {', '.join(self.vocabulary.names)}; name other spellings under aliases in [reward.args]",
             )
-        return Said(tuple(found), found[0] != found[1])
+        return Said(tuple(names), names[0] != names[1])
 
     def said(self, stated: Mapping[str, Any], levels: Sequence[str]) -> Mapping[str, Any]:
         return stated

@@ -82,19 +82,19 @@ def pair_outcome(reward: PairReward, scored_by: str | None = None) -> Callable[[
         reading = None if scored_by is None else PairReading.of_detail((score.detail or {}).get(scored_by))
         problem, confidence, stated, agrees, repair = reading or judge.read(x.response)
         label = float(same)
-        found: dict[str, float | None] = {
+        numbers: dict[str, float | None] = {
             "accuracy": 0.0 if confidence is None else float(confidence > 0.5 if same else confidence < 0.5),
             "brier": 1.0 if confidence is None else (confidence - label) ** 2,
             "confidence": confidence,
             "label": label,
             "parse_failure": float(bool(problem)),
         }
-        found |= _levels(judge, stated, right)
+        numbers |= _levels(judge, stated, right)
         if judge.levels and judge.levels_decide:
-            found["consistent"] = None if agrees is None else float(agrees)
+            numbers["consistent"] = None if agrees is None else float(agrees)
         if judge.relaxed:
-            found["repaired"] = float(bool(repair and not problem))
-        return found
+            numbers["repaired"] = float(bool(repair and not problem))
+        return numbers
 
     return outcome
 
@@ -111,18 +111,18 @@ def confidence_figures(verdicts: Sequence[Verdict]) -> list[Histogram]:
 
 def _levels(judge: PairReward, stated: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, float | None]:
     """Return `accuracy/<field>`, and for labels `label_accuracy/<field>`, of every level."""
-    found: dict[str, float | None] = {}
+    accuracies: dict[str, float | None] = {}
     stated = judge.form.said(stated, judge.levels)
     due = True
     for level in judge.levels:
         truth, said, field = right[level], stated.get(level), judge.fields.get(level, level)
         counts = due and truth is not None
-        found[f"accuracy/{field}"] = float(said == truth) if counts else None
+        accuracies[f"accuracy/{field}"] = float(said == truth) if counts else None
         if isinstance(judge.form, LabelForm):
             hits = sum(a == b for a, b in zip(said or (None, None), truth or (), strict=False))
-            found[f"label_accuracy/{field}"] = hits / 2 if counts else None
+            accuracies[f"label_accuracy/{field}"] = hits / 2 if counts else None
         due = due and not _differs(truth)
-    return found
+    return accuracies
 
 
 def _differs(truth: Any) -> bool:

@@ -91,8 +91,8 @@ class PairFormat:
             else:
                 confidence = parse_probability(pieces[answer])
                 if confidence is None:
-                    wanted = "is not a number from 0 to 1 with at most 4 decimals"
-                    problem = f"the answer {_short(pieces[answer])} {wanted}"
+                    problem_words = "is not a number from 0 to 1 with at most 4 decimals"
+                    problem = f"the answer {_short(pieces[answer])} {problem_words}"
         if problem:
             return PairText(problem, None, {}, repair)
         return PairText("", confidence, {tag: pieces[at] for tag, at in bodies}, repair)
@@ -195,8 +195,8 @@ def _structure_problem(written: tuple[str, ...], levels: tuple[str, ...]) -> str
     if outside and written[0] == "<think>":
         return f"{outside[0]} is not inside <think>"
     pairs = [tag for name in stated for tag in (f"<{name}>", f"</{name}>")]
-    wanted = ["<think>", *pairs, "</think>", "<answer>", "</answer>"]
-    misplaced = [tag for tag, due in zip(written, wanted, strict=True) if tag != due]
+    expected = ["<think>", *pairs, "</think>", "<answer>", "</answer>"]
+    misplaced = [tag for tag, due in zip(written, expected, strict=True) if tag != due]
     if misplaced:
         return f"{misplaced[0]} is out of place"
     if stated != [level for level in levels if level in stated]:

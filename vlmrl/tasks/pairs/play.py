@@ -31,10 +31,10 @@ def play_pairs(form: AnswerForm, stage: Stage) -> Play:
                       lambda x: form.write(form.names_of(x), confident(x)))  # fmt: skip
     wrong = Attack("honest, wrong", "false names, a wrong answer", "fair",
                    lambda x: form.write(form.others(x, rows), four(1 - float(confident(x)))))  # fmt: skip
-    asked = any(f.name not in stage.unpaid for f in form.fields)
+    has_paid_tags = any(f.name not in stage.unpaid for f in form.fields)
     attacks = [
         *pair_attacks(form, rows, stage.echo),
-        *(name_misses(form) if asked else ()),
+        *(name_misses(form) if has_paid_tags else ()),
         *every_name(form, rows),
     ]
     return Play(

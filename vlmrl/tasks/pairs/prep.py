@@ -212,8 +212,8 @@ def deal_images(images: Sequence[LabelledImage], plan: PairPlan) -> Splits:
     if "validation" not in given and "train" in given and "validation" in plan.split_shares:
         validation = plan.split_shares.get("validation", 0)
         share = validation / (plan.split_shares["train"] + validation)
-        made = deal(given.pop("train"), {"train": 1 - share, "validation": share}, seed=plan.seed)
-        given = {**made.images, **given}
+        splits = deal(given.pop("train"), {"train": 1 - share, "validation": share}, seed=plan.seed)
+        given = {**splits.images, **given}
     return Splits(given)
 
 
@@ -250,14 +250,14 @@ def _pairs_of_split(
         }
     pairs, reports = [], []
     for group, images in groups.items():
-        wanted = plan.num_pairs[split] if not group else (plan.num_pairs[split] + 1) // 2
+        num_pairs = plan.num_pairs[split] if not group else (plan.num_pairs[split] + 1) // 2
         try:
-            made = build_pairs(images, wanted, seed=hash64(seed, group), distance_shares=plan.distance_shares)
+            drawn = build_pairs(images, num_pairs, seed=hash64(seed, group), distance_shares=plan.distance_shares)
         except DataError as error:
             place = f"split `{split}`" + (f", {group} classes" if group else "")
             raise DataError(f"{place}: {error.message}", where=error.where, hint=error.hint) from error
-        pairs += made.pairs
-        reports += [{**report, "classes": group} if group else report for report in made.reports]
+        pairs += drawn.pairs
+        reports += [{**report, "classes": group} if group else report for report in drawn.reports]
     if len(groups) > 1:
         pairs.sort(key=lambda pair: hash64(seed, *pair.key))
     return pairs, reports

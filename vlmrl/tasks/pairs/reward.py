@@ -311,10 +311,10 @@ def pair_spec(name: str, reward: PairReward, *, levels_weight: float = 0.0, form
             hint="they are shares of the whole reward; the answer gets the rest",
         )
     weights = {"format": format_weight, "answer": max(rest, 0.0)}
-    asked = reward.consistency == "part"
-    share = levels_weight * (0.75 if asked else 1.0)
+    has_consistency = reward.consistency == "part"
+    share = levels_weight * (0.75 if has_consistency else 1.0)
     weights |= {reward.fields.get(level, level): share / len(reward.levels) for level in reward.levels}
-    if asked:
+    if has_consistency:
         weights["consistency"] = levels_weight - share
     parts = [*weights, *(["repaired"] if reward.relaxed else [])]
     return RewardSpec(name, reward, dict.fromkeys(parts, (0.0, 1.0)), weights, pure=True)

@@ -107,11 +107,11 @@ def _cut_at(
     for position, row in enumerate(rows):
         if last[position] < drawn:
             inside[row.label].append(position)
-    total = min(wanted, *(int(len(found) / shares[label]) for label, found in inside.items()))
+    total = min(wanted, *(int(len(positions) / shares[label]) for label, positions in inside.items()))
     taken: list[int] = []
-    for label, found in inside.items():
-        found.sort(key=lambda position: hash64(seed, "row", position))
-        taken += found[: round(total * shares[label])]
+    for label, positions in inside.items():
+        positions.sort(key=lambda position: hash64(seed, "row", position))
+        taken += positions[: round(total * shares[label])]
     kept = set(taken)
     lost = [position for position in range(len(rows)) if first[position] < drawn and position not in kept]
     return Cut(sorted(taken), lost)

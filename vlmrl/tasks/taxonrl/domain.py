@@ -95,15 +95,15 @@ class Domain:
     def fields(self) -> tuple[Field, ...]:
         """Fields of the truth, besides `same` and `distance`; levels coarse to fine."""
         layout = LAYOUTS[self.layout]
-        found = []
+        fields = []
         for name in layout.fields:
             known = layout.vocabularies.get(name)
             labels, aliases = ((), {}) if known is None else (known.names, dict(known.aliases))
             if known is not None:
                 aliases |= {code: label for label, code in known.codes.items()}
             level = self.asked == "species" and name in RANKS
-            found.append(Field(name, name.replace("_", "-"), labels, aliases, level, name in layout.fixed))
-        return tuple(found)
+            fields.append(Field(name, name.replace("_", "-"), labels, aliases, level, name in layout.fixed))
+        return tuple(fields)
 
     @property
     def field_names(self) -> tuple[str, ...]:
@@ -131,9 +131,9 @@ class Domain:
 
     def variant(self, name: str) -> Variant:
         """Return the variant of that name; `im` is the main one. Raises: KeyError when there is none."""
-        wanted = self.main if name == MAIN else name
+        variant_name = self.main if name == MAIN else name
         for variant in self.variants:
-            if variant.name == wanted:
+            if variant.name == variant_name:
                 return variant
         raise KeyError(name)
 
@@ -145,10 +145,10 @@ def classes_of(domain: Domain) -> tuple[str, ...]:
 
 def known_fields(domain: Domain, truths: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the fields that at least one truth knows for both images: `truth_fields` of a dataset's dataset.json."""
-    found: set[str] = set()
+    known: set[str] = set()
     for truth in truths:
-        found |= {name for name in domain.field_names if _known(truth.get(name))}
-    return [name for name in domain.field_names if name in found]
+        known |= {name for name in domain.field_names if _known(truth.get(name))}
+    return [name for name in domain.field_names if name in known]
 
 
 def truth_distance(domain: Domain, truth: Mapping[str, Any]) -> int | None:

@@ -114,8 +114,8 @@ def prepare_rows(out: Path, domain: Domain, plan: DomainRowPlan, limits: Limits,
             group=group_of(domain),
         )
         if survey.bad:
-            told = f"{len(survey.bad):,} of {survey.total:,} rows ({len(survey.bad) / survey.total:.2%})"
-            assembly.notes["rows that are wrong"] = ("look", f"{told} left out: dropped.jsonl")
+            share_words = f"{len(survey.bad):,} of {survey.total:,} rows ({len(survey.bad) / survey.total:.2%})"
+            assembly.notes["rows that are wrong"] = ("look", f"{share_words} left out: dropped.jsonl")
         if some := note_on_names(domain, survey):
             assembly.notes["names in the truth"] = ("look", some)
         if set(assembly.rows) == {"test"}:
@@ -198,8 +198,8 @@ def note_on_names(domain: Domain, survey: Survey) -> str:
     """Return the fields that only some of the rows know, with their numbers of rows; "" if there are none."""
     rows = sum(len(rows) for rows in survey.rows.values()) + len(survey.repeated)
     some = {name: survey.known[name] for name in domain.field_names if 0 < survey.known[name] < rows}
-    told = ", ".join(f"{name} in {count:,}" for name, count in some.items())
-    return f"of {rows:,} rows {told}; where a name is missing, it is neither paid for nor counted" if some else ""
+    listing = ", ".join(f"{name} in {count:,}" for name, count in some.items())
+    return f"of {rows:,} rows {listing}; where a name is missing, it is neither paid for nor counted" if some else ""
 
 
 def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
@@ -210,7 +210,7 @@ def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
     lines = [f"\n  {bad['origin']}: {bad['reason']}" for bad in survey.bad[:SHOWN_BAD]]
     more = f"\n  ... and {len(survey.bad) - SHOWN_BAD:,} more" if len(survey.bad) > SHOWN_BAD else ""
     share = len(survey.bad) / max(1, survey.total)
-    told = f"{len(survey.bad):,} of {survey.total:,} rows ({share:.1%}) are wrong, more than --max-bad {max_bad:g}"
+    message = f"{len(survey.bad):,} of {survey.total:,} rows ({share:.1%}) are wrong, more than --max-bad {max_bad:g}"
     hint = f"mend the rows, or {leave_out(len(survey.bad), survey.total)}"
     if share > 0.5:
         hint = (
@@ -218,7 +218,7 @@ def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
             " and do paths of images lead from the table's folder (else --images-root)?"
         )
     raise DataError(
-        f"{told if sound else f'all {survey.total:,} rows are wrong'}; nothing was written:{''.join(lines)}{more}",
+        f"{message if sound else f'all {survey.total:,} rows are wrong'}; nothing was written:{''.join(lines)}{more}",
         hint=hint,
     )
 
@@ -242,9 +242,9 @@ def cut_validation(assembly: Assembly, domain: Domain, plan: DomainRowPlan) -> N
         assembly.notes[check] = ("ok", "the source's own")
         return
     rows = assembly.rows["train"]
-    wanted = min(plan.validation_pairs, int(MAX_CUT * len(rows)))
+    num_rows = min(plan.validation_pairs, int(MAX_CUT * len(rows)))
     for by in (assembly.group, "image"):
-        cut = cut_rows(_units(rows, by), wanted, seed=plan.seed) if by else Cut([], [])
+        cut = cut_rows(_units(rows, by), num_rows, seed=plan.seed) if by else Cut([], [])
         if cut.taken:
             break
     else:
@@ -257,14 +257,14 @@ def cut_validation(assembly: Assembly, domain: Domain, plan: DomainRowPlan) -> N
         "validation": [rows[i] for i in cut.taken],
         **{split: rows for split, rows in assembly.rows.items() if split != "train"},
     }
-    told = f"the source has none: {len(taken):,} rows cut off train, which share no {by} with it"
+    note = f"the source has none: {len(taken):,} rows cut off train, which share no {by} with it"
     if lost:
-        told += f"; {len(lost):,} rows with a {by} of both left out"
+        note += f"; {len(lost):,} rows with a {by} of both left out"
         reason = f"it has a {by} of the validation rows"
         assembly.dropped += [{"origin": rows[i].facts.name, "reason": reason} for i in cut.lost]
     if len(taken) < plan.validation_pairs:
-        told += f" (--validation-pairs is {plan.validation_pairs:,})"
-    assembly.notes[check] = ("look", told)
+        note += f" (--validation-pairs is {plan.validation_pairs:,})"
+    assembly.notes[check] = ("look", note)
 
 
 def _units(rows: Sequence[PlannedRow], by: str) -> list[PairUnits]:
@@ -280,9 +280,9 @@ def row_fields(
     name: str, table: RowFiles, parts: Sequence[Path], rows: Sequence[PlannedRow], media: Sequence[Media]
 ) -> Iterator[dict[str, Any]]:
     """Return the columns of the rows, their texts read again from the parts. See `Assembly.fields`."""
-    wanted = {row.key: row.facts for row in rows}
-    for index, number, _, line in _lines_of(parts, table, wanted):
-        facts = wanted[index, number]
+    facts_by_key = {row.key: row.facts for row in rows}
+    for index, number, _, line in _lines_of(parts, table, facts_by_key):
+        facts = facts_by_key[index, number]
         images = [media[i] for i in facts.images]
         yield {
             "prompt_id": pair_id(name, images, facts.name),

@@ -27,7 +27,7 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
     Raises: DataError when the dataset is a table that was not prepared, or lacks a field that the variant needs.
     """
     chosen = _choose(domain, info, variant)
-    asked = [domain.truth_field(name) for name in chosen.asked]
+    stated = [domain.truth_field(name) for name in chosen.asked]
     template = files("vlmrl.tasks.taxonrl") / domain.name / f"{chosen.name}.jinja"
     own = default_reward(domain, chosen)
     measure = outcome_as(*own)
@@ -36,7 +36,7 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
         summary=domain.summary,
         template=template.read_text(encoding="utf-8"),
         template_file=f"tasks/taxonrl/{domain.name}/{chosen.name}.jinja",
-        variables={"labels": list(asked[0].labels)} if asked and asked[0].labels else {},
+        variables={"labels": list(stated[0].labels)} if stated and stated[0].labels else {},
         validate=partial(truth_problems, domain),
         profiles={"default": own, "taxonrl": published_reward(domain, chosen)},
         outcome=measure(None),
@@ -58,10 +58,10 @@ def _choose(domain: Domain, info: Mapping[str, Any], name: str | None) -> Varian
             hint=f"make one: `vlmrl prep {domain.name} {info.get('path', 'SOURCE')}`",
         )  # fmt: skip
     there = info.get("truth_fields", domain.field_names)
-    wanted = domain.variant(name or domain.main or BASELINE)
-    lacking = [f"`{field}`" for field in wanted.asked if field not in there]
+    requested = domain.variant(name or domain.main or BASELINE)
+    lacking = [f"`{field}`" for field in requested.asked if field not in there]
     if not lacking:
-        return wanted
+        return requested
     if name is None:
         return domain.variant(BASELINE)
     raise DataError(

@@ -69,8 +69,8 @@ def parse_pairs(text: str, where: str) -> list[FacePair]:
         per_fold = 2 * int(head[2] or 0)
         promised = 2 * int(head[1]) * int(head[2] or 1)
         if len(lines) != promised:
-            told = f"the first line, {head[0]}, makes it {promised:,} pairs, and there are {len(lines):,}"
-            raise DataError(told, where=f"{where}:1", hint="get the whole list, or take the first line out")
+            message = f"the first line, {head[0]}, makes it {promised:,} pairs, and there are {len(lines):,}"
+            raise DataError(message, where=f"{where}:1", hint="get the whole list, or take the first line out")
     pairs = []
     for position, (number, line) in enumerate(lines):
         words = line.split("\t") if "\t" in line else line.split()
@@ -118,10 +118,10 @@ def read_face_pairs(lists: Mapping[str, Path], work: Path | None, limits: Limits
             raise DataError(f"the list of pairs cannot be read: {error}", where=str(path)) from error
     folder = next(iter(lists.values())).parent
     root = image_root(
-        folder, [path for found in pairs.values() for pair in found for path in (pair.first, pair.second)]
+        folder, [path for of_list in pairs.values() for pair in of_list for path in (pair.first, pair.second)]
     )
     files = RootedFiles(root)
-    paths = sorted({path for found in pairs.values() for pair in found for path in (pair.first, pair.second)})
+    paths = sorted({path for of_list in pairs.values() for pair in of_list for path in (pair.first, pair.second)})
     images: dict[str, LabelledImage] = {}
     dropped: list[dict[str, Any]] = []
     for path, seen in scan_files(files, paths, work, workers=limits.workers, progress=limits.progress):
@@ -132,12 +132,12 @@ def read_face_pairs(lists: Mapping[str, Path], work: Path | None, limits: Limits
     sound, lost, repeated = _sound_pairs(pairs, images)
     splits, between = _with_splits(sound)
     spare = [*repeated, *between]
-    made = {
-        split: [Pair(images[pair.first], images[pair.second], 0 if pair.same else 1) for pair in found]
-        for split, found in splits.items()
+    pairs_of = {
+        split: [Pair(images[pair.first], images[pair.second], 0 if pair.same else 1) for pair in of_list]
+        for split, of_list in splits.items()
     }
-    told = {"name": folder.name, "lists": [path.name for path in lists.values()], "images": len(images)}
-    return Specimens(list(images.values()), files, dropped, pairs=made, lost=lost, spare=spare, source=told)
+    about = {"name": folder.name, "lists": [path.name for path in lists.values()], "images": len(images)}
+    return Specimens(list(images.values()), files, dropped, pairs=pairs_of, lost=lost, spare=spare, source=about)
 
 
 def _sound_pairs(
@@ -150,8 +150,8 @@ def _sound_pairs(
     content = {path: image.media.sha256 for path, image in images.items()}
     keys = {
         pair: tuple(sorted((content[pair.first], content[pair.second])))
-        for found in pairs.values()
-        for pair in found
+        for of_list in pairs.values()
+        for pair in of_list
         if pair.first in content and pair.second in content
     }
     labels: dict[tuple[str, ...], set[bool]] = {}
@@ -160,9 +160,9 @@ def _sound_pairs(
     sound: dict[str, list[FacePair]] = {}
     lost: list[dict[str, Any]] = []
     spare: list[dict[str, Any]] = []
-    for split, found in pairs.items():
+    for split, of_list in pairs.items():
         kept: dict[tuple[str, ...], FacePair] = {}
-        for pair in found:
+        for pair in of_list:
             if pair not in keys:
                 missing = pair.first if pair.first not in content else pair.second
                 reason = f"{missing} cannot be used"
@@ -214,5 +214,5 @@ def _with_splits(pairs: Mapping[str, list[FacePair]]) -> tuple[dict[str, list[Fa
         reason = f"one of its persons is in {split}, the other is not"
         between += [{"origin": rest[i].where, "reason": reason} for i in sorted(cut.lost)]
         rest = [pair for i, pair in enumerate(rest) if i not in gone]
-    found = {"train": rest, "validation": out["validation"], "test": out["test"]}
-    return {split: members for split, members in found.items() if members}, between
+    by_split = {"train": rest, "validation": out["validation"], "test": out["test"]}
+    return {split: members for split, members in by_split.items() if members}, between

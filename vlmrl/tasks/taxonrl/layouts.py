@@ -118,8 +118,8 @@ class Layout:
                 return columns
         like = [name for name, layout in LAYOUTS.items() if len(layout.columns) == len(values) and name != self.name]
         hint = f"it has as many fields as the layout {' or '.join(like)}" if like else None
-        wanted = f"{len(self.columns)} ({'; '.join(self.columns)})"
-        raise self._error(f"has {len(values)} field{'s' * (len(values) != 1)}, not {wanted}", text, hint)
+        expected = f"{len(self.columns)} ({'; '.join(self.columns)})"
+        raise self._error(f"has {len(values)} field{'s' * (len(values) != 1)}, not {expected}", text, hint)
 
     def _same(self, value: str, text: Any) -> bool:
         label = HARD_LABEL.fullmatch(value)
@@ -137,11 +137,11 @@ class Layout:
             return None
         if name not in self.vocabularies:
             return value
-        found = self.vocabularies[name].find(value)
-        if found is None:
+        label = self.vocabularies[name].find(value)
+        if label is None:
             known = ", ".join(self.vocabularies[name].names)
             raise self._error(f"has the unknown {name.replace('_', ' ')} {value!r:.40}", text, f"known: {known}")
-        return found
+        return label
 
     def _distance(self, word: str, text: Any) -> int | None:
         if word.lower() in UNKNOWN:
@@ -213,8 +213,8 @@ def contradictions(layout: Layout, truth: Truth) -> list[str]:
     distance = truth.get("distance")
     if distance is None or low <= distance <= high:
         return []
-    made = " to ".join(f"{number} ({DISTANCES[number]})" for number in dict.fromkeys((low, high)))
-    return [f"`distance` is {distance} ({DISTANCES[distance]}); `same` and the names make it {made}"]
+    range_words = " to ".join(f"{number} ({DISTANCES[number]})" for number in dict.fromkeys((low, high)))
+    return [f"`distance` is {distance} ({DISTANCES[distance]}); `same` and the names make it {range_words}"]
 
 
 def names_agree(pair: Sequence[str | None] | None, field: str) -> bool | None:

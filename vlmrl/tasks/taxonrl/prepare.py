@@ -113,13 +113,13 @@ def _prepare_images(
     with building(out, key=[domain.name, name, args, state]) as build:
         table = open_row_files(located, build.work) if located else None
         if table is not None:
-            found = read_image_table(domain, table, build.work, limits)
+            specimens = read_image_table(domain, table, build.work, limits)
         elif not request.levels and (lists := find_pair_lists(source)):
-            found = read_face_pairs(lists, build.work, limits)
+            specimens = read_face_pairs(lists, build.work, limits)
         else:
-            found = read_folders(domain, source, request.levels, build.work, limits)
-        refuse_bad(found, request.max_bad)
-        return _write(build, request, domain, name, found, args, limits, force)
+            specimens = read_folders(domain, source, request.levels, build.work, limits)
+        refuse_bad(specimens, request.max_bad)
+        return _write(build, request, domain, name, specimens, args, limits, force)
 
 
 def _prepare_drawn(
@@ -134,9 +134,9 @@ def _prepare_drawn(
     refuse_other(out, args, force=force)
     images, files = draw_collection(domain, num_pairs, seed=request.seed)
     source = {"name": f"drawn {domain.subject}", "images": len(images)}
-    found = Specimens(images, MemoryFiles(files), [], source=source)
+    specimens = Specimens(images, MemoryFiles(files), [], source=source)
     with building(out) as build:
-        return _write(build, request, domain, name, found, args, replace(limits, workers=1), force)
+        return _write(build, request, domain, name, specimens, args, replace(limits, workers=1), force)
 
 
 def _pair_args(request: DomainRequest, limits: Limits) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def _write(
     known = {one for image in found.images for one, value in image.facts.items() if value is not None}
     fields = [one for one in domain.field_names if one in domain.ranks or one in known]
     individuals = domain.asked == INDIVIDUAL
-    asked = {split: share for split, share in SPLIT_SHARES.items() if request.num_pairs[split]}
+    shares = {split: share for split, share in SPLIT_SHARES.items() if request.num_pairs[split]}
     plan = PairPlan(
         name=name,
         levels=classes_of(domain),
@@ -169,7 +169,7 @@ def _write(
         seed=request.seed,
         args=args,
         source=found.source,
-        split_shares={split: share / sum(asked.values()) for split, share in asked.items()},
+        split_shares={split: share / sum(shares.values()) for split, share in shares.items()},
         split_of=found.split_of,
         whole_classes=individuals,
         truth_of=PairTruth(domain.name),

@@ -260,10 +260,10 @@ def labels_in(pattern: re.Pattern[str], truths: Callable[[Fields], Fields]) -> M
     """Return the part `age_group`: half for each right label in the first match, case ignored (R14, R18, R20)."""
 
     def score(text: str, fields: Fields) -> float:
-        found = pattern.search(text)
-        if not found:
+        match = pattern.search(text)
+        if not match:
             return 0.0
-        return 0.5 * sum(found[i].strip().lower() == truth.lower() for i, truth in enumerate(truths(fields), start=1))
+        return 0.5 * sum(match[i].strip().lower() == truth.lower() for i, truth in enumerate(truths(fields), start=1))
 
     return score
 
@@ -278,9 +278,9 @@ def species_in(opening: str, second: re.Pattern[str]) -> Middle:
             end = text.find(";", start)
             if end < 0:
                 return 0.0
-            found = second.match(text, end + 1) if end > start else None
-            if found:
-                stated = (text[start:end], found[1])
+            match = second.match(text, end + 1) if end > start else None
+            if match:
+                stated = (text[start:end], match[1])
                 pairs = zip(stated, _second_and_third(fields), strict=True)
                 return 0.5 * sum(species_code(name.strip()) == species_code(truth) for name, truth in pairs)
             start = text.find(opening, end)

@@ -24,10 +24,10 @@ def has_species(truth: Truth) -> bool:
 
 def labels_of(row: Row) -> RowLabels:
     """Return what the data doctor counts: of pairs, and the species shown if the rows ask for species."""
-    found = pair_labels_of(row)
-    if found.group or found.distance is None or not row.truth.get("species"):
-        return found
-    return found._replace(group="species", names=tuple(str(n) for n in row.truth["species"] if n is not None))
+    labels = pair_labels_of(row)
+    if labels.group or labels.distance is None or not row.truth.get("species"):
+        return labels
+    return labels._replace(group="species", names=tuple(str(n) for n in row.truth["species"] if n is not None))
 
 
 SPECIES_PAIRS = replace(PAIRS, matches=has_species, labels=labels_of)
