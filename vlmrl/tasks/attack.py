@@ -95,7 +95,7 @@ class Play:
         wrong: a well-formed wrong answer.
         guesses: well-formed answers without knowledge; no trick may beat the best of them.
         attacks: the tricks.
-        asked: returns the right answer to a row; if it is the same for all rows, a constant answer may be as good.
+        right_answer: of a row; if it is the same for all rows, a constant answer may be as good.
         broken_truths: name -> function that changes a row's truth into one that no reward should score.
         belief: for answers that are probabilities; None = they are not.
     """
@@ -104,7 +104,7 @@ class Play:
     wrong: Attack
     guesses: Sequence[Attack]
     attacks: Sequence[Attack]
-    asked: Callable[[RewardInput], Any]
+    right_answer: Callable[[RewardInput], Any]
     broken_truths: Mapping[str, Callable[[RewardInput], Mapping[str, Any]]] = field(default_factory=dict)
     belief: Belief | None = None
 

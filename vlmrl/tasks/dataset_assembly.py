@@ -93,7 +93,7 @@ class Prepared:
     path: Path
     outcome: str
     info: Mapping[str, Any]
-    found: Sequence[str] = field(default_factory=tuple)
+    leftovers: Sequence[str] = field(default_factory=tuple)
 
 
 def assemble(

@@ -38,9 +38,14 @@ def play_pairs(form: AnswerForm, stage: Stage) -> Play:
         *every_name(form, rows),
     ]
     return Play(
-        informed, wrong, guesses, attacks, asked=lambda x: x.truth.get("same"), broken_truths=broken_truths(rows[0]),
+        informed,
+        wrong,
+        guesses,
+        attacks,
+        right_answer=lambda x: x.truth.get("same"),
+        broken_truths=broken_truths(rows[0]),
         belief=_belief(form),
-    )  # fmt: skip
+    )
 
 
 def _belief(form: AnswerForm) -> Belief:

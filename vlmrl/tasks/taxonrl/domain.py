@@ -55,13 +55,13 @@ class Variant:
     """Variant of a domain's task: which fields a response must name.
 
     Args:
-        asked: truth fields that a response must name, in order.
+        required_fields: truth fields that a response must name, in order.
         published: the function of TaxonRL that scored it, `file:function`.
     """
 
     name: str
     form: Form = "answer"
-    asked: tuple[str, ...] = ()
+    required_fields: tuple[str, ...] = ()
     published: str = "lfw:compute_score"
 
 
@@ -74,7 +74,7 @@ class Domain:
         summary: one line for `vlmrl recipe list --tasks`.
         about: first paragraph of the help of `vlmrl prep`.
         subject: what an image shows, in the singular.
-        asked: what the two images may have in common: the subject of the question.
+        target: what the two images are compared by, "species" or "individual".
         variants: the baseline first.
         datasets: TaxonRL's data sets on the hub.
         main: the variant that `im` names; None where there is only the baseline.
@@ -85,7 +85,7 @@ class Domain:
     summary: str
     about: str
     subject: str
-    asked: Literal["species", "individual"]
+    target: Literal["species", "individual"]
     variants: tuple[Variant, ...]
     datasets: tuple[str, ...]
     main: str | None = None
@@ -101,7 +101,7 @@ class Domain:
             labels, aliases = ((), {}) if known is None else (known.names, dict(known.aliases))
             if known is not None:
                 aliases |= {code: label for label, code in known.codes.items()}
-            level = self.asked == "species" and name in RANKS
+            level = self.target == "species" and name in RANKS
             fields.append(Field(name, name.replace("_", "-"), labels, aliases, level, name in layout.fixed))
         return tuple(fields)
 

@@ -294,13 +294,13 @@ def row_fields(
 
 
 def _lines_of(
-    parts: Sequence[Path], table: RowFiles, wanted: Mapping[tuple[int, int], Any]
+    parts: Sequence[Path], table: RowFiles, facts_by_key: Mapping[tuple[int, int], Any]
 ) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
-    pieces = sorted({index for index, _ in wanted})
+    pieces = sorted({index for index, _ in facts_by_key})
     for index in pieces:
         with parts[index].open(encoding="ascii") as lines:
             for number, line in enumerate(lines):
-                if (index, number) in wanted:
+                if (index, number) in facts_by_key:
                     yield index, number, table.pieces[index].split, json.loads(line)
 
 

@@ -27,7 +27,7 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
     Raises: DataError when the dataset is a table that was not prepared, or lacks a field that the variant needs.
     """
     chosen = _choose(domain, info, variant)
-    stated = [domain.truth_field(name) for name in chosen.asked]
+    stated = [domain.truth_field(name) for name in chosen.required_fields]
     template = files("vlmrl.tasks.taxonrl") / domain.name / f"{chosen.name}.jinja"
     own = default_reward(domain, chosen)
     measure = outcome_as(*own)
@@ -59,7 +59,7 @@ def _choose(domain: Domain, info: Mapping[str, Any], name: str | None) -> Varian
         )  # fmt: skip
     there = info.get("truth_fields", domain.field_names)
     requested = domain.variant(name or domain.main or BASELINE)
-    lacking = [f"`{field}`" for field in requested.asked if field not in there]
+    lacking = [f"`{field}`" for field in requested.required_fields if field not in there]
     if not lacking:
         return requested
     if name is None:
@@ -72,14 +72,14 @@ def _choose(domain: Domain, info: Mapping[str, Any], name: str | None) -> Varian
 
 def default_reward(domain: Domain, variant: Variant) -> tuple[str, dict[str, Any]]:
     """Return the task's own reward of a variant: name in REWARDS and arguments."""
-    levels: dict[str, Any] = {"levels": list(variant.asked), "levels_decide": "different"}
+    levels: dict[str, Any] = {"levels": list(variant.required_fields), "levels_decide": "different"}
     if variant.form == "names":
         return "taxonomy", levels
     if variant.form == "verdicts":
         return "taxonomy_relations", levels
     if variant.form == "answer":
         return "pair_answer", {}
-    (field,) = (domain.truth_field(name) for name in variant.asked)
+    (field,) = (domain.truth_field(name) for name in variant.required_fields)
     return "pair_labels", {
         "tag": field.tag,
         "labels": list(field.labels),
@@ -92,4 +92,4 @@ def default_reward(domain: Domain, variant: Variant) -> tuple[str, dict[str, Any
 
 def published_reward(domain: Domain, variant: Variant) -> tuple[str, dict[str, Any]]:
     """Return TaxonRL's published reward of a variant, bugs included; a baseline reads the answer alone."""
-    return "taxonrl", {"function": variant.published, "layout": domain.layout if variant.asked else "answer"}
+    return "taxonrl", {"function": variant.published, "layout": domain.layout if variant.required_fields else "answer"}

@@ -25,7 +25,7 @@ def write_response(domain: Domain, variant: Variant, row: Row, rng: random.Rando
     Raises: DataError when the row does not know what the response must state.
     """
     lines, settled = [], False
-    for name in variant.asked:
+    for name in variant.required_fields:
         field, pair = domain.truth_field(name), row.truth.get(name)
         agree = names_agree(pair, name)
         if agree is None and variant.form == "verdicts":
@@ -73,7 +73,7 @@ def _words(domain: Domain, field: Field, pair: Any, agree: bool) -> str:
 
 
 def _conclusion(domain: Domain, same: bool) -> str:
-    if domain.asked == "species":
+    if domain.target == "species":
         return "they are of the same species." if same else "they are of different species."
     one = "person" if domain.subject == "person" else "individual"
     return f"the images show the same {one}." if same else f"the images show two different {one}s."

@@ -153,14 +153,14 @@ def _write(
     request: DomainRequest,
     domain: Domain,
     name: str,
-    found: Specimens,
+    specimens: Specimens,
     args: Mapping[str, Any],
     limits: Limits,
     force: bool,
 ) -> Prepared:
-    known = {one for image in found.images for one, value in image.facts.items() if value is not None}
+    known = {one for image in specimens.images for one, value in image.facts.items() if value is not None}
     fields = [one for one in domain.field_names if one in domain.ranks or one in known]
-    individuals = domain.asked == INDIVIDUAL
+    individuals = domain.target == INDIVIDUAL
     shares = {split: share for split, share in SPLIT_SHARES.items() if request.num_pairs[split]}
     plan = PairPlan(
         name=name,
@@ -168,9 +168,9 @@ def _write(
         num_pairs=request.num_pairs,
         seed=request.seed,
         args=args,
-        source=found.source,
+        source=specimens.source,
         split_shares={split: share / sum(shares.values()) for split, share in shares.items()},
-        split_of=found.split_of,
+        split_of=specimens.split_of,
         whole_classes=individuals,
         truth_of=PairTruth(domain.name),
         schema=row_schema(domain, "individuals" if individuals else None),
@@ -178,14 +178,16 @@ def _write(
         truth_fields=fields,
     )
     task = domain_task(domain, {"truth_fields": fields})
-    if found.pairs is None:
+    if specimens.pairs is None:
         return fill_pairs(
-            build, plan, task, found.images, found.files, dropped=found.dropped, force=force, limits=limits
+            build, plan, task, specimens.images, specimens.files, dropped=specimens.dropped, force=force, limits=limits
         )
-    counts = {"images": len(found.images), "classes": len({image.labels for image in found.images})}
-    info = {"counts": counts, "splits": {split: {"reports": []} for split in found.pairs}}
-    dropped = [*found.dropped, *found.lost, *found.spare]
-    return write_pairs(build, plan, task, found.pairs, found.files, info, dropped=dropped, force=force, limits=limits)
+    counts = {"images": len(specimens.images), "classes": len({image.labels for image in specimens.images})}
+    info = {"counts": counts, "splits": {split: {"reports": []} for split in specimens.pairs}}
+    dropped = [*specimens.dropped, *specimens.lost, *specimens.spare]
+    return write_pairs(
+        build, plan, task, specimens.pairs, specimens.files, info, dropped=dropped, force=force, limits=limits
+    )
 
 
 def published(domain: Domain) -> str:

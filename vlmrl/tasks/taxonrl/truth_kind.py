@@ -40,7 +40,7 @@ def domain_kind(domain: Domain, variant: Variant) -> RowKind:
 
 def answer_form(domain: Domain, variant: Variant) -> AnswerForm:
     """Return the form of a variant's answers."""
-    fields = [domain.truth_field(name) for name in variant.asked]
+    fields = [domain.truth_field(name) for name in variant.required_fields]
     return AnswerForm(variant.form, tuple(FormField(f.name, f.tag, tuple(f.labels), f.level) for f in fields))
 
 
