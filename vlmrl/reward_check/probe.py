@@ -355,7 +355,7 @@ def _beliefs(attempts: Attempts, question: Belief, slack: float) -> list[ProbeRe
         best = max(expected, key=lambda p: expected[p])
         worst = max(worst, (expected[best] - expected[belief], belief, best))
     loss, belief, best = worst
-    gain = f"who believes {belief:g} earns {loss:.3f} more by saying {best:g}" if loss > slack else ""
+    gain = f"with a belief of {belief:g}, the answer {best:g} earns {loss:.3f} more" if loss > slack else ""
     verdict = "improper" if loss > slack else ""
-    idea = gain or "what one believes, said as it is, pays best"
+    idea = gain or "stating one's belief pays best"
     return [ProbeResult("half sure", idea, "belief", None, None, None, 0, "", verdict, question.write(best))]
