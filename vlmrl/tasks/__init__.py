@@ -100,7 +100,7 @@ def task_of(dataset: Dataset, named: str | None = None, variant: str | None = No
     own = str(getattr(dataset, "task", DEFAULT))
     if named is None and is_own(str(dataset.info.get("task", ""))):
         raise RecipeError(
-            f"{dataset.path} was made by the task `{dataset.info['task']}`, a file, and data run no code",
+            f"{dataset.path} was made by the task `{dataset.info['task']}`, a file; data may run no code",
             hint=f'name it: [[data]] task = "{dataset.info["task"]}", or --task {dataset.info["task"]}',
         )
     return make_task(named or own, dataset.info, variant)

@@ -191,7 +191,7 @@ def _shrink(build: Build, parts: Assembly, limits: Limits, limit: int, num_over:
     )
     for i, seen in zip(large, small, strict=True):
         parts.images[i] = seen
-    note = f"{num_over:,} rows were over {limit:,} tokens: {len(large):,} images brought down to {room:,} tokens"
+    note = f"{num_over:,} rows were over {limit:,} tokens: {len(large):,} images shrunk to {room:,} tokens"
     parts.notes["prompts over the limit"] = ("look", note)
     return dict.fromkeys(large, max_pixels)
 
@@ -253,6 +253,6 @@ def parse_limits(
         raise DataError(f"--on-overlong {on_overlong!r} is unknown", hint=f"one of: {', '.join(get_args(OnOverlong))}")
     if on_overlong != "fail" and max_prompt_tokens is None:
         raise DataError(
-            f"--on-overlong {on_overlong} without --max-prompt-tokens", hint="give the limit too: 2048, say"
+            f"--on-overlong {on_overlong} without --max-prompt-tokens", hint="give the limit, too, such as 2048"
         )
     return Limits(max_prompt_tokens, cast(OnOverlong, on_overlong), workers, progress)

@@ -140,7 +140,7 @@ def figures_to_json(figures: Iterable[Any]) -> list[dict[str, Any]]:
         try:
             kept.append({"kind": kind, **_plain(asdict(one))})
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise DataError(f"the figure {one.title!r:.80} cannot be kept: {error}") from error
+            raise DataError(f"the figure {one.title!r:.80} cannot be stored: {error}") from error
     figures_from_json(kept)
     return kept
 
@@ -200,7 +200,7 @@ def _checked(one: Any) -> Kept:
             f"has at most {MAX_ROWS} rows as long as its header, of {MAX_COLUMNS} columns at most, with texts, finite "
             f"numbers and None; a text has at most {MAX_TEXT} characters"
         )
-        raise DataError(f"{what} is beyond what a report shows", hint=hint)
+        raise DataError(f"{what} is not within the limits of a report", hint=hint)
     return figure
 
 

@@ -68,8 +68,8 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "replicates": (lambda v: type(v) is int and v >= 0, "a number of resamples, 0 = no intervals"),
     "by": (_are_texts, 'names of fields of the truth: by=("count",)'),
-    "variant": (_is_text, "leave it out: a task of one's own has no variants"),
-    "variants": (_are_texts, "leave it out: a task of one's own has no variants"),
+    "variant": (_is_text, "leave it out: a user's own task has no variants"),
+    "variants": (_are_texts, "leave it out: a user's own task has no variants"),
     "truths": (lambda v: v is None or isinstance(v, TruthForm), "a vlmrl.tasks.truth_kinds.TruthForm, or None"),
     "kind": (lambda v: v is None or isinstance(v, RowKind), "a vlmrl.tasks.truth_kinds.RowKind, or None"),
 }  # fmt: skip
@@ -91,9 +91,11 @@ def _whole(returned: Any) -> Outcome:
 
 def _mapping(returned: Any) -> Mapping[Any, Any]:
     if not isinstance(returned, Mapping):
-        raise DataError(f"it returned {_shown(returned)}, not names with numbers", hint='return {"accuracy": 1.0}')
+        raise DataError(
+            f"it returned {_shown(returned)}, not a mapping of names to numbers", hint='return {"accuracy": 1.0}'
+        )
     if len(returned) > MOST_NUMBERS:
-        raise DataError(f"it returned {len(returned):,} numbers; the cap is {MOST_NUMBERS:,}")
+        raise DataError(f"it returned {len(returned):,} numbers; at most {MOST_NUMBERS:,} are allowed")
     return returned
 
 
@@ -119,10 +121,10 @@ def _number(name: str, value: Any, *, nan: bool = False) -> float:
 
 def _texts(returned: Any) -> list[str]:
     if isinstance(returned, str) or not isinstance(returned, Iterable):
-        raise DataError(f"it returned {_shown(returned)}, not a list of texts", hint="an empty list says: sound")
+        raise DataError(f"it returned {_shown(returned)}, not a list of texts", hint="an empty list means: no problem")
     texts = list(islice(returned, MOST_NUMBERS))
     if not all(map(_is_text, texts)):
-        raise DataError("it returned a list of other things than texts", hint="say in words what is wrong")
+        raise DataError("it returned a list with a value that is no text", hint="return the problems in words")
     return texts
 
 

@@ -108,7 +108,7 @@ def prepare_own(
     refuse_other(out, args, force=force)
     splits = guarded(f"`prep` of `{task.name}`", _path_of(task), lambda: task.prep and task.prep(**options))
     if not isinstance(splits, Mapping) or not splits:
-        raise DataError(f"`prep` of `{task.name}` gave {type(splits).__name__}, not a mapping of split -> rows")
+        raise DataError(f"`prep` of `{task.name}` returned {type(splits).__name__}, not a mapping of split -> rows")
     for split in splits:
         if not isinstance(split, str) or not SPLIT.fullmatch(split):
             raise DataError(f"`prep` calls a split {split!r:.80}", hint="letters, digits, `-` and `_`, such as train")
@@ -177,7 +177,9 @@ def no_prep(name: str) -> DataError:
 
 def _assembled(build: Build, parts: Assembly, whole: Mapping[str, Any], limits: Limits, force: bool) -> Prepared:
     if bare := [split for split, rows in parts.rows.items() if not rows]:
-        raise DataError(f"`prep` gave no row for the split `{bare[0]}`", hint="leave the split out, or give it rows")
+        raise DataError(
+            f"`prep` returned no row for the split `{bare[0]}`", hint="leave the split out, or give it rows"
+        )
     for split, rows in parts.rows.items():
         _require_alike(split, [row.key[0] for row in rows])
     return assemble(build, parts, whole, limits, force=force)
@@ -192,7 +194,7 @@ def _require_alike(split: str, rows: Sequence[Row]) -> None:
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         raise DataError(
             f"the rows of the split `{split}` do not fit together: {error}",
-            hint="a truth field, and a column, has one type in all rows",
+            hint="each truth field and each column needs one type in all rows",
         ) from error
 
 
@@ -203,7 +205,7 @@ def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> l
     for index, row in enumerate(_each(task, rows)):
         where = str(row.origin) if isinstance(row, NewRow) and row.origin else f"{split} row {index}"
         if not isinstance(row, NewRow):
-            raise DataError(f"`prep` gave {type(row).__name__}, not a vlmrl.NewRow", where=where)
+            raise DataError(f"`prep` yielded {type(row).__name__}, not a vlmrl.NewRow", where=where)
         _check_row(row, where)
         bad += [f"{where}: {problem}" for problem in task.validate(row.truth)]
         numbers = tuple(shelf.put(image, where) for image in row.images)
@@ -228,7 +230,9 @@ def _check_row(row: NewRow, where: str) -> None:
     for key in ("truth", "columns"):
         value = getattr(row, key)
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-            raise DataError(f"`{key}` of a row of `prep` is {value!r:.80}, not names with values", where=where)
+            raise DataError(
+                f"`{key}` of a row of `prep` is {value!r:.80}, not a mapping of names to values", where=where
+            )
     if not row.truth:
         raise DataError("a row of `prep` has an empty `truth`", where=where, hint="what its answer is checked against")
     if taken := [name for name in COLUMNS if name in row.columns]:
@@ -249,7 +253,7 @@ def _require_kept(value: Any, what: str, where: str | None = None) -> None:
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"{what} cannot be kept as JSON: {error}", where=where) from error
+        raise DataError(f"{what} cannot be stored as JSON: {error}", where=where) from error
 
 
 def _each(task: Task, rows: Iterable[NewRow]) -> Iterator[NewRow]:
@@ -279,4 +283,4 @@ def _file_of(image: Any) -> bytes:
         return Path(image).read_bytes()
     if hasattr(image, "save"):
         return encode_png(image)
-    raise DataError(f"{type(image).__name__} is no image", hint="a PIL image, a path, or the bytes of a file")
+    raise DataError(f"{type(image).__name__} is not an image", hint="give a PIL image, a path, or the bytes of a file")

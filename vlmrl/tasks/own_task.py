@@ -183,7 +183,7 @@ def _watched(
 def _with_attacks_watched(
     attacks: Callable[..., Sequence[Attack]], what: str, path_text: str
 ) -> Callable[..., list[Attack]]:
-    """Return a task's `attacks` whose tricks name what they raise, and what is no text, with its line."""
+    """Return a task's `attacks` whose tricks report errors, and results that are no text, with their line."""
 
     def call(*args: Any, **more: Any) -> list[Attack]:
         return [

@@ -54,7 +54,7 @@ def read_scans() -> tuple[Any, list[int]]:
 
     spec = find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
-        raise DataError("scikit-learn, which carries the scans, is not installed", hint="pip install scikit-learn")
+        raise DataError("scikit-learn, which contains the scans, is not installed", hint="pip install scikit-learn")
     file = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
     if file.is_file():
         table = np.loadtxt(file, delimiter=",")

@@ -44,7 +44,7 @@ def write_task(folder: Path, *, style: str = "vlmrl", model: str = MODEL, whole:
     Raises: DataError when something is there already, the style is unknown, or the folder cannot be written.
     """
     if whole and style != "vlmrl":
-        raise DataError(f"a task's own reward is in vlmrl's style, not {style}", hint="leave --style or --task out")
+        raise DataError(f"a task's own reward is in vlmrl's style, not {style}", hint="leave out --style or --task")
     if style not in STYLES:
         raise DataError(f"unknown style {style!r}", hint=f"styles: {', '.join(STYLES)}")
     try:
@@ -54,7 +54,7 @@ def write_task(folder: Path, *, style: str = "vlmrl", model: str = MODEL, whole:
         return sorted(path for path in folder.rglob("*") if path.is_file())
     except OSError as error:
         raise DataError(
-            f"{folder} cannot be made: {error.strerror or error}", hint="give a folder in a place that you may write to"
+            f"{folder} cannot be made: {error.strerror or error}", hint="choose a folder where you may write"
         ) from error
 
 

@@ -11,7 +11,7 @@ from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
 from vlmrl.types import Message, Row
 
-SUMMARY = "a table of one's own: Parquet, JSONL, JSON, CSV or a hub dataset, with any reward function"
+SUMMARY = "your own table: Parquet, JSONL, JSON, CSV or a hub dataset, with any reward function"
 
 
 def table_task(info: Mapping[str, Any]) -> Task:

@@ -69,8 +69,8 @@ def parse_pairs(text: str, where: str) -> list[FacePair]:
         per_fold = 2 * int(head[2] or 0)
         promised = 2 * int(head[1]) * int(head[2] or 1)
         if len(lines) != promised:
-            message = f"the first line, {head[0]}, makes it {promised:,} pairs, and there are {len(lines):,}"
-            raise DataError(message, where=f"{where}:1", hint="get the whole list, or take the first line out")
+            message = f"the first line, {head[0]}, announces {promised:,} pairs, but there are {len(lines):,}"
+            raise DataError(message, where=f"{where}:1", hint="get the whole list, or remove the first line")
     pairs = []
     for position, (number, line) in enumerate(lines):
         words = line.split("\t") if "\t" in line else line.split()
@@ -95,7 +95,7 @@ def _cplfw(lines: list[tuple[int, str]], where: str) -> list[FacePair]:
             raise DataError(f"{line!r:.80} is not `file.jpg label`", where=f"{where}:{number}")
         cells.append((match[1], match[2] != "0"))
     if len(cells) % 2:
-        raise DataError(f"{len(cells)} lines, but a pair is two", where=where)
+        raise DataError(f"{len(cells)} lines, but a pair has two", where=where)
     pairs = []
     for position in range(0, len(cells), 2):
         (first, same), (second, again) = cells[position : position + 2]

@@ -75,7 +75,7 @@ def prepare_domain(request: DomainRequest, limits: Limits, *, force: bool = Fals
         return _prepare_images(request, domain, name, Path(source), None, out, limits, force)
     if request.levels:
         hint = "leave it out; or give a folder or zip archive of images"
-        raise DataError(f"--levels says what folders are, and {source} is a table", hint=hint)
+        raise DataError(f"--levels names folders, but {source} is a table", hint=hint)
     located = locate_rows(source, request.images_root)
     if is_image_table(domain, located.columns()):
         return _prepare_images(request, domain, name, Path(source), located, out, limits, force)
@@ -126,7 +126,7 @@ def _prepare_drawn(
     request: DomainRequest, domain: Domain, name: str, num_pairs: int, out: Path, limits: Limits, force: bool
 ) -> Prepared:
     if request.source is not None:
-        raise DataError(f"--synthetic draws images, and {request.source} is a source of them", hint="leave one out")
+        raise DataError(f"--synthetic draws images, but {request.source} is a source of images", hint="leave one out")
     smaller = {"validation": max(20, num_pairs // 10), "test": max(40, num_pairs // 5)}
     counts = {split: min(count, smaller.get(split, count)) for split, count in request.num_pairs.items()}
     request = replace(request, num_pairs={**counts, "train": num_pairs})
